@@ -1,0 +1,141 @@
+"""1 define: the places that state lives in: nodes, and the blobs of their workspaces."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from typing import Self
+
+from jobrunner.errors import DefinitionError
+from jobrunner.names import check_name
+
+_active_nodes: ContextVar[tuple[Node, ...]] = ContextVar("jobrunner_nodes", default=())
+
+
+class WorkspaceType(enum.Enum):
+    """Where a task's output blobs live.
+
+    GLOBAL blobs stay on their node across runs and epochs and are checkpointed. PRIVATE blobs
+    last for one run of their group. What says neither is global where the init group makes it.
+    """
+
+    GLOBAL = "global"
+    PRIVATE = "private"
+
+
+class Node:
+    """A logical place that tasks run on, with one workspace, on one Dask worker at a time.
+
+    Two `Node` objects of one name are the same node.
+
+    Parameters
+    ----------
+    name : str
+    workers : str or sequence of str, optional
+        Addresses, names or hosts of the workers it may be placed on, as in `Client.submit`.
+    resources : mapping of str to float, optional
+        What it holds of its worker's resources, as in `Client.submit`, for as long as it is there.
+
+    Examples
+    --------
+    >>> with Node("trainer:0") as node:
+    ...     Node.current() is node
+    True
+    >>> node["w"]
+    Blob('w', 'trainer:0')
+    """
+
+    def __init__(
+        self,
+        name: str = "local",
+        *,
+        workers: str | Sequence[str] | None = None,
+        resources: Mapping[str, float] | None = None,
+    ) -> None:
+        self.name = check_name(name, "node")
+        if isinstance(workers, str):
+            workers = (workers,)
+        if workers is not None:
+            if not workers or not all(isinstance(worker, str) for worker in workers):
+                raise DefinitionError(
+                    f"Node {name!r}: workers are addresses, names or hosts (str), at least one; "
+                    f"got {workers!r}."
+                )
+            workers = tuple(workers)
+        if resources is not None:
+            for key, amount in resources.items():
+                is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
+                if not isinstance(key, str) or not is_number or not 0 < amount < float("inf"):
+                    raise DefinitionError(
+                        f"Node {name!r}: resources map a name to a positive number, as in Dask "
+                        f"({{'GPU': 1}}); got {key!r}: {amount!r}."
+                    )
+            resources = dict(resources)
+        self.workers: tuple[str, ...] | None = workers
+        self.resources: Mapping[str, float] | None = resources
+
+    @classmethod
+    def current(cls) -> Node:
+        """The innermost node that is entered, else ``Node("local")``."""
+        active = _active_nodes.get()
+        return active[-1] if active else cls()
+
+    def blob(self, name: str, *, transient: bool = False) -> Blob:
+        """The blob `name` of this node."""
+        return Blob(name, self, transient=transient)
+
+    def __getitem__(self, name: str) -> Blob:
+        return Blob(name, self)
+
+    def __enter__(self) -> Self:
+        _active_nodes.set((*_active_nodes.get(), self))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        _active_nodes.set(_active_nodes.get()[:-1])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Node) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"Node({self.name!r})"
+
+
+class Blob:
+    """A reference to an entry of a node's workspace, never the value.
+
+    Parameters
+    ----------
+    name : str
+    node : Node or str, optional
+        None means the node of the task that names it.
+    transient : bool
+        Never saved; the init tasks that make it run again at every resume. For sockets, open
+        files, models on a GPU. It counts where the blob is an output.
+    """
+
+    __slots__ = ("name", "node", "transient")
+
+    def __init__(
+        self, name: str, node: Node | str | None = None, *, transient: bool = False
+    ) -> None:
+        self.name = check_name(name, "blob")
+        self.node = Node(node) if isinstance(node, str) else node
+        if not (self.node is None or isinstance(self.node, Node)):
+            raise DefinitionError(f"Blob {name!r}: node is a Node or a name; got {node!r}.")
+        self.transient = bool(transient)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Blob) and (other.name, other.node) == (self.name, self.node)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.node))
+
+    def __repr__(self) -> str:
+        node = f", {self.node.name!r}" if self.node is not None else ""
+        transient = ", transient=True" if self.transient else ""
+        return f"Blob({self.name!r}{node}{transient})"
