@@ -1,0 +1,162 @@
+"""What all tests share: clusters, Hypothesis profiles, and the check that nothing leaks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from distributed import Client, LocalCluster
+
+    from jobrunner import Session
+
+# "quick" draws the same examples every time, so that a failure comes from a change and not from
+# luck; "thorough" looks for new ones. Other programs share the machine, so time is no criterion.
+settings.register_profile(
+    "quick",
+    deadline=None,
+    derandomize=True,
+    max_examples=100,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "thorough", parent=settings.get_profile("quick"), derandomize=False, max_examples=2_000
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+# Threads that a library starts once in a process and never ends.
+_THREADS_FOR_LIFE = (
+    "Dask-Offload",
+    "Dask-Callback-Thread",
+    "asyncio_",
+    "zarr_io",
+    "pytest_timeout",
+)
+_SHARED_CLUSTERS = {"inproc_cluster", "process_cluster"}
+_PATIENCE_SECONDS = 5.0
+
+
+@pytest.fixture(autouse=True)
+def _nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a thread running or a file open.
+
+    Tests on a shared cluster are spared: its threads and connections come and go on their own.
+    """
+    if {"cluster", *_SHARED_CLUSTERS} & set(request.fixturenames):
+        yield
+        return
+    threads_before, files_before = set(threading.enumerate()), _open_files()
+    yield
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    for thread in _new_threads(threads_before):
+        thread.join(max(0.0, deadline - time.monotonic()))
+    threads = [thread.name for thread in _new_threads(threads_before)]
+    files = _open_files() - files_before
+    if files:
+        gc.collect()  # a traceback's cycle may hold the last reference
+        files = _open_files() - files_before
+    if threads or files:
+        pytest.fail(
+            f"The test left threads {sorted(threads)} running and files {sorted(files)} open; "
+            f"expected neither {_PATIENCE_SECONDS:g} s after its end.",
+            pytrace=False,
+        )
+
+
+def _new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread not in before and not thread.name.startswith(_THREADS_FOR_LIFE)
+    ]
+
+
+def _open_files() -> set[tuple[int, str]]:
+    """Descriptors of files and directories; sockets and pipes belong to event loops."""
+    found = set()
+    try:
+        numbers = os.listdir("/proc/self/fd")
+    except FileNotFoundError:  # no /proc on this system
+        return set()
+    for number in numbers:
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:  # the descriptor of the listing itself
+            continue
+        if target.startswith("/") and not target.startswith(("/dev/", "/proc/")):
+            found.add((int(number), target))
+    return found
+
+
+def _start_cluster(*, processes: bool) -> Iterator[LocalCluster]:
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=2,
+        threads_per_worker=2,
+        processes=processes,
+        dashboard_address=None,
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def inproc_cluster() -> Iterator[LocalCluster]:
+    """Two workers of two threads each in this process, shared by all tests."""
+    yield from _start_cluster(processes=False)
+
+
+@pytest.fixture(scope="session")
+def process_cluster() -> Iterator[LocalCluster]:
+    """Two worker processes of two threads each, shared by all tests: leave them alive."""
+    yield from _start_cluster(processes=True)
+
+
+@pytest.fixture(params=["in-process", "processes"])
+def cluster(request: pytest.FixtureRequest) -> LocalCluster:
+    """The test runs twice: on workers in this process, and on worker processes."""
+    name = "inproc_cluster" if request.param == "in-process" else "process_cluster"
+    found: LocalCluster = request.getfixturevalue(name)
+    return found
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    """A client of `cluster` for one test."""
+    yield from _connect(cluster)
+
+
+@pytest.fixture
+def inproc_client(inproc_cluster: LocalCluster) -> Iterator[Client]:
+    """A client of `inproc_cluster` for one test."""
+    yield from _connect(inproc_cluster)
+
+
+@pytest.fixture
+def process_client(process_cluster: LocalCluster) -> Iterator[Client]:
+    """A client of `process_cluster` for one test."""
+    yield from _connect(process_cluster)
+
+
+def _connect(cluster: LocalCluster) -> Iterator[Client]:
+    from distributed import Client
+
+    with Client(cluster, set_as_default=False) as client:
+        yield client
+
+
+@pytest.fixture
+def session(client: Client) -> Iterator[Session]:
+    """A session on `cluster` for one test."""
+    from jobrunner import Session
+
+    with Session(client) as session:
+        yield session
