@@ -153,7 +153,7 @@ class Job:
         -----
         Runs on the client; pure. The groups cannot be changed afterwards.
         """
-        from jobrunner.plan import compile_job
+        from jobrunner.compiler import compile_job
 
         return compile_job(self)
 

@@ -99,7 +99,7 @@ def unescape(text: str) -> str:
 
 
 class StoreName(NamedTuple):
-    """The parts of a store's name: ``trainer:0.5`` or, claimed a second time, ``trainer:0.5.r1``."""
+    """The parts of ``trainer:0.5`` or, claimed a second time, ``trainer:0.5.r1``."""
 
     node: str
     epoch: int

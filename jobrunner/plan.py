@@ -203,8 +203,15 @@ class Plan:
         ``"exit"``.
     checkpointed : tuple of str
         The nodes whose workspaces are saved.
+    globals : mapping
+        Node -> names of its global blobs.
+    initial : mapping
+        Node -> names of those that the init group makes, so that they are there from epoch 0 on.
     transient : mapping
         Node -> names of its global blobs that are never saved.
+    structure, code : mapping
+        ``"group:node/task"`` -> digest of the task's structure, and of its function's code, in
+        order of definition; `jobrunner.fingerprint` makes and compares them.
     """
 
     job: str
@@ -215,4 +222,16 @@ class Plan:
     groups: Mapping[str, GroupPlan]
     checkpointed: tuple[str, ...]
     globals: Mapping[str, frozenset[str]]
+    initial: Mapping[str, frozenset[str]] = field(default_factory=dict)
     transient: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    structure: Mapping[str, str] = field(default_factory=dict)
+    code: Mapping[str, str] = field(default_factory=dict)
+
+    def saved_blobs(self, epoch: int) -> dict[str, frozenset[str]]:
+        """The blobs of each checkpointed node that a checkpoint of `epoch` must hold."""
+        made = self.initial if epoch == 0 else self.globals
+        none: frozenset[str] = frozenset()
+        return {
+            node: made.get(node, none) - self.transient.get(node, none)
+            for node in self.checkpointed
+        }

@@ -1,0 +1,148 @@
+"""Stateful, iterative work on Dask that survives.
+
+The way of the data, one module a stage; a module imports only from those above it::
+
+    errors          the error tree
+    names           what things may be called; the only formatter and parser of ``node.epoch``
+    node, task, job 1 define    Node, Blob; Task, TaskGroup; Job
+    plan            2 compile   what a compiled job is: slices and crossings
+    fingerprint                 its digest, and what differs from another's
+    group_compiler, compiler    Job -> Plan
+    placement       3 place     nodes x workers
+    workspace       4 run       one node's blobs, global and private
+    current                     what a task can ask about itself
+    slice                       runs slices in threads, without Dask
+    worker                      the Dask plugin that hosts workspaces
+    session                     the driver's side of Dask
+    checkpoint/     5 save      codecs, stores, the log, policies, managers
+    runner          6 loop      init or resume, then epochs, then download and exit
+    progress, cli   7 show
+    testing/                    fault injection and contract suites for users' own tests
+
+Names are imported when first used, so that ``import jobrunner`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from jobrunner._version import __version__
+
+if TYPE_CHECKING:
+    from jobrunner.checkpoint import (
+        Checkpoint,
+        CheckpointManager,
+        Codec,
+        FileMetadataHandler,
+        KeepAll,
+        KeepLast,
+        MetadataHandler,
+        MultiNodeCheckpointManager,
+        register_codec,
+    )
+    from jobrunner.current import current_task
+    from jobrunner.errors import (
+        BlobNotFoundError,
+        CheckpointCorruptError,
+        CheckpointError,
+        CheckpointNotFoundError,
+        CheckpointWriteError,
+        CommitConflictError,
+        DefinitionError,
+        ExecutionError,
+        JobRunnerError,
+        NodeLostError,
+        PlacementError,
+        PlanMismatchError,
+        TaskFailedError,
+    )
+    from jobrunner.job import Job, epoch_limiter
+    from jobrunner.node import Blob, Node, WorkspaceType
+    from jobrunner.plan import Plan
+    from jobrunner.result import ResumePlan, RunResult, SaveReport
+    from jobrunner.runner import JobRunner
+    from jobrunner.session import Session
+    from jobrunner.task import Task, TaskGroup, TaskOutput
+    from jobrunner.upload import CopyTo, UploadTaskGroupBuilder
+
+_MODULE_OF = {
+    name: module
+    for module, names in {
+        "checkpoint": (
+            "Checkpoint CheckpointManager Codec FileMetadataHandler KeepAll KeepLast "
+            "MetadataHandler MultiNodeCheckpointManager register_codec"
+        ),
+        "current": "current_task",
+        "errors": (
+            "BlobNotFoundError CheckpointCorruptError CheckpointError CheckpointNotFoundError "
+            "CheckpointWriteError CommitConflictError DefinitionError ExecutionError "
+            "JobRunnerError NodeLostError PlacementError PlanMismatchError TaskFailedError"
+        ),
+        "job": "Job epoch_limiter",
+        "node": "Blob Node WorkspaceType",
+        "plan": "Plan",
+        "result": "ResumePlan RunResult SaveReport",
+        "runner": "JobRunner",
+        "session": "Session",
+        "task": "Task TaskGroup TaskOutput",
+        "upload": "CopyTo UploadTaskGroupBuilder",
+    }.items()
+    for name in names.split()
+}
+
+__all__ = [
+    "Blob",
+    "BlobNotFoundError",
+    "Checkpoint",
+    "CheckpointCorruptError",
+    "CheckpointError",
+    "CheckpointManager",
+    "CheckpointNotFoundError",
+    "CheckpointWriteError",
+    "Codec",
+    "CommitConflictError",
+    "CopyTo",
+    "DefinitionError",
+    "ExecutionError",
+    "FileMetadataHandler",
+    "Job",
+    "JobRunner",
+    "JobRunnerError",
+    "KeepAll",
+    "KeepLast",
+    "MetadataHandler",
+    "MultiNodeCheckpointManager",
+    "Node",
+    "NodeLostError",
+    "PlacementError",
+    "Plan",
+    "PlanMismatchError",
+    "ResumePlan",
+    "RunResult",
+    "SaveReport",
+    "Session",
+    "Task",
+    "TaskFailedError",
+    "TaskGroup",
+    "TaskOutput",
+    "UploadTaskGroupBuilder",
+    "WorkspaceType",
+    "__version__",
+    "current_task",
+    "epoch_limiter",
+    "register_codec",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'jobrunner' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"jobrunner.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

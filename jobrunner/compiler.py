@@ -1,0 +1,273 @@
+"""2 compile: from a job's definition to its plan, and the rules that span groups. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from jobrunner.errors import DefinitionError
+from jobrunner.fingerprint import code_of, structure_of
+from jobrunner.group_compiler import Call, GroupCompiler, Names, is_in
+from jobrunner.job import Job
+from jobrunner.names import check_distinct
+from jobrunner.node import Blob, Node, WorkspaceType
+from jobrunner.plan import GroupPlan, Plan, PlannedNode
+from jobrunner.task import Task, TaskGroup, TaskOutput
+
+
+def compile_job(job: Job) -> Plan:
+    """Check a whole job and compile its groups; `Job.compile` documents it."""
+    for group in job.groups.values():
+        group.is_compiled = True
+    tasks = {name: group.tasks() for name, group in job.groups.items()}
+    global_blobs = _global_blobs([task for group in tasks.values() for task in group])
+    initial = _made_by(tasks["init"], global_blobs)
+    transient = _transient_blobs(job)
+    checkpointed = _checkpointed(job)
+    updated = {
+        (task.node.name, blob.name)
+        for group in tasks.values()
+        for task in group
+        for blob in task.updates
+    }
+
+    groups: dict[str, GroupPlan] = {}
+    available: Names = {}
+    for name, group in job.groups.items():
+        groups[name] = GroupCompiler(
+            group,
+            [Call(task) for task in tasks[name]],
+            global_blobs,
+            available=available,
+            members={id(task) for others in tasks.values() for task in others},
+            updated=updated,
+        ).compile(job.stop_conditions if name == "epoch" else ())
+        available = _union(available, _made_by(tasks[name], global_blobs))
+        if name == "init":
+            again = _resumed_calls(tasks["init"], checkpointed, global_blobs, transient)
+            loaded = {
+                node: initial.get(node, frozenset()) - transient.get(node, frozenset())
+                for node in checkpointed
+            }
+            groups["resume"] = GroupCompiler(
+                group, again, global_blobs, available=loaded, members=None, updated=updated
+            ).compile(())
+
+    structure: dict[str, str] = {}
+    code: dict[str, str] = {}
+    code_by_function: dict[int, str] = {}
+    for name, members in tasks.items():
+        for task in members:
+            key = f"{name}:{task.full_name}"
+            structure[key] = structure_of(
+                task,
+                [
+                    {"name": blob.name, "global": is_in(global_blobs, task.node.name, blob.name)}
+                    for blob in task.output_blobs
+                ],
+            )
+            if id(task.fn) not in code_by_function:
+                code_by_function[id(task.fn)] = code_of(task.fn)
+            code[key] = code_by_function[id(task.fn)]
+
+    return Plan(
+        job=job.name,
+        seed=job.seed,
+        steps_per_epoch=job.steps_per_epoch,
+        epoch_limit=job.epoch_limit,
+        nodes=_planned_nodes(job.groups.values()),
+        groups=groups,
+        checkpointed=checkpointed,
+        globals=global_blobs,
+        initial=initial,
+        transient=transient,
+        structure=structure,
+        code=code,
+    )
+
+
+def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
+    """Compile a group that is no job's, to run on workspaces as they are.
+
+    Parameters
+    ----------
+    group : TaskGroup
+    global_blobs : mapping
+        Node -> names of the global blobs that are there. A blob that the group reads and does not
+        make is looked up when it runs.
+
+    Raises
+    ------
+    DefinitionError
+    """
+    group.is_compiled = True
+    tasks = group.tasks()
+    known = _union(global_blobs, _global_blobs(tasks, is_init=False))
+    updated = {(task.node.name, blob.name) for task in tasks for blob in task.updates}
+    return GroupCompiler(
+        group, [Call(task) for task in tasks], known, available=None, members=None, updated=updated
+    ).compile(())
+
+
+def planned_nodes(group: TaskGroup) -> tuple[PlannedNode, ...]:
+    """The nodes of a group that is no job's, with what they ask of their workers."""
+    return _planned_nodes([group])
+
+
+def _workspace_type(task: Task) -> WorkspaceType | None:
+    return task.workspace_type or (task.group.workspace_type if task.group else None)
+
+
+def _global_blobs(tasks: Iterable[Task], *, is_init: bool = True) -> dict[str, frozenset[str]]:
+    """The blobs that are global: made by an init task, or by one marked GLOBAL.
+
+    `is_init` False: the tasks are of no job, and only the mark counts.
+    """
+    makers: dict[tuple[str, str], Task] = {}
+    tasks = list(tasks)
+    for task in tasks:
+        kind = _workspace_type(task)
+        in_init = is_init and task.group is not None and task.group.name == "init"
+        if kind is WorkspaceType.GLOBAL or (kind is None and in_init):
+            for blob in task.output_blobs:
+                makers.setdefault((task.node.name, blob.name), task)
+    every: dict[str, list[str]] = {}
+    for task in tasks:
+        for blob in task.output_blobs:
+            every.setdefault(task.node.name, []).append(blob.name)
+            maker = makers.get((task.node.name, blob.name))
+            if maker is not None and _workspace_type(task) is WorkspaceType.PRIVATE:
+                raise DefinitionError(
+                    f"Task {task.full_name!r} makes blob {blob.name!r} as PRIVATE, and task "
+                    f"{maker.full_name!r} makes it as a global blob of the same node. Give one of "
+                    f"the blobs another name."
+                )
+    for node, names in every.items():
+        check_distinct(names, f"blob names of node {node!r} ")
+    found: dict[str, set[str]] = {}
+    for node, name in makers:
+        found.setdefault(node, set()).add(name)
+    return {node: frozenset(names) for node, names in found.items()}
+
+
+def _transient_blobs(job: Job) -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for group in job.groups.values():
+        for task in group.tasks():
+            for blob in task.output_blobs:
+                if blob.transient:
+                    found.setdefault(task.node.name, set()).add(blob.name)
+    return {node: frozenset(names) for node, names in found.items()}
+
+
+def _made_by(tasks: Iterable[Task], global_blobs: Names) -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for task in tasks:
+        for blob in task.output_blobs:
+            if is_in(global_blobs, task.node.name, blob.name):
+                found.setdefault(task.node.name, set()).add(blob.name)
+    return {node: frozenset(names) for node, names in found.items()}
+
+
+def _union(a: Names, b: Names) -> Names:
+    return {node: a.get(node, frozenset()) | b.get(node, frozenset()) for node in {**a, **b}}
+
+
+def _checkpointed(job: Job) -> tuple[str, ...]:
+    used = {node for group in job.groups.values() for node in group.used_nodes()}
+    for node in job.nodes_to_checkpoint():
+        if node not in used:
+            raise DefinitionError(
+                f"Job {job.name!r}: nodes_to_checkpoint names {node.name!r}, which no task uses. "
+                f"Its nodes: {', '.join(sorted(repr(node.name) for node in used)) or 'none'}."
+            )
+    return tuple(node.name for node in job.nodes_to_checkpoint())
+
+
+def _resumed_calls(
+    tasks: Sequence[Task], checkpointed: Sequence[str], global_blobs: Names, transient: Names
+) -> list[Call]:
+    """The init tasks that run again after a load, in order.
+
+    Those of nodes that are not checkpointed, those that make or update transient blobs, and those
+    that make what these read and no checkpoint holds.
+    """
+    saved = set(checkpointed)
+
+    def is_loaded(node: str, blob: str) -> bool:
+        return (
+            node in saved and is_in(global_blobs, node, blob) and not is_in(transient, node, blob)
+        )
+
+    makers: dict[tuple[str, str], list[Task]] = {}
+    for task in tasks:
+        for blob in (*task.output_blobs, *task.updates):
+            makers.setdefault((task.node.name, blob.name), []).append(task)
+    wanted = [
+        task
+        for task in tasks
+        if task.node.name not in saved
+        or any(
+            is_in(transient, task.node.name, blob.name)
+            for blob in (*task.output_blobs, *task.updates)
+        )
+    ]
+    included = {id(task) for task in wanted}
+    while wanted:
+        task = wanted.pop()
+        needed: list[Task] = []
+        for value in (*task.inputs, *task.updates):
+            if isinstance(value, TaskOutput):
+                blob = value.blob
+                if blob is None or not is_loaded(value.task.node.name, blob.name):
+                    needed.append(value.task)
+            else:
+                node = (value.node or task.node).name
+                if not is_loaded(node, value.name):
+                    needed += makers.get((node, value.name), [])
+        for other in needed:
+            if id(other) not in included:
+                included.add(id(other))
+                wanted.append(other)
+
+    calls = []
+    for task in tasks:
+        if id(task) not in included:
+            continue
+        node = task.node.name
+        for blob in task.updates:
+            if is_loaded(node, blob.name):
+                raise DefinitionError(
+                    f"Task {task.full_name!r} of the init group must run again at every resume "
+                    f"(for its transient blobs), and updates blob {blob.name!r}, which the "
+                    f"checkpoint holds with that update in it. Update it in a task of its own."
+                )
+        kept = frozenset(b.name for b in task.output_blobs if not is_loaded(node, b.name))
+        calls.append(Call(task, kept))
+    return calls
+
+
+def _planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
+    found: dict[str, PlannedNode] = {}
+    for group in groups:
+        references: list[Node] = group.used_nodes()
+        for task in group.tasks():
+            for value in task.inputs:
+                node = value.node if isinstance(value, Blob) else value.task.node
+                if node is not None:
+                    references.append(node)
+        for node in references:
+            asked = PlannedNode(node.name, node.workers, node.resources)
+            known = found.setdefault(node.name, asked)
+            if known.workers is None and known.resources is None:
+                found[node.name] = asked
+            elif (node.workers, node.resources) not in (
+                (None, None),
+                (known.workers, known.resources),
+            ):
+                raise DefinitionError(
+                    f"Node {node.name!r} is asked for in two ways: workers={known.workers}, "
+                    f"resources={known.resources}, and workers={node.workers}, "
+                    f"resources={node.resources}. Make it once and use that object."
+                )
+    check_distinct(found, "node name")
+    return tuple(found.values())
