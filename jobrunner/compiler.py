@@ -16,8 +16,6 @@ from jobrunner.task import Task, TaskGroup, TaskOutput
 
 def compile_job(job: Job) -> Plan:
     """Check a whole job and compile its groups; `Job.compile` documents it."""
-    for group in job.groups.values():
-        group.is_compiled = True
     tasks = {name: group.tasks() for name, group in job.groups.items()}
     global_blobs = _global_blobs([task for group in tasks.values() for task in group])
     initial = _made_by(tasks["init"], global_blobs)
@@ -69,6 +67,8 @@ def compile_job(job: Job) -> Plan:
                 code_by_function[id(task.fn)] = code_of(task.fn)
             code[key] = code_by_function[id(task.fn)]
 
+    for group in job.groups.values():
+        group.is_compiled = True
     return Plan(
         job=job.name,
         seed=job.seed,
@@ -99,13 +99,14 @@ def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
     ------
     DefinitionError
     """
-    group.is_compiled = True
     tasks = group.tasks()
     known = _union(global_blobs, _global_blobs(tasks, is_init=False))
     updated = {(task.node.name, blob.name) for task in tasks for blob in task.updates}
-    return GroupCompiler(
+    plan = GroupCompiler(
         group, [Call(task) for task in tasks], known, available=None, members=None, updated=updated
     ).compile(())
+    group.is_compiled = True
+    return plan
 
 
 def planned_nodes(group: TaskGroup) -> tuple[PlannedNode, ...]:

@@ -45,6 +45,7 @@ class Call:
     kept: frozenset[str] | None = None
 
     def keeps(self, blob: str) -> bool:
+        """Whether the blob is written, or left as it is."""
         return self.kept is None or blob in self.kept
 
 
@@ -102,6 +103,7 @@ class GroupCompiler:
         self._crossing_ids: dict[CrossingKey, int] = {}
 
     def compile(self, conditions: Sequence[TaskOutput | Blob]) -> GroupPlan:
+        """Compile the group, and the stop conditions to be read after it."""
         for i, call in enumerate(self._calls):
             self._add(i, call)
         for i, call in enumerate(self._calls):
@@ -377,4 +379,5 @@ def _missing(global_blobs: Names, node: str, blob: str) -> str:
 
 
 def is_in(names: Names, node: str, blob: str) -> bool:
+    """Whether `names` has that blob of that node."""
     return blob in names.get(node, ())

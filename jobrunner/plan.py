@@ -132,6 +132,7 @@ class Crossing:
 
     @property
     def is_signal(self) -> bool:
+        """Whether it only says that the source task has ended."""
         return self.blob is None and self.part is None
 
 

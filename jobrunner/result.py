@@ -1,0 +1,130 @@
+"""What a runner tells: what it would do, what it saved, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSave:
+    """One node's part in a save.
+
+    Attributes
+    ----------
+    seconds : float
+        Until its store was durable.
+    nbytes : int
+        Bytes written.
+    """
+
+    seconds: float
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveReport:
+    """One save, or the attempt at one.
+
+    Attributes
+    ----------
+    epoch : int
+    seconds : float
+        Until the checkpoint was durable and recorded.
+    stall_seconds : float
+        How long the epochs waited for it.
+    nbytes : int
+        Bytes written, all nodes.
+    nodes : mapping of str to NodeSave
+    error : str or None
+        Why it failed; None for a checkpoint that is recorded.
+    """
+
+    epoch: int
+    seconds: float
+    stall_seconds: float
+    nbytes: int
+    nodes: Mapping[str, NodeSave] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended.
+
+    Attributes
+    ----------
+    epoch : int
+        The last finished epoch; 0 is "after init".
+    resumed_from : int or None
+        The epoch it went on from; None where it began with the init group.
+    stopped_by : str
+        ``"node/task"`` or ``"node/blob"`` of the stop condition, or ``"epoch_limiter"``.
+    restarts : int
+        How often it began again because a worker was lost.
+    metrics : list of dict
+        What tasks reported, one dict for each epoch that this run finished, its number under
+        ``"epoch"``.
+    saves, failed_saves : list of SaveReport
+    """
+
+    epoch: int
+    resumed_from: int | None
+    stopped_by: str
+    restarts: int
+    metrics: list[dict[str, Any]]
+    saves: list[SaveReport]
+    failed_saves: list[SaveReport]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePlan:
+    """What a run would do, and why; nothing of it has been done.
+
+    Attributes
+    ----------
+    epoch : int or None
+        The epoch it would go on from; None: it would begin with the init group.
+    reason : str
+    steps : tuple of str
+        What would run, in order.
+    rebuilds : tuple of str
+        The init tasks that would run again after the load.
+    sets_aside : tuple of int
+        Recorded epochs that would no longer count.
+    changes : tuple of str
+        How this job differs from the one that was recorded.
+    is_finished : bool
+        The recorded run ended after its exit group, and nothing would run.
+    """
+
+    epoch: int | None
+    reason: str
+    steps: tuple[str, ...] = ()
+    rebuilds: tuple[str, ...] = ()
+    sets_aside: tuple[int, ...] = ()
+    changes: tuple[str, ...] = ()
+    is_finished: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        start = "from the start" if self.epoch is None else f"from epoch {self.epoch}"
+        lines = [f"{start}: {self.reason}"]
+        for title, items in (
+            ("runs", self.steps),
+            ("runs again after the load", self.rebuilds),
+            ("sets aside epochs", self.sets_aside),
+            ("changed since it was recorded", self.changes),
+        ):
+            if items:
+                lines.append(f"{title}:")
+                lines += [f"  {item}" for item in items]
+        return "\n".join(lines)

@@ -1,0 +1,148 @@
+"""6 loop: where a run goes on from, decided from what is recorded. Reads, never writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jobrunner.checkpoint import MultiNodeCheckpointManager
+from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, PlanMismatchError
+from jobrunner.fingerprint import changes, describe
+from jobrunner.plan import Plan
+from jobrunner.result import ResumePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the user asked for: where to resume from, and how many epochs at most."""
+
+    resume_from: int | Literal["latest"] | None
+    num_epochs: int | None = None
+
+    def epoch_limit(self, plan: Plan) -> int | None:
+        """The smaller of the job's limit and this run's."""
+        limits = [n for n in (plan.epoch_limit, self.num_epochs) if n is not None]
+        return min(limits, default=None)
+
+
+def plan_resume(
+    plan: Plan, manager: MultiNodeCheckpointManager | None, policy: Policy
+) -> ResumePlan:
+    """Decide where a run of `plan` begins; `JobRunner.plan_resume` documents it."""
+    if manager is None:
+        return _fresh(plan, None, policy, "there is no checkpoint manager")
+    recorded = manager.epochs()
+    if policy.resume_from is None:
+        return _fresh(plan, manager, policy, "resume_from_epoch is None", tuple(recorded))
+    if policy.resume_from == "latest":
+        if not recorded:
+            return _fresh(plan, manager, policy, f"nothing is recorded in {manager.path}")
+        epoch = recorded[-1]
+        reason = f"it is the last epoch recorded in {manager.path}"
+    else:
+        epoch = policy.resume_from
+        reason = "it was asked for"
+        if epoch not in recorded:
+            there = ", ".join(map(str, recorded)) or "none"
+            raise CheckpointNotFoundError(
+                f"Epoch {epoch} of {manager.path} is not recorded; recorded epochs: {there}. Name "
+                f"one of these, or 'latest'."
+            )
+
+    later = tuple(e for e in recorded if e > epoch)
+    record = manager.record(epoch)
+    try:
+        required_blobs(plan, manager, epoch)
+    except CheckpointCorruptError:
+        # Only a load can tell what of the epoch is whole; "latest" falls back then.
+        if policy.resume_from != "latest":
+            raise
+    then = manager.run_info(epoch).get("plan")
+    fired = recorded_stops(plan, record)
+    limit = policy.epoch_limit(plan)
+    is_finished = not later and manager.is_done() and bool(fired or _is_reached(limit, epoch))
+    steps = [f"load epoch {epoch}"]
+    if not fired and not _is_reached(limit, epoch):
+        steps.append(f"epochs from {epoch + 1}{_until(plan, limit)}")
+    if not is_finished:
+        steps += _last_steps(plan)
+    return ResumePlan(
+        epoch=epoch,
+        reason=reason + (", and that run had finished" if is_finished else ""),
+        steps=tuple(steps),
+        rebuilds=tuple(
+            f"{node}/{task.name}"
+            for node, part in plan.groups["resume"].slices.items()
+            for task in part.tasks
+        ),
+        sets_aside=later,
+        changes=tuple(changes(then, describe(plan))) if then else (),
+        is_finished=is_finished,
+    )
+
+
+def required_blobs(
+    plan: Plan, manager: MultiNodeCheckpointManager, epoch: int
+) -> dict[str, frozenset[str]]:
+    """The blobs to load at `epoch`, by node.
+
+    Raises
+    ------
+    PlanMismatchError
+        Naming the nodes and blobs that the checkpoint lacks.
+    """
+    there = manager.blobs(epoch)
+    needed = plan.saved_blobs(epoch)
+    missing = [f"node {node!r}" for node in needed if node not in there]
+    for node, blobs in needed.items():
+        gone = sorted(blobs - set(there.get(node, ()))) if node in there else []
+        missing += [f"blob {blob!r} of node {node!r}" for blob in gone]
+    if missing:
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        raise PlanMismatchError(
+            f"Epoch {epoch} of {manager.path} cannot fill job {plan.job!r}: it lacks "
+            f"{', '.join(missing[:8])}{more}. It holds nodes "
+            f"{', '.join(map(repr, there)) or 'none'}. Run the job that wrote it, or start afresh "
+            f"(resume_from_epoch=None, --resume none)."
+        )
+    return needed
+
+
+def recorded_stops(plan: Plan, record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The stop conditions that had fired at a recorded epoch and that the job still has."""
+    names = {condition.name for condition in plan.groups["epoch"].conditions}
+    return tuple(name for name in record["details"].get("stopped_by", ()) if name in names)
+
+
+def _fresh(
+    plan: Plan,
+    manager: MultiNodeCheckpointManager | None,
+    policy: Policy,
+    reason: str,
+    sets_aside: tuple[int, ...] = (),
+) -> ResumePlan:
+    save = ["save epoch 0"] if manager is not None else []
+    epochs = f"epochs from 1{_until(plan, policy.epoch_limit(plan))}"
+    steps = [_count(plan, "init"), *save, epochs, *_last_steps(plan)]
+    return ResumePlan(None, reason, steps=tuple(steps), sets_aside=sets_aside)
+
+
+def _last_steps(plan: Plan) -> list[str]:
+    return [_count(plan, "download"), _count(plan, "exit")]
+
+
+def _count(plan: Plan, group: str) -> str:
+    slices = plan.groups[group].slices.values()
+    count = sum(len(part.tasks) for part in slices)
+    return f"{group} group ({count} {'task' if count == 1 else 'tasks'})"
+
+
+def _is_reached(limit: int | None, epoch: int) -> bool:
+    return limit is not None and epoch >= limit
+
+
+def _until(plan: Plan, limit: int | None) -> str:
+    ends = [condition.name for condition in plan.groups["epoch"].conditions]
+    ends += [] if limit is None else [f"epoch {limit}"]
+    return f" until {' or '.join(ends)}"
