@@ -1,0 +1,245 @@
+"""Show how a run gets on: a bar where a terminal is, else a line now and then.
+
+Both are callbacks of a `JobRunner`. An epoch may take less than a millisecond, so `on_epoch` only
+notes what is new, and drawing keeps to an interval of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+    from jobrunner.result import ResumePlan, RunResult, SaveReport
+
+_SHOWN_METRICS = 4
+
+
+def show_progress(stream: TextIO) -> Progress:
+    """Choose how to show progress on `stream`.
+
+    Parameters
+    ----------
+    stream : text stream
+        A bar is drawn where it is a terminal; lines go anywhere else.
+
+    Returns
+    -------
+    Progress
+        A callback for `JobRunner` and a context manager to run it in.
+    """
+    if stream.isatty():
+        return Progress(_Bar(stream), interval_seconds=0.1)
+    return Progress(_Lines(stream), interval_seconds=1.0)
+
+
+class Progress:
+    """A callback that tells a display what is new, at most once an interval.
+
+    Parameters
+    ----------
+    display : Display
+    interval_seconds : float
+        Shortest time between two drawings.
+    clock : callable
+        Returns monotonic seconds.
+
+    Notes
+    -----
+    Runs on the client, in the thread of `JobRunner.run`.
+    """
+
+    def __init__(
+        self,
+        display: Display,
+        *,
+        interval_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._display = display
+        self._interval_seconds = interval_seconds
+        self._clock = clock
+        self._drawn_at = clock()
+        self._is_drawn = True
+        self.total_epochs: int | None = None
+        self.epoch = 0
+        self.epoch_seconds = 0.0
+        self.metrics: Mapping[str, object] = {}
+        self.saved_epoch: int | None = None
+        self.saved_bytes = 0
+        self.failed_saves = 0
+
+    def on_start(self, plan: ResumePlan, total_epochs: int | None) -> None:
+        """Say from where the run goes on, and to what."""
+        self.total_epochs = total_epochs
+        self._display.say(str(plan))
+
+    def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, object]) -> None:
+        """Note that an epoch has ended."""
+        # Epochs vary; a slow mean reads better than the last one's time.
+        is_first = self.epoch == 0
+        self.epoch_seconds = seconds if is_first else 0.9 * self.epoch_seconds + 0.1 * seconds
+        self.epoch = epoch
+        self.metrics = metrics
+        self._is_drawn = False
+        if self._clock() - self._drawn_at >= self._interval_seconds:
+            self._draw()
+
+    def on_save(self, report: SaveReport) -> None:
+        """Note what was recorded; say at once what could not be."""
+        if report.error is None:
+            self.saved_epoch = report.epoch
+            self.saved_bytes = report.nbytes
+        else:
+            self.failed_saves += 1
+            self._display.say(f"warning: epoch {report.epoch} was not saved: {report.error}")
+
+    def on_warning(self, message: str) -> None:
+        """Say a warning at once."""
+        self._display.say(f"warning: {message}")
+
+    def on_finish(self, result: RunResult) -> None:
+        """Show the last epoch."""
+        self._draw()
+
+    def describe(self) -> str:
+        """Describe in one line where the run is."""
+        total = "" if self.total_epochs is None else f"/{self.total_epochs}"
+        parts = [f"epoch {self.epoch}{total}", f"{format_seconds(self.epoch_seconds)} each"]
+        parts += format_metrics(self.metrics)
+        if self.saved_epoch is not None:
+            parts.append(f"saved {self.saved_epoch} ({format_bytes(self.saved_bytes)})")
+        if self.failed_saves:
+            parts.append(f"{self.failed_saves} saves failed")
+        return "  ".join(parts)
+
+    def _draw(self) -> None:
+        if not self._is_drawn:
+            self._is_drawn = True
+            self._drawn_at = self._clock()
+            self._display.draw(self.epoch, self.total_epochs, self.describe())
+
+    def __enter__(self) -> Self:
+        self._display.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        try:
+            self._draw()
+        finally:
+            self._display.close()
+
+
+class Display(Protocol):
+    """Where progress is drawn."""
+
+    def open(self) -> None:
+        """Begin to draw."""
+
+    def say(self, text: str) -> None:
+        """Write lines that stay."""
+
+    def draw(self, epoch: int, total_epochs: int | None, text: str) -> None:
+        """Show where the run is now."""
+
+    def close(self) -> None:
+        """Leave what was drawn last."""
+
+
+class _Lines:
+    """A line for each drawing: for files, pipes and batch systems' logs."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def open(self) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def draw(self, epoch: int, total_epochs: int | None, text: str) -> None:
+        self.say(text)
+
+    def close(self) -> None:
+        pass
+
+
+class _Bar:
+    """A bar that stays on the terminal's last line."""
+
+    def __init__(self, stream: TextIO) -> None:
+        # Slow to import, and of use on a terminal only.
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
+
+        self._progress: RichProgress = RichProgress(
+            BarColumn(bar_width=24),
+            TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(),
+            console=Console(file=stream),
+        )
+        self._task: TaskID | None = None
+
+    def open(self) -> None:
+        self._progress.start()
+
+    def say(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False)
+
+    def draw(self, epoch: int, total_epochs: int | None, text: str) -> None:
+        if self._task is None:
+            self._task = self._progress.add_task(text, total=total_epochs)
+        self._progress.update(self._task, completed=epoch, total=total_epochs, description=text)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def format_metrics(metrics: Mapping[str, object]) -> list[str]:
+    """Write the first few metrics that are numbers as ``name=value``."""
+    shown = []
+    for name, value in metrics.items():
+        if name == "epoch":
+            continue
+        try:
+            shown.append(f"{name}={float(value):.4g}")  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            continue
+    return shown[:_SHOWN_METRICS]
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration in the unit that suits it."""
+    if seconds < 0.01:
+        return f"{seconds * 1e3:.2f} ms"
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def format_bytes(nbytes: int) -> str:
+    """Write a size in binary units."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
