@@ -6,6 +6,7 @@ notes what is new, and drawing keeps to an interval of its own.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -62,6 +63,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._display = display
+        self._warnings = _Warnings(display)
         self._interval_seconds = interval_seconds
         self._clock = clock
         self._drawn_at = clock()
@@ -91,17 +93,12 @@ class Progress:
             self._draw()
 
     def on_save(self, report: SaveReport) -> None:
-        """Note what was recorded; say at once what could not be."""
+        """Note what was recorded, and how often that failed."""
         if report.error is None:
             self.saved_epoch = report.epoch
             self.saved_bytes = report.nbytes
         else:
             self.failed_saves += 1
-            self._display.say(f"warning: epoch {report.epoch} was not saved: {report.error}")
-
-    def on_warning(self, message: str) -> None:
-        """Say a warning at once."""
-        self._display.say(f"warning: {message}")
 
     def on_finish(self, result: RunResult) -> None:
         """Show the last epoch."""
@@ -126,6 +123,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         self._display.open()
+        logging.getLogger("jobrunner").addHandler(self._warnings)
         return self
 
     def __exit__(
@@ -134,6 +132,7 @@ class Progress:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
+        logging.getLogger("jobrunner").removeHandler(self._warnings)
         try:
             self._draw()
         finally:
@@ -154,6 +153,20 @@ class Display(Protocol):
 
     def close(self) -> None:
         """Leave what was drawn last."""
+
+
+class _Warnings(logging.Handler):
+    """Says what is logged as a warning, so that it does not run through the bar.
+
+    What the runner tells `on_warning` it logs as well, and so do others, in threads of their own.
+    """
+
+    def __init__(self, display: Display) -> None:
+        super().__init__(logging.WARNING)
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._display.say(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 class _Lines:

@@ -34,7 +34,7 @@ def parse_target(text: str) -> Target:
     ----------
     text : str
         What ends in ``.py`` or holds a path separator is a file, any other a module. A drive
-        (``C:\\job.py``) is part of the file.
+        (``C:\job.py``) is part of the file.
 
     Raises
     ------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from typing import Any
 
 import numpy as np
@@ -84,15 +85,20 @@ def test_the_last_epoch_is_shown_when_the_run_fails() -> None:
     assert display.events == ["open", ("draw", 1, None), "close"]
 
 
-def test_a_failed_save_and_a_warning_are_said_at_once() -> None:
+def test_what_is_logged_as_a_warning_is_said_at_once_and_only_during_the_run() -> None:
     display = _Recorder()
-    progress = Progress(display, interval_seconds=1.0, clock=_Clock())
+    logger = logging.getLogger("jobrunner.somewhere")
+    with Progress(display, interval_seconds=1.0, clock=_Clock()):
+        logger.info("a detail")
+        logger.warning("epoch %d is damaged", 3)
+    logger.addHandler(logging.NullHandler())
+    logger.warning("afterwards")
+    assert display.events == ["open", ("say", "warning: epoch 3 is damaged"), "close"]
+
+
+def test_failed_saves_are_counted() -> None:
+    progress = Progress(_Recorder(), interval_seconds=1.0, clock=_Clock())
     progress.on_save(_save(4, "the disk is full"))
-    progress.on_warning("epoch 3 is damaged")
-    assert display.events == [
-        ("say", "warning: epoch 4 was not saved: the disk is full"),
-        ("say", "warning: epoch 3 is damaged"),
-    ]
     assert "1 saves failed" in progress.describe()
 
 
@@ -117,7 +123,7 @@ def test_a_terminal_gets_a_bar_that_takes_names_as_they_are() -> None:
     with show_progress(stream) as progress:
         progress.on_start(ResumePlan(None, "a [bold] reason"), 4)
         progress.on_epoch(3, 0.5, {"[red]loss": 1.0})
-        progress.on_warning("[x] is odd")
+        logging.getLogger("jobrunner").warning("[x] is odd")
     text = stream.getvalue()
     assert "a [bold] reason" in text
     assert "epoch 3/4" in text

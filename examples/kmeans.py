@@ -1,0 +1,121 @@
+"""Cluster handwritten digits with k-means, the points sharded over nodes.
+
+::
+
+    jobrunner run examples/kmeans.py --checkpoint runs/kmeans
+    python examples/kmeans.py
+
+Each trainer holds a shard of the 1,797 images of 8 x 8 pixels that ship with scikit-learn. In an
+epoch every trainer assigns its points to the nearest centroid, and the server moves each centroid
+to the mean of its points. It ends when the centroids stand still. Stop it whenever you like; the
+same command goes on from the last recorded epoch and comes to the same centroids, bit for bit.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.datasets import load_digits
+
+from jobrunner import (
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    Session,
+    Task,
+    current_task,
+    epoch_limiter,
+)
+
+Array = npt.NDArray[np.float64]
+
+
+def load_shard(index: int, count: int) -> Array:
+    """Load every `count`-th image, from the `index`-th on, as (images, 64)."""
+    points: Array = load_digits().data[index::count]
+    return points
+
+
+def first_centroids(k: int) -> Array:
+    """Choose `k` of the images, as (k, 64)."""
+    points: Array = load_digits().data
+    return points[current_task().rng.choice(len(points), size=k, replace=False)]
+
+
+def assign(points: Array, centroids: Array) -> tuple[Array, npt.NDArray[np.int64], float]:
+    """Sum and count the points nearest to each centroid, and their squared distances."""
+    distances = ((points[:, None, :] - centroids) ** 2).sum(axis=2)
+    nearest = distances.argmin(axis=1)
+    sums = np.zeros_like(centroids)
+    np.add.at(sums, nearest, points)
+    counts = np.bincount(nearest, minlength=len(centroids))
+    return sums, counts, float(distances.min(axis=1).sum())
+
+
+def recompute(
+    centroids: Array, *partials: tuple[Array, npt.NDArray[np.int64], float]
+) -> tuple[Array, float]:
+    """Move each centroid to the mean of its points, and measure the longest way."""
+    # Always summed in the order of the trainers, so that the bits do not depend on timing.
+    sums = np.sum([sums for sums, _, _ in partials], axis=0)
+    counts = np.sum([counts for _, counts, _ in partials], axis=0)[:, None]
+    moved = np.where(counts > 0, sums / np.maximum(counts, 1), centroids)
+    shift = float(np.abs(moved - centroids).max())
+    current_task().report(inertia=sum(inertia for _, _, inertia in partials), shift=shift)
+    return moved, shift
+
+
+def save_centroids(centroids: Array, path: str) -> None:
+    """Write the centroids as a NumPy file."""
+    np.save(path, centroids)
+    print(f"wrote {len(centroids)} centroids to {path}", flush=True)
+
+
+def build_job(
+    trainers: int = 4, k: int = 10, output: str | os.PathLike[str] = "kmeans-centroids.npy"
+) -> Job:
+    """Define the job; nothing runs yet."""
+    server = Node("server")
+    nodes = [Node(f"trainer:{i}") for i in range(trainers)]
+    with Job("kmeans") as job:
+        with job.init_group:
+            Task(first_centroids, outputs="centroids", node=server, kwargs={"k": k})
+            for i, node in enumerate(nodes):
+                Task(partial(load_shard, i, trainers), outputs="points", node=node)
+        partials = [
+            Task(assign, inputs=["points", server["centroids"]], node=node).output()
+            for node in nodes
+        ]
+        update = Task(
+            recompute,
+            inputs=["centroids", *partials],
+            outputs=["centroids", "shift"],
+            node=server,
+        )
+        job.add_stop_condition(
+            Task(
+                lambda shift: shift < 1e-6,
+                inputs=[update.output(1)],
+                name="stands still",
+                node=server,
+            ).output()
+        )
+        with job.exit_group:
+            # Absolute here, on the client: a worker may have another current directory.
+            path = str(Path(output).absolute())
+            Task(save_centroids, inputs="centroids", node=server, kwargs={"path": path})
+    epoch_limiter(job, 100)
+    return job
+
+
+job = build_job()
+
+if __name__ == "__main__":
+    with Session.local(workers=2) as session:
+        result = JobRunner(job, MultiNodeCheckpointManager("runs/kmeans")).run(session)
+    print(f"epoch {result.epoch}, stopped by {result.stopped_by}")
