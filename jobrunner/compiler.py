@@ -9,7 +9,7 @@ from jobrunner.fingerprint import code_of, structure_of
 from jobrunner.group_compiler import Call, GroupCompiler, Names, is_in
 from jobrunner.job import Job
 from jobrunner.names import check_distinct
-from jobrunner.node import Blob, Node, WorkspaceType
+from jobrunner.node import Blob, WorkspaceType
 from jobrunner.plan import GroupPlan, Plan, PlannedNode
 from jobrunner.task import Task, TaskGroup, TaskOutput
 
@@ -143,7 +143,7 @@ def _global_blobs(tasks: Iterable[Task], *, is_init: bool = True) -> dict[str, f
                     f"the blobs another name."
                 )
     for node, names in every.items():
-        check_distinct(names, f"blob names of node {node!r} ")
+        check_distinct(names, f"blobs of node {node!r}")
     found: dict[str, set[str]] = {}
     for node, name in makers:
         found.setdefault(node, set()).add(name)
@@ -250,8 +250,9 @@ def _resumed_calls(
 def _planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
     found: dict[str, PlannedNode] = {}
     for group in groups:
-        references: list[Node] = group.used_nodes()
+        references = [node for node, _, _ in group.reports]
         for task in group.tasks():
+            references.append(task.node)
             for value in task.inputs:
                 node = value.node if isinstance(value, Blob) else value.task.node
                 if node is not None:
@@ -270,5 +271,5 @@ def _planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
                     f"resources={known.resources}, and workers={node.workers}, "
                     f"resources={node.resources}. Make it once and use that object."
                 )
-    check_distinct(found, "node name")
+    check_distinct(found, "nodes")
     return tuple(found.values())

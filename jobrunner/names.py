@@ -77,7 +77,7 @@ def check_distinct(names: Iterable[str], what: str) -> None:
         other = seen.setdefault(name.casefold(), name)
         if other != name:
             raise DefinitionError(
-                f"The {what}s {other!r} and {name!r} differ only in case, and file systems that "
+                f"The {what} {other!r} and {name!r} differ only in case, and file systems that "
                 f"fold case would keep one of them. Rename one."
             )
 

@@ -1,0 +1,65 @@
+"""Names on disk: every name comes back, and none leaves the directory."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobrunner import DefinitionError
+from jobrunner.names import (
+    check_distinct,
+    check_name,
+    escape,
+    format_store_name,
+    parse_store_name,
+    unescape,
+)
+
+
+def valid(name):
+    try:
+        check_name(name, "node")
+    except DefinitionError:
+        return False
+    return True
+
+
+names = st.text(min_size=1, max_size=20).filter(valid)
+
+
+@given(names, st.integers(0, 10**6), st.integers(0, 99))
+def test_a_store_name_parses_back_to_its_parts(node, epoch, retry):
+    assert parse_store_name(format_store_name(node, epoch, retry)) == (node, epoch, retry)
+
+
+@given(names)
+def test_an_escaped_name_is_one_plain_path_component(name):
+    text = escape(name)
+    assert unescape(text) == name
+    assert not set(text) & set('/\\<>"|?*\0')
+    assert text not in (".", "..", "zarr.json", "c")
+    assert not text.startswith((".", "_"))
+    assert len(text.encode()) <= 200
+
+
+@given(names, names, st.integers(0, 50), st.integers(0, 50), st.integers(0, 3), st.integers(0, 3))
+def test_different_stores_have_different_names(a, b, epoch_a, epoch_b, retry_a, retry_b):
+    same = (a, epoch_a, retry_a) == (b, epoch_b, retry_b)
+    assert (
+        format_store_name(a, epoch_a, retry_a) == format_store_name(b, epoch_b, retry_b)
+    ) is same
+
+
+def test_store_names_look_as_documented():
+    assert format_store_name("trainer:0", 5) == "trainer:0.5"
+    assert format_store_name("trainer:0", 5, 1) == "trainer:0.5.r1"
+
+
+@pytest.mark.parametrize("text", ["a", "a.", ".5", "a.05", "a.-1", "a.5.r0", "_log.5", "a/b.5", ""])
+def test_what_no_store_is_called_does_not_parse(text):
+    assert parse_store_name(text) is None
+
+
+def test_names_that_a_file_system_may_fold_are_refused():
+    check_distinct(["a", "b", "a"], "nodes")
+    with pytest.raises(DefinitionError, match=r"'Node' and 'node'|'node' and 'Node'"):
+        check_distinct(["Node", "node"], "nodes")

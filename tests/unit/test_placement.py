@@ -1,0 +1,75 @@
+"""Which worker holds which node."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobrunner import PlacementError
+from jobrunner.placement import WorkerInfo, place
+from jobrunner.plan import PlannedNode
+
+
+def worker(name, nthreads=1, **resources):
+    return WorkerInfo(f"tcp://{name}:1", name, f"host-{name}", nthreads, resources)
+
+
+def nodes(count, **asks):
+    return [PlannedNode(f"n{i}", **asks) for i in range(count)]
+
+
+@given(st.integers(0, 60), st.lists(st.integers(1, 8), min_size=1, max_size=8))
+def test_nodes_spread_by_threads_and_every_node_has_a_worker(count, threads):
+    workers = [worker(f"w{i}", n) for i, n in enumerate(threads)]
+    placed = place(nodes(count), workers)
+    assert list(placed) == [f"n{i}" for i in range(count)]
+    for info in workers:
+        held = list(placed.values()).count(info.address)
+        assert abs(held - count * info.nthreads / sum(threads)) < len(workers)
+
+
+def test_neighbours_share_a_worker():
+    placed = place(nodes(4), [worker("a"), worker("b")])
+    assert [address[6] for address in placed.values()] == ["a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize("alias", ["b", "tcp://b:1", "b:1", "host-b"])
+def test_a_worker_is_asked_for_by_address_name_or_host(alias):
+    placed = place(nodes(3, workers=(alias,)), [worker("a"), worker("b")])
+    assert set(placed.values()) == {"tcp://b:1"}
+
+
+def test_resources_are_used_up():
+    workers = [worker("a", GPU=1), worker("b", GPU=2), worker("c")]
+    placed = place(nodes(3, resources={"GPU": 1}), workers)
+    assert sorted(placed.values()) == ["tcp://a:1", "tcp://b:1", "tcp://b:1"]
+    with pytest.raises(PlacementError, match="'n3'.*GPU.*Start a worker"):
+        place(nodes(4, resources={"GPU": 1}), workers)
+
+
+def test_the_node_with_the_fewest_choices_goes_first():
+    asks = [
+        PlannedNode("any", resources={"GPU": 1}),
+        PlannedNode("only-a", workers=("a",), resources={"GPU": 1}),
+    ]
+    placed = place(asks, [worker("a", GPU=1), worker("b", GPU=1)])
+    assert placed == {"any": "tcp://b:1", "only-a": "tcp://a:1"}
+
+
+def test_nodes_stay_where_they_are():
+    workers = [worker("a"), worker("b")]
+    first = place(nodes(4), workers)
+    assert place(nodes(4), [*workers, worker("c")], first) == first
+    moved = place(nodes(4), [worker("b"), worker("c")], first)
+    assert {name for name in moved if moved[name] == "tcp://b:1"} >= {"n2", "n3"}
+
+
+def test_no_workers_is_said():
+    with pytest.raises(PlacementError, match="no workers"):
+        place(nodes(1), [])
+
+
+def test_what_was_asked_and_what_there_is_are_said():
+    with pytest.raises(PlacementError) as caught:
+        place(nodes(1, workers=("nope",)), [worker("a", GPU=1)])
+    assert "nope" in str(caught.value)
+    assert "tcp://a:1" in str(caught.value)
