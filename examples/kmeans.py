@@ -44,7 +44,9 @@ def load_shard(index: int, count: int) -> Array:
 def first_centroids(k: int) -> Array:
     """Choose `k` of the images, as (k, 64)."""
     points: Array = load_digits().data
-    return points[current_task().rng.choice(len(points), size=k, replace=False)]
+    chosen = current_task().rng.choice(len(points), size=k, replace=False)
+    first: Array = points[chosen]
+    return first
 
 
 def assign(points: Array, centroids: Array) -> tuple[Array, npt.NDArray[np.int64], float]:

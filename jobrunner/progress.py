@@ -112,7 +112,7 @@ class Progress:
         if self.saved_epoch is not None:
             parts.append(f"saved {self.saved_epoch} ({format_bytes(self.saved_bytes)})")
         if self.failed_saves:
-            parts.append(f"{self.failed_saves} saves failed")
+            parts.append(f"saves failed: {self.failed_saves}")
         return "  ".join(parts)
 
     def _draw(self) -> None:

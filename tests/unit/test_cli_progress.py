@@ -99,7 +99,7 @@ def test_what_is_logged_as_a_warning_is_said_at_once_and_only_during_the_run() -
 def test_failed_saves_are_counted() -> None:
     progress = Progress(_Recorder(), interval_seconds=1.0, clock=_Clock())
     progress.on_save(_save(4, "the disk is full"))
-    assert "1 saves failed" in progress.describe()
+    assert "saves failed: 1" in progress.describe()
 
 
 def test_a_line_holds_epoch_pace_metrics_and_what_is_saved() -> None:

@@ -1,0 +1,63 @@
+"""The Python blocks of the guides run, one after another as a reader would type them."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+_BLOCK = re.compile(
+    r"^(?:<!-- file: (?P<file>[\w.]+) -->\n)?```python\n(?P<code>.*?)^```$", re.M | re.S
+)
+_DOCUMENTS = sorted(
+    path
+    for path in [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]
+    if path.exists() and _BLOCK.search(path.read_text())
+)
+
+
+@pytest.fixture
+def main_module() -> Iterator[types.ModuleType]:
+    """A fresh ``__main__``: what a script defines there goes to workers by value."""
+    before = sys.modules["__main__"]
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    yield module
+    sys.modules["__main__"] = before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", _DOCUMENTS, ids=lambda path: path.name)
+def test_the_python_blocks_run(
+    document: Path,
+    main_module: types.ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = document.read_text()
+    for block in _BLOCK.finditer(text):
+        if block["file"]:
+            (tmp_path / block["file"]).write_text(block["code"])
+        # Padded with newlines, so that a traceback names the line of the document.
+        lines_before = text.count("\n", 0, block.start("code"))
+        source = "\n" * lines_before + block["code"]
+        exec(compile(source, str(document), "exec"), vars(main_module))
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    paths = [_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *(_ROOT / "docs").rglob("*.md")]
+    broken = [
+        f"{path.relative_to(_ROOT)}: {link}"
+        for path in paths
+        if path.exists()
+        for link in re.findall(r"\]\((?!https?://|#)([^)#\s]+)", path.read_text())
+        if not (path.parent / link).exists()
+    ]
+    assert not broken
