@@ -250,13 +250,14 @@ def _resumed_calls(
 def _planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
     found: dict[str, PlannedNode] = {}
     for group in groups:
-        references = [node for node, _, _ in group.reports]
+        references = []
         for task in group.tasks():
             references.append(task.node)
             for value in task.inputs:
                 node = value.node if isinstance(value, Blob) else value.task.node
                 if node is not None:
                     references.append(node)
+        references += [node for node, _, _ in group.reports]
         for node in references:
             asked = PlannedNode(node.name, node.workers, node.resources)
             known = found.setdefault(node.name, asked)

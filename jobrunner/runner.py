@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from jobrunner import resume
@@ -13,18 +12,15 @@ from jobrunner.checkpoint import MultiNodeCheckpointManager
 from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
-    CheckpointError,
-    CheckpointWriteError,
-    CommitConflictError,
     DefinitionError,
     NodeLostError,
 )
-from jobrunner.fingerprint import describe
 from jobrunner.job import Job
 from jobrunner.node import Blob
 from jobrunner.plan import Plan
-from jobrunner.result import NodeSave, ResumePlan, RunResult, SaveReport
-from jobrunner.session import Binding, Session
+from jobrunner.recorder import Recorder
+from jobrunner.result import ResumePlan, RunResult, SaveReport
+from jobrunner.session import Session
 from jobrunner.upload import UploadTaskGroupBuilder
 
 logger = logging.getLogger("jobrunner.runner")
@@ -243,7 +239,7 @@ class JobRunner:
 
     def _compile(self) -> Plan:
         plan = self.job.compile()
-        if not plan.groups["epoch"].conditions and self._epoch_limit(plan) is None:
+        if not plan.groups["epoch"].conditions and self._policy().epoch_limit(plan) is None:
             raise DefinitionError(
                 f"Job {plan.job!r} has no stop condition and no epoch limit, so it would never "
                 f"end. Add one: job.add_stop_condition(...), epoch_limiter(job, n), or num_epochs="
@@ -253,47 +249,47 @@ class JobRunner:
     def _policy(self) -> resume.Policy:
         return resume.Policy(self.resume_from_epoch, self.num_epochs)
 
-    def _epoch_limit(self, plan: Plan) -> int | None:
-        return self._policy().epoch_limit(plan)
-
 
 class _Run:
     """One call of `JobRunner.run`: the loop and what it gathers."""
 
     def __init__(self, runner: JobRunner, plan: Plan, session: Session) -> None:
         self.runner = runner
-        self.manager = runner.checkpoint_manager
         self.plan = plan
         self.session = session
-        self.binding: Binding
         self.policy = runner._policy()
         self.limit = self.policy.epoch_limit(plan)
-        self.is_recording = False
+        manager = runner.checkpoint_manager
+        self.recorder = (
+            None if manager is None else Recorder(manager, plan, runner.on_save_error, self._warn)
+        )
         self.fired: tuple[str, ...] = ()
         self.restarts = 0
         self.restarts_in_a_row = 0
         self.resumed_from: int | None = None
         self.metrics: dict[int, dict[str, Any]] = {}
-        self.saves: list[SaveReport] = []
-        self.failed_saves: list[SaveReport] = []
 
     def run(self) -> RunResult:
         self._bind()
         try:
-            with self._recording():
-                decision = resume.plan_resume(self.plan, self.manager, self.policy)
-                self._notify("on_start", decision, self.limit)
-                result = self._run_from(decision)
+            if self.recorder is not None:
+                self.recorder.start(self.binding)
+            decision = resume.plan_resume(self.plan, self.runner.checkpoint_manager, self.policy)
+            self._notify("on_start", decision, self.limit)
+            result = self._run_from(decision)
         except KeyboardInterrupt:
             self.binding.abort()
             raise
+        finally:
+            if self.recorder is not None:
+                self.recorder.end()
         self._notify("on_finish", result)
         return result
 
     def _run_from(self, decision: ResumePlan) -> RunResult:
         while True:
             try:
-                epoch = self._init() if decision.epoch is None else self._resume(decision)
+                epoch = self._start(decision)
                 while not (stopped_by := self._stopped_by(epoch)):
                     epoch = self._run_epoch(epoch + 1)
                 if not decision.is_finished:
@@ -307,53 +303,57 @@ class _Run:
             stopped_by=stopped_by,
             restarts=self.restarts,
             metrics=[self.metrics[key] for key in sorted(self.metrics)],
-            saves=self.saves,
-            failed_saves=self.failed_saves,
+            saves=[] if self.recorder is None else self.recorder.saves,
+            failed_saves=[] if self.recorder is None else self.recorder.failed_saves,
         )
-
-    # ---- the stages
 
     def _bind(self) -> None:
         self.binding = self.session.bind(self.plan, wait_seconds=self.runner.worker_wait_seconds)
 
-    def _init(self) -> int:
-        self.fired = ()
-        if self.manager is not None and self.is_recording and self.manager.epochs():
-            self.manager.rewind(None, "started afresh")
-        self.binding.run("init", epoch=0)
-        self._save(0, {})
-        return 0
+    def _start(self, decision: ResumePlan) -> int:
+        """Init or resume; gives the epoch that the workspaces are at."""
+        epoch = None
+        if decision.epoch is not None and self.recorder is not None:
+            epoch = self._load(self.recorder, decision.epoch)
+        if not self.restarts:
+            self.resumed_from = epoch
+        if epoch is None:
+            if self.recorder is not None:
+                self.recorder.rewind(None, "started afresh")
+            self.binding.run("init", epoch=0)
+            self.fired = ()
+            self._save(0, {})
+        # The epoch that the user named was for the start; from now on this run's own count.
+        self.policy = resume.Policy("latest", self.policy.num_epochs)
+        return epoch or 0
 
-    def _resume(self, decision: ResumePlan) -> int:
-        assert self.manager is not None and decision.epoch is not None
+    def _load(self, recorder: Recorder, wanted: int) -> int | None:
+        """Load `wanted`, or for "latest" the newest epoch that is whole; None if none is."""
+        manager = recorder.manager
         damaged: dict[int, str] = {}
-        epoch = decision.epoch
-        while True:
+        candidates = [epoch for epoch in reversed(manager.epochs()) if epoch <= wanted]
+        for epoch in candidates:
             try:
-                blobs = resume.required_blobs(self.plan, self.manager, epoch)
-                self.binding.run_group(self.manager.load(epoch, blobs=blobs), epoch=epoch)
+                blobs = resume.required_blobs(self.plan, manager, epoch)
+                self.binding.run_group(manager.load(epoch, blobs=blobs), epoch=epoch)
                 break
             except CheckpointCorruptError as error:
                 if self.policy.resume_from != "latest":
                     raise
                 damaged[epoch] = str(error)
-                older = [e for e in self.manager.epochs() if e < epoch]
                 self._warn(
-                    f"Epoch {epoch} of {self.manager.path} is damaged and set aside: {error} "
-                    + (f"Falling back to epoch {older[-1]}." if older else "Starting afresh.")
+                    f"Epoch {epoch} of {manager.path} is damaged and set aside, going back "
+                    f"further: {error}"
                 )
-                if not older:
-                    self._set_aside(damaged)
-                    return self._init()
-                epoch = older[-1]
-        self._set_aside(damaged)
-        if self.is_recording and self.manager.latest() != epoch:
-            self.manager.rewind(epoch, f"resumed from epoch {epoch}")
+        else:
+            self._warn(f"No recorded epoch of {manager.path} is whole; starting afresh.")
+            recorder.set_aside(damaged)
+            return None
+        recorder.set_aside(damaged)
+        recorder.rewind(epoch, f"resumed from epoch {epoch}")
         if self.plan.groups["resume"].slices:
             self.binding.run("resume", epoch=epoch)
-        if self.resumed_from is None and not self.metrics:
-            self.resumed_from = epoch
-        self.fired = resume.recorded_stops(self.plan, self.manager.record(epoch))
+        self.fired = resume.recorded_stops(self.plan, manager.record(epoch))
         return epoch
 
     def _run_epoch(self, epoch: int) -> int:
@@ -367,10 +367,9 @@ class _Run:
                 deadline_seconds=self.runner.epoch_deadline_seconds,
             )
             metrics.update(outcome.metrics)
-            self.fired = outcome.stopped
-        seconds = time.monotonic() - started
+        self.fired = outcome.stopped
         self.metrics[epoch] = {**metrics, "epoch": epoch}
-        self._notify("on_epoch", epoch, seconds, metrics)
+        self._notify("on_epoch", epoch, time.monotonic() - started, metrics)
         self._save(epoch, metrics)
         return epoch
 
@@ -380,130 +379,42 @@ class _Run:
         return "epoch_limiter" if self.limit is not None and epoch >= self.limit else ""
 
     def _finish(self, epoch: int) -> None:
-        builder = self.runner.upload_task_group_builder
-        if builder is not None:
-            assert self.manager is not None
-            self.binding.run_group(builder.build(epoch, self.manager), epoch=epoch)
+        builder, manager = self.runner.upload_task_group_builder, self.runner.checkpoint_manager
+        if builder is not None and manager is not None:
+            self.binding.run_group(builder.build(epoch, manager), epoch=epoch)
         self.binding.run("download", epoch=epoch)
         self.binding.run("exit", epoch=epoch)
-        if self.manager is not None and self.is_recording and self.manager.latest() == epoch:
-            self.manager.finish(epoch)
+        if self.recorder is not None:
+            self.recorder.finish(epoch)
+
+    def _save(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        if self.recorder is not None:
+            report = self.recorder.save(epoch, self.fired, metrics)
+            if report.error is None:
+                self.restarts_in_a_row = 0
+            self._notify("on_save", report)
 
     def _recover(self, error: NodeLostError) -> ResumePlan:
-        """Begin again after a lost worker; gives where from."""
-        latest = self.manager.latest() if self.manager is not None and self.is_recording else None
-        where = f"epoch {latest} of {self.manager.path}" if latest is not None else "the start"  # type: ignore[union-attr]
+        """Place the nodes anew after a loss; gives where to begin again from."""
+        manager = self.runner.checkpoint_manager
+        decision = resume.plan_resume(self.plan, manager, self.policy)
+        start = "the start" if decision.epoch is None else f"epoch {decision.epoch}"
         if self.restarts_in_a_row >= self.runner.max_restarts:
             raise NodeLostError(
-                f"{error} Lost workers {self.restarts_in_a_row + 1} times with no epoch recorded "
-                f"in between (max_restarts={self.runner.max_restarts}). Run the same command "
-                f"again to go on from {where}.",
+                f"{error} That was loss {self.restarts_in_a_row + 1} with no epoch recorded in "
+                f"between, and max_restarts is {self.runner.max_restarts}. Run the same command "
+                f"again to go on from {start}.",
                 nodes=error.nodes,
                 worker=error.worker,
                 epoch=error.epoch,
             ) from error
         self.restarts += 1
         self.restarts_in_a_row += 1
-        self._warn(f"{error} Beginning again from {where}.")
+        self._warn(f"{error} Beginning again from {start}.")
         self._bind()
-        # The user's choice of an epoch held for the start; now only what this run recorded counts.
-        self.policy = resume.Policy("latest", self.policy.num_epochs)
-        return ResumePlan(latest, "a worker was lost")
-
-    # ---- recording
-
-    @contextmanager
-    def _recording(self) -> Iterator[None]:
-        """Hold the checkpoint directory for the run."""
-        if self.manager is None:
-            yield
-            return
-        try:
-            self._start_recording()
-            yield
-        finally:
-            if self.is_recording:
-                self.manager.end_run()
-
-    def _start_recording(self) -> None:
-        assert self.manager is not None
-        before = self.manager.epochs()
-        try:
-            self.manager.start_run(self.plan.checkpointed, {"plan": describe(self.plan)})
-        except CheckpointWriteError as error:
-            if before or self.runner.on_save_error == "raise":
-                raise
-            self._warn(f"{error} The job runs all the same; saving is tried again at each epoch.")
-            return
-        self.is_recording = True
-        self.manager.check_probe(self.binding.apply(self.manager.probe()))
-
-    def _save(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        if self.manager is None:
-            return
-        started = time.monotonic()
-        nodes: dict[str, NodeSave] = {}
-        error: CheckpointWriteError | None = None
-        try:
-            self._write(epoch, metrics, nodes)
-        except CheckpointWriteError as caught:
-            error = caught
-        seconds = time.monotonic() - started
-        report = SaveReport(
-            epoch=epoch,
-            seconds=seconds,
-            stall_seconds=seconds,
-            nbytes=sum(node.nbytes for node in nodes.values()),
-            nodes=nodes,
-            error=None if error is None else str(error),
-        )
-        (self.saves if error is None else self.failed_saves).append(report)
-        self._notify("on_save", report)
-        if error is None:
-            self.restarts_in_a_row = 0
-            return
-        if self.runner.on_save_error == "raise":
-            raise error
-        self._warn(f"Epoch {epoch} was not saved: {error}")
-
-    def _write(self, epoch: int, metrics: Mapping[str, Any], nodes: dict[str, NodeSave]) -> None:
-        assert self.manager is not None
-        if not self.is_recording:
-            self.manager.start_run(self.plan.checkpointed, {"plan": describe(self.plan)})
-            self.is_recording = True
-            if self.manager.epochs():
-                raise CommitConflictError(
-                    f"{self.manager.path} could not be written when this run began, and now holds "
-                    f"epochs of another run. Choose another directory, or run again to go on from "
-                    f"them."
-                )
-            self.manager.check_probe(self.binding.apply(self.manager.probe()))
-        order = self.manager.begin(epoch)
-        try:
-            receipts: dict[str, Any] = {}
-            for answer in self.binding.apply(order).values():
-                receipts.update(answer)
-            self.manager.commit(
-                order,
-                receipts,
-                {
-                    "stopped_by": list(self.fired),
-                    "metrics": dict(metrics),
-                    "placement": dict(self.binding.placement),
-                },
-            )
-        except CheckpointWriteError:
-            self.manager.abandon(order)
-            raise
-        for node, receipt in receipts.items():
-            nodes[node] = NodeSave(receipt.seconds, receipt.nbytes)
-
-    def _set_aside(self, damaged: Mapping[int, str]) -> None:
-        if self.manager is not None and self.is_recording:
-            for epoch, reason in damaged.items():
-                self.manager.set_aside(epoch, reason)
-
-    # ---- telling
+        if self.recorder is not None:
+            self.recorder.attach(self.binding)
+        return decision
 
     def _warn(self, message: str) -> None:
         logger.warning(message)
