@@ -1,0 +1,209 @@
+"""Whatever runs at the same time, a job gives what its tasks give one after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jobrunner import Job, JobRunner, Node, Session, Task, WorkspaceType, current_task
+
+NODES = ("a", "b", "c")
+BLOBS = ("w", "x", "y")
+PRIVATE = ("p", "q")
+EPOCHS = 3
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A task: what it reads (a blob, or an earlier task's output), updates and writes."""
+
+    node: str
+    kind: str
+    salt: int
+    reads: tuple[tuple[str, str] | int, ...]
+    update: str | None
+    output: str | None
+    fetched: bool
+
+
+def work(kind, salt, has_update, *args):
+    """Mix the arguments; every kind tries another way to let memory be shared."""
+    *inputs, target = args if has_update else (*args, None)
+    mixed = np.full(3, salt, dtype=np.uint64)
+    for i, value in enumerate(inputs):
+        mixed = mixed * np.uint64(31) + np.asarray(value) * np.uint64(i + 7)
+    if target is not None:
+        target *= np.uint64(3)
+        target += mixed
+    if kind == "random":
+        mixed += current_task().rng.integers(0, 1000, 3, dtype=np.uint64)
+    if kind == "view" and inputs:
+        return inputs[0]
+    if kind == "slice" and inputs:
+        return np.asarray(inputs[0])[::1]
+    if kind == "alias" and target is not None:
+        return target
+    return mixed
+
+
+@st.composite
+def specs(draw):
+    tasks: list[Spec] = []
+    private: dict[str, set[str]] = {node: set() for node in NODES}
+    for i in range(draw(st.integers(1, 12))):
+        node = draw(st.sampled_from(NODES))
+        there = [(n, b) for n in NODES for b in (*BLOBS, *sorted(private[n]))]
+        choices = st.one_of(st.sampled_from(there), *([st.integers(0, i - 1)] if i else []))
+        reads = draw(st.lists(choices, max_size=3))
+        update = draw(st.one_of(st.none(), st.sampled_from([b for n, b in there if n == node])))
+        reads = [read for read in reads if read != (node, update)]
+        names = [b for b in (*BLOBS, *PRIVATE) if b != update]
+        output = draw(st.one_of(st.none(), st.sampled_from(names)))
+        kind = draw(st.sampled_from(["mix", "view", "slice", "alias", "random"]))
+        fetched = draw(st.booleans())
+        tasks.append(
+            Spec(node, kind, draw(st.integers(0, 999)), tuple(reads), update, output, fetched)
+        )
+        if output in PRIVATE:
+            private[node].add(output)
+    return tasks
+
+
+def initial(node, blob):
+    return np.arange(3, dtype=np.uint64) + np.uint64(hash_of(node + blob))
+
+
+def hash_of(text):
+    return sum(ord(letter) * 17**i for i, letter in enumerate(text))
+
+
+def build(tasks):
+    with Job("random") as job:
+        with job.init_group:
+            for node in NODES:
+                for blob in BLOBS:
+                    Task(initial, outputs=blob, node=node, kwargs={"node": node, "blob": blob})
+        made = []
+        for spec in tasks:
+            inputs = [
+                made[read].output() if isinstance(read, int) else Node(read[0])[read[1]]
+                for read in spec.reads
+            ]
+            made.append(
+                Task(
+                    Work(spec.kind, spec.salt, spec.update is not None),
+                    inputs=inputs,
+                    updates=() if spec.update is None else spec.update,
+                    outputs=() if spec.output is None else spec.output,
+                    node=spec.node,
+                    name=f"t{len(made)}",
+                )
+            )
+            if spec.fetched:
+                made[-1].output()
+    return job, made
+
+
+class Work:
+    """`work`, called with fixed first arguments; a class, so that every task has a name of its own."""
+
+    def __init__(self, *fixed):
+        self.fixed = fixed
+
+    def __call__(self, *args):
+        return work(*self.fixed, *args)
+
+
+def run_in_order(tasks, rng_of):
+    """What the definition promises: one after another, every value a copy."""
+    state = {node: {blob: initial(node, blob) for blob in BLOBS} for node in NODES}
+    for epoch in range(1, EPOCHS + 1):
+        results = []
+        for i, spec in enumerate(tasks):
+            args = [
+                results[read].copy() if isinstance(read, int) else state[read[0]][read[1]].copy()
+                for read in spec.reads
+            ]
+            target = None if spec.update is None else state[spec.node][spec.update]
+            kind = "mix" if spec.kind == "random" else spec.kind
+            fixed = (kind, spec.salt, target is not None)
+            value = np.array(work(*fixed, *args, *([] if target is None else [target])))
+            if spec.kind == "random":
+                value = value + rng_of(spec.node, f"t{i}", epoch).integers(
+                    0, 1000, 3, dtype=np.uint64
+                )
+            results.append(value.copy())
+            if spec.output is not None:
+                state[spec.node][spec.output] = value.copy()
+        for blobs in state.values():
+            for name in PRIVATE:
+                blobs.pop(name, None)
+    return state, results
+
+
+def rng_of(node, task, epoch):
+    from jobrunner.current import make_rng
+
+    return make_rng(0, node=node, group="epoch", task=task, epoch=epoch, step=0, instance=0)
+
+
+def check(session, tasks):
+    job, made = build(tasks)
+    JobRunner(job, num_epochs=EPOCHS).run(session)
+    state, results = run_in_order(tasks, rng_of)
+    for node, blobs in state.items():
+        for blob, value in blobs.items():
+            np.testing.assert_array_equal(
+                session.fetch(Node(node)[blob]), value, err_msg=f"{node}/{blob}"
+            )
+    for task, spec, value in zip(made, tasks, results, strict=True):
+        if spec.fetched:
+            np.testing.assert_array_equal(task.output().fetch(), value, err_msg=task.name)
+
+
+@pytest.fixture(scope="module")
+def inproc_session(inproc_cluster):
+    yield from open_session(inproc_cluster)
+
+
+@pytest.fixture(scope="module")
+def process_session(process_cluster):
+    yield from open_session(process_cluster)
+
+
+def open_session(cluster):
+    from distributed import Client
+
+    with Client(cluster, set_as_default=False) as client, Session(client) as session:
+        yield session
+
+
+fixtures_are_shared = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@given(specs())
+@settings(max_examples=100, suppress_health_check=fixtures_are_shared)
+def test_random_jobs_equal_running_their_tasks_in_order_in_process(inproc_session, tasks):
+    check(inproc_session, tasks)
+
+
+@given(specs())
+@settings(max_examples=40, suppress_health_check=fixtures_are_shared)
+def test_random_jobs_equal_running_their_tasks_in_order_on_processes(process_session, tasks):
+    check(process_session, tasks)
+
+
+def test_a_global_blob_made_in_the_epoch_group_lasts(inproc_session):
+    with Job() as job, Node("a"):
+        with job.init_group:
+            Task(lambda: 0, outputs="n")
+        Task(lambda n: n + 1, inputs="n", outputs="n", name="count")
+        Task(lambda n: n, inputs="n", outputs="g", workspace_type=WorkspaceType.GLOBAL)
+        with job.exit_group:
+            last = Task(lambda g: g * 10, inputs="g", name="last").output()
+    JobRunner(job, num_epochs=4).run(inproc_session)
+    assert last.fetch() == 40
