@@ -1,0 +1,50 @@
+"""A job whose every bit depends on all epochs before: random steps, halos, and a growing tuple."""
+
+import os
+
+import numpy as np
+
+from jobrunner import Job, Node, Task, current_task, epoch_limiter
+
+NODES = 3
+EPOCHS = int(os.environ.get("DRIFT_EPOCHS", "40"))
+
+
+def start(i):
+    return np.arange(2000, dtype=np.float64) + i, (i,)
+
+
+def edge(x):
+    return x[:10].copy()
+
+
+def drift(history, *others):
+    *edges, x = others
+    task = current_task()
+    x += task.rng.standard_normal(x.size)
+    for other in edges:
+        x[-10:] += 0.5 * other
+    task.report(mean=x.mean())
+    return (*history[-5:], float(x[0]))
+
+
+def write_sum(path, x):
+    with open(path, "w") as file:
+        file.write(x.tobytes().hex())
+
+
+def build():
+    nodes = [Node(f"part:{i}") for i in range(NODES)]
+    with Job("drift", seed=7) as job:
+        for i, node in enumerate(nodes):
+            with job.init_group:
+                Task(start, outputs=["x", "history"], node=node, kwargs={"i": i})
+            Task(edge, inputs="x", outputs="edge", node=node)
+        for i, node in enumerate(nodes):
+            left = nodes[(i + 1) % NODES]["edge"]
+            Task(drift, inputs=["history", left], updates="x", outputs="history", node=node)
+        epoch_limiter(job, EPOCHS)
+    return job
+
+
+job = build()
