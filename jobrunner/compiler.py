@@ -218,8 +218,8 @@ def _resumed_calls(
         needed: list[Task] = []
         for value in (*task.inputs, *task.updates):
             if isinstance(value, TaskOutput):
-                blob = value.blob
-                if blob is None or not is_loaded(value.task.node.name, blob.name):
+                filled = value.blob
+                if filled is None or not is_loaded(value.task.node.name, filled.name):
                     needed.append(value.task)
             else:
                 node = (value.node or task.node).name

@@ -87,7 +87,7 @@ def place(
         if name not in wanted and address in load:
             load[address] += 1
     for node in nodes:
-        address = (previous or {}).get(node.name)
+        address = (previous or {}).get(node.name, "")
         if address in table and _fits(node, table[address], free[address]):
             take(node, address)
 

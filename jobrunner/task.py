@@ -220,7 +220,13 @@ class Task:
         for other in self.after:
             if not isinstance(other, Task | str):
                 raise DefinitionError(f"{where}: after= names tasks; got {type(other).__name__}.")
-        names = {"inputs": {b.name for b in self.inputs if self._is_own(b)}}
+        names = {
+            "inputs": {
+                value.name
+                for value in self.inputs
+                if isinstance(value, Blob) and value.node == self.node
+            }
+        }
         for what, blobs in (("updates", self.updates), ("outputs", self.output_blobs)):
             names[what] = {blob.name for blob in blobs}
             if len(names[what]) < len(blobs):
@@ -243,9 +249,6 @@ class Task:
                         f"To mend it, {hint}."
                     )
         self._check_signature(where)
-
-    def _is_own(self, value: Blob | TaskOutput) -> bool:
-        return isinstance(value, Blob) and value.node == self.node
 
     def _check_signature(self, where: str) -> None:
         try:
