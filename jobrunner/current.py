@@ -1,0 +1,173 @@
+"""4 run: what a task's function can ask about itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jobrunner.errors import ExecutionError
+from jobrunner.workspace import Workspace, WorkspaceView
+
+Metric = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What all tasks of one run of a group share.
+
+    Attributes
+    ----------
+    job, group : str
+    seed : int
+        The job's.
+    epoch : int or None
+        None outside a runner.
+    step : int
+        Which run of the epoch group within the epoch, from 0.
+    attempt : int
+        How many times the runner had to start anew before.
+    """
+
+    job: str
+    group: str
+    seed: int
+    epoch: int | None
+    step: int
+    attempt: int
+
+
+class CurrentTask:
+    """The task that is running in this thread; `current_task` gives it.
+
+    Attributes
+    ----------
+    job, node, group, name : str
+    epoch : int or None
+        The epoch that is running; None outside a runner.
+    step : int
+        Which run of the epoch group within the epoch, from 0.
+    attempt : int
+        How many times the runner had to start anew before.
+    instance : int
+        From 0 to `num_instances` - 1.
+    workspace : mapping
+        The node's blobs, read-only, with the private ones of this run.
+    rng : numpy.random.Generator
+        Its numbers are a pure function of job seed, group, node, task, epoch, step and instance:
+        the same after a restart, on any number of workers.
+    """
+
+    def __init__(
+        self,
+        info: RunInfo,
+        workspace: Workspace,
+        name: str,
+        instance: int,
+        record: Callable[[dict[str, Metric]], None],
+    ) -> None:
+        self.job = info.job
+        self.node = workspace.node
+        self.group = info.group
+        self.epoch = info.epoch
+        self.step = info.step
+        self.attempt = info.attempt
+        self.instance = instance
+        self.name = name
+        self.workspace = WorkspaceView(workspace)
+        self._seed = info.seed
+        self._record = record
+        self._rng: np.random.Generator | None = None
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """The task's own random numbers."""
+        if self._rng is None:
+            self._rng = make_rng(
+                *(self._seed, self.group, self.node, self.name),
+                *(self.epoch, self.step, self.instance),
+            )
+        return self._rng
+
+    def report(self, **metrics: Metric) -> None:
+        """Add to the epoch's metrics; what is reported last in order of definition counts.
+
+        Parameters
+        ----------
+        **metrics : bool, int, float, str, or NumPy scalars of these
+
+        Raises
+        ------
+        TypeError
+            Naming the metric that is none of these.
+        """
+        self._record(
+            {key: self._plain(key, value) for key, value in metrics.items()},
+        )
+
+    def _plain(self, key: str, value: object) -> Metric:
+        plain = value.item() if isinstance(value, np.generic) else value
+        for kind in (bool, int, float, str):
+            if isinstance(plain, kind):
+                return kind(plain)
+        shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
+        raise TypeError(
+            f"Task {self.node}/{self.name} reports {key!r} as {type(value).__qualname__}{shape}; "
+            f"a metric is a number, a bool or a str, or a NumPy scalar of these. Convert it, as "
+            f"in report({key}=float(x))."
+        )
+
+    def __repr__(self) -> str:
+        where = f"{self.node}/{self.name}"
+        return f"<CurrentTask {where!r} of {self.group!r}, epoch {self.epoch}, step {self.step}>"
+
+
+# Set at every call of a task's function, so it is the cheapest thing there is: a list
+# `[make, step, instance, None]`, whose last item becomes `make(step, instance)` when asked for.
+FRAME: ContextVar[list[Any] | None] = ContextVar("jobrunner_task", default=None)
+
+
+def current_task() -> CurrentTask:
+    """The task that calls this.
+
+    Returns
+    -------
+    CurrentTask
+        With `job`, `node`, `group`, `epoch`, `step`, `attempt`, `instance`, `name`, `workspace`,
+        `rng` and `report(**metrics)`.
+
+    Raises
+    ------
+    ExecutionError
+        No task is running in this thread.
+
+    Notes
+    -----
+    Runs on the worker, inside a task's function, a report step, or what they call.
+    """
+    frame = FRAME.get()
+    if frame is None:
+        raise ExecutionError(
+            "current_task() was called outside a task. It is there inside a task's function, in "
+            "the thread that jobrunner calls it in; pass what other threads need as arguments."
+        )
+    if frame[3] is None:
+        make, step, instance, _ = frame
+        frame[3] = make(step, instance)
+    task: CurrentTask = frame[3]
+    return task
+
+
+def make_rng(
+    seed: int, group: str, node: str, task: str, epoch: int | None, step: int, instance: int
+) -> np.random.Generator:
+    """Random numbers that depend on nothing but the arguments, on every machine."""
+    digest = hashlib.blake2b(digest_size=32)
+    for part in (seed, group, node, task, epoch, step, instance):
+        text = repr(part).encode("utf-8", "surrogatepass")
+        digest.update(len(text).to_bytes(8, "little") + text)
+    return np.random.Generator(np.random.PCG64(int.from_bytes(digest.digest(), "little")))

@@ -1,0 +1,179 @@
+"""4 run: what a run of a group comes to, on one worker and in all. Plain data."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import cloudpickle
+import numpy as np
+
+from jobrunner.current import Metric
+from jobrunner.errors import CheckpointError, DefinitionError, ExecutionError
+
+logger = logging.getLogger(__name__)
+
+
+class MetricEntry(NamedTuple):
+    """What a task reported under a name; `order` and `instance` say when, by definition."""
+
+    name: str
+    node: str
+    order: int
+    instance: int
+    value: Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A function that raised, in a form that can travel.
+
+    Attributes
+    ----------
+    node, task : str
+        Where; empty where it was no task's function.
+    summary : str
+        Type and message.
+    traceback : str
+        As formatted where it was raised.
+    error : bytes or None
+        The pickled exception, if it can be pickled.
+    is_own : bool
+        Of the error tree and to be raised as it is, not as the cause of a `TaskFailedError`.
+    """
+
+    node: str
+    task: str
+    summary: str
+    traceback: str
+    error: bytes | None
+    is_own: bool
+
+    def exception(self) -> BaseException:
+        """The exception itself, or an `ExecutionError` that says what it was."""
+        if self.error is not None:
+            try:
+                error = pickle.loads(self.error)
+            except Exception:  # its class or its arguments may not be there on the client
+                logger.info("Could not unpickle %s", self.summary, exc_info=True)
+            else:
+                if isinstance(error, BaseException):
+                    return error
+        return ExecutionError(self.summary)
+
+    def to_message(self) -> dict[str, Any]:
+        """For `Failure(**message)` at the other end."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one worker's part of a run came to.
+
+    Attributes
+    ----------
+    status : {"done", "failed", "aborted"}
+    failure : Failure or None
+    reason : str
+        Why it was aborted.
+    stopped : list of str
+        Names of the stop conditions that are true.
+    metrics : list of MetricEntry
+    """
+
+    status: Literal["done", "failed", "aborted"]
+    failure: Failure | None = None
+    reason: str = ""
+    stopped: list[str] = field(default_factory=list)
+    metrics: list[MetricEntry] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """What a run of a group came to, on all workers.
+
+    Attributes
+    ----------
+    seconds : float
+        That the client waited for it.
+    stopped : tuple of str
+        Names of the stop conditions that are true, in order of definition.
+    metrics : dict of str to bool, int, float or str
+        For each name the value reported last in order of definition; where several nodes report
+        a name, each one's as ``"node/name"`` too.
+    """
+
+    seconds: float
+    stopped: tuple[str, ...]
+    metrics: dict[str, Metric]
+
+
+def describe_failure(
+    node: str, task: str, error: BaseException, *, is_own: bool = False
+) -> Failure:
+    """Make a `Failure` of an exception that was just caught.
+
+    Checkpoint and definition errors are raised as they are wherever they come from.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__package__") == "jobrunner":
+        trace = trace.tb_next  # our frames tell the user nothing
+    lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
+    return Failure(
+        node=node,
+        task=task,
+        summary="".join(traceback.format_exception_only(error)).strip(),
+        traceback="".join(lines),
+        error=_pickled(error),
+        is_own=is_own or isinstance(error, CheckpointError | DefinitionError),
+    )
+
+
+def merge_metrics(entries: Iterable[Sequence[Any]]) -> dict[str, Metric]:
+    """One value for each name, of what all workers sent; see `GroupResult`."""
+    by_name: dict[str, list[MetricEntry]] = {}
+    for entry in entries:
+        by_name.setdefault(entry[0], []).append(MetricEntry(*entry))
+    merged: dict[str, Metric] = {}
+    for name, found in by_name.items():
+        found.sort(key=lambda entry: (entry.order, entry.instance, entry.node))
+        merged[name] = found[-1].value
+    for name, found in by_name.items():
+        if len(found) > 1:
+            merged.update({f"{entry.node}/{name}": entry.value for entry in found})
+    return merged
+
+
+def is_true(name: str, value: Any) -> bool:
+    """Read a stop condition.
+
+    Raises
+    ------
+    DefinitionError
+        The value is an array of none or several elements, or has no truth.
+    """
+    if isinstance(value, np.ndarray) and value.size != 1:
+        raise DefinitionError(
+            f"The stop condition {name!r} is an array of shape {value.shape}, and only one "
+            f"element has a truth. Reduce it in its task, as in bool(x.all())."
+        )
+    try:
+        return bool(value)
+    except Exception as error:
+        raise DefinitionError(
+            f"The stop condition {name!r} is a {type(value).__qualname__}, of which bool() fails: "
+            f"{error}. Return a bool from its task."
+        ) from error
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        try:
+            return bytes(dumps(error))
+        except Exception:
+            logger.debug("%s cannot pickle %r", dumps.__module__, type(error), exc_info=True)
+    return None
