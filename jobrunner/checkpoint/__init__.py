@@ -1,0 +1,50 @@
+"""5 save: from blobs to recorded epochs and back.
+
+The way of the data, one module a stage; a module imports only from those above it::
+
+    files             what is asked of a file system, one method an operation
+    dtypes, codecs, tensors, aliasing
+    encoding          values -> JSON trees and arrays       (pure)
+    decoding          ... and back                          (pure)
+    layout            trees and arrays -> Zarr documents and chunks   (pure)
+    store             write stores, and make them durable
+    reader            read and verify them, or look into them lazily
+    epochmap, records log entries -> what is recorded       (pure)
+    log               the metadata handler, which keeps the entries
+    journal           a run's hold on the log
+    policies          which epochs are kept                 (pure)
+    liveness, chores, probe
+    save, load        what is sent to the workers
+    view              a checkpoint to look into
+    directory         all that reads
+    manager           all that writes
+
+`docs/design/checkpoints.md` and `docs/design/log.md` say what lies on disk and why it is safe.
+"""
+
+from __future__ import annotations
+
+from jobrunner.checkpoint.codecs import Codec, register_codec
+from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler, read_state
+from jobrunner.checkpoint.manager import CheckpointManager, MultiNodeCheckpointManager
+from jobrunner.checkpoint.policies import KeepAll, KeepLast, RetentionPolicy
+from jobrunner.checkpoint.save import SaveOrder
+from jobrunner.checkpoint.store import Receipt
+from jobrunner.checkpoint.view import Checkpoint, NodeCheckpoint
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointManager",
+    "Codec",
+    "FileMetadataHandler",
+    "KeepAll",
+    "KeepLast",
+    "MetadataHandler",
+    "MultiNodeCheckpointManager",
+    "NodeCheckpoint",
+    "Receipt",
+    "RetentionPolicy",
+    "SaveOrder",
+    "read_state",
+    "register_codec",
+]

@@ -1,0 +1,103 @@
+"""Stores that are not part of any checkpoint: hidden or deleted, in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Literal
+
+from jobrunner.checkpoint.files import PosixFiles
+from jobrunner.checkpoint.layout import RETIRED_DOCUMENT, ROOT_DOCUMENT
+from jobrunner.checkpoint.records import Claim
+
+logger = logging.getLogger("jobrunner.checkpoint.chores")
+
+
+class Sweeper:
+    """Hides and deletes stores that the log has given up, one claim after another.
+
+    Parameters
+    ----------
+    files : PosixFiles
+    path : str
+        The checkpoint directory.
+
+    Notes
+    -----
+    The log entry comes first: whoever calls has appended it. What fails is logged and left for
+    the next run. The thread lives as long as there is something to do.
+    """
+
+    def __init__(self, files: PosixFiles, path: str) -> None:
+        self._files = files
+        self._path = path
+        self._waiting: deque[tuple[Claim, Literal["delete", "hide"], Sequence[str]]] = deque()
+        self._settled: list[Claim] = []
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, claim: Claim, action: Literal["delete", "hide"], stores: Sequence[str]) -> None:
+        """Let the stores of a claim be hidden, or hidden and deleted."""
+        with self._changed:
+            self._waiting.append((claim, action, stores))
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="jobrunner-sweeper", daemon=True
+                )
+                self._thread.start()
+
+    def take_settled(self) -> list[Claim]:
+        """The claims that nothing is left to do for; each is given out once."""
+        with self._changed:
+            settled, self._settled = self._settled, []
+            return settled
+
+    def drain(self, timeout_seconds: float) -> bool:
+        """Wait until nothing is left to do; False if that takes longer."""
+        deadline = time.monotonic() + timeout_seconds
+        with self._changed:
+            while self._thread is not None:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    return self._thread is None
+        return True
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+                claim, action, stores = self._waiting.popleft()
+            try:
+                self._settle(action, stores)
+            except OSError as error:
+                logger.warning(
+                    "Stores of epoch %d could not be %s, and are left for the next run: %s",
+                    claim.epoch,
+                    "deleted" if action == "delete" else "hidden",
+                    error,
+                )
+            else:
+                with self._changed:
+                    self._settled.append(claim)
+
+    def _settle(self, action: Literal["delete", "hide"], stores: Sequence[str]) -> None:
+        roots = [os.path.join(self._path, store) for store in stores]
+        # Durable before anything goes, so that no store opens as live with chunks missing.
+        with self._files.durable(self._path, ()):
+            for root in roots:
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    self._files.rename(
+                        os.path.join(root, ROOT_DOCUMENT), os.path.join(root, RETIRED_DOCUMENT)
+                    )
+                    self._files.sync_name(root)
+        if action == "delete":
+            for root in roots:
+                self._files.remove_tree(root)

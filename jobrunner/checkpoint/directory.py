@@ -1,0 +1,346 @@
+"""What a checkpoint directory holds: reading it, with or without a cluster."""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+import urllib.request
+import weakref
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from jobrunner.checkpoint.codecs import registered_codecs
+from jobrunner.checkpoint.files import PosixFiles
+from jobrunner.checkpoint.journal import Journal
+from jobrunner.checkpoint.load import load_group
+from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler
+from jobrunner.checkpoint.reader import StoreReader
+from jobrunner.checkpoint.records import loose_json
+from jobrunner.checkpoint.view import Checkpoint
+from jobrunner.errors import (
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    DefinitionError,
+)
+from jobrunner.names import format_store_name, parse_store_name
+from jobrunner.task import TaskGroup, TaskOutput
+
+_NAMED_EPOCHS = 12
+
+
+class CheckpointDirectory:
+    """The recorded epochs of a directory. `MultiNodeCheckpointManager` documents the parameters.
+
+    Notes
+    -----
+    Runs on the client. All that it says, it says from the log as it is at the call.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        metadata_handler: MetadataHandler | None,
+        *,
+        allow_pickle: bool,
+        files: PosixFiles | None,
+        only_node: str | None = None,
+    ) -> None:
+        self.path = absolute_path(path)
+        self._files = files if files is not None else PosixFiles()
+        if metadata_handler is None:
+            metadata_handler = FileMetadataHandler(self._files)
+        elif not isinstance(metadata_handler, MetadataHandler):
+            raise DefinitionError(
+                f"metadata_handler is a MetadataHandler; got {type(metadata_handler).__name__}, "
+                f"which lacks some of its methods: set_params, append, write, last_number, "
+                f"entries, last_epoch, report, accessible."
+            )
+        self._handler = metadata_handler
+        self._handler.set_params(self.path, () if only_node is None else (only_node,))
+        self._journal = Journal(self._handler, self.path)
+        self._allow_pickle = allow_pickle
+        self._only_node = only_node
+        self._load_seconds: weakref.WeakKeyDictionary[
+            TaskGroup, tuple[str, dict[str, TaskOutput]]
+        ] = weakref.WeakKeyDictionary()
+
+    # --- what the log says
+
+    def epochs(self) -> list[int]:
+        """The recorded epochs, in ascending order.
+
+        Raises
+        ------
+        CheckpointError
+            The directory cannot be read; nothing there at all is no epochs instead.
+        """
+        return list(self._journal.refresh().recorded)
+
+    def latest(self) -> int | None:
+        """The newest recorded epoch, if there is one."""
+        return self._journal.refresh().latest
+
+    def is_done(self) -> bool:
+        """Whether the job had ended, exit group and all, after the newest recorded epoch."""
+        state = self._journal.refresh()
+        return state.done is not None and state.done == state.latest
+
+    def record(self, epoch: int) -> Mapping[str, Any]:
+        """What the log says of a recorded epoch.
+
+        Parameters
+        ----------
+        epoch : int
+
+        Returns
+        -------
+        mapping
+            ``epoch``, ``time``, ``run``; ``stores``, by node: ``store`` (its name), ``manifest``
+            (SHA-256), ``nbytes``, ``seconds``; and ``details``, what the runner wanted to keep.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            It is not recorded; names the epochs that are.
+        """
+        state = self._journal.refresh()
+        if type(epoch) is not int:
+            raise DefinitionError(f"An epoch is an int; got {epoch!r}.")
+        if epoch not in state.recorded:
+            raise CheckpointNotFoundError(
+                f"Epoch {epoch} of {self.path} is not recorded. Recorded: "
+                f"{_name_some(list(state.recorded))}. Name one of these, or 'latest'."
+            )
+        entry = self._journal.read_entry(state.recorded[epoch])
+        try:
+            if entry["kind"] != "commit" or entry["epoch"] != epoch:
+                raise ValueError(f"it is a {entry['kind']} of epoch {entry.get('epoch')}")
+            for node, about in entry["stores"].items():
+                expected = (node, epoch, entry["retry"])
+                if parse_store_name(about["store"]) != expected or not about["manifest"]:
+                    raise ValueError(f"{about['store']!r} cannot be the store of node {node!r}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointCorruptError(
+                f"{self.path}: entry {state.recorded[epoch]} of the log is not the record of "
+                f"epoch {epoch} that it should be: {error}. Restore it from a copy."
+            ) from error
+        record: Mapping[str, Any] = loose_json(entry)
+        if self._only_node is None:
+            return record
+        stores = {node: s for node, s in record["stores"].items() if node == self._only_node}
+        return {**record, "stores": stores}
+
+    def run_info(self, epoch: int) -> Mapping[str, Any]:
+        """What the run that recorded `epoch` said of itself when it began."""
+        entry = self._journal.read_entry(self.record(epoch)["run_number"])
+        info: Mapping[str, Any] = loose_json(entry["info"])
+        return info
+
+    def get_ckpt_db_name(self, node: str, epoch: int) -> str:
+        """Where the store of `node` at `epoch` lies, or would lie if it were saved next.
+
+        Returns
+        -------
+        str
+            An absolute path, ``path/node.epoch``; with ``.r1``, ``.r2``, ... where earlier
+            attempts to save the epoch had claimed that name.
+        """
+        state = self._journal.refresh()
+        retry = state.retries.get(epoch, state.claims.get(epoch, 0))
+        return os.path.join(self.path, format_store_name(node, epoch, retry))
+
+    # --- what the stores hold
+
+    def blobs(self, epoch: int) -> dict[str, list[str]]:
+        """Names of the blobs of each node at a recorded epoch.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            A manifest is missing or not what was written.
+        """
+        with self._reading(epoch):
+            return {
+                node: list(reader.read_manifest()["blobs"])
+                for node, reader in self._readers(epoch).items()
+            }
+
+    def verify(self, epoch: int) -> None:
+        """Read every byte of a recorded epoch.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            Naming the first file that is not what was written, what was expected and found.
+        """
+        with self._reading(epoch):
+            for reader in self._readers(epoch).values():
+                reader.verify()
+
+    def open(self, epoch: int) -> Checkpoint:
+        """Look into a recorded epoch: ``checkpoint[node][blob]``.
+
+        Returns
+        -------
+        Checkpoint
+        """
+        return Checkpoint(
+            epoch,
+            self.record(epoch),
+            self._readers(epoch),
+            registered_codecs(),
+            allow_pickle=self._allow_pickle,
+        )
+
+    def load(
+        self,
+        epoch: int,
+        *,
+        nodes: Collection[str] | None = None,
+        blobs: Mapping[str, Collection[str]] | None = None,
+    ) -> TaskGroup:
+        """Make the task group that loads a recorded epoch.
+
+        It verifies everything on all nodes, and only then replaces the nodes' global blobs.
+
+        Parameters
+        ----------
+        epoch : int
+        nodes : collection of str, optional
+            Only these nodes.
+        blobs : mapping of str to collection of str, optional
+            Node -> the blobs to load; these nodes' other blobs, and other nodes, stay as they
+            are. Only what is asked for is read.
+
+        Returns
+        -------
+        TaskGroup
+            For `Session.run`.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            The epoch is not recorded.
+        BlobNotFoundError
+            A node or blob that was named is not in it.
+
+        Notes
+        -----
+        Runs on the client; the group's tasks run on the nodes' workers, and raise
+        `CheckpointCorruptError` where something is not what was written. *Atomicity*: no blob is
+        replaced before all are verified. *Safe to retry*: yes.
+        """
+        readers = self._readers(epoch)
+        for what in (nodes, blobs):
+            for node in what or ():
+                if node not in readers:
+                    raise BlobNotFoundError(
+                        f"Epoch {epoch} of {self.path} has no node {node!r}. It has "
+                        f"{_name_some(list(readers))}."
+                    )
+        if blobs is not None:
+            with self._reading(epoch):
+                self._check_blobs(epoch, {node: readers[node] for node in blobs}, blobs)
+        wanted = {
+            node: reader
+            for node, reader in readers.items()
+            if (nodes is None or node in nodes) and (blobs is None or node in blobs)
+        }
+        group, seconds = load_group(
+            wanted, blobs, registered_codecs(), allow_pickle=self._allow_pickle
+        )
+        action = "checkpoint_load" if blobs is None else "checkpoint_partial_load"
+        self._load_seconds[group] = (action, seconds)
+        return group
+
+    def report_load(self, group: TaskGroup) -> None:
+        """Report to the metadata handler how long each node took, once `group` has run.
+
+        Parameters
+        ----------
+        group : TaskGroup
+            One that `load` made.
+        """
+        action, seconds = self._load_seconds[group]
+        self._handler.report(action, {node: output.fetch() for node, output in seconds.items()})
+
+    # --- helpers
+
+    def _readers(self, epoch: int) -> dict[str, StoreReader]:
+        return {
+            node: StoreReader(self._files, self.path, about["store"], about["manifest"])
+            for node, about in self.record(epoch)["stores"].items()
+        }
+
+    def _check_blobs(
+        self,
+        epoch: int,
+        readers: Mapping[str, StoreReader],
+        blobs: Mapping[str, Collection[str]],
+    ) -> None:
+        for node, reader in readers.items():
+            there = reader.read_manifest()["blobs"]
+            for blob in blobs[node]:
+                if blob not in there:
+                    raise BlobNotFoundError(
+                        f"Node {node!r} has no blob {blob!r} at epoch {epoch} of {self.path}. "
+                        f"It has {_name_some(list(there))}."
+                    )
+
+    @contextmanager
+    def _reading(self, epoch: int) -> Iterator[None]:
+        """Tell damage from an epoch that was retired while it was read, and from I/O errors."""
+        try:
+            yield
+        except CheckpointCorruptError as error:
+            if epoch in self._journal.refresh().recorded:
+                raise
+            raise CheckpointNotFoundError(
+                f"Epoch {epoch} of {self.path} was given up while it was read. Read a later one."
+            ) from error
+        except OSError as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(
+                f"Epoch {epoch} of {self.path} cannot be read: {type(error).__name__}: {error}. "
+                f"That is not the same as damage: mend the storage and read again."
+            ) from error
+
+
+def absolute_path(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a checkpoint directory.
+
+    Raises
+    ------
+    DefinitionError
+        `path` is a URL of anything but files, or no path at all.
+    """
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        text = None
+    if not isinstance(text, str) or not text:
+        raise DefinitionError(f"path is that of a directory (a str or os.PathLike); got {path!r}.")
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme.isalnum():
+        if scheme != "file":
+            raise DefinitionError(
+                f"{text}: checkpoints are kept in directories, and not behind {scheme}://. Name "
+                f"a directory that the client and all workers have in common."
+            )
+        host, _, _ = rest.partition("/")
+        if host not in ("", "localhost"):
+            raise DefinitionError(f"{text}: a file URL names a path, file:///..., and no host.")
+        text = urllib.request.url2pathname(urllib.parse.urlsplit(text).path)
+    return os.path.abspath(text)
+
+
+def _name_some(items: list[Any]) -> str:
+    if not items:
+        return "none"
+    some = [str(item) for item in items[-_NAMED_EPOCHS:]]
+    before = "... " if len(items) > len(some) else ""
+    return before + ", ".join(some)

@@ -1,0 +1,146 @@
+"""A sorted map from epochs to numbers that stays small where both grow evenly. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from itertools import islice
+from typing import overload
+
+
+class EpochMap(MutableMapping[int, int]):
+    """Epoch -> number, held as arithmetic progressions.
+
+    A hundred thousand epochs that were saved one after another take as much room as two, in
+    memory and in the log.
+
+    Parameters
+    ----------
+    runs : iterable of (key, key_step, count, value, value_step)
+        As `runs` gives them.
+
+    Notes
+    -----
+    The intervals that the runs span never overlap. Not safe to change from several threads.
+    """
+
+    def __init__(self, runs: Iterable[Sequence[int]] = ()) -> None:
+        self._runs: list[list[int]] = [list(run) for run in runs]
+        self._length = sum(run[2] for run in self._runs)
+
+    def runs(self) -> list[list[int]]:
+        """The progressions, as JSON."""
+        return [list(run) for run in self._runs]
+
+    def keys_in_order(self) -> EpochSequence:
+        """The keys as a sequence that is not copied."""
+        return EpochSequence(self._runs, self._length)
+
+    def __getitem__(self, key: int) -> int:
+        place = self._place(key)
+        if place >= 0:
+            first, step, count, value, value_step = self._runs[place]
+            at, off = divmod(key - first, step)
+            if not off and at < count:
+                return value + at * value_step
+        raise KeyError(key)
+
+    def __setitem__(self, key: int, value: int) -> None:
+        if self.get(key) == value:
+            return
+        self.pop(key, None)
+        place = self._place(key)
+        if place >= 0:
+            run = self._runs[place]
+            if key < _last(run):
+                self._split(place, key)
+            elif self._extend(run, key, value):
+                self._length += 1
+                return
+        self._runs.insert(place + 1, [key, 1, 1, value, 0])
+        self._length += 1
+
+    def __delitem__(self, key: int) -> None:
+        self[key]
+        place = self._place(key)
+        first, step, count, value, value_step = self._runs[place]
+        at = (key - first) // step
+        rest = [
+            [first, step, at, value, value_step],
+            [key + step, step, count - at - 1, value + (at + 1) * value_step, value_step],
+        ]
+        self._runs[place : place + 1] = [run for run in rest if run[2]]
+        self._length -= 1
+
+    def __iter__(self) -> Iterator[int]:
+        for first, step, count, _, _ in self._runs:
+            yield from range(first, first + count * step, step)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _place(self, key: int) -> int:
+        """Index of the run that begins last at or before `key`; -1 if none does."""
+        return bisect_right(self._runs, key, key=lambda run: run[0]) - 1
+
+    def _split(self, place: int, key: int) -> None:
+        """Make room between two neighbouring keys of a run."""
+        first, step, count, value, value_step = self._runs[place]
+        left = (key - first) // step + 1
+        self._runs[place : place + 1] = [
+            [first, step, left, value, value_step],
+            [first + left * step, step, count - left, value + left * value_step, value_step],
+        ]
+
+    @staticmethod
+    def _extend(run: list[int], key: int, value: int) -> bool:
+        first, step, count, start, value_step = run
+        if count == 1:
+            run[1], run[4] = key - first, value - start
+        elif (key, value) != (first + count * step, start + count * value_step):
+            return False
+        run[2] += 1
+        return True
+
+
+class EpochSequence(Sequence[int]):
+    """The keys of an `EpochMap` in order; indexing it costs the same at any length."""
+
+    def __init__(self, runs: Sequence[Sequence[int]], length: int) -> None:
+        self._runs = runs
+        self._length = length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            if step == 1:
+                return list(islice(self._from(start), max(0, stop - start)))
+            return [self[i] for i in range(start, stop, step)]
+        place = index + self._length if index < 0 else index
+        if not 0 <= place < self._length:
+            raise IndexError(f"index {index} of {self._length} epochs")
+        if index == -1:
+            return _last(self._runs[-1])
+        return next(self._from(place))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        return self._from(0)
+
+    def _from(self, place: int) -> Iterator[int]:
+        for first, step, count, *_ in self._runs:
+            if place < count:
+                yield from range(first + place * step, first + count * step, step)
+                place = 0
+            else:
+                place -= count
+
+
+def _last(run: Sequence[int]) -> int:
+    return run[0] + (run[2] - 1) * run[1]

@@ -1,0 +1,357 @@
+"""What the checkpoint package asks of a file system, one method an operation.
+
+Everything that touches the disk goes through `PosixFiles`, so that another backend can take its
+place and tests can hand in one that fails, or kills its process, at the k-th operation: every
+primitive step first calls `before`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from crc32c import crc32c
+
+logger = logging.getLogger("jobrunner.checkpoint.files")
+
+BLOCK_BYTES = 1 << 20
+"""Digested and written (or read and digested) at once: small enough to stay in a core's cache."""
+
+_ZEROS = bytes(BLOCK_BYTES)
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR)
+
+
+class PosixFiles:
+    """A POSIX file system, as the checkpoint package uses it.
+
+    Notes
+    -----
+    Runs on client and workers; instances are picklable and hold no state. All methods raise the
+    OSError they meet; who calls them knows what it means.
+    """
+
+    def before(self, operation: str, path: str) -> None:
+        """Run before every primitive step; here for subclasses that inject faults.
+
+        Parameters
+        ----------
+        operation : str
+            ``mkdir``, ``create``, ``write``, ``fsync``, ``syncfs``, ``link``, ``rename``,
+            ``unlink``, ``rmdir``, ``open`` or ``list``.
+        path : str
+        """
+
+    # --- writing
+
+    def make_directory(self, path: str) -> None:
+        """Create a directory that must not exist, in one that must."""
+        self.before("mkdir", path)
+        os.mkdir(path)
+
+    def make_directories(self, path: str) -> None:
+        """Create a directory, and those above it, durably, where they do not exist."""
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            parent = os.path.dirname(path)
+            if parent == path:
+                break
+            path = parent
+        for directory in reversed(missing):
+            self.before("mkdir", directory)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory)
+            self.sync_directory(os.path.dirname(directory))
+
+    def write(
+        self, path: str, buffers: Sequence[bytes | memoryview], padding_bytes: int = 0
+    ) -> int:
+        """Create a file that must not exist; durable only once synced.
+
+        Parameters
+        ----------
+        path : str
+        buffers : sequence of bytes or C-contiguous memoryview
+            Written one after the other.
+        padding_bytes : int
+            So many zero bytes follow.
+
+        Returns
+        -------
+        int
+            The crc32c of all that was written.
+        """
+        self.before("create", path)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        digest = 0
+        try:
+            for buffer in buffers:
+                view = memoryview(buffer)
+                if view.nbytes:
+                    view = view.cast("B")
+                    for start in range(0, len(view), BLOCK_BYTES):
+                        block = view[start : start + BLOCK_BYTES]
+                        digest = crc32c(block, digest)
+                        self._write_block(descriptor, path, block)
+            while padding_bytes > 0:
+                block = memoryview(_ZEROS)[:padding_bytes]
+                digest = crc32c(block, digest)
+                self._write_block(descriptor, path, block)
+                padding_bytes -= len(block)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        # Closing is where some network file systems report that there is no room.
+        os.close(descriptor)
+        return digest
+
+    def _write_block(self, descriptor: int, path: str, block: memoryview) -> None:
+        while block:
+            self.before("write", path)
+            block = block[os.write(descriptor, block) :]
+
+    def digest(self, data: bytes) -> int:
+        """The crc32c of `data`, as `write` and `read_into` give it."""
+        return int(crc32c(data))
+
+    def overwrite(self, path: str, data: bytes) -> None:
+        """Write `data` over the start of a file, creating it; neither atomic nor durable."""
+        self.before("write", path)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.pwrite(descriptor, data, 0)
+        finally:
+            os.close(descriptor)
+
+    def create_whole(self, path: str, data: bytes, temporary: str) -> bool:
+        """Create a file atomically and durably, unless it exists.
+
+        Parameters
+        ----------
+        path : str
+        data : bytes
+            Distinct from what anybody else would write there: it settles whose file it is.
+        temporary : str
+            A path in the same directory that nobody else uses.
+
+        Returns
+        -------
+        bool
+            False if another's file is there already.
+
+        Notes
+        -----
+        *Atomicity*: the file is there whole, or not at all; it is durable once this returns
+        True. *Safe to retry*: yes, with the same `data`.
+        """
+        try:
+            self.write(temporary, [data])
+            self.sync_file(temporary)
+            try:
+                self.before("link", path)
+                os.link(temporary, path)
+            except OSError as error:
+                # A network file system may fail, or find the name taken, after its own success.
+                found = self.read_if_there(path)
+                if found is None:
+                    raise _explain_link(error) from error
+                if found != data:
+                    return False
+        finally:
+            with contextlib.suppress(OSError):
+                self.remove_file(temporary)
+        self.sync_directory(os.path.dirname(path))
+        return True
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name in the same directory."""
+        self.before("rename", source)
+        os.rename(source, target)
+
+    def remove_file(self, path: str) -> None:
+        """Remove a file."""
+        self.before("unlink", path)
+        os.unlink(path)
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory and all in it; what is not there any more counts as removed."""
+        self.before("list", path)
+        try:
+            with os.scandir(path) as found:
+                entries = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in found]
+        except FileNotFoundError:
+            return
+        for entry, is_directory in entries:
+            if is_directory:
+                self.remove_tree(entry)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    self.remove_file(entry)
+        self.before("rmdir", path)
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(path)
+
+    # --- durability
+
+    def sync_file(self, path: str) -> None:
+        """Make a file's content durable."""
+        self._sync_path(path)
+
+    def sync_directory(self, path: str) -> None:
+        """Make the names in a directory durable."""
+        self._sync_path(path)
+
+    def sync_name(self, path: str) -> None:
+        """Make the names in a directory durable where the end of `durable` will not do it."""
+        if _syncfs is None:
+            self.sync_directory(path)
+
+    def _sync_path(self, path: str) -> None:
+        self.before("fsync", path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def durable(self, path: str, names: Sequence[str]) -> Iterator[None]:
+        """Make durable, at the end, all that the block wrote below `names` in directory `path`.
+
+        Notes
+        -----
+        One ``syncfs`` where the system has one that reports errors (Linux 5.8 on); else an fsync
+        of each file and directory.
+        """
+        # Opened first: syncfs reports what failed since then, in the background as well.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield
+            if _syncfs is not None:
+                self.before("syncfs", path)
+                if _syncfs(descriptor) == 0:
+                    return
+                number = ctypes.get_errno()
+                if number not in (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP):
+                    raise OSError(number, os.strerror(number), path)
+            for name in names:
+                for directory, _, members in os.walk(os.path.join(path, name)):
+                    for member in members:
+                        self.sync_file(os.path.join(directory, member))
+                    self.sync_directory(directory)
+            self.sync_directory(path)
+        finally:
+            os.close(descriptor)
+
+    # --- reading
+
+    def read(self, path: str) -> bytes:
+        """Whole content of a file."""
+        self.before("open", path)
+        with open(path, "rb", buffering=0) as file:
+            return file.readall()
+
+    def read_if_there(self, path: str) -> bytes | None:
+        """Whole content of a file; None where there is none."""
+        try:
+            return self.read(path)
+        except OSError as error:
+            if error.errno in _NOTHING_THERE:
+                return None
+            raise
+
+    def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
+        """Read a file into memory and digest it.
+
+        Parameters
+        ----------
+        path : str
+        target : memoryview of bytes or None
+            Takes the first ``len(target)`` bytes; the rest, or all if None, is only digested.
+        nbytes : int
+            The size that is expected; a file of another size is not read.
+
+        Returns
+        -------
+        size, digest : int
+            Of the file; the digest is a crc32c, and 0 where the size is not `nbytes`.
+        """
+        self.before("open", path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size != nbytes:
+                return size, 0
+            digest, position, spare = 0, 0, memoryview(b"")
+            wanted = len(target) if target is not None else 0
+            while position < nbytes:
+                if target is not None and position < wanted:
+                    block = target[position : min(wanted, position + BLOCK_BYTES)]
+                else:
+                    if not spare:
+                        spare = memoryview(bytearray(min(BLOCK_BYTES, nbytes - position)))
+                    block = spare[: nbytes - position]
+                count = os.readv(descriptor, [block])
+                if count == 0:  # cut while it was read
+                    return position, 0
+                digest = crc32c(block[:count], digest)
+                position += count
+            return size, digest
+        finally:
+            os.close(descriptor)
+
+    def list_names(self, path: str) -> list[str]:
+        """Names in a directory; none where there is no such directory."""
+        self.before("list", path)
+        try:
+            return os.listdir(path)
+        except OSError as error:
+            if error.errno in _NOTHING_THERE:
+                return []
+            raise
+
+    def is_taken(self, path: str) -> bool:
+        """Whether anything has this name, a dangling link included."""
+        try:
+            os.lstat(path)
+        except OSError as error:
+            if error.errno in _NOTHING_THERE:
+                return False
+            raise
+        return True
+
+
+def _explain_link(error: OSError) -> OSError:
+    if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+        return OSError(
+            error.errno,
+            "this file system cannot make hard links, which the log needs to create its entries "
+            "atomically; use a directory on another file system",
+            error.filename2 or error.filename,
+        )
+    return error
+
+
+def _find_syncfs() -> Any:
+    """The C library's syncfs, None where there is none or it keeps errors to itself."""
+    if not hasattr(os, "uname") or os.uname().sysname != "Linux":
+        return None
+    release = os.uname().release.split(".")
+    try:
+        version = (int(release[0]), int(release[1]))
+    except (IndexError, ValueError):
+        return None
+    if version < (5, 8):
+        return None
+    try:
+        return ctypes.CDLL(None, use_errno=True).syncfs
+    except (OSError, AttributeError):
+        return None
+
+
+_syncfs = _find_syncfs()

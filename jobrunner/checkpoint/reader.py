@@ -1,0 +1,312 @@
+"""One node at one epoch on disk: read a store and verify it, or look into it lazily."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jobrunner.checkpoint.codecs import Codec
+from jobrunner.checkpoint.decoding import Decoder
+from jobrunner.checkpoint.dtypes import dtype_from_spec
+from jobrunner.checkpoint.files import PosixFiles
+from jobrunner.checkpoint.layout import FORMAT, MANIFEST, chunk_corners, chunk_key, decode_texts
+from jobrunner.checkpoint.store import THREADS, join_path, run_all
+from jobrunner.errors import BlobNotFoundError, CheckpointCorruptError, DefinitionError
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReader:
+    """Reads and verifies one store.
+
+    Parameters
+    ----------
+    files : PosixFiles
+    directory : str
+        Of the checkpoints, an absolute path.
+    store : str
+        Name of the store.
+    manifest : str
+        SHA-256 that the record gives for its manifest.
+
+    Notes
+    -----
+    Runs on client and workers; picklable. Errors name the file, and what was expected and found.
+    """
+
+    files: PosixFiles
+    directory: str
+    store: str
+    manifest: str
+
+    @property
+    def root(self) -> str:
+        """Path of the store."""
+        return os.path.join(self.directory, self.store)
+
+    def read_manifest(self) -> dict[str, Any]:
+        """The manifest, checked against its digest in the record."""
+        path = os.path.join(self.root, MANIFEST)
+        with self._reading(path):
+            data = self.files.read(path)
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != self.manifest:
+            raise CheckpointCorruptError(
+                f"{path} is not what was written: expected SHA-256 {self.manifest}, as recorded; "
+                f"found {digest} ({len(data)} bytes). {_WAY_OUT}",
+                path=path,
+            )
+        manifest: dict[str, Any] = json.loads(data)
+        if manifest["format"] > FORMAT:
+            raise CheckpointCorruptError(
+                f"{path} has format {manifest['format']}, and this version of jobrunner reads up "
+                f"to {FORMAT}. Read it with a later version.",
+                path=path,
+            )
+        return manifest
+
+    def load(
+        self,
+        blobs: Collection[str] | None = None,
+        *,
+        codecs: Sequence[Codec] = (),
+        allow_pickle: bool = False,
+        threads: int = THREADS,
+    ) -> dict[str, Any]:
+        """Read blobs, every byte of them verified.
+
+        Parameters
+        ----------
+        blobs : collection of str, optional
+            By default all. Of the store's documents, those of these blobs are verified as well.
+        codecs : sequence of Codec
+        allow_pickle : bool
+        threads : int
+
+        Returns
+        -------
+        dict of str to object
+            In the order in which they were saved.
+        """
+        manifest = self.read_manifest()
+        entries = manifest["blobs"]
+        for name in blobs or ():
+            if name not in entries:
+                raise BlobNotFoundError(
+                    f"Node {manifest['node']!r} has no blob {name!r} at epoch "
+                    f"{manifest['epoch']} ({self.root}). It has {', '.join(map(repr, entries))}."
+                )
+        wanted = {name: entry for name, entry in entries.items() if blobs is None or name in blobs}
+        tops = {array["path"].split("/")[0] for e in wanted.values() for array in e["arrays"]}
+        loaded: dict[str, list[Any]] = {}
+        jobs: list[Callable[[], None]] = []
+        for name, entry in wanted.items():
+            loaded[name] = [None] * len(entry["arrays"])
+            for i, array in enumerate(entry["arrays"]):
+                loaded[name][i], array_jobs = self._read_array(array)
+                jobs += array_jobs
+        jobs += self._document_jobs(
+            manifest,
+            (
+                path
+                for path in manifest["documents"]
+                if "/" not in path or path.split("/")[0] in tops
+            ),
+        )
+        run_all(jobs, threads)
+        return {
+            name: self._decode(name, entry, loaded[name].__getitem__, codecs, allow_pickle)
+            for name, entry in wanted.items()
+        }
+
+    def verify(self, threads: int = THREADS) -> None:
+        """Read and digest every file of the store."""
+        manifest = self.read_manifest()
+        jobs = list(self._document_jobs(manifest, manifest["documents"]))
+        for entry in manifest["blobs"].values():
+            for array in entry["arrays"]:
+                jobs += (
+                    partial(self._read_file, path, None, size, digest)
+                    for path, (size, digest) in _chunk_files(array)
+                )
+        run_all(jobs, threads)
+
+    def _document_jobs(
+        self, manifest: Mapping[str, Any], paths: Iterable[str]
+    ) -> Iterator[Callable[[], None]]:
+        documents = manifest["documents"]
+        return (partial(self._read_file, path, None, *documents[path]) for path in paths)
+
+    def _read_array(self, array: Mapping[str, Any]) -> tuple[Any, list[Callable[[], None]]]:
+        """An array to be filled, and the jobs that fill it."""
+        dtype = dtype_from_spec(array["dtype"])
+        shape, order = tuple(array["shape"]), array["order"]
+        jobs: list[Callable[[], None]] = []
+        if order and list(order) == list(range(len(shape)))[::-1]:
+            result = np.empty(shape[::-1], dtype, order="F")  # owns its memory, as it was
+            data = result.T
+        else:
+            data = np.empty(shape, dtype)
+            result = data.transpose(np.argsort(order)) if order else data
+        chunk_shape = array["chunk_shape"]
+        is_text = isinstance(dtype, np.dtypes.StringDType)
+        flat = (
+            None if is_text or not data.size else memoryview(data.reshape(-1).view(np.uint8).data)
+        )
+        start = 0
+        corners = chunk_corners(shape, chunk_shape)
+        for corner, (path, (size, digest)) in zip(corners, _chunk_files(array), strict=True):
+            index = tuple(
+                slice(place * step, (place + 1) * step)
+                for place, step in zip(corner, chunk_shape, strict=True)
+            )
+            part = data[index]
+            if flat is None:
+                jobs.append(partial(self._read_texts, path, part, size, digest))
+                continue
+            stop = start + part.nbytes
+            view = flat[start:stop]
+            start = stop
+            jobs.append(partial(self._read_file, path, view, size, digest))
+        return result, jobs
+
+    def _read_file(self, path: str, target: memoryview | None, size: int, digest: int) -> None:
+        full = self._safe_path(path)
+        with self._reading(full):
+            found_size, found = self.files.read_into(full, target, size)
+        self._compare(full, size, digest, found_size, found)
+
+    def _read_texts(self, path: str, target: Any, size: int, digest: int) -> None:
+        full = self._safe_path(path)
+        with self._reading(full):
+            data = self.files.read(full)
+        self._compare(full, size, digest, len(data), self.files.digest(data))
+        texts = decode_texts(data)[: target.size]
+        target[...] = np.array(texts, target.dtype).reshape(target.shape)
+
+    def _safe_path(self, path: str) -> str:
+        pieces = path.split("/")
+        if any(piece in ("", ".", "..") for piece in pieces) or (os.sep != "/" and os.sep in path):
+            raise CheckpointCorruptError(
+                f"{os.path.join(self.root, MANIFEST)} names the file {path!r}, which does not "
+                f"lie in the store. {_WAY_OUT}",
+                path=os.path.join(self.root, MANIFEST),
+            )
+        return join_path(self.root, path)
+
+    def _compare(self, path: str, size: int, digest: int, found_size: int, found: int) -> None:
+        if found_size != size:
+            problem = f"expected {size} bytes, found {found_size}"
+        elif found != digest:
+            problem = f"expected crc32c {digest:08x}, found {found:08x}"
+        else:
+            return
+        raise CheckpointCorruptError(
+            f"{path} is not what was written: {problem}. {_WAY_OUT}", path=path
+        )
+
+    @contextlib.contextmanager
+    def _reading(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise CheckpointCorruptError(
+                f"{path} is missing: expected the file that the checkpoint's record names, found "
+                f"{error.strerror}. {_WAY_OUT}",
+                path=path,
+            ) from error
+
+    def peek(
+        self,
+        manifest: Mapping[str, Any],
+        blob: str,
+        *,
+        codecs: Sequence[Codec] = (),
+        allow_pickle: bool = False,
+    ) -> Any:
+        """One blob without reading its arrays: `zarr.Array` objects stand for them.
+
+        Parameters
+        ----------
+        manifest : mapping
+            As `read_manifest` gave it.
+        blob : str
+        codecs : sequence of Codec
+        allow_pickle : bool
+
+        Notes
+        -----
+        Arrays that are parts of something else (bytes, long texts, tensors) are read and
+        verified; what is read through a `zarr.Array` later is not.
+        """
+        entry = manifest["blobs"][blob]
+
+        def read(i: int) -> np.ndarray[Any, Any]:
+            array: np.ndarray[Any, Any]
+            array, jobs = self._read_array(entry["arrays"][i])
+            run_all(jobs, THREADS)
+            return array
+
+        return self._decode(
+            blob,
+            entry,
+            read,
+            codecs,
+            allow_pickle,
+            leaf=lambda i: self._open_lazily(entry["arrays"][i]["path"]),
+        )
+
+    def _open_lazily(self, path: str) -> Any:
+        import zarr  # only who looks into a store pays for the import
+
+        full = self._safe_path(path)
+        with self._reading(full), warnings.catch_warnings():
+            # Zarr warns of data types whose specification is young; they are read all the same.
+            warnings.simplefilter("ignore")
+            return zarr.open_array(full, mode="r", zarr_format=3)
+
+    def _decode(
+        self,
+        name: str,
+        entry: Mapping[str, Any],
+        array: Callable[[int], np.ndarray[Any, Any]],
+        codecs: Sequence[Codec],
+        allow_pickle: bool,
+        leaf: Callable[[int], object] | None = None,
+    ) -> Any:
+        decoder = Decoder(
+            array,
+            codecs,
+            allow_pickle=allow_pickle,
+            leaf=leaf,
+            where=f"Blob {name!r} in {self.root}",
+        )
+        try:
+            return decoder.decode(entry["value"])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            if isinstance(error, DefinitionError):
+                raise
+            path = os.path.join(self.root, MANIFEST)
+            raise CheckpointCorruptError(
+                f"{path}: blob {name!r} cannot be made again from what was read: "
+                f"{type(error).__name__}: {error}. A codec's decode may have raised it, or the "
+                f"platform lacks the dtype.",
+                path=path,
+            ) from error
+
+
+_WAY_OUT = "Resume with 'latest' to fall back to the epoch before, or restore the file from a copy."
+
+
+def _chunk_files(array: Mapping[str, Any]) -> Iterable[tuple[str, tuple[int, int]]]:
+    corners = chunk_corners(array["shape"], array["chunk_shape"])
+    for corner, (size, digest) in zip(corners, array["files"], strict=True):
+        yield f"{array['path']}/{chunk_key(corner, array['order'])}", (size, digest)

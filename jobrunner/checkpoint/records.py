@@ -1,0 +1,294 @@
+"""What the log's entries mean: folded one after another, they give the state. Pure: no I/O.
+
+==========  ==========================================================================
+kind        says
+==========  ==========================================================================
+``run``     a run has taken the directory; whoever held it before must not write
+``begin``   the stores' names of an epoch are claimed, for this attempt to save it
+``commit``  the epoch exists: these are its stores and their manifests' digests
+``rewind``  epochs after one, or a single one, are set aside
+``retire``  epochs are given up, by the retention policy
+``done``    the job ended after this epoch, exit group and all
+``end``     the run has left; another may take the directory at once
+``state``   all of the above so far, so that a reader can start here
+==========  ==========================================================================
+
+Any entry may say which stores are ``settled``: removed or renamed, with nothing left to do.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from jobrunner.checkpoint.epochmap import EpochMap
+from jobrunner.checkpoint.layout import FORMAT
+from jobrunner.errors import CheckpointCorruptError
+
+Entry = Mapping[str, Any]
+"""JSON: ``format``, ``number``, ``kind``, ``run``, ``id``, ``time`` and what the kind needs."""
+
+STATE_INTERVAL = 128
+"""The entries whose number is a multiple of it (but not 0) are ``state`` entries."""
+
+
+def make_entry(number: int, kind: str, run: str, body: Mapping[str, Any]) -> Entry:
+    """An entry ready to be appended; its ``id`` is like no other's."""
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+    return {
+        "format": FORMAT,
+        "number": number,
+        "kind": kind,
+        "run": run,
+        "id": uuid.uuid4().hex,
+        "time": now,
+        **body,
+    }
+
+
+class Claim(NamedTuple):
+    """The names of one attempt to save an epoch."""
+
+    epoch: int
+    retry: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chore:
+    """Stores that are not, or no longer, part of a checkpoint and may still lie there.
+
+    Attributes
+    ----------
+    action : "delete" or "hide"
+        Hidden stores stay, but no longer open as if they were live.
+    source : int
+        Number of the entry that names the nodes: a ``run`` or a ``commit``.
+    """
+
+    action: Literal["delete", "hide"]
+    source: int
+
+
+@dataclass(slots=True)
+class State:
+    """What the log says up to entry `number`.
+
+    Attributes
+    ----------
+    number : int
+        Of the last entry; -1 for an empty log.
+    run : Entry or None
+        The last ``run`` entry, but for ``nodes`` and ``info``.
+    is_ended : bool
+        Whether that run has left.
+    recorded : EpochMap
+        Epoch -> number of its ``commit`` entry.
+    retries : EpochMap
+        Recorded epoch -> which claim on its names it is.
+    claims : EpochMap
+        Epoch -> how often its names were claimed.
+    chores : dict of Claim to Chore
+        What nobody has said to be settled, saves in progress included.
+    done : int or None
+        The epoch after which the job ended.
+    """
+
+    number: int = -1
+    run: Entry | None = None
+    is_ended: bool = True
+    recorded: EpochMap = field(default_factory=EpochMap)
+    retries: EpochMap = field(default_factory=EpochMap)
+    claims: EpochMap = field(default_factory=EpochMap)
+    chores: dict[Claim, Chore] = field(default_factory=dict)
+    done: int | None = None
+
+    @property
+    def latest(self) -> int | None:
+        """The newest recorded epoch."""
+        return self.recorded.keys_in_order()[-1] if self.recorded else None
+
+    def after(self, entry: Entry) -> State:
+        """What the log would say with `entry` at its end; this state stays as it is."""
+        state = State.from_json(self.to_json())
+        state.number = self.number
+        state.apply(entry)
+        return state
+
+    def apply(self, entry: Entry) -> None:
+        """Take in the next entry.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            It cannot follow on what came before.
+        """
+        number, kind = entry["number"], entry["kind"]
+        if entry["format"] > FORMAT:
+            raise CheckpointCorruptError(
+                f"Entry {number} of the log has format {entry['format']}, and this version of "
+                f"jobrunner reads up to {FORMAT}. Use a later version."
+            )
+        starts_here = kind == "state" and self.number == -1
+        if number != self.number + 1 and not starts_here:
+            raise CheckpointCorruptError(
+                f"The log has entry {number} where entry {self.number + 1} is expected. Restore "
+                f"it from a copy."
+            )
+        holder = self.run["run"] if self.run is not None else None
+        if kind not in ("run", "state") and entry["run"] != holder:
+            raise CheckpointCorruptError(
+                f"Entry {number} ({kind}) of the log is by run {entry['run']}, and run {holder} "
+                f"holds the directory at that point. The metadata handler let a run write that "
+                f"was taken over: try it with jobrunner.testing.contracts."
+            )
+        handler = _HANDLERS.get(kind)
+        if handler is None:
+            raise CheckpointCorruptError(
+                f"Entry {number} of the log is of kind {kind!r}, which this version of jobrunner "
+                f"does not know. Use a later version."
+            )
+        try:
+            handler(self, entry)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointCorruptError(
+                f"Entry {number} ({kind}) of the log lacks or misstates what such an entry "
+                f"says: {type(error).__name__}: {error}. Restore it from a copy."
+            ) from error
+        for epoch, retry in entry.get("settled", ()):
+            self.chores.pop(Claim(epoch, retry), None)
+        self.number = number
+
+    # --- one method a kind
+
+    def _run(self, entry: Entry) -> None:
+        entry["nodes"]
+        # What can be long is read again from the log where it is needed.
+        self.run = {key: entry[key] for key in entry if key not in ("nodes", "info")}
+        self.is_ended = False
+
+    def _begin(self, entry: Entry) -> None:
+        epoch, retry = entry["epoch"], entry["retry"]
+        if retry < self.claims.get(epoch, 0):
+            raise ValueError(f"the claim {retry} on epoch {epoch} was made before")
+        self.claims[epoch] = retry + 1
+        if self.run is None:
+            raise ValueError("no run holds the directory")
+        self.chores[Claim(epoch, retry)] = Chore("delete", self.run["number"])
+
+    def _commit(self, entry: Entry) -> None:
+        epoch, retry = entry["epoch"], entry["retry"]
+        if Claim(epoch, retry) not in self.chores:
+            raise ValueError(f"the claim {retry} on epoch {epoch} was never made")
+        entry["stores"]
+        if epoch in self.recorded:
+            self._give_up(epoch, "delete")
+        del self.chores[Claim(epoch, retry)]
+        self.recorded[epoch] = entry["number"]
+        self.retries[epoch] = retry
+        self.done = None
+
+    def _rewind(self, entry: Entry) -> None:
+        if "only" in entry:
+            epochs = [entry["only"]]
+        else:
+            after = -1 if entry["after"] is None else entry["after"]
+            epochs = [epoch for epoch in self.recorded if epoch > after]
+        for epoch in epochs:
+            self._give_up(epoch, "hide")
+
+    def _retire(self, entry: Entry) -> None:
+        for epoch in entry["epochs"]:
+            self._give_up(epoch, "delete")
+
+    def _give_up(self, epoch: int, action: Literal["delete", "hide"]) -> None:
+        number = self.recorded.pop(epoch)
+        self.chores[Claim(epoch, self.retries.pop(epoch))] = Chore(action, number)
+        if self.done == epoch:
+            self.done = None
+
+    def _done(self, entry: Entry) -> None:
+        self.done = entry["epoch"]
+
+    def _end(self, entry: Entry) -> None:
+        self.is_ended = True
+
+    def _state(self, entry: Entry) -> None:
+        if self.number >= 0:
+            return  # it sums up what is known
+        found = State.from_json(entry["state"])
+        for name in ("run", "is_ended", "recorded", "retries", "claims", "chores", "done"):
+            setattr(self, name, getattr(found, name))
+
+    def to_json(self) -> dict[str, Any]:
+        """The body of a ``state`` entry."""
+        return {
+            "run": self.run,
+            "is_ended": self.is_ended,
+            "recorded": self.recorded.runs(),
+            "retries": self.retries.runs(),
+            "claims": self.claims.runs(),
+            "chores": [
+                [*claim, chore.action, chore.source] for claim, chore in self.chores.items()
+            ],
+            "done": self.done,
+        }
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> State:
+        """The state that `to_json` described, with no entry number."""
+        return cls(
+            run=body["run"],
+            is_ended=body["is_ended"],
+            recorded=EpochMap(body["recorded"]),
+            retries=EpochMap(body["retries"]),
+            claims=EpochMap(body["claims"]),
+            chores={
+                Claim(epoch, retry): Chore(action, source)
+                for epoch, retry, action, source in body["chores"]
+            },
+            done=body["done"],
+        )
+
+
+_HANDLERS = {
+    "run": State._run,
+    "begin": State._begin,
+    "commit": State._commit,
+    "rewind": State._rewind,
+    "retire": State._retire,
+    "done": State._done,
+    "end": State._end,
+    "state": State._state,
+}
+
+
+def fold(entries: Iterable[Entry], state: State | None = None) -> State:
+    """Take in entries one after another, beginning with an empty log or a ``state`` entry."""
+    state = State() if state is None else state
+    for entry in entries:
+        state.apply(entry)
+    return state
+
+
+def strict_json(value: Any) -> Any:
+    """JSON for what may hold NaN and infinities, which JSON has no word for."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    if isinstance(value, Mapping):
+        return {key: strict_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict_json(item) for item in value]
+    return value
+
+
+def loose_json(value: Any) -> Any:
+    """What `strict_json` was given."""
+    if isinstance(value, dict):
+        if value.keys() == {"$float"}:
+            return float(value["$float"])
+        return {key: loose_json(item) for key, item in value.items()}
+    return [loose_json(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,123 @@
+"""A recorded checkpoint to look into: no cluster, no job, none of the job's code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jobrunner.checkpoint.codecs import Codec
+from jobrunner.checkpoint.reader import StoreReader
+from jobrunner.errors import BlobNotFoundError
+
+
+class NodeCheckpoint(Mapping[str, Any]):
+    """The blobs of one node at one epoch, by name, in the order in which they were saved.
+
+    Arrays are lazy: `zarr.Array` objects, alone or inside their containers. What is read through
+    those is not verified; `load` verifies.
+    """
+
+    def __init__(
+        self, node: str, reader: StoreReader, codecs: Sequence[Codec], *, allow_pickle: bool
+    ) -> None:
+        self.node = node
+        self.path = reader.root
+        self._reader = reader
+        self._codecs = codecs
+        self._allow_pickle = allow_pickle
+        self._manifest = reader.read_manifest()
+
+    def __getitem__(self, blob: str) -> Any:
+        self._check(blob)
+        return self._reader.peek(
+            self._manifest, blob, codecs=self._codecs, allow_pickle=self._allow_pickle
+        )
+
+    def load(self, blob: str) -> Any:
+        """The blob as it was saved, every byte verified.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            A file is not what was written.
+        BlobNotFoundError
+            There is no such blob.
+        """
+        self._check(blob)
+        loaded = self._reader.load([blob], codecs=self._codecs, allow_pickle=self._allow_pickle)
+        return loaded[blob]
+
+    def _check(self, blob: str) -> None:
+        if blob not in self._manifest["blobs"]:
+            there = ", ".join(map(repr, self)) or "none"
+            raise BlobNotFoundError(f"{self.path} has no blob {blob!r}. Its blobs are: {there}.")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._manifest["blobs"])
+
+    def __len__(self) -> int:
+        return len(self._manifest["blobs"])
+
+    def __contains__(self, blob: object) -> bool:
+        return blob in self._manifest["blobs"]
+
+    def __repr__(self) -> str:
+        return f"<NodeCheckpoint {self.path}: {', '.join(self)}>"
+
+
+class Checkpoint(Mapping[str, NodeCheckpoint]):
+    """A recorded epoch: node -> its blobs.
+
+    Attributes
+    ----------
+    epoch : int
+    record : mapping
+        What the log says of it.
+
+    Examples
+    --------
+    ::
+
+        checkpoint = MultiNodeCheckpointManager("runs/kmeans").open(5)
+        checkpoint["server"]["centroids"][:10]
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        record: Mapping[str, Any],
+        readers: Mapping[str, StoreReader],
+        codecs: Sequence[Codec] = (),
+        *,
+        allow_pickle: bool = False,
+    ) -> None:
+        self.epoch = epoch
+        self.record = record
+        self._readers = readers
+        self._codecs = codecs
+        self._allow_pickle = allow_pickle
+        self._open: dict[str, NodeCheckpoint] = {}
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that were saved."""
+        return tuple(self._readers)
+
+    def __getitem__(self, node: str) -> NodeCheckpoint:
+        if node not in self._open:
+            self._open[node] = NodeCheckpoint(
+                node, self._readers[node], self._codecs, allow_pickle=self._allow_pickle
+            )
+        return self._open[node]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._readers
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint of epoch {self.epoch}: {', '.join(self._readers)}>"
