@@ -23,15 +23,21 @@ class Crew:
         What the threads' names begin with.
     context : contextvars.Context
         The context that calls see.
+    ended : callable
+        Called once, in any thread, when it is closed and the last thread ends.
     """
 
-    def __init__(self, name: str, context: contextvars.Context) -> None:
+    def __init__(
+        self, name: str, context: contextvars.Context, ended: Callable[[], object]
+    ) -> None:
         self._name = name
         self._context = context
+        self._ended = ended
         self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
         self._started = 0
+        self._alive = 0
         self._is_closed = False
 
     def submit(self, call: Callable[[], object]) -> None:
@@ -42,27 +48,37 @@ class Crew:
             if self._idle:
                 self._idle -= 1
             else:
-                self._started += 1
                 threading.Thread(
                     target=self._context.copy().run,
                     args=(self._run,),
                     name=f"{self._name}-{self._started}",
                     daemon=True,  # a function that never returns must not keep the process
                 ).start()
+                self._started += 1
+                self._alive += 1
             self._calls.put(call)
 
     def close(self) -> None:
         """Let every thread end once it is idle. Does not wait."""
         with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                for _ in range(self._started):
-                    self._calls.put(None)
+            if self._is_closed:
+                return
+            self._is_closed = True
+            for _ in range(self._alive):
+                self._calls.put(None)
+            is_empty = self._alive == 0
+        if is_empty:
+            self._ended()
 
     def _run(self) -> None:
         while True:
             call = self._calls.get()
             if call is None:
+                with self._lock:
+                    self._alive -= 1
+                    is_last = self._alive == 0
+                if is_last:
+                    self._ended()
                 return
             try:
                 call()

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jobrunner.errors import BlobNotFoundError
-from jobrunner.values import Snapshot, view
+from jobrunner.errors import BlobNotFoundError, ExecutionError
+from jobrunner.values import view
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,28 @@ class Workspace:
             if name in blobs:
                 return blobs[name]
         raise self.not_found(name)
+
+    def result(self, group: str, task: str, part: int) -> Any:
+        """What a task returned in the group's last run, if that was to be kept.
+
+        Raises
+        ------
+        ExecutionError
+            It is not there.
+        TypeError
+            It could not be kept.
+        """
+        values = self.retained.get(group, {})
+        if (task, part) not in values:
+            raise ExecutionError(
+                f"What task {self.node}/{task} returned is not there to be fetched: its group "
+                f"has not run since, or output() was called only after the group was compiled. "
+                f"Call output() first, then run the group, then fetch()."
+            )
+        value = values[task, part]
+        if isinstance(value, TypeError):
+            raise value
+        return view(value)
 
     def not_found(self, name: str) -> BlobNotFoundError:
         """The error for a blob that is not here."""
@@ -149,6 +171,3 @@ def _copied(frozen: Any) -> Any:
     if kind is list or kind is tuple:
         return kind(_copied(item) for item in frozen)
     return frozen
-
-
-__all__ = ["BlobUpdate", "Snapshot", "Workspace", "WorkspaceView"]

@@ -1,0 +1,244 @@
+"""4 run: the client's side of Dask: which workers there are, messages to them, news of losses.
+
+Every message goes to the scheduler, which passes it on: the workers need not be reachable from
+here. No private API of distributed is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import dask
+from distributed import Client
+
+from jobrunner.errors import ExecutionError
+from jobrunner.hosting import Message
+from jobrunner.placement import WorkerInfo
+from jobrunner.worker import OPERATION, PLUGIN_NAME, WorkspaceHost
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_SILENCE_SECONDS = 60.0
+PING_SECONDS = 5.0
+MAX_SEPARATE_MESSAGES = 64
+
+Answer = Message | BaseException
+
+
+class Silence(Exception):  # noqa: N818  (an event, not an error)
+    """No answer came, for longer than a worker may be silent."""
+
+
+class LossWatch:
+    """Hears which workers the scheduler has lost, for all sessions of one client.
+
+    The scheduler logs a worker's removal under its address; a client has one handler a topic.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: dict[str, list[Callable[[str], None]]] = {}
+
+    def add(self, client: Client, address: str, listener: Callable[[str], None]) -> None:
+        """Call ``listener(address)`` on the client's loop when that worker is removed."""
+        with self._lock:
+            listeners = self._listeners.setdefault(address, [])
+            if not listeners:
+                client.subscribe_topic(address, lambda event: self._hear(address, event))
+            listeners.append(listener)
+
+    def remove(self, client: Client, address: str, listener: Callable[[str], None]) -> None:
+        """Undo `add`."""
+        with self._lock:
+            listeners = self._listeners.get(address, [])
+            if listener in listeners:
+                listeners.remove(listener)
+                if not listeners:
+                    del self._listeners[address]
+                    client.unsubscribe_topic(address)
+
+    def _hear(self, address: str, event: tuple[float, Any]) -> None:
+        message = event[1]
+        if isinstance(message, Mapping) and message.get("action") == "remove-worker":
+            for listener in tuple(self._listeners.get(address, ())):
+                listener(address)
+
+
+_watches: weakref.WeakKeyDictionary[Client, LossWatch] = weakref.WeakKeyDictionary()
+
+
+class Cluster:
+    """The workers that a client reaches through its scheduler.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        A synchronous one.
+
+    Notes
+    -----
+    Coroutines run on the client's event loop; `sync` runs one from another thread.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.silence_seconds = float(
+            dask.config.get("jobrunner.worker-silence-seconds", DEFAULT_SILENCE_SECONDS)
+        )
+        self._watch = _watches.setdefault(client, LossWatch())
+
+    def sync(self, coroutine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a coroutine function on the client's loop and wait for it."""
+        self.check_open()
+        return self.client.sync(coroutine, *args, **kwargs)
+
+    def check_open(self) -> None:
+        """Refuse to go on without a scheduler.
+
+        Raises
+        ------
+        ExecutionError
+            The client was closed, or lost its scheduler.
+        """
+        if self.client.status != "running":
+            raise ExecutionError(
+                f"The client of this session is {self.client.status}, so its workers cannot be "
+                f"reached: it was closed, or the scheduler is gone. Connect anew and start the "
+                f"same command again; it goes on from the last recorded epoch."
+            )
+
+    def install(self) -> None:
+        """Put the plugin on all workers, those to come too; does nothing where it is there.
+
+        Raises
+        ------
+        ExecutionError
+            A worker cannot import it.
+        """
+        try:
+            self.client.register_plugin(WorkspaceHost(), name=PLUGIN_NAME)
+        except Exception as error:
+            raise ExecutionError(
+                f"The workers could not take jobrunner's plugin: {type(error).__name__}: {error}. "
+                f"Install the same version of jobrunner on the scheduler's workers."
+            ) from error
+
+    async def workers(self) -> list[WorkerInfo]:
+        """The running workers, in the order of their names and addresses."""
+        identity = await self.client.scheduler.identity(n_workers=-1)
+        found = [
+            WorkerInfo(
+                address=address,
+                name=str(worker["name"]),
+                host=str(worker["host"]),
+                nthreads=int(worker["nthreads"]),
+                resources=dict(worker["resources"]),
+            )
+            for address, worker in identity["workers"].items()
+            if worker["status"] == "running"
+        ]
+        return sorted(found, key=lambda worker: (len(worker.name), worker.name, worker.address))
+
+    def watch(self, addresses: Collection[str], listener: Callable[[str], None]) -> None:
+        """Call ``listener(address)`` on the client's loop when one of them is lost."""
+        for address in addresses:
+            self._watch.add(self.client, address, listener)
+
+    def unwatch(self, addresses: Collection[str], listener: Callable[[str], None]) -> None:
+        """Undo `watch`."""
+        for address in addresses:
+            self._watch.remove(self.client, address, listener)
+
+    async def send(self, message: Message, addresses: Collection[str]) -> dict[str, Answer]:
+        """Send one message to several workers.
+
+        Returns
+        -------
+        dict
+            Address -> reply, or the exception that came of it.
+        """
+        answers: dict[str, Answer] = await self.client.scheduler.broadcast(
+            msg={"op": OPERATION, **message}, workers=list(addresses), on_error="return"
+        )
+        return answers
+
+    async def send_each(self, messages: Mapping[str, Message]) -> dict[str, Answer]:
+        """Send each worker a message of its own."""
+        slots = asyncio.Semaphore(MAX_SEPARATE_MESSAGES)
+
+        async def send_one(address: str, message: Message) -> dict[str, Answer]:
+            async with slots:
+                return await self.send(message, [address])
+
+        found = await asyncio.gather(*(send_one(*item) for item in messages.items()))
+        return {address: answer for answers in found for address, answer in answers.items()}
+
+    async def ask(
+        self,
+        messages: Message | Mapping[str, Message],
+        addresses: Collection[str],
+        wait_seconds: float,
+        interrupted: asyncio.Event,
+    ) -> dict[str, Answer]:
+        """Send messages that are answered within `wait_seconds`, and wait no longer than needed.
+
+        Parameters
+        ----------
+        messages : dict
+            One message for all, or by address (then none has a key ``"call"``).
+        addresses : collection of str
+        wait_seconds : float
+            How long the workers may take by intent.
+        interrupted : asyncio.Event
+            Set from elsewhere, it ends the wait.
+
+        Returns
+        -------
+        dict
+            The answers; empty where it was interrupted.
+
+        Raises
+        ------
+        Silence
+            Some worker has not answered for `silence_seconds` longer.
+        """
+        if "call" in messages:
+            sending = asyncio.ensure_future(self.send(messages, addresses))  # type: ignore[arg-type]
+        else:
+            sending = asyncio.ensure_future(self.send_each(messages))
+        interruption = asyncio.ensure_future(interrupted.wait())
+        try:
+            # Only seconds in which this loop was itself alive count as another's silence.
+            for _ in range(int(wait_seconds + self.silence_seconds) + 1):
+                await asyncio.wait(
+                    (sending, interruption), timeout=1.0, return_when=asyncio.FIRST_COMPLETED
+                )
+                if sending.done():
+                    return sending.result()
+                if interruption.done():
+                    return {}
+            raise Silence
+        finally:
+            interruption.cancel()
+            if not sending.done():
+                sending.cancel()
+
+    async def find_silent(self, addresses: Collection[str]) -> list[str]:
+        """Those of the workers that don't answer at once."""
+
+        async def is_silent(address: str) -> bool:
+            try:
+                answers = await asyncio.wait_for(
+                    self.send({"call": "hello"}, [address]), PING_SECONDS
+                )
+            except (TimeoutError, OSError):
+                return True
+            return isinstance(answers[address], BaseException)
+
+        silent = await asyncio.gather(*(is_silent(address) for address in addresses))
+        return [address for address, is_it in zip(addresses, silent, strict=True) if is_it]

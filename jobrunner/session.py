@@ -1,0 +1,399 @@
+"""4 run: sessions, the way from a client to nodes on workers."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+from distributed import Client, LocalCluster
+
+from jobrunner.binding import Binding
+from jobrunner.cluster import Cluster
+from jobrunner.compiler import compile_group, planned_nodes
+from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
+from jobrunner.node import Blob
+from jobrunner.outcome import GroupResult
+from jobrunner.plan import Plan
+from jobrunner.task import Task, TaskGroup, TaskOutput
+
+__all__ = ["Binding", "GroupResult", "Session"]
+
+DEFAULT_WAIT_SECONDS = 60.0
+
+
+class Session:
+    """Runs groups of tasks on the workers of a Dask cluster, and keeps nodes' workspaces there.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        A synchronous client of any cluster. It stays open when the session closes.
+
+    Raises
+    ------
+    DefinitionError
+        `client` is no client, or an asynchronous one.
+    ExecutionError
+        The client is closed, or its workers cannot import jobrunner.
+
+    Notes
+    -----
+    Runs on the client; one operation at a time. Workspaces live until the next job runs in the
+    session, until `close`, or until the client goes away.
+
+    Examples
+    --------
+    >>> from jobrunner import Node, Task
+    >>> with Session.local(workers=1, processes=False) as session:
+    ...     session.run(Task(lambda: 6 * 7, node=Node("a")))
+    42
+    """
+
+    def __init__(self, client: Client) -> None:
+        if not isinstance(client, Client):
+            raise DefinitionError(
+                f"A session needs a dask.distributed Client; got {type(client).__name__}. Use "
+                f"Session.local() for a cluster on this machine, or Session.connect(address)."
+            )
+        if client.asynchronous:
+            raise DefinitionError(
+                "A session needs a synchronous client, and this one is asynchronous. Make one "
+                "with Client(..., asynchronous=False), and run the session in a thread of its own "
+                "where an event loop is running: await asyncio.to_thread(...)."
+            )
+        self.client = client
+        self._cluster = Cluster(client)
+        self._cluster.check_open()
+        self._cluster.install()
+        self._id = secrets.token_hex(6)
+        self._owned: list[Client | LocalCluster] = []
+        self._lock = threading.Lock()
+        self._runner: tuple[str, int] | None = None  # what it is, and its thread
+        self._binding: Binding | None = None
+        self._num_bindings = 0
+        self._groups: weakref.WeakKeyDictionary[TaskGroup, str] = weakref.WeakKeyDictionary()
+        self._num_groups = 0
+        self._dead_keys: list[str] = []
+        self._is_closed = False
+
+    @classmethod
+    def local(
+        cls,
+        workers: int | None = None,
+        threads_per_worker: int | None = None,
+        processes: bool = True,
+    ) -> Self:
+        """Start a cluster on this machine, for this session.
+
+        Parameters
+        ----------
+        workers, threads_per_worker : int, optional
+            By default as Dask sees fit for this machine.
+        processes : bool
+            Workers as processes of their own, or as threads of this one.
+        """
+        cluster = LocalCluster(
+            n_workers=workers,
+            threads_per_worker=threads_per_worker,
+            processes=processes,
+            dashboard_address=None,
+        )
+        try:
+            client = Client(cluster, set_as_default=False)
+            try:
+                session = cls(client)
+            except BaseException:
+                client.close()
+                raise
+        except BaseException:
+            cluster.close()
+            raise
+        session._owned = [client, cluster]
+        return session
+
+    @classmethod
+    def connect(cls, address: str, **client_kwargs: Any) -> Self:
+        """Connect to a cluster's scheduler.
+
+        Parameters
+        ----------
+        address : str
+            Of the scheduler, as in ``Client(address)``.
+        **client_kwargs
+            For `Client`; its default client is left as it is unless you say
+            ``set_as_default=True``.
+
+        Raises
+        ------
+        ExecutionError
+            No scheduler answers there.
+        """
+        try:
+            client = Client(address, **{"set_as_default": False, **client_kwargs})
+        except (OSError, TimeoutError) as error:
+            raise ExecutionError(
+                f"No Dask scheduler answers at {address}: {error}. Check the address, and that "
+                f"the scheduler runs and can be reached from here."
+            ) from error
+        try:
+            session = cls(client)
+        except BaseException:
+            client.close()
+            raise
+        session._owned = [client]
+        return session
+
+    # ---- for users
+
+    def run(self, task_or_group: Task | TaskGroup) -> Any:
+        """Run a task or a group of tasks on the workspaces as they are.
+
+        Parameters
+        ----------
+        task_or_group : Task or TaskGroup
+            Of no job. A task must be the only one of its group, or have none. Nodes that the
+            session has not seen are placed first.
+
+        Returns
+        -------
+        object
+            What a task returned: its output's value, or a tuple of several. None for a group.
+
+        Raises
+        ------
+        DefinitionError, PlacementError, TaskFailedError, NodeLostError
+        BlobNotFoundError
+            A blob that is read is neither made in the group nor there.
+
+        Notes
+        -----
+        Runs on the client. A blob that a task makes is private to the run, unless the node has a
+        global blob of that name or the task or group is marked ``WorkspaceType.GLOBAL``.
+        """
+        if isinstance(task_or_group, TaskGroup):
+            with self._operation(f"run of the {task_or_group.name} group"):
+                self._run_group(task_or_group, None)
+            return None
+        if not isinstance(task_or_group, Task):
+            raise DefinitionError(
+                f"Session.run takes a Task or a TaskGroup; got {type(task_or_group).__name__}. "
+                f"A Job is run by JobRunner(job).run(session)."
+            )
+        task = task_or_group
+        if task.group is None:
+            TaskGroup().add(task)
+        assert task.group is not None
+        if len(task.group.tasks()) > 1:
+            raise DefinitionError(
+                f"Task {task.full_name!r} is one of {len(task.group.tasks())} in its group. Run "
+                f"the group, or make a task outside of any group."
+            )
+        outputs = task.outputs()
+        with self._operation(f"run of task {task.full_name!r}"):
+            self._run_group(task.group, None)
+            values = tuple(self._fetch_output(output) for output in outputs)
+        return values[0] if len(values) == 1 else values
+
+    def fetch(self, blob_or_output: Blob | TaskOutput) -> Any:
+        """Bring a value to the client, as a copy.
+
+        Parameters
+        ----------
+        blob_or_output : Blob or TaskOutput
+            A blob must name its node. Of a task's output, what it returned in its group's last
+            run.
+
+        Raises
+        ------
+        BlobNotFoundError
+            The node has no such blob, or the session no such node.
+        ExecutionError
+            The task's value is not there.
+        """
+        with self._operation("fetch"):
+            if isinstance(blob_or_output, TaskOutput):
+                return self._fetch_output(blob_or_output)
+            if not isinstance(blob_or_output, Blob) or blob_or_output.node is None:
+                raise DefinitionError(
+                    f"fetch takes a TaskOutput or a Blob with its node; got {blob_or_output!r}. "
+                    f"Write node['name'], or task.output()."
+                )
+            node = blob_or_output.node.name
+            return self._holder_of(node, blob_or_output.name).fetch(node, blob_or_output.name)
+
+    def close(self) -> None:
+        """Free what the session has on the workers; close the client and cluster it opened."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if self._binding is not None:
+                self._binding.release()
+        finally:
+            for opened in self._owned:
+                opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed " if self._is_closed else ""
+        nodes = len(self._binding.placement) if self._binding is not None else 0
+        return f"<{state}Session of {self.client.scheduler.address}: {nodes} nodes>"
+
+    # ---- for runners
+
+    def bind(self, plan: Plan, wait_seconds: float = DEFAULT_WAIT_SECONDS) -> SessionBinding:
+        """Place a plan's nodes on workers, with empty workspaces; drops what the session had.
+
+        Parameters
+        ----------
+        plan : Plan
+        wait_seconds : float
+            How long to wait for workers that suit and have the resources free.
+
+        Raises
+        ------
+        PlacementError
+            Saying what was asked for and what there is.
+        """
+        with self._operation(f"binding of job {plan.job!r}"):
+            return self._bind(plan, wait_seconds)
+
+    @contextmanager
+    def exclusive(self, what: str) -> Iterator[None]:
+        """Keep other runners out of the session.
+
+        Raises
+        ------
+        ExecutionError
+            Another one runs in it.
+        """
+        with self._lock:
+            if self._runner is not None:
+                raise ExecutionError(
+                    f"{what} cannot start: {self._runner[0]} runs in this session, and a session "
+                    f"has one runner at a time. Wait for it, or make another session of the same "
+                    f"client."
+                )
+            self._runner = (what, threading.get_ident())
+        try:
+            yield
+        finally:
+            self._runner = None
+
+    # ---- within
+
+    @contextmanager
+    def _operation(self, what: str) -> Iterator[None]:
+        if self._is_closed:
+            raise ExecutionError(
+                f"This session is closed, so there can be no {what}. Make a new one; workspaces "
+                f"end with their session."
+            )
+        if self._runner is not None and self._runner[1] == threading.get_ident():
+            yield  # the runner's own
+            return
+        with self.exclusive(f"The {what}"):
+            yield
+
+    def _bind(self, plan: Plan, wait_seconds: float) -> SessionBinding:
+        old, self._binding = self._binding, None
+        attempt = 0
+        if old is not None:
+            old.release()
+            attempt = old.attempt + 1 if old.plan is plan else 0
+        self._num_bindings += 1
+        self._groups.clear()
+        self._dead_keys.clear()
+        binding = SessionBinding(
+            self, self._cluster, f"{self._id}-{self._num_bindings}", plan, attempt
+        )
+        try:
+            binding.extend(plan.nodes, wait_seconds)
+            binding.ship(plan.groups)
+        except BaseException:
+            binding.release()
+            raise
+        self._binding = binding
+        return binding
+
+    def _run_group(self, group: TaskGroup, epoch: int | None) -> GroupResult:
+        binding = self._binding
+        if binding is None:
+            binding = self._bind(_EMPTY_PLAN, DEFAULT_WAIT_SECONDS)
+        new = [node for node in planned_nodes(group) if node.name not in binding.placement]
+        if new:
+            binding.extend(new, DEFAULT_WAIT_SECONDS)
+        if self._dead_keys:
+            dead, self._dead_keys = self._dead_keys, []
+            binding.forget(dead)
+        plan = compile_group(group, binding.blob_names())
+        if group not in self._groups:
+            self._num_groups += 1
+            key = self._groups[group] = f"{group.name}#{self._num_groups}"
+            weakref.finalize(group, self._dead_keys.append, key)
+        key = self._groups[group]
+        binding.ship({key: plan})
+        result = binding.run(key, epoch=epoch)
+        for task in group.tasks():
+            task.session = self
+        return result
+
+    def _fetch_output(self, output: TaskOutput) -> Any:
+        task = output.task
+        if task.group is None:
+            raise ExecutionError(f"{output} has no value: its task has not run.")
+        key = self._groups.get(task.group, task.group.name)
+        node = task.node.name
+        return self._holder_of(node, task.name).fetch(node, task.name, key, output.part)
+
+    def _holder_of(self, node: str, name: str) -> Binding:
+        binding = self._binding
+        if binding is None or node not in binding.placement:
+            there = ", ".join(map(repr, binding.placement)) if binding is not None else ""
+            raise BlobNotFoundError(
+                f"There is no {name!r} of node {node!r}: the session's nodes are "
+                f"{there or 'none'}. Check the name, or run something on that node first."
+            )
+        return binding
+
+
+class SessionBinding(Binding):
+    """A binding that can also run groups of no job, as `Session.run` does."""
+
+    def __init__(
+        self, session: Session, cluster: Cluster, name: str, plan: Plan, attempt: int
+    ) -> None:
+        super().__init__(cluster, name, plan, attempt)
+        self._session = weakref.ref(session)
+
+    def run_group(self, group: TaskGroup, epoch: int | None = None) -> GroupResult:
+        """Run a group that is no job's on this binding's workspaces; see `Session.run`."""
+        session = self._session()
+        if session is None or session._binding is not self:
+            raise ExecutionError(
+                "This binding is not its session's any more: another job was run since, or the "
+                "session was closed. Bind the plan again."
+            )
+        with session._operation(f"run of the {group.name} group"):
+            return session._run_group(group, epoch)
+
+
+_EMPTY_PLAN = Plan(
+    job="session",
+    seed=0,
+    steps_per_epoch=1,
+    epoch_limit=None,
+    nodes=(),
+    groups={},
+    checkpointed=(),
+    globals={},
+)

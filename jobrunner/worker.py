@@ -1,0 +1,209 @@
+"""4 run: the Dask plugin that hosts bindings on a worker, and the leases they live under."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from distributed import get_worker, secede
+from distributed.diagnostics.plugin import WorkerPlugin
+
+from jobrunner.hosting import HostedBinding, Message, failed_reply
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+logger = logging.getLogger(__name__)
+
+# Goes up with every change of what the messages mean. Client and workers of different versions
+# then don't share a handler, and each says plainly that the other is missing.
+PROTOCOL_VERSION = 1
+PLUGIN_NAME = f"jobrunner-{PROTOCOL_VERSION}"
+OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
+LEASE_PREFIX = f"{PLUGIN_NAME}-lease"
+
+CLOSE_SECONDS = 2.0
+"""How long a release waits for a binding's threads to end."""
+
+
+class _Lease:
+    """A lease task that the scheduler has started here."""
+
+    def __init__(self) -> None:
+        self.context: asyncio.Future[contextvars.Context] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self.ended = threading.Event()
+
+
+class WorkspaceHost(WorkerPlugin):
+    """Hosts the bindings of all sessions on one worker.
+
+    Notes
+    -----
+    Runs on the worker's event loop. One handler takes all messages: ``call`` says what, and a
+    failure is returned as a value. A binding lives as long as its lease task: when the client
+    releases it or goes away, Dask cancels the task, and `transition` sees that.
+    """
+
+    # Or another client's registration would put an empty host in this one's place.
+    idempotent = True
+    name = PLUGIN_NAME
+
+    def setup(self, worker: Worker) -> None:
+        """Begin to serve."""
+        self._worker = worker
+        self.incarnation = secrets.token_hex(8)
+        self.bindings: dict[str, HostedBinding] = {}
+        self._leases: dict[str, _Lease] = {}
+        worker.handlers[OPERATION] = self.call
+
+    def teardown(self, worker: Worker) -> None:
+        """Let go of everything: the worker closes, or the plugin is removed."""
+        worker.handlers.pop(OPERATION, None)
+        for name in list(self.bindings):
+            self._drop(name, "its worker closed")
+        for key in list(self._leases):
+            self._end_lease(key)
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """Follow the lease tasks: what Dask starts and cancels, this hears of first."""
+        if not (isinstance(key, str) and key.startswith(LEASE_PREFIX)):
+            return
+        if finish == "executing" and key not in self._leases:
+            self._leases[key] = _Lease()
+        elif start in ("executing", "long-running") and finish != "long-running":
+            self._end_lease(key)
+
+    async def call(self, call: str, binding: str = "", **details: Any) -> Message:
+        """Answer a message of a session's client or of another worker's host."""
+        try:
+            if call == "hello":
+                return {"status": "done", "incarnation": self.incarnation}
+            if call == "bind":
+                return await self._bind(binding, **details)
+            hosted = self.bindings.get(binding)
+            if hosted is None:
+                return {"status": "unknown"}
+            if call == "release":
+                return await self._release(binding, hosted)
+            handler = getattr(hosted, HANDLERS[call])
+            reply: Message = await handler(**details)
+            return reply
+        except Exception as error:
+            logger.exception("Message %r of binding %s failed", call, binding)
+            return failed_reply(error)
+
+    async def _bind(
+        self,
+        binding: str,
+        leases: Mapping[str, str],
+        wait_seconds: float,
+        job: str,
+        seed: int,
+        attempt: int,
+    ) -> Message:
+        """Host a binding, once its lease task runs here."""
+        key = leases[self._worker.address]
+        lease = self._leases.get(key)
+        if lease is None:
+            # Dask starts it soon, or never: the client asks again.
+            await asyncio.sleep(min(0.005, wait_seconds))
+            lease = self._leases.get(key)
+        if lease is not None:
+            await asyncio.wait((lease.context,), timeout=wait_seconds)
+        if lease is None or key not in self._leases or not lease.context.done():
+            return {"status": "running", "tasks": []}
+        if binding not in self.bindings:
+            self.bindings[binding] = HostedBinding(
+                binding,
+                job=job,
+                seed=seed,
+                attempt=attempt,
+                address=self._worker.address,
+                nthreads=self._worker.state.nthreads,
+                context=lease.context.result(),
+                call_peer=self._call_peer,
+            )
+        return {"status": "done"}
+
+    async def _release(self, binding: str, hosted: HostedBinding) -> Message:
+        self._drop(binding, "the session released it")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(hosted.ended.wait(), CLOSE_SECONDS)
+        return {"status": "done"}
+
+    def _drop(self, binding: str, reason: str) -> None:
+        hosted = self.bindings.pop(binding, None)
+        if hosted is not None:
+            hosted.close(reason)
+        for key in [key for key in self._leases if binding_of(key) == binding]:
+            self._end_lease(key)
+
+    def _end_lease(self, key: str) -> None:
+        lease = self._leases.pop(key, None)
+        if lease is not None:
+            lease.ended.set()
+            lease.context.cancel()
+            self._drop(binding_of(key), "its client released it or went away")
+
+    def hold_lease(self, key: str) -> None:
+        """Lend this thread's context to the binding, and block until the lease ends."""
+        lease = self._leases.get(key)
+        if lease is None:  # cancelled before the thread got here
+            return
+        context = contextvars.copy_context()
+
+        def lend() -> None:
+            if not lease.context.done():
+                lease.context.set_result(context)
+
+        self._worker.loop.add_callback(lend)
+        lease.ended.wait()
+
+    async def _call_peer(self, address: str, message: Message) -> Message:
+        details = dict(message)
+        reply: Message = await getattr(self._worker.rpc(address), OPERATION)(**details)
+        return reply
+
+
+HANDLERS = {
+    "ship": "ship",
+    "run": "run",
+    "apply": "apply",
+    "fetch": "fetch",
+    "blob names": "blob_names",
+    "forget": "forget",
+    "push": "push",
+    "abort": "abort",
+}
+
+
+def lease_key(binding: str, incarnation: str, number: int) -> str:
+    """The key of a binding's lease task on the worker of that incarnation."""
+    return f"{LEASE_PREFIX}|{binding}|{incarnation}|{number}"
+
+
+def binding_of(key: str) -> str:
+    """The binding whose lease task has that key."""
+    return key.split("|")[1]
+
+
+def hold_lease(key: str) -> Sequence[str]:
+    """Hold a worker for a binding; the function of the lease task.
+
+    Pinned and seceded, it tells the scheduler that the worker is in use, and of which resources,
+    without taking a thread from other tasks.
+    """
+    host = get_worker().plugins.get(PLUGIN_NAME)
+    # A worker that died and came back at the same address has the task but not the workspaces.
+    if isinstance(host, WorkspaceHost) and key.split("|")[2] == host.incarnation:
+        secede()
+        host.hold_lease(key)
+    return ()
