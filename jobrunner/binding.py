@@ -304,6 +304,8 @@ class Binding:
     def _run_operation(
         self, messages: Message | Mapping[str, Message], addresses: Sequence[str]
     ) -> dict[str, Message]:
+        if not addresses:
+            return {}  # a binding without nodes, or a group without tasks
         self._number += 1
         replies = self._cluster.sync(self._operate, messages, addresses, None, "", None)
         self._check(replies, "", None)

@@ -184,7 +184,8 @@ class JobRunner:
         """
         plan = self._compile()
         resume.plan_resume(plan, self.checkpoint_manager, self._policy())
-        return _Run(self, plan, session).run()
+        with session.exclusive(f"Job {plan.job!r}"):
+            return _Run(self, plan, session).run()
 
     def load_blobs_from_checkpoints(
         self, blob_names: Sequence[str | Blob], epoch: int, session: Session
@@ -234,7 +235,9 @@ class JobRunner:
                 )
             for node in nodes:
                 wanted.setdefault(node, set()).add(blob.name)
-        session.run(manager.load(epoch, blobs=wanted))
+        group = manager.load(epoch, blobs=wanted)
+        session.run(group)
+        manager.report_load(group)
         return True
 
     def _compile(self) -> Plan:
@@ -309,6 +312,9 @@ class _Run:
 
     def _bind(self) -> None:
         self.binding = self.session.bind(self.plan, wait_seconds=self.runner.worker_wait_seconds)
+        for group in self.runner.job.groups.values():
+            for task in group.tasks():
+                task.session = self.session
 
     def _start(self, decision: ResumePlan) -> int:
         """Init or resume; gives the epoch that the workspaces are at."""
@@ -335,7 +341,9 @@ class _Run:
         for epoch in candidates:
             try:
                 blobs = resume.required_blobs(self.plan, manager, epoch)
-                self.binding.run_group(manager.load(epoch, blobs=blobs), epoch=epoch)
+                group = manager.load(epoch, blobs=blobs)
+                self.binding.run_group(group, epoch=epoch)
+                manager.report_load(group)
                 break
             except CheckpointCorruptError as error:
                 if self.policy.resume_from != "latest":
