@@ -3,8 +3,9 @@
 The way of the data, one module a stage; a module imports only from those above it::
 
     files             what is asked of a file system, one method an operation
-    dtypes, codecs, tensors, aliasing
+    dtypes, codecs, tensors
     encoding          values -> JSON trees and arrays       (pure)
+    aliasing, blobs   ... all blobs of a node together      (pure)
     decoding          ... and back                          (pure)
     layout            trees and arrays -> Zarr documents and chunks   (pure)
     store             write stores, and make them durable

@@ -21,10 +21,8 @@ import cloudpickle
 import numpy as np
 
 from jobrunner.checkpoint import tensors
-from jobrunner.checkpoint.aliasing import Window, refuse_shared_memory
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.dtypes import UnsupportedDtypeError, dtype_from_spec, dtype_to_spec
-from jobrunner.errors import DefinitionError
 from jobrunner.names import escape
 
 Tree = Any
@@ -68,7 +66,7 @@ class EncodedBlob:
     parts: Sequence[ArrayPart]
 
 
-class _UnsupportedError(Exception):
+class UnsupportedValueError(Exception):
     """A value inside a blob cannot be encoded."""
 
     def __init__(self, trail: tuple[str, ...], cls: type, why: str) -> None:
@@ -76,73 +74,23 @@ class _UnsupportedError(Exception):
         self.trail, self.cls, self.why = trail, cls, why
 
 
-def encode_blobs(
-    node: str,
-    blobs: Mapping[str, object],
-    codecs: Sequence[Codec] = (),
-    *,
-    allow_pickle: bool = False,
-) -> dict[str, EncodedBlob]:
-    """Encode the blobs of a node.
+class Encoder:
+    """Encodes one blob.
 
     Parameters
     ----------
-    node : str
-        For messages.
-    blobs : mapping of str to object
-    codecs : sequence of Codec
+    codecs : mapping of type to Codec
     allow_pickle : bool
-        Pickle what there is no other way for.
 
-    Returns
-    -------
-    dict of str to EncodedBlob
-        The parts share memory with the values: write them before anything changes those.
-
-    Raises
-    ------
-    DefinitionError
-        Naming the blob that cannot be encoded, or the two that share memory.
+    Attributes
+    ----------
+    parts : list of ArrayPart
+        The arrays that the tree's leaves name.
+    memory : list of (trail, array)
+        Each array that the value holds, as it holds it.
+    identities : dict of int to object
+        What the value holds and that can change, but for arrays.
     """
-    by_type = {codec.cls: codec for codec in codecs}
-    encoded: dict[str, EncodedBlob] = {}
-    memory: list[Window] = []
-    owners: dict[int, tuple[str, object]] = {}
-    for name, value in blobs.items():
-        encoder = _Encoder(by_type, allow_pickle)
-        try:
-            tree = encoder.encode(value, ())
-        except _UnsupportedError as error:
-            raise DefinitionError(_explain(node, name, error)) from None
-        encoded[name] = EncodedBlob(tree, encoder.parts)
-        memory += [Window(name, trail, array) for trail, array in encoder.memory]
-        for identity, held in encoder.identities.items():
-            other, _ = owners.setdefault(identity, (name, held))
-            if other != name:
-                raise DefinitionError(
-                    f"Node {node!r}: the blobs {other!r} and {name!r} both hold the same "
-                    f"{type(held).__name__} object, and would come apart after a resume. Give "
-                    f"one of them a copy, or keep both in one blob (a dict or a list)."
-                )
-    refuse_shared_memory(node, memory)
-    return encoded
-
-
-def _explain(node: str, blob: str, error: _UnsupportedError) -> str:
-    item = f", item {'/'.join(error.trail)}" if error.trail else ""
-    name = error.cls.__qualname__
-    if error.cls.__module__ != "builtins":
-        name = f"{error.cls.__module__}.{name}"
-    return (
-        f"Node {node!r}, blob {blob!r}{item}: a {name} cannot be saved: {error.why}. Either save "
-        f"it by a codec of yours, register_codec({error.cls.__name__}, encode, decode); or keep "
-        f"it out of checkpoints, outputs=Blob({blob!r}, transient=True); or pickle it, "
-        f"allow_pickle=True for the checkpoint manager."
-    )
-
-
-class _Encoder:
-    """Encodes one blob."""
 
     def __init__(self, codecs: Mapping[type, Codec], allow_pickle: bool) -> None:
         self.parts: list[ArrayPart] = []
@@ -156,7 +104,14 @@ class _Encoder:
         self._inside: set[int] = set()
         self._kept: list[object] = []
 
-    def encode(self, value: Any, trail: tuple[str, ...]) -> Tree:
+    def encode(self, value: Any, trail: tuple[str, ...] = ()) -> Tree:
+        """The tree that stands for `value`, which lies at `trail` in the blob.
+
+        Raises
+        ------
+        UnsupportedValueError
+            For it or something in it.
+        """
         cls = type(value)
         method = _ENCODERS.get(cls)
         if method is not None:
@@ -181,7 +136,7 @@ class _Encoder:
     def _number(self, key: object, value: object) -> Tree | None:
         """Count an object that has an identity; if it was met before, say which it is."""
         if id(value) in self._inside:
-            raise _UnsupportedError((), type(value), "it contains itself")
+            raise UnsupportedValueError((), type(value), "it contains itself")
         known = self._numbers.get(key)
         if known is not None:
             return {"$": "same", "as": known}
@@ -384,13 +339,13 @@ class _Encoder:
         inner = codec.encode(value)
         if type(inner) is type(value):
             why = f"its codec {codec.name!r} encodes it as another of the same type"
-            raise _UnsupportedError(trail, type(value), why)
+            raise UnsupportedValueError(trail, type(value), why)
         with _Level(self, value, trail):
             return {"$": "codec", "name": codec.name, "value": self.encode(inner, trail)}
 
     def _pickle(self, value: object, trail: tuple[str, ...], why: str) -> Tree:
         if not self._allow_pickle:
-            raise _UnsupportedError(trail, type(value), why)
+            raise UnsupportedValueError(trail, type(value), why)
         has_state = type(value).__hash__ in (None, object.__hash__)
         if has_state and not isinstance(value, type | types.FunctionType):
             same = self._mutable(value)
@@ -402,20 +357,20 @@ class _Encoder:
             data = cloudpickle.dumps(value, protocol=5)
         except Exception as error:
             why = f"pickling it raised {type(error).__name__}: {error}"
-            raise _UnsupportedError(trail, type(value), why) from error
+            raise UnsupportedValueError(trail, type(value), why) from error
         return self._data("pickle", data, trail)
 
 
 class _Level:
     """Guards one level of nesting against cycles and endless depth."""
 
-    def __init__(self, encoder: _Encoder, value: object, trail: tuple[str, ...]) -> None:
+    def __init__(self, encoder: Encoder, value: object, trail: tuple[str, ...]) -> None:
         self._inside = encoder._inside
         if id(value) in self._inside:
-            raise _UnsupportedError(trail, type(value), "it contains itself")
+            raise UnsupportedValueError(trail, type(value), "it contains itself")
         if len(self._inside) >= _MAX_DEPTH:
             why = f"containers are nested more than {_MAX_DEPTH} deep"
-            raise _UnsupportedError(trail[:8], type(value), why)
+            raise UnsupportedValueError(trail[:8], type(value), why)
         self._id = id(value)
 
     def __enter__(self) -> None:
@@ -425,20 +380,20 @@ class _Level:
         self._inside.discard(self._id)
 
 
-_ENCODERS: dict[type, Callable[[_Encoder, Any, tuple[str, ...]], Tree]] = {
-    type(None): _Encoder._plain,
-    bool: _Encoder._plain,
-    int: _Encoder._int,
-    float: _Encoder._float,
-    complex: _Encoder._complex,
-    str: _Encoder._str,
-    bytes: _Encoder._bytes,
-    bytearray: _Encoder._bytearray,
-    list: _Encoder._list,
-    tuple: _Encoder._tuple,
-    dict: _Encoder._dict,
-    collections.OrderedDict: _Encoder._ordered_dict,
-    np.ndarray: _Encoder._array,
+_ENCODERS: dict[type, Callable[[Encoder, Any, tuple[str, ...]], Tree]] = {
+    type(None): Encoder._plain,
+    bool: Encoder._plain,
+    int: Encoder._int,
+    float: Encoder._float,
+    complex: Encoder._complex,
+    str: Encoder._str,
+    bytes: Encoder._bytes,
+    bytearray: Encoder._bytearray,
+    list: Encoder._list,
+    tuple: Encoder._tuple,
+    dict: Encoder._dict,
+    collections.OrderedDict: Encoder._ordered_dict,
+    np.ndarray: Encoder._array,
 }
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jobrunner.checkpoint.blobs import encode_blobs
 from jobrunner.checkpoint.codecs import Codec
-from jobrunner.checkpoint.encoding import EncodedBlob, encode_blobs
+from jobrunner.checkpoint.encoding import EncodedBlob
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.records import Claim
 from jobrunner.checkpoint.store import Receipt, write_stores

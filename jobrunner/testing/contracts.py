@@ -1,0 +1,253 @@
+"""Suites for parts of one's own: derive a test class, say how the part is made, run pytest.
+
+Example
+-------
+::
+
+    class TestMyHandler(MetadataHandlerContract):
+        @staticmethod
+        def make_handler(directory):
+            return MyHandler(...)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jobrunner.checkpoint import MultiNodeCheckpointManager, read_state
+from jobrunner.checkpoint.log import MetadataHandler
+from jobrunner.checkpoint.records import STATE_INTERVAL, Entry, State, make_entry
+from jobrunner.errors import CommitConflictError
+from jobrunner.testing.identity import assert_identical
+from jobrunner.workspace import Workspace
+
+_RIVALS = 4
+_ENTRIES_A_RIVAL = 10
+
+
+class MetadataHandlerContract:
+    """What every `MetadataHandler` must do.
+
+    Notes
+    -----
+    `make_handler` is a static method of a class that can be imported: other processes call it.
+    """
+
+    @staticmethod
+    def make_handler(directory: str) -> MetadataHandler:
+        """Make a handler; those made for one `directory` share their storage.
+
+        `set_params` is called by whoever made it, with a path below `directory`.
+        """
+        raise TypeError("A contract's make_handler is to be overridden.")
+
+    def _open(self, tmp_path: Path) -> MetadataHandler:
+        return _open(self.make_handler, tmp_path)
+
+    def test_nothing_is_there_before_the_first_entry(self, tmp_path: Path) -> None:
+        """An empty log is an answer, not an error."""
+        handler = self._open(tmp_path)
+        _same(-1, handler.last_number(), "last_number() of an empty log")
+        _same([], list(handler.entries()), "entries() of an empty log")
+        _same(None, handler.last_epoch(), "last_epoch() of an empty log")
+        _same(False, handler.accessible(), "accessible() of an empty log")
+
+    def test_it_fits_the_protocol_and_making_it_touches_nothing(self, tmp_path: Path) -> None:
+        """Neither making a handler nor `set_params` creates the checkpoint directory."""
+        handler = self._open(tmp_path)
+        _same(True, isinstance(handler, MetadataHandler), "isinstance(handler, MetadataHandler)")
+        _same(False, os.path.exists(_path(tmp_path)), "existence of the checkpoint directory")
+
+    def test_entries_come_back_in_order_and_unchanged(self, tmp_path: Path) -> None:
+        """From any number on, by any handler."""
+        handler = self._open(tmp_path)
+        kept = _history(5)
+        for entry in kept:
+            _same(True, handler.append(entry), f"append of entry {entry['number']}")
+        for reader in (handler, self._open(tmp_path)):
+            _same(4, reader.last_number(), "last_number() after 5 entries")
+            for first in range(6):
+                found = [_plain(entry) for entry in reader.entries(first)]
+                _same([_plain(e) for e in kept[first:]], found, f"entries({first})")
+
+    def test_a_number_is_given_once(self, tmp_path: Path) -> None:
+        """The second to come is told so, and changes nothing."""
+        handler, rival = self._open(tmp_path), self._open(tmp_path)
+        first, second = (make_entry(0, "run", run, {"nodes": [], "info": {}}) for run in "ab")
+        _same(True, handler.append(first), "append to an empty log")
+        _same(False, rival.append(second), "append under a number that is taken")
+        _same([_plain(first)], [_plain(e) for e in rival.entries()], "entries() after that")
+
+    def test_of_many_threads_one_gets_a_number(self, tmp_path: Path) -> None:
+        """Every number goes to one thread, and what it appended is what is there."""
+        won: list[list[Entry]] = [[] for _ in range(_RIVALS)]
+        start = threading.Barrier(_RIVALS)
+
+        def race(rival: int) -> None:
+            handler = self._open(tmp_path)
+            start.wait()
+            won[rival] = compete(handler, f"rival {rival}")
+
+        threads = [threading.Thread(target=race, args=(i,)) for i in range(_RIVALS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        _check_race(self._open(tmp_path), won)
+
+    def test_of_many_processes_one_gets_a_number(self, tmp_path: Path) -> None:
+        """As with threads."""
+        work = pickle.dumps((self.make_handler, tmp_path))
+        rivals = [
+            subprocess.Popen(
+                [sys.executable, "-m", __name__, f"rival {i}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+            for i in range(_RIVALS)
+        ]
+        for rival in rivals:
+            if rival.stdin is not None:
+                rival.stdin.write(work)
+                rival.stdin.flush()
+        won = []
+        for rival in rivals:
+            answer, _ = rival.communicate()
+            _same(0, rival.returncode, "exit status of a process that appends")
+            won.append(json.loads(answer))
+        _check_race(self._open(tmp_path), won)
+
+    def test_write_makes_an_epoch_exist(self, tmp_path: Path) -> None:
+        """`last_epoch` and `accessible` follow the commits, in every handler."""
+        handler = self._open(tmp_path)
+        for entry in _history(7):
+            if entry["kind"] == "commit":
+                handler.write(entry["epoch"], entry)
+            else:
+                handler.append(entry)
+        for reader in (handler, self._open(tmp_path)):
+            _same(2, reader.last_epoch(), "last_epoch() after epochs 0, 1, 2")
+            _same(1, reader.last_epoch(user_epoch=1), "last_epoch(1)")
+            _same(None, reader.last_epoch(user_epoch=3), "last_epoch(3)")
+            _same(True, reader.accessible(), "accessible()")
+            _same(True, reader.accessible(2), "accessible(2)")
+            _same(False, reader.accessible(3), "accessible(3)")
+
+    def test_a_report_is_no_entry(self, tmp_path: Path) -> None:
+        """`report` takes any action, and leaves the log as it is."""
+        handler = self._open(tmp_path)
+        handler.report("checkpoint_save", {"a": 0.5, "b": 1.5})
+        handler.report("checkpoint_load", {})
+        _same(-1, handler.last_number(), "last_number() after reports only")
+
+    def test_the_state_is_read_from_the_last_summary_on(self, tmp_path: Path) -> None:
+        """Two full states later, reading from there gives what reading everything gives."""
+        manager = MultiNodeCheckpointManager(_path(tmp_path), self.make_handler(str(tmp_path)))
+        manager.start_run([], {})
+        for epoch in range(STATE_INTERVAL + 10):
+            manager.commit(manager.begin(epoch), {}, {})
+        manager.end_run()
+        handler = self._open(tmp_path)
+        whole = State()
+        for entry in handler.entries():
+            whole.apply(entry)
+        _same(2, handler.last_number() // STATE_INTERVAL, "full states in the log")
+        _same(whole.to_json(), read_state(handler).to_json(), "read_state")
+
+    def test_a_manager_saves_and_another_loads(self, tmp_path: Path) -> None:
+        """The handler's log in the place of ours."""
+        workspace = Workspace("a")
+        workspace.globals["x"] = np.arange(5)
+        manager = MultiNodeCheckpointManager(_path(tmp_path), self.make_handler(str(tmp_path)))
+        manager.start_run(["a"], {"why": "contract"})
+        order = manager.begin(0)
+        manager.commit(order, order({"a": workspace}), {"stopped_by": []})
+        manager.end_run()
+        reader = MultiNodeCheckpointManager(_path(tmp_path), self.make_handler(str(tmp_path)))
+        _same([0], reader.epochs(), "epochs() of a second manager")
+        _same({"why": "contract"}, reader.run_info(0), "run_info(0)")
+        assert_identical(np.arange(5), reader.open(0)["a"].load("x"))
+
+    def test_who_was_taken_over_cannot_commit(self, tmp_path: Path) -> None:
+        """The fence holds: the old run's commit fails, and its epoch does not exist."""
+        old, new = (
+            MultiNodeCheckpointManager(
+                _path(tmp_path), self.make_handler(str(tmp_path)), take_over=True
+            )
+            for _ in range(2)
+        )
+        old.start_run([], {})
+        order = old.begin(0)
+        new.start_run([], {})
+        try:
+            old.commit(order, {}, {})
+        except CommitConflictError:
+            pass
+        else:
+            raise AssertionError("expected CommitConflictError from the run taken over")
+        _same([], new.epochs(), "epochs() after the failed commit")
+        new.end_run()
+        old.end_run()
+
+
+def compete(handler: MetadataHandler, rival: str) -> list[Entry]:
+    """Append entries at the log's end, as fast as others; gives those that are there."""
+    won: list[Entry] = []
+    while len(won) < _ENTRIES_A_RIVAL:
+        entry = make_entry(handler.last_number() + 1, "run", rival, {"nodes": [], "info": {}})
+        if handler.append(entry):
+            won.append(entry)
+    return won
+
+
+def _check_race(handler: MetadataHandler, won: list[list[Entry]]) -> None:
+    expected = sorted((_plain(e) for some in won for e in some), key=lambda e: int(e["number"]))
+    _same(_RIVALS * _ENTRIES_A_RIVAL, len(expected), "entries that were acknowledged")
+    _same(expected, [_plain(entry) for entry in handler.entries()], "entries() after the race")
+
+
+def _path(tmp_path: Path) -> str:
+    return str(tmp_path / "checkpoints")
+
+
+def _open(make_handler: Callable[[str], MetadataHandler], tmp_path: Path) -> MetadataHandler:
+    handler = make_handler(str(tmp_path))
+    handler.set_params(_path(tmp_path), ("a",))
+    return handler
+
+
+def _history(count: int) -> list[Entry]:
+    entries = [make_entry(0, "run", "r", {"nodes": ["a"], "info": {"text": "é\ud800\0"}})]
+    for epoch in range(count):
+        claim = {"epoch": epoch, "retry": 0}
+        stores = {"a": {"store": f"a.{epoch}", "manifest": "0"}}
+        entries.append(make_entry(2 * epoch + 1, "begin", "r", claim))
+        entries.append(make_entry(2 * epoch + 2, "commit", "r", {**claim, "stores": stores}))
+    return entries[:count]
+
+
+def _plain(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(entry)
+
+
+def _same(expected: object, found: object, what: str) -> None:
+    if expected != found:
+        raise AssertionError(f"{what}: expected {expected!r:.500}, found {found!r:.500}")
+
+
+if __name__ == "__main__":
+    factory, where = pickle.load(sys.stdin.buffer)
+    sys.stdout.write(
+        json.dumps([dict(entry) for entry in compete(_open(factory, where), sys.argv[1])])
+    )
