@@ -103,7 +103,7 @@ def _start_cluster(*, processes: bool) -> Iterator[LocalCluster]:
         n_workers=2,
         threads_per_worker=2,
         processes=processes,
-        dashboard_address=None,
+        dashboard_address=":0",
     ) as cluster:
         yield cluster
 

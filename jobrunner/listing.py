@@ -1,0 +1,205 @@
+"""What ``ls``, ``info`` and ``verify`` tell of a checkpoint directory: as data, and as text."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jobrunner.checkpoint import MultiNodeCheckpointManager
+from jobrunner.errors import CheckpointError, CheckpointNotFoundError, DefinitionError
+from jobrunner.progress import format_bytes, format_metrics, format_seconds
+
+_SHOWN_VALUE_LENGTH = 48
+
+
+def open_directory(directory: str) -> MultiNodeCheckpointManager:
+    """Make a manager for a directory that must be there.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        Nothing is at the path: most likely a mistyped one.
+    """
+    manager = MultiNodeCheckpointManager(directory)
+    if not os.path.lexists(manager.path):
+        raise CheckpointNotFoundError(
+            f"There is no directory {manager.path!r}. Name the one that the job was run with, as "
+            f"--checkpoint."
+        )
+    return manager
+
+
+def read_epoch(text: str, manager: MultiNodeCheckpointManager) -> int:
+    """Read the number of an epoch, or ``latest``.
+
+    Raises
+    ------
+    DefinitionError
+        It is neither.
+    CheckpointNotFoundError
+        No epoch is recorded.
+    """
+    if text.isdecimal():
+        return int(text)
+    if text != "latest":
+        raise DefinitionError(f"{text!r} is not 'latest' or the number of an epoch.")
+    epoch = manager.latest()
+    if epoch is None:
+        raise CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.")
+    return epoch
+
+
+def list_epochs(manager: MultiNodeCheckpointManager) -> tuple[dict[str, Any], str]:
+    """Describe all recorded epochs.
+
+    Returns
+    -------
+    data : dict
+        ``path``, ``is_done`` and ``epochs``, each of those with ``epoch``, ``time``, ``nodes``,
+        ``nbytes``, ``seconds`` and ``metrics``.
+    text : str
+        A table.
+    """
+    epochs = [_describe_epoch(manager.record(epoch)) for epoch in manager.epochs()]
+    is_done = manager.is_done()
+    data = {"path": manager.path, "is_done": is_done, "epochs": epochs}
+    if not epochs:
+        return data, f"No epoch is recorded in {manager.path}."
+    rows = [("EPOCH", "SAVED", "NODES", "SIZE", "TIME", "METRICS")]
+    rows += [
+        (
+            str(found["epoch"]),
+            _format_time(found["time"]),
+            str(len(found["nodes"])),
+            format_bytes(found["nbytes"]),
+            format_seconds(found["seconds"]),
+            " ".join(format_metrics(found["metrics"])),
+        )
+        for found in epochs
+    ]
+    state = "The job has finished." if is_done else "The job has not finished."
+    return data, f"{_format_table(rows, right=(0, 2, 3, 4))}\n{state}"
+
+
+def _describe_epoch(record: Mapping[str, Any]) -> dict[str, Any]:
+    stores = record["stores"].values()
+    details = record["details"]
+    return {
+        "epoch": record["epoch"],
+        "time": record["time"],
+        "nodes": list(record["stores"]),
+        "nbytes": sum(store["nbytes"] for store in stores),
+        # Nodes save at the same time, so the slowest one tells.
+        "seconds": max((store["seconds"] for store in stores), default=0.0),
+        "metrics": details.get("metrics", {}),
+        "stopped_by": details.get("stopped_by", []),
+    }
+
+
+def describe_checkpoint(
+    manager: MultiNodeCheckpointManager, epoch: int
+) -> tuple[dict[str, Any], str]:
+    """Describe an epoch: its record, and the blobs of each node.
+
+    Returns
+    -------
+    data : dict
+        What `list_epochs` tells of the epoch, ``path``, ``run``, and ``nodes``: each with
+        ``store``, ``nbytes`` and ``blobs``, each of those with ``type``, and ``shape`` and
+        ``dtype`` for an array, else ``value`` as text.
+    text : str
+    """
+    checkpoint = manager.open(epoch)
+    about = _describe_epoch(checkpoint.record)
+    nodes = {
+        node: {
+            "store": checkpoint.record["stores"][node]["store"],
+            "nbytes": checkpoint.record["stores"][node]["nbytes"],
+            "blobs": {name: _describe_blob(checkpoint[node], name) for name in checkpoint[node]},
+        }
+        for node in checkpoint.nodes
+    }
+    data = {"path": manager.path, **about, "run": checkpoint.record["run"], "nodes": nodes}
+    pace = f"{format_bytes(about['nbytes'])} in {format_seconds(about['seconds'])}"
+    lines = [
+        f"epoch {epoch} of {manager.path}",
+        f"saved {_format_time(about['time'])}, {pace}",
+    ]
+    if about["metrics"]:
+        lines.append("metrics " + " ".join(f"{k}={v}" for k, v in about["metrics"].items()))
+    if about["stopped_by"]:
+        lines.append(f"stopped by {', '.join(about['stopped_by'])}")
+    for node, found in nodes.items():
+        lines += ["", f"{node}  ({found['store']}, {format_bytes(found['nbytes'])})"]
+        rows = [(f"  {name}", *_format_blob(blob)) for name, blob in found["blobs"].items()]
+        lines.append(_format_table(rows) if rows else "  no blobs")
+    return data, "\n".join(lines)
+
+
+def _describe_blob(node: Mapping[str, Any], name: str) -> dict[str, Any]:
+    try:
+        value = node[name]
+    except DefinitionError as error:
+        # Pickled, or made by a codec that is not registered here: there, but not for us to read.
+        return {"type": "unreadable", "value": str(error)}
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is not None and dtype is not None and shape != ():
+        return {"type": "array", "shape": list(shape), "dtype": str(dtype)}
+    return {"type": type(value).__name__, "value": repr(value)}
+
+
+def _format_blob(blob: Mapping[str, Any]) -> tuple[str, str]:
+    if blob["type"] == "array":
+        return str(blob["dtype"]), " x ".join(map(str, blob["shape"]))
+    value = str(blob["value"])
+    if len(value) > _SHOWN_VALUE_LENGTH:
+        value = f"{value[: _SHOWN_VALUE_LENGTH - 3]}..."
+    return str(blob["type"]), value
+
+
+def verify_epochs(
+    manager: MultiNodeCheckpointManager, epochs: Sequence[int]
+) -> tuple[dict[str, Any], str, CheckpointError | None]:
+    """Verify epochs, each of them whatever the others are like.
+
+    Returns
+    -------
+    data : dict
+        ``path`` and ``epochs``, each of those with ``epoch``, ``is_whole`` and ``error``.
+    text : str
+    error : CheckpointError or None
+        The first one that was found.
+    """
+    found, lines = [], []
+    first: CheckpointError | None = None
+    for epoch in epochs:
+        try:
+            manager.verify(epoch)
+            error = None
+        except CheckpointNotFoundError:
+            raise
+        except CheckpointError as caught:
+            error = caught
+            first = first or caught
+        found.append({"epoch": epoch, "is_whole": error is None, "error": error and str(error)})
+        lines.append(f"epoch {epoch}: {'whole' if error is None else error}")
+    data = {"path": manager.path, "epochs": found}
+    return data, "\n".join(lines) or f"No epoch is recorded in {manager.path}.", first
+
+
+def _format_time(text: str) -> str:
+    """Write an ISO time, which records keep in UTC, as local time."""
+    return datetime.datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
