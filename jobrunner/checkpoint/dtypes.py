@@ -141,7 +141,7 @@ def zarr_data_type(dtype: np.dtype[Any]) -> tuple[Any, Any, str | None]:
         configuration = {"unit": unit, "scale_factor": count}
         return (
             {"name": name, "configuration": configuration},
-            int(np.iinfo("i8").min),
+            "NaT",
             _endian(dtype),
         )
     if dtype.names:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,9 @@ from jobrunner.checkpoint.encoding import ArrayPart, EncodedBlob, child_names
 FORMAT = 1
 """Of stores, manifests and log entries; readers refuse what is newer."""
 
-MANIFEST = "_manifest.json"
+MANIFEST = "_manifest/zarr.json"
+"""A group's document, so that readers of Zarr find nothing strange in a store."""
+
 ROOT_DOCUMENT = "zarr.json"
 RETIRED_DOCUMENT = "zarr.retired.json"
 CHUNK_BYTES = 64 << 20
@@ -108,7 +111,7 @@ def lay_out(blobs: Mapping[str, EncodedBlob], about: Mapping[str, Any]) -> Store
     about : mapping
         JSON for the root's own attribute: format, node, epoch, run.
     """
-    directories: dict[str, None] = {}
+    directories: dict[str, None] = {os.path.dirname(MANIFEST): None}
     documents: dict[str, bytes] = {}
     attributes: dict[str, Any] = {OWN_KEY: dict(about)}
     arrays: list[PlannedArray] = []
@@ -123,7 +126,7 @@ def lay_out(blobs: Mapping[str, EncodedBlob], about: Mapping[str, Any]) -> Store
                 if group not in directories:
                     directories[group] = None
                     tree = blob.tree if depth == 1 else None
-                    documents[f"{group}/zarr.json"] = _group_document(
+                    documents[f"{group}/zarr.json"] = group_document(
                         {} if tree is None else {OWN_KEY: {"value": tree}}
                     )
             directories[array.path] = None
@@ -132,7 +135,7 @@ def lay_out(blobs: Mapping[str, EncodedBlob], about: Mapping[str, Any]) -> Store
             attributes[name] = blob.tree
         arrays += planned
         entries[name] = {"value": blob.tree, "arrays": [array.entry for array in planned]}
-    return StoreLayout(list(directories), documents, _group_document(attributes), arrays, entries)
+    return StoreLayout(list(directories), documents, group_document(attributes), arrays, entries)
 
 
 def _plan_array(part: ArrayPart, path: str) -> PlannedArray:
@@ -249,7 +252,8 @@ def _logical(shape: Sequence[int], order: Sequence[int] | None) -> list[int]:
     return logical
 
 
-def _group_document(attributes: Mapping[str, Any]) -> bytes:
+def group_document(attributes: Mapping[str, Any]) -> bytes:
+    """The Zarr document of a group."""
     return to_json({"zarr_format": 3, "node_type": "group", "attributes": attributes})
 
 

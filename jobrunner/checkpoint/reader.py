@@ -54,7 +54,7 @@ class StoreReader:
 
     def read_manifest(self) -> dict[str, Any]:
         """The manifest, checked against its digest in the record."""
-        path = os.path.join(self.root, MANIFEST)
+        path = join_path(self.root, MANIFEST)
         with self._reading(path):
             data = self.files.read(path)
         digest = hashlib.sha256(data).hexdigest()
@@ -64,7 +64,7 @@ class StoreReader:
                 f"found {digest} ({len(data)} bytes). {_WAY_OUT}",
                 path=path,
             )
-        manifest: dict[str, Any] = json.loads(data)
+        manifest: dict[str, Any] = json.loads(data)["attributes"]
         if manifest["format"] > FORMAT:
             raise CheckpointCorruptError(
                 f"{path} has format {manifest['format']}, and this version of jobrunner reads up "
@@ -168,7 +168,7 @@ class StoreReader:
                 slice(place * step, (place + 1) * step)
                 for place, step in zip(corner, chunk_shape, strict=True)
             )
-            part = data[index]
+            part = data[(*index, ...)]
             if flat is None:
                 jobs.append(partial(self._read_texts, path, part, size, digest))
                 continue
@@ -196,9 +196,9 @@ class StoreReader:
         pieces = path.split("/")
         if any(piece in ("", ".", "..") for piece in pieces) or (os.sep != "/" and os.sep in path):
             raise CheckpointCorruptError(
-                f"{os.path.join(self.root, MANIFEST)} names the file {path!r}, which does not "
+                f"{join_path(self.root, MANIFEST)} names the file {path!r}, which does not "
                 f"lie in the store. {_WAY_OUT}",
-                path=os.path.join(self.root, MANIFEST),
+                path=join_path(self.root, MANIFEST),
             )
         return join_path(self.root, path)
 
@@ -294,7 +294,7 @@ class StoreReader:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             if isinstance(error, DefinitionError):
                 raise
-            path = os.path.join(self.root, MANIFEST)
+            path = join_path(self.root, MANIFEST)
             raise CheckpointCorruptError(
                 f"{path}: blob {name!r} cannot be made again from what was read: "
                 f"{type(error).__name__}: {error}. A codec's decode may have raised it, or the "

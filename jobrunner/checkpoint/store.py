@@ -29,8 +29,8 @@ from jobrunner.checkpoint.layout import (
     PlannedArray,
     StoreLayout,
     encode_texts,
+    group_document,
     lay_out,
-    to_json,
 )
 
 THREADS = 2
@@ -131,7 +131,7 @@ def _write_jobs(files: PosixFiles, store: _StoreInWriting) -> Iterable[Callable[
 def _write_chunk(
     files: PosixFiles, store: _StoreInWriting, array: PlannedArray, chunk: Chunk
 ) -> None:
-    data = array.part.data[chunk.index]
+    data = array.part.data[(*chunk.index, ...)]  # without the dots, no axes would give a scalar
     padding_bytes = chunk.padding_bytes
     content: bytes | memoryview
     if isinstance(data.dtype, np.dtypes.StringDType):
@@ -156,8 +156,9 @@ def _finish_store(files: PosixFiles, store: _StoreInWriting) -> tuple[str, int]:
     # The root's digest is in the manifest, so the manifest can be written before it.
     documents = {path: store.documents[path] for path in layout.documents}
     documents[ROOT_DOCUMENT] = [len(layout.root), files.digest(layout.root)]
-    manifest = to_json({**store.about, "blobs": layout.blobs, "documents": documents})
-    files.write(os.path.join(store.root, MANIFEST), [manifest])
+    about = {**store.about, "blobs": layout.blobs, "documents": documents}
+    manifest = group_document(about)
+    files.write(join_path(store.root, MANIFEST), [manifest])
     files.write(os.path.join(store.root, ROOT_DOCUMENT), [layout.root])
     nbytes = sum(size for size, _ in (*store.chunks.values(), *documents.values()))
     return hashlib.sha256(manifest).hexdigest(), nbytes + len(manifest)
