@@ -186,7 +186,6 @@ class HostedBinding:
         """Run a group that was shipped."""
         operation = self._start("run", number)
         if operation is not None:
-            self._run_number = number
             if self._drained.is_set():
                 self._start_run(operation, key, epoch, step)
             else:
@@ -335,6 +334,7 @@ class HostedBinding:
             _, values, reasons = self._early
         self._early = (0, {}, [])
         self._outbox, self._pending = [], {}
+        self._run_number = number
         self._peers = group.peers
         self._drained.clear()
         run = self._run = GroupRun(

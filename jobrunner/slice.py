@@ -302,7 +302,7 @@ class GroupRun:
                 if target is not None:
                     target[0][target[1]] = value
         elif step.keeps or step.handovers:
-            box[0] = (box[0],)
+            box[0] = (settle(box, (*arguments, *step.kwargs.values())),)
             self._keep(step, box[0])
         for handover in step.handovers:
             self._hand_over(handover, box[0])
@@ -477,8 +477,11 @@ class GroupRun:
         program.arrived.clear()
         program.results.clear()
         outcome.metrics = list(self._metrics.values())
-        self._end(outcome)
-        self._leave()
+        with self._lock:
+            was_over, self._is_over = self._is_over, True
+        self._drained()  # first, so that the next run finds nothing to wait for
+        if not was_over:
+            self._finished(outcome)
 
     def _fail_step(self, step: Step, error: BaseException) -> None:
         if not isinstance(error, _AlreadyFailedError):
