@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
 
-import dask
 import pytest
 
 _ROOT = Path(__file__).parents[2]
@@ -29,11 +27,8 @@ def main_module() -> Iterator[types.ModuleType]:
     before = sys.modules["__main__"]
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
-    configuration = copy.deepcopy(dask.config.config)
     yield module
     sys.modules["__main__"] = before
-    dask.config.config.clear()
-    dask.config.config.update(configuration)
 
 
 @pytest.mark.slow
