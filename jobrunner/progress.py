@@ -197,12 +197,19 @@ class _Bar:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as RichProgress
+        from rich.table import Column
 
         self._progress: RichProgress = RichProgress(
-            BarColumn(bar_width=24),
-            TextColumn("{task.description}", markup=False),
-            TimeElapsedColumn(),
+            BarColumn(bar_width=16, table_column=Column(width=16)),
+            TimeElapsedColumn(table_column=Column(width=8)),
+            # On a narrow terminal the text gives way, from its end.
+            TextColumn(
+                "{task.description}",
+                markup=False,
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
             console=Console(file=stream),
+            expand=True,
         )
         self._task: TaskID | None = None
 
