@@ -171,9 +171,17 @@ def is_true(name: str, value: Any) -> bool:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    for dumps in (pickle.dumps, cloudpickle.dumps):
-        try:
-            return bytes(dumps(error))
-        except Exception:
-            logger.debug("%s cannot pickle %r", dumps.__module__, type(error), exc_info=True)
+    """The exception as a pickle that opens again; without its history if that cannot travel."""
+    for is_whole in (True, False):
+        if not is_whole:
+            # Dask pickles what an exception was raised from and during, tracebacks and all.
+            error.__cause__ = error.__context__ = error.__traceback__ = None
+        for dumps in (pickle.dumps, cloudpickle.dumps):
+            try:
+                data = bytes(dumps(error))
+                pickle.loads(data)
+            except Exception:
+                logger.debug("%s cannot pickle %r", dumps.__module__, type(error), exc_info=True)
+            else:
+                return data
     return None

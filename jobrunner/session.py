@@ -309,7 +309,7 @@ class Session:
         attempt = 0
         if old is not None:
             old.release()
-            attempt = old.attempt + 1 if old.plan is plan else 0
+            attempt = old._attempt + 1 if old.plan is plan else 0
         self._num_bindings += 1
         self._groups.clear()
         self._dead_keys.clear()
