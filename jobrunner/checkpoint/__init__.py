@@ -14,11 +14,12 @@ The way of the data, one module a stage; a module imports only from those above 
     log               the metadata handler, which keeps the entries
     journal           a run's hold on the log
     policies          which epochs are kept                 (pure)
-    liveness, chores, probe
+    liveness, probe, hold   a run's hold on the directory
+    chores            hides and deletes in the background
     save, load        what is sent to the workers
     view              a checkpoint to look into
     directory         all that reads
-    manager           all that writes
+    manager, single   all that writes
 
 `docs/design/checkpoints.md` and `docs/design/log.md` say what lies on disk and why it is safe.
 """
@@ -27,9 +28,10 @@ from __future__ import annotations
 
 from jobrunner.checkpoint.codecs import Codec, register_codec
 from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler, read_state
-from jobrunner.checkpoint.manager import CheckpointManager, MultiNodeCheckpointManager
+from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.policies import KeepAll, KeepLast, RetentionPolicy
 from jobrunner.checkpoint.save import SaveOrder
+from jobrunner.checkpoint.single import CheckpointManager
 from jobrunner.checkpoint.store import Receipt
 from jobrunner.checkpoint.view import Checkpoint, NodeCheckpoint
 

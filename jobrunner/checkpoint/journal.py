@@ -61,7 +61,7 @@ class Journal:
                 return entry
         raise CheckpointError(f"{self._path}: entry {number} of the log is gone.")
 
-    def take(self, run: str, body: Mapping[str, Any], judge: Callable[[State], None]) -> None:
+    def take(self, run: str, body: Mapping[str, Any], judge: Callable[[State], None]) -> int:
         """Take the directory for `run`.
 
         Parameters
@@ -71,6 +71,11 @@ class Journal:
             Of the ``run`` entry.
         judge : callable
             Told the state, raises if whoever holds the directory must not be interrupted.
+
+        Returns
+        -------
+        int
+            Number of the ``run`` entry.
 
         Raises
         ------
@@ -87,7 +92,7 @@ class Journal:
                     entry = make_entry(self._known().number + 1, "run", run, body)
                     if self._append(entry):
                         self._run = run
-                        return
+                        return int(entry["number"])
 
     def append(self, kind: str, body: Mapping[str, Any]) -> Entry:
         """Append an entry of this run.

@@ -178,11 +178,14 @@ class FileMetadataHandler:
 
     def remove_leftovers(self, number: int) -> None:
         """Remove what writers left half-made up to entry `number`, which exists."""
-        for name in self._files.list_names(self._directory):
-            match = _TEMPORARY_NAME.fullmatch(name)
-            if match and int(match[1]) <= number:
-                with contextlib.suppress(FileNotFoundError):
-                    self._files.remove_file(os.path.join(self._directory, name))
+        try:
+            for name in self._files.list_names(self._directory):
+                match = _TEMPORARY_NAME.fullmatch(name)
+                if match and int(match[1]) <= number:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._files.remove_file(os.path.join(self._directory, name))
+        except OSError as error:
+            logger.warning("Half-made entries are left in %s: %s", self._directory, error)
 
     def _path(self, number: int) -> str:
         return os.path.join(self._directory, f"{number:010d}.json")

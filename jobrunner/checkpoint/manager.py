@@ -1,4 +1,4 @@
-"""The checkpoint managers: they save epochs, keep or retire them, and load them again."""
+"""The checkpoint manager: it saves epochs, keeps or retires them, and loads them again."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import uuid
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,17 +15,18 @@ from jobrunner.checkpoint.chores import Sweeper
 from jobrunner.checkpoint.codecs import registered_codecs
 from jobrunner.checkpoint.directory import CheckpointDirectory
 from jobrunner.checkpoint.files import PosixFiles
-from jobrunner.checkpoint.liveness import (
-    RUNS_DIRECTORY,
-    Heartbeat,
-    Patience,
-    own_process,
-    refuse_if_alive,
-)
+from jobrunner.checkpoint.hold import Hold
+from jobrunner.checkpoint.liveness import Patience
 from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler
 from jobrunner.checkpoint.policies import KeepAll, RetentionPolicy
-from jobrunner.checkpoint.probe import Probe
-from jobrunner.checkpoint.records import Claim, Entry, State, strict_json
+from jobrunner.checkpoint.records import (
+    Claim,
+    Entry,
+    State,
+    nodes_of,
+    store_names,
+    strict_json,
+)
 from jobrunner.checkpoint.save import BlobCheck, SaveOrder
 from jobrunner.checkpoint.store import Receipt
 from jobrunner.errors import (
@@ -36,7 +35,7 @@ from jobrunner.errors import (
     CheckpointWriteError,
     DefinitionError,
 )
-from jobrunner.names import check_distinct, check_name, format_store_name
+from jobrunner.names import check_distinct, check_name
 
 logger = logging.getLogger("jobrunner.checkpoint.manager")
 
@@ -96,18 +95,14 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         self._take_over = take_over
         self._patience = patience
         self._sweeper = Sweeper(self._files, self.path)
-        self._run: str | None = None
-        self._run_number = -1
-        self._nodes: tuple[str, ...] = ()
-        self._heartbeat: Heartbeat | None = None
-        self._probe: Probe | None = None
+        self._hold: Hold | None = None
         self._resumed_from: int | None = None
         self._unfinished: dict[Claim, SaveOrder] = {}
 
     def load(self, epoch: int, **selection: Any) -> Any:
         """See `CheckpointDirectory.load`; the epoch is kept until the run ends."""
         group = super().load(epoch, **selection)
-        if self._run is not None:
+        if self._hold is not None:
             self._resumed_from = epoch
         return group
 
@@ -135,7 +130,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         *Atomicity*: the ``run`` entry of the log decides who holds the directory. What earlier
         runs had begun and never committed is deleted in the background.
         """
-        if self._run is not None:
+        if self._hold is not None:
             raise DefinitionError(
                 f"This checkpoint manager already serves a run in {self.path}. Let it end, or "
                 f"make another manager for another directory."
@@ -143,35 +138,17 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         for node in nodes:
             check_name(node, "node")
         check_distinct(nodes, "node")
+        self._handler.set_params(self.path, tuple(nodes))
         config = dask.config.get("jobrunner.checkpoint", {}) or {}
         beat_seconds = float(config.get("heartbeat-seconds", 2.0))
         patience = self._patience or Patience(float(config.get("silence-seconds", 15.0)))
-        run = uuid.uuid4().hex
-        self._handler.set_params(self.path, tuple(nodes))
-        heartbeat = Heartbeat(self._files, self.path, run, beat_seconds)
-        body = {
-            "nodes": list(nodes),
-            "info": _as_json(info, "info"),
-            "process": own_process(),
-            "heartbeat_seconds": beat_seconds,
-        }
+        hold = Hold(self._files, self.path, self._journal, nodes, beat_seconds)
         with self._writing("the directory could not be taken"):
-            self._files.make_directories(self.path)
-            heartbeat.start()
-            try:
-                self._journal.take(run, body, lambda state: self._judge(state, patience))
-            except BaseException:
-                heartbeat.stop()
-                self._forget_run(heartbeat)
-                raise
-        # A manager that is dropped without end_run must not look alive for ever.
-        weakref.finalize(self, heartbeat.stop)
-        self._run, self._nodes, self._heartbeat = run, tuple(nodes), heartbeat
+            hold.take(_as_json(info, "info"), patience, take_over=self._take_over)
+        self._hold = hold
         self._resumed_from = None
         self._unfinished = {}
-        state = self._journal.refresh()
-        self._run_number = state.number
-        self._clean_up(state)
+        self._clean_up(hold)
 
     def end_run(self) -> None:
         """Leave the directory, so that another run may take it at once.
@@ -181,7 +158,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         Called at the end of every run, after failures as well; raises nothing. Waits, at most
         half a minute, until what is to be deleted is gone.
         """
-        if self._run is None or self._heartbeat is None:
+        if self._hold is None:
             return
         for order in list(self._unfinished.values()):
             self.abandon(order)
@@ -191,10 +168,8 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
             self._append("end", {})
         except CheckpointError as error:
             logger.warning("The end of the run could not be recorded: %s", error)
-        self._journal.leave()
-        self._heartbeat.stop()
-        self._forget_run(self._heartbeat)
-        self._run = self._heartbeat = self._probe = None
+        self._hold.leave()
+        self._hold = None
 
     def probe(self) -> Callable[[Mapping[str, Any]], Any]:
         """Ask whether the workers share the directory.
@@ -206,8 +181,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
             answers.
         """
         with self._writing("the workers could not be asked whether they share it"):
-            self._probe = Probe.ask(self._files, self._held().directory)
-        return self._probe
+            return self._held().ask()
 
     def check_probe(self, answers: Mapping[str, Any]) -> None:
         """Judge the workers' answers to `probe`.
@@ -224,9 +198,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         CheckpointWriteError
             Naming a worker that cannot write there.
         """
-        if self._probe is None:
-            raise DefinitionError("check_probe takes the answers to probe, which comes first.")
-        self._probe.check(self.path, answers)
+        self._held().check_answers(answers)
 
     # --- saving
 
@@ -238,7 +210,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         BlobCheck
             To be called on every worker with its workspaces; picklable.
         """
-        return BlobCheck(frozenset(self._nodes), registered_codecs(), self._allow_pickle)
+        return BlobCheck(frozenset(self._held().nodes), registered_codecs(), self._allow_pickle)
 
     def begin(self, epoch: int) -> SaveOrder:
         """Claim the names of an epoch's stores.
@@ -256,7 +228,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         CheckpointWriteError
             The claim could not be recorded.
         """
-        run = self._held_run()
+        hold = self._held()
         for order in list(self._unfinished.values()):
             self.abandon(order)
         with self._writing(f"the save of epoch {epoch} could not be begun"):
@@ -264,13 +236,18 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
             # What lies there without a claim is none of ours, and stays.
             while any(
                 self._files.is_taken(os.path.join(self.path, store))
-                for store in self._stores(epoch, retry).values()
+                for store in store_names(hold.nodes, epoch, retry).values()
             ):
                 retry += 1
             self._append("begin", {"epoch": epoch, "retry": retry})
         claim = Claim(epoch, retry)
         order = SaveOrder(
-            self.path, run, claim, self._stores(epoch, retry), self.blob_check(), self._files
+            self.path,
+            hold.run,
+            claim,
+            store_names(hold.nodes, epoch, retry),
+            self.blob_check(),
+            self._files,
         )
         self._unfinished[claim] = order
         return order
@@ -311,7 +288,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         body = {
             "epoch": epoch,
             "retry": retry,
-            "run_number": self._run_number,
+            "run_number": self._held().number,
             "stores": {
                 node: {
                     "store": receipts[node].store,
@@ -392,35 +369,24 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
 
     # --- helpers
 
-    def _held(self) -> Heartbeat:
-        self._held_run()
-        if self._heartbeat is None:
-            raise DefinitionError(f"No run holds {self.path} by this manager.")
-        return self._heartbeat
-
-    def _held_run(self) -> str:
-        if self._run is None:
+    def _held(self) -> Hold:
+        if self._hold is None:
             raise DefinitionError(
                 f"This manager holds no run in {self.path}; start_run comes first. A JobRunner "
                 f"calls it."
             )
-        return self._run
-
-    def _judge(self, state: State, patience: Patience) -> None:
-        if state.run is not None and not state.is_ended:
-            refuse_if_alive(self._files, self.path, state.run, patience, self._take_over)
+        return self._hold
 
     def _append(self, kind: str, body: Mapping[str, Any]) -> Entry:
         settled = [list(claim) for claim in self._sweeper.take_settled()]
         return self._journal.append(kind, {**body, "settled": settled} if settled else body)
 
-    def _stores(self, epoch: int, retry: int) -> dict[str, str]:
-        return {node: format_store_name(node, epoch, retry) for node in self._nodes}
-
     def _names_of(self, state: State, epoch: int) -> tuple[Claim, list[str]]:
         """The claim of a recorded epoch, and the names of its stores."""
         entry = self._journal.read_entry(state.recorded[epoch])
-        return Claim(epoch, state.retries[epoch]), _store_names(entry, epoch, state.retries[epoch])
+        return Claim(epoch, state.retries[epoch]), list(
+            store_names(nodes_of(entry), epoch, state.retries[epoch]).values()
+        )
 
     def _retire(self) -> None:
         state = self._journal.refresh()
@@ -448,26 +414,20 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         for claim, stores in chores:
             self._sweeper.add(claim, action, stores)
 
-    def _clean_up(self, state: State) -> None:
+    def _clean_up(self, hold: Hold) -> None:
         """Hide and delete what earlier runs left undone."""
-        for claim, chore in state.chores.items():
+        for claim, chore in self._journal.refresh().chores.items():
             try:
                 entry = self._journal.read_entry(chore.source)
             except CheckpointError as error:
                 logger.warning("Stores of epoch %d cannot be named: %s", claim.epoch, error)
                 continue
-            self._sweeper.add(claim, chore.action, _store_names(entry, *claim))
-        with contextlib.suppress(OSError):
-            runs = os.path.join(self.path, RUNS_DIRECTORY)
-            for name in self._files.list_names(runs):
-                if name != self._run:
-                    self._files.remove_tree(os.path.join(runs, name))
-            if isinstance(self._handler, FileMetadataHandler):
-                self._handler.remove_leftovers(state.number)
-
-    def _forget_run(self, heartbeat: Heartbeat) -> None:
-        with contextlib.suppress(OSError):
-            self._files.remove_tree(heartbeat.directory)
+            self._sweeper.add(
+                claim, chore.action, list(store_names(nodes_of(entry), *claim).values())
+            )
+        hold.remove_traces_of_others()
+        if isinstance(self._handler, FileMetadataHandler):
+            self._handler.remove_leftovers(hold.number)
 
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[None]:
@@ -480,63 +440,6 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
                 f"{self.path}: {what}: {type(error).__name__}: {error}. What was recorded before "
                 f"still is; mend the storage and run again."
             ) from error
-
-
-class CheckpointManager(MultiNodeCheckpointManager):
-    """Saves and loads one node of a job; otherwise as `MultiNodeCheckpointManager`.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-    node_name : str
-    metadata_handler : MetadataHandler, optional
-    keep, allow_pickle, take_over, files, patience
-        As for `MultiNodeCheckpointManager`.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        node_name: str,
-        metadata_handler: MetadataHandler | None = None,
-        *,
-        keep: RetentionPolicy | None = None,
-        allow_pickle: bool = False,
-        take_over: bool = False,
-        files: PosixFiles | None = None,
-        patience: Patience | None = None,
-    ) -> None:
-        super().__init__(
-            path,
-            metadata_handler,
-            keep=keep,
-            allow_pickle=allow_pickle,
-            take_over=take_over,
-            files=files,
-            patience=patience,
-        )
-        self.node_name = check_name(node_name, "node")
-        self._only_node = node_name
-
-    def start_run(self, nodes: Sequence[str], info: Mapping[str, Any]) -> None:
-        """See `MultiNodeCheckpointManager.start_run`; the nodes must be this one."""
-        if tuple(nodes) != (self.node_name,):
-            raise DefinitionError(
-                f"A CheckpointManager saves one node, {self.node_name!r} here, and the job "
-                f"checkpoints {', '.join(map(repr, nodes)) or 'none'}. Use a "
-                f"MultiNodeCheckpointManager, or Job(nodes_to_checkpoint=[...])."
-            )
-        super().start_run(nodes, info)
-
-    def get_ckpt_db_name(self, node: str | None, epoch: int) -> str:
-        """See `CheckpointDirectory.get_ckpt_db_name`; None stands for the manager's node."""
-        return super().get_ckpt_db_name(self.node_name if node is None else node, epoch)
-
-
-def _store_names(entry: Entry, epoch: int, retry: int) -> list[str]:
-    """Names of the stores of a claim, by the ``run`` or ``commit`` entry that names its nodes."""
-    nodes = entry["nodes"] if entry["kind"] == "run" else entry["stores"]
-    return [format_store_name(node, epoch, retry) for node in nodes]
 
 
 def _as_json(value: Mapping[str, Any], what: str) -> Any:

@@ -28,6 +28,7 @@ from typing import Any, Literal, NamedTuple
 from jobrunner.checkpoint.epochmap import EpochMap
 from jobrunner.checkpoint.layout import FORMAT
 from jobrunner.errors import CheckpointCorruptError
+from jobrunner.names import format_store_name
 
 Entry = Mapping[str, Any]
 """JSON: ``format``, ``number``, ``kind``, ``run``, ``id``, ``time`` and what the kind needs."""
@@ -272,6 +273,16 @@ def fold(entries: Iterable[Entry], state: State | None = None) -> State:
     for entry in entries:
         state.apply(entry)
     return state
+
+
+def nodes_of(entry: Entry) -> list[str]:
+    """The nodes whose stores a ``run`` or ``commit`` entry is about."""
+    return list(entry["nodes"] if entry["kind"] == "run" else entry["stores"])
+
+
+def store_names(nodes: Iterable[str], epoch: int, retry: int) -> dict[str, str]:
+    """Node -> name of its store, of one claim on an epoch."""
+    return {node: format_store_name(node, epoch, retry) for node in nodes}
 
 
 def strict_json(value: Any) -> Any:

@@ -1,0 +1,137 @@
+"""A run's hold on a checkpoint directory: taken, proved to be shared, kept alive, left."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import uuid
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jobrunner.checkpoint.files import PosixFiles
+from jobrunner.checkpoint.journal import Journal
+from jobrunner.checkpoint.liveness import (
+    RUNS_DIRECTORY,
+    Heartbeat,
+    Patience,
+    own_process,
+    refuse_if_alive,
+)
+from jobrunner.checkpoint.probe import Probe
+from jobrunner.checkpoint.records import State
+from jobrunner.errors import DefinitionError
+
+logger = logging.getLogger("jobrunner.checkpoint.hold")
+
+
+class Hold:
+    """What a run has while the directory is its own.
+
+    Parameters
+    ----------
+    files : PosixFiles
+    path : str
+        The checkpoint directory.
+    journal : Journal
+    nodes : sequence of str
+        Those that the run saves.
+    beat_seconds : float
+        From one sign of life to the next.
+
+    Attributes
+    ----------
+    run : str
+        Like no other run's.
+    number : int
+        Of its ``run`` entry, once taken.
+    """
+
+    def __init__(
+        self,
+        files: PosixFiles,
+        path: str,
+        journal: Journal,
+        nodes: Sequence[str],
+        beat_seconds: float,
+    ) -> None:
+        self._files = files
+        self._path = path
+        self._journal = journal
+        self._beat_seconds = beat_seconds
+        self.nodes = tuple(nodes)
+        self.run = uuid.uuid4().hex
+        self.number = -1
+        self._heartbeat = Heartbeat(files, path, self.run, beat_seconds)
+        self._probe: Probe | None = None
+
+    def take(self, info: Any, patience: Patience, *, take_over: bool) -> None:
+        """Append the ``run`` entry, unless another run is alive.
+
+        Parameters
+        ----------
+        info : JSON
+        patience : Patience
+        take_over : bool
+            From a run that is alive, too.
+
+        Raises
+        ------
+        CommitConflictError
+            Another run holds the directory.
+        CheckpointWriteError, OSError
+            It cannot be written.
+        """
+
+        def judge(state: State) -> None:
+            if state.run is not None and not state.is_ended:
+                refuse_if_alive(self._files, self._path, state.run, patience, take_over)
+
+        body = {
+            "nodes": list(self.nodes),
+            "info": info,
+            "process": own_process(),
+            "heartbeat_seconds": self._beat_seconds,
+        }
+        # The first sign of life comes before the entry that makes others look for it.
+        self._files.make_directories(self._path)
+        self._heartbeat.start()
+        try:
+            self.number = self._journal.take(self.run, body, judge)
+        except BaseException:
+            self._let_go()
+            raise
+        # A manager that is dropped without `leave` must not look alive for ever.
+        weakref.finalize(self, self._heartbeat.stop)
+
+    def ask(self) -> Probe:
+        """Write a question that every worker must be able to read and answer."""
+        self._probe = Probe.ask(self._files, self._heartbeat.directory)
+        return self._probe
+
+    def check_answers(self, answers: Mapping[str, Any]) -> None:
+        """Judge the workers' answers; see `Probe.check`."""
+        if self._probe is None:
+            raise DefinitionError("check_probe takes the answers to probe, which comes first.")
+        self._probe.check(self._path, answers)
+
+    def remove_traces_of_others(self) -> None:
+        """Remove what is left of earlier runs, but for their stores."""
+        runs = os.path.join(self._path, RUNS_DIRECTORY)
+        try:
+            for name in self._files.list_names(runs):
+                if name != self.run:
+                    self._files.remove_tree(os.path.join(runs, name))
+        except OSError as error:
+            logger.warning("Traces of earlier runs are left in %s: %s", runs, error)
+
+    def leave(self) -> None:
+        """Give no more signs of life, and leave no trace but in the log."""
+        self._journal.leave()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._heartbeat.stop()
+        with contextlib.suppress(OSError):
+            self._files.remove_tree(self._heartbeat.directory)
