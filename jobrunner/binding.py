@@ -2,55 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from distributed import Future
-
-from jobrunner.cluster import Cluster, Silence
+from jobrunner.cluster import Cluster
+from jobrunner.conversation import Conversation, Request
 from jobrunner.errors import ExecutionError, NodeLostError, PlacementError, TaskFailedError
-from jobrunner.hosting import Message
+from jobrunner.outbox import Message
 from jobrunner.outcome import Failure, GroupResult, merge_metrics
-from jobrunner.placement import WorkerInfo, place
+from jobrunner.placement import place
 from jobrunner.plan import GroupPlan, Plan, PlannedNode
 from jobrunner.shipping import Parcel, nodes_of, pickle_function
 from jobrunner.values import from_frames
 from jobrunner.worker import hold_lease, lease_key
 
-logger = logging.getLogger(__name__)
-
-FIRST_WAIT_SECONDS = 0.25
-"""How long a first message waits for its operation's end.
-
-It holds one of the scheduler's connections meanwhile, and with more workers than connections the
-next ones must get theirs for slices that wait for each other to begin at all.
-"""
-POLL_SECONDS = 2.0
 ABORT_SECONDS = 2.0
-TELL_SECONDS = 0.3
-LOSS_SECONDS = 2.0
-"""How long to wait for the scheduler to say that a worker, not reached by another one, is lost."""
+RELEASE_SECONDS = 3.0
 PLACE_AGAIN_SECONDS = 0.1
-
-
-class Worker:
-    """A worker in use by a binding."""
-
-    def __init__(self, info: WorkerInfo, incarnation: str) -> None:
-        self.info = info
-        self.incarnation = incarnation
-        self.leases: list[Future] = []
 
 
 class Binding:
     """A plan's nodes on workers of a cluster, with their workspaces.
 
-    Made by `Session.bind`. Its methods wait for what they start, from whatever thread that is not
-    the client's event loop.
+    `Session.bind` makes it. Its methods wait for what they start; they may be called in any
+    thread but that of the client's event loop.
 
     Parameters
     ----------
@@ -69,19 +47,14 @@ class Binding:
 
     def __init__(self, cluster: Cluster, name: str, plan: Plan, attempt: int) -> None:
         self.plan = plan
+        self.attempt = attempt
         self.placement: dict[str, str] = {}
         self._cluster = cluster
         self._name = name
-        self._attempt = attempt
-        self._workers: dict[str, Worker] = {}
-        self._lost: dict[str, str] = {}  # address -> how we know
-        self._interrupted = asyncio.Event()
-        self._number = 0
-        self._run_number = 0
+        self._talk = Conversation(cluster, name, self.placement)
         self._is_released = False
-        self._keys: dict[str, GroupPlan] = {}
+        self._groups: dict[str, tuple[GroupPlan, list[str]]] = {}  # and who takes part
         self._digests: dict[str, str] = {}
-        self._running: dict[str, list[tuple[str, str]]] = {}  # by worker, as last heard
 
     # ---- for runners
 
@@ -93,7 +66,7 @@ class Binding:
         step: int = 0,
         deadline_seconds: float | None = None,
     ) -> GroupResult:
-        """Run a group of the plan, or one that `ship` was given, and wait for its end.
+        """Run a group of the plan, or another that `ship` was given, and wait for its end.
 
         Parameters
         ----------
@@ -101,8 +74,9 @@ class Binding:
             ``"init"``, ``"epoch"``, ...
         epoch : int, optional
         step : int
+            Which run within the epoch.
         deadline_seconds : float, optional
-            Give up, and abort the run, when it takes longer.
+            Abort the run and give up when it takes longer.
 
         Returns
         -------
@@ -111,7 +85,7 @@ class Binding:
         Raises
         ------
         TaskFailedError
-            A task raised; its exception is the cause. A `CheckpointError` or a `DefinitionError`
+            A task raised; its exception is the cause. A `CheckpointError` or `DefinitionError`
             that it raised comes as it is.
         BlobNotFoundError
             A task's input is not there.
@@ -122,37 +96,34 @@ class Binding:
 
         Notes
         -----
-        Runs on the client. *Atomicity*: after an error, the workspaces are as the tasks that did
-        run left them.
+        Runs on the client. *Atomicity*: none; after an error, the workspaces are as the tasks
+        that did run left them.
         """
-        plan = self._keys[group]
-        nodes = nodes_of(plan)
-        if not nodes:
+        plan, addresses = self._groups[group]
+        if not addresses:
             return GroupResult(0.0, (), {})
-        addresses = list(dict.fromkeys(self.placement[node] for node in nodes))
         started = time.perf_counter()
-        self._number = self._run_number = self._number + 1
-        message = {"call": "run", "key": group, "epoch": epoch, "step": step}
+        request = Request(
+            "run",
+            {"key": group, "epoch": epoch, "step": step},
+            deadline_seconds=deadline_seconds,
+            group=plan.name,
+            epoch=epoch,
+        )
+        self._talk.run_number = self._talk.number + 1
         try:
-            replies = self._cluster.sync(
-                self._operate, message, addresses, deadline_seconds, plan.name, epoch
-            )
+            replies = self._operate(request, addresses)
+        except NodeLostError:
+            raise  # the others know already
         except BaseException as error:
-            if not isinstance(error, NodeLostError):
-                self.abort(f"the client gave up: {type(error).__name__}")
+            self.abort(f"the client gave up: {type(error).__name__}")
             raise
-        self._check(replies, plan.name, epoch)
         fired = {name for reply in replies.values() for name in reply["stopped"]}
-        entries = [
-            entry
-            for reply in replies.values()
-            if reply["metrics"]
-            for entry in json.loads(reply["metrics"])
-        ]
+        reported = [json.loads(reply["metrics"]) for reply in replies.values() if reply["metrics"]]
         return GroupResult(
             seconds=time.perf_counter() - started,
             stopped=tuple(c.name for c in plan.conditions if c.name in fired),
-            metrics=merge_metrics(entries) if entries else {},
+            metrics=merge_metrics(entry for entries in reported for entry in entries),
         )
 
     def apply(self, fn: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
@@ -161,7 +132,7 @@ class Binding:
         Parameters
         ----------
         fn : callable
-            Picklable; takes node -> `Workspace` of the worker's nodes. Runs in a thread.
+            Picklable; takes node -> `Workspace` of that worker's nodes. Runs in a thread.
 
         Returns
         -------
@@ -174,8 +145,8 @@ class Binding:
             The one that `fn` raised; of several workers' the first by placement.
         NodeLostError
         """
-        data = pickle_function(fn, "The function to apply")
-        replies = self._run_operation({"call": "apply", "fn": data}, list(self._workers))
+        request = Request("apply", {"fn": pickle_function(fn, "The function to apply")})
+        replies = self._operate(request, list(self._talk.workers))
         return {address: _own_value(reply["frames"]) for address, reply in replies.items()}
 
     def abort(self, reason: str = "the client asked for it") -> None:
@@ -183,27 +154,19 @@ class Binding:
 
         Functions that are running can't be stopped; what they return is dropped.
         """
-        addresses = [address for address in self._workers if address not in self._lost]
-        if not addresses or self._is_released:
-            return
-        message = {
-            "call": "abort",
-            "binding": self._name,
-            "number": self._run_number,
-            "reason": reason,
-        }
-        self._try_to_send(message, addresses)
+        if not self._is_released:
+            with suppress(ExecutionError):  # without a scheduler, nobody is there to be told
+                self._cluster.sync(self._talk.abort, self._talk.alive, reason, ABORT_SECONDS)
 
     def release(self) -> None:
         """Free the workspaces, threads and leases on the workers. Once is enough."""
         if self._is_released:
             return
         self._is_released = True
-        addresses = [address for address in self._workers if address not in self._lost]
-        if addresses and self._cluster.client.status == "running":
-            self._try_to_send({"call": "release", "binding": self._name}, addresses)
-        self._cluster.unwatch(self._workers, self._lose)
-        for worker in self._workers.values():
+        with suppress(ExecutionError):  # without a scheduler, workers free it of themselves
+            self._cluster.sync(self._talk.part, RELEASE_SECONDS)
+        self._talk.leave()
+        for worker in self._talk.workers.values():
             for lease in worker.leases:
                 lease.release()
 
@@ -215,381 +178,152 @@ class Binding:
         Raises
         ------
         PlacementError
-            No workers that suit came, or none was free, in that time.
+            In that time no workers came that suit, or none had room.
         """
         deadline = time.monotonic() + wait_seconds
         while True:
             try:
-                placed = self._cluster.sync(self._place, nodes)
+                placed: dict[str, str] = self._cluster.sync(self._place, nodes)
                 break
             except PlacementError:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(PLACE_AGAIN_SECONDS)
-        resources: dict[str, dict[str, float]] = {address: {} for address in placed.values()}
-        for node in nodes:
-            held = resources[placed[node.name]]
-            for resource, amount in (node.resources or {}).items():
-                held[resource] = held.get(resource, 0) + amount
-        # A further lease is needed for further resources only.
-        new = [a for a, held in resources.items() if held or not self._workers[a].leases]
-        leases = {
-            address: lease_key(
-                self._name,
-                self._workers[address].incarnation,
-                len(self._workers[address].leases),
+        self._take_leases(nodes, placed, deadline)
+        self.placement.update(placed)
+        news: dict[str, Any] = {a: {"nodes": {}} for a in self._talk.workers}
+        for node, address in placed.items():
+            news[address]["nodes"][node] = sorted(self.plan.transient.get(node, ()))
+        for details in news.values():
+            details["placement"] = self.placement
+        self._operate(Request("ship", news, is_separate=True), list(news))
+
+    def ship(self, plans: Mapping[str, GroupPlan]) -> None:
+        """Give the workers groups to run, by key; what they have already is not sent again."""
+        parcel = Parcel(plans)
+        for key, plan in plans.items():
+            addresses = dict.fromkeys(self.placement[node] for node in nodes_of(plan))
+            self._groups[key] = (plan, list(addresses))
+        if all(self._digests.get(key) == parcel.digest for key in plans):
+            return
+        contents: dict[str, Any] = {}
+        for node, data in parcel.slices.items():
+            address = self.placement[node]
+            content = contents.setdefault(address, {"groups": parcel.groups, "slices": {}})
+            content["slices"][node] = data
+        self._operate(Request("ship", contents, is_separate=True), list(contents))
+        self._digests.update(dict.fromkeys(plans, parcel.digest))
+
+    def forget(self, keys: Collection[str]) -> None:
+        """Let the workers drop groups that nobody can run or fetch from any more."""
+        for key in keys:
+            self._groups.pop(key, None)
+            self._digests.pop(key, None)
+        self._cluster.sync(self._talk.ask, "forget", keys=list(keys))
+
+    def blob_names(self) -> dict[str, frozenset[str]]:
+        """The names of the global blobs that there are, by node."""
+        found: dict[str, frozenset[str]] = {}
+        for reply in self._cluster.sync(self._talk.ask, "blob names").values():
+            found.update({node: frozenset(names) for node, names in reply["names"].items()})
+        return found
+
+    def fetch(self, node: str, name: str, groups: Sequence[str] = (), part: int = 0) -> Any:
+        """The value of a blob; with `groups`, part of what task `name` returned in one of them."""
+        details = {"node": node, "name": name, "groups": list(groups), "part": part}
+        address = self.placement[node]
+        return _own_value(self._operate(Request("fetch", details), [address])[address]["frames"])
+
+    # ---- within
+
+    async def _place(self, nodes: Sequence[PlannedNode]) -> dict[str, str]:
+        workers = [w for w in await self._cluster.workers() if w.address not in self._talk.lost]
+        placed = place(nodes, workers, self.placement)
+        used = set(placed.values()) - set(self._talk.workers)
+        strange = await self._talk.meet([w for w in workers if w.address in used]) if used else {}
+        for address, answer in strange.items():
+            raise PlacementError(
+                f"Worker {address} does not answer jobrunner (found {answer!r}): it is gone or "
+                f"hangs, or has no jobrunner of this version. Install the same version there, or "
+                f"close that worker."
             )
-            for address in new
-        }
-        for address, key in leases.items():
-            self._workers[address].leases.append(
+        return placed
+
+    def _take_leases(
+        self, nodes: Sequence[PlannedNode], placed: Mapping[str, str], deadline: float
+    ) -> None:
+        """Hold the workers, and what the nodes ask of their resources, by tasks of Dask's."""
+        needs: dict[str, dict[str, float]] = {address: {} for address in placed.values()}
+        for node in nodes:
+            need = needs[placed[node.name]]
+            for resource, amount in (node.resources or {}).items():
+                need[resource] = need.get(resource, 0) + amount
+        leases: dict[str, str] = {}
+        for address, need in needs.items():
+            worker = self._talk.workers[address]
+            if worker.leases and not need:
+                continue  # a further lease is for further resources only
+            key = leases[address] = lease_key(self._name, worker.incarnation, len(worker.leases))
+            worker.leases.append(
                 self._cluster.client.submit(
                     hold_lease,
                     key,
                     key=key,
                     workers=[address],
                     allow_other_workers=False,
-                    resources=resources[address],
+                    resources=need,
                     pure=False,
                 )
             )
-        if leases:
-            self._cluster.sync(self._bind, leases, deadline)
-        self.placement.update(placed)
-        self._ship_nodes(placed)
+        details = {"job": self.plan.job, "seed": self.plan.seed, "attempt": self.attempt}
+        late = self._cluster.sync(self._talk.bind, leases, deadline, details)
+        if late:
+            offers = "; ".join(
+                f"{address} offers {dict(self._talk.workers[address].info.resources) or 'none'}, "
+                f"of which {needs[address] or 'none'} was asked for"
+                for address in late
+            )
+            raise PlacementError(
+                f"Workers did not start this session's lease tasks in time. They are paused or "
+                f"closing, or others hold their resources: {offers}. Close what holds them, start "
+                f"more workers, or wait longer."
+            )
 
-    def ship(self, plans: Mapping[str, GroupPlan]) -> None:
-        """Give the workers groups to run, by key; what they have already is not sent again."""
-        parcel = Parcel(plans)
-        self._keys.update(plans)
-        if all(self._digests.get(key) == parcel.digest for key in plans):
-            return
-        messages = {}
-        by_worker: dict[str, dict[str, bytes]] = {}
-        for node, data in parcel.slices.items():
-            by_worker.setdefault(self.placement[node], {})[node] = data
-        for address, slices in by_worker.items():
-            messages[address] = {"call": "ship", "groups": parcel.groups, "slices": slices}
-        self._run_operation(messages, list(messages))
-        self._digests.update(dict.fromkeys(plans, parcel.digest))
-
-    def forget(self, keys: Collection[str]) -> None:
-        """Let the workers drop groups that cannot be asked for any more."""
-        for key in keys:
-            self._keys.pop(key, None)
-            self._digests.pop(key, None)
-        self._ask({"call": "forget", "keys": list(keys)})
-
-    def blob_names(self) -> dict[str, frozenset[str]]:
-        """The names of the global blobs that there are, by node."""
-        found: dict[str, frozenset[str]] = {}
-        for reply in self._ask({"call": "blob names"}).values():
-            found.update({node: frozenset(names) for node, names in reply["names"].items()})
-        return found
-
-    def fetch(self, node: str, name: str, group: str = "", part: int = -1) -> Any:
-        """The value of a blob, or with `group` and `part` of what task `name` returned."""
-        address = self.placement[node]
-        message = {"call": "fetch", "node": node, "name": name, "group": group, "part": part}
-        replies = self._run_operation(message, [address])
-        return _own_value(replies[address]["frames"])
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether it is neither released nor has lost a worker."""
-        return not (self._is_released or self._lost)
-
-    # ---- operations, from the caller's thread
-
-    def _run_operation(
-        self, messages: Message | Mapping[str, Message], addresses: Sequence[str]
-    ) -> dict[str, Message]:
-        if not addresses:
-            return {}  # a binding without nodes, or a group without tasks
-        self._number += 1
-        replies = self._cluster.sync(self._operate, messages, addresses, None, "", None)
-        self._check(replies, "", None)
-        found: dict[str, Message] = replies
-        return found
-
-    def _ask(self, message: Message) -> dict[str, Message]:
-        """Ask all workers something that is answered at once."""
-        self._number += 1
-        replies = self._cluster.sync(
-            self._operate, message, list(self._workers), None, "", None, False
-        )
-        found: dict[str, Message] = replies
-        return found
-
-    def _try_to_send(self, message: Message, addresses: Sequence[str]) -> None:
-        async def send() -> None:
-            await asyncio.wait_for(self._cluster.send(message, addresses), ABORT_SECONDS)
-
-        try:
-            self._cluster.sync(send)
-        except Exception as error:
-            logger.info("%s did not reach %s: %r", message["call"], addresses, error)
-
-    def _ship_nodes(self, placed: Mapping[str, str]) -> None:
-        everywhere = list(self._workers)
-        messages = {
-            address: {
-                "call": "ship",
-                "placement": self.placement,
-                "nodes": {
-                    node: sorted(self.plan.transient.get(node, ()))
-                    for node, its in placed.items()
-                    if its == address
-                },
-            }
-            for address in everywhere
-        }
-        self._run_operation(messages, everywhere)
-
-    def _check(self, replies: Mapping[str, Message], group: str, epoch: int | None) -> None:
-        """Raise what workers say went wrong, the task's failure before its consequences."""
+    def _operate(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
+        self._talk.number += 1
+        replies: dict[str, Message] = self._cluster.sync(self._talk.operate, request, addresses)
         for reply in replies.values():
             if reply["status"] == "failed":
-                raise self._error(Failure(**reply["failure"]), group, epoch)
+                raise self._error(Failure(**reply["failure"]), request)
         for address, reply in replies.items():
             if reply["status"] != "done":
-                reason = reply.get("reason") or f"it answered {reply['status']}"
+                reason = reply.get("reason") or f"it answered {reply['status']!r}"
                 raise ExecutionError(
-                    f"Worker {address} did not end its part of the {group or 'operation'}: "
-                    f"{reason}. Start the run again."
+                    f"Worker {address} did not end its part of {request.call} {request.group}: "
+                    f"{reason}. Start the job again."
                 )
+        return replies
 
-    def _error(self, failure: Failure, group: str, epoch: int | None) -> BaseException:
+    def _error(self, failure: Failure, request: Request) -> BaseException:
         cause = failure.exception()
         if failure.is_own:
-            cause.add_note(f"On the worker:\n{failure.traceback}")
-            return cause
-        where = f"node {failure.node!r}, " if failure.node else ""
-        when = f" at epoch {epoch}" if epoch is not None else ""
-        error = TaskFailedError(
-            f"Task {failure.task!r} ({where}group {group!r}, job {self.plan.job!r}) "
-            f"failed{when}: {failure.summary}. The remote traceback says where; mend the task and "
-            f"start the same command again.",
-            job=self.plan.job,
-            node=failure.node,
-            task=failure.task,
-            group=group,
-            epoch=epoch,
-            remote_traceback=failure.traceback,
-        )
-        error.add_note(f"On the worker:\n{failure.traceback}")
-        error.__cause__ = cause
-        return error
-
-    # ---- on the client's event loop
-
-    async def _place(self, nodes: Sequence[PlannedNode]) -> dict[str, str]:
-        workers = [w for w in await self._cluster.workers() if w.address not in self._lost]
-        placed = place(nodes, workers, self.placement)
-        table = {worker.address: worker for worker in workers}
-        new = [a for a in dict.fromkeys(placed.values()) if a not in self._workers]
-        if not new:
-            return placed
-        # Whoever is lost from now on is heard of; whoever was lost just before shows here.
-        self._cluster.watch(new, self._lose)
-        try:
-            answers = await self._cluster.ask({"call": "hello"}, new, 0, asyncio.Event())
-        except Silence:
-            answers = {}
-        for address in new:
-            answer = answers.get(address)
-            if not isinstance(answer, dict):
-                self._cluster.unwatch(new, self._lose)
-                for other in new:
-                    self._lost.pop(other, None)
-                if not self._lost:
-                    self._interrupted.clear()
-                raise PlacementError(
-                    f"Worker {address} does not answer jobrunner ({answer!r}): it is gone, has no "
-                    f"jobrunner of this version installed, or hangs. Mend or close that worker."
-                )
-        for address in new:
-            incarnation = answers[address]["incarnation"]  # type: ignore[index]
-            self._workers[address] = Worker(table[address], incarnation)
-        return placed
-
-    async def _bind(self, leases: Mapping[str, str], deadline: float) -> None:
-        """Wait until every lease task runs and its worker hosts the binding."""
-        waiting = dict(leases)
-        while waiting:
-            left = max(0.0, deadline - time.monotonic())
-            message = {
-                "call": "bind",
-                "binding": self._name,
-                "leases": leases,
-                "wait_seconds": min(FIRST_WAIT_SECONDS, left),
-                "job": self.plan.job,
-                "seed": self.plan.seed,
-                "attempt": self._attempt,
-            }
-            answers = await self._ask_workers(message, list(waiting), FIRST_WAIT_SECONDS, None)
-            for address, answer in answers.items():
-                if answer["status"] == "done":
-                    del waiting[address]
-            if waiting and not left:
-                raise PlacementError(
-                    f"Workers {', '.join(waiting)} did not start the lease tasks of this session "
-                    f"in time: they are paused or closing, or others hold their resources "
-                    f"({ {a: dict(self._workers[a].info.resources) for a in waiting} }). Close "
-                    f"what holds them, start more workers, or wait longer."
-                )
-
-    async def _operate(
-        self,
-        messages: Message | Mapping[str, Message],
-        addresses: Sequence[str],
-        deadline_seconds: float | None,
-        group: str,
-        epoch: int | None,
-        is_polled: bool = True,
-    ) -> dict[str, Message]:
-        """Start an operation on workers and ask until each has answered."""
-        number = self._number
-        common = {"binding": self._name}
-        if is_polled:
-            common |= {"number": number, "wait_seconds": FIRST_WAIT_SECONDS}  # type: ignore[dict-item]
-        call = ""
-        if "call" in messages:
-            call = messages["call"]  # type: ignore[assignment]
-            messages = {**messages, **common}
+            error = cause
         else:
-            call = next(iter(messages.values()))["call"]
-            messages = {address: {**message, **common} for address, message in messages.items()}
-        wait_seconds = FIRST_WAIT_SECONDS
-        started = time.monotonic()
-        pending = list(addresses)
-        replies: dict[str, Message] = {}
-        while True:
-            answers = await self._ask_workers(messages, pending, wait_seconds, epoch)
-            for address, answer in answers.items():
-                if answer["status"] == "running":
-                    self._running[address] = answer["tasks"]
-                else:
-                    self._running.pop(address, None)
-                    replies[address] = answer
-            suspect = next((r["suspect"] for r in replies.values() if "suspect" in r), None)
-            if suspect is not None:
-                await self._await_loss(suspect, replies, epoch)
-            pending = [address for address in pending if address not in replies]
-            if not pending:
-                return {address: replies[address] for address in addresses}
-            if call == "run" and any(r["status"] != "done" for r in replies.values()):
-                await self._abort_on(pending, "another worker's part has failed")
-            wait_seconds = POLL_SECONDS
-            if deadline_seconds is not None:
-                left = deadline_seconds - (time.monotonic() - started)
-                if left <= 0:
-                    raise self._late(pending, group, epoch, deadline_seconds)
-                wait_seconds = min(wait_seconds, left)
-            messages = {
-                "call": call,
-                "binding": self._name,
-                "number": number,
-                "wait_seconds": wait_seconds,
-            }
-
-    async def _ask_workers(
-        self,
-        messages: Message | Mapping[str, Message],
-        addresses: Sequence[str],
-        wait_seconds: float,
-        epoch: int | None,
-    ) -> dict[str, Message]:
-        """One round of questions; a worker that is lost ends it."""
-        for worker in self._workers.values():
-            for lease in worker.leases:
-                if lease.status in ("cancelled", "lost", "error"):
-                    self._lost.setdefault(worker.info.address, f"its lease was {lease.status}")
-        if self._lost:
-            raise await self._node_lost(epoch)
-        try:
-            answers = await self._cluster.ask(messages, addresses, wait_seconds, self._interrupted)
-        except Silence:
-            silent = await self._cluster.find_silent(addresses)
-            for address in silent:
-                self._lost[address] = f"it has not answered for {self._cluster.silence_seconds:g} s"
-            answers = {} if silent else dict.fromkeys(addresses, {"status": "running", "tasks": []})
-        except OSError as error:
-            raise ExecutionError(
-                f"The scheduler at {self._cluster.client.scheduler.address} cannot be reached "
-                f"any more: {error}. Start the same command again; it goes on from the last "
-                f"recorded epoch."
-            ) from error
-        for address, answer in answers.items():
-            if isinstance(answer, BaseException):
-                self._lost[address] = f"{type(answer).__name__}: {answer}"
-            elif not isinstance(answer, Mapping) or answer.get("status") == "unknown":
-                self._lost[address] = "it died and came back without its workspaces"
-        if self._lost:
-            raise await self._node_lost(epoch)
-        return answers  # type: ignore[return-value]
-
-    async def _await_loss(
-        self, suspect: str, replies: Mapping[str, Message], epoch: int | None
-    ) -> None:
-        """A worker could not reach another: soon the scheduler says whether that one is lost."""
-        try:
-            await asyncio.wait_for(self._interrupted.wait(), LOSS_SECONDS)
-        except TimeoutError:
-            reason = next(r["reason"] for r in replies.values() if r.get("suspect") == suspect)
-            self._lost[suspect] = reason
-        raise await self._node_lost(epoch)
-
-    def _lose(self, address: str) -> None:
-        """The scheduler says that the worker is gone."""
-        self._lost.setdefault(address, "the scheduler removed it")
-        self._interrupted.set()
-
-    async def _node_lost(self, epoch: int | None) -> NodeLostError:
-        """The error to raise, once the other workers know; `_lost` says who is to blame."""
-        address, how = next(iter(self._lost.items()))
-        nodes = tuple(n for n, its in self.placement.items() if its in self._lost)
-        alive = [a for a in self._workers if a not in self._lost]
-        running = [f"{node}/{task}" for node, task in self._running.get(address, ())]
-        await self._abort_on(alive, f"worker {address} is lost")
-        while_running = f" while it ran {', '.join(running)}" if running else ""
-        names = ", ".join(map(repr, nodes[:10])) + (", …" if len(nodes) > 10 else "")
-        return NodeLostError(
-            f"Worker {', '.join(self._lost)} with nodes {names or 'none'} is lost"
-            f"{f' at epoch {epoch}' if epoch is not None else ''}{while_running}: {how}. "
-            f"The workspaces of those nodes are gone.",
-            nodes=nodes,
-            worker=address,
-            epoch=epoch,
-        )
-
-    async def _abort_on(self, addresses: Sequence[str], reason: str) -> None:
-        """Abort the current run there; whether they have heard it is not waited for long."""
-        message = {
-            "call": "abort",
-            "binding": self._name,
-            "number": self._run_number,
-            "reason": reason,
-        }
-        if addresses:
-            try:
-                await asyncio.wait_for(self._cluster.send(message, addresses), TELL_SECONDS)
-            except Exception as error:
-                logger.info("Could not tell all of %s that %s: %r", addresses, reason, error)
-
-    def _late(
-        self, pending: Sequence[str], group: str, epoch: int | None, deadline_seconds: float
-    ) -> ExecutionError:
-        running = [
-            f"{node}/{task}" for address in pending for node, task in self._running.get(address, ())
-        ]
-        late = [node for node, address in self.placement.items() if address in pending]
-        return ExecutionError(
-            f"The {group} group of job {self.plan.job!r} did not end within {deadline_seconds:g} s"
-            f"{f' at epoch {epoch}' if epoch is not None else ''}. Late are nodes "
-            f"{', '.join(map(repr, late))}; running: {', '.join(running) or 'nothing'}. Allow it "
-            f"more time, or find out what holds it up."
-        )
+            where = f"node {failure.node!r}, group {request.group!r}, job {self.plan.job!r}"
+            when = f" at epoch {request.epoch}" if request.epoch is not None else ""
+            error = TaskFailedError(
+                f"Task {failure.task!r} ({where}) failed{when}: {failure.summary}. The remote "
+                f"traceback says where; mend the task and start the same command again.",
+                job=self.plan.job,
+                node=failure.node,
+                task=failure.task,
+                group=request.group,
+                epoch=request.epoch,
+                remote_traceback=failure.traceback,
+            )
+            error.__cause__ = cause
+        error.add_note(f"On the worker:\n{failure.traceback}")
+        return error
 
 
 def _own_value(frames: Sequence[Any]) -> Any:

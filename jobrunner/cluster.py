@@ -13,17 +13,16 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import dask
 from distributed import Client
 
+from jobrunner.config import get_seconds
 from jobrunner.errors import ExecutionError
-from jobrunner.hosting import Message
+from jobrunner.outbox import Message
 from jobrunner.placement import WorkerInfo
 from jobrunner.worker import OPERATION, PLUGIN_NAME, WorkspaceHost
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_SILENCE_SECONDS = 60.0
 PING_SECONDS = 5.0
 MAX_SEPARATE_MESSAGES = 64
 
@@ -87,10 +86,13 @@ class Cluster:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.silence_seconds = float(
-            dask.config.get("jobrunner.worker-silence-seconds", DEFAULT_SILENCE_SECONDS)
-        )
+        self.silence_seconds = get_seconds("worker-silence-seconds")
         self._watch = _watches.setdefault(client, LossWatch())
+
+    @property
+    def scheduler(self) -> Any:
+        """The scheduler's remote procedures."""
+        return self.client.scheduler
 
     def sync(self, coroutine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a coroutine function on the client's loop and wait for it."""
@@ -130,7 +132,7 @@ class Cluster:
 
     async def workers(self) -> list[WorkerInfo]:
         """The running workers, in the order of their names and addresses."""
-        identity = await self.client.scheduler.identity(n_workers=-1)
+        identity = await self.scheduler.identity(n_workers=-1)
         found = [
             WorkerInfo(
                 address=address,
@@ -162,7 +164,7 @@ class Cluster:
         dict
             Address -> reply, or the exception that came of it.
         """
-        answers: dict[str, Answer] = await self.client.scheduler.broadcast(
+        answers: dict[str, Answer] = await self.scheduler.broadcast(
             msg={"op": OPERATION, **message}, workers=list(addresses), on_error="return"
         )
         return answers

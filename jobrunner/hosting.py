@@ -11,16 +11,16 @@ import asyncio
 import json
 import logging
 import pickle
-import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
 from typing import Any
 
-from distributed.protocol.serialize import to_serialize
-
 from jobrunner.crew import Crew
 from jobrunner.current import RunInfo
+from jobrunner.errors import ExecutionError
+from jobrunner.outbox import Message, Outbox, wrap_frames
 from jobrunner.outcome import Outcome, describe_failure
+from jobrunner.plan import Crossing, Slice
 from jobrunner.program import Program
 from jobrunner.slice import GroupRun
 from jobrunner.values import Snapshot, from_frames, to_frames, view
@@ -28,10 +28,6 @@ from jobrunner.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
-Message = dict[str, Any]
-
-SMALL_FRAME_BYTES = 1 << 16
-"""Up to here a copy is cheaper than a frame of its own."""
 STRAGGLER_SECONDS = 30.0
 """How long an operation waits for functions that an aborted run left behind."""
 
@@ -138,10 +134,7 @@ class HostedBinding:
         self._drained.set()
         # What came for a run that has not started here yet: its number, values, reason to abort.
         self._early: tuple[int, dict[int, Snapshot], list[str]] = (0, {}, [])
-        self._outbox: list[tuple[tuple[str, ...], int, list[Any]]] = []  # filled by threads
-        self._outbox_lock = threading.Lock()
-        self._pending: dict[str, list[tuple[int, list[Any]]]] = {}  # by address
-        self._sending: dict[str, asyncio.Task[None]] = {}
+        self._outbox = Outbox(self._push, self._could_not_push)
         self._background: set[asyncio.Task[None]] = set()
 
     # ---- operations
@@ -162,8 +155,10 @@ class HostedBinding:
             for node, transient in (nodes or {}).items():
                 self.workspaces[node] = Workspace(node, frozenset(transient))
 
+            own_slices = list((slices or {}).items())
+
             def load() -> Message:
-                parts = {node: pickle.loads(data) for node, data in (slices or {}).items()}
+                parts = {node: self._load_slices(node, data) for node, data in own_slices}
                 outline = pickle.loads(groups) if groups else {}
                 for key, (name, crossings, conditions, all_nodes) in outline.items():
                     own = {node: part[key] for node, part in parts.items() if key in part}
@@ -209,16 +204,16 @@ class HostedBinding:
         wait_seconds: float,
         node: str = "",
         name: str = "",
-        group: str = "",
-        part: int = -1,
+        groups: Sequence[str] = (),
+        part: int = 0,
     ) -> Message:
-        """A blob's value, or with `group` and `part` what task `name` returned."""
+        """A blob's value; with `groups`, part of what task `name` returned in one of them."""
         operation = self._start("fetch", number)
         if operation is not None:
 
             def read() -> Message:
                 workspace = self.workspaces[node]
-                value = workspace.lookup(name) if part < 0 else workspace.result(group, name, part)
+                value = workspace.result(groups, name, part) if groups else workspace.lookup(name)
                 return {"frames": wrap_frames(to_frames(value))}
 
             self._in_thread(operation, read)
@@ -260,7 +255,8 @@ class HostedBinding:
         """Abort what runs and let go of everything. Does not wait for running functions."""
         if self._run is not None:
             self._run.abort(reason)
-        for task in (*self._background, *self._sending.values()):
+        self._outbox.close()
+        for task in self._background:
             task.cancel()
         for operation in self._operations.values():
             operation.finish({"status": "unknown"})
@@ -288,7 +284,7 @@ class HostedBinding:
             if self._operations.get(kind) is operation:
                 del self._operations[kind]  # a reply may hold much
             return reply
-        left, tasks = 0, []
+        left, tasks = 0, list[tuple[str, str]]()
         if kind == "run" and self._run is not None:
             left, tasks = self._run.progress()
         return {"status": "running", "left": left, "tasks": tasks}
@@ -309,14 +305,28 @@ class HostedBinding:
         except RuntimeError:  # the loop has closed, and nobody waits any more
             logger.debug("The worker closed before %r", callback, exc_info=True)
 
-    def _soon(self, work: Awaitable[None]) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[assignment]
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
+    def _load_slices(self, node: str, data: bytes) -> dict[str, Slice]:
+        try:
+            slices: dict[str, Slice] = pickle.loads(data)
+        except Exception as error:
+            raise ExecutionError(
+                f"Worker {self._address} could not unpickle the tasks of node {node!r}: "
+                f"{type(error).__name__}: {error}. Install the modules that they need there, in "
+                f"the versions that the client has, or have cloudpickle send your module by value: "
+                f"cloudpickle.register_pickle_by_value(module)."
+            ) from error
+        return slices
+
     # ---- a run
 
-    def _route(self, program: Program, crossings: Sequence[Any], nodes: Sequence[str]) -> GroupCode:
+    def _route(
+        self, program: Program, crossings: Sequence[Crossing], nodes: Sequence[str]
+    ) -> GroupCode:
         routes = {}
         for crossing in crossings:
             if crossing.source in program.workspaces:
@@ -333,7 +343,7 @@ class HostedBinding:
         if self._early[0] == number:
             _, values, reasons = self._early
         self._early = (0, {}, [])
-        self._outbox, self._pending = [], {}
+        self._outbox.start(number)
         self._run_number = number
         self._peers = group.peers
         self._drained.clear()
@@ -343,7 +353,9 @@ class HostedBinding:
             nthreads=self._nthreads,
             submit=self.crew.submit,
             timer=self._loop.call_later,
-            send=lambda crossing, value: self._send(group, number, crossing, value),
+            send=lambda crossing, value: self._outbox.put(
+                number, group.routes[crossing], crossing, to_frames(value)
+            ),
             finished=lambda outcome: self._on_loop(self._end_run, operation, run, outcome),
             drained=lambda: self._on_loop(self._drained.set),
         )
@@ -398,47 +410,17 @@ class HostedBinding:
 
     # ---- to other workers
 
-    def _send(self, group: GroupCode, number: int, crossing: int, value: Any) -> None:
-        """Called in the thread that made the value."""
-        frames = to_frames(value)
-        with self._outbox_lock:
-            is_first = not self._outbox
-            self._outbox.append((group.routes[crossing], crossing, frames))
-        if is_first:
-            self._on_loop(self._flush, number)
-
-    def _flush(self, number: int) -> None:
-        """Sort what threads made by destination; each has at most one message under way."""
-        with self._outbox_lock:
-            outbox, self._outbox = self._outbox, []
-        if number != self._run_number:
-            return
-        for addresses, crossing, frames in outbox:
-            for address in addresses:
-                self._pending.setdefault(address, []).append((crossing, frames))
-                if address not in self._sending:
-                    self._sending[address] = asyncio.ensure_future(self._send_to(address))
-
-    async def _send_to(self, address: str) -> None:
-        number, problem = self._run_number, None
+    async def _push(self, address: str, number: int, values: list[Any]) -> str | None:
+        message = {"call": "push", "binding": self.name, "number": number, "values": values}
         try:
-            while problem is None and (values := self._pending.pop(address, None)):
-                number = self._run_number
-                message = {
-                    "call": "push",
-                    "binding": self.name,
-                    "number": number,
-                    "values": [[crossing, wrap_frames(frames)] for crossing, frames in values],
-                }
-                reply = await self._call_peer(address, message)
-                if reply.get("status") != "done":
-                    problem = f"it answered {reply}"
+            reply = await self._call_peer(address, message)
         except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-        finally:
-            del self._sending[address]
+            return f"{type(error).__name__}: {error}"
+        return None if reply.get("status") == "done" else f"it answered {reply}"
+
+    def _could_not_push(self, address: str, number: int, problem: str) -> None:
         run, operation = self._run, self._operations.get("run")
-        if problem is not None and run is not None and number == self._run_number:
+        if run is not None and number == self._run_number:
             reason = f"worker {self._address} could not hand values to worker {address}: {problem}"
             if operation is not None:
                 operation.finish({"status": "aborted", "reason": reason, "suspect": address})
@@ -456,14 +438,6 @@ class HostedBinding:
             await asyncio.wait_for(self._call_peer(address, message), 5)
         except Exception:  # the client tells it too
             logger.info("Could not tell %s that %s", address, reason, exc_info=True)
-
-
-def wrap_frames(frames: Sequence[Any]) -> list[Any]:
-    """Frames for a message: small ones within it, others beside it, not copied."""
-    return [
-        bytes(frame) if memoryview(frame).nbytes <= SMALL_FRAME_BYTES else to_serialize(frame)
-        for frame in frames
-    ]
 
 
 def failed_reply(error: BaseException) -> Message:

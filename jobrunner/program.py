@@ -39,11 +39,11 @@ Source = tuple[dict[Any, Any], Any, bool]
 class Handover:
     """A crossing, as the worker of its source sees it.
 
-    `blobs` None: the value is part `part` of the return value, or for a signal None.
+    `blobs` is where the crossing's blob is, if it takes one.
     """
 
     crossing: Crossing
-    blobs: dict[str, Any] | None
+    blobs: dict[str, Any]
     is_local: bool
     is_remote: bool
 
@@ -78,6 +78,7 @@ class Step:
         "name",
         "needs",
         "num_instances",
+        "output_names",
         "outputs",
         "position",
         "report",
@@ -95,6 +96,7 @@ class Step:
         self.kwargs: Mapping[str, Any] = {}
         self.is_plain = True
         self.outputs: tuple[tuple[dict[str, Any], str] | None, ...] = ()
+        self.output_names: tuple[str, ...] = ()
         self.keeps: tuple[Keep, ...] = ()
         self.handovers: tuple[Handover, ...] = ()
         self.num_instances = 1
@@ -141,7 +143,7 @@ class Program:
         self.name = name
         self.workspaces = {node: workspaces[node] for node in slices}
         self.arrived: dict[int, Any] = {}
-        self.results: dict[tuple[int, int], Any] = {}
+        self.results: dict[tuple[int | None, int | None], Any] = {}
         self.steps: list[Step] = []
         self.waiters: dict[int, list[int]] = {}
         self.conditions = [c for c in conditions if c.node in slices]
@@ -190,6 +192,7 @@ class Program:
             (workspace.globals if o.is_global else workspace.private, o.name) if o.is_kept else None
             for o in task.outputs
         )
+        step.output_names = tuple(o.name for o in task.outputs)
         step.keeps = tuple(self._keep(task, capture) for capture in task.captures)
         step.handovers = tuple(self._handover(self._crossings[c]) for c in task.hands_over)
         step.is_plain = all(type(value) in IMMUTABLE for value in task.kwargs.values())
@@ -254,7 +257,7 @@ class Program:
     def _handover(self, crossing: Crossing) -> Handover:
         return Handover(
             crossing,
-            None if crossing.blob is None else self.blobs(crossing.source, crossing.blob),
+            {} if crossing.blob is None else self.blobs(crossing.source, crossing.blob),
             is_local=any(node in self._slices for node in crossing.targets),
             is_remote=any(node not in self._slices for node in crossing.targets),
         )

@@ -246,7 +246,7 @@ class Session:
     def __repr__(self) -> str:
         state = "closed " if self._is_closed else ""
         nodes = len(self._binding.placement) if self._binding is not None else 0
-        return f"<{state}Session of {self.client.scheduler.address}: {nodes} nodes>"
+        return f"<{state}Session of {self._cluster.scheduler.address}: {nodes} nodes>"
 
     # ---- for runners
 
@@ -309,7 +309,7 @@ class Session:
         attempt = 0
         if old is not None:
             old.release()
-            attempt = old._attempt + 1 if old.plan is plan else 0
+            attempt = old.attempt + 1 if old.plan is plan else 0
         self._num_bindings += 1
         self._groups.clear()
         self._dead_keys.clear()
@@ -333,13 +333,14 @@ class Session:
         if new:
             binding.extend(new, DEFAULT_WAIT_SECONDS)
         if self._dead_keys:
-            dead, self._dead_keys = self._dead_keys, []
+            dead = list(self._dead_keys)
+            del self._dead_keys[: len(dead)]  # in place: finalizers add to this very list
             binding.forget(dead)
         plan = compile_group(group, binding.blob_names())
         if group not in self._groups:
             self._num_groups += 1
             key = self._groups[group] = f"{group.name}#{self._num_groups}"
-            weakref.finalize(group, self._dead_keys.append, key)
+            weakref.finalize(group, self._dead_keys.append, key).atexit = False
         key = self._groups[group]
         binding.ship({key: plan})
         result = binding.run(key, epoch=epoch)
@@ -352,8 +353,10 @@ class Session:
         if task.group is None:
             raise ExecutionError(f"{output} has no value: its task has not run.")
         key = self._groups.get(task.group, task.group.name)
+        # A resume runs some of the init group's tasks.
+        keys = [key, "resume"] if key == "init" else [key]
         node = task.node.name
-        return self._holder_of(node, task.name).fetch(node, task.name, key, output.part)
+        return self._holder_of(node, task.name).fetch(node, task.name, keys, output.part)
 
     def _holder_of(self, node: str, name: str) -> Binding:
         binding = self._binding

@@ -17,12 +17,12 @@ from heapq import heapify, heappop, heappush
 from time import perf_counter
 from typing import Any, Protocol
 
+from jobrunner.calls import InputMissing, finish, gather, hand_over
 from jobrunner.current import FRAME, CurrentTask, Metric, RunInfo
-from jobrunner.errors import BlobNotFoundError, DefinitionError
+from jobrunner.errors import BlobNotFoundError
 from jobrunner.outcome import MetricEntry, Outcome, describe_failure, is_true
-from jobrunner.program import Handover, Program, Step
-from jobrunner.values import IMMUTABLE, freeze, settle, view
-from jobrunner.workspace import BlobUpdate
+from jobrunner.program import Program, Step
+from jobrunner.values import view
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +55,6 @@ class _Gang:
     arguments: list[list[Any]]
     results: list[Any]
     left: int
-
-
-class _AlreadyFailedError(Exception):
-    """The run has failed already, and this ends the step."""
 
 
 class GroupRun:
@@ -218,11 +214,11 @@ class GroupRun:
                 workspace.start_run(program.key, has_updates=program.has_updates[node])
             for handover in program.openings:
                 crossing = handover.crossing
-                if handover.blobs is not None and crossing.blob not in handover.blobs:
+                if crossing.blob is not None and crossing.blob not in handover.blobs:
                     missing = program.workspaces[crossing.source].not_found(str(crossing.blob))
                     self._fail(crossing.source, "", missing, is_own=True)
                 else:
-                    self._hand_over(handover, ())
+                    hand_over(self._program, handover, (), self._send)
         except BaseException as error:
             self._fail("", "", error)
         self._work()
@@ -243,7 +239,7 @@ class GroupRun:
                     with self._report_locks[step.position]:
                         self._call(step, [], 0)
                 else:
-                    arguments = self._gather(step)
+                    arguments = gather(step)
                     self._finish(step, [self._call(step, arguments, 0)], arguments)
             except BaseException as error:
                 self._fail_step(step, error)
@@ -252,21 +248,6 @@ class GroupRun:
             step = self._next(step if is_done else None, slot)
         FRAME.set(None)
         self._leave()
-
-    def _gather(self, step: Step) -> list[Any]:
-        arguments = []
-        for values, key, is_itself in step.arguments:
-            try:
-                value = values[key]
-            except KeyError:
-                missing = step.workspace.not_found(str(key))
-                missing.add_note(f"Task {step.workspace.node}/{step.name} reads it.")
-                self._fail(step.workspace.node, step.name, missing, is_own=True)
-                raise _AlreadyFailedError from None
-            if type(value) not in IMMUTABLE and not is_itself:
-                value = view(value)
-            arguments.append(value)
-        return arguments
 
     def _call(self, step: Step, arguments: list[Any], instance: int) -> Any:
         FRAME.set([self._make_current, step, instance, None])
@@ -277,88 +258,13 @@ class GroupRun:
         return step.fn(*arguments, **step.keywords())
 
     def _finish(self, step: Step, box: list[Any], arguments: list[Any]) -> None:
-        """Put what a task returned where it belongs, all or nothing."""
-        if self._is_over:
-            return
-        if type(box[0]) is BlobUpdate:
-            if step.outputs:
-                raise DefinitionError(
-                    f"Task {step.workspace.node}/{step.name} returns a BlobUpdate and has outputs "
-                    f"too. A task that returns one names no outputs."
-                )
-            step.workspace.apply(box[0])
-        elif len(step.outputs) == 1:
-            value = settle(box, (*arguments, *step.kwargs.values()))
-            target = step.outputs[0]
-            if step.keeps or step.handovers:
-                box[0] = (value,)
-                self._keep(step, box[0])
-            if target is not None:
-                target[0][target[1]] = value
-        elif step.outputs:
-            box[0] = parts = self._part(step, box, (*arguments, *step.kwargs.values()))
-            self._keep(step, parts)
-            for target, value in zip(step.outputs, parts, strict=True):
-                if target is not None:
-                    target[0][target[1]] = value
-        elif step.keeps or step.handovers:
-            box[0] = (settle(box, (*arguments, *step.kwargs.values())),)
-            self._keep(step, box[0])
-        for handover in step.handovers:
-            self._hand_over(handover, box[0])
-
-    def _part(self, step: Step, box: list[Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        where = f"Task {step.workspace.node}/{step.name}"
-        names = [target[1] if target else "…" for target in step.outputs]
-        value = box[0]
-        try:
-            count = -1 if isinstance(value, str | bytes | dict | set) else len(value)
-        except TypeError:
-            count = -1
-        if count != len(step.outputs):
-            found = type(value).__qualname__ + (f" of length {count}" if count >= 0 else "")
-            raise DefinitionError(
-                f"{where} has {len(names)} outputs ({', '.join(names)}), so it must return a "
-                f"sequence of that length; it returned {found}. Return a tuple, or name one "
-                f'output, as in outputs=["w"], to keep the whole value in it.'
-            )
-        if type(value) in (list, tuple):
-            del value  # or it would count as another reference to the items
-            return tuple(settle(box, arguments))
-        return tuple(settle([value[i]], arguments) for i in range(count))
-
-    def _keep(self, step: Step, parts: tuple[Any, ...]) -> None:
-        for keep in step.keeps:
-            try:
-                frozen = freeze(parts[keep.part], copy=keep.copy, move=keep.is_moved)
-            except TypeError as error:
-                if keep.is_read:
-                    raise
-                frozen = error  # only a fetch would miss it
-            if keep.is_read:
-                self._program.results[keep.key] = frozen
-            if keep.retain:
-                retained = step.workspace.retained.setdefault(self._program.key, {})
-                retained[step.name, keep.part] = frozen
-
-    def _hand_over(self, handover: Handover, parts: tuple[Any, ...]) -> None:
-        crossing = handover.crossing
-        if handover.blobs is not None:
-            value = handover.blobs[crossing.blob]
-        elif crossing.part is not None:
-            value = parts[crossing.part]
-        else:
-            value = None
-        frozen = freeze(value, copy=crossing.copy)
-        if handover.is_local:
-            self._program.arrived[crossing.id] = frozen
-        if handover.is_remote:
-            self._send(crossing.id, frozen)
+        if not self._is_over:
+            finish(self._program, step, box, arguments, self._send)
 
     def _run_instances(self, step: Step) -> bool:
         """Run a task's instances at once; whether this thread's was the last to end."""
         count = step.num_instances
-        gang = _Gang([self._gather(step) for _ in range(count)], [None] * count, count)
+        gang = _Gang([gather(step) for _ in range(count)], [None] * count, count)
         with self._lock:
             self._threads += count - 1
         for instance in range(1, count):
@@ -484,7 +390,9 @@ class GroupRun:
             self._finished(outcome)
 
     def _fail_step(self, step: Step, error: BaseException) -> None:
-        if not isinstance(error, _AlreadyFailedError):
+        if isinstance(error, InputMissing):
+            self._fail(step.workspace.node, step.name, error.reason, is_own=True)
+        else:
             self._fail(step.workspace.node, step.name, error)
 
     def _fail(self, node: str, task: str, error: BaseException, *, is_own: bool = False) -> None:

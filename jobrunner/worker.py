@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from distributed import get_worker, secede
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from jobrunner.hosting import HostedBinding, Message, failed_reply
+from jobrunner.hosting import HostedBinding, failed_reply
+from jobrunner.outbox import Message
 
 if TYPE_CHECKING:
     from distributed import Worker

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,8 +77,8 @@ class Workspace:
                 return blobs[name]
         raise self.not_found(name)
 
-    def result(self, group: str, task: str, part: int) -> Any:
-        """What a task returned in the group's last run, if that was to be kept.
+    def result(self, groups: Iterable[str], task: str, part: int) -> Any:
+        """What a task returned in the last run of one of the groups, if that was to be kept.
 
         Raises
         ------
@@ -87,17 +87,18 @@ class Workspace:
         TypeError
             It could not be kept.
         """
-        values = self.retained.get(group, {})
-        if (task, part) not in values:
-            raise ExecutionError(
-                f"What task {self.node}/{task} returned is not there to be fetched: its group "
-                f"has not run since, or output() was called only after the group was compiled. "
-                f"Call output() first, then run the group, then fetch()."
-            )
-        value = values[task, part]
-        if isinstance(value, TypeError):
-            raise value
-        return view(value)
+        for group in groups:
+            values = self.retained.get(group, {})
+            if (task, part) in values:
+                value = values[task, part]
+                if isinstance(value, TypeError):
+                    raise value
+                return view(value)
+        raise ExecutionError(
+            f"What task {self.node}/{task} returned is not there to be fetched: its group has not "
+            f"run since, or output() was called only after the group was compiled. Call output() "
+            f"first, then run the group, then fetch()."
+        )
 
     def not_found(self, name: str) -> BlobNotFoundError:
         """The error for a blob that is not here."""

@@ -1,0 +1,144 @@
+"""4 run: what one call of a task is given, and where what it returns goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jobrunner.errors import BlobNotFoundError, DefinitionError
+from jobrunner.program import Handover, Program, Step
+from jobrunner.values import IMMUTABLE, freeze, settle, view
+from jobrunner.workspace import BlobUpdate
+
+Send = Callable[[int, Any], None]
+"""Takes a crossing's id and its frozen value, for targets on other workers."""
+
+
+class InputMissing(Exception):  # noqa: N818  (carries an error, is none of its own)
+    """A task could not be called, for want of a blob."""
+
+    def __init__(self, reason: BlobNotFoundError) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def gather(step: Step) -> list[Any]:
+    """The positional arguments of one call.
+
+    Raises
+    ------
+    InputMissing
+        A blob is not there.
+    """
+    arguments = []
+    for values, key, is_itself in step.arguments:
+        try:
+            value = values[key]
+        except KeyError:
+            missing = step.workspace.not_found(str(key))
+            missing.add_note(f"Task {step.workspace.node}/{step.name} reads it.")
+            raise InputMissing(missing) from None
+        if type(value) not in IMMUTABLE and not is_itself:
+            value = view(value)
+        arguments.append(value)
+    return arguments
+
+
+def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], send: Send) -> None:
+    """Put what a task returned where it belongs.
+
+    Parameters
+    ----------
+    program : Program
+    step : Step
+    box : list
+        Its one item is the value, and nothing else refers to it.
+    arguments : list
+        What the task was called with.
+    send : callable
+
+    Raises
+    ------
+    DefinitionError
+        What it returned does not fit its outputs; no blob was changed.
+    TypeError
+        Another node or task reads it, and it can't be copied; no blob was changed.
+    """
+    if type(box[0]) is BlobUpdate:
+        if step.outputs:
+            raise DefinitionError(
+                f"Task {step.workspace.node}/{step.name} returns a BlobUpdate and has outputs "
+                f"too. A task that returns one names no outputs."
+            )
+        step.workspace.apply(box[0])
+    elif len(step.outputs) == 1:
+        value = settle(box, (*arguments, *step.kwargs.values()))
+        target = step.outputs[0]
+        if step.keeps or step.handovers:
+            box[0] = (value,)
+            _keep(program, step, box[0])
+        if target is not None:
+            target[0][target[1]] = value
+    elif step.outputs:
+        box[0] = parts = _split(step, box, (*arguments, *step.kwargs.values()))
+        _keep(program, step, parts)
+        for target, value in zip(step.outputs, parts, strict=True):
+            if target is not None:
+                target[0][target[1]] = value
+    elif step.keeps or step.handovers:
+        box[0] = (settle(box, (*arguments, *step.kwargs.values())),)
+        _keep(program, step, box[0])
+    for handover in step.handovers:
+        hand_over(program, handover, box[0], send)
+
+
+def hand_over(program: Program, handover: Handover, parts: tuple[Any, ...], send: Send) -> None:
+    """Take a crossing's value and pass it on."""
+    crossing = handover.crossing
+    if crossing.blob is not None:
+        value = handover.blobs[crossing.blob]
+    elif crossing.part is not None:
+        value = parts[crossing.part]
+    else:
+        value = None
+    frozen = freeze(value, copy=crossing.copy)
+    if handover.is_local:
+        program.arrived[crossing.id] = frozen
+    if handover.is_remote:
+        send(crossing.id, frozen)
+
+
+def _split(step: Step, box: list[Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The parts of a return value for several outputs."""
+    value = box[0]
+    try:
+        count = -1 if isinstance(value, str | bytes | dict | set) else len(value)
+    except TypeError:
+        count = -1
+    if count != len(step.outputs):
+        names = ", ".join(step.output_names)
+        found = type(value).__qualname__ + (f" of length {count}" if count >= 0 else "")
+        raise DefinitionError(
+            f"Task {step.workspace.node}/{step.name} has {len(step.outputs)} outputs ({names}), "
+            f"so it must return a sequence of that length; it returned {found}. Return a tuple, "
+            f'or name one output, as in outputs=["w"], to keep the whole value in it.'
+        )
+    if type(value) in (list, tuple):
+        del value  # or it would count as another reference to the items
+        return tuple(settle(box, arguments))
+    return tuple(settle([value[i]], arguments) for i in range(count))
+
+
+def _keep(program: Program, step: Step, parts: tuple[Any, ...]) -> None:
+    for keep in step.keeps:
+        try:
+            frozen = freeze(parts[keep.part], copy=keep.copy, move=keep.is_moved)
+        except TypeError as error:
+            if keep.is_read:
+                raise
+            frozen = TypeError(str(error))  # only a fetch would miss it
+        if keep.is_read:
+            program.results[keep.key] = frozen
+        if keep.retain:
+            retained = step.workspace.retained.setdefault(program.key, {})
+            retained[step.name, keep.part] = frozen

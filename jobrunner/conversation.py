@@ -1,0 +1,318 @@
+"""4 run: what a binding and its workers tell each other, and what is heard of losses.
+
+An operation is started by a first message and polled by the next ones. A worker counts as lost
+when the scheduler says so, when its answer is an error or comes from a successor that knows
+nothing, or when it stays silent; whatever was asked then ends at once with `NodeLostError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed import Future
+
+from jobrunner.cluster import Answer, Cluster, Silence
+from jobrunner.errors import ExecutionError, NodeLostError
+from jobrunner.outbox import Message
+from jobrunner.placement import WorkerInfo
+
+logger = logging.getLogger(__name__)
+
+FIRST_WAIT_SECONDS = 0.25
+"""How long a first message waits for its operation's end.
+
+It holds one of the scheduler's connections meanwhile, and with more workers than connections the
+next ones must get theirs for slices that wait for each other to begin at all.
+"""
+POLL_SECONDS = 2.0
+TELL_SECONDS = 0.3
+"""How long to wait for workers to hear that a run is aborted, when something else is urgent."""
+LOSS_SECONDS = 2.0
+"""How long to wait for the scheduler's word on a worker that another one could not reach."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A worker in use by a binding."""
+
+    info: WorkerInfo
+    incarnation: str
+    leases: list[Future[Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Request:
+    """An operation to be started on workers.
+
+    Attributes
+    ----------
+    call : str
+        The host's method.
+    details : dict
+        What it is told; with `is_separate`, by address.
+    is_separate : bool
+    deadline_seconds : float or None
+    group : str
+    epoch : int or None
+        What to say in errors.
+    """
+
+    call: str
+    details: dict[str, Any] = field(default_factory=dict)
+    is_separate: bool = False
+    deadline_seconds: float | None = None
+    group: str = ""
+    epoch: int | None = None
+
+
+class Conversation:
+    """One binding's exchange with its workers.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    name : str
+        The binding's.
+    placement : mapping of str to str
+        Node -> address; the binding's own, which grows.
+
+    Attributes
+    ----------
+    workers : dict of str to Held
+        By address.
+    lost : dict of str to str
+        Address -> how we know.
+    number : int
+        Of the latest operation.
+    run_number : int
+        Of the latest run.
+
+    Notes
+    -----
+    Coroutines run on the client's event loop.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, placement: Mapping[str, str]) -> None:
+        self.workers: dict[str, Held] = {}
+        self.lost: dict[str, str] = {}
+        self.number = 0
+        self.run_number = 0
+        self._cluster = cluster
+        self._name = name
+        self._placement = placement
+        self._interrupted = asyncio.Event()
+        self._running: dict[str, list[tuple[str, str]]] = {}  # by worker, as last heard
+
+    @property
+    def alive(self) -> list[str]:
+        """Addresses of the workers that are not known to be lost."""
+        return [address for address in self.workers if address not in self.lost]
+
+    async def meet(self, infos: Collection[WorkerInfo]) -> dict[str, Answer]:
+        """Take workers into use; gives the answers of those that don't take part, if any."""
+        addresses = [info.address for info in infos]
+        # Whoever is lost from now on is heard of; whoever was lost just before does not answer.
+        self._cluster.watch(addresses, self._lose)
+        answers: dict[str, Answer] = {}
+        try:
+            answers = await self._cluster.ask({"call": "hello"}, addresses, 0, asyncio.Event())
+        except Silence:
+            logger.info("Not all of %s answer", addresses)
+        strange = {
+            address: answer
+            for address in addresses
+            if not isinstance(answer := answers.get(address, {}), dict)
+            or "incarnation" not in answer
+        }
+        if strange:
+            self._cluster.unwatch(addresses, self._lose)
+            for address in addresses:
+                self.lost.pop(address, None)
+            if not self.lost:
+                self._interrupted.clear()
+        else:
+            for info in infos:
+                incarnation = answers[info.address]["incarnation"]  # type: ignore[index]
+                self.workers[info.address] = Held(info, incarnation)
+        return strange
+
+    async def bind(
+        self, leases: Mapping[str, str], deadline: float, details: Mapping[str, Any]
+    ) -> list[str]:
+        """Wait until lease tasks run and their workers host the binding; gives the late ones."""
+        waiting = list(leases)
+        while waiting:
+            left = max(0.0, deadline - time.monotonic())
+            message = {
+                "call": "bind",
+                "binding": self._name,
+                "leases": dict(leases),
+                "wait_seconds": min(FIRST_WAIT_SECONDS, left),
+                **details,
+            }
+            answers = await self._ask(message, waiting, FIRST_WAIT_SECONDS, None)
+            waiting = [a for a in waiting if answers[a]["status"] != "done"]
+            if not left:
+                break
+        return waiting
+
+    async def ask(self, call: str, **details: Any) -> dict[str, Message]:
+        """Ask all workers what they can answer at once."""
+        message = {"call": call, "binding": self._name, **details}
+        return await self._ask(message, list(self.workers), 0, None)
+
+    async def operate(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
+        """Start an operation and ask until every worker has answered.
+
+        Returns
+        -------
+        dict
+            Address -> final reply, in the order of `addresses`.
+
+        Raises
+        ------
+        NodeLostError
+        ExecutionError
+            The deadline passed, or the scheduler is gone.
+        """
+        started = time.monotonic()
+        common = {"call": request.call, "binding": self._name, "number": self.number}
+        wait_seconds = FIRST_WAIT_SECONDS
+        first = {**common, "wait_seconds": wait_seconds}
+        messages: Message | dict[str, Message] = {**first, **request.details}
+        if request.is_separate:
+            messages = {a: {**first, **details} for a, details in request.details.items()}
+        pending = list(addresses)
+        replies: dict[str, Message] = {}
+        is_failed = False
+        while True:
+            for address, answer in (
+                await self._ask(messages, pending, wait_seconds, request.epoch)
+            ).items():
+                if answer["status"] == "running":
+                    self._running[address] = answer["tasks"]
+                else:
+                    self._running.pop(address, None)
+                    replies[address] = answer
+                    if "suspect" in answer:
+                        await self._await_loss(answer, request.epoch)
+            pending = [address for address in pending if address not in replies]
+            if not pending:
+                return {address: replies[address] for address in addresses}
+            if not is_failed and any(reply["status"] != "done" for reply in replies.values()):
+                is_failed = True
+                await self.abort(pending, "another worker's part has failed", TELL_SECONDS)
+            wait_seconds = POLL_SECONDS
+            if request.deadline_seconds is not None:
+                left = request.deadline_seconds - (time.monotonic() - started)
+                if left <= 0:
+                    raise self._late(pending, request)
+                wait_seconds = min(wait_seconds, left)
+            messages = {**common, "wait_seconds": wait_seconds}
+
+    async def abort(self, addresses: Sequence[str], reason: str, wait_seconds: float) -> None:
+        """Let nothing of the current run start any more on some workers."""
+        await self._try_to_send(
+            {"call": "abort", "number": self.run_number, "reason": reason}, addresses, wait_seconds
+        )
+
+    async def part(self, wait_seconds: float) -> None:
+        """Let the workers free what the binding has there."""
+        await self._try_to_send({"call": "release"}, self.alive, wait_seconds)
+
+    def leave(self) -> None:
+        """Listen to the workers no more."""
+        self._cluster.unwatch(list(self.workers), self._lose)
+
+    # ---- within
+
+    async def _try_to_send(
+        self, message: Message, addresses: Sequence[str], wait_seconds: float
+    ) -> None:
+        if addresses:
+            message = {**message, "binding": self._name}
+            try:
+                await asyncio.wait_for(self._cluster.send(message, addresses), wait_seconds)
+            except (TimeoutError, OSError) as error:
+                logger.info("%s may not have reached %s: %r", message["call"], addresses, error)
+
+    async def _ask(
+        self,
+        messages: Message | Mapping[str, Message],
+        addresses: Sequence[str],
+        wait_seconds: float,
+        epoch: int | None,
+    ) -> dict[str, Message]:
+        """One round of questions; a worker that is lost ends it."""
+        for address, worker in self.workers.items():
+            for lease in worker.leases:
+                if lease.status in ("cancelled", "lost", "error"):
+                    self.lost.setdefault(address, f"its lease task was {lease.status}")
+        if self.lost:
+            raise await self._node_lost(epoch)
+        try:
+            answers = await self._cluster.ask(messages, addresses, wait_seconds, self._interrupted)
+        except Silence:
+            answers = {address: {"status": "running", "tasks": []} for address in addresses}
+            seconds = self._cluster.silence_seconds
+            for address in await self._cluster.find_silent(addresses):
+                self.lost[address] = f"it has not answered for {seconds:g} s"
+        except OSError as error:
+            raise ExecutionError(
+                f"The scheduler of {self._cluster.client!r} cannot be reached any more: {error}. "
+                f"Start the same command again; it goes on from the last recorded epoch."
+            ) from error
+        for address, answer in answers.items():
+            if isinstance(answer, BaseException):
+                self.lost.setdefault(address, f"{type(answer).__name__}: {answer}")
+            elif not isinstance(answer, Mapping) or answer.get("status") == "unknown":
+                self.lost.setdefault(address, "it knows nothing of this session (any more)")
+        if self.lost:
+            raise await self._node_lost(epoch)
+        return answers  # type: ignore[return-value]
+
+    async def _await_loss(self, answer: Message, epoch: int | None) -> None:
+        """A worker could not reach another: soon the scheduler says whether that one is lost."""
+        try:
+            await asyncio.wait_for(self._interrupted.wait(), LOSS_SECONDS)
+        except TimeoutError:
+            self.lost[answer["suspect"]] = answer["reason"]
+        raise await self._node_lost(epoch)
+
+    def _lose(self, address: str) -> None:
+        """The scheduler says that the worker is gone."""
+        self.lost.setdefault(address, "the scheduler removed it")
+        self._interrupted.set()
+
+    async def _node_lost(self, epoch: int | None) -> NodeLostError:
+        """The error to raise, once the other workers know; `lost` says who is to blame."""
+        address, how = next(iter(self.lost.items()))
+        nodes = tuple(node for node, its in self._placement.items() if its in self.lost)
+        running = [f"{node}/{task}" for node, task in self._running.get(address, ())]
+        if self.run_number:
+            await self.abort(self.alive, f"worker {address} is lost", TELL_SECONDS)
+        names = ", ".join(map(repr, nodes[:10])) + (", …" if len(nodes) > 10 else "")
+        when = f" at epoch {epoch}" if epoch is not None else ""
+        what = f" while it ran {', '.join(running)}" if running else ""
+        return NodeLostError(
+            f"Worker {', '.join(self.lost)}, which held {names or 'no nodes'}, is lost{when}"
+            f"{what}: {how}. The workspaces of those nodes are gone.",
+            nodes=nodes,
+            worker=address,
+            epoch=epoch,
+        )
+
+    def _late(self, pending: Sequence[str], request: Request) -> ExecutionError:
+        running = [f"{node}/{task}" for a in pending for node, task in self._running.get(a, ())]
+        late = [node for node, address in self._placement.items() if address in pending]
+        when = f" at epoch {request.epoch}" if request.epoch is not None else ""
+        return ExecutionError(
+            f"The {request.group} group did not end within {request.deadline_seconds:g} s{when}. "
+            f"Late are the workers of {', '.join(map(repr, late))}; running there: "
+            f"{', '.join(running) or 'nothing'}. Find out what holds these up, or allow more time."
+        )

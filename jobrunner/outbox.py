@@ -1,0 +1,102 @@
+"""4 run: values on their way from one worker to others."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from distributed.protocol.serialize import to_serialize
+
+Message = dict[str, Any]
+Values = list[tuple[int, list[Any]]]
+"""Crossings and the frames of their values."""
+
+SMALL_FRAME_BYTES = 1 << 16
+"""Up to here a copy is cheaper than a frame of its own."""
+
+
+class Outbox:
+    """Sends what threads make, to each address one message after another.
+
+    What is made while a message is under way goes with the next one, all together.
+
+    Parameters
+    ----------
+    push : callable
+        ``await push(address, number, values)`` hands values of a run over; it gives None, or says
+        what went wrong.
+    failed : callable
+        Takes address, the run's number and what went wrong.
+
+    Notes
+    -----
+    `put` may be called in any thread; all else happens on the loop it was made on.
+    """
+
+    def __init__(
+        self,
+        push: Callable[[str, int, list[Any]], Awaitable[str | None]],
+        failed: Callable[[str, int, str], None],
+    ) -> None:
+        self._push = push
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._made: list[tuple[tuple[str, ...], int, list[Any]]] = []
+        self._number = 0
+        self._pending: dict[str, Values] = {}
+        self._sending: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, number: int) -> None:
+        """Drop what is left of the run before."""
+        with self._lock:
+            self._made, self._pending = [], {}
+        self._number = number
+
+    def put(
+        self, number: int, addresses: tuple[str, ...], crossing: int, frames: list[Any]
+    ) -> None:
+        """Send a value of that run to some workers."""
+        with self._lock:
+            is_first = not self._made
+            self._made.append((addresses, crossing, frames))
+        if is_first:
+            self._loop.call_soon_threadsafe(self._sort, number)
+
+    def close(self) -> None:
+        """Stop sending."""
+        for task in self._sending.values():
+            task.cancel()
+
+    def _sort(self, number: int) -> None:
+        with self._lock:
+            made, self._made = self._made, []
+        if number != self._number:
+            return
+        for addresses, crossing, frames in made:
+            for address in addresses:
+                self._pending.setdefault(address, []).append((crossing, frames))
+                if address not in self._sending:
+                    self._sending[address] = asyncio.ensure_future(self._send_to(address))
+
+    async def _send_to(self, address: str) -> None:
+        number, problem = self._number, None
+        try:
+            while problem is None and (values := self._pending.pop(address, None)):
+                number = self._number
+                wrapped = [[crossing, wrap_frames(frames)] for crossing, frames in values]
+                problem = await self._push(address, number, wrapped)
+        finally:
+            del self._sending[address]
+        if problem is not None and number == self._number:
+            self._failed(address, number, problem)
+
+
+def wrap_frames(frames: Sequence[Any]) -> list[Any]:
+    """Frames for a message: small ones within it, others beside it, not copied."""
+    return [
+        bytes(frame) if memoryview(frame).nbytes <= SMALL_FRAME_BYTES else to_serialize(frame)
+        for frame in frames
+    ]
