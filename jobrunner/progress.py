@@ -6,6 +6,7 @@ notes what is new, and drawing keeps to an interval of its own.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -179,8 +180,10 @@ class _Lines:
         pass
 
     def say(self, text: str) -> None:
-        self._stream.write(f"{text}\n")
-        self._stream.flush()
+        # A job does not end because nobody reads its output any more.
+        with contextlib.suppress(OSError):
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
 
     def draw(self, epoch: int, total_epochs: int | None, text: str) -> None:
         self.say(text)

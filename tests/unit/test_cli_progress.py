@@ -118,6 +118,16 @@ def test_a_file_gets_plain_lines() -> None:
     assert stream.getvalue() == "from epoch 3: it is the last one recorded\nepoch 4  2.0 s each\n"
 
 
+def test_a_reader_that_has_gone_does_not_end_the_run() -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with show_progress(Broken()) as progress:
+        progress.on_start(ResumePlan(3, "it is the last one recorded"), None)
+        progress.on_epoch(4, 2.0, {})
+
+
 def test_a_terminal_gets_a_bar_that_takes_names_as_they_are() -> None:
     stream = _Terminal()
     with show_progress(stream) as progress:
