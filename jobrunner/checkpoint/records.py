@@ -285,12 +285,16 @@ def store_names(nodes: Iterable[str], epoch: int, retry: int) -> dict[str, str]:
     return {node: format_store_name(node, epoch, retry) for node in nodes}
 
 
+_OWN_WORDS = {"$float", "$plain"}
+
+
 def strict_json(value: Any) -> Any:
     """JSON for what may hold NaN and infinities, which JSON has no word for."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": repr(value)}
     if isinstance(value, Mapping):
-        return {key: strict_json(item) for key, item in value.items()}
+        plain = {key: strict_json(item) for key, item in value.items()}
+        return {"$plain": plain} if len(plain) == 1 and plain.keys() <= _OWN_WORDS else plain
     if isinstance(value, list | tuple):
         return [strict_json(item) for item in value]
     return value
@@ -301,5 +305,7 @@ def loose_json(value: Any) -> Any:
     if isinstance(value, dict):
         if value.keys() == {"$float"}:
             return float(value["$float"])
+        if value.keys() == {"$plain"}:
+            value = value["$plain"]
         return {key: loose_json(item) for key, item in value.items()}
     return [loose_json(item) for item in value] if isinstance(value, list) else value
