@@ -15,8 +15,11 @@ The way of the data, one module a stage; a module imports only from those above 
     worker                      the Dask plugin that hosts workspaces
     session                     the driver's side of Dask
     checkpoint/     5 save      codecs, stores, the log, policies, managers
-    runner          6 loop      init or resume, then epochs, then download and exit
-    progress, cli   7 show
+    result, resume, recorder, upload, runner
+                    6 loop      init or resume, then epochs, then download and exit
+    progress, listing, script, cli
+                    7 show
+    config, preload             Dask's configuration; what local worker processes load
     testing/                    fault injection and contract suites for users' own tests
 
 Names are imported when first used, so that ``import jobrunner`` costs nothing.

@@ -270,6 +270,7 @@ def run(
         runner = JobRunner(
             job, manager, resume_from_epoch=resume, num_epochs=epochs, callbacks=[progress]
         )
+        runner.plan_resume()  # a mistake is told before a cluster starts for it
         try:
             with _open_session(scheduler, workers, threads) as session:
                 result = runner.run(session)
@@ -283,14 +284,10 @@ def run(
 
 
 def _open_session(scheduler: str | None, workers: int | None, threads: int | None) -> Session:
-    import dask
-
     from jobrunner.session import Session
 
     if scheduler is None:
-        preload = [*dask.config.get("distributed.worker.preload"), "jobrunner.preload"]
-        with dask.config.set({"distributed.worker.preload": preload}):
-            return Session.local(workers=workers, threads_per_worker=threads)
+        return Session.local(workers=workers, threads_per_worker=threads)
     try:
         return Session.connect(scheduler)
     except (errors.ExecutionError, ValueError) as error:

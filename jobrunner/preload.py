@@ -1,4 +1,4 @@
-"""What the worker processes of the command line's own cluster load first.
+"""What the worker processes of `Session.local` load first.
 
 A terminal's Ctrl-C reaches every process of its group. The client stops the tasks and then the
 workers, so they must not be torn down by it under way, each with a traceback of its own.

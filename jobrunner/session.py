@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
+import dask
 from distributed import Client, LocalCluster
 
 from jobrunner.binding import Binding
@@ -94,14 +95,19 @@ class Session:
         workers, threads_per_worker : int, optional
             By default as Dask sees fit for this machine.
         processes : bool
-            Workers as processes of their own, or as threads of this one.
+            Workers as processes of their own, or as threads of this one. Processes leave Ctrl-C
+            to the client.
         """
-        cluster = LocalCluster(
-            n_workers=workers,
-            threads_per_worker=threads_per_worker,
-            processes=processes,
-            dashboard_address=None,
-        )
+        preload = [*dask.config.get("distributed.worker.preload")]
+        with dask.config.set(
+            {"distributed.worker.preload": [*preload, *(["jobrunner.preload"] * processes)]}
+        ):
+            cluster = LocalCluster(
+                n_workers=workers,
+                threads_per_worker=threads_per_worker,
+                processes=processes,
+                dashboard_address=":0",  # a free port, whoever has Dask's usual one
+            )
         try:
             client = Client(cluster, set_as_default=False)
             try:
