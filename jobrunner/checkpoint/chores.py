@@ -68,25 +68,36 @@ class Sweeper:
         return True
 
     def _work(self) -> None:
-        while True:
+        try:
+            while self._settle_next():
+                pass
+        except BaseException:
             with self._changed:
-                if not self._waiting:
-                    self._thread = None
-                    self._changed.notify_all()
-                    return
-                claim, action, stores = self._waiting.popleft()
-            try:
-                self._settle(action, stores)
-            except OSError as error:
-                logger.warning(
-                    "Stores of epoch %d could not be %s, and are left for the next run: %s",
-                    claim.epoch,
-                    "deleted" if action == "delete" else "hidden",
-                    error,
-                )
-            else:
-                with self._changed:
-                    self._settled.append(claim)
+                self._thread = None
+                self._changed.notify_all()
+            raise
+
+    def _settle_next(self) -> bool:
+        with self._changed:
+            if not self._waiting:
+                # Under the lock, so that who adds to the queue knows whether a thread is there.
+                self._thread = None
+                self._changed.notify_all()
+                return False
+            claim, action, stores = self._waiting.popleft()
+        try:
+            self._settle(action, stores)
+        except OSError as error:
+            logger.warning(
+                "Stores of epoch %d could not be %s, and are left for the next run: %s",
+                claim.epoch,
+                "deleted" if action == "delete" else "hidden",
+                error,
+            )
+        else:
+            with self._changed:
+                self._settled.append(claim)
+        return True
 
     def _settle(self, action: Literal["delete", "hide"], stores: Sequence[str]) -> None:
         roots = [os.path.join(self._path, store) for store in stores]

@@ -1,0 +1,227 @@
+"""Damage to any file of an epoch is found before a blob of it reaches a workspace."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobrunner import CheckpointCorruptError, CheckpointError, MultiNodeCheckpointManager
+from jobrunner.testing import FaultyFiles
+from jobrunner.workspace import Workspace
+
+BLOBS = {
+    "w": np.arange(3000.0).reshape(300, 10),
+    "texts": np.array(["a", "", "long " * 20], np.dtypes.StringDType()),
+    "params": {"layers": [np.ones(5), np.zeros((2, 2))], "name": "n"},
+    "fortran": np.asfortranarray(np.arange(50).reshape(5, 10)),
+    "bytes": bytes(3000),
+    "lr": 0.1,
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two epochs of two nodes, each of several chunks."""
+    path = tmp_path_factory.mktemp("saved") / "k"
+    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+    manager.start_run(["a", "b"], {})
+    for epoch in (0, 1):
+        workspaces = {node: Workspace(node) for node in "ab"}
+        for workspace in workspaces.values():
+            workspace.globals.update(BLOBS)
+        order = manager.begin(epoch)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("jobrunner.checkpoint.layout.CHUNK_BYTES", 8000)
+            manager.commit(order, order(workspaces), {})
+    manager.end_run()
+    return path
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "copy"))
+
+
+def stored_files(path: Path) -> list[Path]:
+    return sorted(file for file in path.glob("a.1/**/*") if file.is_file())
+
+
+def loads(path: Path) -> Iterator[Callable[[], object]]:
+    """All ways to read node ``a`` at epoch 1 whole."""
+    manager = MultiNodeCheckpointManager(path)
+    yield lambda: manager.verify(1)
+    yield lambda: [task.fn() for task in manager.load(1).tasks() if "read" in task.name]
+    yield lambda: [
+        task.fn()
+        for task in manager.load(1, blobs={"a": list(BLOBS)}).tasks()
+        if "read" in task.name
+    ]
+
+
+def expect_found(path: Path, file: Path, what: str) -> None:
+    for load in loads(path):
+        with pytest.raises(CheckpointCorruptError) as caught:
+            load()
+        assert str(file) in str(caught.value), what
+        assert "expected" in str(caught.value), what
+    MultiNodeCheckpointManager(path).verify(0)  # the epoch before is as good as ever
+
+
+def test_there_is_something_to_damage(saved: Path) -> None:
+    assert len(stored_files(saved)) > 15
+    for load in loads(saved):
+        load()
+
+
+def test_any_flipped_bit_is_found(copy: Path) -> None:
+    draw = random.Random(0)
+    for file in stored_files(copy):
+        content = file.read_bytes()
+        bits = {0, 8 * len(content) - 1, *(draw.randrange(8 * len(content)) for _ in range(2))}
+        for bit in bits:
+            flipped = bytearray(content)
+            flipped[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(flipped)
+            expect_found(copy, file, f"bit {bit} of {file}")
+        file.write_bytes(content)
+
+
+def test_any_cut_and_any_addition_is_found(copy: Path) -> None:
+    for file in stored_files(copy):
+        content = file.read_bytes()
+        for damaged in (b"", content[:-1], content[: len(content) // 2], content + b"\0"):
+            file.write_bytes(damaged)
+            expect_found(copy, file, f"{file}: {len(damaged)} of {len(content)} bytes")
+        file.write_bytes(content)
+
+
+def test_any_removal_is_found(copy: Path) -> None:
+    for file in stored_files(copy):
+        content = file.read_bytes()
+        file.unlink()
+        expect_found(copy, file, f"without {file}")
+        file.mkdir()
+        expect_found(copy, file, f"{file} as a directory")
+        file.rmdir()
+        file.write_bytes(content)
+
+
+def test_any_two_files_swapped_are_found(copy: Path) -> None:
+    contents = {file: file.read_bytes() for file in stored_files(copy)}
+    draw = random.Random(0)
+    for file, content in contents.items():
+        other = draw.choice([f for f in contents if contents[f] != content])
+        file.write_bytes(contents[other])
+        expect_found(copy, file, f"{other} in the place of {file}")
+        file.write_bytes(content)
+
+
+def test_the_same_file_of_another_epoch_is_found(copy: Path) -> None:
+    for file in stored_files(copy):
+        content = file.read_bytes()
+        other = copy / "a.0" / file.relative_to(copy / "a.1")
+        if other.read_bytes() != content:  # what names the epoch
+            file.write_bytes(other.read_bytes())
+            expect_found(copy, file, f"{other} in the place of {file}")
+            file.write_bytes(content)
+
+
+def test_a_missing_store_is_found(copy: Path) -> None:
+    shutil.rmtree(copy / "a.1")
+    expect_found(copy, copy / "a.1", "without the store")
+
+
+def test_another_node_in_the_place_of_one_is_found(copy: Path) -> None:
+    shutil.rmtree(copy / "a.1")
+    shutil.copytree(copy / "b.1", copy / "a.1")
+    expect_found(copy, copy / "a.1", "another node's store")
+
+
+def test_a_store_that_cannot_be_read_is_not_called_damaged(saved: Path) -> None:
+    manager = MultiNodeCheckpointManager(saved)
+    files = FaultyFiles()
+    files.at = 3
+    manager._files = files
+    with pytest.raises(CheckpointError, match="not the same as damage") as caught:
+        manager.verify(1)
+    assert not isinstance(caught.value, CheckpointCorruptError)
+
+
+# --- the log
+
+
+def entries(path: Path) -> list[Path]:
+    return sorted((path / "_log").iterdir())
+
+
+def test_any_damage_to_the_log_is_found_and_nothing_is_taken_for_nothing(copy: Path) -> None:
+    draw = random.Random(0)
+    for file in entries(copy):
+        content = file.read_bytes()
+        flipped = bytearray(content)
+        flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        for damaged in (b"", content[:-1], bytes(flipped), content + b"x"):
+            file.write_bytes(damaged)
+            for read in ("epochs", "latest", "is_done"):
+                with pytest.raises(CheckpointCorruptError, match=file.name):
+                    getattr(MultiNodeCheckpointManager(copy), read)()
+        file.write_bytes(content)
+
+
+def test_an_entry_missing_between_others_is_found(copy: Path) -> None:
+    for file in entries(copy)[:-1]:
+        content = file.read_bytes()
+        file.unlink()
+        with pytest.raises(CheckpointCorruptError, match=f"{file.name} is missing"):
+            MultiNodeCheckpointManager(copy).epochs()
+        file.write_bytes(content)
+
+
+def test_a_damaged_full_state_is_read_around(tmp_path: Path) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path / "k", files=FaultyFiles(sync=False))
+    manager.start_run([], {})
+    for epoch in range(130):
+        manager.commit(manager.begin(epoch), {}, {})
+    manager.end_run()
+    for name in ("0000000128.json", "0000000256.json"):
+        (tmp_path / "k" / "_log" / name).write_bytes(b"damaged")
+    again = MultiNodeCheckpointManager(tmp_path / "k")
+    assert again.epochs() == list(range(130))
+    again.start_run([], {})
+    again.commit(again.begin(130), {}, {})
+    again.end_run()
+    assert MultiNodeCheckpointManager(tmp_path / "k").latest() == 130
+
+
+def test_a_hundred_thousand_epochs_are_opened_from_the_last_full_state(tmp_path: Path) -> None:
+    """Reading takes in less than one interval of entries, whatever lies before."""
+    from jobrunner.checkpoint.log import read_state
+    from jobrunner.checkpoint.records import STATE_INTERVAL, State, make_entry
+
+    state = State()
+    state.apply(make_entry(0, "run", "r", {"nodes": []}))
+    for epoch in range(100_000):
+        state.recorded[epoch], state.retries[epoch] = 2 * epoch + 2, 0
+        state.claims[epoch] = 1
+    last = 200_010
+    at = last - last % STATE_INTERVAL
+    read: list[int] = []
+
+    class Long:
+        def last_number(self) -> int:
+            return last
+
+        def entries(self, first: int = 0) -> Iterator[object]:
+            for number in range(first, last + 1):
+                read.append(number)
+                body = {"state": state.to_json()} if number == at else {"epoch": 1}
+                yield make_entry(number, "state" if number == at else "done", "r", body)
+
+    found = read_state(Long())  # type: ignore[arg-type]
+    assert (found.latest, len(found.recorded)) == (99_999, 100_000)
+    assert set(read) <= set(range(at, last + 1))

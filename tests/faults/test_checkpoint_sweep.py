@@ -1,0 +1,228 @@
+"""A fault at every single operation of a run's life: what is recorded is whole, before and after.
+
+The run takes its directory, saves, retires, rewinds, saves again under other names, finishes and
+leaves. Its k-th operation on the file system goes wrong, for k = 1, 2, ... until one run ends
+untouched. After each, what is recorded must be what it was before the step that went wrong, or
+what the step was to make of it; every recorded epoch must be whole; and the next run must go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import dask
+import numpy as np
+import pytest
+import zarr
+
+from jobrunner import CheckpointError, CheckpointWriteError, KeepLast, MultiNodeCheckpointManager
+from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
+from jobrunner.workspace import Workspace
+
+NODES = ("a", "b")
+STEPS = ("start", "save 0", "save 1", "save 2", "rewind 1", "save 2", "save 3", "finish 3", "end")
+Recorded = tuple[int, ...]
+
+
+def blobs(node: str, epoch: int) -> dict[str, Any]:
+    if node == "a":
+        return {"w": np.arange(100.0) + epoch, "epoch": epoch}
+    return {"epoch": epoch}
+
+
+def take_step(manager: MultiNodeCheckpointManager, step: str) -> None:
+    """One step, as a runner takes it: a failed save is abandoned, and raised."""
+    what, _, number = step.partition(" ")
+    if what == "start":
+        manager.start_run(NODES, {})
+    elif what == "save":
+        save(manager, int(number))
+    elif what == "rewind":
+        manager.rewind(int(number), "test")
+    elif what == "finish":
+        manager.finish(int(number))
+    else:
+        manager.end_run()
+    manager.settle()
+
+
+def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
+    order = manager.begin(epoch)
+    workspaces = {node: Workspace(node) for node in NODES}
+    for node in NODES:
+        workspaces[node].globals.update(blobs(node, epoch))
+    try:
+        manager.commit(order, order(workspaces), {})
+    except CheckpointWriteError:
+        manager.abandon(order)
+        raise
+
+
+def outcomes(step: str, before: Recorded) -> set[Recorded]:
+    """What may be recorded once a step has succeeded: retirement may come later."""
+    what, _, number = step.partition(" ")
+    if what == "save":
+        full = tuple(sorted({*before, int(number)}))
+        return {full, full[-2:], tuple(e for e in full if e in (1, *full[-2:]))}
+    if what == "rewind":
+        return {tuple(e for e in before if e <= int(number))}
+    return {before}
+
+
+def recorded(path: Path) -> Recorded:
+    return tuple(MultiNodeCheckpointManager(path).epochs())
+
+
+def live(
+    path: Path, files: FaultyFiles, tell: Callable[[str, Recorded], None]
+) -> MultiNodeCheckpointManager:
+    """Take all steps; `tell` hears of each one, and of what was recorded before it."""
+    manager = MultiNodeCheckpointManager(path, keep=KeepLast(2), files=files)
+    for step in STEPS:
+        before = recorded(path)
+        tell(step, before)
+        try:
+            take_step(manager, step)
+        except CheckpointError:
+            assert recorded(path) in outcomes(step, before) | {before}, step
+            if not step.startswith("save"):
+                break
+        else:
+            assert recorded(path) in outcomes(step, before), step
+            if step.startswith("finish"):
+                assert MultiNodeCheckpointManager(path).is_done() == (3 in before)
+    manager.end_run()
+    return manager
+
+
+def check_recovery(path: Path, step: str, before: Recorded) -> None:
+    """Old or new, each epoch whole; and the next run goes on from there, leaving no litter."""
+    found = recorded(path)
+    assert found in outcomes(step, before) | {before}
+    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+    check_epochs(manager)
+    manager.start_run(NODES, {})
+    assert tuple(manager.epochs()) == found
+    save(manager, 9)
+    manager.end_run()
+    assert tuple(manager.epochs()) == (*found, 9)
+    check_epochs(manager)
+    check_no_litter(manager)
+
+
+def check_epochs(manager: MultiNodeCheckpointManager) -> None:
+    for epoch in manager.epochs():
+        manager.verify(epoch)
+        checkpoint = manager.open(epoch)
+        for node in NODES:
+            for name, value in blobs(node, epoch).items():
+                assert_identical(value, checkpoint[node].load(name))
+            zarr.open_group(manager.get_ckpt_db_name(node, epoch), mode="r")
+
+
+def check_no_litter(manager: MultiNodeCheckpointManager) -> None:
+    root = Path(manager.path)
+    live_stores = {
+        about["store"]
+        for epoch in manager.epochs()
+        for about in manager.record(epoch)["stores"].values()
+    }
+    for store in root.iterdir():
+        if store.name not in live_stores | {"_log", "_runs"}:
+            # Set aside by the rewind, which deletes nothing.
+            assert not (store / "zarr.json").exists(), store
+            assert (store / "zarr.retired.json").exists(), store
+    assert list((root / "_runs").iterdir()) == []
+    assert all(entry.suffix == ".json" for entry in (root / "_log").iterdir())
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    caplog.set_level(logging.CRITICAL, "jobrunner")
+    with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 3600}):
+        yield
+
+
+def sweep(tmp_path: Path, how: Literal["fail", "die"]) -> int:
+    """Returns at how many operations something went wrong."""
+    for k in itertools.count(1):
+        path = tmp_path / str(k)
+        files = FaultyFiles(k, how, sync=False)
+        told: list[tuple[str, Recorded]] = []
+        with contextlib.suppress(PowerCutError):
+            live(path, files, lambda step, before, told=told: told.append((step, before)))  # type: ignore[misc]
+        if how == "die":
+            gc.collect()  # the process is gone, and with it the manager and its heartbeat
+        if files.count < k:
+            return k - 1
+        # A step that failed may have been followed by others that did not.
+        step, before = told[-1] if how == "die" else ("end", recorded(path))
+        check_recovery(path, step, before)
+    raise AssertionError("not reached")
+
+
+def test_an_error_at_any_operation_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
+    assert sweep(tmp_path, "fail") > 200
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_power_cut_at_any_operation_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
+    assert sweep(tmp_path, "die") > 200
+
+
+def test_sigkill_at_any_operation_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
+    """Real processes, each killed at its k-th operation."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    cases = json.loads(done.stdout)
+    assert len(cases) > 200
+    for k, (step, before) in enumerate(cases, 1):
+        check_recovery(tmp_path / str(k), step, tuple(before))
+
+
+def _tell(descriptor: int, step: str, before: Recorded) -> None:
+    os.write(descriptor, json.dumps([step, before]).encode() + b"\n")
+
+
+def _kill_at_every_operation(directory: Path) -> list[Any]:
+    """Fork a process for each k, and let it live until its k-th operation."""
+    cases = []
+    for k in itertools.count(1):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            files = FaultyFiles(k, "kill", sync=False)
+            live(directory / str(k), files, partial(_tell, writer))
+            os._exit(0)
+        os.close(writer)
+        _, status = os.waitpid(child, 0)
+        with open(reader) as lines:
+            told = [json.loads(line) for line in lines]
+        if status == 0:
+            return cases
+        if not os.WIFSIGNALED(status):
+            raise RuntimeError(f"case {k} ended with status {status} and not by SIGKILL")
+        cases.append(told[-1])
+    return cases
+
+
+if __name__ == "__main__":
+    with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 3600}):
+        sys.stdout.write(json.dumps(_kill_at_every_operation(Path(sys.argv[1]))))
