@@ -70,6 +70,7 @@ class Session:
         self._cluster = Cluster(client)
         self._cluster.check_open()
         self._cluster.install()
+        self._address = str(self._cluster.scheduler.address)
         self._id = secrets.token_hex(6)
         self._owned: list[Client | LocalCluster] = []
         self._lock = threading.Lock()
@@ -252,7 +253,7 @@ class Session:
     def __repr__(self) -> str:
         state = "closed " if self._is_closed else ""
         nodes = len(self._binding.placement) if self._binding is not None else 0
-        return f"<{state}Session of {self._cluster.scheduler.address}: {nodes} nodes>"
+        return f"<{state}Session of {self._address}: {nodes} nodes>"
 
     # ---- for runners
 

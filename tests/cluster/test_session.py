@@ -1,0 +1,455 @@
+"""Sessions: tasks and groups on the workers of a cluster, in this process and in others."""
+
+import asyncio
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+from distributed import Client, get_client, get_worker
+
+from jobrunner import (
+    Blob,
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    DefinitionError,
+    ExecutionError,
+    Job,
+    Node,
+    Session,
+    Task,
+    TaskFailedError,
+    TaskGroup,
+    WorkspaceType,
+    current_task,
+)
+from jobrunner.worker import PLUGIN_NAME
+
+A, B = Node("a"), Node("b")
+
+
+def global_group():
+    return TaskGroup(workspace_type=WorkspaceType.GLOBAL)
+
+
+def put(session, **blobs):
+    """Make global blobs on node a."""
+    with global_group() as group, A:
+        for name, value in blobs.items():
+            Task(lambda value: value, outputs=name, kwargs={"value": value}, name=name)
+    session.run(group)
+
+
+def host_state(dask_worker):
+    """What the plugin holds on a worker, and the threads of bindings there."""
+    host = dask_worker.plugins[PLUGIN_NAME]
+    threads = [t.name for t in threading.enumerate() if t.name.startswith("jobrunner-")]
+    return list(host.bindings), list(host._leases), threads
+
+
+def held_by(client, session):
+    """What the workers hold for one session."""
+    found = []
+    for bindings, leases, threads in client.run(host_state).values():
+        found += [name for name in (*bindings, *leases, *threads) if session._id in name]
+    return found
+
+
+# ---- running
+
+
+def test_a_task_gives_its_value_several_outputs_a_tuple_and_a_group_nothing(session):
+    assert session.run(Task(lambda: 42, node=A)) == 42
+    assert session.run(Task(lambda: (1, "x"), outputs=["n", "s"], node=A)) == (1, "x")
+    assert session.run(Task(lambda: [1, 2], outputs="n", node=A)) == [1, 2]
+    with TaskGroup() as group:
+        Task(lambda: 1, node=A)
+    assert session.run(group) is None
+    assert session.run(TaskGroup()) is None
+
+
+def test_a_task_can_be_run_again_and_one_of_several_in_a_group_cannot_be_run_alone(session):
+    task = Task(lambda: current_task().rng.random(), node=A)
+    assert session.run(task) == session.run(task)
+    with TaskGroup():
+        task = Task(lambda: 1, node=A)
+        Task(lambda: 2, node=A)
+    with pytest.raises(DefinitionError, match="one of 2 in its group"):
+        session.run(task)
+
+
+@pytest.mark.parametrize("wrong", [Job(), 3, lambda: 1], ids=repr)
+def test_anything_else_to_run_is_an_error_that_says_what_to_do(session, wrong):
+    with pytest.raises(DefinitionError, match="takes a Task or a TaskGroup"):
+        session.run(wrong)
+
+
+def test_global_blobs_stay_from_run_to_run_and_private_ones_do_not(session):
+    put(session, n=1)
+    with TaskGroup() as group, A:
+        Task(lambda n: n + 1, inputs="n", outputs="n")
+        Task(lambda: 7, outputs="p")
+    session.run(group)
+    session.run(group)
+    assert session.fetch(A["n"]) == 3
+    with pytest.raises(BlobNotFoundError, match="'a' has no blob 'p'; its blobs are: 'n'"):
+        session.fetch(A["p"])
+    with pytest.raises(BlobNotFoundError, match="'a' has no blob 'p'"):
+        session.run(Task(abs, inputs="p", node=A))
+
+
+def test_values_go_from_node_to_node_within_a_group(session):
+    with TaskGroup() as group:
+        parts = [
+            Task(lambda i: np.full(30_000, i), kwargs={"i": i}, node=f"n{i}").output()
+            for i in range(8)
+        ]
+        total = Task(lambda *parts: sum(parts), inputs=parts, node=B)
+        hops = Task(lambda: 0, node="n0").output()
+        for i in range(20):
+            hops = Task(lambda n: n + 1, inputs=hops, node=f"n{i % 8}").output()
+        total.output()
+    session.run(group)
+    np.testing.assert_array_equal(total.output().fetch(), np.full(30_000, 28))
+    assert hops.fetch() == 20
+
+
+def test_halos_are_exchanged_every_run(session):
+    nodes = [Node(f"n{i}") for i in range(5)]
+    with global_group() as init:
+        for i, node in enumerate(nodes):
+            Task(lambda i: np.arange(4.0) + 10 * i, outputs="u", node=node, kwargs={"i": i})
+    with TaskGroup() as step:
+        edges = [Task(lambda u: u[-1].copy(), inputs="u", node=node).output() for node in nodes]
+        for i, node in enumerate(nodes):
+            Task(lambda edge, u: u.__setitem__(0, edge), [edges[i - 1]], updates="u", node=node)
+    session.run(init)
+    for _ in range(3):
+        session.run(step)
+    for i, node in enumerate(nodes):
+        assert session.fetch(node["u"])[0] == 10 * ((i - 1) % 5) + 3
+
+
+def test_nodes_that_share_a_worker_never_share_a_mutable_object(session):
+    class Model:
+        def __init__(self):
+            self.weights = [0]
+
+    def spoil(model):
+        model.weights.append(1)
+        return len(model.weights)
+
+    with TaskGroup() as group:
+        model = Task(Model, outputs="m", node=A).output()
+        sizes = [Task(spoil, inputs=model, node=f"n{i}").output() for i in range(4)]
+        own = Task(spoil, inputs=A["m"], node=A).output()
+    session.run(group)
+    assert [size.fetch() for size in sizes] == [2, 2, 2, 2]
+    assert own.fetch() == 2
+
+
+def test_what_a_function_closes_over_is_not_shared_by_nodes(session):
+    seen = []
+
+    def note():
+        seen.append(1)
+        return len(seen)
+
+    with TaskGroup() as group:
+        counts = [Task(note, node=f"n{i}").output() for i in range(4)]
+    session.run(group)
+    assert [count.fetch() for count in counts] == [1, 1, 1, 1]
+
+
+def test_functions_find_their_worker_and_a_client(session):
+    def ask():
+        return get_worker().address, get_client().submit(lambda: 5).result()
+
+    address, value = session.run(Task(ask, node=A))
+    assert address in session.client.scheduler_info()["workers"]
+    assert value == 5
+
+
+def test_a_hundred_nodes_on_two_workers(session):
+    with TaskGroup() as group:
+        outputs = [
+            Task(lambda i: i, kwargs={"i": i}, node=f"node:{i}").output() for i in range(100)
+        ]
+        total = Task(lambda *values: sum(values), inputs=outputs, node=A).output()
+    session.run(group)
+    assert total.fetch() == 4950
+
+
+# ---- fetching
+
+
+def test_a_fetched_value_is_a_copy_that_can_be_changed(session):
+    put(session, w=np.zeros(100_000), small=np.zeros(2), nested={"k": [np.ones(2)]})
+    for name in ("w", "small"):
+        fetched = session.fetch(A[name])
+        fetched += 1
+        assert session.fetch(A[name]).sum() == 0
+    session.fetch(A["nested"])["k"][0][:] = 5
+    assert session.fetch(A["nested"])["k"][0].tolist() == [1, 1]
+
+
+def test_an_output_is_what_the_task_returned_until_its_group_runs_again(session):
+    put(session, w=np.zeros(2))
+    with TaskGroup() as group, A:
+        before = Task(lambda w: w, inputs="w").output()
+        Task(lambda w: w.__iadd__(1), updates="w")
+    session.run(group)
+    assert before.fetch().tolist() == [0, 0]
+    session.run(Task(lambda w: w.__iadd__(5), updates="w", node=A))
+    assert before.fetch().tolist() == [0, 0]
+    session.run(group)
+    assert before.fetch().tolist() == [6, 6]
+    assert session.fetch(before).tolist() == [6, 6]
+
+
+def test_an_output_asked_for_too_late_says_so(session):
+    with TaskGroup() as group:
+        task = Task(lambda: 1, node=A)
+    session.run(group)
+    with pytest.raises(ExecutionError, match="a/lambda returned is not there"):
+        task.output().fetch()
+
+
+def test_what_is_not_there_is_an_error_that_says_what_is(session):
+    with pytest.raises(BlobNotFoundError, match="nodes are none"):
+        session.fetch(A["w"])
+    put(session, w=1)
+    with pytest.raises(BlobNotFoundError, match="of node 'b'.*nodes are 'a'"):
+        session.fetch(B["w"])
+    with pytest.raises(DefinitionError, match="Blob with its node"):
+        session.fetch(Blob("w"))
+    with pytest.raises(ExecutionError, match="has not run"):
+        session.fetch(Task(lambda: 1, node=A).output())
+
+
+def test_groups_that_are_gone_are_forgotten_on_the_workers(session):
+    def groups(dask_worker):
+        hosted = dask_worker.plugins[PLUGIN_NAME].bindings
+        return [key for binding in hosted.values() for key in binding._groups]
+
+    for _ in range(5):
+        session.run(Task(lambda: 1, node=A))
+    gc.collect()  # tasks and their group refer to each other
+    session.run(Task(lambda: 1, node=A))
+    counts = [len(keys) for keys in session.client.run(groups).values()]
+    assert sum(counts) == 1
+
+
+# ---- failures
+
+
+def fail():
+    raise ZeroDivisionError("by hand")
+
+
+def test_a_failed_task_says_where_and_shows_the_remote_traceback(session):
+    with TaskGroup() as group:
+        Task(fail, node=A, name="bad")
+    with pytest.raises(TaskFailedError, match="'bad'.*node 'a'.*by hand") as caught:
+        session.run(group)
+    error = caught.value
+    assert (error.node, error.task, error.group, error.epoch) == ("a", "bad", "group", None)
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    assert "in fail" in error.remote_traceback
+    assert any("in fail" in note for note in error.__notes__)
+    assert session.run(Task(lambda: 1, node=A)) == 1
+
+
+def test_a_failure_on_one_worker_ends_the_run_on_all_at_once(session):
+    with TaskGroup() as group:
+        late = [Task(lambda: 1, node=f"n{i}").output() for i in range(6)]
+        bad = Task(fail, inputs=(), node="n0").output()
+        for i in range(6):
+            Task(lambda x, y: None, inputs=[late[i], bad], node=f"n{i}")
+    started = time.monotonic()
+    with pytest.raises(TaskFailedError, match="by hand"):
+        session.run(group)
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize(
+    "error", [CheckpointCorruptError("torn", path="x"), DefinitionError("not so")], ids=repr
+)
+def test_checkpoint_and_definition_errors_come_as_they_are(session, error):
+    def fail():
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        session.run(Task(fail, node=A))
+    assert str(caught.value) == str(error)
+    assert vars(caught.value).get("path") == vars(error).get("path")
+
+
+def test_an_exception_that_does_not_unpickle_is_still_told(session):
+    class TwoArgumentsError(Exception):
+        def __init__(self, one, two):
+            super().__init__(f"{one} {two}")
+
+    def fail():
+        raise TwoArgumentsError("left", "right")
+
+    with pytest.raises(TaskFailedError, match=r"TwoArgumentsError: left right"):
+        session.run(Task(fail, node=A))
+
+
+def test_a_function_that_cannot_be_pickled_is_named_before_anything_runs(session):
+    lock = threading.Lock()
+    with pytest.raises(DefinitionError, match="Task a/stuck cannot be pickled"):
+        session.run(Task(lambda: lock, node=A, name="stuck"))
+
+
+def test_a_value_that_cannot_travel_names_the_way_out(session):
+    with TaskGroup() as group:
+        lock = Task(threading.Lock, node=A, name="lock").output()
+        Task(id, inputs=lock, node=B)
+    with pytest.raises(TaskFailedError, match="cannot be pickled.*by name") as caught:
+        session.run(group)
+    assert caught.value.task == "lock"
+
+
+def test_the_cause_survives_even_where_the_exception_came_from_another_one(session):
+    def fail():
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            raise ValueError("outer") from error
+
+    with pytest.raises(TaskFailedError) as caught:
+        session.run(Task(fail, node=A))
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert "inner" in caught.value.remote_traceback
+
+
+# ---- several at once, and the end
+
+
+def test_two_sessions_of_two_clients_do_not_disturb_each_other(session, cluster):
+    with Client(cluster, set_as_default=False) as other_client, Session(other_client) as other:
+        put(session, n=1)
+        put(other, n=2)
+        gate = threading.Event()
+        values = []
+
+        def go_on(one):
+            gate.wait(10)
+            for _ in range(20):
+                one.run(Task(lambda n: n + 10, inputs="n", outputs="n", node=A))
+            values.append(one.fetch(A["n"]))
+
+        threads = [threading.Thread(target=go_on, args=(one,)) for one in (session, other)]
+        for thread in threads:
+            thread.start()
+        gate.set()
+        for thread in threads:
+            thread.join(30)
+        assert sorted(values) == [201, 202]
+    put(session, m=1)
+    assert session.fetch(A["n"]) == 201
+
+
+def test_another_session_of_the_same_client_leaves_this_one_its_blobs(session):
+    put(session, n=1)
+    with Session(session.client) as other:
+        put(other, n=2)
+        assert session.fetch(A["n"]) == 1
+    assert session.fetch(A["n"]) == 1
+
+
+def test_one_operation_at_a_time(session):
+    put(session, n=1)
+    flag = threading.Event()
+
+    def busy():
+        with session.exclusive("The runner of job 'long'"):
+            session.run(Task(lambda: 1, node=A))  # its own operations may run
+            flag.set()
+            done.wait(10)
+
+    done = threading.Event()
+    thread = threading.Thread(target=busy)
+    thread.start()
+    assert flag.wait(10)
+    for attempt in (lambda: session.fetch(A["n"]), lambda: session.run(Task(abs, node=A))):
+        with pytest.raises((ExecutionError, DefinitionError), match="one runner at a time|call"):
+            attempt()
+    done.set()
+    thread.join()
+    assert session.fetch(A["n"]) == 1
+
+
+def test_closing_leaves_nothing_on_the_workers(client):
+    with Session(client) as session:
+        with TaskGroup() as group:
+            for i in range(6):
+                Task(lambda: np.zeros(10), outputs="w", node=f"n{i}")
+        session.run(group)
+        assert held_by(client, session)
+    deadline = time.monotonic() + 5
+    while held_by(client, session) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert held_by(client, session) == []
+    with pytest.raises(ExecutionError, match="session is closed"):
+        session.run(group)
+    session.close()
+    assert client.status == "running"
+
+
+def test_a_new_binding_drops_what_the_session_had(client):
+    with Session(client) as session:
+        put(session, n=1)
+        with Job() as job, job.init_group:
+            Task(lambda: 2, outputs="m", node=A)
+        binding = session.bind(job.compile())
+        assert len({name for name in held_by(client, session) if "|" not in name}) >= 1
+        binding.run("init", epoch=0)
+        assert session.fetch(A["m"]) == 2
+        with pytest.raises(BlobNotFoundError):
+            session.fetch(A["n"])
+        again = session.bind(binding.plan)
+        assert again.attempt == 1
+        with pytest.raises(ExecutionError, match="not its session's any more"):
+            binding.run_group(TaskGroup())
+
+
+def test_a_session_opens_and_closes_its_own_cluster():
+    with Session.local(workers=1, threads_per_worker=1, processes=False) as session:
+        client, cluster = session._owned
+        address = session.client.scheduler.address
+        assert session.run(Task(lambda: 1, node=A)) == 1
+    assert client.status == "closed"
+    assert cluster.status.name == "closed"
+    assert address.startswith("inproc")
+
+
+def test_a_session_connects_to_a_scheduler(process_cluster):
+    with Session.connect(process_cluster.scheduler_address) as session:
+        assert session.run(Task(lambda: 1, node=A)) == 1
+        assert "1 nodes" in repr(session)
+    assert session.client.status == "closed"
+    assert "closed" in repr(session)
+    with pytest.raises(ExecutionError, match="No Dask scheduler answers at tcp://127.0.0.1:1"):
+        Session.connect("tcp://127.0.0.1:1", timeout=0.2)
+
+
+def test_an_asynchronous_client_is_refused_by_name(process_cluster):
+    async def open_session(address):
+        async with Client(address, asynchronous=True, set_as_default=False) as client:
+            with pytest.raises(DefinitionError, match="this one is asynchronous"):
+                Session(client)
+
+    asyncio.run(open_session(process_cluster.scheduler_address))
+
+
+def test_what_is_no_client_or_a_closed_one_is_refused(process_cluster):
+    with pytest.raises(DefinitionError, match=r"Session.local\(\)"):
+        Session("tcp://somewhere")
+    with Client(process_cluster, set_as_default=False) as client:
+        pass
+    with pytest.raises(ExecutionError, match="is closed"):
+        Session(client)
