@@ -233,11 +233,11 @@ class Cluster:
     async def find_silent(self, addresses: Collection[str]) -> list[str]:
         """Those of the workers that don't answer at once."""
 
+        patience = min(PING_SECONDS, self.silence_seconds)
+
         async def is_silent(address: str) -> bool:
             try:
-                answers = await asyncio.wait_for(
-                    self.send({"call": "hello"}, [address]), PING_SECONDS
-                )
+                answers = await asyncio.wait_for(self.send({"call": "hello"}, [address]), patience)
             except (TimeoutError, OSError):
                 return True
             return isinstance(answers[address], BaseException)

@@ -1,0 +1,470 @@
+"""Workers, schedulers and clients that go away; runs that are told to stop."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from jobrunner import (
+    ExecutionError,
+    Job,
+    Node,
+    NodeLostError,
+    PlacementError,
+    Session,
+    Task,
+    TaskGroup,
+    WorkspaceType,
+)
+from jobrunner.cluster import LossWatch
+from jobrunner.worker import OPERATION, PLUGIN_NAME, hold_lease, lease_key
+
+SECOND = 1.0
+"""What a loss may cost, from Dask's noticing it to the error."""
+
+
+@pytest.fixture
+def cluster():
+    """Two worker processes of this test's own."""
+    with LocalCluster(
+        n_workers=2, threads_per_worker=2, processes=True, dashboard_address=":0"
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster):
+    with Client(cluster, set_as_default=False) as client:
+        yield client
+
+
+@pytest.fixture
+def session(client):
+    with Session(client) as session:
+        yield session
+
+
+def job_of_two():
+    """A job whose nodes wait for each other in the epoch, a's task first."""
+    with Job("pair") as job:
+        with job.init_group:
+            for name in "ab":
+                Task(os.getpid, outputs="pid", node=name)
+        slow = Task(Flagged(), inputs="pid", node="a", name="slow", kwargs={"flag": ""})
+        Task(lambda x: x, inputs=slow.output(), node="b", name="after")
+    return job
+
+
+class Flagged:
+    """Sleeps for long, after it has left a file as a sign that it began."""
+
+    __name__ = "flagged"
+
+    def __call__(self, pid, flag):
+        if flag:
+            with open(flag, "w") as file:
+                file.write(str(pid))
+        time.sleep(30)
+
+
+def bind(session, flag=""):
+    job = job_of_two()
+    job.epoch_group.find("a", "slow").kwargs = {"flag": str(flag)}
+    binding = session.bind(job.compile())
+    binding.run("init", epoch=0)
+    pids = {name: session.fetch(Node(name)["pid"]) for name in "ab"}
+    return binding, pids
+
+
+def await_file(path):
+    deadline = time.monotonic() + 20
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def meanwhile(action):
+    """Do something in another thread; gives the list that the time of it goes to."""
+    times = []
+
+    def act():
+        action()
+        times.append(time.monotonic())
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    try:
+        yield times
+    finally:
+        thread.join(30)
+
+
+def touch(path):
+    Path(path).touch()
+
+
+def run_until_it_fails(binding):
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        binding.run("init", epoch=0)
+
+
+def held(dask_worker):
+    host = dask_worker.plugins[PLUGIN_NAME]
+    return len(host.bindings), len(host._leases)
+
+
+def await_nothing_held(client):
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if all(found == (0, 0) for found in client.run(held).values()):
+            return
+        time.sleep(0.02)
+    assert client.run(held) == {}
+
+
+# ---- workers
+
+
+def test_a_killed_worker_ends_the_run_within_a_second_and_the_others_stop(
+    session, client, tmp_path
+):
+    binding, pids = bind(session, tmp_path / "flag")
+
+    def kill():
+        await_file(tmp_path / "flag")
+        os.kill(pids["a"], signal.SIGKILL)
+
+    with meanwhile(kill) as killed, pytest.raises(NodeLostError) as caught:
+        binding.run("epoch", epoch=3)
+    assert time.monotonic() - killed[0] < SECOND
+    error = caught.value
+    assert (error.nodes, error.epoch) == (("a",), 3)
+    assert error.worker == binding.placement["a"]
+    assert "'a'" in str(error)
+    # It goes on with whoever is there.
+    again = session.bind(binding.plan)
+    assert again.attempt == 1
+    assert again.run("init", epoch=0).stopped == ()
+
+
+def test_a_worker_killed_between_runs_is_never_sent_a_message(session, client):
+    binding, pids = bind(session)
+    os.kill(pids["b"], signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(NodeLostError, match="'b'"):
+        run_until_it_fails(binding)
+    assert time.monotonic() - started < SECOND
+    with pytest.raises(NodeLostError):
+        binding.apply(len)
+    with pytest.raises(NodeLostError):
+        session.fetch(Node("a")["pid"])
+
+
+def test_a_stopped_worker_counts_as_lost_after_its_time_of_silence(client, tmp_path):
+    with dask.config.set({"jobrunner.worker-silence-seconds": 1}), Session(client) as session:
+        binding, pids = bind(session, tmp_path / "flag")
+
+        def stop():
+            await_file(tmp_path / "flag")
+            os.kill(pids["a"], signal.SIGSTOP)
+
+        try:
+            with meanwhile(stop), pytest.raises(NodeLostError, match="not answered for 1 s") as e:
+                binding.run("epoch", epoch=1)
+            assert e.value.nodes == ("a",)
+        finally:
+            os.kill(pids["a"], signal.SIGCONT)
+
+
+def test_a_value_for_a_lost_worker_does_not_hold_up_the_end(session, client, tmp_path):
+    with TaskGroup() as group:
+        first = Task(os.getpid, node="b").output()
+        big = Task(lambda: np.zeros(1000), node="a").output()
+        Task(lambda pid, value: os.kill(os.getpid(), signal.SIGKILL), [first, big], node="b")
+        late = Task(lambda: time.sleep(0.2) or 1, node="a").output()
+        Task(lambda x: x, inputs=late, node="b")
+    started = time.monotonic()
+    with pytest.raises(NodeLostError, match="'b'"):
+        session.run(group)
+    assert time.monotonic() - started < 5
+
+
+def test_a_cancelled_lease_is_a_loss_and_frees_the_worker(session, client, cluster):
+    binding, _ = bind(session)
+    held_leases = [lease for worker in binding._talk.workers.values() for lease in worker.leases]
+    client.cancel(held_leases[:1])
+    with pytest.raises(NodeLostError):
+        run_until_it_fails(binding)
+
+
+def test_a_restarted_cluster_is_a_loss(session, client):
+    binding, _ = bind(session)
+    client.restart()
+    with pytest.raises(NodeLostError):
+        binding.run("init", epoch=0)
+    assert session.bind(binding.plan).run("init", epoch=0)
+
+
+def test_a_lease_that_runs_on_a_successor_of_its_worker_ends_at_once(session, client):
+    bind(session)
+    address = next(iter(client.scheduler_info()["workers"]))
+    key = lease_key("binding", "of another incarnation", 0)
+    future = client.submit(hold_lease, key, key=key, workers=[address], pure=False)
+    assert future.result(timeout=10) == ()
+
+
+def test_a_worker_reborn_at_the_same_address_is_not_taken_for_the_old_one(tmp_path):
+    port = free_port()
+    with (
+        dask_processes(tmp_path, ["--worker-port", str(port), "--nanny"]) as (address, _),
+        Client(address, set_as_default=False) as client,
+        Session(client) as session,
+    ):
+        client.wait_for_workers(1, timeout=30)
+        with TaskGroup(workspace_type=WorkspaceType.GLOBAL) as group:
+            Task(os.getpid, outputs="pid", node="a")
+        session.run(group)
+        before = client.run(incarnation)
+        os.kill(session.fetch(Node("a")["pid"]), signal.SIGKILL)
+        while client.run(incarnation, on_error="ignore").keys() != before.keys():
+            time.sleep(0.02)
+        with pytest.raises(NodeLostError, match="'a'"):
+            session.fetch(Node("a")["pid"])
+        assert client.run(incarnation) != before
+        # The lease task came to the successor, which has nothing to lend it to.
+        await_nothing_held(client)
+
+
+def test_a_worker_that_knows_nothing_of_the_session_is_a_loss(session, client):
+    binding, _ = bind(session)
+    client.run(forget_everything)
+    with pytest.raises(NodeLostError, match="knows nothing of this session"):
+        binding.run("init", epoch=0)
+
+
+def forget_everything(dask_worker):
+    host = dask_worker.plugins[PLUGIN_NAME]
+    host.teardown(dask_worker)
+    host.setup(dask_worker)
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def incarnation(dask_worker):
+    return dask_worker.plugins[PLUGIN_NAME].incarnation
+
+
+# ---- clients and schedulers
+
+DRIVER = """
+import sys
+import time
+from distributed import Client
+from jobrunner import Session, Task, TaskGroup, WorkspaceType
+client = Client(sys.argv[1], set_as_default=False)
+session = Session(client)
+with TaskGroup(workspace_type=WorkspaceType.GLOBAL) as group:
+    for i in range(4):
+        Task(lambda: bytes(1000), outputs="w", node=f"n{i}")
+session.run(group)
+print("ready", flush=True)
+session.run(Task(lambda: time.sleep(1.5), node="n0"))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_when_a_client_goes_away_workers_free_what_it_had(process_cluster, tmp_path, how):
+    (tmp_path / "driver.py").write_text(DRIVER)
+    driver = subprocess.Popen(
+        [sys.executable, str(tmp_path / "driver.py"), process_cluster.scheduler_address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        text=True,
+    )
+    with driver, Client(process_cluster, set_as_default=False) as client:
+        assert driver.stdout.readline() == "ready\n"
+        assert all(found == (1, 1) for found in client.run(held).values())
+        driver.send_signal(how)
+        driver.wait(20)
+        await_nothing_held(client)
+
+
+@contextlib.contextmanager
+def dask_processes(path, worker_options):
+    """A scheduler and a worker as processes; gives the scheduler's address and process."""
+    file = path / "scheduler.json"
+    commands = {
+        "scheduler": ["--port", "0", "--dashboard-address", ":0"],
+        "worker": ["--nthreads", "2", "--dashboard-address", ":0", *worker_options],
+    }
+    with contextlib.ExitStack() as stack:
+        started = {}
+        for command, options in commands.items():
+            started[command] = process = subprocess.Popen(
+                [sys.executable, "-m", "dask", command, *options, "--scheduler-file", str(file)],
+                env={**os.environ, "PYTHONPATH": os.getcwd()},
+                cwd=path,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            stack.enter_context(process)
+            stack.callback(process.terminate)  # a nanny then ends its worker
+            await_file(file)
+        yield json.loads(file.read_text())["address"], started["scheduler"]
+
+
+def test_a_lost_scheduler_is_an_error_and_no_hang(tmp_path):
+    with (
+        dask_processes(tmp_path, ["--no-nanny"]) as (address, scheduler),
+        Client(address, set_as_default=False, timeout=5) as client,
+    ):
+        client.wait_for_workers(1, timeout=30)
+        session = Session(client)
+        session.run(Task(lambda: 1))
+        flag = tmp_path / "flag"
+
+        def kill():
+            await_file(flag)
+            scheduler.kill()
+
+        with TaskGroup() as group:
+            Task(Flagged(), [Task(lambda: 1).output()], kwargs={"flag": str(flag)})
+        with meanwhile(kill) as killed, pytest.raises(ExecutionError, match="again"):
+            session.run(group)
+        assert time.monotonic() - killed[0] < 5
+        with pytest.raises(ExecutionError, match="again"):
+            session.run(Task(lambda: 1))
+        session.close()
+
+
+# ---- stopping on purpose
+
+
+def test_ctrl_c_stops_the_slices_and_goes_on(session, client, tmp_path):
+    flag, ran = tmp_path / "flag", tmp_path / "ran"
+
+    def wait(flag):
+        Path(flag).write_text("x")
+        time.sleep(1.0)
+
+    with TaskGroup() as group:
+        first = Task(wait, node="a", kwargs={"flag": str(flag)})
+        Task(touch, node="a", kwargs={"path": str(ran)}, after=first)
+
+    def interrupt():
+        await_file(flag)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with meanwhile(interrupt) as interrupted, pytest.raises(KeyboardInterrupt):
+        session.run(group)
+    assert time.monotonic() - interrupted[0] < 3
+    # The next run waits for the function that could not be stopped.
+    assert session.run(Task(lambda: 5, node="a")) == 5
+    assert not ran.exists()
+
+
+def test_a_run_past_its_deadline_is_aborted_and_says_who_was_late(session, tmp_path):
+    binding, _ = bind(session, tmp_path / "flag")
+    started = time.monotonic()
+    with pytest.raises(ExecutionError, match=r"epoch group.*0.8 s at epoch 2.*a/slow"):
+        binding.run("epoch", epoch=2, deadline_seconds=0.8)
+    assert 0.8 <= time.monotonic() - started < 4
+
+
+# ---- the plugin
+
+
+def test_a_second_registration_leaves_the_first_ones_workspaces(session, client):
+    with TaskGroup(workspace_type=WorkspaceType.GLOBAL) as group:
+        Task(lambda: 5, outputs="n", node="a")
+    session.run(group)
+    before = client.run(incarnation)
+    with Client(client.scheduler.address, set_as_default=False) as other:
+        Session(other).close()
+    assert client.run(incarnation) == before
+    assert session.fetch(Node("a")["n"]) == 5
+
+
+def test_the_protocols_version_is_in_the_plugins_and_the_operations_name():
+    assert PLUGIN_NAME[-1] == OPERATION[-1] == "1"
+
+
+def lose_the_handler(dask_worker):
+    del dask_worker.handlers[OPERATION]
+
+
+def test_a_worker_of_another_version_is_named(client):
+    with Session(client) as session:
+        client.run(lose_the_handler)
+        plan = job_of_two().compile()
+        with pytest.raises(PlacementError, match="has no jobrunner of this version"):
+            session.bind(plan, wait_seconds=0)
+
+
+def test_more_workers_than_the_scheduler_has_connections_for():
+    count = 6
+    with (
+        LocalCluster(
+            n_workers=count, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+        Session(client) as session,
+    ):
+
+        async def narrow():
+            pool = cluster.scheduler.rpc
+            pool.limit = 2
+            pool.semaphore = asyncio.Semaphore(2)
+
+        client.sync(narrow)
+        with TaskGroup() as group:
+            # The last nodes begin; all others wait for them.
+            value = Task(lambda: 0, node=f"n{count - 1}").output()
+            for i in reversed(range(count - 1)):
+                value = Task(lambda n: n + 1, inputs=value, node=f"n{i}").output()
+        session.run(group)
+        assert value.fetch() == count - 1
+        assert len(set(session._binding.placement.values())) == count
+
+
+def test_losses_are_heard_by_every_listener_of_a_client():
+    class FakeClient:
+        def __init__(self):
+            self.topics = {}
+
+        def subscribe_topic(self, topic, handler):
+            self.topics[topic] = handler
+
+        def unsubscribe_topic(self, topic):
+            del self.topics[topic]
+
+    heard, client, watch = [], FakeClient(), LossWatch()
+    for name in "xy":
+        watch.add(client, "tcp://a", lambda address, name=name: heard.append(name + address))
+    listener = heard.append
+    watch.add(client, "tcp://b", listener)
+    client.topics["tcp://a"]((0.0, {"action": "remove-worker"}))
+    client.topics["tcp://a"]((0.0, {"action": "add-worker"}))
+    assert heard == ["xtcp://a", "ytcp://a"]
+    watch.remove(client, "tcp://b", listener)
+    watch.remove(client, "tcp://b", listener)
+    assert list(client.topics) == ["tcp://a"]

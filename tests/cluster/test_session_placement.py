@@ -1,0 +1,126 @@
+"""Where nodes go: what `Node(workers=, resources=)` asks for, and what others hold."""
+
+import time
+
+import pytest
+from distributed import Client, LocalCluster, get_worker
+
+from jobrunner import Job, Node, PlacementError, Session, Task, TaskGroup
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two workers by the names "plain" and "gpu"; the second has two GPUs."""
+    from distributed import SpecCluster, Worker
+    from distributed.scheduler import Scheduler
+
+    workers = {
+        "plain": {"cls": Worker, "options": {"nthreads": 2}},
+        "gpu": {"cls": Worker, "options": {"nthreads": 2, "resources": {"GPU": 2}}},
+    }
+    scheduler = {"cls": Scheduler, "options": {"dashboard_address": ":0", "protocol": "inproc://"}}
+    with SpecCluster(workers=workers, scheduler=scheduler) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster):
+    with Client(cluster, set_as_default=False) as client:
+        yield client
+
+
+@pytest.fixture
+def session(client):
+    with Session(client) as session:
+        yield session
+
+
+def name_of_worker():
+    return str(get_worker().name)
+
+
+def where(session, node):
+    return session.run(Task(name_of_worker, node=node))
+
+
+def job_of(*nodes):
+    with Job() as job, job.init_group:
+        for node in nodes:
+            Task(lambda: 1, outputs="n", node=node)
+    return job
+
+
+def test_nodes_spread_over_the_workers(session):
+    with TaskGroup() as group:
+        outputs = [Task(name_of_worker, node=f"n{i}").output() for i in range(6)]
+    session.run(group)
+    names = [output.fetch() for output in outputs]
+    assert sorted(names) == ["gpu"] * 3 + ["plain"] * 3
+
+
+@pytest.mark.parametrize("name", ["plain", "gpu"])
+def test_a_node_goes_to_the_worker_it_names(session, name):
+    assert where(session, Node("n", workers=name)) == name
+
+
+def test_a_node_goes_where_its_resources_are(session):
+    assert where(session, Node("n", resources={"GPU": 1})) == "gpu"
+
+
+def test_a_worker_that_is_not_there_is_waited_for_and_then_an_error_says_what_there_is(session):
+    plan = job_of(Node("n", workers="other")).compile()
+    started = time.monotonic()
+    with pytest.raises(PlacementError, match=r"'n'.*\['other'\].*'gpu'.*'plain'|'plain'.*'gpu'"):
+        session.bind(plan, wait_seconds=0.3)
+    assert 0.3 <= time.monotonic() - started < 3
+
+
+def test_more_than_there_is_in_all_is_an_error(session):
+    nodes = [Node(f"n{i}", resources={"GPU": 1}) for i in range(3)]
+    with pytest.raises(PlacementError, match="GPU"):
+        session.bind(job_of(*nodes).compile(), wait_seconds=0)
+
+
+def test_what_another_session_holds_is_waited_for_and_then_named(client, session):
+    node = Node("n", resources={"GPU": 2})
+    with Session(client) as other:
+        assert where(other, node) == "gpu"
+        with pytest.raises(PlacementError, match=r"others hold their resources.*GPU"):
+            session.bind(job_of(node).compile(), wait_seconds=0.5)
+    assert where(session, node) == "gpu"
+
+
+def test_resources_of_nodes_that_come_later_are_held_too(client, session):
+    assert where(session, Node("a", resources={"GPU": 1})) == "gpu"
+    assert where(session, Node("b", resources={"GPU": 1})) == "gpu"
+    with Session(client) as other, pytest.raises(PlacementError):
+        other.bind(job_of(Node("c", resources={"GPU": 1})).compile(), wait_seconds=0.3)
+
+
+def test_dask_gives_other_tasks_no_more_than_is_left(client, session):
+    assert where(session, Node("a", resources={"GPU": 2})) == "gpu"
+    future = client.submit(name_of_worker, resources={"GPU": 1}, pure=False)
+    with pytest.raises(TimeoutError):
+        future.result(timeout=0.3)
+    session.close()
+    assert future.result(timeout=10) == "gpu"
+
+
+def test_leases_take_no_thread_from_other_tasks(client, session):
+    where(session, Node("n0"))
+    where(session, Node("n1"))
+    futures = client.map(lambda i: i, range(20), pure=False)
+    assert client.gather(futures) == list(range(20))
+
+
+def test_a_worker_that_comes_in_time_is_used():
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+        Session(client) as session,
+    ):
+        with pytest.raises(PlacementError, match="no workers"):
+            session.bind(job_of(Node("n")).compile(), wait_seconds=0)
+        cluster.scale(1)
+        binding = session.bind(job_of(Node("n")).compile(), wait_seconds=20)
+        assert list(binding.placement) == ["n"]
