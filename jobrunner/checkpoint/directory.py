@@ -114,7 +114,7 @@ class CheckpointDirectory:
                 f"Epoch {epoch} of {self.path} is not recorded. Recorded: "
                 f"{_name_some(list(state.recorded))}. Name one of these, or 'latest'."
             )
-        entry = self._journal.read_entry(state.recorded[epoch])
+        entry = self._journal.read_entry(state.commit_number(epoch))
         try:
             if entry["kind"] != "commit" or entry["epoch"] != epoch:
                 raise ValueError(f"it is a {entry['kind']} of epoch {entry.get('epoch')}")
@@ -124,7 +124,7 @@ class CheckpointDirectory:
                     raise ValueError(f"{about['store']!r} cannot be the store of node {node!r}")
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointCorruptError(
-                f"{self.path}: entry {state.recorded[epoch]} of the log is not the record of "
+                f"{self.path}: entry {state.commit_number(epoch)} of the log is not the record of "
                 f"epoch {epoch} that it should be: {error}. Restore it from a copy."
             ) from error
         record: Mapping[str, Any] = loose_json(entry)

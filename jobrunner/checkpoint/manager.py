@@ -383,7 +383,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
 
     def _names_of(self, state: State, epoch: int) -> tuple[Claim, list[str]]:
         """The claim of a recorded epoch, and the names of its stores."""
-        entry = self._journal.read_entry(state.recorded[epoch])
+        entry = self._journal.read_entry(state.commit_number(epoch))
         return Claim(epoch, state.retries[epoch]), list(
             store_names(nodes_of(entry), epoch, state.retries[epoch]).values()
         )

@@ -87,7 +87,8 @@ class State:
     is_ended : bool
         Whether that run has left.
     recorded : EpochMap
-        Epoch -> number of its ``commit`` entry.
+        Epoch -> place of its ``commit`` entry among those that are no full states, so that epochs
+        that were saved one after another take no room of their own; see `commit_number`.
     retries : EpochMap
         Recorded epoch -> which claim on its names it is.
     claims : EpochMap
@@ -111,6 +112,11 @@ class State:
     def latest(self) -> int | None:
         """The newest recorded epoch."""
         return self.recorded.keys_in_order()[-1] if self.recorded else None
+
+    def commit_number(self, epoch: int) -> int:
+        """Number of the ``commit`` entry of a recorded epoch."""
+        place = self.recorded[epoch]
+        return place + max(0, place - 1) // (STATE_INTERVAL - 1)
 
     def after(self, entry: Entry) -> State:
         """What the log would say with `entry` at its end; this state stays as it is."""
@@ -188,7 +194,7 @@ class State:
         if epoch in self.recorded:
             self._give_up(epoch, "delete")
         del self.chores[Claim(epoch, retry)]
-        self.recorded[epoch] = entry["number"]
+        self.recorded[epoch] = entry["number"] - entry["number"] // STATE_INTERVAL
         self.retries[epoch] = retry
         self.done = None
 
@@ -206,7 +212,8 @@ class State:
             self._give_up(epoch, "delete")
 
     def _give_up(self, epoch: int, action: Literal["delete", "hide"]) -> None:
-        number = self.recorded.pop(epoch)
+        number = self.commit_number(epoch)
+        del self.recorded[epoch]
         self.chores[Claim(epoch, self.retries.pop(epoch))] = Chore(action, number)
         if self.done == epoch:
             self.done = None

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from jobrunner import CheckpointCorruptError
 from jobrunner.checkpoint.epochmap import EpochMap
 from jobrunner.checkpoint.log import decode_entry, encode_entry
-from jobrunner.checkpoint.records import Claim, State, fold, loose_json, make_entry, strict_json
+from jobrunner.checkpoint.records import (
+    STATE_INTERVAL,
+    Claim,
+    State,
+    fold,
+    loose_json,
+    make_entry,
+    strict_json,
+)
 
 EPOCHS = st.integers(0, 12)
 
@@ -46,6 +54,28 @@ def test_epochs_that_grow_evenly_take_the_room_of_one(step: int, by: int, count:
     for i in range(count):
         epochs[i * step] = 10 + i * by
     assert epochs.runs() == [[0, step, count, 10, by]]
+
+
+def test_a_state_of_many_epochs_is_as_small_as_one_of_few() -> None:
+    state = State()
+    state.apply(make_entry(0, "run", "r", {"nodes": []}))
+    numbers = {}
+    for epoch in range(1000):
+        for kind in ("begin", "commit"):
+            if (state.number + 1) % STATE_INTERVAL == 0:
+                body = {"state": state.to_json()}
+                state.apply(make_entry(state.number + 1, "state", "r", body))
+            claim = {"epoch": epoch, "retry": 0, "stores": {}}
+            state.apply(make_entry(state.number + 1, kind, "r", claim))
+        numbers[epoch] = state.number
+    assert {epoch: state.commit_number(epoch) for epoch in state.recorded} == numbers
+    found = state.to_json()
+    assert [len(found[name]) for name in ("recorded", "retries", "claims", "chores")] == [
+        1,
+        1,
+        1,
+        0,
+    ]
 
 
 def test_an_epoch_map_of_a_hundred_thousand_epochs_is_read_from_both_ends_at_once() -> None:
@@ -150,7 +180,8 @@ def test_the_fold_means_what_a_plain_model_says(history: History) -> None:
     assert set(state.chores) == history.given_up | history.open
     assert state.done == history.done
     assert state.latest == max(history.recorded, default=None)
-    for epoch, number in state.recorded.items():
+    for epoch in state.recorded:
+        number = state.commit_number(epoch)
         assert history.entries[number]["kind"] == "commit"
         assert history.entries[number]["epoch"] == epoch
     assert state.run is not None
