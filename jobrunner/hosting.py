@@ -29,7 +29,6 @@ from jobrunner.workspace import Workspace
 logger = logging.getLogger(__name__)
 
 STRAGGLER_SECONDS = 30.0
-"""How long an operation waits for functions that an aborted run left behind."""
 
 
 class WireSnapshot(Snapshot):
@@ -100,6 +99,8 @@ class HostedBinding:
         What user functions see; the lease task's.
     call_peer : callable
         ``await call_peer(address, message)`` gives another worker's reply.
+    straggler_seconds : float
+        How long a run waits for functions that an aborted one left behind.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class HostedBinding:
         nthreads: int,
         context: Context,
         call_peer: Callable[[str, Message], Awaitable[Message]],
+        straggler_seconds: float = STRAGGLER_SECONDS,
     ) -> None:
         self.name = name
         self.workspaces: dict[str, Workspace] = {}
@@ -122,6 +124,7 @@ class HostedBinding:
         self._address = address
         self._nthreads = nthreads
         self._call_peer = call_peer
+        self._straggler_seconds = straggler_seconds
         self._loop = asyncio.get_running_loop()
         self._placement: dict[str, str] = {}
         self._groups: dict[str, GroupCode] = {}
@@ -371,7 +374,7 @@ class HostedBinding:
         """An aborted run left a function running: wait for it, it may change the blobs."""
         left_behind = self._run
         try:
-            await asyncio.wait_for(self._drained.wait(), STRAGGLER_SECONDS)
+            await asyncio.wait_for(self._drained.wait(), self._straggler_seconds)
         except TimeoutError:
             tasks = left_behind.progress()[1] if left_behind is not None else []
             names = ", ".join(f"{node}/{task}" for node, task in tasks)
@@ -379,7 +382,7 @@ class HostedBinding:
                 {
                     "status": "aborted",
                     "reason": f"{names} of an aborted run still runs after "
-                    f"{STRAGGLER_SECONDS:g} s and may change blobs",
+                    f"{self._straggler_seconds:g} s and may change blobs",
                 }
             )
         else:

@@ -44,7 +44,7 @@ class Outbox:
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._made: list[tuple[tuple[str, ...], int, list[Any]]] = []
+        self._made: list[tuple[int, tuple[str, ...], int, list[Any]]] = []
         self._number = 0
         self._pending: dict[str, Values] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
@@ -61,22 +61,20 @@ class Outbox:
         """Send a value of that run to some workers."""
         with self._lock:
             is_first = not self._made
-            self._made.append((addresses, crossing, frames))
+            self._made.append((number, addresses, crossing, frames))
         if is_first:
-            self._loop.call_soon_threadsafe(self._sort, number)
+            self._loop.call_soon_threadsafe(self._sort)
 
     def close(self) -> None:
         """Stop sending."""
         for task in self._sending.values():
             task.cancel()
 
-    def _sort(self, number: int) -> None:
+    def _sort(self) -> None:
         with self._lock:
             made, self._made = self._made, []
-        if number != self._number:
-            return
-        for addresses, crossing, frames in made:
-            for address in addresses:
+        for number, addresses, crossing, frames in made:
+            for address in addresses if number == self._number else ():
                 self._pending.setdefault(address, []).append((crossing, frames))
                 if address not in self._sending:
                     self._sending[address] = asyncio.ensure_future(self._send_to(address))
