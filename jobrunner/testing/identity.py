@@ -88,7 +88,10 @@ def _tensors(expected: Any, found: Any, where: str) -> None:
     torch = sys.modules["torch"]
     for name in ("dtype", "shape", "requires_grad", "device"):
         _check(where, name, getattr(expected, name), getattr(found, name))
-    one, other = (t.detach().contiguous().view(-1).view(torch.uint8) for t in (expected, found))
+    one, other = (
+        tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+        for tensor in (expected, found)
+    )
     _check(where, "bytes", one.tolist(), other.tolist())
 
 
