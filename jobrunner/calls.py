@@ -72,7 +72,10 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
             )
         step.workspace.apply(box[0])
     elif len(step.outputs) == 1:
-        value = settle(box, (*arguments, *step.kwargs.values()))
+        value = box[0]
+        if type(value) not in IMMUTABLE:
+            del value  # or it would count as another reference
+            value = settle(box, (*arguments, *step.kwargs.values()))
         target = step.outputs[0]
         if step.keeps or step.handovers:
             box[0] = (value,)

@@ -225,6 +225,7 @@ class GroupRun:
 
     def _work(self) -> None:
         """Run ready steps until none is."""
+        program = self._program
         slot: list[Step | None] = [None]
         with self._lock:
             self._slots.append(slot)
@@ -240,7 +241,9 @@ class GroupRun:
                         self._call(step, [], 0)
                 else:
                     arguments = gather(step)
-                    self._finish(step, [self._call(step, arguments, 0)], arguments)
+                    box = [self._call(step, arguments, 0)]
+                    if not self._is_over:
+                        finish(program, step, box, arguments, self._send)
             except BaseException as error:
                 self._fail_step(step, error)
             if started and perf_counter() - started < LONG_TASK_SECONDS:
@@ -256,10 +259,6 @@ class GroupRun:
         if step.is_plain:
             return step.fn(*arguments, **step.kwargs)
         return step.fn(*arguments, **step.keywords())
-
-    def _finish(self, step: Step, box: list[Any], arguments: list[Any]) -> None:
-        if not self._is_over:
-            finish(self._program, step, box, arguments, self._send)
 
     def _run_instances(self, step: Step) -> bool:
         """Run a task's instances at once; whether this thread's was the last to end."""
@@ -300,7 +299,8 @@ class GroupRun:
                 return False
         arguments = [value for some in gang.arguments for value in some]
         box, gang.results = [gang.results], []
-        self._finish(step, box, arguments)
+        if not self._is_over:
+            finish(self._program, step, box, arguments, self._send)
         return True
 
     def _report(self, position: int) -> None:

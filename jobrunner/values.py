@@ -55,9 +55,8 @@ def view(value: Any) -> Any:
     if kind in IMMUTABLE:
         return value
     if kind is np.ndarray:
-        if value.flags.writeable:
-            value = value.view()
-            value.flags.writeable = False
+        value = value.view()
+        value.setflags(write=False)
         return value
     if kind is list:
         return [item if type(item) in IMMUTABLE else view(item) for item in value]
