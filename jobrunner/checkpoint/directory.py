@@ -21,7 +21,6 @@ from jobrunner.checkpoint.view import Checkpoint
 from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
-    CheckpointError,
     CheckpointNotFoundError,
     DefinitionError,
 )
@@ -263,16 +262,31 @@ class CheckpointDirectory:
         ----------
         group : TaskGroup
             One that `load` made.
+
+        Raises
+        ------
+        DefinitionError
+            It was not.
+        ExecutionError
+            It has not run.
         """
+        if group not in self._load_seconds:
+            raise DefinitionError(f"{group!r} was not made by load() of this manager.")
         action, seconds = self._load_seconds[group]
         self._handler.report(action, {node: output.fetch() for node, output in seconds.items()})
 
     # --- helpers
 
     def _readers(self, epoch: int) -> dict[str, StoreReader]:
+        stores = self.record(epoch)["stores"]
+        if not stores and self._only_node is not None:
+            raise CheckpointNotFoundError(
+                f"Epoch {epoch} of {self.path} holds nothing of node {self._only_node!r}. Name a "
+                f"node that was checkpointed, or use a MultiNodeCheckpointManager."
+            )
         return {
             node: StoreReader(self._files, self.path, about["store"], about["manifest"])
-            for node, about in self.record(epoch)["stores"].items()
+            for node, about in stores.items()
         }
 
     def _check_blobs(
@@ -292,7 +306,7 @@ class CheckpointDirectory:
 
     @contextmanager
     def _reading(self, epoch: int) -> Iterator[None]:
-        """Tell damage from an epoch that was retired while it was read, and from I/O errors."""
+        """Tell damage from an epoch that was retired while it was read."""
         try:
             yield
         except CheckpointCorruptError as error:
@@ -300,13 +314,6 @@ class CheckpointDirectory:
                 raise
             raise CheckpointNotFoundError(
                 f"Epoch {epoch} of {self.path} was given up while it was read. Read a later one."
-            ) from error
-        except OSError as error:
-            if isinstance(error, CheckpointError):
-                raise
-            raise CheckpointError(
-                f"Epoch {epoch} of {self.path} cannot be read: {type(error).__name__}: {error}. "
-                f"That is not the same as damage: mend the storage and read again."
             ) from error
 
 

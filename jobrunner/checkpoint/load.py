@@ -9,7 +9,6 @@ from typing import Any
 
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.reader import StoreReader
-from jobrunner.errors import CheckpointError
 from jobrunner.node import WorkspaceType
 from jobrunner.task import Task, TaskGroup, TaskOutput
 from jobrunner.workspace import BlobUpdate
@@ -38,15 +37,7 @@ class _Read:
 
     def __call__(self) -> tuple[_Held, float]:
         started = time.perf_counter()
-        try:
-            values = self.reader.load(
-                self.blobs, codecs=self.codecs, allow_pickle=self.allow_pickle
-            )
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.reader.root} cannot be read: {type(error).__name__}: {error}. That is not "
-                f"the same as damage: mend the storage and load again."
-            ) from error
+        values = self.reader.load(self.blobs, codecs=self.codecs, allow_pickle=self.allow_pickle)
         return _Held(values), time.perf_counter() - started
 
 

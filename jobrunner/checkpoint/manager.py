@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import dask
@@ -36,6 +37,7 @@ from jobrunner.errors import (
     DefinitionError,
 )
 from jobrunner.names import check_distinct, check_name
+from jobrunner.task import TaskGroup
 
 logger = logging.getLogger("jobrunner.checkpoint.manager")
 
@@ -99,9 +101,15 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         self._resumed_from: int | None = None
         self._unfinished: dict[Claim, SaveOrder] = {}
 
-    def load(self, epoch: int, **selection: Any) -> Any:
-        """See `CheckpointDirectory.load`; the epoch is kept until the run ends."""
-        group = super().load(epoch, **selection)
+    def load(
+        self,
+        epoch: int,
+        *,
+        nodes: Collection[str] | None = None,
+        blobs: Mapping[str, Collection[str]] | None = None,
+    ) -> TaskGroup:
+        """See `CheckpointDirectory.load`; in a run, the epoch is kept until the run ends."""
+        group = super().load(epoch, nodes=nodes, blobs=blobs)
         if self._hold is not None:
             self._resumed_from = epoch
         return group
@@ -139,9 +147,8 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
             check_name(node, "node")
         check_distinct(nodes, "node")
         self._handler.set_params(self.path, tuple(nodes))
-        config = dask.config.get("jobrunner.checkpoint", {}) or {}
-        beat_seconds = float(config.get("heartbeat-seconds", 2.0))
-        patience = self._patience or Patience(float(config.get("silence-seconds", 15.0)))
+        beat_seconds = _configured_seconds("heartbeat-seconds", 2.0)
+        patience = self._patience or Patience(_configured_seconds("silence-seconds", 15.0))
         hold = Hold(self._files, self.path, self._journal, nodes, beat_seconds)
         with self._writing("the directory could not be taken"):
             hold.take(_as_json(info, "info"), patience, take_over=self._take_over)
@@ -160,16 +167,17 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         """
         if self._hold is None:
             return
-        for order in list(self._unfinished.values()):
-            self.abandon(order)
-        if not self._sweeper.drain(_DRAIN_SECONDS):
-            logger.warning("%s: some stores could not be deleted in time.", self.path)
         try:
+            for order in list(self._unfinished.values()):
+                self.abandon(order)
+            if not self._sweeper.drain(_DRAIN_SECONDS):
+                logger.warning("%s: some stores could not be deleted in time.", self.path)
             self._append("end", {})
         except CheckpointError as error:
             logger.warning("The end of the run could not be recorded: %s", error)
-        self._hold.leave()
-        self._hold = None
+        finally:
+            self._hold.leave()
+            self._hold = None
 
     def probe(self) -> Callable[[Mapping[str, Any]], Any]:
         """Ask whether the workers share the directory.
@@ -300,19 +308,19 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
             },
             "details": _as_json(details, "details"),
         }
-        state = self._journal.check_held()
-        if order.claim not in self._unfinished:
-            raise CheckpointWriteError(
-                f"The save of epoch {epoch} in {self.path} was abandoned. Begin it again."
-            )
-        replaced = self._names_of(state, epoch) if epoch in state.recorded else None
-        self._append("commit", body)
+        with self._writing(f"epoch {epoch} could not be recorded"):
+            state = self._journal.check_held()
+            if order.claim not in self._unfinished:
+                raise CheckpointWriteError(
+                    f"The save of epoch {epoch} in {self.path} was abandoned. Begin it again."
+                )
+            replaced = self._names_of(state, epoch) if epoch in state.recorded else None
+            self._append("commit", body)
+        # From here on the epoch exists, and nothing that fails may say otherwise.
         del self._unfinished[order.claim]
         if replaced is not None:
             self._sweeper.add(replaced[0], "delete", replaced[1])
-        self._handler.report(
-            "checkpoint_save", {node: receipts[node].seconds for node in order.stores}
-        )
+        self._report_save({node: receipts[node].seconds for node in order.stores})
         try:
             self._retire()
         except CheckpointError as error:
@@ -342,6 +350,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         reason : str
             For people who read the log.
         """
+        self._held()
         self._resumed_from = epoch
         state = self._journal.check_held()
         later = [e for e in state.recorded if epoch is None or e > epoch]
@@ -351,6 +360,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
 
     def set_aside(self, epoch: int, reason: str) -> None:
         """Set one recorded epoch aside, for damage; its stores stay, hidden."""
+        self._held()
         state = self._journal.check_held()
         if epoch not in state.recorded:
             raise CheckpointNotFoundError(
@@ -361,6 +371,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
 
     def finish(self, epoch: int) -> None:
         """Record that the job has ended after `epoch`, exit group and all."""
+        self._held()
         self._append("done", {"epoch": epoch})
 
     def settle(self, timeout_seconds: float = _DRAIN_SECONDS) -> bool:
@@ -387,6 +398,12 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         return Claim(epoch, state.retries[epoch]), list(
             store_names(nodes_of(entry), epoch, state.retries[epoch]).values()
         )
+
+    def _report_save(self, seconds: Mapping[str, float]) -> None:
+        try:
+            self._handler.report("checkpoint_save", seconds)
+        except Exception:
+            logger.warning("The metadata handler failed to take a report", exc_info=True)
 
     def _retire(self) -> None:
         state = self._journal.refresh()
@@ -433,13 +450,26 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
     def _writing(self, what: str) -> Iterator[None]:
         try:
             yield
-        except CheckpointError:
-            raise
+        except CheckpointError as error:
+            if type(error) is not CheckpointError:
+                raise
+            # A log that cannot be read just now keeps this from being written.
+            raise CheckpointWriteError(str(error)) from error
         except OSError as error:
             raise CheckpointWriteError(
                 f"{self.path}: {what}: {type(error).__name__}: {error}. What was recorded before "
                 f"still is; mend the storage and run again."
             ) from error
+
+
+def _configured_seconds(key: str, default: float) -> float:
+    value = dask.config.get(f"jobrunner.checkpoint.{key}", default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise DefinitionError(
+            f"jobrunner.checkpoint.{key} in Dask's configuration is a number of seconds; got "
+            f"{value!r}."
+        )
+    return float(value)
 
 
 def _as_json(value: Mapping[str, Any], what: str) -> Any:

@@ -20,7 +20,12 @@ from jobrunner.checkpoint.dtypes import dtype_from_spec
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import FORMAT, MANIFEST, chunk_corners, chunk_key, decode_texts
 from jobrunner.checkpoint.store import THREADS, join_path, run_all
-from jobrunner.errors import BlobNotFoundError, CheckpointCorruptError, DefinitionError
+from jobrunner.errors import (
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    CheckpointError,
+    DefinitionError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +227,11 @@ class StoreReader:
                 f"{path} is missing: expected the file that the checkpoint's record names, found "
                 f"{error.strerror}. {_WAY_OUT}",
                 path=path,
+            ) from error
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} cannot be read: {type(error).__name__}: {error}. That is not the same "
+                f"as damage: mend the storage and read again."
             ) from error
 
     def peek(

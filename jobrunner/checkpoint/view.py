@@ -104,6 +104,9 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         return tuple(self._readers)
 
     def __getitem__(self, node: str) -> NodeCheckpoint:
+        if node not in self._readers:
+            there = ", ".join(map(repr, self)) or "none"
+            raise BlobNotFoundError(f"Epoch {self.epoch} has no node {node!r}. It has {there}.")
         if node not in self._open:
             self._open[node] = NodeCheckpoint(
                 node, self._readers[node], self._codecs, allow_pickle=self._allow_pickle

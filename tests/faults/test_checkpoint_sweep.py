@@ -92,11 +92,13 @@ def live(
     for step in STEPS:
         before = recorded(path)
         tell(step, before)
+        # A save fails by CheckpointWriteError only, which a runner may take for a warning.
+        is_save = step.startswith("save")
         try:
             take_step(manager, step)
-        except CheckpointError:
+        except CheckpointWriteError if is_save else CheckpointError:
             assert recorded(path) in outcomes(step, before) | {before}, step
-            if not step.startswith("save"):
+            if not is_save:
                 break
         else:
             assert recorded(path) in outcomes(step, before), step

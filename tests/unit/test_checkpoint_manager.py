@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import dask
 import numpy as np
 import pytest
 import zarr
@@ -26,6 +28,7 @@ from jobrunner import (
     KeepLast,
     MultiNodeCheckpointManager,
     TaskGroup,
+    register_codec,
 )
 from jobrunner.checkpoint.probe import ProbeAnswer
 from jobrunner.testing import FaultyFiles, assert_identical
@@ -49,7 +52,7 @@ class Rig:
     def save(self, epoch: int, details: Mapping[str, Any] | None = None) -> None:
         for node, workspace in self.workspaces.items():
             workspace.globals["w"] = values(node, epoch)
-        order = pickle.loads(pickle.dumps(self.manager.begin(epoch)))
+        order = cloudpickle.loads(cloudpickle.dumps(self.manager.begin(epoch)))
         self.manager.commit(order, order(self.workspaces), details or {})
         self.manager.settle()
 
@@ -546,6 +549,62 @@ def test_a_single_node_manager_saves_its_node(tmp_path: Path) -> None:
     manager.commit(order, order(workspaces()), {})
     manager.end_run()
     assert manager.get_ckpt_db_name(None, 0) == str(tmp_path / "k" / "trainer:0.0")
+
+
+def test_a_node_that_was_not_saved_is_not_found(rig: Rig) -> None:
+    rig.save(0)
+    with pytest.raises(CheckpointNotFoundError, match="nothing of node 'x'"):
+        CheckpointManager(rig.manager.path, "x").load(0)
+    with pytest.raises(BlobNotFoundError, match="no node 'x'. It has 'server', 'trainer:0'"):
+        rig.manager.open(0)["x"]
+
+
+@pytest.mark.parametrize("value", ["soon", 0, -1, True, float("nan")], ids=str)
+def test_configuration_is_checked(tmp_path: Path, value: object) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path / "k")
+    with (
+        dask.config.set({"jobrunner.checkpoint.silence-seconds": value}),
+        pytest.raises(DefinitionError, match="silence-seconds in Dask's configuration"),
+    ):
+        manager.start_run(NODES, {})
+
+
+def test_a_report_that_fails_does_not_undo_a_commit(
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(action: str, stats: object) -> None:
+        raise RuntimeError("no room for reports")
+
+    monkeypatch.setattr(rig.manager._handler, "report", fail)
+    rig.save(0)
+    assert rig.manager.epochs() == [0]
+    assert "no room for reports" in caplog.text
+
+
+def test_codecs_registered_on_the_client_go_with_the_order(rig: Rig) -> None:
+    register_codec(Celsius, lambda c: c.degrees, Celsius)
+    rig.workspaces["server"].globals["t"] = Celsius(21.5)
+    rig.save(0)
+    assert rig.manager.open(0)["server"]["t"].degrees == 21.5
+
+
+class Celsius:
+    def __init__(self, degrees: float) -> None:
+        self.degrees = degrees
+
+
+@pytest.mark.parametrize("cls", [list, np.ndarray, np.float32, dict], ids=lambda c: c.__name__)
+def test_what_is_saved_exactly_takes_no_codec(cls: type) -> None:
+    with pytest.raises(DefinitionError, match="saved exactly without a codec"):
+        register_codec(cls, lambda v: v, lambda v: v)
+
+
+def test_a_codecs_name_is_given_once() -> None:
+    register_codec(Celsius, lambda c: c.degrees, Celsius, name="celsius")
+    with pytest.raises(DefinitionError, match="'celsius' is that of the codec of Celsius"):
+        register_codec(Rig, lambda v: 1, lambda v: v, name="celsius")
+    with pytest.raises(DefinitionError, match="cls is a class"):
+        register_codec("Celsius", lambda v: 1, lambda v: v)  # type: ignore[arg-type]
 
 
 def test_a_single_node_manager_reads_its_node_out_of_many(rig: Rig) -> None:
