@@ -34,14 +34,21 @@ from jobrunner._version import __version__
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import (
+        Auto,
         Checkpoint,
         CheckpointManager,
         Codec,
         FileMetadataHandler,
         KeepAll,
+        KeepBest,
+        KeepEvery,
         KeepLast,
         MetadataHandler,
+        Moment,
         MultiNodeCheckpointManager,
+        RetentionPolicy,
+        SaveEvery,
+        SavePolicy,
         register_codec,
     )
     from jobrunner.current import current_task
@@ -73,8 +80,9 @@ _MODULE_OF = {
     name: module
     for module, names in {
         "checkpoint": (
-            "Checkpoint CheckpointManager Codec FileMetadataHandler KeepAll KeepLast "
-            "MetadataHandler MultiNodeCheckpointManager register_codec"
+            "Auto Checkpoint CheckpointManager Codec FileMetadataHandler KeepAll KeepBest "
+            "KeepEvery KeepLast MetadataHandler Moment MultiNodeCheckpointManager "
+            "RetentionPolicy SaveEvery SavePolicy register_codec"
         ),
         "current": "current_task",
         "errors": (
@@ -95,6 +103,7 @@ _MODULE_OF = {
 }
 
 __all__ = [
+    "Auto",
     "Blob",
     "BlobNotFoundError",
     "Checkpoint",
@@ -113,8 +122,11 @@ __all__ = [
     "JobRunner",
     "JobRunnerError",
     "KeepAll",
+    "KeepBest",
+    "KeepEvery",
     "KeepLast",
     "MetadataHandler",
+    "Moment",
     "MultiNodeCheckpointManager",
     "Node",
     "NodeLostError",
@@ -122,7 +134,10 @@ __all__ = [
     "Plan",
     "PlanMismatchError",
     "ResumePlan",
+    "RetentionPolicy",
     "RunResult",
+    "SaveEvery",
+    "SavePolicy",
     "SaveReport",
     "Session",
     "Task",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.result import RunResult
-    from jobrunner.runner import ResumeFrom
+    from jobrunner.runner import JobRunner, ResumeFrom
     from jobrunner.session import Session
 
 EXIT_CODES: Mapping[type[BaseException], int] = {
@@ -272,7 +272,10 @@ def run(
         )
         runner.plan_resume()  # a mistake is told before a cluster starts for it
         try:
-            with _open_session(scheduler, workers, threads) as session:
+            with (
+                _open_session(scheduler, workers, threads) as session,
+                _usr1_saves(runner),
+            ):
                 result = runner.run(session)
         except KeyboardInterrupt as interrupt:
             raise type(interrupt)(_where_to_go_on(manager, again)) from interrupt
@@ -310,6 +313,20 @@ def _terminated_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _usr1_saves(runner: JobRunner) -> Iterator[None]:
+    """SIGUSR1 asks the run for a save."""
+    try:
+        before = signal.signal(signal.SIGUSR1, lambda number, frame: runner.save_now())
+    except (AttributeError, ValueError):  # no such signal here, or not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def _command_again(target: str, checkpoint: str, options: Mapping[str, Any]) -> str:

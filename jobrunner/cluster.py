@@ -232,7 +232,6 @@ class Cluster:
 
     async def find_silent(self, addresses: Collection[str]) -> list[str]:
         """Those of the workers that don't answer at once."""
-
         patience = min(PING_SECONDS, self.silence_seconds)
 
         async def is_silent(address: str) -> bool:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import statistics
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from jobrunner.checkpoint import MultiNodeCheckpointManager
+from jobrunner.checkpoint import Moment, MultiNodeCheckpointManager
 from jobrunner.errors import CheckpointWriteError, CommitConflictError
 from jobrunner.fingerprint import describe
 from jobrunner.plan import Plan
 from jobrunner.result import NodeSave, SaveReport
 from jobrunner.session import Binding
+
+_REMEMBERED_SAVES = 5
 
 
 class Recorder:
@@ -25,6 +30,8 @@ class Recorder:
         See `JobRunner`.
     warn : callable
         Told in a sentence what went wrong without ending the run.
+    save_now : threading.Event
+        Set by whoever asks for a save; cleared when it begins.
     """
 
     def __init__(
@@ -33,11 +40,15 @@ class Recorder:
         plan: Plan,
         on_save_error: Literal["warn", "raise"],
         warn: Callable[[str], None],
+        save_now: threading.Event,
     ) -> None:
         self.manager = manager
         self._plan = plan
         self._on_save_error = on_save_error
         self._warn = warn
+        self._save_now = save_now
+        self._last_save = time.monotonic()
+        self._stalls: deque[float] = deque(maxlen=_REMEMBERED_SAVES)
         self._holds_directory = False
         self._binding: Binding
         self.saves: list[SaveReport] = []
@@ -91,8 +102,23 @@ class Recorder:
         if self.latest() == epoch:
             self.manager.finish(epoch)
 
-    def save(self, epoch: int, fired: Sequence[str], metrics: Mapping[str, Any]) -> SaveReport:
-        """Write and record the checkpoint of `epoch`.
+    def is_due(self, epoch: int, step: int) -> bool:
+        """Whether to save after step `step` of `epoch`, counted from 1, by policy or request."""
+        moment = Moment(
+            epoch,
+            step,
+            self._plan.steps_per_epoch,
+            time.monotonic() - self._last_save,
+            statistics.median(self._stalls) if self._stalls else None,
+        )
+        if self._holds_directory and self.manager.take_request():
+            self._save_now.set()
+        return self._save_now.is_set() or self.manager.save_policy.is_due(moment)
+
+    def save(
+        self, epoch: int, fired: Sequence[str], metrics: Mapping[str, Any], step: int | None = None
+    ) -> SaveReport:
+        """Write and record the checkpoint of `epoch`, or of its first `step` steps.
 
         Raises
         ------
@@ -103,11 +129,12 @@ class Recorder:
         CommitConflictError
             Another run has taken the directory over.
         """
-        started = time.monotonic()
+        started = self._last_save = time.monotonic()
+        self._save_now.clear()
         nodes: dict[str, NodeSave] = {}
         failure: CheckpointWriteError | None = None
         try:
-            nodes = self._write(epoch, fired, metrics)
+            nodes = self._write(epoch, fired, metrics, step)
         except CheckpointWriteError as error:
             failure = error
         seconds = time.monotonic() - started
@@ -119,6 +146,7 @@ class Recorder:
             nodes=nodes,
             error=None if failure is None else str(failure),
         )
+        self._stalls.append(report.stall_seconds)
         (self.saves if failure is None else self.failed_saves).append(report)
         if failure is not None:
             if self._on_save_error == "raise":
@@ -127,7 +155,7 @@ class Recorder:
         return report
 
     def _write(
-        self, epoch: int, fired: Sequence[str], metrics: Mapping[str, Any]
+        self, epoch: int, fired: Sequence[str], metrics: Mapping[str, Any], step: int | None
     ) -> dict[str, NodeSave]:
         if not self._holds_directory:
             self._take_directory()
@@ -152,6 +180,7 @@ class Recorder:
                     "stopped_by": list(fired),
                     "metrics": dict(metrics),
                     "placement": dict(self._binding.placement),
+                    **({} if step is None else {"step": step}),
                 },
             )
         except CheckpointWriteError:
@@ -164,6 +193,7 @@ class Recorder:
     def _take_directory(self) -> None:
         self.manager.start_run(self._plan.checkpointed, {"plan": describe(self._plan)})
         self._holds_directory = True
+        self._last_save = time.monotonic()
 
     def _prove_shared(self) -> None:
         self.manager.check_probe(self._binding.apply(self.manager.probe()))

@@ -91,6 +91,8 @@ class ResumePlan:
     epoch : int or None
         The epoch it would go on from; None: it would begin with the init group.
     reason : str
+    step : int
+        How many steps of that epoch were done when it was saved in mid-epoch; 0: all of them.
     steps : tuple of str
         What would run, in order.
     rebuilds : tuple of str
@@ -110,6 +112,7 @@ class ResumePlan:
     sets_aside: tuple[int, ...] = ()
     changes: tuple[str, ...] = ()
     is_finished: bool = False
+    step: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data, for JSON."""
@@ -117,6 +120,8 @@ class ResumePlan:
 
     def __str__(self) -> str:
         start = "from the start" if self.epoch is None else f"from epoch {self.epoch}"
+        if self.step:
+            start += f", step {self.step}"
         lines = [f"{start}: {self.reason}"]
         for title, items in (
             ("runs", self.steps),

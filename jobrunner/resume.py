@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jobrunner.checkpoint import MultiNodeCheckpointManager
+from jobrunner.checkpoint import CheckpointDirectory, MultiNodeCheckpointManager
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, PlanMismatchError
 from jobrunner.fingerprint import changes, describe
 from jobrunner.plan import Plan
@@ -26,15 +26,14 @@ class Policy:
         return min(limits, default=None)
 
 
-def plan_resume(
-    plan: Plan, manager: MultiNodeCheckpointManager | None, policy: Policy
-) -> ResumePlan:
+def plan_resume(plan: Plan, own: MultiNodeCheckpointManager | None, policy: Policy) -> ResumePlan:
     """Decide where a run of `plan` begins; `JobRunner.plan_resume` documents it."""
-    if manager is None:
+    if own is None:
         return _fresh(plan, None, policy, "there is no checkpoint manager")
-    recorded = manager.epochs()
     if policy.resume_from is None:
-        return _fresh(plan, manager, policy, "resume_from_epoch is None", tuple(recorded))
+        return _fresh(plan, own, policy, "resume_from_epoch is None", tuple(own.epochs()))
+    manager = own.source()
+    recorded = manager.epochs()
     if policy.resume_from == "latest":
         if not recorded:
             return _fresh(plan, manager, policy, f"nothing is recorded in {manager.path}")
@@ -58,12 +57,16 @@ def plan_resume(
         # Only a load can tell what of the epoch is whole; "latest" falls back then.
         if policy.resume_from != "latest":
             raise
+    done = steps_done(plan, record)
     then = manager.run_info(epoch).get("plan")
     fired = recorded_stops(plan, record)
     limit = policy.epoch_limit(plan)
-    is_finished = not later and manager.is_done() and bool(fired or _is_reached(limit, epoch))
-    steps = [f"load epoch {epoch}"]
-    if not fired and not _is_reached(limit, epoch):
+    is_last = not done and bool(fired or _is_reached(limit, epoch))
+    is_finished = not later and manager.is_done() and is_last
+    steps = [f"load epoch {epoch}" + (f", saved after step {done}" if done else "")]
+    if done:
+        steps.append(f"steps {done + 1} to {plan.steps_per_epoch} of epoch {epoch}")
+    if not is_last:
         steps.append(f"epochs from {epoch + 1}{_until(plan, limit)}")
     if not is_finished:
         steps += _last_steps(plan)
@@ -79,11 +82,12 @@ def plan_resume(
         sets_aside=later,
         changes=tuple(changes(then, describe(plan))) if then else (),
         is_finished=is_finished,
+        step=done,
     )
 
 
 def required_blobs(
-    plan: Plan, manager: MultiNodeCheckpointManager, epoch: int
+    plan: Plan, manager: CheckpointDirectory, epoch: int
 ) -> dict[str, frozenset[str]]:
     """The blobs to load at `epoch`, by node.
 
@@ -115,9 +119,27 @@ def recorded_stops(plan: Plan, record: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in record["details"].get("stopped_by", ()) if name in names)
 
 
+def steps_done(plan: Plan, record: Mapping[str, Any]) -> int:
+    """After how many steps of its epoch a checkpoint was saved; 0 for a whole epoch.
+
+    Raises
+    ------
+    PlanMismatchError
+        The job's epochs have no step after that one.
+    """
+    done = int(record["details"].get("step", 0))
+    if done and done >= plan.steps_per_epoch:
+        raise PlanMismatchError(
+            f"Epoch {record['epoch']} was saved after step {done}, and the epochs of job "
+            f"{plan.job!r} have steps_per_epoch={plan.steps_per_epoch}, so it cannot be gone on "
+            f"with. Give the job more than {done} steps per epoch, or resume from an earlier epoch."
+        )
+    return done
+
+
 def _fresh(
     plan: Plan,
-    manager: MultiNodeCheckpointManager | None,
+    manager: CheckpointDirectory | None,
     policy: Policy,
     reason: str,
     sets_aside: tuple[int, ...] = (),

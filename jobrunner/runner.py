@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -132,6 +133,7 @@ class JobRunner:
         self.epoch_deadline_seconds = epoch_deadline_seconds
         self.num_epochs = num_epochs
         self.callbacks = tuple(callbacks)
+        self._save_now = threading.Event()
 
     def plan_resume(self) -> ResumePlan:
         """Say what `run` would do and why; runs and writes nothing.
@@ -186,6 +188,16 @@ class JobRunner:
         resume.plan_resume(plan, self.checkpoint_manager, self._policy())
         with session.exclusive(f"Job {plan.job!r}"):
             return _Run(self, plan, session).run()
+
+    def save_now(self) -> None:
+        """Ask the run to save when the step that is under way ends, whatever its policy says.
+
+        Notes
+        -----
+        Runs on the client, in any thread or signal handler, and returns at once. A file
+        ``_save_now`` in the checkpoint directory asks for the same.
+        """
+        self._save_now.set()
 
     def load_blobs_from_checkpoints(
         self, blob_names: Sequence[str | Blob], epoch: int, session: Session
@@ -264,9 +276,12 @@ class _Run:
         self.limit = self.policy.epoch_limit(plan)
         manager = runner.checkpoint_manager
         self.recorder = (
-            None if manager is None else Recorder(manager, plan, runner.on_save_error, self._warn)
+            None
+            if manager is None
+            else Recorder(manager, plan, runner.on_save_error, self._warn, runner._save_now)
         )
         self.fired: tuple[str, ...] = ()
+        self.steps_done = 0  # of the epoch after the one that `_start` gives
         self.restarts = 0
         self.restarts_in_a_row = 0
         self.resumed_from: int | None = None
@@ -317,8 +332,9 @@ class _Run:
                 task.session = self.session
 
     def _start(self, decision: ResumePlan) -> int:
-        """Init or resume; gives the epoch that the workspaces are at."""
+        """Init or resume; gives the last epoch that is whole in the workspaces."""
         epoch = None
+        self.steps_done = 0
         if decision.epoch is not None and self.recorder is not None:
             epoch = self._load(self.recorder, decision.epoch)
         if not self.restarts:
@@ -331,11 +347,11 @@ class _Run:
             self._save(0, {})
         # The epoch that the user named was for the start; from now on this run's own count.
         self.policy = resume.Policy("latest", self.policy.num_epochs)
-        return epoch or 0
+        return (epoch or 0) - bool(self.steps_done)
 
     def _load(self, recorder: Recorder, wanted: int) -> int | None:
         """Load `wanted`, or for "latest" the newest epoch that is whole; None if none is."""
-        manager = recorder.manager
+        manager = recorder.manager.source()
         damaged: dict[int, str] = {}
         candidates = [epoch for epoch in reversed(manager.epochs()) if epoch <= wanted]
         for epoch in candidates:
@@ -350,24 +366,38 @@ class _Run:
                     raise
                 damaged[epoch] = str(error)
                 self._warn(
-                    f"Epoch {epoch} of {manager.path} is damaged and set aside, going back "
+                    f"Epoch {epoch} of {manager.path} is damaged"
+                    f"{' and set aside' if manager is recorder.manager else ''}, going back "
                     f"further: {error}"
                 )
         else:
             self._warn(f"No recorded epoch of {manager.path} is whole; starting afresh.")
-            recorder.set_aside(damaged)
+            if manager is recorder.manager:
+                recorder.set_aside(damaged)
             return None
-        recorder.set_aside(damaged)
-        recorder.rewind(epoch, f"resumed from epoch {epoch}")
+        record = manager.record(epoch)
+        if manager is recorder.manager:
+            recorder.set_aside(damaged)
+            recorder.rewind(epoch, f"resumed from epoch {epoch}")
         if self.plan.groups["resume"].slices:
             self.binding.run("resume", epoch=epoch)
-        self.fired = resume.recorded_stops(self.plan, manager.record(epoch))
+        self.fired = resume.recorded_stops(self.plan, record)
+        self.steps_done = resume.steps_done(self.plan, record)
+        metrics = record["details"].get("metrics", {})
+        if self.steps_done:
+            self.metrics[epoch] = dict(metrics)
+        if manager is not recorder.manager:
+            # From now on the run can go on from its own directory, whatever becomes of the other.
+            self._save(epoch, metrics, self.steps_done or None)
         return epoch
 
     def _run_epoch(self, epoch: int) -> int:
         started = time.monotonic()
-        metrics: dict[str, Any] = {}
-        for step in range(self.plan.steps_per_epoch):
+        first_step, self.steps_done = self.steps_done, 0
+        # What was reported in this epoch before it was saved and resumed from.
+        metrics: dict[str, Any] = self.metrics.pop(epoch, {}) if first_step else {}
+        last_step = self.plan.steps_per_epoch
+        for step in range(first_step, last_step):
             outcome = self.binding.run(
                 "epoch",
                 epoch=epoch,
@@ -375,13 +405,21 @@ class _Run:
                 deadline_seconds=self.runner.epoch_deadline_seconds,
             )
             metrics.update(outcome.metrics)
+            if step + 1 < last_step and self._is_due(epoch, step + 1):
+                self._save(epoch, metrics, step + 1)
         self.fired = outcome.stopped
         self.metrics[epoch] = {**metrics, "epoch": epoch}
         self._notify("on_epoch", epoch, time.monotonic() - started, metrics)
-        self._save(epoch, metrics)
+        if self._is_due(epoch, last_step) or self._stopped_by(epoch):
+            self._save(epoch, metrics)
         return epoch
 
+    def _is_due(self, epoch: int, step: int) -> bool:
+        return self.recorder is not None and self.recorder.is_due(epoch, step)
+
     def _stopped_by(self, epoch: int) -> str:
+        if self.steps_done:  # an epoch that was begun is ended, whatever the limit is now
+            return ""
         if self.fired:
             return self.fired[0]
         return "epoch_limiter" if self.limit is not None and epoch >= self.limit else ""
@@ -395,9 +433,9 @@ class _Run:
         if self.recorder is not None:
             self.recorder.finish(epoch)
 
-    def _save(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+    def _save(self, epoch: int, metrics: Mapping[str, Any], step: int | None = None) -> None:
         if self.recorder is not None:
-            report = self.recorder.save(epoch, self.fired, metrics)
+            report = self.recorder.save(epoch, () if step else self.fired, metrics, step)
             if report.error is None:
                 self.restarts_in_a_row = 0
             self._notify("on_save", report)

@@ -13,7 +13,7 @@ The way of the data, one module a stage; a module imports only from those above 
     epochmap, records log entries -> what is recorded       (pure)
     log               the metadata handler, which keeps the entries
     journal           a run's hold on the log
-    policies          which epochs are kept                 (pure)
+    policies, schedule   which epochs are kept, and when to save   (pure)
     liveness, probe, hold   a run's hold on the directory
     chores            hides and deletes in the background
     save, load        what is sent to the workers
@@ -27,27 +27,42 @@ The way of the data, one module a stage; a module imports only from those above 
 from __future__ import annotations
 
 from jobrunner.checkpoint.codecs import Codec, register_codec
+from jobrunner.checkpoint.directory import CheckpointDirectory
 from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler, read_state
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
-from jobrunner.checkpoint.policies import KeepAll, KeepLast, RetentionPolicy
+from jobrunner.checkpoint.policies import (
+    KeepAll,
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    RetentionPolicy,
+)
 from jobrunner.checkpoint.save import SaveOrder
+from jobrunner.checkpoint.schedule import Auto, Moment, SaveEvery, SavePolicy
 from jobrunner.checkpoint.single import CheckpointManager
 from jobrunner.checkpoint.store import Receipt
 from jobrunner.checkpoint.view import Checkpoint, NodeCheckpoint
 
 __all__ = [
+    "Auto",
     "Checkpoint",
+    "CheckpointDirectory",
     "CheckpointManager",
     "Codec",
     "FileMetadataHandler",
     "KeepAll",
+    "KeepBest",
+    "KeepEvery",
     "KeepLast",
     "MetadataHandler",
+    "Moment",
     "MultiNodeCheckpointManager",
     "NodeCheckpoint",
     "Receipt",
     "RetentionPolicy",
+    "SaveEvery",
     "SaveOrder",
+    "SavePolicy",
     "read_state",
     "register_codec",
 ]

@@ -29,6 +29,7 @@ from jobrunner.checkpoint.records import (
     strict_json,
 )
 from jobrunner.checkpoint.save import BlobCheck, SaveOrder
+from jobrunner.checkpoint.schedule import SaveEvery, SavePolicy
 from jobrunner.checkpoint.store import Receipt
 from jobrunner.errors import (
     CheckpointError,
@@ -43,6 +44,9 @@ logger = logging.getLogger("jobrunner.checkpoint.manager")
 
 _DRAIN_SECONDS = 30.0
 
+SAVE_REQUEST = "_save_now"
+"""Whoever makes a file of this name in the directory asks for a save at the next step's end."""
+
 
 class MultiNodeCheckpointManager(CheckpointDirectory):
     """Saves and loads all nodes of a job: a Zarr store for each node and epoch, and a log.
@@ -54,8 +58,15 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         when a run begins.
     metadata_handler : MetadataHandler, optional
         Keeps the log; by default a `FileMetadataHandler`.
+    save : SavePolicy
+        When to save; by default after every epoch.
     keep : RetentionPolicy
         Which epochs to keep.
+    delete_on_success : bool
+        Give all epochs up once the job has ended, exit group and all.
+    load_path : str or os.PathLike, optional
+        Another checkpoint directory, to begin from where this one records nothing yet. It is
+        only read.
     allow_pickle : bool
         Pickle blobs that cannot be saved otherwise, and unpickle them: only for directories
         whose writers you trust.
@@ -84,22 +95,42 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         path: str | os.PathLike[str],
         metadata_handler: MetadataHandler | None = None,
         *,
+        save: SavePolicy | None = None,
         keep: RetentionPolicy | None = None,
+        delete_on_success: bool = False,
+        load_path: str | os.PathLike[str] | None = None,
         allow_pickle: bool = False,
         take_over: bool = False,
         files: PosixFiles | None = None,
         patience: Patience | None = None,
     ) -> None:
         super().__init__(path, metadata_handler, allow_pickle=allow_pickle, files=files)
+        self.save_policy = save if save is not None else SaveEvery(epochs=1)
+        if not isinstance(self.save_policy, SavePolicy):
+            raise DefinitionError(
+                f"save is a SavePolicy such as SaveEvery(epochs=5); got {save!r}."
+            )
         self._keep = keep if keep is not None else KeepAll()
-        if not callable(getattr(self._keep, "retires", None)):
+        if not isinstance(self._keep, RetentionPolicy):
             raise DefinitionError(f"keep is a RetentionPolicy such as KeepLast(3); got {keep!r}.")
+        self._delete_on_success = bool(delete_on_success)
+        self._origin = (
+            None
+            if load_path is None
+            else CheckpointDirectory(load_path, None, allow_pickle=allow_pickle, files=files)
+        )
+        if self._origin is not None and self._origin.path == self.path:
+            raise DefinitionError(
+                f"load_path is another directory than path, and both are {self.path}. Leave "
+                f"load_path out: a run goes on from its own directory anyway."
+            )
         self._take_over = take_over
         self._patience = patience
         self._sweeper = Sweeper(self._files, self.path)
         self._hold: Hold | None = None
         self._resumed_from: int | None = None
         self._unfinished: dict[Claim, SaveOrder] = {}
+        self._metrics: dict[int, Mapping[str, Any]] = {}  # by number of the commit entry
 
     def load(
         self,
@@ -113,6 +144,28 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         if self._hold is not None:
             self._resumed_from = epoch
         return group
+
+    def source(self) -> CheckpointDirectory:
+        """The directory that a run would go on from.
+
+        Returns
+        -------
+        CheckpointDirectory
+            This manager, or what it was given as `load_path` as long as nothing is recorded here.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            Nothing is recorded in `load_path` either.
+        """
+        if self._origin is None or self.epochs():
+            return self
+        if not self._origin.epochs():
+            raise CheckpointNotFoundError(
+                f"load_path: nothing is recorded in {self._origin.path}. Name the directory of a "
+                f"run that has recorded an epoch, or leave load_path out to start afresh."
+            )
+        return self._origin
 
     # --- a run
 
@@ -370,9 +423,28 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         self._sweeper.drain(_DRAIN_SECONDS)
 
     def finish(self, epoch: int) -> None:
-        """Record that the job has ended after `epoch`, exit group and all."""
+        """Record that the job has ended after `epoch`, exit group and all.
+
+        With `delete_on_success`, all epochs are given up then.
+        """
         self._held()
         self._append("done", {"epoch": epoch})
+        if self._delete_on_success:
+            state = self._journal.refresh()
+            epochs = list(state.recorded)
+            self._give_up(state, epochs, "delete", "retire", {"epochs": epochs})
+
+    def take_request(self) -> bool:
+        """Whether somebody has asked for a save by the file `SAVE_REQUEST`; removes it."""
+        path = os.path.join(self.path, SAVE_REQUEST)
+        try:
+            if not self._files.is_taken(path):
+                return False
+            self._files.remove_file(path)
+        except OSError as error:
+            logger.warning("%s cannot be looked for or removed: %s", path, error)
+            return False
+        return True
 
     def settle(self, timeout_seconds: float = _DRAIN_SECONDS) -> bool:
         """Wait until what was given up is hidden or deleted; False if that takes longer."""
@@ -409,7 +481,8 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         state = self._journal.refresh()
         epochs = state.recorded.keys_in_order()
         kept = {state.latest, self._resumed_from}
-        retired = [e for e in self._keep.retires(epochs) if e not in kept and e in state.recorded]
+        proposed = self._keep.retires(epochs, _RecordedMetrics(self, state))
+        retired = [e for e in proposed if e not in kept and e in state.recorded]
         if retired:
             self._give_up(state, sorted(retired), "delete", "retire", {"epochs": sorted(retired)})
 
@@ -470,6 +543,31 @@ def _configured_seconds(key: str, default: float) -> float:
             f"{value!r}."
         )
     return float(value)
+
+
+class _RecordedMetrics(Mapping[int, Mapping[str, Any]]):
+    """What tasks reported at recorded epochs, read as it is asked for."""
+
+    def __init__(self, manager: MultiNodeCheckpointManager, state: State) -> None:
+        self._manager = manager
+        self._state = state
+
+    def __getitem__(self, epoch: int) -> Mapping[str, Any]:
+        number = self._state.recorded[epoch]
+        known = self._manager._metrics
+        if number not in known:
+            try:
+                known[number] = self._manager.record(epoch)["details"].get("metrics", {})
+            except CheckpointError as error:
+                logger.warning("The metrics of epoch %d cannot be read: %s", epoch, error)
+                known[number] = {}
+        return known[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._state.recorded)
+
+    def __len__(self) -> int:
+        return len(self._state.recorded)
 
 
 def _as_json(value: Mapping[str, Any], what: str) -> Any:

@@ -169,11 +169,14 @@ class StoreReader:
         start = 0
         corners = chunk_corners(shape, chunk_shape)
         for corner, (path, (size, digest)) in zip(corners, _chunk_files(array), strict=True):
-            index = tuple(
-                slice(place * step, (place + 1) * step)
-                for place, step in zip(corner, chunk_shape, strict=True)
+            index: Any = (
+                *(
+                    slice(place * step, (place + 1) * step)
+                    for place, step in zip(corner, chunk_shape, strict=True)
+                ),
+                ...,
             )
-            part = data[(*index, ...)]
+            part = data[index]
             if flat is None:
                 jobs.append(partial(self._read_texts, path, part, size, digest))
                 continue

@@ -11,6 +11,7 @@ from jobrunner.checkpoint.liveness import Patience
 from jobrunner.checkpoint.log import MetadataHandler
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.policies import RetentionPolicy
+from jobrunner.checkpoint.schedule import SavePolicy
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
 
@@ -23,7 +24,7 @@ class CheckpointManager(MultiNodeCheckpointManager):
     path : str or os.PathLike
     node_name : str
     metadata_handler : MetadataHandler, optional
-    keep, allow_pickle, take_over, files, patience
+    save, keep, delete_on_success, load_path, allow_pickle, take_over, files, patience
         As for `MultiNodeCheckpointManager`.
     """
 
@@ -33,7 +34,10 @@ class CheckpointManager(MultiNodeCheckpointManager):
         node_name: str,
         metadata_handler: MetadataHandler | None = None,
         *,
+        save: SavePolicy | None = None,
         keep: RetentionPolicy | None = None,
+        delete_on_success: bool = False,
+        load_path: str | os.PathLike[str] | None = None,
         allow_pickle: bool = False,
         take_over: bool = False,
         files: PosixFiles | None = None,
@@ -42,7 +46,10 @@ class CheckpointManager(MultiNodeCheckpointManager):
         super().__init__(
             path,
             metadata_handler,
+            save=save,
             keep=keep,
+            delete_on_success=delete_on_success,
+            load_path=load_path,
             allow_pickle=allow_pickle,
             take_over=take_over,
             files=files,

@@ -131,7 +131,8 @@ def _write_jobs(files: PosixFiles, store: _StoreInWriting) -> Iterable[Callable[
 def _write_chunk(
     files: PosixFiles, store: _StoreInWriting, array: PlannedArray, chunk: Chunk
 ) -> None:
-    data = array.part.data[(*chunk.index, ...)]  # without the dots, no axes would give a scalar
+    index: Any = (*chunk.index, ...)  # without the dots, no axes would give a scalar
+    data = array.part.data[index]
     padding_bytes = chunk.padding_bytes
     content: bytes | memoryview
     if isinstance(data.dtype, np.dtypes.StringDType):

@@ -273,7 +273,7 @@ def test_the_epoch_resumed_from_is_kept(tmp_path: Path) -> None:
 
 def test_a_policy_of_the_users_cannot_retire_the_newest(tmp_path: Path) -> None:
     class KeepNothing:
-        def retires(self, epochs: Any) -> Any:
+        def retires(self, epochs: Any, metrics: Any) -> Any:
             return [*epochs, 77]
 
     rig = Rig(tmp_path / "k", keep=KeepNothing()).start()

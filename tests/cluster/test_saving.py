@@ -1,0 +1,172 @@
+"""When a run saves, what it keeps, and where it begins."""
+
+from pathlib import Path
+
+import pytest
+
+from jobrunner import (
+    CheckpointNotFoundError,
+    DefinitionError,
+    Job,
+    JobRunner,
+    KeepBest,
+    MultiNodeCheckpointManager,
+    Node,
+    PlanMismatchError,
+    SaveEvery,
+    Task,
+    TaskFailedError,
+    current_task,
+    epoch_limiter,
+)
+
+
+def count(n):
+    current_task().report(n=n + 1, loss=abs(n + 1 - 3))
+    return n + 1
+
+
+def counter(limit, *, fails_at=None, **kwargs):
+    def step(n):
+        if n + 1 == fails_at:
+            raise ZeroDivisionError("by hand")
+        return count(n)
+
+    with Job("counter", **kwargs) as job, Node("a"):
+        with job.init_group:
+            Task(lambda: 0, outputs="n", name="zero")
+        Task(step, inputs="n", outputs="n", name="count")
+        epoch_limiter(job, limit)
+    return job
+
+
+@pytest.fixture
+def session(inproc_client):
+    from jobrunner import Session
+
+    with Session(inproc_client) as session:
+        yield session
+
+
+def manager_of(tmp_path, **options):
+    return MultiNodeCheckpointManager(tmp_path / "ckpt", **options)
+
+
+def test_epochs_are_saved_by_policy_and_the_last_one_always(session, tmp_path):
+    manager = manager_of(tmp_path, save=SaveEvery(epochs=3))
+    result = JobRunner(counter(7), manager).run(session)
+    assert manager.epochs() == [0, 3, 6, 7]
+    assert [report.epoch for report in result.saves] == [0, 3, 6, 7]
+    assert JobRunner(counter(7), manager).plan_resume().is_finished
+
+
+def test_a_run_goes_on_in_mid_epoch(session, tmp_path):
+    manager = manager_of(tmp_path, save=SaveEvery(steps=3))
+    with pytest.raises(TaskFailedError):
+        JobRunner(counter(3, steps_per_epoch=5, fails_at=9), manager).run(session)
+    assert manager.epochs() == [0, 1, 2]
+    # 6 steps are 5 of epoch 1 and the first of epoch 2.
+    assert manager.record(2)["details"]["step"] == 1
+    runner = JobRunner(counter(3, steps_per_epoch=5), manager)
+    plan = runner.plan_resume()
+    assert (plan.epoch, plan.step) == (2, 1)
+    assert "steps 2 to 5 of epoch 2" in str(plan)
+    result = runner.run(session)
+    assert (result.resumed_from, result.epoch) == (2, 3)
+    assert session.fetch(Node("a")["n"]) == 15
+    assert "step" not in manager.record(3)["details"]
+    assert [line["epoch"] for line in result.metrics] == [2, 3]
+
+
+def test_a_whole_epoch_replaces_what_was_saved_of_it_in_mid_epoch(session, tmp_path):
+    manager = manager_of(tmp_path, save=SaveEvery(steps=1))
+    JobRunner(counter(1, steps_per_epoch=3), manager).run(session)
+    assert manager.epochs() == [0, 1]
+    assert manager.open(1)["a"]["n"] == 3
+    left = {path.name for path in Path(manager.path).iterdir() if path.name.startswith("a.")}
+    assert left == {"a.0", "a.1.r2"}
+
+
+def test_an_epoch_that_was_begun_is_ended_though_the_limit_is_lower_now(session, tmp_path):
+    manager = manager_of(tmp_path, save=SaveEvery(steps=2))
+    with pytest.raises(TaskFailedError):
+        JobRunner(counter(9, steps_per_epoch=3, fails_at=9), manager).run(session)
+    assert (manager.latest(), manager.record(3)["details"]["step"]) == (3, 2)
+    result = JobRunner(counter(1, steps_per_epoch=3), manager).run(session)
+    assert (result.epoch, session.fetch(Node("a")["n"])) == (3, 9)
+
+
+def test_a_step_that_the_job_no_longer_has_is_refused(session, tmp_path):
+    manager = manager_of(tmp_path, save=SaveEvery(steps=4))
+    with pytest.raises(TaskFailedError):
+        JobRunner(counter(9, steps_per_epoch=5, fails_at=5), manager).run(session)
+    with pytest.raises(PlanMismatchError, match=r"after step 4.*steps_per_epoch=3"):
+        JobRunner(counter(9, steps_per_epoch=3), manager).run(session)
+
+
+def test_a_save_can_be_asked_for(session, tmp_path):
+    class Asks:
+        def on_epoch(self, epoch, seconds, metrics):
+            if epoch == 4:
+                runner.save_now()
+
+    manager = manager_of(tmp_path, save=SaveEvery(epochs=100))
+    runner = JobRunner(counter(6), manager, callbacks=[Asks()])
+    runner.run(session)
+    assert manager.epochs() == [0, 4, 6]
+
+
+def test_a_file_asks_for_a_save(session, tmp_path):
+    class Asks:
+        def on_epoch(self, epoch, seconds, metrics):
+            if epoch == 2:
+                Path(manager.path, "_save_now").touch()
+
+    manager = manager_of(tmp_path, save=SaveEvery(epochs=100))
+    JobRunner(counter(5), manager, callbacks=[Asks()]).run(session)
+    assert manager.epochs() == [0, 2, 5]
+    assert not Path(manager.path, "_save_now").exists()
+
+
+def test_the_best_epochs_are_kept_by_what_tasks_report(session, tmp_path):
+    manager = manager_of(tmp_path, keep=KeepBest("loss", n=2))
+    JobRunner(counter(6), manager).run(session)
+    # The loss is 0 at epoch 3 and 1 at 2 and 4, of which the newer counts; 6 is the newest.
+    assert manager.epochs() == [3, 4, 6]
+
+
+def test_a_run_that_succeeds_deletes_its_checkpoints_if_told_to(session, tmp_path):
+    manager = manager_of(tmp_path, delete_on_success=True)
+    with pytest.raises(TaskFailedError):
+        JobRunner(counter(4, fails_at=3), manager).run(session)
+    assert manager.epochs() == [0, 1, 2]
+    assert JobRunner(counter(4), manager).run(session).resumed_from == 2
+    assert manager.epochs() == []
+    assert not [path for path in Path(manager.path).iterdir() if path.name.startswith("a.")]
+
+
+def test_a_run_begins_from_another_directory_and_keeps_its_own(session, tmp_path):
+    origin = MultiNodeCheckpointManager(tmp_path / "origin")
+    JobRunner(counter(3), origin).run(session)
+    before = sorted(Path(origin.path).rglob("*"))
+    manager = manager_of(tmp_path, load_path=tmp_path / "origin")
+    runner = JobRunner(counter(5), manager)
+    assert runner.plan_resume().epoch == 3
+    result = runner.run(session)
+    assert (result.resumed_from, result.epoch, session.fetch(Node("a")["n"])) == (3, 5, 5)
+    assert manager.epochs() == [3, 4, 5]
+    assert sorted(Path(origin.path).rglob("*")) == before
+    # Now it has epochs of its own.
+    assert JobRunner(counter(6), manager).run(session).resumed_from == 5
+
+
+def test_another_directory_without_epochs_is_an_error(session, tmp_path):
+    manager = manager_of(tmp_path, load_path=tmp_path / "nothing")
+    with pytest.raises(CheckpointNotFoundError, match="nothing is recorded"):
+        JobRunner(counter(2), manager).run(session)
+    assert not Path(manager.path).exists()
+
+
+def test_a_directory_cannot_be_its_own_origin(tmp_path):
+    with pytest.raises(DefinitionError, match="load_path"):
+        manager_of(tmp_path, load_path=tmp_path / "ckpt")

@@ -1,0 +1,127 @@
+"""When to save and what to keep, decided without I/O."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from jobrunner import (
+    Auto,
+    DefinitionError,
+    KeepAll,
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    Moment,
+    SaveEvery,
+)
+
+
+def due(policy: Any, epochs: int, steps_per_epoch: int = 1) -> list[tuple[int, int]]:
+    return [
+        (epoch, step)
+        for epoch in range(1, epochs + 1)
+        for step in range(1, steps_per_epoch + 1)
+        if policy.is_due(Moment(epoch, step, steps_per_epoch, seconds_since_save=0))
+    ]
+
+
+def test_epochs_count_by_their_number_so_that_a_resume_changes_nothing() -> None:
+    assert due(SaveEvery(epochs=3), 7) == [(3, 1), (6, 1)]
+    assert due(SaveEvery(epochs=2), 4, steps_per_epoch=3) == [(2, 3), (4, 3)]
+
+
+def test_steps_count_across_epochs() -> None:
+    assert due(SaveEvery(steps=2), 2, steps_per_epoch=3) == [(1, 2), (2, 1), (2, 3)]
+
+
+def test_joined_policies_save_when_either_does() -> None:
+    assert due(SaveEvery(epochs=2) | SaveEvery(epochs=3), 6) == [(2, 1), (3, 1), (4, 1), (6, 1)]
+    assert due(SaveEvery(epochs=2) | SaveEvery(epochs=3) | SaveEvery(epochs=5), 5)[-1] == (5, 1)
+
+
+def test_seconds_count_from_the_last_save() -> None:
+    policy = SaveEvery(seconds=10)
+    assert not policy.is_due(Moment(1, 1, 4, seconds_since_save=9.9))
+    assert policy.is_due(Moment(1, 1, 4, seconds_since_save=10))
+
+
+def test_auto_keeps_the_wait_within_its_share_of_the_time() -> None:
+    policy = Auto(max_overhead=0.1)
+    assert not policy.is_due(Moment(1, 1, 2, 0.0))
+    assert policy.is_due(Moment(1, 2, 2, 0.0))  # what a save costs is not known yet
+    assert not policy.is_due(Moment(5, 1, 1, 9.9, seconds_to_save=1.0))
+    assert policy.is_due(Moment(5, 1, 1, 10.0, seconds_to_save=1.0))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        *({"epochs": n} for n in (0, 1.5, True)),
+        {"steps": -1},
+        *({"seconds": s} for s in (0, math.nan, math.inf, "5")),
+    ],
+)
+def test_an_interval_that_is_none_is_refused(arguments: Any) -> None:
+    with pytest.raises(DefinitionError, match="SaveEvery"):
+        SaveEvery(**arguments)
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, math.nan, "a", True])
+def test_a_share_that_is_none_is_refused(share: Any) -> None:
+    with pytest.raises(DefinitionError, match="Auto"):
+        Auto(share)
+
+
+LOSSES = {0: {}, 1: {"loss": 3.0}, 2: {"loss": math.nan}, 3: {"loss": 1.0}, 4: {"loss": 2.0}}
+
+
+def kept(policy: Any, metrics: Any = LOSSES) -> list[int]:
+    retired = policy.retires(list(metrics), metrics)
+    return [epoch for epoch in metrics if epoch not in retired]
+
+
+def test_the_best_are_kept_and_nan_or_no_metric_ranks_worst() -> None:
+    assert kept(KeepBest("loss", 2)) == [3, 4]
+    assert kept(KeepBest("loss", 2, mode="max")) == [1, 4]
+    assert set(kept(KeepBest("loss", 3))) == {1, 3, 4}
+
+
+def test_of_equals_the_newer_is_better() -> None:
+    assert kept(KeepBest("loss"), {1: {"loss": 1.0}, 2: {"loss": 1.0}}) == [2]
+
+
+def test_what_is_no_number_ranks_worst() -> None:
+    assert kept(KeepBest("loss"), {1: {"loss": 9.0}, 2: {"loss": "low"}, 3: {"loss": None}}) == [1]
+
+
+def test_joined_policies_keep_what_either_keeps() -> None:
+    assert kept(KeepLast(1) | KeepBest("loss")) == [3, 4]
+    assert kept(KeepEvery(3) | KeepLast(1)) == [0, 3, 4]
+    assert kept(KeepAll() | KeepLast(1)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: KeepLast(0),
+        lambda: KeepEvery(0),
+        lambda: KeepEvery(1.5),  # type: ignore[arg-type]
+        lambda: KeepBest(""),
+        lambda: KeepBest("loss", 0),
+        lambda: KeepBest("loss", mode="best"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused(make: Any) -> None:
+    with pytest.raises(DefinitionError):
+        make()
+
+
+def test_only_policies_can_be_joined() -> None:
+    with pytest.raises(TypeError):
+        KeepLast(1) | 3  # type: ignore[operator]
+    with pytest.raises(TypeError):
+        SaveEvery(epochs=1) | KeepLast(1)  # type: ignore[operator]
