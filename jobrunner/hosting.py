@@ -23,25 +23,12 @@ from jobrunner.outcome import Outcome, describe_failure
 from jobrunner.plan import Crossing, Slice
 from jobrunner.program import Program
 from jobrunner.slice import GroupRun
-from jobrunner.values import Snapshot, from_frames, to_frames, view
+from jobrunner.values import Snapshot, WireSnapshot, to_frames
 from jobrunner.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
 STRAGGLER_SECONDS = 30.0
-
-
-class WireSnapshot(Snapshot):
-    """A value as it came over the wire; each reader unpickles its own, over the same memory."""
-
-    __slots__ = ("frames",)
-
-    def __init__(self, frames: Sequence[Any]) -> None:
-        self.frames = frames
-
-    def open(self) -> Any:
-        """The value, arrays read-only."""
-        return view(from_frames(self.frames))
 
 
 class Operation:

@@ -256,6 +256,19 @@ def from_frames(frames: Sequence[Any]) -> Any:
     return pickle.loads(frames[0], buffers=frames[1:])
 
 
+class WireSnapshot(Snapshot):
+    """A value as it came over the wire; each reader unpickles its own, over the same memory."""
+
+    __slots__ = ("frames",)
+
+    def __init__(self, frames: Sequence[Any]) -> None:
+        self.frames = frames
+
+    def open(self) -> Any:
+        """The value, arrays read-only."""
+        return view(from_frames(self.frames))
+
+
 def is_tensor(value: object) -> bool:
     """Whether it is a PyTorch tensor; PyTorch is not imported for the answer."""
     torch = sys.modules.get("torch")

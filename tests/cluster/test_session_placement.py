@@ -124,3 +124,22 @@ def test_a_worker_that_comes_in_time_is_used():
         cluster.scale(1)
         binding = session.bind(job_of(Node("n")).compile(), wait_seconds=20)
         assert list(binding.placement) == ["n"]
+
+
+def test_a_worker_in_use_is_not_scaled_away_and_the_cluster_is_not_idle():
+    with (
+        LocalCluster(
+            n_workers=1,
+            processes=False,
+            dashboard_address=":0",
+            scheduler_kwargs={"idle_timeout": "300ms"},
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+        Session(client) as session,
+    ):
+        binding = session.bind(job_of(Node("n")).compile())
+        adaptive = cluster.adapt(minimum=0, maximum=1, interval="20ms", wait_count=1)
+        time.sleep(1.0)  # for both to decide many times over
+        assert list(client.scheduler_info()["workers"]) == list(binding.placement.values())
+        binding.run("init", epoch=0)
+        adaptive.stop()

@@ -2,13 +2,16 @@
 
 import contextvars
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 
+from jobrunner.compiler import compile_group
 from jobrunner.crew import Crew
 from jobrunner.current import RunInfo, current_task
 from jobrunner.errors import BlobNotFoundError, DefinitionError
+from jobrunner.node import Node, WorkspaceType
 from jobrunner.outcome import merge_metrics
 from jobrunner.plan import (
     BlobArgument,
@@ -26,6 +29,7 @@ from jobrunner.plan import (
 )
 from jobrunner.program import Program
 from jobrunner.slice import GroupRun
+from jobrunner.task import Task, TaskGroup
 from jobrunner.workspace import BlobUpdate, Workspace
 
 
@@ -797,3 +801,48 @@ def test_a_crew_without_threads_ends_as_it_is_closed():
     gone = threading.Event()
     Crew("crew", contextvars.copy_context(), gone.set).close()
     assert gone.is_set()
+
+
+# ---- with as many threads as can be
+
+
+def combine(salt, *values):
+    return (salt + sum(int(np.sum(v)) * (i + 3) for i, v in enumerate(values))) % 1_000_003
+
+
+def grow(salt, *values):
+    *inputs, target = values
+    target += combine(salt, *inputs)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_with_helpers_at_every_step_the_result_is_that_of_running_in_order(bench, seed):
+    rng = np.random.default_rng(seed)
+    nodes = [f"n{i}" for i in range(3)]
+    expected = {node: {blob: np.zeros(2, dtype=np.int64) for blob in "xy"} for node in nodes}
+    initial = {node: {k: v.copy() for k, v in blobs.items()} for node, blobs in expected.items()}
+    with TaskGroup(workspace_type=WorkspaceType.GLOBAL) as tasks:
+        for salt in range(30):
+            node = nodes[rng.integers(3)]
+            blob = "xy"[rng.integers(2)]
+            reads = {
+                (nodes[rng.integers(3)], "xy"[rng.integers(2)]) for _ in range(rng.integers(3))
+            }
+            reads = sorted(reads - {(node, blob)})
+            values = [expected[n][b] for n, b in reads]
+            inputs = [Node(n)[b] for n, b in reads]
+            if rng.random() < 0.5:
+                grow(salt, *values, expected[node][blob])
+                Task(partial(grow, salt), inputs, updates=blob, node=node)
+            else:
+                expected[node][blob] = np.full(2, combine(salt, *values))
+                fill = partial(lambda salt, *v: np.full(2, combine(salt, *v)), salt)
+                Task(fill, inputs, outputs=blob, node=node, name=f"fill{salt}")
+    plan = compile_group(tasks, {node: frozenset("xy") for node in nodes})
+    one = bench(plan, blobs=initial, nthreads=6)
+    for step in one.program.steps:
+        step.is_long = True
+    outcome = one.run()
+    assert outcome.status == "done", outcome
+    for node in nodes:
+        np.testing.assert_equal(one.workspaces[node].globals, expected[node])
