@@ -126,7 +126,7 @@ class StoreReader:
                 if "/" not in path or path.split("/")[0] in tops
             ),
         )
-        run_all(jobs, threads)
+        run_all(jobs, threads, _stored_bytes(wanted))
         return {
             name: self._decode(name, entry, loaded[name].__getitem__, codecs, allow_pickle)
             for name, entry in wanted.items()
@@ -142,7 +142,7 @@ class StoreReader:
                     partial(self._read_file, path, None, size, digest)
                     for path, (size, digest) in _chunk_files(array)
                 )
-        run_all(jobs, threads)
+        run_all(jobs, threads, _stored_bytes(manifest["blobs"]))
 
     def _document_jobs(
         self, manifest: Mapping[str, Any], paths: Iterable[str]
@@ -265,7 +265,7 @@ class StoreReader:
         def read(i: int) -> np.ndarray[Any, Any]:
             array: np.ndarray[Any, Any]
             array, jobs = self._read_array(entry["arrays"][i])
-            run_all(jobs, THREADS)
+            run_all(jobs, THREADS, array.nbytes)
             return array
 
         return self._decode(
@@ -317,6 +317,12 @@ class StoreReader:
 
 
 _WAY_OUT = "Resume with 'latest' to fall back to the epoch before, or restore the file from a copy."
+
+
+def _stored_bytes(blobs: Mapping[str, Any]) -> int:
+    """Size of all chunks of some blobs."""
+    arrays = (array for entry in blobs.values() for array in entry["arrays"])
+    return sum(size for array in arrays for size, _ in array["files"])
 
 
 def _chunk_files(array: Mapping[str, Any]) -> Iterable[tuple[str, tuple[int, int]]]:

@@ -36,6 +36,9 @@ from jobrunner.checkpoint.layout import (
 THREADS = 2
 """More of them do not write faster; the calling thread is one of them."""
 
+_WORTH_A_THREAD_BYTES = 1 << 20
+_WORTH_A_THREAD_JOBS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
@@ -111,7 +114,12 @@ def write_stores(
             files.make_directory(one.root)
             for name in one.layout.directories:
                 files.make_directory(join_path(one.root, name))
-        run_all([job for one in in_writing for job in _write_jobs(files, one)], threads)
+        arrays = (array for one in in_writing for array in one.layout.arrays)
+        run_all(
+            (job for one in in_writing for job in _write_jobs(files, one)),
+            threads,
+            sum(array.part.data.nbytes for array in arrays),
+        )
         digests = [_finish_store(files, one) for one in in_writing]
     seconds = time.perf_counter() - started
     return [
@@ -165,9 +173,20 @@ def _finish_store(files: PosixFiles, store: _StoreInWriting) -> tuple[str, int]:
     return hashlib.sha256(manifest).hexdigest(), nbytes + len(manifest)
 
 
-def run_all(jobs: Iterable[Callable[[], None]], threads: int) -> None:
-    """Call all jobs, from several threads; the first error ends it and is raised."""
+def run_all(jobs: Iterable[Callable[[], None]], threads: int, nbytes: int) -> None:
+    """Call all jobs, from several threads; the first error ends it and is raised.
+
+    Parameters
+    ----------
+    jobs : iterable of callable
+    threads : int
+        At most, the calling one included; only one where the work is not worth another.
+    nbytes : int
+        How much they read or write.
+    """
     pending = list(jobs)
+    if nbytes < _WORTH_A_THREAD_BYTES and len(pending) < _WORTH_A_THREAD_JOBS:
+        threads = 1
     queue = iter(pending)
     failures: list[BaseException] = []
 

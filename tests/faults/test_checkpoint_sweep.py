@@ -14,6 +14,7 @@ import itertools
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,7 +25,6 @@ from typing import Any, Literal
 import dask
 import numpy as np
 import pytest
-import zarr
 
 from jobrunner import CheckpointError, CheckpointWriteError, KeepLast, MultiNodeCheckpointManager
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
@@ -96,7 +96,9 @@ def live(
         is_save = step.startswith("save")
         try:
             take_step(manager, step)
-        except CheckpointWriteError if is_save else CheckpointError:
+        except CheckpointError as error:
+            if is_save and not isinstance(error, CheckpointWriteError):
+                raise
             assert recorded(path) in outcomes(step, before) | {before}, step
             if not is_save:
                 break
@@ -130,7 +132,7 @@ def check_epochs(manager: MultiNodeCheckpointManager) -> None:
         for node in NODES:
             for name, value in blobs(node, epoch).items():
                 assert_identical(value, checkpoint[node].load(name))
-            zarr.open_group(manager.get_ckpt_db_name(node, epoch), mode="r")
+            assert Path(manager.get_ckpt_db_name(node, epoch), "zarr.json").exists()
 
 
 def check_no_litter(manager: MultiNodeCheckpointManager) -> None:
@@ -171,6 +173,7 @@ def sweep(tmp_path: Path, how: Literal["fail", "die"]) -> int:
         # A step that failed may have been followed by others that did not.
         step, before = told[-1] if how == "die" else ("end", recorded(path))
         check_recovery(path, step, before)
+        shutil.rmtree(path)
     raise AssertionError("not reached")
 
 
@@ -180,7 +183,11 @@ def test_an_error_at_any_operation_leaves_the_old_state_or_the_new(tmp_path: Pat
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_power_cut_at_any_operation_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
-    assert sweep(tmp_path, "die") > 200
+    gc.freeze()  # what is there already need not be looked at after each case
+    try:
+        assert sweep(tmp_path, "die") > 200
+    finally:
+        gc.unfreeze()
 
 
 def test_sigkill_at_any_operation_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
@@ -197,6 +204,7 @@ def test_sigkill_at_any_operation_leaves_the_old_state_or_the_new(tmp_path: Path
     assert len(cases) > 200
     for k, (step, before) in enumerate(cases, 1):
         check_recovery(tmp_path / str(k), step, tuple(before))
+        shutil.rmtree(tmp_path / str(k))
 
 
 def _tell(descriptor: int, step: str, before: Recorded) -> None:
