@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from distributed import wait
+
 from jobrunner.cluster import Cluster
 from jobrunner.conversation import Conversation, Request
 from jobrunner.errors import ExecutionError, NodeLostError, PlacementError, TaskFailedError
@@ -166,9 +168,16 @@ class Binding:
         with suppress(ExecutionError):  # without a scheduler, workers free it of themselves
             self._cluster.sync(self._talk.part, RELEASE_SECONDS)
         self._talk.leave()
+        alive = [lease for a in self._talk.alive for lease in self._talk.workers[a].leases]
+        pending = [lease for lease in alive if lease.status == "pending"]
+        if pending and self._cluster.client.status == "running":
+            # Or a worker that closes right after this would warn of a task cut short.
+            with suppress(Exception):
+                wait(pending, timeout=RELEASE_SECONDS)
         for worker in self._talk.workers.values():
             for lease in worker.leases:
                 lease.release()
+            worker.leases.clear()
 
     # ---- for the session
 
@@ -278,6 +287,8 @@ class Binding:
         details = {"job": self.plan.job, "seed": self.plan.seed, "attempt": self.attempt}
         late = self._cluster.sync(self._talk.bind, leases, deadline, details)
         if late:
+            for address in late:
+                self._talk.workers[address].leases.pop().release()
             offers = "; ".join(
                 f"{address} offers {dict(self._talk.workers[address].info.resources) or 'none'}, "
                 f"of which {needs[address] or 'none'} was asked for"
