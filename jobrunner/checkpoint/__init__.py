@@ -20,6 +20,8 @@ The way of the data, one module a stage; a module imports only from those above 
     view              a checkpoint to look into
     directory         all that reads
     manager, single   all that writes
+    transfer          an epoch saved again from another's files
+    inspection        what everything in a directory is
 
 `docs/design/checkpoints.md` and `docs/design/log.md` say what lies on disk and why it is safe.
 """

@@ -16,7 +16,7 @@ from jobrunner.checkpoint.journal import Journal
 from jobrunner.checkpoint.load import load_group
 from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler
 from jobrunner.checkpoint.reader import StoreReader
-from jobrunner.checkpoint.records import loose_json
+from jobrunner.checkpoint.records import Entry, State, loose_json
 from jobrunner.checkpoint.view import Checkpoint
 from jobrunner.errors import (
     BlobNotFoundError,
@@ -26,6 +26,9 @@ from jobrunner.errors import (
 )
 from jobrunner.names import format_store_name, parse_store_name
 from jobrunner.task import TaskGroup, TaskOutput
+
+DEFAULT_LABEL = "kept"
+"""Of a pin that nobody gave a label of its own."""
 
 _NAMED_EPOCHS = 12
 
@@ -106,13 +109,7 @@ class CheckpointDirectory:
             It is not recorded; names the epochs that are.
         """
         state = self._journal.refresh()
-        if type(epoch) is not int:
-            raise DefinitionError(f"An epoch is an int; got {epoch!r}.")
-        if epoch not in state.recorded:
-            raise CheckpointNotFoundError(
-                f"Epoch {epoch} of {self.path} is not recorded. Recorded: "
-                f"{_name_some(list(state.recorded))}. Name one of these, or 'latest'."
-            )
+        self._check_recorded(epoch, state)
         entry = self._journal.read_entry(state.commit_number(epoch))
         try:
             if entry["kind"] != "commit" or entry["epoch"] != epoch:
@@ -132,6 +129,29 @@ class CheckpointDirectory:
         stores = {node: s for node, s in record["stores"].items() if node == self._only_node}
         return {**record, "stores": stores}
 
+    def state(self) -> State:
+        """All that the log says."""
+        return self._journal.refresh()
+
+    def entry(self, number: int) -> Entry:
+        """An entry of the log, which must exist."""
+        return self._journal.read_entry(number)
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries of the log, in order, read as they are asked for.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            One is damaged.
+        """
+        return self._handler.entries(0)
+
+    @property
+    def files(self) -> PosixFiles:
+        """How the file system is used."""
+        return self._files
+
     def run_info(self, epoch: int) -> Mapping[str, Any]:
         """What the run that recorded `epoch` said of itself when it began."""
         entry = self._journal.read_entry(self.record(epoch)["run_number"])
@@ -150,6 +170,77 @@ class CheckpointDirectory:
         state = self._journal.refresh()
         retry = state.retries.get(epoch, state.claims.get(epoch, 0))
         return os.path.join(self.path, format_store_name(node, epoch, retry))
+
+    def pins(self) -> dict[int, list[str]]:
+        """The recorded epochs that are pinned, in ascending order, and under which labels."""
+        return {e: list(labels) for e, labels in sorted(self._journal.refresh().pins.items())}
+
+    def pin(self, epoch: int, label: str = DEFAULT_LABEL) -> None:
+        """Keep a recorded epoch whatever the retention policy says.
+
+        Parameters
+        ----------
+        epoch : int
+        label : str
+            Whose pin it is; an epoch may be pinned under several, and is kept while one is left.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            The epoch is not recorded.
+        CheckpointWriteError
+            The log could not be written.
+
+        Notes
+        -----
+        Runs on the client, also while a run holds the directory. *Atomicity*: the ``pin`` entry of
+        the log. What comes first there counts: an epoch that is pinned is not deleted any more.
+        *Safe to retry*: yes. A rewind sets a pinned epoch aside all the same, and deletes nothing.
+        """
+        if not isinstance(label, str) or not label or not label.isprintable():
+            raise DefinitionError(f"A pin's label is printable text; got {label!r}.")
+
+        def decide(state: State) -> Mapping[str, Any] | None:
+            self._check_recorded(epoch, state)
+            if label in state.pins.get(epoch, ()):
+                return None
+            return {"epoch": epoch, "label": label}
+
+        self._journal.note("pin", decide)
+
+    def unpin(self, epoch: int, label: str | None = None) -> bool:
+        """Take a pin away.
+
+        Parameters
+        ----------
+        epoch : int
+        label : str, optional
+            By default all of the epoch's pins are taken away.
+
+        Returns
+        -------
+        bool
+            Whether there was one.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            The epoch is not recorded.
+
+        Notes
+        -----
+        Runs on the client, also while a run holds the directory. *Safe to retry*: yes. The
+        retention policy judges the epoch again at the next commit.
+        """
+
+        def decide(state: State) -> Mapping[str, Any] | None:
+            self._check_recorded(epoch, state)
+            labels = state.pins.get(epoch, ())
+            if not labels if label is None else label not in labels:
+                return None
+            return {"epoch": epoch, "label": label}
+
+        return self._journal.note("unpin", decide) is not None
 
     # --- what the stores hold
 
@@ -276,6 +367,15 @@ class CheckpointDirectory:
         self._handler.report(action, {node: output.fetch() for node, output in seconds.items()})
 
     # --- helpers
+
+    def _check_recorded(self, epoch: int, state: State) -> None:
+        if type(epoch) is not int:
+            raise DefinitionError(f"An epoch is an int; got {epoch!r}.")
+        if epoch not in state.recorded:
+            raise CheckpointNotFoundError(
+                f"Epoch {epoch} of {self.path} is not recorded. Recorded: "
+                f"{_name_some(list(state.recorded))}. Name one of these, or 'latest'."
+            )
 
     def _readers(self, epoch: int) -> dict[str, StoreReader]:
         stores = self.record(epoch)["stores"]

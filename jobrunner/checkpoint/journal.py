@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -51,7 +52,8 @@ class Journal:
                 read_on(self._handler, self._state)
             return self._state
 
-    def _known(self) -> State:
+    def known(self) -> State:
+        """What the log said when it was last read or appended to; reads only if it never was."""
         return self.refresh() if self._state is None else self._state
 
     def read_entry(self, number: int) -> Entry:
@@ -89,7 +91,7 @@ class Journal:
                 judge(state)
                 # Judging may have taken a while.
                 if self.refresh().number == judged and self._append_state_if_due(run):
-                    entry = make_entry(self._known().number + 1, "run", run, body)
+                    entry = make_entry(self.known().number + 1, "run", run, body)
                     if self._append(entry):
                         self._run = run
                         return int(entry["number"])
@@ -117,9 +119,38 @@ class Journal:
             while True:
                 self._check_held()
                 if self._append_state_if_due(self._run):
-                    entry = make_entry(self._known().number + 1, kind, self._run, body)
+                    entry = make_entry(self.known().number + 1, kind, self._run, body)
                     if self._append(entry):
                         return entry
+
+    def note(self, kind: str, decide: Callable[[State], Mapping[str, Any] | None]) -> Entry | None:
+        """Append an entry that needs no hold on the directory, whoever has it.
+
+        Parameters
+        ----------
+        kind : "pin" or "unpin"
+        decide : callable
+            Told what the log says, gives the entry's body, or None where there is nothing to
+            append; asked again whenever others' entries come in between.
+
+        Returns
+        -------
+        Entry or None
+            As it is in the log, durably.
+
+        Raises
+        ------
+        CheckpointWriteError
+            It is not known whether the entry is there; the next `refresh` tells.
+        """
+        run = self._run or uuid.uuid4().hex
+        with self._lock:
+            while (body := decide(self.refresh())) is not None:
+                if self._append_state_if_due(run):
+                    entry = make_entry(self.known().number + 1, kind, run, body)
+                    if self._append(entry):
+                        return entry
+            return None
 
     def leave(self) -> None:
         """Hold the directory no longer; appends nothing."""
@@ -130,10 +161,10 @@ class Journal:
         with self._lock:
             self.refresh()
             self._check_held()
-            return self._known()
+            return self.known()
 
     def _check_held(self) -> None:
-        holder = self._known().run
+        holder = self.known().run
         if holder is None or holder["run"] != self._run:
             by = "" if holder is None else f" ({describe_holder(holder)})"
             raise CommitConflictError(
@@ -144,7 +175,7 @@ class Journal:
 
     def _append_state_if_due(self, run: str) -> bool:
         """Append a full state where one is due; False if others came in between."""
-        state = self._known()
+        state = self.known()
         if state.number < 0 or (state.number + 1) % STATE_INTERVAL:
             return True
         body = {"state": state.to_json()}
@@ -152,7 +183,7 @@ class Journal:
 
     def _append(self, entry: Entry) -> bool:
         """Whether `entry` is in the log now; if not, what is there instead has been read."""
-        state = self._known()
+        state = self.known()
         # Nothing is written that could not be read again.
         with_entry = state.after(entry)
         try:

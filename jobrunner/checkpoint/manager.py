@@ -8,7 +8,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import dask
 
@@ -372,10 +372,10 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         # From here on the epoch exists, and nothing that fails may say otherwise.
         del self._unfinished[order.claim]
         if replaced is not None:
-            self._sweeper.add(replaced[0], "delete", replaced[1])
+            self._sweep(*replaced)
         self._report_save({node: receipts[node].seconds for node in order.stores})
         try:
-            self._retire()
+            self.retire()
         except CheckpointError as error:
             logger.warning("%s: no epoch was retired after epoch %d: %s", self.path, epoch, error)
 
@@ -408,7 +408,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         state = self._journal.check_held()
         later = [e for e in state.recorded if epoch is None or e > epoch]
         if later:
-            self._give_up(state, later, "hide", "rewind", {"after": epoch, "reason": reason})
+            self._give_up(state, later, "rewind", {"after": epoch, "reason": reason})
             self._sweeper.drain(_DRAIN_SECONDS)
 
     def set_aside(self, epoch: int, reason: str) -> None:
@@ -419,8 +419,26 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
             raise CheckpointNotFoundError(
                 f"Epoch {epoch} of {self.path} is not recorded, so it cannot be set aside."
             )
-        self._give_up(state, [epoch], "hide", "rewind", {"only": epoch, "reason": reason})
+        self._give_up(state, [epoch], "rewind", {"only": epoch, "reason": reason})
         self._sweeper.drain(_DRAIN_SECONDS)
+
+    def retirable(self) -> list[int]:
+        """The recorded epochs that the retention policy would give up now, in ascending order."""
+        return self._choose_retired(self._journal.refresh())
+
+    def retire(self) -> list[int]:
+        """Give up what the retention policy does not keep; a commit does the same.
+
+        Returns
+        -------
+        list of int
+            The epochs, in ascending order. They are deleted in the background.
+        """
+        state = self._journal.check_held()
+        retired = self._choose_retired(state)
+        if retired:
+            self._give_up(state, retired, "retire", {"epochs": retired})
+        return retired
 
     def finish(self, epoch: int) -> None:
         """Record that the job has ended after `epoch`, exit group and all.
@@ -432,7 +450,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         if self._delete_on_success:
             state = self._journal.refresh()
             epochs = list(state.recorded)
-            self._give_up(state, epochs, "delete", "retire", {"epochs": epochs})
+            self._give_up(state, epochs, "retire", {"epochs": epochs})
 
     def take_request(self) -> bool:
         """Whether somebody has asked for a save by the file `SAVE_REQUEST`; removes it."""
@@ -477,20 +495,16 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         except Exception:
             logger.warning("The metadata handler failed to take a report", exc_info=True)
 
-    def _retire(self) -> None:
-        state = self._journal.refresh()
+    def _choose_retired(self, state: State) -> list[int]:
         epochs = state.recorded.keys_in_order()
-        kept = {state.latest, self._resumed_from}
+        kept = {state.latest, self._resumed_from, *state.pins}
         proposed = self._keep.retires(epochs, _RecordedMetrics(self, state))
-        retired = [e for e in proposed if e not in kept and e in state.recorded]
-        if retired:
-            self._give_up(state, sorted(retired), "delete", "retire", {"epochs": sorted(retired)})
+        return sorted(e for e in proposed if e not in kept and e in state.recorded)
 
     def _give_up(
         self,
         state: State,
         epochs: Sequence[int],
-        action: Literal["delete", "hide"],
         kind: str,
         body: Mapping[str, Any],
     ) -> None:
@@ -502,7 +516,13 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
                 logger.warning("The stores of epoch %d cannot be named: %s", epoch, error)
         self._append(kind, body)
         for claim, stores in chores:
-            self._sweeper.add(claim, action, stores)
+            self._sweep(claim, stores)
+
+    def _sweep(self, claim: Claim, stores: Sequence[str]) -> None:
+        """Let the stores of a claim go as the log says; what has been pinned meanwhile stays."""
+        chore = self._journal.known().chores.get(claim)
+        if chore is not None:
+            self._sweeper.add(claim, chore.action, stores)
 
     def _clean_up(self, hold: Hold) -> None:
         """Hide and delete what earlier runs left undone."""

@@ -135,14 +135,25 @@ class StoreReader:
     def verify(self, threads: int = THREADS) -> None:
         """Read and digest every file of the store."""
         manifest = self.read_manifest()
-        jobs = list(self._document_jobs(manifest, manifest["documents"]))
+        listed = self.list_files(manifest)
+        jobs = [partial(self._read_file, path, None, *about) for path, about in listed]
+        run_all(jobs, threads, _stored_bytes(manifest["blobs"]))
+
+    def list_files(self, manifest: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, int]]]:
+        """All files of the store but the manifest: path, size and crc32c."""
+        for path, (size, digest) in manifest["documents"].items():
+            yield path, (size, digest)
         for entry in manifest["blobs"].values():
             for array in entry["arrays"]:
-                jobs += (
-                    partial(self._read_file, path, None, size, digest)
-                    for path, (size, digest) in _chunk_files(array)
-                )
-        run_all(jobs, threads, _stored_bytes(manifest["blobs"]))
+                yield from _chunk_files(array)
+
+    def read_file(self, path: str, size: int, digest: int) -> bytes:
+        """Content of one file, verified."""
+        full = self._safe_path(path)
+        with self._reading(full):
+            data = self.files.read(full)
+        self._compare(full, size, digest, len(data), self.files.digest(data))
+        return data
 
     def _document_jobs(
         self, manifest: Mapping[str, Any], paths: Iterable[str]

@@ -7,12 +7,15 @@ kind        says
 ``begin``   the stores' names of an epoch are claimed, for this attempt to save it
 ``commit``  the epoch exists: these are its stores and their manifests' digests
 ``rewind``  epochs after one, or a single one, are set aside
-``retire``  epochs are given up, by the retention policy
+``retire``  epochs are given up, by the retention policy; those that are pinned stay
+``pin``     an epoch is kept, under a label, whatever the retention policy says
+``unpin``   a label of an epoch is taken away again
 ``done``    the job ended after this epoch, exit group and all
 ``end``     the run has left; another may take the directory at once
 ``state``   all of the above so far, so that a reader can start here
 ==========  ==========================================================================
 
+Whoever is not the run that holds the directory may append ``pin`` and ``unpin``, and nothing else.
 Any entry may say which stores are ``settled``: removed or renamed, with nothing left to do.
 """
 
@@ -32,6 +35,9 @@ from jobrunner.names import format_store_name
 
 Entry = Mapping[str, Any]
 """JSON: ``format``, ``number``, ``kind``, ``run``, ``id``, ``time`` and what the kind needs."""
+
+OPEN_KINDS = ("run", "state", "pin", "unpin")
+"""What another than the run that holds the directory may append."""
 
 STATE_INTERVAL = 128
 """The entries whose number is a multiple of it (but not 0) are ``state`` entries."""
@@ -97,6 +103,8 @@ class State:
         What nobody has said to be settled, saves in progress included.
     done : int or None
         The epoch after which the job ended.
+    pins : dict of int to tuple of str
+        Recorded epoch -> the labels that it is pinned under.
     """
 
     number: int = -1
@@ -107,6 +115,7 @@ class State:
     claims: EpochMap = field(default_factory=EpochMap)
     chores: dict[Claim, Chore] = field(default_factory=dict)
     done: int | None = None
+    pins: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def latest(self) -> int | None:
@@ -146,7 +155,7 @@ class State:
                 f"it from a copy."
             )
         holder = self.run["run"] if self.run is not None else None
-        if kind not in ("run", "state") and entry["run"] != holder:
+        if kind not in OPEN_KINDS and entry["run"] != holder:
             raise CheckpointCorruptError(
                 f"Entry {number} ({kind}) of the log is by run {entry['run']}, and run {holder} "
                 f"holds the directory at that point. The metadata handler let a run write that "
@@ -192,7 +201,8 @@ class State:
             raise ValueError(f"the claim {retry} on epoch {epoch} was never made")
         entry["stores"]
         if epoch in self.recorded:
-            self._give_up(epoch, "delete")
+            # Somebody counts on what is pinned: it goes out of sight, and stays.
+            self._give_up(epoch, "hide" if epoch in self.pins else "delete")
         del self.chores[Claim(epoch, retry)]
         self.recorded[epoch] = entry["number"] - entry["number"] // STATE_INTERVAL
         self.retries[epoch] = retry
@@ -209,11 +219,14 @@ class State:
 
     def _retire(self, entry: Entry) -> None:
         for epoch in entry["epochs"]:
-            self._give_up(epoch, "delete")
+            # It may have been pinned after the policy had chosen it: the order of entries decides.
+            if epoch not in self.pins:
+                self._give_up(epoch, "delete")
 
     def _give_up(self, epoch: int, action: Literal["delete", "hide"]) -> None:
         number = self.commit_number(epoch)
         del self.recorded[epoch]
+        self.pins.pop(epoch, None)
         self.chores[Claim(epoch, self.retries.pop(epoch))] = Chore(action, number)
         if self.done == epoch:
             self.done = None
@@ -224,11 +237,23 @@ class State:
     def _end(self, entry: Entry) -> None:
         self.is_ended = True
 
+    def _pin(self, entry: Entry) -> None:
+        epoch, label = entry["epoch"], entry["label"]
+        if epoch not in self.recorded:
+            raise ValueError(f"epoch {epoch} is not recorded")
+        self.pins[epoch] = (*(one for one in self.pins.get(epoch, ()) if one != label), label)
+
+    def _unpin(self, entry: Entry) -> None:
+        epoch, label = entry["epoch"], entry["label"]
+        left = tuple(one for one in self.pins.pop(epoch, ()) if one != label)
+        if left and label is not None:
+            self.pins[epoch] = left
+
     def _state(self, entry: Entry) -> None:
         if self.number >= 0:
             return  # it sums up what is known
         found = State.from_json(entry["state"])
-        for name in ("run", "is_ended", "recorded", "retries", "claims", "chores", "done"):
+        for name in _SUMMED_UP:
             setattr(self, name, getattr(found, name))
 
     def to_json(self) -> dict[str, Any]:
@@ -243,6 +268,7 @@ class State:
                 [*claim, chore.action, chore.source] for claim, chore in self.chores.items()
             ],
             "done": self.done,
+            "pins": [[epoch, *labels] for epoch, labels in self.pins.items()],
         }
 
     @classmethod
@@ -259,8 +285,12 @@ class State:
                 for epoch, retry, action, source in body["chores"]
             },
             done=body["done"],
+            # States written before there were pins have none.
+            pins={epoch: tuple(labels) for epoch, *labels in body.get("pins", ())},
         )
 
+
+_SUMMED_UP = ("run", "is_ended", "recorded", "retries", "claims", "chores", "done", "pins")
 
 _HANDLERS = {
     "run": State._run,
@@ -270,6 +300,8 @@ _HANDLERS = {
     "retire": State._retire,
     "done": State._done,
     "end": State._end,
+    "pin": State._pin,
+    "unpin": State._unpin,
     "state": State._state,
 }
 

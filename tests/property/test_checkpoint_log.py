@@ -94,13 +94,16 @@ class History:
         self.open: set[Claim] = set()
         self.given_up: set[Claim] = set()
         self.done: int | None = None
+        self.pins: dict[int, list[str]] = {}
 
     def append(self, kind: str, **body: Any) -> None:
         self.entries.append(make_entry(len(self.entries), kind, self.run, body))
 
     def step(self, draw: Any) -> None:
         choices = ["run", "begin", "rewind", "done", "end", "state", "settle"]
-        choices += ["commit"] * 3 * bool(self.open) + ["only", "retire"] * bool(self.recorded)
+        choices += ["commit"] * 3 * bool(self.open) + ["only", "retire", "pin", "unpin"] * bool(
+            self.recorded
+        )
         kind = draw(st.sampled_from(choices if self.run else ["run"]))
         getattr(self, f"_{kind}")(draw)
 
@@ -129,6 +132,7 @@ class History:
         if epoch in self.recorded:
             self.given_up.add(Claim(epoch, self.recorded.pop(epoch)))
             self.done = None if self.done == epoch else self.done
+            self.pins.pop(epoch, None)
 
     def _rewind(self, draw: Any) -> None:
         after = draw(st.none() | EPOCHS)
@@ -144,8 +148,23 @@ class History:
     def _retire(self, draw: Any) -> None:
         epochs = draw(st.lists(st.sampled_from(sorted(self.recorded)), unique=True))
         for epoch in epochs:
-            self._drop(epoch)
+            if epoch not in self.pins:
+                self._drop(epoch)
         self.append("retire", epochs=epochs)
+
+    def _pin(self, draw: Any) -> None:
+        epoch, label = draw(st.sampled_from(sorted(self.recorded))), draw(st.sampled_from("xy"))
+        labels = self.pins.setdefault(epoch, [])
+        self.pins[epoch] = [one for one in labels if one != label] + [label]
+        self.append("pin", epoch=epoch, label=label)
+
+    def _unpin(self, draw: Any) -> None:
+        epoch = draw(st.sampled_from(sorted(self.recorded)))
+        label = draw(st.sampled_from([None, "x", "y"]))
+        left = [one for one in self.pins.pop(epoch, []) if label not in (None, one)]
+        if left:
+            self.pins[epoch] = left
+        self.append("unpin", epoch=epoch, label=label)
 
     def _done(self, draw: Any) -> None:
         self.done = draw(EPOCHS)
@@ -179,6 +198,7 @@ def test_the_fold_means_what_a_plain_model_says(history: History) -> None:
     assert dict(state.claims) == history.claims
     assert set(state.chores) == history.given_up | history.open
     assert state.done == history.done
+    assert {epoch: list(labels) for epoch, labels in state.pins.items()} == history.pins
     assert state.latest == max(history.recorded, default=None)
     for epoch in state.recorded:
         number = state.commit_number(epoch)
@@ -201,7 +221,7 @@ def test_reading_from_a_full_state_gives_what_reading_everything_gives(
     found = fold([start, *after])
     assert found.number == whole.number + 1
     ours, theirs = found.to_json(), whole.to_json()
-    for part in ("claims", "retries", "is_ended", "done"):
+    for part in ("claims", "retries", "is_ended", "done", "pins"):
         assert ours[part] == theirs[part]
     assert list(found.recorded) == list(whole.recorded)
     assert set(found.chores) == set(whole.chores)
