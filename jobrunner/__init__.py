@@ -17,7 +17,9 @@ The way of the data, one module a stage; a module imports only from those above 
     checkpoint/     5 save      codecs, stores, the log, policies, managers
     result, resume, recorder, upload, runner
                     6 loop      init or resume, then epochs, then download and exit
-    progress, listing, script, cli
+    progress, script, listing, comparison, upkeep
+                    what commands tell and do
+    answers, checkpoint_commands, cli
                     7 show
     config, preload             Dask's configuration; what local worker processes load
     testing/                    fault injection and contract suites for users' own tests

@@ -1,28 +1,22 @@
 """7 show: the command line, ``jobrunner`` and ``dask jobrunner``.
 
-Every command returns an `Answer`; one decorator prints it, as text or as one JSON object, and turns
-errors into messages and exit codes. Heavy imports wait until a command needs them, so that
-``--help`` is quick.
+Heavy imports wait until a command needs them, so that ``--help`` is quick.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
-import math
-import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobrunner import errors
+from jobrunner import checkpoint_commands, errors
 from jobrunner._version import __version__
+from jobrunner.answers import EPILOG, Answer, TerminatedError, answers
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -31,52 +25,6 @@ if TYPE_CHECKING:
     from jobrunner.result import RunResult
     from jobrunner.runner import JobRunner, ResumeFrom
     from jobrunner.session import Session
-
-EXIT_CODES: Mapping[type[BaseException], int] = {
-    # The most derived class that an error is an instance of decides; see `_exit_code`.
-    errors.DefinitionError: 2,
-    errors.ExecutionError: 3,
-    errors.NodeLostError: 4,
-    errors.PlacementError: 5,
-    errors.CheckpointNotFoundError: 6,
-    errors.CheckpointCorruptError: 7,
-    errors.CheckpointError: 8,
-    errors.CheckpointWriteError: 8,
-    errors.CommitConflictError: 9,
-    errors.PlanMismatchError: 10,
-    OSError: 8,
-}
-INTERRUPTED, TERMINATED = 130, 143
-
-_EPILOG = """\b
-Exit codes:
-    0  done
-    1  a bug in jobrunner; please report it with its traceback
-    2  wrong usage, or a job that cannot be what it says
-    3  a task raised, or a blob is missing
-    4  a worker was lost
-    5  no workers to run on, or no scheduler
-    6  no such checkpoint
-    7  a checkpoint is damaged
-    8  a checkpoint cannot be read or written
-    9  another run holds the checkpoint directory
-   10  the checkpoint does not fit the job
-  130  interrupted (143: terminated)
-"""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a command found out: for programs, and for people."""
-
-    data: Mapping[str, Any]
-    text: str
-    exit_code: int = 0
-    is_error: bool = False
-
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM: ends a run in the same orderly way as Ctrl-C."""
 
 
 def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> ResumeFrom:
@@ -91,99 +39,9 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     )
 
 
-def _answers(command: Callable[..., Answer]) -> Callable[..., None]:
-    """Print what `command` returns or raises, and exit with the code for it."""
-
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-    @functools.wraps(command)
-    def call(*, as_json: bool, **arguments: Any) -> None:
-        with _stdout_to_stderr() if as_json else contextlib.nullcontext():
-            answer = _attempt(command, arguments)
-        if as_json:
-            click.echo(json.dumps(_plain(answer.data), indent=2, allow_nan=False))
-        if answer.is_error or not as_json:
-            click.echo(answer.text, err=answer.is_error)
-        sys.exit(answer.exit_code)
-
-    return call
-
-
-def _attempt(command: Callable[..., Answer], arguments: Mapping[str, Any]) -> Answer:
-    try:
-        return command(**arguments)
-    except (errors.JobRunnerError, OSError) as error:
-        text = f"Error: {error}"
-        trace = getattr(error, "remote_traceback", "")
-        if trace and trace not in text:
-            text = f"{text}\n\n{trace.rstrip()}"
-        details = {
-            name: value
-            for name, value in vars(error).items()
-            if not name.startswith("_") and isinstance(value, str | int | list | tuple)
-        }
-        return _failure(type(error).__name__, str(error), text, _exit_code(error), details)
-    except KeyboardInterrupt as interrupt:
-        is_terminated = isinstance(interrupt, _Terminated)
-        word = "Terminated" if is_terminated else "Interrupted"
-        message = str(interrupt) or "Nothing was left half done."
-        text = f"{word}. {message}"
-        return _failure(word, message, text, TERMINATED if is_terminated else INTERRUPTED, {})
-
-
-def _plain(value: Any) -> Any:
-    """Make JSON of it: NaN and infinities, which JSON lacks, become null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    unpacked = value.item() if hasattr(value, "item") and getattr(value, "size", 0) == 1 else value
-    return str(value) if unpacked is value else _plain(unpacked)
-
-
-def _failure(
-    kind: str, message: str, text: str, exit_code: int, details: Mapping[str, Any]
-) -> Answer:
-    error = {"type": kind, "message": message, **details}
-    return Answer({"error": error, "exit_code": exit_code}, text, exit_code, is_error=True)
-
-
-def _exit_code(error: BaseException) -> int:
-    for kind in type(error).__mro__:
-        if kind in EXIT_CODES:
-            return EXIT_CODES[kind]
-    return 1
-
-
-@contextlib.contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """Send all output to stderr, that of worker processes and of C libraries too."""
-    stdout = sys.stdout
-    try:
-        is_descriptor_1 = stdout.fileno() == 1
-    except (AttributeError, OSError):  # replaced by something that is no file
-        is_descriptor_1 = False
-    with contextlib.redirect_stdout(sys.stderr):
-        if not is_descriptor_1:
-            yield
-            return
-        stdout.flush()
-        kept = os.dup(1)
-        try:
-            os.dup2(2, 1)
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, 1)
-            os.close(kept)
-
-
 @click.group(
     "jobrunner",
-    epilog=_EPILOG,
+    epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="jobrunner")
@@ -191,7 +49,7 @@ def main() -> None:
     """Run stateful jobs on Dask, epoch by epoch, and go on where they stopped."""
 
 
-@main.command(epilog=_EPILOG)
+@main.command(epilog=EPILOG)
 @click.argument("target", metavar="FILE_OR_MODULE[:JOB]")
 @click.option(
     "--checkpoint",
@@ -229,7 +87,7 @@ def main() -> None:
 @click.option(
     "--take-over", is_flag=True, help="Take the directory over from a run that may still be alive."
 )
-@_answers
+@answers
 def run(
     *,
     target: str,
@@ -302,7 +160,7 @@ def _open_session(scheduler: str | None, workers: int | None, threads: int | Non
 @contextlib.contextmanager
 def _terminated_as_interrupt() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
-        raise _Terminated
+        raise TerminatedError
 
     try:
         before = signal.signal(signal.SIGTERM, stop)
@@ -364,43 +222,5 @@ def _summarize(job: str, result: RunResult, path: str) -> str:
     return "\n".join(lines)
 
 
-@main.command("ls", epilog=_EPILOG)
-@click.argument("directory", metavar="DIR")
-@_answers
-def list_command(*, directory: str) -> Answer:
-    """List the recorded epochs of DIR."""
-    from jobrunner.listing import list_epochs, open_directory
-
-    return Answer(*list_epochs(open_directory(directory)))
-
-
-@main.command("info", epilog=_EPILOG)
-@click.argument("directory", metavar="DIR")
-@click.argument("epoch", metavar="EPOCH")
-@_answers
-def info_command(*, directory: str, epoch: str) -> Answer:
-    """Show an epoch of DIR and the blobs of its nodes.
-
-    EPOCH is a number, or 'latest'.
-    """
-    from jobrunner.listing import describe_checkpoint, open_directory, read_epoch
-
-    manager = open_directory(directory)
-    return Answer(*describe_checkpoint(manager, read_epoch(epoch, manager)))
-
-
-@main.command("verify", epilog=_EPILOG)
-@click.argument("directory", metavar="DIR")
-@click.argument("epoch", metavar="[EPOCH]", required=False)
-@_answers
-def verify_command(*, directory: str, epoch: str | None) -> Answer:
-    """Compare every byte of an epoch of DIR with its record.
-
-    EPOCH is a number, or 'latest'; without it all recorded epochs are verified.
-    """
-    from jobrunner.listing import open_directory, read_epoch, verify_epochs
-
-    manager = open_directory(directory)
-    epochs = manager.epochs() if epoch is None else [read_epoch(epoch, manager)]
-    data, text, error = verify_epochs(manager, epochs)
-    return Answer(data, text, 0 if error is None else _exit_code(error))
+for _command in checkpoint_commands.COMMANDS:
+    main.add_command(_command)

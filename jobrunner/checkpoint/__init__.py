@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from jobrunner.checkpoint.codecs import Codec, register_codec
 from jobrunner.checkpoint.directory import CheckpointDirectory
+from jobrunner.checkpoint.inspection import Finding, inspect_directory
 from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler, read_state
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.policies import (
@@ -43,6 +44,7 @@ from jobrunner.checkpoint.save import SaveOrder
 from jobrunner.checkpoint.schedule import Auto, Moment, SaveEvery, SavePolicy
 from jobrunner.checkpoint.single import CheckpointManager
 from jobrunner.checkpoint.store import Receipt
+from jobrunner.checkpoint.transfer import copy_epoch, find_set_aside, restore_epoch
 from jobrunner.checkpoint.view import Checkpoint, NodeCheckpoint
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "CheckpointManager",
     "Codec",
     "FileMetadataHandler",
+    "Finding",
     "KeepAll",
     "KeepBest",
     "KeepEvery",
@@ -65,6 +68,10 @@ __all__ = [
     "SaveEvery",
     "SaveOrder",
     "SavePolicy",
+    "copy_epoch",
+    "find_set_aside",
+    "inspect_directory",
     "read_state",
     "register_codec",
+    "restore_epoch",
 ]

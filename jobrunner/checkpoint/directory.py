@@ -270,6 +270,30 @@ class CheckpointDirectory:
             for reader in self._readers(epoch).values():
                 reader.verify()
 
+    def verify_log(self) -> None:
+        """Read the log from its first entry on: every entry, and every full state in it.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            An entry is missing, damaged or cannot follow on what came before, or a full state is
+            not what the entries before it say.
+        """
+        last = self._handler.last_number()
+        state = State()
+        for entry in self.entries():
+            if entry["kind"] == "state" and not state.says(State.from_json(entry["state"])):
+                raise CheckpointCorruptError(
+                    f"The full state in entry {entry['number']} of the log of {self.path} is not "
+                    f"what the entries before it say. Restore it from a copy."
+                )
+            state.apply(entry)
+        if state.number < last:
+            raise CheckpointCorruptError(
+                f"Entry {state.number + 1} of the log of {self.path} is missing: expected all up "
+                f"to {last}. Restore it from a copy."
+            )
+
     def open(self, epoch: int) -> Checkpoint:
         """Look into a recorded epoch: ``checkpoint[node][blob]``.
 

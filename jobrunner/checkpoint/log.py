@@ -18,8 +18,8 @@ from jobrunner.errors import CheckpointCorruptError
 logger = logging.getLogger("jobrunner.checkpoint.log")
 
 LOG_DIRECTORY = "_log"
-_ENTRY_NAME = re.compile(r"(\d{10,})\.json")
-_TEMPORARY_NAME = re.compile(r"\.(\d{10,})\.[0-9a-f]+\.tmp")
+ENTRY_NAME = re.compile(r"(\d{10,})\.json")
+TEMPORARY_NAME = re.compile(r"\.(\d{10,})\.[0-9a-f]+\.tmp")
 
 
 @runtime_checkable
@@ -137,7 +137,7 @@ class FileMetadataHandler:
         """See `MetadataHandler`."""
         numbers = set()
         for name in self._files.list_names(self._directory):
-            if match := _ENTRY_NAME.fullmatch(name):
+            if match := ENTRY_NAME.fullmatch(name):
                 numbers.add(int(match[1]))
         last = max(numbers, default=-1)
         if len(numbers) <= last:
@@ -180,7 +180,7 @@ class FileMetadataHandler:
         """Remove what writers left half-made up to entry `number`, which exists."""
         try:
             for name in self._files.list_names(self._directory):
-                match = _TEMPORARY_NAME.fullmatch(name)
+                match = TEMPORARY_NAME.fullmatch(name)
                 if match and int(match[1]) <= number:
                     with contextlib.suppress(FileNotFoundError):
                         self._files.remove_file(os.path.join(self._directory, name))

@@ -141,8 +141,7 @@ class StoreReader:
 
     def list_files(self, manifest: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, int]]]:
         """All files of the store but the manifest: path, size and crc32c."""
-        for path, (size, digest) in manifest["documents"].items():
-            yield path, (size, digest)
+        yield from manifest["documents"].items()
         for entry in manifest["blobs"].values():
             for array in entry["arrays"]:
                 yield from _chunk_files(array)

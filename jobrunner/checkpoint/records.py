@@ -271,6 +271,13 @@ class State:
             "pins": [[epoch, *labels] for epoch, labels in self.pins.items()],
         }
 
+    def says(self, other: State) -> bool:
+        """Whether this state and `other` say the same, but for the entry's number."""
+        return all(
+            dict(mine) == dict(theirs) if isinstance(mine, EpochMap) else mine == theirs
+            for mine, theirs in ((getattr(self, n), getattr(other, n)) for n in _SUMMED_UP)
+        )
+
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> State:
         """The state that `to_json` described, with no entry number."""

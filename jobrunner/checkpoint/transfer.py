@@ -99,7 +99,11 @@ def find_set_aside(directory: CheckpointDirectory, epoch: int | None = None) -> 
 
 
 def restore_epoch(
-    directory: CheckpointDirectory, epoch: int, number: int | None = None, *, take_over: bool = False
+    directory: CheckpointDirectory,
+    epoch: int,
+    number: int | None = None,
+    *,
+    take_over: bool = False,
 ) -> Record:
     """Record an epoch again that was set aside, by a rewind or for damage.
 

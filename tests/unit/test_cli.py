@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jobrunner import errors
+from jobrunner.answers import DIFFERENT, EXIT_CODES, Answer, answers, exit_code_of
 from jobrunner.checkpoint import MultiNodeCheckpointManager
-from jobrunner.cli import EXIT_CODES, Answer, _answers, _exit_code, main
+from jobrunner.cli import main
 from jobrunner.workspace import Workspace
 
 
@@ -191,7 +192,7 @@ def test_every_error_of_ours_has_an_exit_code() -> None:
     def all_of(kind: type[BaseException]) -> set[type[BaseException]]:
         return {kind}.union(*map(all_of, kind.__subclasses__()))
 
-    codes = {kind.__name__: _exit_code(kind("x")) for kind in all_of(errors.JobRunnerError)}
+    codes = {kind.__name__: exit_code_of(kind("x")) for kind in all_of(errors.JobRunnerError)}
     del codes["JobRunnerError"]
     assert 1 not in codes.values(), codes
     assert codes["BlobNotFoundError"] == codes["TaskFailedError"] == 3
@@ -202,13 +203,13 @@ def test_every_error_of_ours_has_an_exit_code() -> None:
 
 def test_the_exit_codes_are_in_the_help_and_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
-    for code in {0, 1, 130, 143, *EXIT_CODES.values()}:
+    for code in {0, 1, DIFFERENT, 130, 143, *EXIT_CODES.values()}:
         assert f"| {code} |" in guide
         assert str(code) in _invoke("run", "--help").stdout
 
 
 def test_a_programs_own_bug_is_not_hidden() -> None:
-    @_answers
+    @answers
     def broken() -> Answer:
         raise ZeroDivisionError
 

@@ -1,0 +1,293 @@
+"""What everything that lies in a checkpoint directory is, told from the log. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jobrunner.checkpoint.directory import CheckpointDirectory
+from jobrunner.checkpoint.journal import describe_holder
+from jobrunner.checkpoint.layout import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT
+from jobrunner.checkpoint.liveness import RUNS_DIRECTORY, is_known_dead
+from jobrunner.checkpoint.log import (
+    ENTRY_NAME,
+    LOG_DIRECTORY,
+    TEMPORARY_NAME,
+    decode_entry,
+)
+from jobrunner.checkpoint.manager import SAVE_REQUEST
+from jobrunner.checkpoint.reader import StoreReader
+from jobrunner.checkpoint.records import Claim, Entry, State, nodes_of
+from jobrunner.checkpoint.store import join_path
+from jobrunner.errors import CheckpointCorruptError, CheckpointError
+from jobrunner.names import StoreName, parse_store_name
+
+Status = Literal["live", "pending", "aside", "stray", "damaged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One object of a directory, and why it is there.
+
+    Attributes
+    ----------
+    path : str
+        Relative to the directory, with ``/``.
+    status : {"live", "pending", "aside", "stray", "damaged"}
+        ``live``: part of the log or of a recorded checkpoint. ``pending``: a run uses it, or the
+        next one removes it. ``aside``: a store that a rewind has set aside, hidden and kept.
+        ``stray``: no entry of the log speaks of it, and nothing touches it. ``damaged``: it is
+        missing or not what was written.
+    explanation : str
+    """
+
+    path: str
+    status: Status
+    explanation: str
+
+
+@dataclass(slots=True)
+class _History:
+    """What the whole log says of every claim."""
+
+    state: State = field(default_factory=State)
+    nodes: dict[Claim, set[str]] = field(default_factory=dict)
+    ended: dict[Claim, Entry] = field(default_factory=dict)
+    recorded: dict[int, Claim] = field(default_factory=dict)
+    commits: dict[Claim, Entry] = field(default_factory=dict)
+    run_nodes: list[str] = field(default_factory=list)
+
+    def take_in(self, entry: Entry) -> None:
+        """One entry after another; the state knows which epochs it gives up."""
+        kind = entry["kind"]
+        if kind == "commit" and entry["epoch"] in self.recorded:
+            self._end(entry["epoch"], entry)
+        self.state.apply(entry)
+        if kind == "run":
+            self.run_nodes = nodes_of(entry)
+        elif kind == "begin":
+            self.nodes[Claim(entry["epoch"], entry["retry"])] = set(self.run_nodes)
+        elif kind == "commit":
+            claim = Claim(entry["epoch"], entry["retry"])
+            self.recorded[claim.epoch] = claim
+            self.commits[claim] = entry
+            self.nodes[claim] = set(nodes_of(entry))
+        elif kind == "retire":
+            self._end_given_up(entry["epochs"], entry)
+        elif kind == "rewind":
+            after = entry.get("after")
+            later = [e for e in self.recorded if after is None or e > after]
+            self._end_given_up([entry["only"]] if "only" in entry else later, entry)
+
+    def _end_given_up(self, epochs: list[int], entry: Entry) -> None:
+        for epoch in epochs:
+            if epoch in self.recorded and epoch not in self.state.recorded:
+                self._end(epoch, entry)
+
+    def _end(self, epoch: int, entry: Entry) -> None:
+        self.ended[self.recorded.pop(epoch)] = entry
+
+
+def inspect_directory(directory: CheckpointDirectory) -> list[Finding]:
+    """Explain everything that lies in a checkpoint directory.
+
+    Parameters
+    ----------
+    directory : CheckpointDirectory
+        One whose log is kept in files, by the default metadata handler.
+
+    Returns
+    -------
+    list of Finding
+        In the order of their paths.
+
+    Notes
+    -----
+    Runs on the client; beside a run, too, whose objects may come and go meanwhile. Sizes and
+    manifests of recorded stores are compared with the record; `CheckpointDirectory.verify` reads
+    every byte. Raises only what keeps it from reading at all.
+    """
+    found: list[Finding] = []
+    history = _History()
+    is_whole = True
+    for finding, entry in _inspect_log(directory):
+        found.append(finding)
+        is_whole = is_whole and finding.status != "damaged"
+        if entry is not None and is_whole:
+            try:
+                history.take_in(entry)
+            except CheckpointCorruptError as error:
+                found[-1] = Finding(finding.path, "damaged", str(error))
+                is_whole = False
+    for name in sorted(directory.files.list_names(directory.path)):
+        if name == LOG_DIRECTORY:
+            continue
+        if name == RUNS_DIRECTORY:
+            found += _inspect_runs(directory, history.state)
+        elif name == SAVE_REQUEST:
+            found.append(Finding(name, "pending", "Asks the run for a save, which removes it."))
+        elif (store := parse_store_name(name)) is None:
+            found.append(Finding(name, "stray", "Nothing that jobrunner makes has such a name."))
+        elif not is_whole:
+            why = "The log is damaged, so it is not known what this store is."
+            found.append(Finding(name, "damaged", why))
+        else:
+            found += _inspect_store(directory, history, name, store)
+    if is_whole:
+        found += _find_missing(directory, history)
+    return sorted(found, key=lambda finding: finding.path)
+
+
+def _inspect_log(directory: CheckpointDirectory) -> Iterator[tuple[Finding, Entry | None]]:
+    files, root = directory.files, os.path.join(directory.path, LOG_DIRECTORY)
+
+    def path_of(number: int) -> str:
+        return os.path.join(root, f"{number:010d}.json")
+
+    numbers: list[int] = []
+    for name in files.list_names(root):
+        match = ENTRY_NAME.fullmatch(name)
+        if match and name == os.path.basename(path_of(int(match[1]))):
+            numbers.append(int(match[1]))
+        elif TEMPORARY_NAME.fullmatch(name):
+            why = (
+                "An entry half made: in the making, or left by a crash and removed by a later run."
+            )
+            yield Finding(f"{LOG_DIRECTORY}/{name}", "pending", why), None
+        else:
+            why = "Nothing that jobrunner makes has such a name."
+            yield Finding(f"{LOG_DIRECTORY}/{name}", "stray", why), None
+    number = 0
+    for listed in sorted(numbers):
+        while number <= listed:
+            path, full = f"{LOG_DIRECTORY}/{number:010d}.json", path_of(number)
+            data = files.read_if_there(full)
+            if data is None:
+                why = (
+                    f"Missing, as are all before {listed:010d}.json. Restore it from a copy: the "
+                    f"log is the only truth."
+                )
+                yield Finding(path, "damaged", why), None
+                number = listed if number < listed else listed + 1
+                continue
+            number += 1
+            try:
+                entry = decode_entry(data, number - 1, full)
+            except CheckpointCorruptError as error:
+                yield Finding(path, "damaged", str(error)), None
+            else:
+                yield Finding(path, "live", _explain_entry(entry)), entry
+
+
+def _explain_entry(entry: Entry) -> str:
+    words = [f"{entry['kind']} of run {entry['run'][:8]}, {entry['time']}"]
+    words += [
+        f"{name} {json.dumps(entry[name])}"
+        for name in ("epoch", "retry", "epochs", "after", "only", "reason", "label")
+        if name in entry
+    ]
+    return ", ".join(words)
+
+
+def _inspect_runs(directory: CheckpointDirectory, state: State) -> Iterator[Finding]:
+    root = os.path.join(directory.path, RUNS_DIRECTORY)
+    holder = state.run
+    for name in sorted(directory.files.list_names(root)):
+        if holder is None or state.is_ended or name != holder["run"]:
+            why = "Left by a run that no longer holds the directory; the next run removes it."
+        elif is_known_dead(holder.get("process", {}), name):
+            why = f"Signs of life of the last run ({describe_holder(holder)}), which is gone."
+        else:
+            why = f"Signs of life of the run that holds the directory ({describe_holder(holder)})."
+        yield Finding(f"{RUNS_DIRECTORY}/{name}", "pending", why)
+
+
+def _inspect_store(
+    directory: CheckpointDirectory, history: _History, name: str, store: StoreName
+) -> Iterator[Finding]:
+    claim = Claim(store.epoch, store.retry)
+    if store.node not in history.nodes.get(claim, ()):
+        why = "No entry of the log claims this name. It is left alone, and saves avoid it."
+        yield Finding(name, "stray", why)
+        return
+    if history.recorded.get(claim.epoch) == claim:
+        about = history.commits[claim]["stores"][store.node]
+        yield from _inspect_recorded(directory, name, claim.epoch, about)
+        return
+    chore = history.state.chores.get(claim)
+    ended = history.ended.get(claim)
+    if ended is None and chore is not None:
+        why = (
+            f"Begun for epoch {claim.epoch} and not recorded: in the making, or left by a crash, "
+            f"and then deleted by the next run."
+        )
+        yield Finding(name, "pending", why)
+    elif chore is not None:
+        doing = "deleted" if chore.action == "delete" else "hidden"
+        yield Finding(name, "pending", f"{_explain_end(ended)} It is being {doing}, or will be.")
+    elif directory.files.is_taken(os.path.join(directory.path, name, RETIRED_DOCUMENT)):
+        way = f"To record it again: jobrunner restore DIR {claim.epoch}."
+        yield Finding(name, "aside", f"{_explain_end(ended)} {way}")
+    else:
+        why = f"{_explain_end(ended)} It was deleted once and has come back: remove it."
+        yield Finding(name, "stray", why)
+
+
+def _explain_end(entry: Entry | None) -> str:
+    if entry is None:
+        return "Its save was abandoned."
+    kind, number = entry["kind"], entry["number"]
+    if kind == "commit":
+        return f"Saved again by entry {number}."
+    if kind == "retire":
+        return f"Given up by the retention policy (entry {number})."
+    return f"Set aside by entry {number}: {entry.get('reason', 'no reason given')}."
+
+
+def _inspect_recorded(
+    directory: CheckpointDirectory, name: str, epoch: int, about: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """A store of a recorded epoch: all its files there, of the right size, and no others."""
+    reader = StoreReader(directory.files, directory.path, name, about["manifest"])
+    try:
+        manifest = reader.read_manifest()
+    except CheckpointError as error:
+        yield Finding(name, "damaged", str(error))
+        return
+    expected = {path: size for path, (size, _) in reader.list_files(manifest)}
+    there = dict(_walk(reader.root))
+    problems = 0
+    for path, size in expected.items():
+        found = there.pop(path, None)
+        if found != size:
+            problems += 1
+            what = "missing" if found is None else f"{found} bytes"
+            why = f"Of recorded epoch {epoch}: expected {size} bytes, found {what}."
+            if found is None and path == ROOT_DOCUMENT and RETIRED_DOCUMENT in there:
+                why = f"{why} It lies in {RETIRED_DOCUMENT} instead."
+            yield Finding(f"{name}/{path}", "damaged", why)
+    there.pop(MANIFEST, None)
+    for path in there:
+        why = f"Lies in a store of epoch {epoch}, whose manifest does not name it. Never read."
+        yield Finding(f"{name}/{path}", "stray", why)
+    if not problems:
+        why = f"Epoch {epoch} of node {manifest['node']!r}, {len(expected) + 1} files."
+        yield Finding(name, "live", why)
+
+
+def _walk(root: str) -> Iterator[tuple[str, int]]:
+    for directory, _, names in os.walk(root):
+        for name in names:
+            full = os.path.join(directory, name)
+            yield os.path.relpath(full, root).replace(os.sep, "/"), os.lstat(full).st_size
+
+
+def _find_missing(directory: CheckpointDirectory, history: _History) -> Iterator[Finding]:
+    for epoch, claim in history.recorded.items():
+        for node, about in history.commits[claim]["stores"].items():
+            if not directory.files.is_taken(join_path(directory.path, about["store"])):
+                why = f"Epoch {epoch} of node {node!r} is recorded, and its store is not there."
+                yield Finding(about["store"], "damaged", why)

@@ -1,0 +1,234 @@
+"""The commands on a checkpoint directory: ``ls``, ``info``, ``verify``, ``diff``, ``prune`` and more.
+
+None of them needs a cluster, the job or the job's code. Heavy imports wait until one runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from jobrunner.answers import DIFFERENT, EPILOG, Answer, answers, exit_code_of
+from jobrunner.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from jobrunner.checkpoint import Checkpoint
+
+_directory = click.argument("directory", metavar="DIR")
+_epoch = click.argument("epoch", metavar="EPOCH")
+_take_over = click.option(
+    "--take-over", is_flag=True, help="Take the directory over from a run that may still be alive."
+)
+
+
+@click.command("ls", epilog=EPILOG)
+@_directory
+@answers
+def list_command(*, directory: str) -> Answer:
+    """List the recorded epochs of DIR."""
+    from jobrunner.listing import list_epochs, open_directory
+
+    return Answer(*list_epochs(open_directory(directory)))
+
+
+@click.command("info", epilog=EPILOG)
+@_directory
+@_epoch
+@answers
+def info_command(*, directory: str, epoch: str) -> Answer:
+    """Show an epoch of DIR and the blobs of its nodes.
+
+    EPOCH is a number, or 'latest'.
+    """
+    from jobrunner.listing import describe_checkpoint, open_directory, read_epoch
+
+    manager = open_directory(directory)
+    return Answer(*describe_checkpoint(manager, read_epoch(epoch, manager)))
+
+
+@click.command("verify", epilog=EPILOG)
+@_directory
+@click.argument("epoch", metavar="[EPOCH]", required=False)
+@click.option(
+    "--deep",
+    "is_deep",
+    is_flag=True,
+    help="Read the whole log as well, and make every blob again from what was read.",
+)
+@answers
+def verify_command(*, directory: str, epoch: str | None, is_deep: bool) -> Answer:
+    """Compare every byte of an epoch of DIR with its record.
+
+    EPOCH is a number, or 'latest'; without it all recorded epochs are verified.
+    """
+    from jobrunner.listing import open_directory, read_epoch, verify_epochs
+
+    manager = open_directory(directory)
+    epochs = manager.epochs() if epoch is None else [read_epoch(epoch, manager)]
+    data, text, error = verify_epochs(manager, epochs, is_deep=is_deep)
+    return Answer(data, text, 0 if error is None else exit_code_of(error))
+
+
+@click.command("diff", epilog=EPILOG)
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option("--deep", "is_deep", is_flag=True, help="Read blobs whose digests are equal, too.")
+@answers
+def diff_command(*, a: str, b: str, is_deep: bool) -> Answer:
+    """Say which blobs of which nodes differ between two checkpoints, and by how much.
+
+    A and B are each DIR@EPOCH, or DIR for its latest epoch; B may be @EPOCH, of A's directory.
+    """
+    from jobrunner.comparison import compare_checkpoints
+
+    one = _open_checkpoint(a, "")
+    other = _open_checkpoint(b, a.rpartition("@")[0] or a)
+    data, text, is_equal = compare_checkpoints(one, other, is_deep=is_deep)
+    return Answer({"a": a, "b": b, **data}, text, 0 if is_equal else DIFFERENT)
+
+
+def _open_checkpoint(text: str, default_directory: str) -> Checkpoint:
+    from jobrunner.listing import open_directory, read_epoch
+
+    directory, at, epoch = text.rpartition("@")
+    if not at or not (epoch == "latest" or epoch.isdecimal()):
+        directory, epoch = text, "latest"
+    if not (directory or default_directory):
+        raise DefinitionError(f"{text!r} names no directory: expected DIR or DIR@EPOCH.")
+    manager = open_directory(directory or default_directory)
+    return manager.open(read_epoch(epoch, manager))
+
+
+@click.command("prune", epilog=EPILOG)
+@_directory
+@click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the newest N.")
+@click.option(
+    "--keep-every", type=click.IntRange(min=1), metavar="N", help="Keep the multiples of N."
+)
+@click.option(
+    "--keep-best",
+    multiple=True,
+    metavar="METRIC[:min|max][:N]",
+    help="Keep the N (1) epochs with the least (or most) of a metric.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be given up; change nothing.")
+@_take_over
+@answers
+def prune_command(
+    *,
+    directory: str,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_best: tuple[str, ...],
+    dry_run: bool,
+    take_over: bool,
+) -> Answer:
+    """Delete the epochs of DIR that no option keeps.
+
+    The newest epoch and those that are pinned are always kept.
+    """
+    from jobrunner.listing import open_directory
+    from jobrunner.upkeep import prune, read_policy
+
+    policy = read_policy(keep_last, keep_every, keep_best)
+    path = open_directory(directory).path
+    return Answer(*prune(path, policy, dry_run=dry_run, take_over=take_over))
+
+
+@click.command("pin", epilog=EPILOG)
+@_directory
+@_epoch
+@click.option("--label", default="kept", show_default=True, help="Whose pin, or what for.")
+@answers
+def pin_command(*, directory: str, epoch: str, label: str) -> Answer:
+    """Keep an epoch of DIR whatever is pruned or retired; also while a run goes on."""
+    from jobrunner.listing import open_directory, read_epoch
+    from jobrunner.upkeep import pin
+
+    manager = open_directory(directory)
+    return Answer(*pin(manager, read_epoch(epoch, manager), label))
+
+
+@click.command("unpin", epilog=EPILOG)
+@_directory
+@_epoch
+@click.option("--label", help="Take only this pin away. Without it: all of the epoch's.")
+@answers
+def unpin_command(*, directory: str, epoch: str, label: str | None) -> Answer:
+    """Take the pins of an epoch of DIR away."""
+    from jobrunner.listing import open_directory, read_epoch
+    from jobrunner.upkeep import unpin
+
+    manager = open_directory(directory)
+    return Answer(*unpin(manager, read_epoch(epoch, manager), label))
+
+
+@click.command("restore", epilog=EPILOG)
+@_directory
+@click.argument("epoch", metavar="EPOCH", type=click.IntRange(min=0))
+@click.option(
+    "--commit",
+    "number",
+    type=click.IntRange(min=0),
+    metavar="ENTRY",
+    help="Number of the epoch's commit in the log, where it was set aside more than once.",
+)
+@_take_over
+@answers
+def restore_command(*, directory: str, epoch: int, number: int | None, take_over: bool) -> Answer:
+    """Record an epoch of DIR again that was set aside, by '--resume' or for damage.
+
+    Every byte is verified first. `jobrunner fsck` lists what is set aside.
+    """
+    from jobrunner.listing import open_directory
+    from jobrunner.upkeep import restore
+
+    return Answer(*restore(open_directory(directory), epoch, number, take_over=take_over))
+
+
+@click.command("copy", epilog=EPILOG)
+@_directory
+@_epoch
+@click.argument("target", metavar="TARGET")
+@_take_over
+@answers
+def copy_command(*, directory: str, epoch: str, target: str, take_over: bool) -> Answer:
+    """Record an epoch of DIR in the directory TARGET as well.
+
+    EPOCH is a number, 'latest' or 'all'. Every byte is verified. A job goes on from the copy as
+    from the original.
+    """
+    from jobrunner.listing import open_directory, read_epoch
+    from jobrunner.upkeep import copy
+
+    manager = open_directory(directory)
+    epochs = manager.epochs() if epoch == "all" else [read_epoch(epoch, manager)]
+    return Answer(*copy(manager, epochs, target, take_over=take_over))
+
+
+@click.command("fsck", epilog=EPILOG)
+@_directory
+@click.option("--brief", "is_brief", is_flag=True, help="Show only what is stray or damaged.")
+@answers
+def fsck_command(*, directory: str, is_brief: bool) -> Answer:
+    """Explain everything that lies in DIR and is not part of a checkpoint; changes nothing."""
+    from jobrunner.listing import open_directory
+    from jobrunner.upkeep import fsck
+
+    data, text, error = fsck(open_directory(directory), is_brief=is_brief)
+    return Answer(data, text, 0 if error is None else exit_code_of(error))
+
+
+COMMANDS = (
+    list_command,
+    info_command,
+    verify_command,
+    diff_command,
+    prune_command,
+    pin_command,
+    unpin_command,
+    restore_command,
+    copy_command,
+    fsck_command,
+)

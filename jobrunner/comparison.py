@@ -1,0 +1,208 @@
+"""What ``diff`` tells of two checkpoints: which blobs of which nodes differ, and by how much."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jobrunner.checkpoint import Checkpoint, NodeCheckpoint
+from jobrunner.errors import DefinitionError
+
+_SHOWN_VALUE_LENGTH = 40
+
+
+def compare_checkpoints(
+    one: Checkpoint, other: Checkpoint, *, is_deep: bool = False
+) -> tuple[dict[str, Any], str, bool]:
+    """Compare all blobs of all nodes.
+
+    Parameters
+    ----------
+    one, other : Checkpoint
+    is_deep : bool
+        Read and compare blobs whose digests are equal, too.
+
+    Returns
+    -------
+    data : dict
+        ``is_equal``, ``num_equal``, ``only_in_a`` and ``only_in_b`` (lists of ``node`` or
+        ``node/blob``) and ``differences``: dicts of ``node``, ``blob``, ``where`` (within the
+        blob), ``what``, and for numbers ``count`` (elements that differ), ``size`` (all elements),
+        ``max_abs`` and ``max_rel``.
+    text : str
+    is_equal : bool
+
+    Notes
+    -----
+    Of each checkpoint one blob at a time is in memory.
+    """
+    only_in = [
+        [node for node in mine if node not in theirs]
+        for mine, theirs in ((one, other), (other, one))
+    ]
+    differences: list[dict[str, Any]] = []
+    num_equal = 0
+    for node in one:
+        if node not in other:
+            continue
+        a, b = one[node], other[node]
+        only_in[0] += [f"{node}/{blob}" for blob in a if blob not in b]
+        only_in[1] += [f"{node}/{blob}" for blob in b if blob not in a]
+        for blob in a:
+            if blob in b:
+                found = list(_compare_blob(a, b, blob, is_deep))
+                differences += ({"node": node, "blob": blob, **about} for about in found)
+                num_equal += not found
+    is_equal = not differences and not any(only_in)
+    data = {
+        "is_equal": is_equal,
+        "num_equal": num_equal,
+        "only_in_a": only_in[0],
+        "only_in_b": only_in[1],
+        "differences": differences,
+    }
+    lines = [f"only in A: {name}" for name in only_in[0]]
+    lines += [f"only in B: {name}" for name in only_in[1]]
+    lines += [f"{d['node']}/{d['blob']}{d['where']}: {_format(d)}" for d in differences]
+    lines.append(
+        f"{num_equal} blobs are equal, {len({(d['node'], d['blob']) for d in differences})} differ."
+    )
+    return data, "\n".join(lines), is_equal
+
+
+def _compare_blob(
+    one: NodeCheckpoint, other: NodeCheckpoint, blob: str, is_deep: bool
+) -> Iterator[dict[str, Any]]:
+    is_same_digest = one.digest(blob) == other.digest(blob)
+    if is_same_digest and not is_deep:
+        return
+    try:
+        a, b = one.load(blob), other.load(blob)
+    except DefinitionError:
+        # Pickled, or made by a codec that is not registered here.
+        if not is_same_digest:
+            yield {"where": "", "what": "content, which is not for us to read"}
+        return
+    yield from compare_values(a, b)
+
+
+def compare_values(one: Any, other: Any, where: str = "") -> Iterator[dict[str, Any]]:
+    """All differences between two values that a checkpoint may hold.
+
+    Parameters
+    ----------
+    one, other : object
+        Scalars, texts, arrays, what can be made an array, and containers of them.
+    where : str
+        Where in the blob they are, such as ``['layers'][0]``.
+
+    Yields
+    ------
+    dict
+        ``where``, ``what``, and for numbers ``count``, ``size``, ``max_abs`` and ``max_rel``.
+    """
+    if type(one) is not type(other):
+        names = f"{type(one).__name__} and {type(other).__name__}"
+        yield {"where": where, "what": f"type: {names}"}
+    elif isinstance(one, Mapping):
+        for which, mine, theirs in (("A", one, other), ("B", other, one)):
+            for key in mine:
+                if key not in theirs:
+                    yield {"where": f"{where}[{key!r}]", "what": f"only in {which}"}
+        for key in one:
+            if key in other:
+                yield from compare_values(one[key], other[key], f"{where}[{key!r}]")
+        if list(one) != list(other) and set(one) == set(other):
+            yield {"where": where, "what": "order of the keys"}
+    elif isinstance(one, list | tuple):
+        if len(one) != len(other):
+            yield {"where": where, "what": f"length: {len(one)} and {len(other)}"}
+        for i, (a, b) in enumerate(zip(one, other, strict=False)):
+            yield from compare_values(a, b, f"{where}[{i}]")
+    elif hasattr(one, "__array__"):
+        yield from _compare_arrays(_to_array(one), _to_array(other), where)
+    elif isinstance(one, numbers.Number) and not isinstance(one, bool):
+        if not _is_same(one, other):
+            yield {"where": where, **_measure(np.asarray([one]), np.asarray([other]), 1)}
+    elif not _is_same(one, other):
+        yield {"where": where, "what": f"value: {_shorten(one)} and {_shorten(other)}"}
+
+
+def _to_array(value: Any) -> np.ndarray[Any, Any]:
+    detach = getattr(value, "detach", None)  # a tensor that keeps gradients
+    return np.asarray(value if detach is None else detach())
+
+
+def _compare_arrays(
+    one: np.ndarray[Any, Any], other: np.ndarray[Any, Any], where: str
+) -> Iterator[dict[str, Any]]:
+    for what in ("dtype", "shape"):
+        a, b = getattr(one, what), getattr(other, what)
+        if a != b:
+            yield {"where": where, "what": f"{what}: {a} and {b}"}
+            return
+    if one.dtype.names is not None:
+        for name in one.dtype.names:
+            yield from _compare_arrays(one[name], other[name], f"{where}[{name!r}]")
+        return
+    differs = np.asarray(one != other)
+    if one.dtype.kind in "fcmM":
+        # NaN is unlike itself; a zero's sign is seen only in the bits.
+        both_missing = np.asarray((one != one) & (other != other))
+        differs = differs & ~both_missing
+        if one.dtype.kind == "f":
+            differs = differs | (np.signbit(one) != np.signbit(other)) & ~both_missing
+    count = int(np.count_nonzero(differs))
+    if not count:
+        return
+    if one.dtype.kind in "biufc":
+        yield {"where": where, **_measure(one[differs], other[differs], one.size)}
+    else:
+        yield {"where": where, "what": "elements", "count": count, "size": int(one.size)}
+
+
+def _measure(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any], size: int) -> dict[str, Any]:
+    """How far elements that differ are apart."""
+    kind = np.complex128 if "c" in (one.dtype.kind, other.dtype.kind) else np.float64
+    about: dict[str, Any] = {"what": "elements", "count": int(one.size), "size": int(size)}
+    try:
+        a, b = one.astype(kind), other.astype(kind)
+    except (OverflowError, TypeError, ValueError):  # numbers beyond what a double holds
+        return about
+    with np.errstate(all="ignore"):
+        apart = np.abs(a - b)
+        relative = apart / np.maximum(np.abs(a), np.abs(b))
+    about["max_abs"] = float(np.max(apart))
+    about["max_rel"] = float(np.max(np.where(apart == 0, 0.0, relative)))
+    return about
+
+
+def _is_same(one: object, other: object) -> bool:
+    if isinstance(one, float | complex):
+        return repr(one) == repr(other)
+    return bool(one == other)
+
+
+def _format(difference: Mapping[str, Any]) -> str:
+    if "count" not in difference:
+        return str(difference["what"])
+    text = f"{difference['count']} of {difference['size']} elements differ"
+    if "max_abs" in difference:
+        text += f", by at most {_number(difference['max_abs'])}"
+        text += f" (relative {_number(difference['max_rel'])})"
+    return text
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else str(value)
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    if len(text) <= _SHOWN_VALUE_LENGTH:
+        return text
+    return f"{text[: _SHOWN_VALUE_LENGTH - 3]}..."

@@ -1,0 +1,185 @@
+"""What ``prune``, ``pin``, ``restore``, ``copy`` and ``fsck`` do: as data, and as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from jobrunner.checkpoint import (
+    CheckpointDirectory,
+    MultiNodeCheckpointManager,
+    copy_epoch,
+    inspect_directory,
+    restore_epoch,
+)
+from jobrunner.checkpoint.policies import KeepBest, KeepEvery, KeepLast, RetentionPolicy
+from jobrunner.errors import CheckpointCorruptError, DefinitionError
+from jobrunner.listing import format_table
+from jobrunner.progress import format_bytes
+
+
+def read_policy(last: int | None, every: int | None, best: Sequence[str]) -> RetentionPolicy:
+    """Join what the options of ``prune`` say.
+
+    Parameters
+    ----------
+    last, every : int or None
+    best : sequence of str
+        Each ``METRIC``, ``METRIC:N``, ``METRIC:min`` or ``METRIC:max:N``.
+
+    Raises
+    ------
+    DefinitionError
+        An option is not of that form, or none is given.
+    """
+    policies: list[RetentionPolicy] = []
+    if last is not None:
+        policies.append(KeepLast(last))
+    if every is not None:
+        policies.append(KeepEvery(every))
+    for text in best:
+        metric, *words = text.split(":")
+        modes = [word for word in words if word in ("min", "max")]
+        counts = [int(word) for word in words if word.isdecimal()]
+        if len(modes) > 1 or len(counts) > 1 or len(words) != len(modes) + len(counts):
+            raise DefinitionError(
+                f"--keep-best {text}: expected METRIC, METRIC:N, METRIC:max or METRIC:max:N, such "
+                f"as loss:min:3."
+            )
+        count = counts[0] if counts else 1
+        policies.append(KeepBest(metric, count, "max" if modes == ["max"] else "min"))
+    if not policies:
+        raise DefinitionError(
+            "Say which epochs to keep: --keep-last N, --keep-every N, --keep-best METRIC; what "
+            "any of them keeps is kept."
+        )
+    policy = policies[0]
+    for more in policies[1:]:
+        policy = policy | more  # type: ignore[operator]  # those above can all be joined
+    return policy
+
+
+def prune(
+    path: str, policy: RetentionPolicy, *, dry_run: bool, take_over: bool
+) -> tuple[dict[str, Any], str]:
+    """Give up what `policy` does not keep.
+
+    Returns
+    -------
+    data : dict
+        ``path``, ``dry_run``, ``retired`` and ``kept`` (epochs), ``pinned``, ``nbytes`` of the
+        retired.
+    text : str
+    """
+    manager = MultiNodeCheckpointManager(path, keep=policy, take_over=take_over)
+    if dry_run:
+        retired = manager.retirable()
+        nbytes = _sizes(manager, retired)
+    else:
+        manager.start_run([], {"command": "prune"})
+        try:
+            nbytes = _sizes(manager, manager.retirable())
+            retired = manager.retire()
+        finally:
+            manager.end_run()
+    kept = [epoch for epoch in manager.epochs() if epoch not in set(retired)]
+    data = {
+        "path": manager.path,
+        "dry_run": dry_run,
+        "retired": retired,
+        "kept": kept,
+        "pinned": list(manager.pins()),
+        "nbytes": nbytes,
+    }
+    would = "would be " if dry_run else ""
+    if not retired:
+        return data, f"Nothing {would}given up; {len(kept)} epochs are kept."
+    return data, (
+        f"{would}given up: {_name(retired)} ({format_bytes(nbytes)})\nkept: {_name(kept)}"
+    )
+
+
+def _sizes(manager: CheckpointDirectory, epochs: Sequence[int]) -> int:
+    records = (manager.record(epoch) for epoch in epochs)
+    return sum(about["nbytes"] for record in records for about in record["stores"].values())
+
+
+def _name(epochs: Sequence[int]) -> str:
+    return " ".join(map(str, epochs)) or "none"
+
+
+def pin(manager: CheckpointDirectory, epoch: int, label: str) -> tuple[dict[str, Any], str]:
+    """Pin an epoch; data and text tell all its pins."""
+    manager.pin(epoch, label)
+    labels = manager.pins().get(epoch, [])
+    data = {"path": manager.path, "epoch": epoch, "pins": labels}
+    return data, f"Epoch {epoch} is pinned: {', '.join(labels)}."
+
+
+def unpin(
+    manager: CheckpointDirectory, epoch: int, label: str | None
+) -> tuple[dict[str, Any], str]:
+    """Unpin an epoch; data and text tell the pins that are left."""
+    was_pinned = manager.unpin(epoch, label)
+    labels = manager.pins().get(epoch, [])
+    data = {"path": manager.path, "epoch": epoch, "was_pinned": was_pinned, "pins": labels}
+    if not was_pinned:
+        return data, f"Epoch {epoch} was not pinned{'' if label is None else f' as {label}'}."
+    left = f"still pinned: {', '.join(labels)}" if labels else "no longer pinned"
+    return data, f"Epoch {epoch} is {left}."
+
+
+def restore(
+    manager: CheckpointDirectory, epoch: int, number: int | None, *, take_over: bool
+) -> tuple[dict[str, Any], str]:
+    """Record an epoch again that was set aside."""
+    record = restore_epoch(manager, epoch, number, take_over=take_over)
+    stores = {node: about["store"] for node, about in manager.record(epoch)["stores"].items()}
+    data = {"path": manager.path, "epoch": epoch, "commit": record.number, "stores": stores}
+    return data, f"Epoch {epoch} of {manager.path} is recorded again, as {record.time} saved it."
+
+
+def copy(
+    manager: CheckpointDirectory, epochs: Sequence[int], target: str, *, take_over: bool
+) -> tuple[dict[str, Any], str]:
+    """Record epochs in another directory as well."""
+    for epoch in epochs:
+        copy_epoch(manager, epoch, target, take_over=take_over)
+    path = CheckpointDirectory(target, None, allow_pickle=False, files=None).path
+    data = {"path": manager.path, "target": path, "epochs": list(epochs)}
+    return data, f"Copied to {path}: {_name(epochs)}"
+
+
+def fsck(
+    manager: CheckpointDirectory, *, is_brief: bool
+) -> tuple[dict[str, Any], str, CheckpointCorruptError | None]:
+    """Explain everything that lies in a directory.
+
+    Returns
+    -------
+    data : dict
+        ``path``, ``counts`` by status, ``objects``: each with ``path``, ``status``,
+        ``explanation``.
+    text : str
+        What is neither live nor, if `is_brief`, pending or set aside; and the counts.
+    error : CheckpointCorruptError or None
+        The first damage.
+    """
+    found = inspect_directory(manager)
+    counts = Counter(finding.status for finding in found)
+    data = {
+        "path": manager.path,
+        "counts": dict(counts),
+        "objects": [
+            {"path": f.path, "status": f.status, "explanation": f.explanation} for f in found
+        ],
+    }
+    told = ("stray", "damaged") if is_brief else ("stray", "damaged", "pending", "aside")
+    rows = [(f.status, f.path, f.explanation) for f in found if f.status in told]
+    lines = [format_table(rows)] if rows else []
+    summary = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    lines.append(f"{manager.path}: {summary or 'nothing is there'}.")
+    damage = next((f for f in found if f.status == "damaged"), None)
+    error = None if damage is None else CheckpointCorruptError(damage.explanation)
+    return data, "\n".join(lines), error

@@ -1,0 +1,291 @@
+"""The commands that compare, prune, pin, bring back, copy and explain checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from jobrunner import KeepLast, MultiNodeCheckpointManager
+from jobrunner.cli import main
+from jobrunner.comparison import compare_values
+from jobrunner.testing import FaultyFiles, assert_identical
+from jobrunner.workspace import Workspace
+
+
+def invoke(*args: object) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def ask(*args: object) -> Any:
+    return json.loads(invoke(*args, "--json").stdout)
+
+
+def begin(path: Path, **options: Any) -> MultiNodeCheckpointManager:
+    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False), **options)
+    manager.start_run(["a", "b"], {"plan": "p"})
+    return manager
+
+
+def save(
+    manager: MultiNodeCheckpointManager, epoch: int, extra: Mapping[str, Any] | None = None
+) -> None:
+    workspaces = {node: Workspace(node) for node in "ab"}
+    for workspace in workspaces.values():
+        workspace.globals.update(w=np.arange(6.0), step=epoch, **(extra or {}))
+    order = manager.begin(epoch)
+    loss = {0: 3.0, 1: 1.0, 2: float("nan")}.get(epoch, 2.0)
+    manager.commit(order, order(workspaces), {"metrics": {"loss": loss}})
+    manager.settle()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Epochs 0 to 3, and the run has left."""
+    manager = begin(tmp_path / "runs")
+    for epoch in range(4):
+        save(manager, epoch)
+    manager.end_run()
+    return tmp_path / "runs"
+
+
+def recorded(path: Path) -> list[int]:
+    return MultiNodeCheckpointManager(path).epochs()
+
+
+# --- diff
+
+
+def test_diff_names_each_blob_that_differs_and_by_how_much(tmp_path: Path) -> None:
+    manager = begin(tmp_path / "k")
+    save(manager, 0, {"u": np.array([1.0, 2.0, np.nan]), "gone": 1, "same": [1, {"x": "y"}]})
+    save(manager, 1, {"u": np.array([1.0, 2.5, np.nan]), "new": 1, "same": [1, {"x": "y"}]})
+    manager.end_run()
+    result = invoke("diff", f"{tmp_path}/k@0", "@1")
+    assert result.exit_code == 11
+    assert "only in A: a/gone\nonly in A: b/gone\nonly in B: a/new\n" in result.stdout
+    assert "a/u: 1 of 3 elements differ, by at most 0.5 (relative 0.2)" in result.stdout
+    assert "a/step: 1 of 1 elements differ, by at most 1 (relative 1)" in result.stdout
+    assert result.stdout.endswith("4 blobs are equal, 4 differ.\n")
+    found = ask("diff", f"{tmp_path}/k@0", f"{tmp_path}/k")
+    assert (found["is_equal"], found["num_equal"]) == (False, 4)
+    first = found["differences"][0]
+    assert (first["node"], first["blob"], first["max_abs"]) == ("a", "step", 1.0)
+
+
+def test_diff_of_equal_checkpoints_exits_with_0_deep_or_not(runs: Path, tmp_path: Path) -> None:
+    assert invoke("copy", runs, 2, tmp_path / "copy").exit_code == 0
+    for options in ([], ["--deep"]):
+        result = invoke("diff", f"{runs}@2", tmp_path / "copy", *options)
+        assert (result.exit_code, result.stdout) == (0, "4 blobs are equal, 0 differ.\n")
+    assert invoke("diff", "@1", f"{runs}@2").exit_code == 2
+    assert invoke("diff", f"{runs}@9", f"{runs}@2").exit_code == 6
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (1, 1.0, "type: int and float"),
+        (np.zeros(2), np.zeros(3), "shape: (2,) and (3,)"),
+        (np.zeros(2), np.zeros(2, np.float32), "dtype: float64 and float32"),
+        ("a", "b", "value: 'a' and 'b'"),
+        ([1], [1, 2], "length: 1 and 2"),
+        ({"x": 1}, {"y": 1}, "only in A"),
+        ({"x": 1, "y": 2}, {"y": 2, "x": 1}, "order of the keys"),
+        (0.0, -0.0, "elements"),
+        (np.array([0.0]), np.array([-0.0]), "elements"),
+        (np.array([1, np.nan]), np.array([np.nan, 1]), "elements"),
+        (np.array(["a", "b"]), np.array(["a", "c"]), "elements"),
+        (np.array([True]), np.array([False]), "elements"),
+        (10**400, 10**400 + 1, "elements"),
+    ],
+)
+def test_every_kind_of_difference_is_told(one: Any, other: Any, expected: str) -> None:
+    assert expected in [found["what"] for found in compare_values(one, other)]
+    assert list(compare_values(one, one)) == []
+
+
+# --- prune, pin
+
+
+def test_prune_says_what_it_would_do_and_does_that(runs: Path) -> None:
+    before = sorted(runs.rglob("*"))
+    dry = ask("prune", runs, "--keep-last", 2, "--dry-run")
+    assert (dry["retired"], dry["kept"], dry["dry_run"]) == ([0, 1], [2, 3], True)
+    assert sorted(runs.rglob("*")) == before
+    assert dry["nbytes"] > 0
+    done = ask("prune", runs, "--keep-last", 2)
+    assert done == {**dry, "dry_run": False}
+    assert recorded(runs) == [2, 3]
+    assert not (runs / "a.0").exists()
+    assert "Nothing given up" in invoke("prune", runs, "--keep-last", 2).stdout
+
+
+def test_prune_keeps_what_any_option_keeps_the_pinned_and_the_newest(runs: Path) -> None:
+    def kept(*options: object) -> list[int]:
+        return list(ask("prune", runs, "--dry-run", *options)["kept"])
+
+    assert kept("--keep-every", 2) == [0, 2, 3]
+    assert kept("--keep-best", "loss") == [1, 3]
+    assert kept("--keep-best", "loss:max:1", "--keep-last", 1) == [0, 3]
+    assert invoke("pin", runs, 2, "--label", "paper").exit_code == 0
+    assert kept("--keep-best", "loss:2") == [1, 2, 3]
+    assert "Epoch 2 is pinned: paper." in invoke("ls", runs).stdout
+    assert [epoch["pins"] for epoch in ask("ls", runs)["epochs"]] == [[], [], ["paper"], []]
+    assert ask("unpin", runs, 2) == {
+        "path": str(runs),
+        "epoch": 2,
+        "was_pinned": True,
+        "pins": [],
+    }
+    assert "was not pinned" in invoke("unpin", runs, 2).stdout
+    assert invoke("pin", runs, 9).exit_code == 6
+    assert invoke("prune", runs).exit_code == 2
+    assert invoke("prune", runs, "--keep-best", "loss:least").exit_code == 2
+
+
+def test_prune_of_a_directory_that_a_run_holds_is_refused_and_pin_is_not(tmp_path: Path) -> None:
+    run = begin(tmp_path / "k", keep=KeepLast(1))
+    save(run, 0)
+    assert invoke("prune", tmp_path / "k", "--keep-last", 1).exit_code == 9
+    assert invoke("pin", tmp_path / "k", 0).exit_code == 0
+    save(run, 1)
+    assert run.epochs() == [0, 1]
+    run.end_run()
+
+
+# --- restore, copy
+
+
+def test_an_epoch_that_a_rewind_set_aside_is_brought_back_whole(runs: Path) -> None:
+    again = begin(runs)
+    again.rewind(None, "start afresh")
+    save(again, 0, {"other": 1})
+    again.end_run()
+    aside = [found["path"] for found in ask("fsck", runs)["objects"] if found["status"] == "aside"]
+    assert aside == [f"{node}.{epoch}" for node in "ab" for epoch in range(4)]
+    found = ask("restore", runs, 3)
+    assert found["stores"] == {"a": "a.3.r1", "b": "b.3.r1"}
+    assert recorded(runs) == [0, 3]
+    manager = MultiNodeCheckpointManager(runs)
+    manager.verify(3)
+    assert manager.record(3)["details"] == {"metrics": {"loss": 2.0}}
+    assert manager.run_info(3) == {"plan": "p"}
+    assert_identical(np.arange(6.0), manager.open(3)["a"].load("w"))
+    assert invoke("restore", runs, 3).exit_code == 2
+    assert invoke("restore", runs, 7).exit_code == 6
+    assert invoke("restore", runs, 0).exit_code == 2
+    assert invoke("restore", runs, 2, "--commit", 3).exit_code == 6
+
+
+def test_damage_is_found_before_anything_is_restored_or_copied(runs: Path, tmp_path: Path) -> None:
+    chunk = runs / "a.2" / "w" / "c.0"
+    chunk.write_bytes(chunk.read_bytes()[::-1])
+    assert invoke("copy", runs, 2, tmp_path / "copy").exit_code == 7
+    assert recorded(tmp_path / "copy") == []
+    again = begin(runs)
+    again.rewind(1, "test")
+    again.end_run()
+    result = invoke("restore", runs, 2)
+    assert result.exit_code == 7
+    assert str(chunk) in result.stderr
+    assert recorded(runs) == [0, 1]
+    assert not (runs / "a.2.r1").exists()
+
+
+def test_copies_are_checkpoints_like_their_originals(runs: Path, tmp_path: Path) -> None:
+    again = begin(runs)
+    again.finish(3)
+    again.end_run()
+    target = tmp_path / "copy"
+    assert ask("copy", runs, "all", target)["epochs"] == [0, 1, 2, 3]
+    assert invoke("verify", target, "--deep").exit_code == 0
+    one, other = MultiNodeCheckpointManager(runs), MultiNodeCheckpointManager(target)
+    assert other.is_done()
+    for epoch in range(4):
+        assert one.run_info(epoch) == other.run_info(epoch)
+        assert one.record(epoch)["details"].keys() == other.record(epoch)["details"].keys()
+    shutil.rmtree(runs)
+    for epoch in range(4):
+        assert other.open(epoch)["b"].load("step") == epoch
+    assert invoke("copy", target, 0, target).exit_code == 2
+
+
+# --- verify --deep, fsck
+
+
+def test_verify_deep_reads_the_log_from_its_first_entry(runs: Path) -> None:
+    assert invoke("verify", runs, "--deep").stdout.startswith("log: whole\nepoch 0: whole\n")
+    entry = runs / "_log" / "0000000001.json"
+    entry.write_bytes(entry.read_bytes()[:-2])
+    assert invoke("verify", runs, "--deep").exit_code == 7
+
+
+def test_fsck_of_a_directory_without_strays_shows_none(runs: Path) -> None:
+    result = invoke("fsck", runs)
+    assert (result.exit_code, result.stdout) == (0, f"{runs}: 18 live.\n")
+
+
+def test_fsck_explains_every_object(runs: Path) -> None:
+    again = begin(runs)
+    again.rewind(2, "a try")
+    order = again.begin(3)
+    (runs / order.stores["a"]).mkdir()  # a save that is under way
+    for stray in ("notes.txt", "z.7", "a.0/more", "_log/x", "_log/00000000001.json"):
+        (runs / stray).write_text("?")
+    (runs / "_log" / ".0000000099.ab.tmp").write_text("{")
+    (runs / "_save_now").touch()
+    (runs / "a.1" / "w" / "c.0").unlink()
+    shutil.rmtree(runs / "b.2")
+    found = {finding["path"]: finding for finding in ask("fsck", runs)["objects"]}
+    status = {path: about["status"] for path, about in found.items()}
+    run = next(path for path in status if path.startswith("_runs/"))
+    expected = {
+        "notes.txt": "stray",
+        "z.7": "stray",
+        "a.0/more": "stray",
+        "_log/x": "stray",
+        "_log/00000000001.json": "stray",
+        "_log/.0000000099.ab.tmp": "pending",
+        "_save_now": "pending",
+        run: "pending",
+        "a.3": "aside",
+        "b.3": "aside",
+        "a.3.r1": "pending",
+        "a.1/w/c.0": "damaged",
+        "b.2": "damaged",
+        "a.0": "live",
+        "_log/0000000001.json": "live",
+    }
+    assert {path: status[path] for path in expected} == expected
+    assert "a try" in found["a.3"]["explanation"]
+    assert "No entry of the log claims this name" in found["z.7"]["explanation"]
+    assert "not recorded: in the making" in found["a.3.r1"]["explanation"]
+    assert "expected 48 bytes, found missing" in found["a.1/w/c.0"]["explanation"]
+    result = invoke("fsck", runs, "--brief")
+    assert result.exit_code == 7
+    assert "notes.txt" in result.stdout
+    assert "_save_now" not in result.stdout
+    again.end_run()
+
+
+@pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "damaged"])
+def test_fsck_of_a_damaged_log_says_so_of_each_entry_and_store(
+    runs: Path, is_missing: bool
+) -> None:
+    entry = runs / "_log" / "0000000002.json"
+    if is_missing:
+        entry.unlink()
+    else:
+        entry.write_text("{}")
+    found = {finding["path"]: finding for finding in ask("fsck", runs)["objects"]}
+    assert found["_log/0000000002.json"]["status"] == "damaged"
+    assert found["_log/0000000003.json"]["status"] == "live"
+    assert found["a.0"]["explanation"].startswith("The log is damaged")
+    assert invoke("fsck", runs).exit_code == 7
