@@ -269,7 +269,7 @@ def _copy_store(
         files.write(join_path(root, path), [source.read_file(name, size, digest)])
 
     jobs = [partial(copy, path, *about) for path, about in listed.items() if path != ROOT_DOCUMENT]
-    run_all(jobs, THREADS)
+    run_all(jobs, THREADS, record.stores[node]["nbytes"])
     files.write(join_path(root, MANIFEST), [files.read(join_path(source.root, MANIFEST))])
     copy(ROOT_DOCUMENT, *listed[ROOT_DOCUMENT])
     again = StoreReader(files, directory, store, source.manifest)
