@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +14,7 @@ from jobrunner.cluster import Cluster
 from jobrunner.conversation import Conversation, Request
 from jobrunner.errors import ExecutionError, NodeLostError, PlacementError, TaskFailedError
 from jobrunner.outbox import Message
-from jobrunner.outcome import Failure, GroupResult, merge_metrics
+from jobrunner.outcome import Failure, GroupResult, merge_runs
 from jobrunner.placement import place
 from jobrunner.plan import GroupPlan, Plan, PlannedNode
 from jobrunner.shipping import Parcel, nodes_of, pickle_function
@@ -101,32 +101,98 @@ class Binding:
         Runs on the client. *Atomicity*: none; after an error, the workspaces are as the tasks
         that did run left them.
         """
+        results: list[GroupResult] = []
+        details = {"epoch": epoch, "step": step}
+        self._run(group, details, lambda _, result: results.append(result), deadline_seconds)
+        return results[0]
+
+    def run_epochs(
+        self,
+        first: int,
+        epochs: int,
+        seconds: float,
+        ended: Callable[[int, GroupResult], None],
+    ) -> None:
+        """Run the epoch group for several epochs, without the client in between.
+
+        The workers stop after a whole epoch: the last, one in which a stop condition was true, or
+        one that ended after `seconds`.
+
+        Parameters
+        ----------
+        first : int
+            Of the epochs.
+        epochs : int
+            At most so many.
+        seconds : float
+        ended : callable
+            Takes an epoch and what its runs came to, for each epoch in order; also where a later
+            epoch failed.
+
+        Raises
+        ------
+        TaskFailedError, BlobNotFoundError, NodeLostError
+            See `run`.
+
+        Notes
+        -----
+        Runs on the client. Where several workers hold stop conditions, only `first` is run: they
+        would have to agree after each epoch, which is what the client does as fast.
+        """
+        plan, addresses = self._groups["epoch"]
+        judges = {self.placement[condition.node] for condition in plan.conditions}
+        stint = {
+            "epochs": epochs if len(judges) <= 1 else 1,
+            "steps_per_epoch": self.plan.steps_per_epoch,
+            "lead": next(iter(judges or addresses), ""),
+            "is_judged": bool(judges),
+            "seconds": seconds,
+        }
+        self._run("epoch", {"epoch": first, "step": 0, "stint": stint}, ended, None)
+
+    def _run(
+        self,
+        group: str,
+        details: dict[str, Any],
+        ended: Callable[[int, GroupResult], None],
+        deadline_seconds: float | None,
+    ) -> None:
         plan, addresses = self._groups[group]
+        epoch = details["epoch"]
+        stint = details.get("stint", {"epochs": 1, "steps_per_epoch": 1})
         if not addresses:
-            return GroupResult(0.0, (), {})
+            for i in range(stint["epochs"]):
+                ended((epoch or 0) + i, GroupResult(0.0, (), {}))
+            return
         started = time.perf_counter()
         request = Request(
             "run",
-            {"key": group, "epoch": epoch, "step": step},
+            {"key": group, **details},
             deadline_seconds=deadline_seconds,
             group=plan.name,
             epoch=epoch,
         )
         self._talk.run_number = self._talk.number + 1
         try:
-            replies = self._operate(request, addresses)
+            replies = self._ask(request, addresses)
         except NodeLostError:
             raise  # the others know already
         except BaseException as error:
             self.abort(f"the client gave up: {type(error).__name__}")
             raise
-        fired = {name for reply in replies.values() for name in reply["stopped"]}
-        reported = [json.loads(reply["metrics"]) for reply in replies.values() if reply["metrics"]]
-        return GroupResult(
-            seconds=time.perf_counter() - started,
-            stopped=tuple(c.name for c in plan.conditions if c.name in fired),
-            metrics=merge_metrics(entry for entries in reported for entry in entries),
-        )
+        finally:
+            # Each run of a stint has a number of its own.
+            self._talk.number += stint["epochs"] * stint["steps_per_epoch"] - 1
+        width = stint["steps_per_epoch"]
+        wall_seconds = time.perf_counter() - started
+        by_worker = [reply.get("runs", ()) for reply in replies.values()]
+        for i in range(min(map(len, by_worker)) // width):
+            rows = [runs[i * width : (i + 1) * width] for runs in by_worker]
+            result = merge_runs(rows, [condition.name for condition in plan.conditions])
+            if "stint" not in details:
+                result = dataclasses.replace(result, seconds=wall_seconds)
+            ended((epoch or 0) + i, result)
+        self._check(replies, request)
 
     def apply(self, fn: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         """Call ``fn(workspaces)`` once on each worker in use.
@@ -301,11 +367,21 @@ class Binding:
             )
 
     def _operate(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
+        replies = self._ask(request, addresses)
+        self._check(replies, request)
+        return replies
+
+    def _ask(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
         self._talk.number += 1
         replies: dict[str, Message] = self._cluster.sync(self._talk.operate, request, addresses)
+        return replies
+
+    def _check(self, replies: Mapping[str, Message], request: Request) -> None:
+        """Raise what workers say went wrong."""
         for reply in replies.values():
             if reply["status"] == "failed":
-                raise self._error(Failure(**reply["failure"]), request)
+                epoch = reply.get("epoch", request.epoch)
+                raise self._error(Failure(**reply["failure"]), request, epoch)
         for address, reply in replies.items():
             if reply["status"] != "done":
                 reason = reply.get("reason") or f"it answered {reply['status']!r}"
@@ -313,15 +389,14 @@ class Binding:
                     f"Worker {address} did not end its part of {request.call} {request.group}: "
                     f"{reason}. Start the job again."
                 )
-        return replies
 
-    def _error(self, failure: Failure, request: Request) -> BaseException:
+    def _error(self, failure: Failure, request: Request, epoch: int | None) -> BaseException:
         cause = failure.exception()
         if failure.is_own:
             error = cause
         else:
             where = f"node {failure.node!r}, group {request.group!r}, job {self.plan.job!r}"
-            when = f" at epoch {request.epoch}" if request.epoch is not None else ""
+            when = f" at epoch {epoch}" if epoch is not None else ""
             error = TaskFailedError(
                 f"Task {failure.task!r} ({where}) failed{when}: {failure.summary}. The remote "
                 f"traceback says where; mend the task and start the same command again.",
@@ -329,7 +404,7 @@ class Binding:
                 node=failure.node,
                 task=failure.task,
                 group=request.group,
-                epoch=request.epoch,
+                epoch=epoch,
                 remote_traceback=failure.traceback,
             )
             error.__cause__ = cause

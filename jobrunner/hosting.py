@@ -8,22 +8,21 @@ unpickling, which happen in the binding's threads.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import pickle
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
 from typing import Any
 
 from jobrunner.crew import Crew
-from jobrunner.current import RunInfo
 from jobrunner.errors import ExecutionError
-from jobrunner.outbox import Message, Outbox, wrap_frames
-from jobrunner.outcome import Outcome, describe_failure
+from jobrunner.outbox import Batch, Message, wrap_frames
+from jobrunner.outcome import describe_failure
 from jobrunner.plan import Crossing, Slice
 from jobrunner.program import Program
-from jobrunner.slice import GroupRun
-from jobrunner.values import Snapshot, WireSnapshot, to_frames
+from jobrunner.running import GroupCode, Runs
+from jobrunner.stint import Stint
+from jobrunner.values import to_frames
 from jobrunner.workspace import Workspace
 
 logger = logging.getLogger(__name__)
@@ -53,20 +52,6 @@ class Operation:
         if not self._reply.done():
             await asyncio.wait((self._reply,), timeout=wait_seconds)
         return self._reply.result() if self._reply.done() else None
-
-
-class GroupCode:
-    """A group as this worker runs it."""
-
-    def __init__(
-        self,
-        program: Program,
-        routes: Mapping[int, tuple[str, ...]],
-        peers: tuple[str, ...],
-    ) -> None:
-        self.program = program
-        self.routes = routes  # crossing -> addresses of other workers that need it
-        self.peers = peers  # addresses of the other workers that take part
 
 
 class HostedBinding:
@@ -107,25 +92,23 @@ class HostedBinding:
         self.workspaces: dict[str, Workspace] = {}
         self.ended = asyncio.Event()  # closed, and no thread is left
         self.crew = Crew(f"jobrunner-{name}", context, lambda: self._on_loop(self.ended.set))
-        self._job, self._seed, self._attempt = job, seed, attempt
         self._address = address
-        self._nthreads = nthreads
-        self._call_peer = call_peer
-        self._straggler_seconds = straggler_seconds
         self._loop = asyncio.get_running_loop()
         self._placement: dict[str, str] = {}
         self._groups: dict[str, GroupCode] = {}
         self._operations: dict[str, Operation] = {}  # of each kind, until its reply has gone
         self._numbers: dict[str, int] = {}  # the latest of each kind
-        self._run: GroupRun | None = None
-        self._run_number = 0
-        self._peers: tuple[str, ...] = ()
-        self._drained = asyncio.Event()
-        self._drained.set()
-        # What came for a run that has not started here yet: its number, values, reason to abort.
-        self._early: tuple[int, dict[int, Snapshot], list[str]] = (0, {}, [])
-        self._outbox = Outbox(self._push, self._could_not_push)
-        self._background: set[asyncio.Task[None]] = set()
+        self._runs = Runs(
+            name,
+            job=job,
+            seed=seed,
+            attempt=attempt,
+            address=address,
+            nthreads=nthreads,
+            crew=self.crew,
+            call_peer=call_peer,
+            straggler_seconds=straggler_seconds,
+        )
 
     # ---- operations
 
@@ -167,14 +150,25 @@ class HostedBinding:
         key: str = "",
         epoch: int | None = None,
         step: int = 0,
+        stint: Mapping[str, Any] | None = None,
     ) -> Message:
-        """Run a group that was shipped."""
+        """Run a group that was shipped, once or for a stint: see `Binding.run_epochs`."""
         operation = self._start("run", number)
         if operation is not None:
-            if self._drained.is_set():
-                self._start_run(operation, key, epoch, step)
-            else:
-                self._soon(self._start_run_later(operation, key, epoch, step))
+            group = self._groups[key]
+            lead = (stint or {}).get("lead", self._address)
+            plan = Stint(number)
+            if stint is not None:
+                plan = Stint(
+                    number,
+                    stint["epochs"],
+                    stint["steps_per_epoch"],
+                    lead="" if lead == self._address else lead,
+                    followers=group.peers if lead == self._address else (),
+                    is_judged=stint["is_judged"],
+                    seconds=stint["seconds"],
+                )
+            self._runs.start(group, plan, epoch, step, operation.finish)
         return await self._poll("run", number, wait_seconds)
 
     async def apply(self, number: int, wait_seconds: float, fn: bytes = b"") -> Message:
@@ -224,36 +218,24 @@ class HostedBinding:
                 workspace.forget(key)
         return {"status": "done"}
 
-    async def push(self, number: int, values: Sequence[tuple[int, Sequence[Any]]]) -> Message:
-        """Take values that another worker sends for a run."""
-        arrived = {crossing: WireSnapshot(frames) for crossing, frames in values}
-        if number == self._run_number and self._run is not None:
-            self._run.deliver(arrived)
-        elif number >= self._run_number:
-            self._buffer(number)[1].update(arrived)
+    async def push(self, batch: Batch) -> Message:
+        """Take values that another worker sends for runs."""
+        self._runs.push(batch)
         return {"status": "done"}
 
     async def abort(self, number: int, reason: str) -> Message:
         """Let nothing of that run start any more."""
-        if number == self._run_number and self._run is not None:
-            self._run.abort(reason)
-        elif number >= self._run_number:
-            self._buffer(number)[2].append(reason)
+        self._runs.abort(number, reason)
         return {"status": "done"}
 
     def close(self, reason: str) -> None:
         """Abort what runs and let go of everything. Does not wait for running functions."""
-        if self._run is not None:
-            self._run.abort(reason)
-        self._outbox.close()
-        for task in self._background:
-            task.cancel()
+        self._runs.close(reason)
         for operation in self._operations.values():
             operation.finish({"status": "unknown"})
         self.crew.close()
         self._groups.clear()
         self.workspaces.clear()
-        self._run = None
 
     # ---- operations, within
 
@@ -274,9 +256,7 @@ class HostedBinding:
             if self._operations.get(kind) is operation:
                 del self._operations[kind]  # a reply may hold much
             return reply
-        left, tasks = 0, list[tuple[str, str]]()
-        if kind == "run" and self._run is not None:
-            left, tasks = self._run.progress()
+        left, tasks = self._runs.progress() if kind == "run" else (0, [])
         return {"status": "running", "left": left, "tasks": tasks}
 
     def _in_thread(self, operation: Operation, work: Callable[[], Message]) -> None:
@@ -295,11 +275,6 @@ class HostedBinding:
         except RuntimeError:  # the loop has closed, and nobody waits any more
             logger.debug("The worker closed before %r", callback, exc_info=True)
 
-    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
     def _load_slices(self, node: str, data: bytes) -> dict[str, Slice]:
         try:
             slices: dict[str, Slice] = pickle.loads(data)
@@ -312,8 +287,6 @@ class HostedBinding:
             ) from error
         return slices
 
-    # ---- a run
-
     def _route(
         self, program: Program, crossings: Sequence[Crossing], nodes: Sequence[str]
     ) -> GroupCode:
@@ -324,110 +297,6 @@ class HostedBinding:
                 routes[crossing.id] = tuple(addresses - {self._address})
         peers = {self._placement[node] for node in nodes} - {self._address}
         return GroupCode(program, routes, tuple(peers))
-
-    def _start_run(self, operation: Operation, key: str, epoch: int | None, step: int) -> None:
-        group = self._groups[key]
-        number = operation.number
-        values: dict[int, Snapshot] = {}
-        reasons: list[str] = []
-        if self._early[0] == number:
-            _, values, reasons = self._early
-        self._early = (0, {}, [])
-        self._outbox.start(number)
-        self._run_number = number
-        self._peers = group.peers
-        self._drained.clear()
-        run = self._run = GroupRun(
-            group.program,
-            RunInfo(self._job, group.program.name, self._seed, epoch, step, self._attempt),
-            nthreads=self._nthreads,
-            submit=self.crew.submit,
-            timer=self._loop.call_later,
-            send=lambda crossing, value: self._outbox.put(
-                number, group.routes[crossing], crossing, to_frames(value)
-            ),
-            finished=lambda outcome: self._on_loop(self._end_run, operation, run, outcome),
-            drained=lambda: self._on_loop(self._drained.set),
-        )
-        run.start()
-        if values:
-            run.deliver(values)
-        if reasons:
-            run.abort(reasons[0])
-
-    async def _start_run_later(
-        self, operation: Operation, key: str, epoch: int | None, step: int
-    ) -> None:
-        """An aborted run left a function running: wait for it, it may change the blobs."""
-        left_behind = self._run
-        try:
-            await asyncio.wait_for(self._drained.wait(), self._straggler_seconds)
-        except TimeoutError:
-            tasks = left_behind.progress()[1] if left_behind is not None else []
-            names = ", ".join(f"{node}/{task}" for node, task in tasks)
-            operation.finish(
-                {
-                    "status": "aborted",
-                    "reason": f"{names} of an aborted run still runs after "
-                    f"{self._straggler_seconds:g} s and may change blobs",
-                }
-            )
-        else:
-            self._start_run(operation, key, epoch, step)
-
-    def _end_run(self, operation: Operation, run: GroupRun, outcome: Outcome) -> None:
-        run.stop_timers()
-        if outcome.status == "done":
-            metrics = json.dumps(outcome.metrics) if outcome.metrics else ""
-            operation.finish({"status": "done", "stopped": outcome.stopped, "metrics": metrics})
-        elif outcome.failure is not None:
-            failure = outcome.failure
-            operation.finish({"status": "failed", "failure": failure.to_message()})
-            reason = f"{failure.node}/{failure.task} failed: {failure.summary}"
-            self._tell_peers(operation.number, reason)
-        else:
-            operation.finish({"status": "aborted", "reason": outcome.reason})
-
-    def _buffer(self, number: int) -> tuple[int, dict[int, Snapshot], list[str]]:
-        """Where to put what belongs to a run that has not started here.
-
-        The driver starts a run only when the one before is over everywhere, so what is there for
-        another number is stale, and at most one run's crossings are held.
-        """
-        if self._early[0] < number:
-            self._early = (number, {}, [])
-        return self._early if self._early[0] == number else (number, {}, [])
-
-    # ---- to other workers
-
-    async def _push(self, address: str, number: int, values: list[Any]) -> str | None:
-        message = {"call": "push", "binding": self.name, "number": number, "values": values}
-        try:
-            reply = await self._call_peer(address, message)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        return None if reply.get("status") == "done" else f"it answered {reply}"
-
-    def _could_not_push(self, address: str, number: int, problem: str) -> None:
-        run, operation = self._run, self._operations.get("run")
-        if run is not None and number == self._run_number:
-            reason = f"worker {self._address} could not hand values to worker {address}: {problem}"
-            if operation is not None:
-                operation.finish({"status": "aborted", "reason": reason, "suspect": address})
-            run.abort(reason)
-            self._tell_peers(number, reason, but=address)
-
-    def _tell_peers(self, number: int, reason: str, but: str = "") -> None:
-        for address in self._peers:
-            if address != but:
-                self._soon(self._tell(address, number, reason))
-
-    async def _tell(self, address: str, number: int, reason: str) -> None:
-        message = {"call": "abort", "binding": self.name, "number": number, "reason": reason}
-        try:
-            await asyncio.wait_for(self._call_peer(address, message), 5)
-        except Exception:  # the client tells it too
-            logger.info("Could not tell %s that %s", address, reason, exc_info=True)
 
 
 def failed_reply(error: BaseException) -> Message:

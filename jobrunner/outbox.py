@@ -10,8 +10,8 @@ from typing import Any
 from distributed.protocol.serialize import to_serialize
 
 Message = dict[str, Any]
-Values = list[tuple[int, list[Any]]]
-"""Crossings and the frames of their values."""
+Batch = list[list[Any]]
+"""Numbers of runs, and for each a list of crossings with the frames of their values."""
 
 SMALL_FRAME_BYTES = 1 << 16
 """Up to here a copy is cheaper than a frame of its own."""
@@ -25,8 +25,8 @@ class Outbox:
     Parameters
     ----------
     push : callable
-        ``await push(address, number, values)`` hands values of a run over; it gives None, or says
-        what went wrong.
+        ``await push(address, batch)`` hands over what was made, the values of each run under its
+        number; it gives None, or says what went wrong.
     failed : callable
         Takes address, the run's number and what went wrong.
 
@@ -37,7 +37,7 @@ class Outbox:
 
     def __init__(
         self,
-        push: Callable[[str, int, list[Any]], Awaitable[str | None]],
+        push: Callable[[str, Batch], Awaitable[str | None]],
         failed: Callable[[str, int, str], None],
     ) -> None:
         self._push = push
@@ -46,11 +46,11 @@ class Outbox:
         self._lock = threading.Lock()
         self._made: list[tuple[int, tuple[str, ...], int, list[Any]]] = []
         self._number = 0
-        self._pending: dict[str, Values] = {}
+        self._pending: dict[str, dict[int, list[Any]]] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
 
     def start(self, number: int) -> None:
-        """Drop what is left of the run before."""
+        """Drop what is left of runs before that one."""
         with self._lock:
             self._made, self._pending = [], {}
         self._number = number
@@ -74,22 +74,26 @@ class Outbox:
         with self._lock:
             made, self._made = self._made, []
         for number, addresses, crossing, frames in made:
-            for address in addresses if number == self._number else ():
-                self._pending.setdefault(address, []).append((crossing, frames))
+            for address in addresses if number >= self._number else ():
+                values = self._pending.setdefault(address, {}).setdefault(number, [])
+                values.append((crossing, frames))
                 if address not in self._sending:
                     self._sending[address] = asyncio.ensure_future(self._send_to(address))
 
     async def _send_to(self, address: str) -> None:
-        number, problem = self._number, None
+        newest, problem = self._number, None
         try:
-            while problem is None and (values := self._pending.pop(address, None)):
-                number = self._number
-                wrapped = [[crossing, wrap_frames(frames)] for crossing, frames in values]
-                problem = await self._push(address, number, wrapped)
+            while problem is None and (runs := self._pending.pop(address, None)):
+                newest = max(runs)
+                batch = [
+                    [number, [[crossing, wrap_frames(frames)] for crossing, frames in values]]
+                    for number, values in runs.items()
+                ]
+                problem = await self._push(address, batch)
         finally:
             del self._sending[address]
-        if problem is not None and number == self._number:
-            self._failed(address, number, problem)
+        if problem is not None and newest >= self._number:
+            self._failed(address, newest, problem)
 
 
 def wrap_frames(frames: Sequence[Any]) -> list[Any]:

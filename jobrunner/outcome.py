@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -99,7 +100,7 @@ class GroupResult:
     Attributes
     ----------
     seconds : float
-        That the client waited for it.
+        That the client waited for it; of an epoch in a stint, that the slowest worker took.
     stopped : tuple of str
         Names of the stop conditions that are true, in order of definition.
     metrics : dict of str to bool, int, float or str
@@ -146,6 +147,31 @@ def merge_metrics(entries: Iterable[Sequence[Any]]) -> dict[str, Metric]:
         if len(found) > 1:
             merged.update({f"{entry.node}/{name}": entry.value for entry in found})
     return merged
+
+
+def merge_runs(
+    by_worker: Sequence[Sequence[Mapping[str, Any]]], conditions: Sequence[str]
+) -> GroupResult:
+    """What the runs of one epoch came to on all workers.
+
+    Parameters
+    ----------
+    by_worker : sequence
+        For each worker the runs in order, each with ``"stopped"``, ``"metrics"`` (JSON text) and
+        ``"seconds"``.
+    conditions : sequence of str
+        Names of all stop conditions, in their order.
+    """
+    metrics: dict[str, Metric] = {}
+    for runs in zip(*by_worker, strict=True):
+        texts = [run["metrics"] for run in runs if run["metrics"]]
+        metrics.update(merge_metrics(entry for text in texts for entry in json.loads(text)))
+    fired = {name for runs in by_worker for name in runs[-1]["stopped"]}
+    return GroupResult(
+        seconds=max(sum(run["seconds"] for run in runs) for runs in by_worker),
+        stopped=tuple(name for name in conditions if name in fired),
+        metrics=metrics,
+    )
 
 
 def is_true(name: str, value: Any) -> bool:

@@ -56,6 +56,8 @@ class Progress:
     Runs on the client, in the thread of `JobRunner.run`.
     """
 
+    is_passive = True
+
     def __init__(
         self,
         display: Display,

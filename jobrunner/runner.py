@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from jobrunner import resume
 from jobrunner.checkpoint import MultiNodeCheckpointManager
+from jobrunner.config import get_seconds
 from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
@@ -21,10 +22,13 @@ from jobrunner.node import Blob
 from jobrunner.plan import Plan
 from jobrunner.recorder import Recorder
 from jobrunner.result import ResumePlan, RunResult, SaveReport
-from jobrunner.session import Session
+from jobrunner.session import GroupResult, Session
 from jobrunner.upload import UploadTaskGroupBuilder
 
 logger = logging.getLogger("jobrunner.runner")
+
+MAX_STINT_EPOCHS = 10_000
+"""So that what workers keep for the client stays small."""
 
 ResumeFrom = int | Literal["latest"] | None
 
@@ -32,7 +36,10 @@ ResumeFrom = int | Literal["latest"] | None
 class Callback(Protocol):
     """What a runner tells while it runs; an object may have any of these methods.
 
-    They run on the client, between epochs; what one raises ends the run.
+    They run on the client, between epochs; what one raises ends the run. One that only looks on
+    says so with an attribute ``is_passive = True``: where nothing else needs the client either,
+    the workers then run short epochs on their own for `jobrunner.stint-seconds`, and `on_epoch`
+    comes for all of these together, after the last.
     """
 
     def on_start(self, plan: ResumePlan, total_epochs: int | None) -> None:
@@ -286,6 +293,12 @@ class _Run:
         self.restarts_in_a_row = 0
         self.resumed_from: int | None = None
         self.metrics: dict[int, dict[str, Any]] = {}
+        self.pace = float("inf")  # seconds that the last epoch took
+        self.stint_seconds = get_seconds("stint-seconds")
+        self.is_watched_passively = all(
+            getattr(callback, "is_passive", False) or not hasattr(callback, "on_epoch")
+            for callback in runner.callbacks
+        )
 
     def run(self) -> RunResult:
         self._bind()
@@ -309,7 +322,7 @@ class _Run:
             try:
                 epoch = self._start(decision)
                 while not (stopped_by := self._stopped_by(epoch)):
-                    epoch = self._run_epoch(epoch + 1)
+                    epoch = self._run_on(epoch + 1)
                 if not decision.is_finished:
                     self._finish(epoch)
                 break
@@ -391,6 +404,35 @@ class _Run:
             self._save(epoch, metrics, self.steps_done or None)
         return epoch
 
+    def _run_on(self, epoch: int) -> int:
+        """Run the next epoch, or several in one go where nothing needs the client in between."""
+        count = self._epochs_alone(epoch)
+        if count == 1:
+            return self._run_epoch(epoch)
+        last = epoch
+
+        def ended(epoch: int, result: GroupResult) -> None:
+            nonlocal last
+            last = epoch
+            self.fired, self.pace = result.stopped, result.seconds
+            self.metrics[epoch] = {**result.metrics, "epoch": epoch}
+            self._notify("on_epoch", epoch, result.seconds, result.metrics)
+
+        self.binding.run_epochs(epoch, count, self.stint_seconds, ended)
+        return last
+
+    def _epochs_alone(self, epoch: int) -> int:
+        """How many epochs, from `epoch` on, the workers may run without asking in between."""
+        if (
+            self.recorder is not None  # which has a say after every epoch
+            or self.runner.epoch_deadline_seconds is not None
+            or 4 * self.pace > self.stint_seconds
+            or not self.is_watched_passively
+        ):
+            return 1
+        left = MAX_STINT_EPOCHS if self.limit is None else self.limit - epoch + 1
+        return min(left, MAX_STINT_EPOCHS)
+
     def _run_epoch(self, epoch: int) -> int:
         started = time.monotonic()
         first_step, self.steps_done = self.steps_done, 0
@@ -409,7 +451,8 @@ class _Run:
                 self._save(epoch, metrics, step + 1)
         self.fired = outcome.stopped
         self.metrics[epoch] = {**metrics, "epoch": epoch}
-        self._notify("on_epoch", epoch, time.monotonic() - started, metrics)
+        self.pace = time.monotonic() - started
+        self._notify("on_epoch", epoch, self.pace, metrics)
         if self._is_due(epoch, last_step) or self._stopped_by(epoch):
             self._save(epoch, metrics)
         return epoch

@@ -1,0 +1,323 @@
+"""4 run: one binding's runs on one worker: stints, values from other workers, aborts.
+
+All of it happens on the worker's event loop but tasks, which run in the binding's threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from jobrunner.crew import Crew
+from jobrunner.current import RunInfo
+from jobrunner.outbox import Batch, Message, Outbox
+from jobrunner.outcome import Outcome
+from jobrunner.program import Program
+from jobrunner.slice import GroupRun
+from jobrunner.stint import Grant, Stint
+from jobrunner.values import Snapshot, WireSnapshot, to_frames
+
+logger = logging.getLogger(__name__)
+
+GRANT, REPORT = -1, -2
+"""In place of a crossing: what a stint's lead and its followers tell each other."""
+
+
+class GroupCode:
+    """A group as this worker runs it."""
+
+    def __init__(
+        self,
+        program: Program,
+        routes: Mapping[int, tuple[str, ...]],
+        peers: tuple[str, ...],
+    ) -> None:
+        self.program = program
+        self.routes = routes  # crossing -> addresses of other workers that need it
+        self.peers = peers  # addresses of the other workers that take part
+
+
+class Runs:
+    """Runs of a binding's groups, one after another.
+
+    Parameters
+    ----------
+    name : str
+        The binding's.
+    job : str
+    seed, attempt : int
+    address : str
+        This worker's.
+    nthreads : int
+        This worker's.
+    crew : Crew
+    call_peer : callable
+        ``await call_peer(address, message)`` gives another worker's reply.
+    straggler_seconds : float
+        How long a run waits for functions that an aborted one left behind.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        job: str,
+        seed: int,
+        attempt: int,
+        address: str,
+        nthreads: int,
+        crew: Crew,
+        call_peer: Callable[[str, Message], Awaitable[Message]],
+        straggler_seconds: float,
+    ) -> None:
+        self._name = name
+        self._job, self._seed, self._attempt = job, seed, attempt
+        self._address = address
+        self._nthreads = nthreads
+        self._crew = crew
+        self._call_peer = call_peer
+        self._straggler_seconds = straggler_seconds
+        self._loop = asyncio.get_running_loop()
+        self._group: GroupCode
+        self._stint = Stint(0)
+        self._epoch: int | None = None
+        self._step = 0
+        self._reply: Callable[[Message], None] = _ignore
+        self._run: GroupRun | None = None
+        self._run_number = 0
+        self._is_running = False
+        self._drained = asyncio.Event()
+        self._drained.set()
+        # What came for runs and stints that have not started here yet, by number.
+        self._early: dict[int, dict[int, Snapshot]] = {}
+        self._early_aborts: dict[int, str] = {}
+        self._early_notes: dict[int, list[tuple[int, list[Any]]]] = {}
+        self._outbox = Outbox(self._push, self._could_not_push)
+        self._background: set[asyncio.Task[None]] = set()
+
+    def start(
+        self,
+        group: GroupCode,
+        stint: Stint,
+        epoch: int | None,
+        step: int,
+        reply: Callable[[Message], None],
+    ) -> None:
+        """Begin a stint; `reply` is called once, with what came of it."""
+        work = self._start(group, stint, epoch, step, reply)
+        if self._drained.is_set():
+            work()
+        else:
+            self._soon(self._start_later(work, reply))
+
+    def progress(self) -> tuple[int, list[tuple[str, str]]]:
+        """How many steps of the run are left, and which (node, task) are running."""
+        return (0, []) if self._run is None else self._run.progress()
+
+    def push(self, batch: Batch) -> None:
+        """Take what other workers made, and what they say of the stint."""
+        for number, values in batch:
+            arrived = {c: WireSnapshot(frames) for c, frames in values if c >= 0}
+            if number == self._run_number and self._run is not None:
+                self._run.deliver(arrived)
+            elif number >= self._run_number:
+                self._early.setdefault(number, {}).update(arrived)
+            notes = [(c, frames) for c, frames in values if c < 0]
+            if number == self._stint.number:
+                self._hear(notes)
+            elif notes and number > self._stint.number:
+                self._early_notes.setdefault(number, []).extend(notes)
+
+    def abort(self, number: int, reason: str) -> None:
+        """Let nothing of the stint that has a run of that number start any more."""
+        if self._stint.covers(number):
+            self._abort(reason)
+        elif number > self._stint.number:
+            self._early_aborts.setdefault(number, reason)
+
+    def close(self, reason: str) -> None:
+        """Abort what runs and stop sending. Does not wait for running functions."""
+        self._abort(reason)
+        self._outbox.close()
+        for task in self._background:
+            task.cancel()
+        self._run = None
+
+    # ---- a stint
+
+    def _start(
+        self,
+        group: GroupCode,
+        stint: Stint,
+        epoch: int | None,
+        step: int,
+        reply: Callable[[Message], None],
+    ) -> Callable[[], None]:
+        def start() -> None:
+            self._group, self._stint, self._reply = group, stint, reply
+            self._epoch, self._step = epoch, step
+            self._outbox.start(stint.number)
+            for early in (self._early, self._early_aborts, self._early_notes):
+                for number in [n for n in early if n < stint.number]:
+                    del early[number]  # of runs that are over
+            self._hear(self._early_notes.pop(stint.number, []), goes_on=False)
+            for number in [n for n in self._early_aborts if stint.covers(n)]:
+                stint.abort_reason = self._early_aborts.pop(number)
+            self._go_on()
+
+        return start
+
+    async def _start_later(
+        self, work: Callable[[], None], reply: Callable[[Message], None]
+    ) -> None:
+        """An aborted run left a function running: wait for it, it may change the blobs."""
+        left_behind = self._run
+        try:
+            await asyncio.wait_for(self._drained.wait(), self._straggler_seconds)
+        except TimeoutError:
+            tasks = left_behind.progress()[1] if left_behind is not None else []
+            names = ", ".join(f"{node}/{task}" for node, task in tasks)
+            reply(
+                {
+                    "status": "aborted",
+                    "reason": f"{names} of an aborted run still runs after "
+                    f"{self._straggler_seconds:g} s and may change blobs",
+                }
+            )
+        else:
+            work()
+
+    def _go_on(self) -> None:
+        """Decide what comes next, when no run is under way or a note has come."""
+        stint = self._stint
+        grant = stint.extend()
+        if grant is not None and self._group.peers:
+            self._note(GRANT, self._group.peers, f"{grant.runs} {grant.is_final:d}")
+        if self._is_running:
+            return
+        action = stint.action()
+        if action == "run":
+            self._start_run()
+        elif action == "end":
+            self._finish({"status": "done"})
+        elif action == "abort":
+            self._finish({"status": "aborted", "reason": stint.abort_reason})
+
+    def _finish(self, reply: Message) -> None:
+        self._reply({**reply, "runs": [asdict(ended) for ended in self._stint.ended]})
+        self._reply = _ignore
+
+    def _abort(self, reason: str) -> None:
+        self._stint.abort_reason = self._stint.abort_reason or reason
+        if self._run is not None:
+            self._run.abort(reason)
+        if not self._is_running:
+            self._finish({"status": "aborted", "reason": reason})
+
+    def _note(self, kind: int, addresses: Sequence[str], text: str) -> None:
+        self._outbox.put(self._stint.number, tuple(addresses), kind, [text.encode()])
+
+    def _hear(self, notes: Sequence[tuple[int, Sequence[Any]]], *, goes_on: bool = True) -> None:
+        for kind, (data,) in notes:
+            first, _, rest = bytes(data).decode().partition(" ")
+            if kind == GRANT:
+                self._stint.hear_grant(Grant(int(first), rest == "1"))
+            else:
+                self._stint.hear_report(rest, int(first))
+        if notes and goes_on and self._reply is not _ignore:
+            self._go_on()
+
+    # ---- a run of it
+
+    def _start_run(self) -> None:
+        group, number = self._group, self._stint.run_number
+        epoch, step = self._stint.moment(self._epoch, self._step)
+        self._run_number = number
+        self._drained.clear()
+        self._is_running = True
+        run = self._run = GroupRun(
+            group.program,
+            RunInfo(self._job, group.program.name, self._seed, epoch, step, self._attempt),
+            nthreads=self._nthreads,
+            submit=self._crew.submit,
+            timer=self._loop.call_later,
+            send=lambda crossing, value: self._outbox.put(
+                number, group.routes[crossing], crossing, to_frames(value)
+            ),
+            finished=lambda outcome: self._on_loop(self._end_run, run, outcome),
+            drained=lambda: self._on_loop(self._drained.set),
+        )
+        run.start()
+        values = self._early.pop(number, None)
+        if values:
+            run.deliver(values)
+
+    def _end_run(self, run: GroupRun, outcome: Outcome) -> None:
+        run.stop_timers()
+        if run is not self._run:
+            return
+        self._is_running = False
+        stint = self._stint
+        if outcome.status == "done":
+            metrics = json.dumps(outcome.metrics) if outcome.metrics else ""
+            stint.end_run(outcome.stopped, metrics)
+            done = stint.report()
+            if done is not None:
+                self._note(REPORT, [stint.lead], f"{done} {self._address}")
+            self._go_on()
+        elif outcome.failure is not None:
+            failure = outcome.failure
+            epoch, _ = stint.moment(self._epoch, self._step)
+            self._finish({"status": "failed", "failure": failure.to_message(), "epoch": epoch})
+            reason = f"{failure.node}/{failure.task} failed: {failure.summary}"
+            self._tell_peers(stint.run_number, reason)
+        else:
+            self._finish({"status": "aborted", "reason": outcome.reason})
+
+    # ---- to other workers
+
+    async def _push(self, address: str, batch: Batch) -> str | None:
+        message = {"call": "push", "binding": self._name, "batch": batch}
+        try:
+            reply = await self._call_peer(address, message)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return None if reply.get("status") == "done" else f"it answered {reply}"
+
+    def _could_not_push(self, address: str, number: int, problem: str) -> None:
+        if self._stint.covers(number):
+            reason = f"worker {self._address} could not hand values to worker {address}: {problem}"
+            self._finish({"status": "aborted", "reason": reason, "suspect": address})
+            self._abort(reason)
+            self._tell_peers(number, reason, but=address)
+
+    def _tell_peers(self, number: int, reason: str, but: str = "") -> None:
+        for address in self._group.peers:
+            if address != but:
+                self._soon(self._tell(address, number, reason))
+
+    async def _tell(self, address: str, number: int, reason: str) -> None:
+        message = {"call": "abort", "binding": self._name, "number": number, "reason": reason}
+        try:
+            await asyncio.wait_for(self._call_peer(address, message), 5)
+        except Exception:  # the client tells it too
+            logger.info("Could not tell %s that %s", address, reason, exc_info=True)
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _on_loop(self, callback: Callable[..., object], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:  # the loop has closed, and nobody waits any more
+            logger.debug("The worker closed before %r", callback, exc_info=True)
+
+
+def _ignore(reply: Message) -> None:
+    """Where a reply goes that nobody waits for."""
