@@ -17,6 +17,7 @@ from jobrunner import (
     TaskFailedError,
     current_task,
 )
+from jobrunner.stint import WINDOW_RUNS
 
 
 class Watcher:
@@ -111,7 +112,10 @@ def test_a_failure_names_its_epoch_and_those_before_it_are_told(session):
         JobRunner(build(fails_at=23), num_epochs=40, callbacks=[watcher]).run(session)
     assert caught.value.epoch == 23
     assert "at epoch 23" in str(caught.value)
-    assert watcher.epochs == list(range(1, 23))
+    # All that ended everywhere; other workers may have been some runs behind the one that failed.
+    told = len(watcher.epochs)
+    assert 22 - WINDOW_RUNS <= told <= 22
+    assert watcher.epochs == list(range(1, told + 1))
     # The session is as good as before.
     assert run(session, build(), epochs=5, stint_seconds=60)[0].epoch == 5
 
