@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -55,6 +56,7 @@ class Binding:
         self._name = name
         self._talk = Conversation(cluster, name, self.placement)
         self._is_released = False
+        self._numbering = threading.Lock()
         self._groups: dict[str, tuple[GroupPlan, list[str]]] = {}  # and who takes part
         self._digests: dict[str, str] = {}
 
@@ -172,7 +174,6 @@ class Binding:
             group=plan.name,
             epoch=epoch,
         )
-        self._talk.run_number = self._talk.number + 1
         try:
             replies = self._ask(request, addresses)
         except NodeLostError:
@@ -182,7 +183,8 @@ class Binding:
             raise
         finally:
             # Each run of a stint has a number of its own.
-            self._talk.number += stint["epochs"] * stint["steps_per_epoch"] - 1
+            with self._numbering:
+                self._talk.number += stint["epochs"] * stint["steps_per_epoch"] - 1
         width = stint["steps_per_epoch"]
         wall_seconds = time.perf_counter() - started
         by_worker = [reply.get("runs", ()) for reply in replies.values()]
@@ -194,13 +196,18 @@ class Binding:
             ended((epoch or 0) + i, result)
         self._check(replies, request)
 
-    def apply(self, fn: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    def apply(
+        self, fn: Callable[[dict[str, Any]], Any], *, channel: str = "apply"
+    ) -> dict[str, Any]:
         """Call ``fn(workspaces)`` once on each worker in use.
 
         Parameters
         ----------
         fn : callable
             Picklable; takes node -> `Workspace` of that worker's nodes. Runs in a thread.
+        channel : str
+            Calls on another channel may be made from another thread of the client while this one
+            is under way; so may a run.
 
         Returns
         -------
@@ -213,7 +220,8 @@ class Binding:
             The one that `fn` raised; of several workers' the first by placement.
         NodeLostError
         """
-        request = Request("apply", {"fn": pickle_function(fn, "The function to apply")})
+        details = {"fn": pickle_function(fn, "The function to apply")}
+        request = Request("apply", details, channel=channel)
         replies = self._operate(request, list(self._talk.workers))
         return {address: _own_value(reply["frames"]) for address, reply in replies.items()}
 
@@ -372,7 +380,11 @@ class Binding:
         return replies
 
     def _ask(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
-        self._talk.number += 1
+        with self._numbering:
+            self._talk.number += 1
+            request.number = self._talk.number
+            if request.call == "run":
+                self._talk.run_number = request.number
         replies: dict[str, Message] = self._cluster.sync(self._talk.operate, request, addresses)
         return replies
 

@@ -56,6 +56,11 @@ class Request:
     details : dict
         What it is told; with `is_separate`, by address.
     is_separate : bool
+    channel : str
+        Operations of one call on several channels may be under way at the same time; of one
+        channel, one after another.
+    number : int
+        Of the operation; set when it begins.
     deadline_seconds : float or None
     group : str
     epoch : int or None
@@ -65,6 +70,8 @@ class Request:
     call: str
     details: dict[str, Any] = field(default_factory=dict)
     is_separate: bool = False
+    channel: str = ""
+    number: int = 0
     deadline_seconds: float | None = None
     group: str = ""
     epoch: int | None = None
@@ -181,7 +188,9 @@ class Conversation:
             The deadline passed, or the scheduler is gone.
         """
         started = time.monotonic()
-        common = {"call": request.call, "binding": self._name, "number": self.number}
+        common = {"call": request.call, "binding": self._name, "number": request.number}
+        if request.channel:
+            common["channel"] = request.channel
         wait_seconds = FIRST_WAIT_SECONDS
         first = {**common, "wait_seconds": wait_seconds}
         messages: Message | dict[str, Message] = {**first, **request.details}
@@ -195,9 +204,11 @@ class Conversation:
                 await self._ask(messages, pending, wait_seconds, request.epoch)
             ).items():
                 if answer["status"] == "running":
-                    self._running[address] = answer["tasks"]
+                    if request.call == "run":
+                        self._running[address] = answer["tasks"]
                 else:
-                    self._running.pop(address, None)
+                    if request.call == "run":
+                        self._running.pop(address, None)
                     replies[address] = answer
                     if "suspect" in answer:
                         await self._await_loss(answer, request.epoch)
@@ -206,7 +217,8 @@ class Conversation:
                 return {address: replies[address] for address in addresses}
             if not is_failed and any(reply["status"] != "done" for reply in replies.values()):
                 is_failed = True
-                await self.abort(pending, "another worker's part has failed", TELL_SECONDS)
+                if request.call == "run":  # else it has nothing to do with a run meanwhile
+                    await self.abort(pending, "another worker's part has failed", TELL_SECONDS)
             wait_seconds = POLL_SECONDS
             if request.deadline_seconds is not None:
                 left = request.deadline_seconds - (time.monotonic() - started)

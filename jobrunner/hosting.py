@@ -171,16 +171,19 @@ class HostedBinding:
             self._runs.start(group, plan, epoch, step, operation.finish)
         return await self._poll("run", number, wait_seconds)
 
-    async def apply(self, number: int, wait_seconds: float, fn: bytes = b"") -> Message:
+    async def apply(
+        self, number: int, wait_seconds: float, fn: bytes = b"", channel: str = "apply"
+    ) -> Message:
         """Call ``fn(workspaces)`` in a thread."""
-        operation = self._start("apply", number)
+        kind = f"apply, {channel}"
+        operation = self._start(kind, number)
         if operation is not None:
 
             def call() -> Message:
                 return {"frames": wrap_frames(to_frames(pickle.loads(fn)(dict(self.workspaces))))}
 
             self._in_thread(operation, call)
-        return await self._poll("apply", number, wait_seconds)
+        return await self._poll(kind, number, wait_seconds)
 
     async def fetch(
         self,

@@ -2,21 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
-from jobrunner.checkpoint import Moment, MultiNodeCheckpointManager
-from jobrunner.errors import CheckpointWriteError, CommitConflictError
+from jobrunner.checkpoint import CopiesOrder, Moment, MultiNodeCheckpointManager, SaveOrder
+from jobrunner.errors import CheckpointWriteError, CommitConflictError, JobRunnerError
 from jobrunner.fingerprint import describe
 from jobrunner.plan import Plan
 from jobrunner.result import NodeSave, SaveReport
 from jobrunner.session import Binding
 
+logger = logging.getLogger("jobrunner.recorder")
+
 _REMEMBERED_SAVES = 5
+
+
+class _Save:
+    """A save under way, or ended."""
+
+    def __init__(self, epoch: int, started: float) -> None:
+        self.epoch = epoch
+        self.started = started
+        self.seconds = 0.0
+        self.stall_seconds = 0.0
+        self.nodes: dict[str, NodeSave] = {}
+        self.error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._thread is None or not self._thread.is_alive()
+
+    def start(self, write: Callable[[], dict[str, NodeSave]]) -> None:
+        """Go on in a thread of its own."""
+
+        def work() -> None:
+            try:
+                self.nodes = write()
+            except BaseException as error:
+                self.error = error
+            self.seconds = time.monotonic() - self.started
+
+        self._thread = threading.Thread(target=work, name="jobrunner-save", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
 
 
 class Recorder:
@@ -30,6 +69,8 @@ class Recorder:
         See `JobRunner`.
     warn : callable
         Told in a sentence what went wrong without ending the run.
+    saved : callable
+        Told of every save that is recorded, or has failed without ending the run.
     save_now : threading.Event
         Set by whoever asks for a save; cleared when it begins.
     """
@@ -40,13 +81,16 @@ class Recorder:
         plan: Plan,
         on_save_error: Literal["warn", "raise"],
         warn: Callable[[str], None],
+        saved: Callable[[SaveReport], None],
         save_now: threading.Event,
     ) -> None:
         self.manager = manager
         self._plan = plan
         self._on_save_error = on_save_error
         self._warn = warn
+        self._saved = saved
         self._save_now = save_now
+        self._in_flight: _Save | None = None
         self._last_save = time.monotonic()
         self._stalls: deque[float] = deque(maxlen=_REMEMBERED_SAVES)
         self._holds_directory = False
@@ -77,6 +121,7 @@ class Recorder:
 
     def end(self) -> None:
         """Give the directory back, so that another run may take it at once."""
+        self.settle_quietly()
         if self._holds_directory:
             self._holds_directory = False
             self.manager.end_run()
@@ -103,7 +148,12 @@ class Recorder:
             self.manager.finish(epoch)
 
     def is_due(self, epoch: int, step: int) -> bool:
-        """Whether to save after step `step` of `epoch`, counted from 1, by policy or request."""
+        """Whether to save after step `step` of `epoch`, counted from 1, by policy or request.
+
+        Also tells what became of a save in the background, and raises as `save` does.
+        """
+        if self._in_flight is not None and self._in_flight.is_over:
+            self.settle()
         moment = Moment(
             epoch,
             step,
@@ -117,8 +167,11 @@ class Recorder:
 
     def save(
         self, epoch: int, fired: Sequence[str], metrics: Mapping[str, Any], step: int | None = None
-    ) -> SaveReport:
+    ) -> None:
         """Write and record the checkpoint of `epoch`, or of its first `step` steps.
+
+        With an asynchronous manager it returns once everything is copied; `is_due` and `settle`
+        tell what became of it.
 
         Raises
         ------
@@ -129,34 +182,69 @@ class Recorder:
         CommitConflictError
             Another run has taken the directory over.
         """
+        self.settle()
         started = self._last_save = time.monotonic()
         self._save_now.clear()
-        nodes: dict[str, NodeSave] = {}
-        failure: CheckpointWriteError | None = None
+        details = {
+            "stopped_by": list(fired),
+            "metrics": dict(metrics),
+            "placement": dict(self._binding.placement),
+            **({} if step is None else {"step": step}),
+        }
+        write = partial(self._write, self._binding, details)
+        save = _Save(epoch, started)
         try:
-            nodes = self._write(epoch, fired, metrics, step)
+            order = self._begin(epoch)
+            if self.manager.asynchronous:
+                with self._abandons(order):
+                    self._binding.apply(order.copy(self.manager.budget_bytes))
+                save.stall_seconds = time.monotonic() - started
+                save.start(partial(write, order, order.write_copies()))
+                self._in_flight = save
+                return
+            save.nodes = write(order, order)
         except CheckpointWriteError as error:
-            failure = error
-        seconds = time.monotonic() - started
+            save.error = error
+        save.seconds = save.stall_seconds = time.monotonic() - started
+        self._tell(save)
+
+    def settle(self) -> None:
+        """Wait for the save that is in flight, if there is one; raises what `save` does."""
+        save = self._in_flight
+        if save is not None:
+            started = time.monotonic()
+            save.wait()
+            save.stall_seconds += time.monotonic() - started
+            self._in_flight = None
+            self._tell(save)
+
+    def settle_quietly(self) -> None:
+        """Wait for the save that is in flight, when something else has gone wrong already."""
+        try:
+            self.settle()
+        except JobRunnerError as error:
+            logger.warning("A save in the background failed as well: %s", error)
+
+    def _tell(self, save: _Save) -> None:
+        if save.error is not None and not isinstance(save.error, CheckpointWriteError):
+            raise save.error
         report = SaveReport(
-            epoch=epoch,
-            seconds=seconds,
-            stall_seconds=seconds,
-            nbytes=sum(node.nbytes for node in nodes.values()),
-            nodes=nodes,
-            error=None if failure is None else str(failure),
+            epoch=save.epoch,
+            seconds=save.seconds,
+            stall_seconds=save.stall_seconds,
+            nbytes=sum(node.nbytes for node in save.nodes.values()),
+            nodes=save.nodes,
+            error=None if save.error is None else str(save.error),
         )
         self._stalls.append(report.stall_seconds)
-        (self.saves if failure is None else self.failed_saves).append(report)
-        if failure is not None:
+        (self.saves if save.error is None else self.failed_saves).append(report)
+        if save.error is not None:
             if self._on_save_error == "raise":
-                raise failure
-            self._warn(f"Epoch {epoch} was not saved: {failure}")
-        return report
+                raise save.error
+            self._warn(f"Epoch {save.epoch} was not saved: {save.error}")
+        self._saved(report)
 
-    def _write(
-        self, epoch: int, fired: Sequence[str], metrics: Mapping[str, Any], step: int | None
-    ) -> dict[str, NodeSave]:
+    def _begin(self, epoch: int) -> SaveOrder:
         if not self._holds_directory:
             self._take_directory()
             if self.manager.epochs():
@@ -166,29 +254,34 @@ class Recorder:
                     f"them."
                 )
             self._prove_shared()
-        order = self.manager.begin(epoch)
-        try:
+        return self.manager.begin(epoch)
+
+    def _write(
+        self,
+        binding: Binding,
+        details: Mapping[str, Any],
+        order: SaveOrder,
+        write: SaveOrder | CopiesOrder,
+    ) -> dict[str, NodeSave]:
+        """Let the workers write, and record the epoch; in any thread."""
+        with self._abandons(order):
+            answers = binding.apply(write, channel="save")
             receipts = {
-                node: receipt
-                for answer in self._binding.apply(order).values()
-                for node, receipt in answer.items()
+                node: receipt for answer in answers.values() for node, receipt in answer.items()
             }
-            self.manager.commit(
-                order,
-                receipts,
-                {
-                    "stopped_by": list(fired),
-                    "metrics": dict(metrics),
-                    "placement": dict(self._binding.placement),
-                    **({} if step is None else {"step": step}),
-                },
-            )
+            self.manager.commit(order, receipts, details)
+        return {
+            node: NodeSave(receipt.seconds, receipt.nbytes - receipt.linked_bytes)
+            for node, receipt in receipts.items()
+        }
+
+    @contextlib.contextmanager
+    def _abandons(self, order: SaveOrder) -> Iterator[None]:
+        try:
+            yield
         except CheckpointWriteError:
             self.manager.abandon(order)
             raise
-        return {
-            node: NodeSave(receipt.seconds, receipt.nbytes) for node, receipt in receipts.items()
-        }
 
     def _take_directory(self) -> None:
         self.manager.start_run(self._plan.checkpointed, {"plan": describe(self._plan)})

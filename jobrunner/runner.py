@@ -285,7 +285,9 @@ class _Run:
         self.recorder = (
             None
             if manager is None
-            else Recorder(manager, plan, runner.on_save_error, self._warn, runner._save_now)
+            else Recorder(
+                manager, plan, runner.on_save_error, self._warn, self._saved, runner._save_now
+            )
         )
         self.fired: tuple[str, ...] = ()
         self.steps_done = 0  # of the epoch after the one that `_start` gives
@@ -468,6 +470,8 @@ class _Run:
         return "epoch_limiter" if self.limit is not None and epoch >= self.limit else ""
 
     def _finish(self, epoch: int) -> None:
+        if self.recorder is not None:
+            self.recorder.settle()
         builder, manager = self.runner.upload_task_group_builder, self.runner.checkpoint_manager
         if builder is not None and manager is not None:
             self.binding.run_group(builder.build(epoch, manager), epoch=epoch)
@@ -478,14 +482,18 @@ class _Run:
 
     def _save(self, epoch: int, metrics: Mapping[str, Any], step: int | None = None) -> None:
         if self.recorder is not None:
-            report = self.recorder.save(epoch, () if step else self.fired, metrics, step)
-            if report.error is None:
-                self.restarts_in_a_row = 0
-            self._notify("on_save", report)
+            self.recorder.save(epoch, () if step else self.fired, metrics, step)
+
+    def _saved(self, report: SaveReport) -> None:
+        if report.error is None:
+            self.restarts_in_a_row = 0
+        self._notify("on_save", report)
 
     def _recover(self, error: NodeLostError) -> ResumePlan:
         """Place the nodes anew after a loss; gives where to begin again from."""
         manager = self.runner.checkpoint_manager
+        if self.recorder is not None:
+            self.recorder.settle_quietly()
         decision = resume.plan_resume(self.plan, manager, self.policy)
         start = "the start" if decision.epoch is None else f"epoch {decision.epoch}"
         if self.restarts_in_a_row >= self.runner.max_restarts:

@@ -47,6 +47,8 @@ class Workspace:
     retained : dict
         Group -> (task, part) -> frozen value, or the error that stands for it, of the group's last
         run: what `TaskOutput.fetch` brings to the client.
+    companions : dict of str to object
+        What others keep as long as the workspace lives.
 
     Notes
     -----
@@ -54,7 +56,7 @@ class Workspace:
     operation at a time touches it.
     """
 
-    __slots__ = ("_detached", "globals", "node", "private", "retained", "transient")
+    __slots__ = ("_detached", "companions", "globals", "node", "private", "retained", "transient")
 
     def __init__(self, node: str, transient: frozenset[str] = frozenset()) -> None:
         self.node = node
@@ -62,6 +64,7 @@ class Workspace:
         self.globals: dict[str, Any] = {}
         self.private: dict[str, Any] = {}
         self.retained: dict[str, dict[tuple[str, int], Any]] = {}
+        self.companions: dict[str, Any] = {}
         self._detached: set[str] = set()
 
     def lookup(self, name: str) -> Any:

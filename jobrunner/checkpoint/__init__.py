@@ -16,6 +16,7 @@ The way of the data, one module a stage; a module imports only from those above 
     policies, schedule   which epochs are kept, and when to save   (pure)
     liveness, probe, hold   a run's hold on the directory
     chores            hides and deletes in the background
+    snapshot          copies, so that epochs go on while they are written
     save, load        what is sent to the workers
     view              a checkpoint to look into
     directory         all that reads
@@ -40,7 +41,7 @@ from jobrunner.checkpoint.policies import (
     KeepLast,
     RetentionPolicy,
 )
-from jobrunner.checkpoint.save import SaveOrder
+from jobrunner.checkpoint.save import CopiesOrder, SaveOrder
 from jobrunner.checkpoint.schedule import Auto, Moment, SaveEvery, SavePolicy
 from jobrunner.checkpoint.single import CheckpointManager
 from jobrunner.checkpoint.store import Receipt
@@ -53,6 +54,7 @@ __all__ = [
     "CheckpointDirectory",
     "CheckpointManager",
     "Codec",
+    "CopiesOrder",
     "FileMetadataHandler",
     "Finding",
     "KeepAll",

@@ -12,7 +12,7 @@ import ctypes
 import errno
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from crc32c import crc32c
@@ -24,6 +24,10 @@ BLOCK_BYTES = 1 << 20
 
 _ZEROS = bytes(BLOCK_BYTES)
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR)
+_NO_LINK = (
+    *_NOTHING_THERE,
+    *(errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.EACCES, errno.ENOSYS),
+)
 
 
 class PosixFiles:
@@ -69,7 +73,11 @@ class PosixFiles:
             self.sync_directory(os.path.dirname(directory))
 
     def write(
-        self, path: str, buffers: Sequence[bytes | memoryview], padding_bytes: int = 0
+        self,
+        path: str,
+        buffers: Sequence[bytes | memoryview],
+        padding_bytes: int = 0,
+        watch: Callable[[memoryview], object] | None = None,
     ) -> int:
         """Create a file that must not exist; durable only once synced.
 
@@ -80,6 +88,8 @@ class PosixFiles:
             Written one after the other.
         padding_bytes : int
             So many zero bytes follow.
+        watch : callable, optional
+            Called with each block of the buffers while it is in the core's cache.
 
         Returns
         -------
@@ -97,6 +107,8 @@ class PosixFiles:
                     for start in range(0, len(view), BLOCK_BYTES):
                         block = view[start : start + BLOCK_BYTES]
                         digest = crc32c(block, digest)
+                        if watch is not None:
+                            watch(block)
                         self._write_block(descriptor, path, block)
             while padding_bytes > 0:
                 block = memoryview(_ZEROS)[:padding_bytes]
@@ -115,9 +127,37 @@ class PosixFiles:
             self.before("write", path)
             block = block[os.write(descriptor, block) :]
 
-    def digest(self, data: bytes) -> int:
-        """The crc32c of `data`, as `write` and `read_into` give it."""
-        return int(crc32c(data))
+    def digest(self, data: bytes | memoryview, before: int = 0) -> int:
+        """The crc32c of `data`, as `write` and `read_into` give it; `before` is what it follows."""
+        return int(crc32c(data, before))
+
+    def digest_zeros(self, nbytes: int, before: int) -> int:
+        """The crc32c of what has the digest `before` and so many zero bytes after it."""
+        while nbytes > 0:
+            block = memoryview(_ZEROS)[:nbytes]
+            before = int(crc32c(block, before))
+            nbytes -= len(block)
+        return before
+
+    def link(self, source: str, target: str, nbytes: int) -> bool:
+        """Give a file a second name, in another directory, provided it is `nbytes` long.
+
+        Returns
+        -------
+        bool
+            False where it is gone or of another size, or cannot be linked: write it then.
+        """
+        self.before("link", target)
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno in _NO_LINK:
+                return False
+            raise
+        if os.lstat(target).st_size == nbytes:
+            return True
+        self.remove_file(target)
+        return False
 
     def overwrite(self, path: str, data: bytes) -> None:
         """Write `data` over the start of a file, creating it; neither atomic nor durable."""

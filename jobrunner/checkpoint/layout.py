@@ -54,9 +54,9 @@ class Chunk:
     padding_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlannedArray:
-    """An array part with its place in the store."""
+    """An array part with its place in the store; the part may give way to a copy of it."""
 
     path: str
     part: ArrayPart

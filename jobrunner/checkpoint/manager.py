@@ -62,6 +62,12 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         When to save; by default after every epoch.
     keep : RetentionPolicy
         Which epochs to keep.
+    asynchronous : bool
+        Let the epochs go on once all blobs are copied, and write the copies meanwhile. At most
+        one save is in flight; the next one waits for it.
+    budget_bytes : int, optional
+        With `asynchronous`: longest that the copies on one worker may be together. What is beyond
+        is written before the epochs go on.
     delete_on_success : bool
         Give all epochs up once the job has ended, exit group and all.
     load_path : str or os.PathLike, optional
@@ -97,6 +103,8 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         *,
         save: SavePolicy | None = None,
         keep: RetentionPolicy | None = None,
+        asynchronous: bool = False,
+        budget_bytes: int | None = None,
         delete_on_success: bool = False,
         load_path: str | os.PathLike[str] | None = None,
         allow_pickle: bool = False,
@@ -113,6 +121,14 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         self._keep = keep if keep is not None else KeepAll()
         if not isinstance(self._keep, RetentionPolicy):
             raise DefinitionError(f"keep is a RetentionPolicy such as KeepLast(3); got {keep!r}.")
+        self.asynchronous = bool(asynchronous)
+        if budget_bytes is not None and (
+            not isinstance(budget_bytes, int) or isinstance(budget_bytes, bool) or budget_bytes < 0
+        ):
+            raise DefinitionError(f"budget_bytes is a number of bytes; got {budget_bytes!r}.")
+        if budget_bytes is not None and not asynchronous:
+            raise DefinitionError("budget_bytes bounds the copies of asynchronous=True; give both.")
+        self.budget_bytes = budget_bytes
         self._delete_on_success = bool(delete_on_success)
         self._origin = (
             None
@@ -130,6 +146,8 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         self._hold: Hold | None = None
         self._resumed_from: int | None = None
         self._unfinished: dict[Claim, SaveOrder] = {}
+        # Number of the newest commit entry, and that epoch's stores with their manifests' digests.
+        self._newest: tuple[int, dict[str, tuple[str, str]]] | None = None
         self._metrics: dict[int, Mapping[str, Any]] = {}  # by number of the commit entry
 
     def load(
@@ -309,9 +327,27 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
             store_names(hold.nodes, epoch, retry),
             self.blob_check(),
             self._files,
+            self._former(),
         )
         self._unfinished[claim] = order
         return order
+
+    def _former(self) -> dict[str, tuple[str, str]]:
+        """The newest recorded stores, which the next ones may share unchanged chunks with."""
+        state = self._journal.check_held()
+        latest = state.latest
+        if latest is None:
+            return {}
+        number = state.recorded[latest]
+        if self._newest is None or self._newest[0] != number:
+            try:
+                stores = self.record(latest)["stores"]
+            except CheckpointError as error:
+                logger.info("Nothing is linked to epoch %d: %s", latest, error)
+                stores = {}
+            found = {node: (about["store"], about["manifest"]) for node, about in stores.items()}
+            self._newest = (number, found)
+        return self._newest[1]
 
     def commit(
         self, order: SaveOrder, receipts: Mapping[str, Receipt], details: Mapping[str, Any]
@@ -368,8 +404,12 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
                     f"The save of epoch {epoch} in {self.path} was abandoned. Begin it again."
                 )
             replaced = self._names_of(state, epoch) if epoch in state.recorded else None
-            self._append("commit", body)
+            entry = self._append("commit", body)
         # From here on the epoch exists, and nothing that fails may say otherwise.
+        self._newest = (
+            entry["number"],
+            {node: (receipts[node].store, receipts[node].manifest) for node in order.stores},
+        )
         del self._unfinished[order.claim]
         if replaced is not None:
             self._sweep(*replaced)

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from jobrunner.checkpoint.blobs import encode_blobs
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.encoding import EncodedBlob
 from jobrunner.checkpoint.files import PosixFiles
+from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.records import Claim
-from jobrunner.checkpoint.store import Receipt, write_stores
-from jobrunner.errors import CheckpointWriteError
+from jobrunner.checkpoint.snapshot import Arena, copy_arrays
+from jobrunner.checkpoint.store import (
+    LINKED_BYTES,
+    FormerStore,
+    Receipt,
+    StoreBatch,
+    former_store,
+    run_gently,
+)
+from jobrunner.errors import CheckpointCorruptError, CheckpointError, CheckpointWriteError
 from jobrunner.workspace import Workspace
+
+logger = logging.getLogger("jobrunner.checkpoint.save")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,9 @@ class SaveOrder:
         Node -> name of its store.
     check : BlobCheck
     files : PosixFiles
+    former : mapping of str to (str, str)
+        Node -> a recorded store of it, and the SHA-256 of its manifest: chunks that are the same
+        there are linked.
 
     Notes
     -----
@@ -85,6 +100,7 @@ class SaveOrder:
     stores: Mapping[str, str]
     check: BlobCheck
     files: PosixFiles
+    former: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def epoch(self) -> int:
@@ -101,19 +117,134 @@ class SaveOrder:
         CheckpointWriteError
             The storage failed.
         """
+        nodes, batch = self._prepare(workspaces)
+        with self._writing(nodes):
+            batch.write()
+            return dict(zip(nodes, batch.finish(), strict=True))
+
+    def copy(self, budget_bytes: int | None) -> SnapshotOrder:
+        """What copies all that is to be saved, to be called on every worker.
+
+        Parameters
+        ----------
+        budget_bytes : int or None
+            Longest that the copies on a worker may be; what is beyond is written at once.
+        """
+        return SnapshotOrder(self, budget_bytes)
+
+    def write_copies(self) -> CopiesOrder:
+        """What writes the copies that `copy` made, to be called on every worker."""
+        return CopiesOrder(self)
+
+    def _prepare(self, workspaces: Mapping[str, Workspace]) -> tuple[list[str], StoreBatch]:
         # All of it before anything is written: what cannot be saved is no fault of the storage.
         encoded = self.check.encode(workspaces)
-        stores: dict[str, tuple[dict[str, Any], dict[str, EncodedBlob]]] = {
+        stores = {
             self.stores[node]: ({"node": node, "epoch": self.epoch, "run": self.run}, blobs)
             for node, blobs in encoded.items()
         }
+        former = {
+            self.stores[node]: found
+            for node, blobs in encoded.items()
+            if (found := self._former(node, blobs)) is not None
+        }
+        return list(encoded), StoreBatch(self.files, self.path, stores, former)
+
+    def _former(self, node: str, blobs: Mapping[str, EncodedBlob]) -> FormerStore | None:
+        if node not in self.former or not any(
+            part.data.nbytes >= LINKED_BYTES for blob in blobs.values() for part in blob.parts
+        ):
+            return None
+        store, manifest = self.former[node]
+        reader = StoreReader(self.files, self.path, store, manifest)
         try:
-            receipts = write_stores(self.files, self.path, stores)
+            return former_store(reader.root, reader.read_manifest())
+        except (OSError, CheckpointCorruptError) as error:
+            logger.info("Nothing is linked to %s, which cannot be read: %s", reader.root, error)
+            return None
+
+    @contextlib.contextmanager
+    def _writing(self, nodes: Sequence[str]) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            where = error.filename or os.path.join(self.path, next(iter(stores), ""))
+            if isinstance(error, CheckpointError):
+                raise
+            first = self.stores[nodes[0]] if nodes else ""
+            where = error.filename or os.path.join(self.path, first)
             raise CheckpointWriteError(
-                f"Epoch {self.epoch} of {', '.join(encoded)} could not be written: {where}: "
+                f"Epoch {self.epoch} of {', '.join(nodes)} could not be written: {where}: "
                 f"{type(error).__name__}: {error.strerror or error}. What was recorded before "
                 f"still is; mend the storage and save again."
             ) from error
-        return dict(zip(encoded, receipts, strict=True))
+
+
+class _Copies:
+    """What a worker keeps for saves in the background: memory to copy to, and the save itself."""
+
+    def __init__(self) -> None:
+        self.arena = Arena()
+        self.claim: Claim | None = None
+        self.nodes: list[str] = []
+        self.batch: StoreBatch | None = None
+
+    @classmethod
+    def of(cls, workspaces: Mapping[str, Workspace]) -> _Copies:
+        """The one that belongs to a worker's workspaces, and lives as long as they do."""
+        found = [w.companions[_COPIES] for w in workspaces.values() if _COPIES in w.companions]
+        copies: _Copies = found[0] if found else cls()
+        for workspace in workspaces.values():
+            workspace.companions[_COPIES] = copies
+        return copies
+
+
+_COPIES = "copies to be saved"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOrder:
+    """Copies what a `SaveOrder` would write; the epochs may go on when it returns.
+
+    Notes
+    -----
+    Runs on workers, in a thread; picklable. What exceeds the budget is written at once.
+    """
+
+    order: SaveOrder
+    budget_bytes: int | None
+
+    def __call__(self, workspaces: Mapping[str, Workspace]) -> None:
+        """Raise what `SaveOrder` raises."""
+        copies = _Copies.of(workspaces)
+        copies.batch = None
+        nodes, batch = self.order._prepare(workspaces)
+        left = copy_arrays(batch.arrays(), copies.arena, self.budget_bytes)
+        if left:
+            with self.order._writing(nodes):
+                batch.write(left)
+        copies.claim, copies.nodes, copies.batch = self.order.claim, nodes, batch
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesOrder:
+    """Writes what a `SnapshotOrder` copied, while epochs run.
+
+    Notes
+    -----
+    Runs on workers, in a thread of low priority where the system has such; picklable.
+    """
+
+    order: SaveOrder
+
+    def __call__(self, workspaces: Mapping[str, Workspace]) -> dict[str, Receipt]:
+        """Write, make durable, and give a receipt for each node."""
+        copies = _Copies.of(workspaces)
+        batch, copies.batch = copies.batch, None
+        if batch is None or copies.claim != self.order.claim:
+            raise CheckpointWriteError(
+                f"Epoch {self.order.epoch} of {self.order.path} cannot be written: this worker "
+                f"has no copy of its blobs. Save again."
+            )
+        with self.order._writing(copies.nodes):
+            run_gently(batch.write)
+            return dict(zip(copies.nodes, batch.finish(), strict=True))

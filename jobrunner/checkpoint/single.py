@@ -24,7 +24,8 @@ class CheckpointManager(MultiNodeCheckpointManager):
     path : str or os.PathLike
     node_name : str
     metadata_handler : MetadataHandler, optional
-    save, keep, delete_on_success, load_path, allow_pickle, take_over, files, patience
+    save, keep, asynchronous, budget_bytes, delete_on_success, load_path, allow_pickle, take_over
+    files, patience
         As for `MultiNodeCheckpointManager`.
     """
 
@@ -36,6 +37,8 @@ class CheckpointManager(MultiNodeCheckpointManager):
         *,
         save: SavePolicy | None = None,
         keep: RetentionPolicy | None = None,
+        asynchronous: bool = False,
+        budget_bytes: int | None = None,
         delete_on_success: bool = False,
         load_path: str | os.PathLike[str] | None = None,
         allow_pickle: bool = False,
@@ -48,6 +51,8 @@ class CheckpointManager(MultiNodeCheckpointManager):
             metadata_handler,
             save=save,
             keep=keep,
+            asynchronous=asynchronous,
+            budget_bytes=budget_bytes,
             delete_on_success=delete_on_success,
             load_path=load_path,
             allow_pickle=allow_pickle,
