@@ -164,9 +164,7 @@ class StoreBatch:
         for store in self._stores:
             yield from store.layout.arrays
 
-    def write(
-        self, arrays: Collection[PlannedArray] | None = None, threads: int = THREADS
-    ) -> None:
+    def write(self, arrays: Collection[PlannedArray] | None = None, threads: int = THREADS) -> None:
         """Write some arrays, or all and the documents.
 
         Raises
@@ -313,9 +311,7 @@ class _WordSum:
         self.total = (self.total + total) & 0xFFFF_FFFF_FFFF_FFFF
 
 
-def _digest(
-    files: PosixFiles, content: memoryview, padding_bytes: int, head: int
-) -> WrittenChunk:
+def _digest(files: PosixFiles, content: memoryview, padding_bytes: int, head: int) -> WrittenChunk:
     words, crc = _WordSum(), 0
     for start in range(0, len(content), BLOCK_BYTES):
         block = content[start : start + BLOCK_BYTES]

@@ -1,0 +1,206 @@
+"""Asynchronous saves: the epochs wait for a copy only, and every failure comes out."""
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobrunner import (
+    CheckpointWriteError,
+    DefinitionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    SaveEvery,
+    Session,
+    Task,
+    epoch_limiter,
+)
+from jobrunner.checkpoint.files import PosixFiles
+from jobrunner.checkpoint.layout import PlannedArray
+from jobrunner.checkpoint.snapshot import Arena, copy_arrays
+
+GATE = threading.Event()
+"""Open: files may be written."""
+
+
+class GatedFiles(PosixFiles):
+    """Chunks are written once the gate is open; none where a file FAIL lies in the directory."""
+
+    def before(self, operation, path):
+        if operation == "create" and os.path.basename(path).startswith("c."):
+            assert GATE.wait(30)
+            if Path(path.split("/ckpt/")[0], "ckpt", "FAIL").exists():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+@pytest.fixture
+def session(inproc_client):
+    with Session(inproc_client) as session:
+        yield session
+
+
+@pytest.fixture(autouse=True)
+def gate():
+    GATE.set()
+    yield GATE
+    GATE.set()
+
+
+def growing(limit):
+    def grow(w):
+        w += 1
+
+    with Job("growing") as job:
+        for node in (Node("a"), Node("b")):
+            with job.init_group:
+                Task(lambda: np.zeros((300, 500)), outputs="w", name="zero", node=node)
+            # In place: without a copy, the write would see the next epoch's numbers.
+            Task(grow, updates="w", node=node)
+        epoch_limiter(job, limit)
+    return job
+
+
+def manager_of(tmp_path, **options):
+    options = {"asynchronous": True, "files": GatedFiles(), **options}
+    return MultiNodeCheckpointManager(tmp_path / "ckpt", **options)
+
+
+def values(manager, epoch):
+    checkpoint = manager.open(epoch)
+    return [set(np.unique(checkpoint[node]["w"][:])) for node in ("a", "b")]
+
+
+def test_epochs_go_on_while_a_save_is_written_and_it_holds_what_was_there(session, tmp_path, gate):
+    class Watch:
+        def on_epoch(self, epoch, seconds, metrics):
+            while epoch == 1 and manager.latest() != 0:
+                time.sleep(0.01)  # epoch 0 is being written
+            if epoch == 2:
+                gate.clear()  # the save of epoch 2 cannot be written
+            if epoch == 4:
+                seen.append(manager.epochs())
+                gate.set()
+
+    seen = []
+    manager = manager_of(tmp_path, save=SaveEvery(epochs=2))
+    result = JobRunner(growing(4), manager, callbacks=[Watch()]).run(session)
+    assert seen == [[0]]
+    assert manager.epochs() == [0, 2, 4]
+    assert [values(manager, epoch) for epoch in (2, 4)] == [[{2.0}] * 2, [{4.0}] * 2]
+    assert [report.epoch for report in result.saves] == [0, 2, 4]
+    for epoch in (0, 2, 4):
+        manager.verify(epoch)
+
+
+def test_at_most_one_save_is_in_flight(session, tmp_path):
+    manager = manager_of(tmp_path)
+    result = JobRunner(growing(6), manager).run(session)
+    assert manager.epochs() == list(range(7))
+    assert [values(manager, epoch)[0] for epoch in manager.epochs()] == [{e} for e in range(7)]
+    assert all(report.stall_seconds <= report.seconds + 1 for report in result.saves)
+
+
+@pytest.mark.parametrize("budget_bytes", [0, 1_300_000])
+def test_what_exceeds_the_budget_is_written_before_the_epochs_go_on(
+    session, tmp_path, budget_bytes
+):
+    manager = manager_of(tmp_path, budget_bytes=budget_bytes)
+    JobRunner(growing(3), manager).run(session)
+    assert [values(manager, epoch) for epoch in (1, 2, 3)] == [[{e}] * 2 for e in (1, 2, 3)]
+
+
+class FailsAfterEpoch2:
+    def __init__(self, manager):
+        self.manager, self.saved, self.epochs = manager, [], []
+
+    def on_epoch(self, epoch, seconds, metrics):
+        self.epochs.append(epoch)
+        if epoch == 2:
+            while self.manager.latest() != 1:
+                time.sleep(0.01)  # epoch 1 is being written
+            Path(self.manager.path, "FAIL").touch()
+        if epoch == 5:
+            Path(self.manager.path, "FAIL").unlink()
+
+    def on_save(self, report):
+        self.saved.append((report.epoch, report.error is None))
+
+
+def test_a_failure_in_the_background_is_reported_and_the_epochs_go_on(session, tmp_path):
+    manager = manager_of(tmp_path)
+    watch = FailsAfterEpoch2(manager)
+    result = JobRunner(growing(6), manager, callbacks=[watch]).run(session)
+    assert result.epoch == 6
+    assert 2 in [report.epoch for report in result.failed_saves]
+    assert "No space left" in result.failed_saves[0].error
+    assert manager.latest() == 6
+    assert sorted(watch.saved) == [(e, e in manager.epochs()) for e in range(7)]
+
+
+def test_a_failure_in_the_background_is_raised_at_the_next_boundary(session, tmp_path):
+    manager = manager_of(tmp_path)
+    watch = FailsAfterEpoch2(manager)
+    with pytest.raises(CheckpointWriteError, match="No space left"):
+        JobRunner(growing(9), manager, callbacks=[watch], on_save_error="raise").run(session)
+    assert watch.epochs[-1] == 3
+    assert manager.latest() == 1
+
+
+def test_a_failure_in_the_background_of_the_last_save_is_raised_at_the_end(session, tmp_path):
+    manager = manager_of(tmp_path)
+    watch = FailsAfterEpoch2(manager)
+    with pytest.raises(CheckpointWriteError, match="No space left"):
+        JobRunner(growing(2), manager, callbacks=[watch], on_save_error="raise").run(session)
+    assert not manager.is_done()
+
+
+def test_a_budget_without_copies_is_refused(tmp_path):
+    with pytest.raises(DefinitionError, match="asynchronous"):
+        MultiNodeCheckpointManager(tmp_path, budget_bytes=5)
+    with pytest.raises(DefinitionError, match="budget_bytes"):
+        manager_of(tmp_path, budget_bytes=-1)
+
+
+def planned(*arrays):
+    from jobrunner.checkpoint.encoding import ArrayPart
+
+    return [
+        PlannedArray(str(i), ArrayPart(array, None, (), "ndarray"), array.shape, {})
+        for i, array in enumerate(arrays)
+    ]
+
+
+def test_copies_are_made_in_the_same_memory_save_after_save():
+    arena = Arena()
+    places = []
+    for epoch in range(3):
+        arrays = planned(np.full(1000, epoch, "<f4"), np.full((3, 5), epoch), np.array(epoch))
+        assert copy_arrays(arrays, arena, None) == []
+        assert [set(np.unique(a.part.data)) for a in arrays] == [{epoch}] * 3
+        places.append([a.part.data.__array_interface__["data"][0] for a in arrays])
+    assert places[0] == places[1] == places[2]
+
+
+def test_copies_stay_within_the_budget_and_memory_is_given_back():
+    arena = Arena()
+    left = copy_arrays(planned(*[np.ones(100)] * 4), arena, 1700)
+    assert [array.path for array in left] == ["2", "3"]
+    assert arena.nbytes <= 1700
+    copy_arrays(planned(np.ones(10)), arena, None)
+    assert arena.nbytes < 200
+
+
+def test_views_and_texts_are_copied_as_they_are():
+    source = np.arange(60).reshape(3, 4, 5)[:, ::2, ::-1]
+    texts = np.array(["a", "längerer Text, der nicht in das Feld passt"], np.dtypes.StringDType())
+    arrays = planned(source, texts, np.arange(5 << 20).reshape(5, -1))
+    copy_arrays(arrays, Arena(), None)
+    for array, original in zip(arrays, (source, texts, np.arange(5 << 20).reshape(5, -1))):
+        assert np.array_equal(array.part.data, original)
+        assert not np.shares_memory(array.part.data, original)

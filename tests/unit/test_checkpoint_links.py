@@ -1,0 +1,168 @@
+"""What has not changed since the epoch before is linked to it, and each store is whole by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from jobrunner import CheckpointCorruptError, KeepLast, MultiNodeCheckpointManager
+from jobrunner.checkpoint import Receipt
+from jobrunner.testing import FaultyFiles
+from jobrunner.workspace import Workspace
+
+BIG = 100_000
+
+
+class Rig:
+    def __init__(self, path: Path, **options: Any) -> None:
+        options.setdefault("files", FaultyFiles(sync=False))
+        self.manager = MultiNodeCheckpointManager(path, **options)
+        self.workspace = Workspace("a")
+        self.blobs = self.workspace.globals
+        self.blobs.update(fixed=np.arange(float(BIG)), small=np.arange(5), n=1)
+        self.manager.start_run(["a"], {})
+
+    def save(self, epoch: int) -> Receipt:
+        order = self.manager.begin(epoch)
+        receipts = order({"a": self.workspace})
+        self.manager.commit(order, receipts, {})
+        self.manager.settle()
+        return receipts["a"]
+
+    def chunk(self, epoch: int, name: str = "fixed", index: str = "c.0") -> Path:
+        return Path(self.manager.get_ckpt_db_name("a", epoch), name, index)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path / "k")
+    yield rig
+    rig.manager.end_run()
+
+
+def test_an_unchanged_array_is_linked_and_a_changed_one_written(rig: Rig) -> None:
+    rig.blobs["moving"] = np.zeros(BIG)
+    assert rig.save(0).linked_bytes == 0
+    rig.blobs["moving"] = np.ones(BIG)
+    receipt = rig.save(1)
+    assert receipt.linked_bytes == 8 * BIG
+    assert rig.chunk(0).samefile(rig.chunk(1))
+    assert not rig.chunk(0, "moving").samefile(rig.chunk(1, "moving"))
+    assert rig.manager.open(0)["a"].load("moving").max() == 0
+    assert rig.manager.open(1)["a"].load("moving").min() == 1
+    rig.manager.verify(0)
+    rig.manager.verify(1)
+
+
+@pytest.mark.parametrize("place", [0, 1, BIG // 2, BIG - 1])
+def test_a_change_of_one_bit_anywhere_is_no_link(rig: Rig, place: int) -> None:
+    rig.save(0)
+    changed = rig.blobs["fixed"].copy()
+    changed.view(np.uint64)[place] ^= 1
+    rig.blobs["fixed"] = changed
+    assert rig.save(1).linked_bytes == 0
+    assert rig.manager.open(1)["a"].load("fixed").tobytes() == changed.tobytes()
+
+
+def test_values_that_change_places_are_no_link(rig: Rig) -> None:
+    rig.save(0)
+    rig.blobs["fixed"] = rig.blobs["fixed"].copy()
+    rig.blobs["fixed"][[BIG // 2, BIG - 1]] = rig.blobs["fixed"][[BIG - 1, BIG // 2]]
+    assert rig.save(1).linked_bytes == 0
+
+
+def test_the_same_bytes_of_another_shape_or_dtype_are_linked_and_load_as_what_they_are(
+    rig: Rig,
+) -> None:
+    rig.save(0)
+    rig.blobs["fixed"] = rig.blobs["fixed"].view("<i8")
+    assert rig.save(1).linked_bytes == 8 * BIG
+    assert rig.manager.open(1)["a"].load("fixed").dtype == np.dtype("<i8")
+    assert rig.manager.open(0)["a"].load("fixed").dtype == np.dtype("<f8")
+
+
+def test_each_store_opens_by_itself_in_any_zarr_reader(rig: Rig, tmp_path: Path) -> None:
+    rig.save(0)
+    rig.save(1)
+    alone = tmp_path / "alone"
+    shutil.copytree(rig.manager.get_ckpt_db_name("a", 1), alone)
+    shutil.rmtree(rig.manager.get_ckpt_db_name("a", 0))
+    assert np.array_equal(zarr.open_group(str(alone), mode="r")["fixed"][:], rig.blobs["fixed"])
+    rig.manager.verify(1)
+
+
+def test_retiring_an_epoch_leaves_those_that_share_its_files_whole(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "k", keep=KeepLast(1))
+    for epoch in range(4):
+        rig.save(epoch)
+    assert rig.manager.epochs() == [3]
+    rig.manager.verify(3)
+    assert os.stat(rig.chunk(3)).st_nlink == 1
+    rig.manager.end_run()
+
+
+def test_only_chunks_that_changed_are_written(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "k")
+    big = np.zeros((9, 1 << 20))  # several chunks
+    rig.blobs["big"] = big
+    rig.save(0)
+    rig.blobs["big"] = big.copy()
+    rig.blobs["big"][8, 5] = 1
+    receipt = rig.save(1)
+    first, *_, second = sorted(path.name for path in rig.chunk(1, "big").parent.glob("c.*"))
+    assert rig.chunk(1, "big", first).samefile(rig.chunk(0, "big", first))
+    assert not rig.chunk(1, "big", second).samefile(rig.chunk(0, "big", second))
+    assert receipt.linked_bytes > 8 * BIG
+    assert rig.manager.open(1)["a"].load("big")[8, 5] == 1
+    rig.manager.end_run()
+
+
+def test_a_file_that_was_cut_or_is_gone_is_written_anew(rig: Rig) -> None:
+    rig.save(0)
+    with rig.chunk(0).open("r+b") as file:
+        file.truncate(100)
+    assert rig.save(1).linked_bytes == 0
+    rig.manager.verify(1)
+    rig.chunk(1).unlink()
+    assert rig.save(2).linked_bytes == 0
+    rig.manager.verify(2)
+    with pytest.raises(CheckpointCorruptError):
+        rig.manager.verify(1)
+
+
+def test_a_former_store_that_cannot_be_read_only_costs_the_links(rig: Rig) -> None:
+    rig.save(0)
+    Path(rig.manager.get_ckpt_db_name("a", 0), "_manifest", "zarr.json").write_text("{}")
+    assert rig.save(1).linked_bytes == 0
+    rig.manager.verify(1)
+
+
+def test_a_file_system_without_links_only_costs_the_links(tmp_path: Path) -> None:
+    class NoLinks(FaultyFiles):
+        def link(self, source: str, target: str, nbytes: int) -> bool:
+            return False
+
+    rig = Rig(tmp_path / "k", files=NoLinks(sync=False))
+    rig.save(0)
+    order = rig.manager.begin(1)
+    receipts = order({"a": rig.workspace})
+    assert receipts["a"].linked_bytes == 0
+    rig.manager.commit(order, receipts, {})
+    rig.manager.verify(1)
+    rig.manager.end_run()
+
+
+def test_a_new_run_links_to_what_it_resumed_from(tmp_path: Path) -> None:
+    first = Rig(tmp_path / "k")
+    first.save(0)
+    first.manager.end_run()
+    second = Rig(tmp_path / "k")
+    assert second.save(1).linked_bytes == 8 * BIG
+    second.manager.end_run()
