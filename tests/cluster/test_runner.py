@@ -1,6 +1,7 @@
 """What `JobRunner` promises beyond Caffe2's scenarios."""
 
-import _thread
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -286,7 +287,7 @@ def test_an_epoch_deadline_names_the_late_node(inproc_client, held):
 
 def interrupt_at_3(n):
     if n == 2:
-        _thread.interrupt_main()
+        os.kill(os.getpid(), signal.SIGINT)
         SHARED["release"].wait(30)
     return n + 1
 
