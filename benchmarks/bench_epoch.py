@@ -1,173 +1,178 @@
-"""What does an epoch of trivial tasks cost, and does it stay so?
+"""What does an epoch of trivial tasks cost on two worker processes?
 
-Floor, ours and the peers run in turn on the same cluster of two worker processes, several rounds
-after a warm-up; the medians are printed. The floor is one empty message to each of the workers
-through the scheduler. The peers are pinned Dask futures: one `Client.submit` a task and one
-`Client.gather` an epoch, and one pinned graph an epoch with `Client.get`.
+The floor is one empty message to each of the workers through the scheduler. "asking" is ours with
+the client asked after every epoch; ours itself runs stints, several epochs for one message. Peers:
+Ray actors (one call a node and epoch, looping over the node's tasks one call each), Ray tasks,
+Dask actors, pinned Dask futures, one pinned Dask graph an epoch.
 
-    python benchmarks/bench_epoch.py [--rounds 5] [--epochs 100] [--long 3000] [--json FILE]
+    python benchmarks/bench_epoch.py [--rounds 3] [--epochs 200] [--json FILE]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
-from distributed import Client, LocalCluster
+import dask
+from distributed import Client
+from harness import (
+    OURS,
+    Laps,
+    Report,
+    Row,
+    alternate,
+    arguments,
+    counters,
+    increment,
+    ray_or_reason,
+    two_workers,
+    write,
+)
 
-from jobrunner import Job, JobRunner, Node, Session, Task
+from jobrunner import Job, JobRunner, Session
 
-CASES = [(2, 1), (2, 50), (100, 10)]
-
-
-def increment(n: int) -> int:
-    return n + 1
-
-
-def build(nodes: int, tasks: int) -> Job:
-    with Job("bench") as job:
-        for i in range(nodes):
-            with Node(f"node:{i}"):
-                for k in range(tasks):
-                    with job.init_group:
-                        Task(lambda: 0, outputs=f"n{k}")
-                    Task(increment, inputs=f"n{k}", outputs=f"n{k}")
-    return job
-
-
-class Clock:
-    """Takes the time between the ends of epochs."""
-
-    def __init__(self) -> None:
-        self.laps: list[float] = []
-        self._last = 0.0
-
-    def on_start(self, plan: object, total: object) -> None:
-        self._last = time.perf_counter()
-
-    def on_epoch(self, epoch: int, seconds: float, metrics: object) -> None:
-        now = time.perf_counter()
-        self.laps.append(now - self._last)
-        self._last = now
+CASES = [(2, 1), (2, 50), (100, 10), (1000, 10)]
 
 
-def ours(client: Client, nodes: int, tasks: int, epochs: int) -> list[float]:
-    clock = Clock()
-    with Session(client) as session:
-        JobRunner(build(nodes, tasks), num_epochs=epochs + 10, callbacks=[clock]).run(session)
-    return clock.laps[10:]
-
-
-def dask_futures(client: Client, nodes: int, tasks: int, epochs: int) -> list[float]:
-    workers = list(client.scheduler_info()["workers"])
+def timed(epochs: int, run: Callable[[], Any]) -> float:
     laps = []
     for _ in range(epochs):
         started = time.perf_counter()
-        futures = [
-            client.submit(increment, k, workers=workers[i % len(workers)], pure=False)
-            for i in range(nodes)
-            for k in range(tasks)
-        ]
-        client.gather(futures)
+        run()
         laps.append(time.perf_counter() - started)
-    return laps
+    return statistics.median(laps) * 1e3
 
 
-def dask_graph(client: Client, nodes: int, tasks: int, epochs: int) -> list[float]:
-    import dask
+def ours(client: Client, job: Job, epochs: int, *, is_passive: bool) -> float:
+    laps = Laps(is_passive=is_passive)
+    with Session(client) as session:
+        JobRunner(job, num_epochs=epochs + 10, callbacks=[laps]).run(session)
+    return laps.median_seconds(10) * 1e3
 
+
+def floor(client: Client, epochs: int) -> float:
     workers = list(client.scheduler_info()["workers"])
-    laps = []
-    for epoch in range(epochs):
-        started = time.perf_counter()
-        parts = []
-        for i in range(nodes):
-            with dask.annotate(workers=[workers[i % len(workers)]]):
-                parts += [
-                    dask.delayed(increment)(k, dask_key_name=f"inc-{epoch}-{i}-{k}")
-                    for k in range(tasks)
-                ]
-        client.gather(client.compute(parts, optimize_graph=False))
-        laps.append(time.perf_counter() - started)
-    return laps
 
-
-def floor(client: Client, nodes: int, tasks: int, epochs: int) -> list[float]:
-    workers = list(client.scheduler_info()["workers"])[:nodes]
-
-    async def laps() -> list[float]:
+    async def laps() -> float:
         found = []
         for _ in range(epochs):
             started = time.perf_counter()
             await client.scheduler.broadcast(msg={"op": "ping"}, workers=workers)
             found.append(time.perf_counter() - started)
-        return found
+        return statistics.median(found) * 1e3
 
-    return client.sync(laps)
+    return float(client.sync(laps))
 
 
-def compare(client: Client, rounds: int, epochs: int) -> list[dict[str, Any]]:
-    contenders: dict[str, Callable[..., list[float]]] = {
-        "floor": floor,
-        "jobrunner": ours,
-        "dask futures": dask_futures,
-        "dask graph": dask_graph,
-    }
-    rows = []
-    for nodes, tasks in CASES:
-        laps: dict[str, list[float]] = {name: [] for name in contenders}
-        for turn in range(rounds + 1):
-            for name, run in contenders.items():
-                slow = name.startswith("dask")
-                count = max(3, epochs // 20 // max(1, tasks // 10)) if slow else epochs
-                found = run(client, nodes, tasks, count)
-                if turn:  # the first round warms up
-                    laps[name].append(statistics.median(found))
-        medians = {name: statistics.median(found) * 1e3 for name, found in laps.items()}
-        rows.append({"nodes": nodes, "tasks": tasks, "milliseconds": medians})
-        print(
-            f"{nodes:4} nodes x {tasks:3} tasks  "
-            + "  ".join(f"{name} {value:8.2f} ms" for name, value in medians.items())
-            + f"  futures/ours {medians['dask futures'] / medians['jobrunner']:6.1f}",
-            flush=True,
+class Counter:
+    def __init__(self) -> None:
+        self.n = 0
+
+    def increment(self) -> int:
+        self.n += 1
+        return self.n
+
+
+def dask_peers(client: Client, nodes: int, tasks: int) -> dict[str, Callable[[], float]]:
+    workers = list(client.scheduler_info()["workers"])
+    size = nodes * tasks
+    epochs = max(3, 200 // size)
+    count = [0]
+
+    def futures() -> None:
+        client.gather(
+            [
+                client.submit(increment, k, workers=workers[i % 2], pure=False)
+                for i in range(nodes)
+                for k in range(tasks)
+            ]
         )
-    return rows
+
+    def graph() -> None:
+        parts = []
+        count[0] += 1
+        for i in range(nodes):
+            with dask.annotate(workers=[workers[i % 2]]):
+                parts += [
+                    dask.delayed(increment)(k, dask_key_name=f"inc-{count[0]}-{i}-{k}")
+                    for k in range(tasks)
+                ]
+        client.gather(client.compute(parts, optimize_graph=False))
+
+    actors = [
+        client.submit(Counter, actor=True, workers=workers[i % 2], pure=False).result()
+        for i in range(min(nodes, 2))
+    ]
+
+    def actor_calls() -> None:
+        for call in [actor.increment() for actor in actors for _ in range(size // len(actors))]:
+            call.result()
+
+    return {
+        "Dask futures": lambda: timed(epochs, futures),
+        "Dask graph": lambda: timed(epochs, graph),
+        "Dask actors": lambda: timed(epochs, actor_calls),
+    }
 
 
-def flatness(client: Client, epochs: int) -> dict[str, float]:
-    laps = ours(client, 2, 1, epochs)
-    width = epochs // 15
-    early = statistics.median(laps[100 : 100 + width]) * 1e3
-    late = statistics.median(laps[-width:]) * 1e3
-    print(
-        f"   2 nodes x   1 task   epochs 100-{100 + width}: {early:.2f} ms, "
-        f"epochs {epochs - width}-{epochs}: {late:.2f} ms, ratio {late / early:.2f}"
-    )
-    return {"early_milliseconds": early, "late_milliseconds": late}
+def ray_peers(nodes: int, tasks: int) -> dict[str, Callable[[], float]]:
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    actor_class = ray.remote(Counter)
+    actors = [actor_class.remote() for _ in range(2)]
+    task = ray.remote(increment)
+    size = nodes * tasks
+    epochs = max(3, 400 // size)
+    return {
+        "Ray actors": lambda: timed(
+            epochs,
+            lambda: ray.get([actors[i % 2].increment.remote() for i in range(size)]),
+        ),
+        "Ray tasks": lambda: timed(epochs, lambda: ray.get([task.remote(k) for k in range(size)])),
+    }
+
+
+def judge(nodes: int, tasks: int, figures: dict[str, float]) -> tuple[str, bool | None]:
+    mine, asking = figures[OURS], figures["asking"]
+    ray, futures = (figures.get(peer, float("inf")) for peer in ("Ray actors", "Dask futures"))
+    if (nodes, tasks) == (2, 1):
+        target = "≤ 0.2 ms; asking ≤ 1.0 ms; both ahead of Ray actors"
+        return target, mine <= 0.2 and asking <= 1.0 and asking < ray
+    if (nodes, tasks) == (2, 50):
+        target = "≤ 1.2 ms; ≥ 12 × Ray actors, ≥ 200 × Dask futures"
+        return target, mine <= 1.2 and ray >= 12 * mine and futures >= 200 * mine
+    limit = {100: 2.0, 1000: 8.0}[nodes]
+    return f"≤ {limit:g} ms", mine <= limit
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=100)
-    parser.add_argument("--long", type=int, default=3000, help="epochs of the flatness run")
-    parser.add_argument("--json", help="also write the figures to this file")
-    args = parser.parse_args()
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
-        found = {
-            "epochs": compare(client, args.rounds, args.epochs),
-            "flatness": flatness(client, args.long),
-        }
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(found, file, indent=2)
+    args = arguments(__doc__, rounds=3, epochs=200)
+    report = Report("What does an epoch of trivial tasks cost on two worker processes?")
+    with two_workers() as client:
+        for nodes, tasks in CASES:
+            job = counters(nodes, tasks)
+            epochs = max(20, args.epochs * 20 // max(20, nodes))
+            contenders: dict[str, Callable[[], float]] = {
+                "floor": lambda epochs=epochs: floor(client, epochs),
+                OURS: lambda job=job, epochs=epochs: ours(client, job, 5 * epochs, is_passive=True),
+                "asking": lambda job=job, epochs=epochs: ours(
+                    client, job, epochs, is_passive=False
+                ),
+            }
+            if not args.no_peers and nodes * tasks <= 1000:
+                contenders |= dask_peers(client, nodes, tasks)
+                if not ray_or_reason():
+                    contenders |= ray_peers(nodes, tasks)
+            figures = alternate(contenders, args.rounds if nodes * tasks <= 100 else 2)
+            target, is_met = judge(nodes, tasks, figures)
+            report.add(Row(f"{nodes} nodes × {tasks} tasks", "ms", figures, target, is_met))
+    if not args.no_peers and ray_or_reason():
+        report.skip("Ray", ray_or_reason())
+    write(report, args.json)
 
 
 if __name__ == "__main__":

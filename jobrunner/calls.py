@@ -104,7 +104,8 @@ def hand_over(program: Program, handover: Handover, parts: tuple[Any, ...], send
         value = parts[crossing.part]
     else:
         value = None
-    frozen = freeze(value, copy=crossing.copy)
+    copy = crossing.copy or (crossing.is_reused and program.keeps_running)
+    frozen = freeze(value, copy=copy)
     if handover.is_local:
         program.arrived[crossing.id] = frozen
     if handover.is_remote:

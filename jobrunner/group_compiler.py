@@ -305,6 +305,7 @@ class GroupCompiler:
             part=part,
             targets=tuple(self._crossings[key]),
             copy=changed is not None and self._is_updated_after(source, changed, task),
+            is_reused=changed is not None and (source, changed) in self._updates,
         )
 
     def _is_updated_after(self, node: str, blob: str, task: int | None) -> bool:

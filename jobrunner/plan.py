@@ -120,6 +120,9 @@ class Crossing:
         None together with `blob` None: a bare signal (`after=` across nodes), its value is None.
     copy : bool
         The source changes the memory later in this run, so hand over a copy.
+    is_reused : bool
+        The group's next run changes the memory in place: where that may begin before all targets
+        are done with this one, hand over a copy.
     """
 
     id: int
@@ -129,6 +132,7 @@ class Crossing:
     part: int | None
     targets: tuple[str, ...]
     copy: bool
+    is_reused: bool = False
 
     @property
     def is_signal(self) -> bool:

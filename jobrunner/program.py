@@ -147,6 +147,7 @@ class Program:
         self.steps: list[Step] = []
         self.waiters: dict[int, list[int]] = {}
         self.conditions = [c for c in conditions if c.node in slices]
+        self.keeps_running = False  # the next run may begin before other workers end this one
         self.has_updates = dict.fromkeys(slices, False)
         self._slices = slices
         self._crossings = crossings

@@ -160,6 +160,7 @@ class Runs:
         def start() -> None:
             self._group, self._stint, self._reply = group, stint, reply
             self._epoch, self._step = epoch, step
+            group.program.keeps_running = stint.epochs * stint.steps_per_epoch > 1
             self._outbox.start(stint.number)
             for early in (self._early, self._early_aborts, self._early_notes):
                 for number in [n for n in early if n < stint.number]:

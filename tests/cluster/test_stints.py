@@ -106,6 +106,27 @@ def test_nodes_that_share_nothing_end_after_the_same_epoch(session):
     assert [session.fetch(Node(f"n{i}")["n"]) for i in range(4)] == [203] * 4
 
 
+def grow(x):
+    x += 1
+
+
+def note(seen, x):
+    return [*seen, int(x.min()), int(x.max())]
+
+
+def test_what_the_next_run_changes_in_place_is_not_changed_under_slow_readers(session):
+    """The writer waits for nobody and is up to a window ahead of the reader."""
+    with Job("in place") as job:
+        writer, reader = Node("n0"), Node("n1")
+        with job.init_group:
+            Task(lambda: np.zeros(20_000), outputs="x", node=writer)
+            Task(list, outputs="seen", node=reader)
+        Task(grow, updates="x", node=writer)
+        Task(note, inputs=["seen", writer["x"]], outputs="seen", node=reader)
+    run(session, job, epochs=150, stint_seconds=60)
+    assert session.fetch(reader["seen"]) == [n for n in range(1, 151) for _ in range(2)]
+
+
 def test_a_failure_names_its_epoch_and_those_before_it_are_told(session):
     watcher = Watcher()
     with dask.config.set({"jobrunner.stint-seconds": 60}), pytest.raises(TaskFailedError) as caught:
