@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -155,7 +156,7 @@ class Laps:
         if self.is_passive:
             return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1)
         ends = self.ends[skip:]
-        return statistics.median(b - a for a, b in zip(ends, ends[1:], strict=False))
+        return statistics.median(b - a for a, b in itertools.pairwise(ends))
 
 
 def increment(n: int) -> int:
