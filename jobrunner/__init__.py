@@ -22,7 +22,7 @@ The way of the data, one module a stage; a module imports only from those above 
                     what commands tell and do
     answers, checkpoint_commands, cli
                     7 show
-    config, preload             Dask's configuration; what local worker processes load
+    config, preload, signals    Dask's configuration; what local worker processes load; Ctrl-C
     testing/                    fault injection and contract suites for users' own tests
 
 Names are imported when first used, so that ``import jobrunner`` costs nothing.
@@ -68,6 +68,8 @@ if TYPE_CHECKING:
         NodeLostError,
         PlacementError,
         PlanMismatchError,
+        RunStoppedError,
+        SchedulerLostError,
         TaskFailedError,
     )
     from jobrunner.job import Job, epoch_limiter
@@ -91,7 +93,8 @@ _MODULE_OF = {
         "errors": (
             "BlobNotFoundError CheckpointCorruptError CheckpointError CheckpointNotFoundError "
             "CheckpointWriteError CommitConflictError DefinitionError ExecutionError "
-            "JobRunnerError NodeLostError PlacementError PlanMismatchError TaskFailedError"
+            "JobRunnerError NodeLostError PlacementError PlanMismatchError RunStoppedError "
+            "SchedulerLostError TaskFailedError"
         ),
         "job": "Job epoch_limiter",
         "node": "Blob Node WorkspaceType",
@@ -139,9 +142,11 @@ __all__ = [
     "ResumePlan",
     "RetentionPolicy",
     "RunResult",
+    "RunStoppedError",
     "SaveEvery",
     "SavePolicy",
     "SaveReport",
+    "SchedulerLostError",
     "Session",
     "Task",
     "TaskFailedError",

@@ -19,12 +19,15 @@ from typing import Any
 import click
 
 from jobrunner import errors
+from jobrunner.signals import TerminatedError
 
 EXIT_CODES: Mapping[type[BaseException], int] = {
     # The most derived class that an error is an instance of decides; see `exit_code_of`.
     errors.DefinitionError: 2,
     errors.ExecutionError: 3,
     errors.NodeLostError: 4,
+    errors.SchedulerLostError: 5,
+    errors.RunStoppedError: 75,
     errors.PlacementError: 5,
     errors.CheckpointNotFoundError: 6,
     errors.CheckpointCorruptError: 7,
@@ -51,7 +54,8 @@ Exit codes:
     9  another run holds the checkpoint directory
    10  the checkpoint does not fit the job
    11  two checkpoints differ
-  130  interrupted (143: terminated)
+   75  told to stop by SIGTERM; run the same command again to go on
+  130  interrupted (143: terminated before the run began)
 """
 
 
@@ -63,10 +67,6 @@ class Answer:
     text: str
     exit_code: int = 0
     is_error: bool = False
-
-
-class TerminatedError(KeyboardInterrupt):
-    """SIGTERM: ends a run in the same orderly way as Ctrl-C."""
 
 
 def answers(command: Callable[..., Answer]) -> Callable[..., None]:
@@ -131,6 +131,8 @@ def _failure(
 
 def exit_code_of(error: BaseException) -> int:
     """The exit code for an error: that of the most derived class that has one."""
+    if isinstance(error, errors.RunStoppedError) and error.reason == "SIGINT":
+        return INTERRUPTED
     for kind in type(error).__mro__:
         if kind in EXIT_CODES:
             return EXIT_CODES[kind]

@@ -41,6 +41,8 @@ class Binding:
     plan : Plan
     attempt : int
         How many bindings of this plan there were before.
+    can_move : bool
+        A worker that is to leave may wait for its nodes to be bound elsewhere.
 
     Attributes
     ----------
@@ -48,8 +50,17 @@ class Binding:
         Node -> address of its worker.
     """
 
-    def __init__(self, cluster: Cluster, name: str, plan: Plan, attempt: int) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        plan: Plan,
+        attempt: int,
+        *,
+        can_move: bool = False,
+    ) -> None:
         self.plan = plan
+        self._can_move = can_move
         self.attempt = attempt
         self.placement: dict[str, str] = {}
         self._cluster = cluster
@@ -62,6 +73,16 @@ class Binding:
 
     # ---- for runners
 
+    @property
+    def leaving(self) -> dict[str, str]:
+        """Workers in use that are about to leave: address -> how we know."""
+        return self._talk.leaving
+
+    def count_spread(self) -> int:
+        """How many workers the nodes would be on if they were placed anew now."""
+        placed: dict[str, str] = self._cluster.sync(self._place_anew)
+        return len(set(placed.values()))
+
     def run(
         self,
         group: str,
@@ -69,6 +90,7 @@ class Binding:
         epoch: int | None = None,
         step: int = 0,
         deadline_seconds: float | None = None,
+        task_deadline_seconds: float | None = None,
     ) -> GroupResult:
         """Run a group of the plan, or another that `ship` was given, and wait for its end.
 
@@ -81,6 +103,8 @@ class Binding:
             Which run within the epoch.
         deadline_seconds : float, optional
             Abort the run and give up when it takes longer.
+        task_deadline_seconds : float, optional
+            The same for each of its tasks.
 
         Returns
         -------
@@ -96,7 +120,7 @@ class Binding:
         NodeLostError
             A worker that holds nodes of this binding is gone or silent.
         ExecutionError
-            The deadline passed.
+            A deadline passed.
 
         Notes
         -----
@@ -105,7 +129,13 @@ class Binding:
         """
         results: list[GroupResult] = []
         details = {"epoch": epoch, "step": step}
-        self._run(group, details, lambda _, result: results.append(result), deadline_seconds)
+        self._run(
+            group,
+            details,
+            lambda _, result: results.append(result),
+            deadline_seconds,
+            task_deadline_seconds,
+        )
         return results[0]
 
     def run_epochs(
@@ -150,14 +180,15 @@ class Binding:
             "is_judged": bool(judges),
             "seconds": seconds,
         }
-        self._run("epoch", {"epoch": first, "step": 0, "stint": stint}, ended, None)
+        self._run("epoch", {"epoch": first, "step": 0, "stint": stint}, ended)
 
     def _run(
         self,
         group: str,
         details: dict[str, Any],
         ended: Callable[[int, GroupResult], None],
-        deadline_seconds: float | None,
+        deadline_seconds: float | None = None,
+        task_deadline_seconds: float | None = None,
     ) -> None:
         plan, addresses = self._groups[group]
         epoch = details["epoch"]
@@ -171,6 +202,7 @@ class Binding:
             "run",
             {"key": group, **details},
             deadline_seconds=deadline_seconds,
+            task_deadline_seconds=task_deadline_seconds,
             group=plan.name,
             epoch=epoch,
         )
@@ -319,6 +351,12 @@ class Binding:
 
     # ---- within
 
+    async def _place_anew(self) -> dict[str, str]:
+        try:
+            return place(self.plan.nodes, await self._cluster.workers())
+        except PlacementError:
+            return {}
+
     async def _place(self, nodes: Sequence[PlannedNode]) -> dict[str, str]:
         workers = [w for w in await self._cluster.workers() if w.address not in self._talk.lost]
         placed = place(nodes, workers, self.placement)
@@ -358,7 +396,12 @@ class Binding:
                     pure=False,
                 )
             )
-        details = {"job": self.plan.job, "seed": self.plan.seed, "attempt": self.attempt}
+        details = {
+            "job": self.plan.job,
+            "seed": self.plan.seed,
+            "attempt": self.attempt,
+            "can_move": self._can_move,
+        }
         late = self._cluster.sync(self._talk.bind, leases, deadline, details)
         if late:
             for address in late:

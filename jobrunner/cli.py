@@ -6,6 +6,7 @@ Heavy imports wait until a command needs them, so that ``--help`` is quick.
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import signal
 import sys
@@ -16,15 +17,26 @@ import click
 
 from jobrunner import checkpoint_commands, errors
 from jobrunner._version import __version__
-from jobrunner.answers import EPILOG, Answer, TerminatedError, answers
+from jobrunner.answers import EPILOG, Answer, answers
+from jobrunner.signals import terminated_as_interrupt
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.result import RunResult
     from jobrunner.runner import JobRunner, ResumeFrom
     from jobrunner.session import Session
+
+
+_RESUMABLE = (errors.NodeLostError, errors.SchedulerLostError, errors.RunStoppedError)
+"""What needs no mending, only the same command once more."""
+
+
+class _StopTeller:
+    """Says at once, from a signal handler, what a signal has set going."""
+
+    def on_stop_asked(self, reason: str, at_once: str) -> None:
+        message = f"\n{reason}: the run ends once its epoch is recorded; {at_once} ends it now.\n"
+        os.write(2, message.encode())
 
 
 def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> ResumeFrom:
@@ -82,6 +94,13 @@ def main() -> None:
     "--scheduler", metavar="ADDR", help="Run on the Dask cluster whose scheduler is at ADDR."
 )
 @click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long after SIGTERM the run may take to end and record its epoch. [default: as long "
+    "as it takes]",
+)
+@click.option(
     "--dry-run", is_flag=True, help="Say what would run, from where and why; run nothing."
 )
 @click.option(
@@ -97,6 +116,7 @@ def run(
     workers: int | None,
     threads: int | None,
     scheduler: str | None,
+    grace: float | None,
     dry_run: bool,
     take_over: bool,
 ) -> Answer:
@@ -122,11 +142,16 @@ def run(
         plan = JobRunner(job, manager, resume_from_epoch=resume, num_epochs=epochs).plan_resume()
         return Answer({**about, "plan": plan.to_dict()}, str(plan))
 
-    options = {"--epochs": epochs, "--workers": workers, "--threads": threads}
+    options = {"--epochs": epochs, "--workers": workers, "--threads": threads, "--grace": grace}
     again = _command_again(target, checkpoint, {**options, "--scheduler": scheduler})
-    with _terminated_as_interrupt(), show_progress(sys.stdout) as progress:
+    with terminated_as_interrupt(), show_progress(sys.stdout) as progress:
         runner = JobRunner(
-            job, manager, resume_from_epoch=resume, num_epochs=epochs, callbacks=[progress]
+            job,
+            manager,
+            resume_from_epoch=resume,
+            num_epochs=epochs,
+            grace_seconds=grace,
+            callbacks=[progress, _StopTeller()],
         )
         runner.plan_resume()  # a mistake is told before a cluster starts for it
         try:
@@ -137,7 +162,7 @@ def run(
                 result = runner.run(session)
         except KeyboardInterrupt as interrupt:
             raise type(interrupt)(_where_to_go_on(manager, again)) from interrupt
-        except errors.NodeLostError as error:
+        except _RESUMABLE as error:
             if again not in str(error):
                 error.args = (f"{error}\n{_where_to_go_on(manager, again)}",)
             raise
@@ -155,22 +180,6 @@ def _open_session(scheduler: str | None, workers: int | None, threads: int | Non
         raise errors.PlacementError(
             f"{error} The address of a scheduler looks like tcp://host:8786."
         ) from error
-
-
-@contextlib.contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise TerminatedError
-
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread, so not ours to handle
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

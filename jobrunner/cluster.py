@@ -16,7 +16,7 @@ from typing import Any
 from distributed import Client
 
 from jobrunner.config import get_seconds
-from jobrunner.errors import ExecutionError
+from jobrunner.errors import ExecutionError, SchedulerLostError
 from jobrunner.outbox import Message
 from jobrunner.placement import WorkerInfo
 from jobrunner.worker import OPERATION, PLUGIN_NAME, WorkspaceHost
@@ -29,29 +29,35 @@ MAX_SEPARATE_MESSAGES = 64
 Answer = Message | BaseException
 
 
+Listener = Callable[[str, bool], None]
+"""Told a worker's address, and whether it is lost or about to leave."""
+
+LEAVING_STATUSES = ("closing_gracefully", "closing")
+
+
 class Silence(Exception):  # noqa: N818  (an event, not an error)
     """No answer came, for longer than a worker may be silent."""
 
 
 class LossWatch:
-    """Hears which workers the scheduler has lost, for all sessions of one client.
+    """Hears which workers the scheduler has lost, and which leave, for all sessions of one client.
 
     The scheduler logs a worker's removal under its address; a client has one handler a topic.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._listeners: dict[str, list[Callable[[str], None]]] = {}
+        self._listeners: dict[str, list[Listener]] = {}
 
-    def add(self, client: Client, address: str, listener: Callable[[str], None]) -> None:
-        """Call ``listener(address)`` on the client's loop when that worker is removed."""
+    def add(self, client: Client, address: str, listener: Listener) -> None:
+        """Call ``listener(address, is_lost)`` on the client's loop; see `Listener`."""
         with self._lock:
             listeners = self._listeners.setdefault(address, [])
             if not listeners:
                 client.subscribe_topic(address, lambda event: self._hear(address, event))
             listeners.append(listener)
 
-    def remove(self, client: Client, address: str, listener: Callable[[str], None]) -> None:
+    def remove(self, client: Client, address: str, listener: Listener) -> None:
         """Undo `add`."""
         with self._lock:
             listeners = self._listeners.get(address, [])
@@ -59,13 +65,24 @@ class LossWatch:
                 listeners.remove(listener)
                 if not listeners:
                     del self._listeners[address]
-                    client.unsubscribe_topic(address)
+                    if client.status == "running":
+                        client.unsubscribe_topic(address)
+
+    def clear(self) -> None:
+        """Forget all listeners."""
+        with self._lock:
+            self._listeners.clear()
 
     def _hear(self, address: str, event: tuple[float, Any]) -> None:
         message = event[1]
-        if isinstance(message, Mapping) and message.get("action") == "remove-worker":
+        if not isinstance(message, Mapping):
+            return
+        is_removed = message.get("action") == "remove-worker"
+        if is_removed or message.get("status") in LEAVING_STATUSES:
+            # A worker that is removed as planned still serves until its nodes have moved.
+            is_lost = is_removed and not message.get("expected")
             for listener in tuple(self._listeners.get(address, ())):
-                listener(address)
+                listener(address, is_lost)
 
 
 _watches: weakref.WeakKeyDictionary[Client, LossWatch] = weakref.WeakKeyDictionary()
@@ -104,15 +121,31 @@ class Cluster:
 
         Raises
         ------
-        ExecutionError
+        SchedulerLostError
             The client was closed, or lost its scheduler.
         """
         if self.client.status != "running":
-            raise ExecutionError(
+            raise SchedulerLostError(
                 f"The client of this session is {self.client.status}, so its workers cannot be "
                 f"reached: it was closed, or the scheduler is gone. Connect anew and start the "
                 f"same command again; it goes on from the last recorded epoch."
             )
+
+    def is_answered(self) -> bool:
+        """Whether the scheduler answers now."""
+
+        async def ask() -> None:
+            await asyncio.wait_for(self.scheduler.identity(n_workers=0), PING_SECONDS)
+
+        try:
+            self.sync(ask)
+        except (OSError, TimeoutError, SchedulerLostError):
+            return False
+        return True
+
+    def forget_watches(self) -> None:
+        """Listen to no worker any more: another scheduler knows of no subscription."""
+        self._watch.clear()
 
     def install(self) -> None:
         """Put the plugin on all workers, those to come too; does nothing where it is there.
@@ -146,12 +179,12 @@ class Cluster:
         ]
         return sorted(found, key=lambda worker: (len(worker.name), worker.name, worker.address))
 
-    def watch(self, addresses: Collection[str], listener: Callable[[str], None]) -> None:
-        """Call ``listener(address)`` on the client's loop when one of them is lost."""
+    def watch(self, addresses: Collection[str], listener: Listener) -> None:
+        """Call ``listener(address, is_lost)`` on the client's loop when one is lost or leaves."""
         for address in addresses:
             self._watch.add(self.client, address, listener)
 
-    def unwatch(self, addresses: Collection[str], listener: Callable[[str], None]) -> None:
+    def unwatch(self, addresses: Collection[str], listener: Listener) -> None:
         """Undo `watch`."""
         for address in addresses:
             self._watch.remove(self.client, address, listener)

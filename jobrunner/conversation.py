@@ -17,7 +17,7 @@ from typing import Any
 from distributed import Future
 
 from jobrunner.cluster import Answer, Cluster, Silence
-from jobrunner.errors import ExecutionError, NodeLostError
+from jobrunner.errors import ExecutionError, NodeLostError, SchedulerLostError
 from jobrunner.outbox import Message
 from jobrunner.placement import WorkerInfo
 
@@ -32,8 +32,16 @@ next ones must get theirs for slices that wait for each other to begin at all.
 POLL_SECONDS = 2.0
 TELL_SECONDS = 0.3
 """How long to wait for workers to hear that a run is aborted, when something else is urgent."""
+NEWS_SECONDS = 0.5
+"""How long to wait for the scheduler's word on a worker whose answer was an error."""
+LEAVING_SECONDS = 3.0
+"""How long a worker that leaves may keep an answer back, beyond what it was allowed."""
 LOSS_SECONDS = 2.0
 """How long to wait for the scheduler's word on a worker that another one could not reach."""
+
+
+AGAIN: Message = {"status": "again"}
+"""In place of an answer that got lost: the very same message is to be sent once more."""
 
 
 @dataclass(slots=True)
@@ -61,7 +69,8 @@ class Request:
         channel, one after another.
     number : int
         Of the operation; set when it begins.
-    deadline_seconds : float or None
+    deadline_seconds, task_deadline_seconds : float or None
+        For the operation, and for each task that runs in it.
     group : str
     epoch : int or None
         What to say in errors.
@@ -73,6 +82,7 @@ class Request:
     channel: str = ""
     number: int = 0
     deadline_seconds: float | None = None
+    task_deadline_seconds: float | None = None
     group: str = ""
     epoch: int | None = None
 
@@ -94,6 +104,8 @@ class Conversation:
         By address.
     lost : dict of str to str
         Address -> how we know.
+    leaving : dict of str to str
+        Address -> how we know; of workers that are about to leave, and serve until then.
     number : int
         Of the latest operation.
     run_number : int
@@ -107,12 +119,15 @@ class Conversation:
     def __init__(self, cluster: Cluster, name: str, placement: Mapping[str, str]) -> None:
         self.workers: dict[str, Held] = {}
         self.lost: dict[str, str] = {}
+        self.leaving: dict[str, str] = {}
         self.number = 0
         self.run_number = 0
         self._cluster = cluster
         self._name = name
         self._placement = placement
         self._interrupted = asyncio.Event()
+        self._news = asyncio.Event()
+        self._excused: set[str] = set()
         self._running: dict[str, list[tuple[str, str]]] = {}  # by worker, as last heard
 
     @property
@@ -124,7 +139,7 @@ class Conversation:
         """Take workers into use; gives the answers of those that don't take part, if any."""
         addresses = [info.address for info in infos]
         # Whoever is lost from now on is heard of; whoever was lost just before does not answer.
-        self._cluster.watch(addresses, self._lose)
+        self._cluster.watch(addresses, self._hear)
         answers: dict[str, Answer] = {}
         try:
             answers = await self._cluster.ask({"call": "hello"}, addresses, 0, asyncio.Event())
@@ -137,9 +152,10 @@ class Conversation:
             or "incarnation" not in answer
         }
         if strange:
-            self._cluster.unwatch(addresses, self._lose)
+            self._cluster.unwatch(addresses, self._hear)
             for address in addresses:
                 self.lost.pop(address, None)
+                self.leaving.pop(address, None)
             if not self.lost:
                 self._interrupted.clear()
         else:
@@ -171,7 +187,10 @@ class Conversation:
     async def ask(self, call: str, **details: Any) -> dict[str, Message]:
         """Ask all workers what they can answer at once."""
         message = {"call": call, "binding": self._name, **details}
-        return await self._ask(message, list(self.workers), 0, None)
+        answers: dict[str, Message] = {}
+        while missing := [a for a in self.workers if answers.get(a, AGAIN) is AGAIN]:
+            answers.update(await self._ask(message, missing, 0, None))
+        return answers
 
     async def operate(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
         """Start an operation and ask until every worker has answered.
@@ -196,14 +215,19 @@ class Conversation:
         messages: Message | dict[str, Message] = {**first, **request.details}
         if request.is_separate:
             messages = {a: {**first, **details} for a, details in request.details.items()}
+        beginning = messages
+        since: dict[tuple[str, str], float] = {}  # task -> when it was first heard to run
         pending = list(addresses)
         replies: dict[str, Message] = {}
         is_failed = False
         while True:
+            unheard: set[str] = set()
             for address, answer in (
                 await self._ask(messages, pending, wait_seconds, request.epoch)
             ).items():
-                if answer["status"] == "running":
+                if answer is AGAIN:
+                    unheard.add(address)
+                elif answer["status"] == "running":
                     if request.call == "run":
                         self._running[address] = answer["tasks"]
                 else:
@@ -225,7 +249,19 @@ class Conversation:
                 if left <= 0:
                     raise self._late(pending, request)
                 wait_seconds = min(wait_seconds, left)
+            if request.task_deadline_seconds is not None:
+                now = time.monotonic()
+                running = [(node, task) for a in pending for node, task in self._running.get(a, ())]
+                since = {task: since.get(task, now) for task in running}
+                left = min(since.values(), default=now) + request.task_deadline_seconds - now
+                if left <= 0:
+                    raise self._overlong(min(since, key=since.__getitem__), request)
+                wait_seconds = min(wait_seconds, max(left, 0.01))
             messages = {**common, "wait_seconds": wait_seconds}
+            if unheard:
+                # Whether they heard how it began is not known; it counts once.
+                poll = messages
+                messages = {a: _for(a, beginning if a in unheard else poll) for a in pending}
 
     async def abort(self, addresses: Sequence[str], reason: str, wait_seconds: float) -> None:
         """Let nothing of the current run start any more on some workers."""
@@ -239,7 +275,7 @@ class Conversation:
 
     def leave(self) -> None:
         """Listen to the workers no more."""
-        self._cluster.unwatch(list(self.workers), self._lose)
+        self._cluster.unwatch(list(self.workers), self._hear)
 
     # ---- within
 
@@ -267,21 +303,38 @@ class Conversation:
                     self.lost.setdefault(address, f"its lease task was {lease.status}")
         if self.lost:
             raise await self._node_lost(epoch)
+        leaving = [address for address in addresses if address in self.leaving]
+        staying = [address for address in addresses if address not in self.leaving]
+        asking = [
+            asyncio.ensure_future(self._ask_leaving(a, _for(a, messages), wait_seconds))
+            for a in leaving
+        ]
+        answers: dict[str, Answer] = {}
         try:
-            answers = await self._cluster.ask(messages, addresses, wait_seconds, self._interrupted)
+            if staying:
+                told = messages if "call" in messages else {a: _for(a, messages) for a in staying}
+                answers = await self._cluster.ask(told, staying, wait_seconds, self._interrupted)
+            for address, task in zip(leaving, asking, strict=True):
+                answers[address] = await task
         except Silence:
             answers = {address: {"status": "running", "tasks": []} for address in addresses}
             seconds = self._cluster.silence_seconds
             for address in await self._cluster.find_silent(addresses):
                 self.lost[address] = f"it has not answered for {seconds:g} s"
         except OSError as error:
-            raise ExecutionError(
+            raise SchedulerLostError(
                 f"The scheduler of {self._cluster.client!r} cannot be reached any more: {error}. "
                 f"Start the same command again; it goes on from the last recorded epoch."
             ) from error
+        finally:
+            for task in asking:
+                task.cancel()
         for address, answer in answers.items():
             if isinstance(answer, BaseException):
-                self.lost.setdefault(address, f"{type(answer).__name__}: {answer}")
+                if await self._is_excused(address):
+                    answers[address] = AGAIN
+                else:
+                    self.lost.setdefault(address, f"{type(answer).__name__}: {answer}")
             elif not isinstance(answer, Mapping) or answer.get("status") == "unknown":
                 self.lost.setdefault(address, "it knows nothing of this session (any more)")
         if self.lost:
@@ -296,10 +349,37 @@ class Conversation:
             self.lost[answer["suspect"]] = answer["reason"]
         raise await self._node_lost(epoch)
 
-    def _lose(self, address: str) -> None:
-        """The scheduler says that the worker is gone."""
-        self.lost.setdefault(address, "the scheduler removed it")
-        self._interrupted.set()
+    async def _ask_leaving(self, address: str, message: Message, wait_seconds: float) -> Answer:
+        """Ask a worker that may be gone, and then takes Dask half a minute to connect to."""
+        try:
+            sending = self._cluster.send(message, [address])
+            return (await asyncio.wait_for(sending, wait_seconds + LEAVING_SECONDS))[address]
+        except TimeoutError as error:
+            self.lost.setdefault(address, f"{self.leaving[address]}, and now it is gone")
+            return error
+
+    async def _is_excused(self, address: str) -> bool:
+        """Whether there was no answer because the scheduler let go of a worker that leaves."""
+        if address in self._excused:  # that happens once
+            return False
+        self._excused.add(address)
+        deadline = time.monotonic() + NEWS_SECONDS
+        while address not in self.leaving and not self.lost:
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                break
+        return address in self.leaving and address not in self.lost
+
+    def _hear(self, address: str, is_lost: bool) -> None:
+        """The scheduler says that the worker is gone, or goes."""
+        if is_lost:
+            self.lost.setdefault(address, "the scheduler removed it")
+            self._interrupted.set()
+        else:
+            self.leaving.setdefault(address, "the scheduler retires it")
+        self._news.set()
 
     async def _node_lost(self, epoch: int | None) -> NodeLostError:
         """The error to raise, once the other workers know; `lost` says who is to blame."""
@@ -317,6 +397,16 @@ class Conversation:
             nodes=nodes,
             worker=address,
             epoch=epoch,
+            running=tuple(running),
+        )
+
+    def _overlong(self, task: tuple[str, str], request: Request) -> ExecutionError:
+        node, name = task
+        when = f" at epoch {request.epoch}" if request.epoch is not None else ""
+        return ExecutionError(
+            f"Task {node}/{name} of the {request.group} group did not end within "
+            f"{request.task_deadline_seconds:g} s{when}, on worker {self._placement.get(node)}. "
+            f"Find out what holds it up, or allow more time."
         )
 
     def _late(self, pending: Sequence[str], request: Request) -> ExecutionError:
@@ -328,3 +418,9 @@ class Conversation:
             f"Late are the workers of {', '.join(map(repr, late))}; running there: "
             f"{', '.join(running) or 'nothing'}. Find out what holds these up, or allow more time."
         )
+
+
+def _for(address: str, messages: Message | Mapping[str, Message]) -> Message:
+    """What one worker is told."""
+    own: Message = messages if "call" in messages else messages[address]  # type: ignore[assignment]
+    return own

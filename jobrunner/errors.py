@@ -8,6 +8,8 @@
     ├── ExecutionError                        while a group of tasks ran
     │   ├── TaskFailedError                   a task raised
     │   ├── NodeLostError                     the worker of a node is gone or silent
+    │   ├── SchedulerLostError                Dask's scheduler is gone
+    │   ├── RunStoppedError                   a run was told to stop, and can be resumed
     │   └── BlobNotFoundError (KeyError)      a workspace or checkpoint has no such blob
     └── CheckpointError                       while state was saved or loaded
         ├── CheckpointNotFoundError (FileNotFoundError)   nothing recorded under that name
@@ -94,6 +96,8 @@ class NodeLostError(ExecutionError):
         Address of the worker.
     epoch : int or None
         The epoch that was running, if any.
+    running : tuple of str
+        The tasks that ran on the worker when it was last heard, as ``node/task``.
     """
 
     def __init__(
@@ -103,10 +107,37 @@ class NodeLostError(ExecutionError):
         nodes: tuple[str, ...] = (),
         worker: str = "",
         epoch: int | None = None,
+        running: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.nodes = nodes
         self.worker = worker
+        self.epoch = epoch
+        self.running = running
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.args, self.__dict__))
+
+
+class SchedulerLostError(ExecutionError):
+    """Dask's scheduler cannot be reached any more, or the client of it was closed."""
+
+
+class RunStoppedError(ExecutionError):
+    """A run was told to stop; the same command goes on from the last recorded epoch.
+
+    Parameters
+    ----------
+    message : str
+    reason : str
+        Who told it: ``"SIGINT"``, ``"SIGTERM"``, or what was given to `JobRunner.stop`.
+    epoch : int or None
+        The last epoch that ended.
+    """
+
+    def __init__(self, message: str, *, reason: str = "", epoch: int | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
         self.epoch = epoch
 
     def __reduce__(self) -> tuple[object, ...]:

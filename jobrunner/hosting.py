@@ -73,6 +73,8 @@ class HostedBinding:
         ``await call_peer(address, message)`` gives another worker's reply.
     straggler_seconds : float
         How long a run waits for functions that an aborted one left behind.
+    can_move : bool
+        Its client binds the nodes elsewhere when this worker is to leave.
     """
 
     def __init__(
@@ -87,8 +89,10 @@ class HostedBinding:
         context: Context,
         call_peer: Callable[[str, Message], Awaitable[Message]],
         straggler_seconds: float = STRAGGLER_SECONDS,
+        can_move: bool = False,
     ) -> None:
         self.name = name
+        self.can_move = can_move
         self.workspaces: dict[str, Workspace] = {}
         self.ended = asyncio.Event()  # closed, and no thread is left
         self.crew = Crew(f"jobrunner-{name}", context, lambda: self._on_loop(self.ended.set))
@@ -256,8 +260,9 @@ class HostedBinding:
             return {"status": "stale"}
         reply = await operation.reply(wait_seconds)
         if reply is not None:
-            if self._operations.get(kind) is operation:
-                del self._operations[kind]  # a reply may hold much
+            # A reply may hold much; but that of a worker that leaves may be asked for again.
+            if self._operations.get(kind) is operation and not self.can_move:
+                del self._operations[kind]
             return reply
         left, tasks = self._runs.progress() if kind == "run" else (0, [])
         return {"status": "running", "left": left, "tasks": tasks}

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from jobrunner import resume
 from jobrunner.checkpoint import MultiNodeCheckpointManager
 from jobrunner.config import get_seconds
+from jobrunner.decisions import Boundary, Losses, next_step
 from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
     DefinitionError,
     NodeLostError,
+    PlacementError,
+    RunStoppedError,
+    SchedulerLostError,
 )
 from jobrunner.job import Job
 from jobrunner.node import Blob
@@ -23,6 +29,7 @@ from jobrunner.plan import Plan
 from jobrunner.recorder import Recorder
 from jobrunner.result import ResumePlan, RunResult, SaveReport
 from jobrunner.session import GroupResult, Session
+from jobrunner.signals import TerminatedError, stop_on_signals
 from jobrunner.upload import UploadTaskGroupBuilder
 
 logger = logging.getLogger("jobrunner.runner")
@@ -30,6 +37,10 @@ logger = logging.getLogger("jobrunner.runner")
 MAX_STINT_EPOCHS = 10_000
 """So that what workers keep for the client stays small."""
 
+SPARE_SECONDS = 1.0
+"""How often a run that lost workers looks for new ones."""
+
+Loss = NodeLostError | SchedulerLostError
 ResumeFrom = int | Literal["latest"] | None
 
 
@@ -53,6 +64,9 @@ class Callback(Protocol):
 
     def on_warning(self, message: str) -> None:
         """Something went wrong that does not end the run."""
+
+    def on_stop_asked(self, reason: str, at_once: str) -> None:
+        """A signal asked the run to end with its epoch; `at_once` says what ends it now."""
 
     def on_finish(self, result: RunResult) -> None:
         """The exit group has ended."""
@@ -79,8 +93,15 @@ class JobRunner:
         directory that another run took over and a changed plan always raise.
     worker_wait_seconds : float
         How long to wait for workers that the nodes may be placed on.
+    scheduler_wait_seconds : float
+        How long to wait for a lost scheduler to be back at its address.
     epoch_deadline_seconds : float, optional
         Longest time one run of the epoch group may take.
+    task_deadline_seconds : float, optional
+        Longest time one task of any group may run.
+    grace_seconds : float, optional
+        How long after SIGTERM the run may take to end its epoch and record it. None: as long as
+        it takes.
     num_epochs : int, optional
         Stop after so many epochs in all, as `epoch_limiter` does.
     callbacks : sequence of Callback
@@ -101,7 +122,10 @@ class JobRunner:
         max_restarts: int = 3,
         on_save_error: Literal["warn", "raise"] = "warn",
         worker_wait_seconds: float = 60,
+        scheduler_wait_seconds: float = 60,
         epoch_deadline_seconds: float | None = None,
+        task_deadline_seconds: float | None = None,
+        grace_seconds: float | None = None,
         num_epochs: int | None = None,
         callbacks: Sequence[object] = (),
     ) -> None:
@@ -119,7 +143,10 @@ class JobRunner:
             _check_int(where, "num_epochs", num_epochs, 1)
         for what, seconds in (
             ("worker_wait_seconds", worker_wait_seconds),
+            ("scheduler_wait_seconds", scheduler_wait_seconds),
             ("epoch_deadline_seconds", epoch_deadline_seconds),
+            ("task_deadline_seconds", task_deadline_seconds),
+            ("grace_seconds", grace_seconds),
         ):
             if seconds is not None and not 0 <= seconds < float("inf"):
                 raise DefinitionError(f"{where}: {what} is a number of seconds; got {seconds!r}.")
@@ -137,10 +164,14 @@ class JobRunner:
         self.max_restarts = max_restarts
         self.on_save_error = on_save_error
         self.worker_wait_seconds = worker_wait_seconds
+        self.scheduler_wait_seconds = scheduler_wait_seconds
         self.epoch_deadline_seconds = epoch_deadline_seconds
+        self.task_deadline_seconds = task_deadline_seconds
+        self.grace_seconds = grace_seconds
         self.num_epochs = num_epochs
         self.callbacks = tuple(callbacks)
         self._save_now = threading.Event()
+        self._stop_asked = ""
 
     def plan_resume(self) -> ResumePlan:
         """Say what `run` would do and why; runs and writes nothing.
@@ -181,20 +212,44 @@ class JobRunner:
             Before anything has run.
         TaskFailedError
             A task raised. What was recorded stays, and the next run goes on from there.
-        NodeLostError
-            A worker was lost, more often than `max_restarts` allows.
+        NodeLostError, SchedulerLostError
+            A worker or the scheduler was lost, more often than `max_restarts` allows, or the
+            scheduler did not come back in time.
+        RunStoppedError
+            The run was told to stop: by `stop`, Ctrl-C or SIGTERM. The epoch that was under way
+            has ended, and is recorded.
         CheckpointError
             State could not be loaded, or not saved and `on_save_error` is "raise".
 
         Notes
         -----
         Runs on the client. *Safe to retry*: run again, it goes on from the last recorded epoch.
-        Ctrl-C stops the tasks on the workers and leaves the last recorded epoch as it is.
+        In the main thread, the first Ctrl-C and SIGTERM let the epoch end. The second one, and for
+        SIGTERM the end of `grace_seconds`, stop the tasks at once (`KeyboardInterrupt`) and leave
+        the last recorded epoch as it is.
         """
         plan = self._compile()
         resume.plan_resume(plan, self.checkpoint_manager, self._policy())
+        self._stop_asked = ""
         with session.exclusive(f"Job {plan.job!r}"):
-            return _Run(self, plan, session).run()
+            run = _Run(self, plan, session)
+            with stop_on_signals(self._ask_to_stop, self.grace_seconds):
+                return run.run()
+
+    def stop(self, reason: str = "JobRunner.stop") -> None:
+        """Ask the run to end once its epoch has ended and is recorded.
+
+        Parameters
+        ----------
+        reason : str
+            Who asks; for `RunStoppedError`, with which the run ends.
+
+        Notes
+        -----
+        Runs on the client, in any thread or callback, and returns at once. A job of several steps
+        an epoch stops, and is saved, after the step that is under way.
+        """
+        self._stop_asked = reason or "JobRunner.stop"
 
     def save_now(self) -> None:
         """Ask the run to save when the step that is under way ends, whatever its policy says.
@@ -271,6 +326,12 @@ class JobRunner:
     def _policy(self) -> resume.Policy:
         return resume.Policy(self.resume_from_epoch, self.num_epochs)
 
+    def _ask_to_stop(self, signal_name: str) -> None:
+        self.stop(signal_name)
+        again = "Ctrl-C again" if signal_name == "SIGINT" else "the same signal again"
+        for callback in self.callbacks:
+            getattr(callback, "on_stop_asked", lambda *_: None)(signal_name, again)
+
 
 class _Run:
     """One call of `JobRunner.run`: the loop and what it gathers."""
@@ -291,8 +352,11 @@ class _Run:
         )
         self.fired: tuple[str, ...] = ()
         self.steps_done = 0  # of the epoch after the one that `_start` gives
-        self.restarts = 0
-        self.restarts_in_a_row = 0
+        self.losses = Losses(runner.max_restarts)
+        self.recorded: int | None = None  # the state in the workspaces, if it is recorded
+        self.saved_steps: dict[int, int | None] = {}  # of epochs whose save is under way
+        self.most_workers = 0  # in use at once
+        self.look_again = 0.0  # for spare workers
         self.resumed_from: int | None = None
         self.metrics: dict[int, dict[str, Any]] = {}
         self.pace = float("inf")  # seconds that the last epoch took
@@ -310,8 +374,10 @@ class _Run:
             decision = resume.plan_resume(self.plan, self.runner.checkpoint_manager, self.policy)
             self._notify("on_start", decision, self.limit)
             result = self._run_from(decision)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             self.binding.abort()
+            if isinstance(interrupt, TerminatedError) and self.runner._stop_asked:
+                raise self._stopped(None, "it had no more time for the epoch") from interrupt
             raise
         finally:
             if self.recorder is not None:
@@ -320,28 +386,41 @@ class _Run:
         return result
 
     def _run_from(self, decision: ResumePlan) -> RunResult:
+        lost: Loss | None = None
         while True:
             try:
+                if lost is not None:
+                    decision = self._recover(lost)
                 epoch = self._start(decision)
-                while not (stopped_by := self._stopped_by(epoch)):
-                    epoch = self._run_on(epoch + 1)
+                while (step := next_step(self._boundary(epoch))) not in ("finish", "stop"):
+                    if step == "move":
+                        self._move(epoch)
+                    else:
+                        epoch = self._run_on(epoch + 1)
+                if step == "stop":
+                    raise self._stopped(epoch, "its epoch has ended")
+                stopped_by = self._stopped_by(epoch)
                 if not decision.is_finished:
                     self._finish(epoch)
                 break
-            except NodeLostError as error:
-                decision = self._recover(error)
+            except (NodeLostError, SchedulerLostError) as error:
+                lost = self._survive(error)
         return RunResult(
             epoch=epoch,
             resumed_from=self.resumed_from,
             stopped_by=stopped_by,
-            restarts=self.restarts,
+            restarts=self.losses.in_all,
             metrics=[self.metrics[key] for key in sorted(self.metrics)],
             saves=[] if self.recorder is None else self.recorder.saves,
             failed_saves=[] if self.recorder is None else self.recorder.failed_saves,
         )
 
     def _bind(self) -> None:
-        self.binding = self.session.bind(self.plan, wait_seconds=self.runner.worker_wait_seconds)
+        self.binding = self.session.bind(
+            self.plan,
+            wait_seconds=self.runner.worker_wait_seconds,
+            can_move=self.recorder is not None,
+        )
         for group in self.runner.job.groups.values():
             for task in group.tasks():
                 task.session = self.session
@@ -352,12 +431,13 @@ class _Run:
         self.steps_done = 0
         if decision.epoch is not None and self.recorder is not None:
             epoch = self._load(self.recorder, decision.epoch)
-        if not self.restarts:
+        if not self.losses.in_all:
             self.resumed_from = epoch
+        self.recorded = epoch
         if epoch is None:
             if self.recorder is not None:
                 self.recorder.rewind(None, "started afresh")
-            self.binding.run("init", epoch=0)
+            self._run_group("init", 0)
             self.fired = ()
             self._save(0, {})
         # The epoch that the user named was for the start; from now on this run's own count.
@@ -395,7 +475,7 @@ class _Run:
             recorder.set_aside(damaged)
             recorder.rewind(epoch, f"resumed from epoch {epoch}")
         if self.plan.groups["resume"].slices:
-            self.binding.run("resume", epoch=epoch)
+            self._run_group("resume", epoch)
         self.fired = resume.recorded_stops(self.plan, record)
         self.steps_done = resume.steps_done(self.plan, record)
         metrics = record["details"].get("metrics", {})
@@ -428,12 +508,17 @@ class _Run:
         if (
             self.recorder is not None  # which has a say after every epoch
             or self.runner.epoch_deadline_seconds is not None
+            or self.runner.task_deadline_seconds is not None
             or 4 * self.pace > self.stint_seconds
             or not self.is_watched_passively
         ):
             return 1
         left = MAX_STINT_EPOCHS if self.limit is None else self.limit - epoch + 1
         return min(left, MAX_STINT_EPOCHS)
+
+    def _run_group(self, group: str, epoch: int) -> None:
+        seconds = self.runner.task_deadline_seconds
+        self.binding.run(group, epoch=epoch, task_deadline_seconds=seconds)
 
     def _run_epoch(self, epoch: int) -> int:
         started = time.monotonic()
@@ -447,17 +532,43 @@ class _Run:
                 epoch=epoch,
                 step=step,
                 deadline_seconds=self.runner.epoch_deadline_seconds,
+                task_deadline_seconds=self.runner.task_deadline_seconds,
             )
             metrics.update(outcome.metrics)
-            if step + 1 < last_step and self._is_due(epoch, step + 1):
-                self._save(epoch, metrics, step + 1)
+            if step + 1 < last_step:
+                asked = bool(self.runner._stop_asked)
+                if asked or self._is_due(epoch, step + 1):
+                    self._save(epoch, metrics, step + 1)
+                if asked and self.recorder is not None:
+                    self._settle()
+                    raise self._stopped(epoch - 1, f"step {step + 1} of epoch {epoch} has ended")
         self.fired = outcome.stopped
         self.metrics[epoch] = {**metrics, "epoch": epoch}
         self.pace = time.monotonic() - started
         self._notify("on_epoch", epoch, self.pace, metrics)
-        if self._is_due(epoch, last_step) or self._stopped_by(epoch):
+        # Whatever ends this epoch's stay on its workers needs its state recorded.
+        then = next_step(replace(self._boundary(epoch), is_recorded=True))
+        if self._is_due(epoch, last_step) or then != "run an epoch":
             self._save(epoch, metrics)
+        if then in ("stop", "move"):
+            self._settle()
         return epoch
+
+    def _boundary(self, epoch: int) -> Boundary:
+        return Boundary(
+            stopped_by=self._stopped_by(epoch),
+            stop_asked=self.runner._stop_asked,
+            is_recorded=self.recorder is not None and self.recorded == epoch,
+            is_leaving=bool(self.binding.leaving),
+            has_room=self._has_room(),
+        )
+
+    def _move(self, epoch: int) -> None:
+        """Place the nodes anew, with the state that was just recorded: no epoch runs again."""
+        who = ", ".join(self.binding.leaving)
+        logger.info("Nodes move after epoch %d; leaving: %s", epoch, who or "nobody")
+        self._bind_again()
+        self._start(resume.plan_resume(self.plan, self.runner.checkpoint_manager, self.policy))
 
     def _is_due(self, epoch: int, step: int) -> bool:
         return self.recorder is not None and self.recorder.is_due(epoch, step)
@@ -470,48 +581,97 @@ class _Run:
         return "epoch_limiter" if self.limit is not None and epoch >= self.limit else ""
 
     def _finish(self, epoch: int) -> None:
-        if self.recorder is not None:
-            self.recorder.settle()
+        self._settle()
         builder, manager = self.runner.upload_task_group_builder, self.runner.checkpoint_manager
         if builder is not None and manager is not None:
             self.binding.run_group(builder.build(epoch, manager), epoch=epoch)
-        self.binding.run("download", epoch=epoch)
-        self.binding.run("exit", epoch=epoch)
+        self._run_group("download", epoch)
+        self._run_group("exit", epoch)
         if self.recorder is not None:
             self.recorder.finish(epoch)
 
     def _save(self, epoch: int, metrics: Mapping[str, Any], step: int | None = None) -> None:
         if self.recorder is not None:
+            self.saved_steps[epoch] = step
             self.recorder.save(epoch, () if step else self.fired, metrics, step)
 
+    def _settle(self) -> None:
+        if self.recorder is not None:
+            self.recorder.settle()
+
     def _saved(self, report: SaveReport) -> None:
+        step = self.saved_steps.pop(report.epoch, None)
         if report.error is None:
-            self.restarts_in_a_row = 0
+            self.losses = self.losses.after_record()
+            self.recorded = None if step else report.epoch
         self._notify("on_save", report)
 
-    def _recover(self, error: NodeLostError) -> ResumePlan:
-        """Place the nodes anew after a loss; gives where to begin again from."""
-        manager = self.runner.checkpoint_manager
+    def _survive(self, error: Loss) -> Loss:
+        """Take note of a loss, and wait for a scheduler; raises when that is no use."""
         if self.recorder is not None:
             self.recorder.settle_quietly()
-        decision = resume.plan_resume(self.plan, manager, self.policy)
-        start = "the start" if decision.epoch is None else f"epoch {decision.epoch}"
-        if self.restarts_in_a_row >= self.runner.max_restarts:
-            raise NodeLostError(
-                f"{error} That was loss {self.restarts_in_a_row + 1} with no epoch recorded in "
-                f"between, and max_restarts is {self.runner.max_restarts}. Run the same command "
-                f"again to go on from {start}.",
-                nodes=error.nodes,
-                worker=error.worker,
-                epoch=error.epoch,
+        self.losses = self.losses.after_loss(getattr(error, "running", ()))
+        if self.losses.are_too_many:
+            suspects = " and ".join(self.losses.suspects)
+            named = f" Each time {suspects} was running." if suspects else ""
+            raise _with_message(
+                error,
+                f"{error} That was loss {self.losses.in_a_row} with no epoch recorded in between, "
+                f"and max_restarts is {self.losses.limit}.{named} Run the same command again to go "
+                f"on from {self._where_to_go_on()}.",
             ) from error
-        self.restarts += 1
-        self.restarts_in_a_row += 1
-        self._warn(f"{error} Beginning again from {start}.")
-        self._bind()
+        if self.runner._stop_asked:
+            raise self._stopped(None, "a loss ended its epoch") from error
+        if isinstance(error, SchedulerLostError) or not self.session.is_connected:
+            self._warn(f"{error} Waiting for it to be back.")
+            try:
+                self.session.reconnect(self.runner.scheduler_wait_seconds)
+            except SchedulerLostError as lost:
+                raise SchedulerLostError(
+                    f"{lost} Run the same command again to go on from {self._where_to_go_on()}."
+                ) from error
+        return error
+
+    def _recover(self, error: Loss) -> ResumePlan:
+        """Place the nodes anew after a loss; gives where to begin again from."""
+        self._warn(f"{error} Beginning again from {self._where_to_go_on()}.")
+        self._bind_again()
+        return resume.plan_resume(self.plan, self.runner.checkpoint_manager, self.policy)
+
+    def _bind_again(self) -> None:
+        try:
+            self._bind()
+        except PlacementError as error:
+            raise PlacementError(
+                f"{error} Run the same command again to go on from {self._where_to_go_on()}."
+            ) from error
         if self.recorder is not None:
             self.recorder.attach(self.binding)
-        return decision
+
+    def _has_room(self) -> bool:
+        """Whether workers have come that make up for those that were lost."""
+        in_use = len(set(self.binding.placement.values()))
+        self.most_workers = max(self.most_workers, in_use)
+        now = time.monotonic()
+        if self.recorder is None or in_use == self.most_workers or now < self.look_again:
+            return False
+        self.look_again = now + SPARE_SECONDS
+        return self.binding.count_spread() > in_use
+
+    def _where_to_go_on(self) -> str:
+        manager = self.runner.checkpoint_manager
+        decision = resume.plan_resume(self.plan, manager, self.policy)
+        return "the start" if decision.epoch is None else f"epoch {decision.epoch}"
+
+    def _stopped(self, epoch: int | None, why: str) -> RunStoppedError:
+        """The error that says that the run ended as it was told to."""
+        reason = self.runner._stop_asked
+        return RunStoppedError(
+            f"Job {self.plan.job!r} was told to stop ({reason}) and did so: {why}. Run the same "
+            f"command again to go on from {self._where_to_go_on()}.",
+            reason=reason,
+            epoch=epoch,
+        )
 
     def _warn(self, message: str) -> None:
         logger.warning(message)
@@ -527,3 +687,9 @@ class _Run:
 def _check_int(where: str, what: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise DefinitionError(f"{where}: {what} is an int from {least} on; got {value!r}.")
+
+
+def _with_message(error: Loss, message: str) -> Loss:
+    told = copy.copy(error)
+    told.args = (message,)
+    return told

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -15,7 +16,12 @@ from distributed import Client, LocalCluster
 from jobrunner.binding import Binding
 from jobrunner.cluster import Cluster
 from jobrunner.compiler import compile_group, planned_nodes
-from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
+from jobrunner.errors import (
+    BlobNotFoundError,
+    DefinitionError,
+    ExecutionError,
+    SchedulerLostError,
+)
 from jobrunner.node import Blob
 from jobrunner.outcome import GroupResult
 from jobrunner.plan import Plan
@@ -24,6 +30,7 @@ from jobrunner.task import Task, TaskGroup, TaskOutput
 __all__ = ["Binding", "GroupResult", "Session"]
 
 DEFAULT_WAIT_SECONDS = 60.0
+RECONNECT_POLL_SECONDS = 0.1
 
 
 class Session:
@@ -73,6 +80,7 @@ class Session:
         self._address = str(self._cluster.scheduler.address)
         self._id = secrets.token_hex(6)
         self._owned: list[Client | LocalCluster] = []
+        self._connect: Callable[[float], Client] | None = None
         self._lock = threading.Lock()
         self._runner: tuple[str, int] | None = None  # what it is, and its thread
         self._binding: Binding | None = None
@@ -152,6 +160,9 @@ class Session:
             client.close()
             raise
         session._owned = [client]
+        session._connect = lambda seconds: Client(
+            address, **{"set_as_default": False, **client_kwargs, "timeout": seconds}
+        )
         return session
 
     # ---- for users
@@ -257,7 +268,9 @@ class Session:
 
     # ---- for runners
 
-    def bind(self, plan: Plan, wait_seconds: float = DEFAULT_WAIT_SECONDS) -> SessionBinding:
+    def bind(
+        self, plan: Plan, wait_seconds: float = DEFAULT_WAIT_SECONDS, *, can_move: bool = False
+    ) -> SessionBinding:
         """Place a plan's nodes on workers, with empty workspaces; drops what the session had.
 
         Parameters
@@ -265,6 +278,9 @@ class Session:
         plan : Plan
         wait_seconds : float
             How long to wait for workers that suit and have the resources free.
+        can_move : bool
+            Whoever binds will bind anew when `Binding.leaving` names a worker; until then the
+            worker stays, for a while.
 
         Raises
         ------
@@ -272,7 +288,58 @@ class Session:
             Saying what was asked for and what there is.
         """
         with self._operation(f"binding of job {plan.job!r}"):
-            return self._bind(plan, wait_seconds)
+            return self._bind(plan, wait_seconds, can_move)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the client has a scheduler, as far as it knows."""
+        return bool(self.client.status == "running")
+
+    def reconnect(self, wait_seconds: float) -> None:
+        """Wait until a lost scheduler is back at its address; its workers come later.
+
+        Parameters
+        ----------
+        wait_seconds : float
+
+        Raises
+        ------
+        SchedulerLostError
+            It is not back in time, or the client was closed and is not this session's own.
+
+        Notes
+        -----
+        Runs on the client. What the session had on the cluster is gone; bind again. A client gives
+        up after its own ``timeout``; one that `connect` made is then replaced by another.
+        """
+        deadline = time.monotonic() + wait_seconds
+        if self._binding is not None:
+            binding, self._binding = self._binding, None
+            binding.release()
+        while True:
+            left = deadline - time.monotonic()
+            if self.is_connected and self._cluster.is_answered():
+                self._cluster.forget_watches()
+                self._cluster.install()
+                return
+            if left <= 0:
+                break
+            if self.client.status == "closed":
+                if self._connect is None:
+                    break
+                try:
+                    client = self._connect(left)
+                except (OSError, TimeoutError):
+                    continue
+                self._owned = [client]
+                self.client = client
+                self._cluster = Cluster(client)
+            else:
+                time.sleep(RECONNECT_POLL_SECONDS)
+        raise SchedulerLostError(
+            f"The scheduler at {self._address} was not back within {wait_seconds:g} s; the client "
+            f"is {self.client.status}. Start it again at that address, or another."
+        )
 
     @contextmanager
     def exclusive(self, what: str) -> Iterator[None]:
@@ -311,7 +378,7 @@ class Session:
         with self.exclusive(f"The {what}"):
             yield
 
-    def _bind(self, plan: Plan, wait_seconds: float) -> SessionBinding:
+    def _bind(self, plan: Plan, wait_seconds: float, can_move: bool = False) -> SessionBinding:
         old, self._binding = self._binding, None
         attempt = 0
         if old is not None:
@@ -321,7 +388,7 @@ class Session:
         self._groups.clear()
         self._dead_keys.clear()
         binding = SessionBinding(
-            self, self._cluster, f"{self._id}-{self._num_bindings}", plan, attempt
+            self, self._cluster, f"{self._id}-{self._num_bindings}", plan, attempt, can_move
         )
         try:
             binding.extend(plan.nodes, wait_seconds)
@@ -380,9 +447,15 @@ class SessionBinding(Binding):
     """A binding that can also run groups of no job, as `Session.run` does."""
 
     def __init__(
-        self, session: Session, cluster: Cluster, name: str, plan: Plan, attempt: int
+        self,
+        session: Session,
+        cluster: Cluster,
+        name: str,
+        plan: Plan,
+        attempt: int,
+        can_move: bool,
     ) -> None:
-        super().__init__(cluster, name, plan, attempt)
+        super().__init__(cluster, name, plan, attempt, can_move=can_move)
         self._session = weakref.ref(session)
 
     def run_group(self, group: TaskGroup, epoch: int | None = None) -> GroupResult:

@@ -7,13 +7,14 @@ import contextvars
 import logging
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from distributed import get_worker, secede
+from distributed import Status, get_worker, secede
 from distributed.diagnostics.plugin import WorkerPlugin
 
+from jobrunner.config import get_seconds
 from jobrunner.hosting import HostedBinding, failed_reply
 from jobrunner.outbox import Message
 
@@ -65,8 +66,27 @@ class WorkspaceHost(WorkerPlugin):
         self._leases: dict[str, _Lease] = {}
         worker.handlers[OPERATION] = self.call
 
-    def teardown(self, worker: Worker) -> None:
-        """Let go of everything: the worker closes, or the plugin is removed."""
+    def teardown(self, worker: Worker) -> Awaitable[None] | None:
+        """Let go of everything: the worker closes, or the plugin is removed.
+
+        A worker that closes as planned still serves until its nodes were moved elsewhere.
+        """
+        moving = [hosted for hosted in self.bindings.values() if hosted.can_move]
+        if moving and worker.status == Status.closing and not worker.batched_stream.closed():
+            return self._teardown_later(worker, moving)
+        self._let_go(worker)
+        return None
+
+    async def _teardown_later(self, worker: Worker, moving: Sequence[HostedBinding]) -> None:
+        logger.info("Worker %s stays until its nodes have moved", worker.address)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(
+                asyncio.gather(*(hosted.ended.wait() for hosted in moving)),
+                get_seconds("departure-seconds"),
+            )
+        self._let_go(worker)
+
+    def _let_go(self, worker: Worker) -> None:
         worker.handlers.pop(OPERATION, None)
         for name in list(self.bindings):
             self._drop(name, "its worker closed")
@@ -109,6 +129,7 @@ class WorkspaceHost(WorkerPlugin):
         job: str,
         seed: int,
         attempt: int,
+        can_move: bool,
     ) -> Message:
         """Host a binding, once its lease task runs here."""
         key = leases[self._worker.address]
@@ -131,6 +152,7 @@ class WorkspaceHost(WorkerPlugin):
                 nthreads=self._worker.state.nthreads,
                 context=lease.context.result(),
                 call_peer=self._call_peer,
+                can_move=can_move,
             )
         return {"status": "done"}
 

@@ -211,7 +211,7 @@ def test_json_is_alone_on_stdout_whatever_tasks_print(script: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
+    ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=["INT", "TERM"]
 )
 def test_an_interrupted_run_keeps_its_epochs_and_tells_how_to_go_on(
     tmp_path: Path, process_cluster: LocalCluster, number: signal.Signals, exit_code: int
@@ -220,7 +220,7 @@ def test_an_interrupted_run_keeps_its_epochs_and_tells_how_to_go_on(
     script = _write(tmp_path, step="lambda n: n + 1 if n != 2 else time.sleep(1e6)", limit=5)
     command = [sys.executable, "-m", "jobrunner", "run", str(script), "--checkpoint", "runs"]
     with subprocess.Popen(
-        [*command, "--workers", "1"],
+        [*command, "--workers", "1", "--grace", "1"],
         cwd=tmp_path,
         env=_environment(),
         stdout=subprocess.DEVNULL,
@@ -232,11 +232,17 @@ def test_an_interrupted_run_keeps_its_epochs_and_tells_how_to_go_on(
         while manager.latest() != 2 and process.poll() is None:
             time.sleep(0.05)
         # To the whole group, as a terminal does it.
-        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+        os.killpg(process.pid, number)
+        assert process.stderr is not None
+        told = ""
+        while number == signal.SIGINT and "the run ends once its epoch" not in told:
+            told += process.stderr.readline()
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)
         _, stderr = process.communicate()
     assert process.returncode == exit_code, stderr
     assert "The last recorded epoch is 2. To go on from there: " in stderr
-    assert f"jobrunner run {script} --checkpoint runs --workers 1" in stderr
+    assert f"jobrunner run {script} --checkpoint runs --workers 1 --grace 1" in stderr
     assert "Traceback" not in stderr
     _write(tmp_path, limit=5)
     found = _json(_run(process_cluster, script, "--json"))

@@ -448,6 +448,8 @@ def test_more_workers_than_the_scheduler_has_connections_for():
 
 def test_losses_are_heard_by_every_listener_of_a_client():
     class FakeClient:
+        status = "running"
+
         def __init__(self):
             self.topics = {}
 
@@ -459,12 +461,18 @@ def test_losses_are_heard_by_every_listener_of_a_client():
 
     heard, client, watch = [], FakeClient(), LossWatch()
     for name in "xy":
-        watch.add(client, "tcp://a", lambda address, name=name: heard.append(name + address))
-    listener = heard.append
+        watch.add(client, "tcp://a", lambda *news, name=name: heard.append((name, *news)))
+
+    def listener(*news):
+        heard.append(news)
+
     watch.add(client, "tcp://b", listener)
     client.topics["tcp://a"]((0.0, {"action": "remove-worker"}))
     client.topics["tcp://a"]((0.0, {"action": "add-worker"}))
-    assert heard == ["xtcp://a", "ytcp://a"]
+    assert heard == [("x", "tcp://a", True), ("y", "tcp://a", True)]
+    client.topics["tcp://b"]((0.0, {"action": "remove-worker", "expected": True}))
+    client.topics["tcp://b"]((0.0, {"action": "worker-status-change", "status": "closing"}))
+    assert heard[2:] == [("tcp://b", False)] * 2
     watch.remove(client, "tcp://b", listener)
     watch.remove(client, "tcp://b", listener)
     assert list(client.topics) == ["tcp://a"]

@@ -1,0 +1,113 @@
+"""6 loop: what a run does next, as pure functions of what is known. No I/O, no Dask, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Step = Literal["run an epoch", "finish", "stop", "move"]
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What is known when an epoch has ended, or the state of one has been loaded.
+
+    Attributes
+    ----------
+    stopped_by : str
+        The stop condition or limit that ends the job here; empty: it goes on.
+    stop_asked : str
+        Who asked the run to stop; empty: nobody.
+    is_recorded : bool
+        The checkpoint of this very epoch is recorded.
+    is_leaving : bool
+        A worker in use announced that it leaves.
+    has_room : bool
+        Workers that the last loss took away have been replaced.
+    """
+
+    stopped_by: str = ""
+    stop_asked: str = ""
+    is_recorded: bool = False
+    is_leaving: bool = False
+    has_room: bool = False
+
+
+def next_step(boundary: Boundary) -> Step:
+    """What comes after an epoch.
+
+    A job that has come to its end is finished, even when it was asked to stop: what is left is
+    its exit group. Nodes move only from a recorded epoch, for then nothing is run again.
+    """
+    if boundary.stopped_by:
+        return "finish"
+    if boundary.stop_asked:
+        return "stop"
+    if boundary.is_recorded and (boundary.is_leaving or boundary.has_room):
+        return "move"
+    return "run an epoch"
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Losses with no epoch recorded in between.
+
+    Attributes
+    ----------
+    limit : int
+        How many a run survives in a row.
+    in_a_row : int
+    in_all : int
+    running : mapping of str to int
+        ``node/task`` -> how many of those in a row came while it ran on the worker that died.
+    """
+
+    limit: int
+    in_a_row: int = 0
+    in_all: int = 0
+    running: Mapping[str, int] | None = None
+
+    def after_loss(self, running: Collection[str] = ()) -> Losses:
+        """One more; `running` is what ran on the worker."""
+        counts = dict(self.running or {})
+        for name in running:
+            counts[name] = counts.get(name, 0) + 1
+        return replace(self, in_a_row=self.in_a_row + 1, in_all=self.in_all + 1, running=counts)
+
+    def after_record(self) -> Losses:
+        """An epoch was recorded."""
+        return replace(self, in_a_row=0, running=None)
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether the run must end."""
+        return self.in_a_row > self.limit
+
+    @property
+    def suspects(self) -> list[str]:
+        """Tasks that ran at every one of several losses: they may well be the cause."""
+        if self.in_a_row < 2:
+            return []
+        return [name for name, count in (self.running or {}).items() if count == self.in_a_row]
+
+
+def split_sources(
+    nodes: Collection[str], epoch: int, held: Mapping[str, int]
+) -> tuple[list[str], list[str]]:
+    """Which nodes roll back from memory, and which are loaded from the checkpoint.
+
+    Parameters
+    ----------
+    nodes : collection of str
+        Those whose state of `epoch` is wanted.
+    epoch : int
+    held : mapping of str to int
+        Node -> the epoch of which the node's worker has a copy in memory.
+
+    Returns
+    -------
+    from_memory, from_checkpoint : list of str
+    """
+    from_memory = [node for node in nodes if held.get(node) == epoch]
+    return from_memory, [node for node in nodes if held.get(node) != epoch]

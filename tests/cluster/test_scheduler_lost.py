@@ -1,0 +1,154 @@
+"""Dask's scheduler dies under a running job, and comes back at the same address or does not."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from jobrunner import (
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    SchedulerLostError,
+    Session,
+    Task,
+    current_task,
+    epoch_limiter,
+)
+
+EPOCHS = 8
+
+
+def walk(x, flag):
+    task = current_task()
+    if task.epoch == 4 and not Path(flag).exists():
+        Path(flag).touch()
+        time.sleep(3)  # the scheduler dies meanwhile
+    return x + task.rng.standard_normal(x.size)
+
+
+def build(flag):
+    with Job("walk", seed=3) as job, Node("a"):
+        with job.init_group:
+            Task(lambda: np.zeros(100), outputs="x")
+        Task(walk, inputs="x", outputs="x", kwargs={"flag": str(flag)})
+    epoch_limiter(job, EPOCHS)
+    return job
+
+
+@pytest.fixture
+def undisturbed(inproc_client, tmp_path):
+    (tmp_path / "free").touch()
+    with Session(inproc_client) as session:
+        JobRunner(build(tmp_path / "free")).run(session)
+        return session.fetch(Node("a")["x"]).tobytes()
+
+
+class Dask:
+    """A scheduler at one port and a worker, as processes."""
+
+    def __init__(self, path):
+        self.path = path
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            self.address = f"tcp://127.0.0.1:{found.getsockname()[1]}"
+        self.processes = []
+
+    def start(self):
+        port = self.address.rpartition(":")[2]
+        self.scheduler = self._run("scheduler", "--host", "127.0.0.1", "--port", port)
+        self._run("worker", self.address, "--nthreads", "1", "--no-nanny")
+
+    def _run(self, *command):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dask", *command, "--dashboard-address", ":0"],
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+            cwd=self.path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.processes.append(process)
+        return process
+
+    def kill(self):
+        for process in self.processes:
+            process.send_signal(signal.SIGKILL)
+            process.wait(20)
+        self.processes.clear()
+
+
+@pytest.fixture
+def dask_processes(tmp_path):
+    processes = Dask(tmp_path)
+    processes.start()
+    yield processes
+    processes.kill()
+
+
+def await_file(path):
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whose", ["of the session", "of the user", "that gave up"])
+def test_the_run_goes_on_when_the_scheduler_is_back(dask_processes, tmp_path, undisturbed, whose):
+    flag, warnings = tmp_path / "flag", []
+
+    class Listener:
+        def on_warning(self, message):
+            warnings.append(message)
+
+    def restart():
+        await_file(flag)
+        dask_processes.kill()
+        if whose == "that gave up":
+            time.sleep(1.5)  # longer than the client's own patience
+        dask_processes.start()
+
+    thread = threading.Thread(target=restart)
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    if whose == "of the user":
+        client = Client(dask_processes.address, set_as_default=False)
+        session = Session(client)
+    else:
+        client = session = Session.connect(dask_processes.address, timeout=20)
+        if whose == "that gave up":
+            session.client._timeout = 0.5
+    with client, session:
+        thread.start()
+        result = JobRunner(build(flag), manager, callbacks=[Listener()]).run(session)
+        thread.join()
+        assert (result.epoch, result.restarts) == (EPOCHS, 1)
+        assert session.fetch(Node("a")["x"]).tobytes() == undisturbed
+    assert any("Beginning again from epoch 3" in warning for warning in warnings), warnings
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_stays_away_ends_the_run_and_says_how_to_go_on(dask_processes, tmp_path):
+    flag = tmp_path / "flag"
+
+    def kill():
+        await_file(flag)
+        dask_processes.kill()
+
+    thread = threading.Thread(target=kill)
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    with Session.connect(dask_processes.address, timeout=10) as session:
+        thread.start()
+        with pytest.raises(SchedulerLostError, match="1 s") as caught:
+            JobRunner(build(flag), manager, scheduler_wait_seconds=1).run(session)
+        thread.join()
+    assert "Run the same command again to go on from epoch 3" in str(caught.value)
+    assert manager.latest() == 3
