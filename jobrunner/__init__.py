@@ -22,6 +22,7 @@ The way of the data, one module a stage; a module imports only from those above 
                     what commands tell and do
     answers, checkpoint_commands, cli
                     7 show
+    collector                   the garbage collector held off
     config, preload, signals    Dask's configuration; what local worker processes load; Ctrl-C
     testing/                    fault injection and contract suites for users' own tests
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from jobrunner.collector import collector_paused
 from jobrunner.errors import DefinitionError
 from jobrunner.fingerprint import code_of, structure_of
 from jobrunner.group_compiler import Call, GroupCompiler, Names, is_in
@@ -16,6 +17,11 @@ from jobrunner.task import Task, TaskGroup, TaskOutput
 
 def compile_job(job: Job) -> Plan:
     """Check a whole job and compile its groups; `Job.compile` documents it."""
+    with collector_paused():
+        return _compile_job(job)
+
+
+def _compile_job(job: Job) -> Plan:
     tasks = {name: group.tasks() for name, group in job.groups.items()}
     global_blobs = _global_blobs([task for group in tasks.values() for task in group])
     initial = _made_by(tasks["init"], global_blobs)

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
 from typing import Any
 
+from jobrunner.collector import collector_paused
 from jobrunner.crew import Crew
 from jobrunner.errors import ExecutionError
 from jobrunner.outbox import Batch, Message, wrap_frames
@@ -134,6 +135,7 @@ class HostedBinding:
 
             own_slices = list((slices or {}).items())
 
+            @collector_paused()
             def load() -> Message:
                 parts = {node: self._load_slices(node, data) for node, data in own_slices}
                 outline = pickle.loads(groups) if groups else {}

@@ -14,22 +14,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+class _Record:
+    """Pickles as its class and its fields' values: half the time of a dataclass's own way."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple([getattr(self, name) for name in self.__slots__])
+
+
 @dataclass(frozen=True, slots=True)
-class BlobArgument:
+class BlobArgument(_Record):
     """The node's own blob `name`, as it is when the task starts (read-only view)."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateArgument:
+class UpdateArgument(_Record):
     """The node's own blob `name` itself, for the task to change in place."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class ResultArgument:
+class ResultArgument(_Record):
     """Part `part` of what task `task` of this node returned in this run (see `Capture`)."""
 
     task: int
@@ -37,7 +46,7 @@ class ResultArgument:
 
 
 @dataclass(frozen=True, slots=True)
-class CrossingArgument:
+class CrossingArgument(_Record):
     """The value that crossing `crossing` brought to this node."""
 
     crossing: int
@@ -47,7 +56,7 @@ Argument = BlobArgument | UpdateArgument | ResultArgument | CrossingArgument
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class Output(_Record):
     """A blob that a task's return value fills.
 
     `is_kept` False: the value is computed and may be read as a `TaskOutput`, but the blob is left
@@ -60,7 +69,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Capture:
+class Capture(_Record):
     """Part `part` of a task's return value, frozen at its end for readers of the `TaskOutput`.
 
     `copy`: a later task of the group changes the memory in place, so freeze a copy.
@@ -73,7 +82,7 @@ class Capture:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedTask:
+class PlannedTask(_Record):
     """One task of a slice.
 
     Attributes
@@ -107,7 +116,7 @@ class PlannedTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class Crossing(_Record):
     """A value or signal that `source` hands to `targets` within one run of the group.
 
     Attributes
@@ -141,7 +150,7 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(_Record):
     """`fn()` runs on the node every `interval_ms`, and once more after the node's last task."""
 
     name: str
@@ -150,7 +159,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(_Record):
     """A stop condition, read on `node` after the group's last run of an epoch.
 
     `blob` given: that blob's value at the end of the run (before private blobs are released).
@@ -165,7 +174,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(_Record):
     """What one node does in one run of a group; `tasks` in order of definition."""
 
     node: str

@@ -9,6 +9,7 @@ from typing import Any
 
 import cloudpickle
 
+from jobrunner.collector import collector_paused
 from jobrunner.errors import DefinitionError
 from jobrunner.plan import GroupPlan, Slice
 
@@ -40,6 +41,10 @@ class Parcel:
     """
 
     def __init__(self, plans: Mapping[str, GroupPlan]) -> None:
+        with collector_paused():
+            self._pack(plans)
+
+    def _pack(self, plans: Mapping[str, GroupPlan]) -> None:
         by_node: dict[str, dict[str, Slice]] = {}
         outline: dict[str, Any] = {}
         for key, plan in plans.items():

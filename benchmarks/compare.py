@@ -1,0 +1,85 @@
+"""Compares two commits: what got slower.
+
+    python benchmarks/compare.py BEFORE AFTER [--only epoch,hop] [--rounds 3]
+
+Each commit is checked out into a work tree of its own, and the benchmarks of this checkout run
+against both in turn, without peers. Exits with 1 where a figure is worse by more than `--slack`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+from run import HERE, NAMES, QUICK
+
+
+def measure(name: str, tree: Path, path: Path) -> dict[str, tuple[float, str, bool]]:
+    subprocess.run(
+        [sys.executable, HERE / f"bench_{name}.py", *QUICK[name], "--no-peers", "--json", path],
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    rows = json.loads(path.read_text())["rows"]
+    return {
+        f"{row['case']}{'' if who == 'jobrunner' else f' ({who})'}": (
+            row["figures"][who],
+            row["unit"],
+            row["is_rate"],
+        )
+        for row in rows
+        for who in ("jobrunner", "asking")
+        if who in row["figures"]
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("before")
+    parser.add_argument("after")
+    parser.add_argument("--only", help="names, joined by commas")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--slack", type=float, default=0.15, help="share that counts as noise")
+    args = parser.parse_args()
+    figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    kinds: dict[str, tuple[str, bool]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        trees = {}
+        for commit in (args.before, args.after):
+            tree = trees[commit] = Path(scratch) / commit.replace("/", "_")
+            git = ["git", "-C", str(HERE), "worktree"]
+            subprocess.run([*git, "add", "--quiet", "--detach", tree, commit], check=True)
+        try:
+            for _ in range(args.rounds):
+                for name in args.only.split(",") if args.only else NAMES:
+                    for commit, tree in trees.items():
+                        found = measure(name, tree, Path(scratch) / "found.json")
+                        for case, (value, unit, is_rate) in found.items():
+                            figures[case][commit].append(value)
+                            kinds[case] = unit, is_rate
+        finally:
+            for tree in trees.values():
+                subprocess.run([*git, "remove", "--force", tree], check=True)
+    slower = 0
+    for case, by_commit in figures.items():
+        if len(by_commit) < len(trees):
+            continue
+        before, after = (statistics.median(by_commit[commit]) for commit in trees)
+        unit, is_rate = kinds[case]
+        change = before / after if is_rate else after / before
+        verdict = "SLOWER" if change > 1 + args.slack else "faster" if change < 0.87 else ""
+        slower += verdict == "SLOWER"
+        print(f"{case}: {before:.4g} -> {after:.4g} {unit}  × {change:.2f}  {verdict}")
+    return 1 if slower else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

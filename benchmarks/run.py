@@ -1,0 +1,96 @@
+"""Runs all benchmarks and writes the table of docs/performance.md.
+
+    python benchmarks/run.py [--only epoch,hop] [--quick] [--no-peers] [--out DIRECTORY] [--docs]
+
+Each benchmark runs in a process of its own and leaves its JSON in the directory. ``--docs`` puts
+the table between the markers in docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "performance.md"
+BEGIN, END = "<!-- table: python benchmarks/run.py --docs -->", "<!-- end of the table -->"
+NAMES = ["epoch", "in_process", "hop", "start", "scale", "real"]
+QUICK = {
+    "epoch": ["--rounds", "1", "--epochs", "50"],
+    "in_process": ["--rounds", "1", "--epochs", "100"],
+    "hop": ["--rounds", "1"],
+    "start": ["--rounds", "2"],
+    "scale": ["--nodes", "1000", "--epochs", "5000", "--workers", "4"],
+    "real": ["--rounds", "1", "--epochs", "10"],
+}
+
+
+def run(name: str, out: Path, options: list[str]) -> dict[str, Any]:
+    path = out / f"{name}.json"
+    print(f"== {name}", flush=True)
+    subprocess.run(
+        [sys.executable, HERE / f"bench_{name}.py", *options, "--json", path], check=True
+    )
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def table(reports: list[dict[str, Any]]) -> str:
+    machine = reports[0]["machine"]
+    lines = [
+        f"{machine['cores']} cores, {machine['system']} {machine['processor']}, Python "
+        f"{machine['python']}. Medians of one run of `python benchmarks/run.py --docs`; the load "
+        f"beside it was {min(r['machine']['load'] for r in reports):.1f} to "
+        f"{max(r['machine']['load'] for r in reports):.1f}.",
+        "",
+        "| case | jobrunner | others | target | met |",
+        "|---|---|---|---|---|",
+    ]
+    for report in reports:
+        for row in report["rows"]:
+            ours = row["figures"]["jobrunner"]
+            others = ", ".join(
+                f"{name} {value:.3g} ({value / ours:.3g} ×)"
+                for name, value in row["figures"].items()
+                if name != "jobrunner"
+            )
+            met = {None: "", True: "yes", False: "**no**"}[row["is_met"]]
+            note = f". {row['note']}" if row["note"] else ""
+            lines.append(
+                f"| {row['case']} | {ours:.3g} {row['unit']} | {others}{note} | "
+                f"{row['target']} | {met} |"
+            )
+    skipped = [f"{peer}: {why}" for report in reports for peer, why in report["skipped"].items()]
+    if skipped:
+        lines += ["", "Left out: " + "; ".join(skipped) + "."]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", help="names, joined by commas")
+    parser.add_argument("--quick", action="store_true", help="small, in a few minutes")
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--docs", action="store_true", help="write the table to the docs")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    names = args.only.split(",") if args.only else NAMES
+    reports = []
+    for name in names:
+        options = QUICK[name] if args.quick else []
+        reports.append(run(name, args.out, [*options, *["--no-peers"] * args.no_peers]))
+    text = table(reports)
+    print(text)
+    if args.docs:
+        page = PAGE.read_text()
+        before, after = page.split(BEGIN)[0], page.split(END)[1]
+        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
