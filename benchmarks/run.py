@@ -42,10 +42,12 @@ def run(name: str, out: Path, options: list[str]) -> dict[str, Any]:
 def table(reports: list[dict[str, Any]]) -> str:
     machine = reports[0]["machine"]
     lines = [
-        f"{machine['cores']} cores, {machine['system']} {machine['processor']}, Python "
-        f"{machine['python']}. Medians of one run of `python benchmarks/run.py --docs`; the load "
-        f"beside it was {min(r['machine']['load'] for r in reports):.1f} to "
-        f"{max(r['machine']['load'] for r in reports):.1f}.",
+        (
+            f"{machine['cores']} cores, {machine['system']} {machine['processor']}, Python "
+            f"{machine['python']}. Medians of one run of `python benchmarks/run.py --docs`; the load "
+            f"beside it was {min(r['machine']['load'] for r in reports):.1f} to "
+            f"{max(r['machine']['load'] for r in reports):.1f}."
+        ),
         "",
         "| case | jobrunner | others | target | met |",
         "|---|---|---|---|---|",
