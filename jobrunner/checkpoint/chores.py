@@ -37,6 +37,7 @@ class Sweeper:
         self._files = files
         self._path = path
         self._waiting: deque[tuple[Claim, Literal["delete", "hide"], Sequence[str]]] = deque()
+        self._removed: list[Claim] = []
         self._settled: list[Claim] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -51,8 +52,20 @@ class Sweeper:
                 )
                 self._thread.start()
 
+    def confirm(self) -> None:
+        """Make durable what was deleted since the last chore made all before it durable."""
+        with self._changed:
+            removed = list(self._removed)
+        if removed:
+            try:
+                self._files.sync_directory(self._path)
+            except OSError as error:
+                logger.warning("What was deleted may come back after a power loss: %s", error)
+                return
+            self._settle_removed(removed)
+
     def take_settled(self) -> list[Claim]:
-        """The claims that nothing is left to do for; each is given out once."""
+        """The claims that nothing is left to do for, whatever happens; each is given out once."""
         with self._changed:
             settled, self._settled = self._settled, []
             return settled
@@ -85,8 +98,14 @@ class Sweeper:
                 self._changed.notify_all()
                 return False
             claim, action, stores = self._waiting.popleft()
+            removed = list(self._removed)
         try:
-            self._settle(action, stores)
+            self._hide(stores)
+            # What was deleted by earlier chores is gone for good now as well.
+            self._settle_removed(removed)
+            if action == "delete":
+                for store in stores:
+                    self._files.remove_tree(os.path.join(self._path, store))
         except OSError as error:
             logger.warning(
                 "Stores of epoch %d could not be %s, and are left for the next run: %s",
@@ -96,10 +115,15 @@ class Sweeper:
             )
         else:
             with self._changed:
-                self._settled.append(claim)
+                (self._removed if action == "delete" else self._settled).append(claim)
         return True
 
-    def _settle(self, action: Literal["delete", "hide"], stores: Sequence[str]) -> None:
+    def _settle_removed(self, removed: Sequence[Claim]) -> None:
+        with self._changed:
+            self._removed = [claim for claim in self._removed if claim not in removed]
+            self._settled += removed
+
+    def _hide(self, stores: Sequence[str]) -> None:
         roots = [os.path.join(self._path, store) for store in stores]
         # Durable before anything goes, so that no store opens as live with chunks missing.
         with self._files.durable(self._path, ()):
@@ -109,6 +133,3 @@ class Sweeper:
                         os.path.join(root, ROOT_DOCUMENT), os.path.join(root, RETIRED_DOCUMENT)
                     )
                     self._files.sync_name(root)
-        if action == "delete":
-            for root in roots:
-                self._files.remove_tree(root)

@@ -144,8 +144,10 @@ class CheckpointDirectory:
         ------
         CheckpointCorruptError
             One is damaged.
+        CheckpointError
+            One cannot be read.
         """
-        return self._handler.entries(0)
+        return self._journal.read_entries()
 
     @property
     def files(self) -> PosixFiles:

@@ -248,7 +248,7 @@ class PosixFiles:
 
     def sync_name(self, path: str) -> None:
         """Make the names in a directory durable where the end of `durable` will not do it."""
-        if _syncfs is None:
+        if not self.has_syncfs:
             self.sync_directory(path)
 
     def _sync_path(self, path: str) -> None:
@@ -272,11 +272,11 @@ class PosixFiles:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield
-            if _syncfs is not None:
+            if self.has_syncfs:
                 self.before("syncfs", path)
-                if _syncfs(descriptor) == 0:
+                number = self._sync_file_system(descriptor)
+                if number == 0:
                     return
-                number = ctypes.get_errno()
                 if number not in (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP):
                     raise OSError(number, os.strerror(number), path)
             for name in names:
@@ -287,6 +287,15 @@ class PosixFiles:
             self.sync_directory(path)
         finally:
             os.close(descriptor)
+
+    @property
+    def has_syncfs(self) -> bool:
+        """Whether one call makes a whole file system durable, and tells what failed."""
+        return _syncfs is not None
+
+    def _sync_file_system(self, descriptor: int) -> int:
+        """0, or the errno of what failed."""
+        return 0 if _syncfs(descriptor) == 0 else ctypes.get_errno()
 
     # --- reading
 

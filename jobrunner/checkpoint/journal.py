@@ -63,6 +63,11 @@ class Journal:
                 return entry
         raise CheckpointError(f"{self._path}: entry {number} of the log is gone.")
 
+    def read_entries(self) -> Iterator[Entry]:
+        """All entries, in order, read as they are asked for."""
+        with self._reading():
+            yield from self._handler.entries(0)
+
     def take(self, run: str, body: Mapping[str, Any], judge: Callable[[State], None]) -> int:
         """Take the directory for `run`.
 

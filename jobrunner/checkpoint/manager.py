@@ -243,6 +243,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
                 self.abandon(order)
             if not self._sweeper.drain(_DRAIN_SECONDS):
                 logger.warning("%s: some stores could not be deleted in time.", self.path)
+            self._sweeper.confirm()
             self._append("end", {})
         except CheckpointError as error:
             logger.warning("The end of the run could not be recorded: %s", error)

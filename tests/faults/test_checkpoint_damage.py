@@ -13,6 +13,7 @@ import pytest
 from jobrunner import CheckpointCorruptError, CheckpointError, MultiNodeCheckpointManager
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace import Workspace
+from tests.faults.thorough import FLIPS_A_FILE
 
 BLOBS = {
     "w": np.arange(3000.0).reshape(300, 10),
@@ -78,11 +79,16 @@ def test_there_is_something_to_damage(saved: Path) -> None:
         load()
 
 
+@pytest.mark.timeout(1800)
 def test_any_flipped_bit_is_found(copy: Path) -> None:
     draw = random.Random(0)
     for file in stored_files(copy):
         content = file.read_bytes()
-        bits = {0, 8 * len(content) - 1, *(draw.randrange(8 * len(content)) for _ in range(2))}
+        bits = {
+            0,
+            8 * len(content) - 1,
+            *(draw.randrange(8 * len(content)) for _ in range(FLIPS_A_FILE)),
+        }
         for bit in bits:
             flipped = bytearray(content)
             flipped[bit // 8] ^= 1 << bit % 8
