@@ -335,7 +335,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
 
     def _former(self) -> dict[str, tuple[str, str]]:
         """The newest recorded stores, which the next ones may share unchanged chunks with."""
-        state = self._journal.check_held()
+        state = self._journal.known()  # as of the claim: reading again could fail
         latest = state.latest
         if latest is None:
             return {}

@@ -55,9 +55,13 @@ class TracingFiles(PosixFiles):
             self.trace.append(Operation(operation, path))
 
     def write(
-        self, path: str, buffers: Sequence[bytes | memoryview], padding_bytes: int = 0
+        self,
+        path: str,
+        buffers: Sequence[bytes | memoryview],
+        padding_bytes: int = 0,
+        watch: Callable[[memoryview], object] | None = None,
     ) -> int:
-        digest = super().write(path, buffers, padding_bytes)
+        digest = super().write(path, buffers, padding_bytes, watch)
         self.trace.append(Operation("write", path, Path(path).read_bytes()))
         return digest
 
@@ -70,6 +74,10 @@ class TracingFiles(PosixFiles):
     def create_whole(self, path: str, data: bytes, temporary: str) -> bool:
         self._temporary = temporary
         return super().create_whole(path, data, temporary)
+
+    def link(self, source: str, target: str, nbytes: int) -> bool:
+        self._temporary = source
+        return super().link(source, target, nbytes)
 
     def rename(self, source: str, target: str) -> None:
         super().rename(source, target)

@@ -41,7 +41,8 @@ from tests.faults.test_checkpoint_sweep import (  # noqa: F401  # a fixture for 
     check_recovery,
     recorded,
     take_step,
-)from tests.faults.thorough import EVERY_STATE, IS_THOROUGH
+)
+from tests.faults.thorough import EVERY_STATE, IS_THOROUGH
 
 LIMIT = EVERY_STATE if IS_THOROUGH else 3
 
