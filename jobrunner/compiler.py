@@ -27,6 +27,7 @@ def _compile_job(job: Job) -> Plan:
     initial = _made_by(tasks["init"], global_blobs)
     transient = _transient_blobs(job)
     checkpointed = _checkpointed(job)
+    replicated, partitions = _shared_blobs(job, checkpointed, global_blobs)
     updated = {
         (task.node.name, blob.name)
         for group in tasks.values()
@@ -86,6 +87,8 @@ def _compile_job(job: Job) -> Plan:
         globals=global_blobs,
         initial=initial,
         transient=transient,
+        replicated=replicated,
+        partitions=partitions,
         structure=structure,
         code=code,
     )
@@ -164,6 +167,39 @@ def _transient_blobs(job: Job) -> dict[str, frozenset[str]]:
                 if blob.transient:
                     found.setdefault(task.node.name, set()).add(blob.name)
     return {node: frozenset(names) for node, names in found.items()}
+
+
+def _shared_blobs(
+    job: Job, checkpointed: Sequence[str], global_blobs: Names
+) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[int, tuple[str, ...]]]]:
+    """The replicated blobs with their nodes, and the partitioned ones with axis and nodes."""
+    nodes: dict[tuple[str, int | None], dict[str, None]] = {}
+    for group in job.groups.values():
+        for task in group.tasks():
+            for blob in task.output_blobs:
+                if not blob.replicated and blob.partition is None:
+                    continue
+                node = task.node.name
+                if node not in checkpointed or not is_in(global_blobs, node, blob.name):
+                    raise DefinitionError(
+                        f"Task {task.full_name!r} makes {blob!r}, which says how it is saved; but "
+                        f"it is not: {'the node' if node not in checkpointed else 'the blob'} is "
+                        f"not checkpointed. Make it in the init group of a checkpointed node."
+                    )
+                nodes.setdefault((blob.name, blob.partition), {})[node] = None
+    replicated: dict[str, tuple[str, ...]] = {}
+    partitions: dict[str, tuple[int, tuple[str, ...]]] = {}
+    for (name, axis), members in nodes.items():
+        if name in replicated or name in partitions:
+            raise DefinitionError(
+                f"Job {job.name!r}: blob {name!r} is declared in two ways, as replicated or as "
+                f"parts along one axis or another. Declare it in one way on all nodes."
+            )
+        if axis is None:
+            replicated[name] = tuple(members)
+        else:
+            partitions[name] = (axis, tuple(members))
+    return replicated, partitions
 
 
 def _made_by(tasks: Iterable[Task], global_blobs: Names) -> dict[str, frozenset[str]]:

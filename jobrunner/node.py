@@ -115,19 +115,46 @@ class Blob:
         None means the node of the task that names it.
     transient : bool
         Never saved; the init tasks that make it run again at every resume. For sockets, open
-        files, models on a GPU. It counts where the blob is an output.
+        files, models on a GPU.
+    replicated : bool
+        Every node that makes it so has the same value: one copy is saved, and all load it.
+    partition : int, optional
+        The nodes that make it so hold parts of one array, put together along this axis in the
+        order in which the nodes are defined. Another number of nodes loads other parts.
+
+    Notes
+    -----
+    `transient`, `replicated` and `partition` count where the blob is an output.
     """
 
-    __slots__ = ("name", "node", "transient")
+    __slots__ = ("name", "node", "partition", "replicated", "transient")
 
     def __init__(
-        self, name: str, node: Node | str | None = None, *, transient: bool = False
+        self,
+        name: str,
+        node: Node | str | None = None,
+        *,
+        transient: bool = False,
+        replicated: bool = False,
+        partition: int | None = None,
     ) -> None:
         self.name = check_name(name, "blob")
         self.node = Node(node) if isinstance(node, str) else node
         if not (self.node is None or isinstance(self.node, Node)):
             raise DefinitionError(f"Blob {name!r}: node is a Node or a name; got {node!r}.")
         self.transient = bool(transient)
+        self.replicated = bool(replicated)
+        self.partition = partition
+        if partition is not None and (
+            not isinstance(partition, int) or isinstance(partition, bool) or partition < 0
+        ):
+            raise DefinitionError(
+                f"Blob {name!r}: partition is the number of an axis, from 0 on; got {partition!r}."
+            )
+        if self.transient + self.replicated + (partition is not None) > 1:
+            raise DefinitionError(
+                f"Blob {name!r} can be one of transient, replicated and a partition, and is more."
+            )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Blob) and (other.name, other.node) == (self.name, self.node)
@@ -138,4 +165,6 @@ class Blob:
     def __repr__(self) -> str:
         node = f", {self.node.name!r}" if self.node is not None else ""
         transient = ", transient=True" if self.transient else ""
-        return f"Blob({self.name!r}{node}{transient})"
+        replicated = ", replicated=True" if self.replicated else ""
+        partition = f", partition={self.partition}" if self.partition is not None else ""
+        return f"Blob({self.name!r}{node}{transient}{replicated}{partition})"

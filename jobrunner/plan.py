@@ -223,6 +223,10 @@ class Plan:
         Node -> names of those that the init group makes, so that they are there from epoch 0 on.
     transient : mapping
         Node -> names of its global blobs that are never saved.
+    replicated : mapping
+        Name of a blob -> the nodes that have it, all with one value.
+    partitions : mapping
+        Name of a blob -> the axis, and the nodes that hold its parts, in their order.
     structure, code : mapping
         ``"group:node/task"`` -> digest of the task's structure, and of its function's code, in
         order of definition; `jobrunner.fingerprint` makes and compares them.
@@ -238,6 +242,8 @@ class Plan:
     globals: Mapping[str, frozenset[str]]
     initial: Mapping[str, frozenset[str]] = field(default_factory=dict)
     transient: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    replicated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    partitions: Mapping[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     structure: Mapping[str, str] = field(default_factory=dict)
     code: Mapping[str, str] = field(default_factory=dict)
 

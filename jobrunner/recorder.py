@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from jobrunner.checkpoint import CopiesOrder, Moment, MultiNodeCheckpointManager, SaveOrder
+from jobrunner.checkpoint import (
+    PARTITIONS,
+    CopiesOrder,
+    Moment,
+    MultiNodeCheckpointManager,
+    SaveOrder,
+)
 from jobrunner.errors import CheckpointWriteError, CommitConflictError, JobRunnerError
 from jobrunner.fingerprint import describe
 from jobrunner.plan import Plan
@@ -185,12 +191,17 @@ class Recorder:
         self.settle()
         started = self._last_save = time.monotonic()
         self._save_now.clear()
-        details = {
+        details: dict[str, Any] = {
             "stopped_by": list(fired),
             "metrics": dict(metrics),
             "placement": dict(self._binding.placement),
             **({} if step is None else {"step": step}),
         }
+        if self._plan.partitions:
+            details[PARTITIONS] = {
+                name: {"axis": axis, "nodes": list(nodes)}
+                for name, (axis, nodes) in self._plan.partitions.items()
+            }
         write = partial(self._write, self._binding, details)
         save = _Save(epoch, started)
         try:
@@ -254,7 +265,7 @@ class Recorder:
                     f"them."
                 )
             self._prove_shared()
-        return self.manager.begin(epoch)
+        return self.manager.begin(epoch, replicated=self._plan.replicated)
 
     def _write(
         self,

@@ -98,9 +98,14 @@ def required_blobs(
     """
     there = manager.blobs(epoch)
     needed = plan.saved_blobs(epoch)
-    missing = [f"node {node!r}" for node in needed if node not in there]
+    shared = manager.shared_blobs(epoch) & (plan.replicated.keys() | plan.partitions.keys())
+    missing = [
+        f"node {node!r}"
+        for node, blobs in needed.items()
+        if node not in there and (not blobs or blobs - shared)
+    ]
     for node, blobs in needed.items():
-        gone = sorted(blobs - set(there.get(node, ()))) if node in there else []
+        gone = sorted(blobs - shared - set(there.get(node, ()))) if node in there else []
         missing += [f"blob {blob!r} of node {node!r}" for blob in gone]
     if missing:
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""

@@ -452,7 +452,8 @@ class _Run:
         for epoch in candidates:
             try:
                 blobs = resume.required_blobs(self.plan, manager, epoch)
-                group = manager.load(epoch, blobs=blobs)
+                partitions = {name: nodes for name, (_, nodes) in self.plan.partitions.items()}
+                group = manager.load(epoch, blobs=blobs, partitions=partitions)
                 self.binding.run_group(group, epoch=epoch)
                 manager.report_load(group)
                 break

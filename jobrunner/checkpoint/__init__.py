@@ -18,6 +18,7 @@ The way of the data, one module a stage; a module imports only from those above 
     chores            hides and deletes in the background
     snapshot          copies, so that epochs go on while they are written
     save, load        what is sent to the workers
+    parts             arrays whose parts are several nodes' blobs
     view              a checkpoint to look into
     directory         all that reads
     manager, single   all that writes
@@ -30,7 +31,7 @@ The way of the data, one module a stage; a module imports only from those above 
 from __future__ import annotations
 
 from jobrunner.checkpoint.codecs import Codec, register_codec
-from jobrunner.checkpoint.directory import CheckpointDirectory
+from jobrunner.checkpoint.directory import PARTITIONS, CheckpointDirectory
 from jobrunner.checkpoint.inspection import Finding, inspect_directory
 from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler, read_state
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
@@ -49,6 +50,7 @@ from jobrunner.checkpoint.transfer import copy_epoch, find_set_aside, restore_ep
 from jobrunner.checkpoint.view import Checkpoint, NodeCheckpoint
 
 __all__ = [
+    "PARTITIONS",
     "Auto",
     "Checkpoint",
     "CheckpointDirectory",

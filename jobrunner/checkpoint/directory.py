@@ -6,14 +6,14 @@ import os
 import urllib.parse
 import urllib.request
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from jobrunner.checkpoint.codecs import registered_codecs
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.journal import Journal
-from jobrunner.checkpoint.load import load_group
+from jobrunner.checkpoint.load import Part, Reading, cut_evenly, load_group
 from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.records import Entry, State, loose_json
@@ -29,6 +29,12 @@ from jobrunner.task import TaskGroup, TaskOutput
 
 DEFAULT_LABEL = "kept"
 """Of a pin that nobody gave a label of its own."""
+
+REPLICATED = "replicated"
+"""Detail of a record: name of a blob -> the nodes that have it; the first one's store holds it."""
+
+PARTITIONS = "partitions"
+"""Detail of a record: name of a blob -> its axis, and the nodes that hold its parts, in order."""
 
 _NAMED_EPOCHS = 12
 
@@ -255,10 +261,20 @@ class CheckpointDirectory:
             A manifest is missing or not what was written.
         """
         with self._reading(epoch):
-            return {
+            found = {
                 node: list(reader.read_manifest()["blobs"])
                 for node, reader in self._readers(epoch).items()
             }
+        for name, nodes in self.record(epoch)["details"].get(REPLICATED, {}).items():
+            for node in nodes[1:]:
+                if node in found and nodes[0] in found:
+                    found[node].append(name)
+        return found
+
+    def shared_blobs(self, epoch: int) -> frozenset[str]:
+        """Names of the blobs that nodes which were not saved can load too."""
+        details = self.record(epoch)["details"]
+        return frozenset(details.get(REPLICATED, ())) | frozenset(details.get(PARTITIONS, ()))
 
     def verify(self, epoch: int) -> None:
         """Read every byte of a recorded epoch.
@@ -317,6 +333,7 @@ class CheckpointDirectory:
         *,
         nodes: Collection[str] | None = None,
         blobs: Mapping[str, Collection[str]] | None = None,
+        partitions: Mapping[str, Sequence[str]] | None = None,
     ) -> TaskGroup:
         """Make the task group that loads a recorded epoch.
 
@@ -330,6 +347,9 @@ class CheckpointDirectory:
         blobs : mapping of str to collection of str, optional
             Node -> the blobs to load; these nodes' other blobs, and other nodes, stay as they
             are. Only what is asked for is read.
+        partitions : mapping of str to sequence of str, optional
+            Name of a partitioned blob -> the nodes that hold its parts now. Where they are others
+            than those that saved it, each gets a part of about the same length.
 
         Returns
         -------
@@ -350,23 +370,43 @@ class CheckpointDirectory:
         replaced before all are verified. *Safe to retry*: yes.
         """
         readers = self._readers(epoch)
-        for what in (nodes, blobs):
-            for node in what or ():
-                if node not in readers:
-                    raise BlobNotFoundError(
-                        f"Epoch {epoch} of {self.path} has no node {node!r}. It has "
-                        f"{_name_some(list(readers))}."
-                    )
-        if blobs is not None:
-            with self._reading(epoch):
-                self._check_blobs(epoch, {node: readers[node] for node in blobs}, blobs)
-        wanted = {
-            node: reader
-            for node, reader in readers.items()
-            if (nodes is None or node in nodes) and (blobs is None or node in blobs)
-        }
+        details = self.record(epoch)["details"]
+        lacking = [
+            *(node for node in nodes or () if node not in readers),
+            *(node for node, names in (blobs or {}).items() if node not in readers and not names),
+        ]
+        for node in lacking:
+            raise BlobNotFoundError(
+                f"Epoch {epoch} of {self.path} has no node {node!r}. It has "
+                f"{_name_some(list(readers))}."
+            )
+        wanted = [
+            node for node in (readers if blobs is None else blobs) if nodes is None or node in nodes
+        ]
+        with self._reading(epoch):
+            parts = self._cut(readers, details.get(PARTITIONS, {}), partitions or {})
+            readings = {}
+            for node in wanted:
+                asked = None if blobs is None else frozenset(blobs[node])
+                borrowed = {
+                    name: readers[owner]
+                    for name, (owner, *others) in details.get(REPLICATED, {}).items()
+                    if node != owner and (node in others if asked is None else name in asked)
+                }
+                cut = {
+                    name: part
+                    for name, part in parts.get(node, {}).items()
+                    if asked is None or name in asked
+                }
+                own = None if asked is None else asked - borrowed.keys() - cut.keys()
+                self._check_blobs(epoch, node, readers.get(node), own or ())
+                reader = None if own is not None and not own else readers.get(node)
+                readings[node] = Reading(reader, own, borrowed, cut)
         group, seconds = load_group(
-            wanted, blobs, registered_codecs(), allow_pickle=self._allow_pickle
+            readings,
+            registered_codecs(),
+            replace=blobs is None,
+            allow_pickle=self._allow_pickle,
         )
         action = "checkpoint_load" if blobs is None else "checkpoint_partial_load"
         self._load_seconds[group] = (action, seconds)
@@ -415,20 +455,40 @@ class CheckpointDirectory:
             for node, about in stores.items()
         }
 
-    def _check_blobs(
+    def _cut(
         self,
-        epoch: int,
         readers: Mapping[str, StoreReader],
-        blobs: Mapping[str, Collection[str]],
+        recorded: Mapping[str, Any],
+        partitions: Mapping[str, Sequence[str]],
+    ) -> dict[str, dict[str, Part]]:
+        """Node -> the blobs of which it gets another part than was saved of it, and which."""
+        parts: dict[str, dict[str, Part]] = {}
+        for name, nodes in partitions.items():
+            if name not in recorded or list(nodes) == recorded[name]["nodes"]:
+                continue
+            axis = recorded[name]["axis"]
+            stores = [readers[node] for node in recorded[name]["nodes"]]
+            lengths = [reader.axis_length(name, axis) for reader in stores]
+            for node, pieces in zip(nodes, cut_evenly(lengths, len(nodes)), strict=True):
+                found = [(stores[i], start, stop) for i, start, stop in pieces]
+                parts.setdefault(node, {})[name] = Part(axis, found)
+        return parts
+
+    def _check_blobs(
+        self, epoch: int, node: str, reader: StoreReader | None, blobs: Collection[str]
     ) -> None:
-        for node, reader in readers.items():
-            there = reader.read_manifest()["blobs"]
-            for blob in blobs[node]:
-                if blob not in there:
-                    raise BlobNotFoundError(
-                        f"Node {node!r} has no blob {blob!r} at epoch {epoch} of {self.path}. "
-                        f"It has {_name_some(list(there))}."
-                    )
+        there = [] if reader is None or not blobs else reader.read_manifest()["blobs"]
+        for blob in blobs:
+            if reader is None:
+                raise BlobNotFoundError(
+                    f"Epoch {epoch} of {self.path} has no node {node!r}, and so not its blob "
+                    f"{blob!r}."
+                )
+            if blob not in there:
+                raise BlobNotFoundError(
+                    f"Node {node!r} has no blob {blob!r} at epoch {epoch} of {self.path}. "
+                    f"It has {_name_some(list(there))}."
+                )
 
     @contextmanager
     def _reading(self, epoch: int) -> Iterator[None]:

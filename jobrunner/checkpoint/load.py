@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.reader import StoreReader
@@ -27,17 +29,91 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A node's part of a partitioned array: slices of recorded stores, one after another."""
+
+    axis: int
+    pieces: Sequence[tuple[StoreReader, int, int]]
+
+    def load(self, blob: str) -> np.ndarray[Any, Any]:
+        """Read and put together the pieces."""
+        arrays = [
+            reader.load_slice(blob, self.axis, start, stop) for reader, start, stop in self.pieces
+        ]
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, self.axis)
+
+
+def cut_evenly(lengths: Sequence[int], count: int) -> list[list[tuple[int, int, int]]]:
+    """Cut parts that lie one after another into `count` others of about the same length.
+
+    Returns
+    -------
+    list of list of (int, int, int)
+        For each new part the pieces it is made of: which old part, from where, to where; at least
+        one, which may be empty.
+    """
+    total = sum(lengths)
+    share, more = divmod(total, count)
+    cuts: list[list[tuple[int, int, int]]] = []
+    start = 0
+    for i in range(count):
+        stop = start + share + (i < more)
+        pieces = []
+        before = 0
+        for old, length in enumerate(lengths):
+            low, high = max(start, before), min(stop, before + length)
+            if low < high:
+                pieces.append((old, low - before, high - before))
+            before += length
+        cuts.append(pieces or [(0, 0, 0)])
+        start = stop
+    return cuts
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a node loads, and from where.
+
+    Attributes
+    ----------
+    own : StoreReader or None
+        Its own store.
+    blobs : frozenset of str or None
+        Those of its own store to load; None: all.
+    borrowed : mapping of str to StoreReader
+        Replicated blobs, which are in another node's store.
+    parts : mapping of str to Part
+        Partitioned blobs that are cut otherwise than they were saved.
+    """
+
+    own: StoreReader | None
+    blobs: frozenset[str] | None
+    borrowed: Mapping[str, StoreReader] = field(default_factory=dict)
+    parts: Mapping[str, Part] = field(default_factory=dict)
+
+    def load(self, codecs: Sequence[Codec], *, allow_pickle: bool) -> dict[str, Any]:
+        """Read and verify all of it."""
+        values: dict[str, Any] = {}
+        if self.own is not None:
+            values |= self.own.load(self.blobs, codecs=codecs, allow_pickle=allow_pickle)
+        for name, reader in self.borrowed.items():
+            values |= reader.load([name], codecs=codecs, allow_pickle=allow_pickle)
+        for name, part in self.parts.items():
+            values[name] = part.load(name)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
 class _Read:
     """Reads and verifies what one node loads; runs on its worker."""
 
-    reader: StoreReader
-    blobs: frozenset[str] | None
+    reading: Reading
     codecs: Sequence[Codec]
     allow_pickle: bool
 
     def __call__(self) -> tuple[_Held, float]:
         started = time.perf_counter()
-        values = self.reader.load(self.blobs, codecs=self.codecs, allow_pickle=self.allow_pickle)
+        values = self.reading.load(self.codecs, allow_pickle=self.allow_pickle)
         return _Held(values), time.perf_counter() - started
 
 
@@ -56,21 +132,21 @@ def _all_verified() -> None:
 
 
 def load_group(
-    readers: Mapping[str, StoreReader],
-    blobs: Mapping[str, Collection[str]] | None,
+    readings: Mapping[str, Reading],
     codecs: Sequence[Codec],
     *,
+    replace: bool,
     allow_pickle: bool,
 ) -> tuple[TaskGroup, dict[str, TaskOutput]]:
     """Make the group that loads stores into the workspaces of their nodes.
 
     Parameters
     ----------
-    readers : mapping of str to StoreReader
+    readings : mapping of str to Reading
         By node.
-    blobs : mapping of str to collection of str, optional
-        Only these blobs of these nodes; then the nodes' other blobs stay as they are.
     codecs : sequence of Codec
+    replace : bool
+        Drop the nodes' other blobs.
     allow_pickle : bool
 
     Returns
@@ -83,20 +159,15 @@ def load_group(
     group.name = "load"
     reads = {
         node: Task(
-            _Read(
-                reader,
-                None if blobs is None else frozenset(blobs[node]),
-                tuple(codecs),
-                allow_pickle,
-            ),
+            _Read(reading, tuple(codecs), allow_pickle),
             outputs=[_HELD, _SECONDS],
             node=node,
             group=group,
             name="read and verify",
         )
-        for node, reader in readers.items()
+        for node, reading in readings.items()
     }
-    first = next(iter(readers), None)
+    first = next(iter(readings), None)
     if first is not None:
         verified = Task(
             _all_verified,
@@ -105,9 +176,9 @@ def load_group(
             name="all verified",
             after=list(reads.values()),
         )
-        for node in readers:
+        for node in readings:
             Task(
-                _HandOver(replace=blobs is None),
+                _HandOver(replace=replace),
                 inputs=_HELD,
                 node=node,
                 group=group,

@@ -14,7 +14,7 @@ import dask
 
 from jobrunner.checkpoint.chores import Sweeper
 from jobrunner.checkpoint.codecs import registered_codecs
-from jobrunner.checkpoint.directory import CheckpointDirectory
+from jobrunner.checkpoint.directory import REPLICATED, CheckpointDirectory
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.hold import Hold
 from jobrunner.checkpoint.liveness import Patience
@@ -156,9 +156,10 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         *,
         nodes: Collection[str] | None = None,
         blobs: Mapping[str, Collection[str]] | None = None,
+        partitions: Mapping[str, Sequence[str]] | None = None,
     ) -> TaskGroup:
         """See `CheckpointDirectory.load`; in a run, the epoch is kept until the run ends."""
-        group = super().load(epoch, nodes=nodes, blobs=blobs)
+        group = super().load(epoch, nodes=nodes, blobs=blobs, partitions=partitions)
         if self._hold is not None:
             self._resumed_from = epoch
         return group
@@ -292,8 +293,16 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         """
         return BlobCheck(frozenset(self._held().nodes), registered_codecs(), self._allow_pickle)
 
-    def begin(self, epoch: int) -> SaveOrder:
+    def begin(
+        self, epoch: int, *, replicated: Mapping[str, Sequence[str]] | None = None
+    ) -> SaveOrder:
         """Claim the names of an epoch's stores.
+
+        Parameters
+        ----------
+        epoch : int
+        replicated : mapping of str to sequence of str, optional
+            Name of a blob -> the nodes that have it; the first one saves it.
 
         Returns
         -------
@@ -329,6 +338,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
             self.blob_check(),
             self._files,
             self._former(),
+            dict(replicated or {}),
         )
         self._unfinished[claim] = order
         return order
@@ -382,7 +392,11 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
                 f"each of {len(order.stores)} nodes, found none from {', '.join(missing[:8])}. "
                 f"Are they placed on workers? Save again."
             )
+        _check_replicas(order, receipts)
         epoch, retry = order.claim
+        details = dict(details)
+        if order.replicated:
+            details[REPLICATED] = {name: list(nodes) for name, nodes in order.replicated.items()}
         body = {
             "epoch": epoch,
             "retry": retry,
@@ -604,6 +618,18 @@ def _configured_seconds(key: str, default: float) -> float:
             f"{value!r}."
         )
     return float(value)
+
+
+def _check_replicas(order: SaveOrder, receipts: Mapping[str, Receipt]) -> None:
+    for name, nodes in order.replicated.items():
+        first = receipts[nodes[0]].replicas.get(name)
+        for node in nodes:
+            if receipts[node].replicas.get(name) != first:
+                raise DefinitionError(
+                    f"Blob {name!r} is replicated, and at epoch {order.epoch} its value on node "
+                    f"{node!r} is not that on node {nodes[0]!r}. Make them equal, or declare it "
+                    f"without replicated=True."
+                )
 
 
 class _RecordedMetrics(Mapping[int, Mapping[str, Any]]):

@@ -132,6 +132,87 @@ class StoreReader:
             for name, entry in wanted.items()
         }
 
+    def axis_length(self, blob: str, axis: int) -> int:
+        """How long an array blob is along `axis`."""
+        entry = self._array_entry(self.read_manifest(), blob, axis)
+        return int(_logical_shape(entry)[axis])
+
+    def load_slice(self, blob: str, axis: int, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """Part of an array blob along one axis; only the chunks that it lies in are read.
+
+        Parameters
+        ----------
+        blob : str
+            Of which the value is an array.
+        axis, start, stop : int
+
+        Notes
+        -----
+        What is read is verified, but for the array's own document.
+        """
+        entry = self._array_entry(self.read_manifest(), blob, axis)
+        order = entry["order"] or list(range(len(entry["shape"])))
+        along = list(order).index(axis)  # the axes of memory are the array's in this order
+        shape = list(entry["shape"])
+        shape[along] = stop - start
+        data: np.ndarray[Any, Any] = np.empty(shape, dtype_from_spec(entry["dtype"]))
+        jobs: list[Callable[[], None]] = []
+        corners = chunk_corners(entry["shape"], entry["chunk_shape"])
+        for corner, (path, (size, digest)) in zip(corners, _chunk_files(entry), strict=True):
+            spans = [
+                (place * step, min((place + 1) * step, length))
+                for place, step, length in zip(
+                    corner, entry["chunk_shape"], entry["shape"], strict=True
+                )
+            ]
+            low, high = max(spans[along][0], start), min(spans[along][1], stop)
+            if low >= high:
+                continue
+            inside = [slice(None)] * len(spans)
+            inside[along] = slice(low - spans[along][0], high - spans[along][0])
+            target = [slice(*span) for span in spans]
+            target[along] = slice(low - start, high - start)
+            lengths = [span[1] - span[0] for span in spans]
+            jobs.append(
+                partial(self._read_part, path, size, digest, lengths, inside, data[tuple(target)])
+            )
+        run_all(jobs, THREADS, data.nbytes)
+        return data.transpose(np.argsort(order)) if entry["order"] else data
+
+    def _read_part(
+        self,
+        path: str,
+        size: int,
+        digest: int,
+        lengths: Sequence[int],
+        inside: Sequence[slice],
+        target: np.ndarray[Any, Any],
+    ) -> None:
+        chunk: np.ndarray[Any, Any] = np.empty(lengths, target.dtype)
+        if isinstance(target.dtype, np.dtypes.StringDType):
+            self._read_texts(path, chunk, size, digest)
+        else:
+            view = memoryview(chunk.reshape(-1).view(np.uint8).data)
+            self._read_file(path, view, size, digest)
+        target[...] = chunk[tuple(inside)]
+
+    def _array_entry(self, manifest: Mapping[str, Any], blob: str, axis: int) -> Mapping[str, Any]:
+        entry = manifest["blobs"].get(blob)
+        if entry is None:
+            raise BlobNotFoundError(f"{self.root} has no blob {blob!r}.")
+        tree = entry["value"]
+        if not isinstance(tree, dict) or tree.get("$") != "array":
+            raise DefinitionError(
+                f"Blob {blob!r} in {self.root} is no array, so it cannot be part of one."
+            )
+        found: Mapping[str, Any] = entry["arrays"][tree["at"]]
+        if axis >= len(found["shape"]):
+            raise DefinitionError(
+                f"Blob {blob!r} in {self.root} has {len(found['shape'])} axes, and is declared "
+                f"as a part along axis {axis}."
+            )
+        return found
+
     def verify(self, threads: int = THREADS) -> None:
         """Read and digest every file of the store."""
         manifest = self.read_manifest()
@@ -333,6 +414,13 @@ def _stored_bytes(blobs: Mapping[str, Any]) -> int:
     """Size of all chunks of some blobs."""
     arrays = (array for entry in blobs.values() for array in entry["arrays"])
     return sum(size for array in arrays for size, _ in array["files"])
+
+
+def _logical_shape(entry: Mapping[str, Any]) -> list[int]:
+    shape = list(entry["shape"])
+    for axis, length in zip(entry["order"] or (), entry["shape"], strict=False):
+        shape[axis] = length
+    return shape
 
 
 def _chunk_files(array: Mapping[str, Any]) -> Iterable[tuple[str, tuple[int, int]]]:

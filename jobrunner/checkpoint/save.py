@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from jobrunner.checkpoint.store import (
     FormerStore,
     Receipt,
     StoreBatch,
+    digest_blob,
     former_store,
     run_gently,
 )
@@ -87,6 +89,8 @@ class SaveOrder:
     former : mapping of str to (str, str)
         Node -> a recorded store of it, and the SHA-256 of its manifest: chunks that are the same
         there are linked.
+    replicated : mapping of str to sequence of str
+        Name of a blob -> the nodes that have it; the first one saves it.
 
     Notes
     -----
@@ -101,6 +105,7 @@ class SaveOrder:
     check: BlobCheck
     files: PosixFiles
     former: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    replicated: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def epoch(self) -> int:
@@ -117,10 +122,10 @@ class SaveOrder:
         CheckpointWriteError
             The storage failed.
         """
-        nodes, batch = self._prepare(workspaces)
-        with self._writing(nodes):
-            batch.write()
-            return dict(zip(nodes, batch.finish(), strict=True))
+        prepared = self._prepare(workspaces)
+        with self._writing(prepared.nodes):
+            prepared.batch.write()
+            return prepared.finish()
 
     def copy(self, budget_bytes: int | None) -> SnapshotOrder:
         """What copies all that is to be saved, to be called on every worker.
@@ -136,9 +141,17 @@ class SaveOrder:
         """What writes the copies that `copy` made, to be called on every worker."""
         return CopiesOrder(self)
 
-    def _prepare(self, workspaces: Mapping[str, Workspace]) -> tuple[list[str], StoreBatch]:
+    def _prepare(self, workspaces: Mapping[str, Workspace]) -> _Prepared:
         # All of it before anything is written: what cannot be saved is no fault of the storage.
         encoded = self.check.encode(workspaces)
+        replicas: dict[str, dict[str, str]] = {}
+        for name, nodes in self.replicated.items():
+            for node in nodes:
+                if name in encoded.get(node, ()):
+                    digest = digest_blob(self.files, encoded[node][name])
+                    replicas.setdefault(node, {})[name] = digest
+                    if node != nodes[0]:
+                        del encoded[node][name]
         stores = {
             self.stores[node]: ({"node": node, "epoch": self.epoch, "run": self.run}, blobs)
             for node, blobs in encoded.items()
@@ -148,7 +161,8 @@ class SaveOrder:
             for node, blobs in encoded.items()
             if (found := self._former(node, blobs)) is not None
         }
-        return list(encoded), StoreBatch(self.files, self.path, stores, former)
+        batch = StoreBatch(self.files, self.path, stores, former)
+        return _Prepared(list(encoded), batch, replicas)
 
     def _former(self, node: str, blobs: Mapping[str, EncodedBlob]) -> FormerStore | None:
         if node not in self.former or not any(
@@ -179,14 +193,29 @@ class SaveOrder:
             ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A save that is ready to be written."""
+
+    nodes: Sequence[str]
+    batch: StoreBatch
+    replicas: Mapping[str, Mapping[str, str]]
+
+    def finish(self) -> dict[str, Receipt]:
+        """Make what was written durable; gives the nodes' receipts."""
+        return {
+            node: dataclasses.replace(receipt, replicas=self.replicas.get(node, {}))
+            for node, receipt in zip(self.nodes, self.batch.finish(), strict=True)
+        }
+
+
 class _Copies:
     """What a worker keeps for saves in the background: memory to copy to, and the save itself."""
 
     def __init__(self) -> None:
         self.arena = Arena()
         self.claim: Claim | None = None
-        self.nodes: list[str] = []
-        self.batch: StoreBatch | None = None
+        self.save: _Prepared | None = None
 
     @classmethod
     def of(cls, workspaces: Mapping[str, Workspace]) -> _Copies:
@@ -216,13 +245,13 @@ class SnapshotOrder:
     def __call__(self, workspaces: Mapping[str, Workspace]) -> None:
         """Raise what `SaveOrder` raises."""
         copies = _Copies.of(workspaces)
-        copies.batch = None
-        nodes, batch = self.order._prepare(workspaces)
-        left = copy_arrays(batch.arrays(), copies.arena, self.budget_bytes)
+        copies.save = None
+        prepared = self.order._prepare(workspaces)
+        left = copy_arrays(prepared.batch.arrays(), copies.arena, self.budget_bytes)
         if left:
-            with self.order._writing(nodes):
-                batch.write(left)
-        copies.claim, copies.nodes, copies.batch = self.order.claim, nodes, batch
+            with self.order._writing(prepared.nodes):
+                prepared.batch.write(left)
+        copies.claim, copies.save = self.order.claim, prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +268,12 @@ class CopiesOrder:
     def __call__(self, workspaces: Mapping[str, Workspace]) -> dict[str, Receipt]:
         """Write, make durable, and give a receipt for each node."""
         copies = _Copies.of(workspaces)
-        batch, copies.batch = copies.batch, None
-        if batch is None or copies.claim != self.order.claim:
+        prepared, copies.save = copies.save, None
+        if prepared is None or copies.claim != self.order.claim:
             raise CheckpointWriteError(
                 f"Epoch {self.order.epoch} of {self.order.path} cannot be written: this worker "
                 f"has no copy of its blobs. Save again."
             )
-        with self.order._writing(copies.nodes):
-            run_gently(batch.write)
-            return dict(zip(copies.nodes, batch.finish(), strict=True))
+        with self.order._writing(prepared.nodes):
+            run_gently(prepared.batch.write)
+            return prepared.finish()

@@ -35,6 +35,7 @@ from jobrunner.checkpoint.layout import (
     encode_texts,
     group_document,
     lay_out,
+    to_json,
 )
 
 THREADS = 2
@@ -68,6 +69,8 @@ class Receipt:
         From the start of the worker's save until all its stores were durable.
     linked_bytes : int
         Of `nbytes`, what is in files of the epoch before, which it shares.
+    replicas : mapping of str to str
+        Digests of the node's replicated blobs, which must be those of the other nodes.
     """
 
     store: str
@@ -75,6 +78,7 @@ class Receipt:
     nbytes: int
     seconds: float
     linked_bytes: int = 0
+    replicas: Mapping[str, str] = field(default_factory=dict)
 
 
 class WrittenChunk(NamedTuple):
@@ -319,6 +323,19 @@ def _digest(files: PosixFiles, content: memoryview, padding_bytes: int, head: in
         words.add(block)
     crc = files.digest_zeros(padding_bytes, crc)
     return WrittenChunk(len(content) + padding_bytes, crc, words.total, head)
+
+
+def digest_blob(files: PosixFiles, blob: EncodedBlob) -> str:
+    """A digest of a blob's value, types and shapes: equal for equal blobs."""
+    about = [[str(part.data.dtype), part.data.shape, part.order] for part in blob.parts]
+    digests = [files.digest(to_json([blob.tree, about]))]
+    for part in blob.parts:
+        if isinstance(part.data.dtype, np.dtypes.StringDType):
+            digests.append(files.digest(encode_texts(part.data, part.data.size)))
+        else:
+            content = memoryview(np.ascontiguousarray(part.data).reshape(-1).view(np.uint8).data)
+            digests += _digest(files, content, 0, 0)
+    return hashlib.sha256(to_json(digests)).hexdigest()
 
 
 def _write_document(files: PosixFiles, store: _StoreInWriting, path: str, document: bytes) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jobrunner.checkpoint.codecs import Codec
+from jobrunner.checkpoint.parts import PartitionedArray
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.errors import BlobNotFoundError
 
@@ -20,7 +21,13 @@ class NodeCheckpoint(Mapping[str, Any]):
     """
 
     def __init__(
-        self, node: str, reader: StoreReader, codecs: Sequence[Codec], *, allow_pickle: bool
+        self,
+        node: str,
+        reader: StoreReader,
+        codecs: Sequence[Codec],
+        *,
+        allow_pickle: bool,
+        borrowed: Mapping[str, NodeCheckpoint] | None = None,
     ) -> None:
         self.node = node
         self.path = reader.root
@@ -28,8 +35,11 @@ class NodeCheckpoint(Mapping[str, Any]):
         self._codecs = codecs
         self._allow_pickle = allow_pickle
         self._manifest = reader.read_manifest()
+        self._borrowed = dict(borrowed or {})  # replicated blobs, which other stores hold
 
     def __getitem__(self, blob: str) -> Any:
+        if blob in self._borrowed:
+            return self._borrowed[blob][blob]
         self._check(blob)
         return self._reader.peek(
             self._manifest, blob, codecs=self._codecs, allow_pickle=self._allow_pickle
@@ -45,6 +55,8 @@ class NodeCheckpoint(Mapping[str, Any]):
         BlobNotFoundError
             There is no such blob.
         """
+        if blob in self._borrowed:
+            return self._borrowed[blob].load(blob)
         self._check(blob)
         loaded = self._reader.load([blob], codecs=self._codecs, allow_pickle=self._allow_pickle)
         return loaded[blob]
@@ -54,6 +66,8 @@ class NodeCheckpoint(Mapping[str, Any]):
 
         Equal digests mean equal blobs, but for a collision of the CRC-32C of their chunks.
         """
+        if blob in self._borrowed:
+            return self._borrowed[blob].digest(blob)
         self._check(blob)
         entry = self._manifest["blobs"][blob]
         arrays = [{**array, "path": None} for array in entry["arrays"]]
@@ -66,13 +80,13 @@ class NodeCheckpoint(Mapping[str, Any]):
             raise BlobNotFoundError(f"{self.path} has no blob {blob!r}. Its blobs are: {there}.")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._manifest["blobs"])
+        return iter([*self._manifest["blobs"], *self._borrowed])
 
     def __len__(self) -> int:
-        return len(self._manifest["blobs"])
+        return len(self._manifest["blobs"]) + len(self._borrowed)
 
     def __contains__(self, blob: object) -> bool:
-        return blob in self._manifest["blobs"]
+        return blob in self._manifest["blobs"] or blob in self._borrowed
 
     def __repr__(self) -> str:
         return f"<NodeCheckpoint {self.path}: {', '.join(self)}>"
@@ -121,10 +135,42 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
             there = ", ".join(map(repr, self)) or "none"
             raise BlobNotFoundError(f"Epoch {self.epoch} has no node {node!r}. It has {there}.")
         if node not in self._open:
+            replicated = self.record["details"].get("replicated", {})
             self._open[node] = NodeCheckpoint(
-                node, self._readers[node], self._codecs, allow_pickle=self._allow_pickle
+                node,
+                self._readers[node],
+                self._codecs,
+                allow_pickle=self._allow_pickle,
+                borrowed={
+                    name: self[owner]
+                    for name, (owner, *others) in replicated.items()
+                    if node in others and owner in self._readers
+                },
             )
         return self._open[node]
+
+    def array(self, blob: str) -> PartitionedArray:
+        """All parts of a partitioned blob as one array, lazily read.
+
+        Parameters
+        ----------
+        blob : str
+            Declared with ``Blob(..., partition=axis)``.
+
+        Raises
+        ------
+        BlobNotFoundError
+            No such blob was declared.
+        """
+        partitions = self.record["details"].get("partitions", {})
+        if blob not in partitions:
+            there = ", ".join(map(repr, partitions)) or "none"
+            raise BlobNotFoundError(
+                f"Epoch {self.epoch} has no partitioned blob {blob!r}. It has {there}."
+            )
+        about = partitions[blob]
+        parts = [self[node][blob] for node in about["nodes"]]
+        return PartitionedArray(blob, about["axis"], parts)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._readers)

@@ -1,0 +1,181 @@
+"""Blobs that several nodes have in common: replicas, and parts of one array."""
+
+import dask.array as da
+import numpy as np
+import pytest
+
+from jobrunner import (
+    Blob,
+    DefinitionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    PlanMismatchError,
+    Session,
+    Task,
+    epoch_limiter,
+)
+
+
+@pytest.fixture
+def session(inproc_client):
+    with Session(inproc_client) as session:
+        yield session
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "in the background"])
+def manager(request, tmp_path):
+    return MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=request.param)
+
+
+def replicas(limit, names=("a", "b", "c"), *, diverge=False):
+    def step(w, i):
+        return w + 1 + (i if diverge else 0)
+
+    with Job("replicas") as job:
+        for i, node in enumerate(map(Node, names)):
+            with job.init_group:
+                Task(
+                    lambda: np.zeros(20_000),
+                    outputs=Blob("w", replicated=True),
+                    node=node,
+                    name="zero",
+                )
+                if i == 0:
+                    Task(lambda: 7, outputs="own", node=node, name="own")
+            Task(step, inputs="w", outputs="w", kwargs={"i": i}, node=node, name="step")
+        epoch_limiter(job, limit)
+    return job
+
+
+def test_one_copy_is_saved_and_all_nodes_load_it(session, manager):
+    JobRunner(replicas(3), manager).run(session)
+    checkpoint = manager.open(3)
+    assert [set(np.unique(checkpoint[node]["w"][:])) for node in "abc"] == [{3.0}] * 3
+    assert np.array_equal(checkpoint["c"].load("w"), checkpoint["a"].load("w"))
+    assert "w" in checkpoint["b"]
+    nbytes = {node: store["nbytes"] for node, store in manager.record(3)["stores"].items()}
+    assert nbytes["a"] > 160_000 > 10_000 > max(nbytes["b"], nbytes["c"])
+    result = JobRunner(replicas(5), manager).run(session)
+    assert result.resumed_from == 3
+    assert [session.fetch(Node(node)["w"])[0] for node in "abc"] == [5.0] * 3
+
+
+def test_a_node_that_was_not_there_loads_its_replica(session, manager):
+    JobRunner(replicas(2, "ab"), manager).run(session)
+    result = JobRunner(replicas(4, "abcd"), manager).run(session)
+    assert result.resumed_from == 2
+    assert [session.fetch(Node(node)["w"])[0] for node in "abcd"] == [4.0] * 4
+
+
+def test_replicas_that_have_come_apart_are_an_error_that_names_both(session, manager):
+    with pytest.raises(DefinitionError, match=r"'w' is replicated.*epoch 1.*'b'.*'a'"):
+        JobRunner(replicas(3, diverge=True), manager).run(session)
+    assert manager.epochs() == [0]
+
+
+def test_one_replica_can_be_loaded_by_itself(session, manager):
+    runner = JobRunner(replicas(2), manager)
+    runner.run(session)
+    JobRunner(replicas(5), MultiNodeCheckpointManager(manager.path + "2")).run(session)
+    assert runner.load_blobs_from_checkpoints([Blob("w", "c")], 1, session)
+    assert session.fetch(Node("c")["w"])[0] == 1.0
+    assert session.fetch(Node("a")["w"])[0] == 5.0
+
+
+def heat(limit, count, *, axis=0, shape=(10, 6)):
+    """Every node holds a part of an array whose items say where they are."""
+    whole = np.arange(float(np.prod(shape))).reshape(shape)
+
+    def part(i):
+        return np.array_split(whole, count, axis)[i].copy(order="FC"[i % 2])
+
+    with Job("heat") as job:
+        for i in range(count):
+            node = Node(f"n{i}")
+            with job.init_group:
+                Task(part, outputs=Blob("u", partition=axis), kwargs={"i": i}, node=node)
+            Task(lambda u: u + 100, inputs="u", outputs="u", node=node, name="step")
+        epoch_limiter(job, limit)
+    return job, whole
+
+
+def fetched(session, count, axis):
+    return np.concatenate([session.fetch(Node(f"n{i}")["u"]) for i in range(count)], axis)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_another_number_of_nodes_goes_on_with_other_parts(session, tmp_path, axis, count):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    job, whole = heat(2, 3, axis=axis)
+    JobRunner(job, manager).run(session)
+    job, _ = heat(3, count, axis=axis)
+    result = JobRunner(job, manager).run(session)
+    assert (result.resumed_from, result.epoch) == (2, 3)
+    assert np.array_equal(fetched(session, count, axis), whole + 300)
+    lengths = [session.fetch(Node(f"n{i}")["u"]).shape[axis] for i in range(count)]
+    assert max(lengths) - min(lengths) <= 1
+    assert np.array_equal(manager.open(3).array("u")[...], whole + 300)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_whole_array_is_read_lazily_and_by_numpys_rules(session, tmp_path, axis):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    job, whole = heat(1, 3, axis=axis)
+    JobRunner(job, manager).run(session)
+    array, whole = manager.open(1).array("u"), whole + 100
+    assert (array.shape, array.dtype, len(array)) == (whole.shape, whole.dtype, len(whole))
+    for key in (
+        ...,
+        3,
+        -1,
+        (2, 5),
+        (slice(None), 4),
+        (slice(1, 9, 3), slice(5, 0, -2)),
+        (slice(None, None, -1), ...),
+        (..., slice(2, 2)),
+        slice(50, None),
+        (slice(3, 4), slice(1, None, 4)),
+        (slice(7, 1, -4), slice(4, 1)),
+    ):
+        assert np.array_equal(array[key], whole[key]), key
+        assert array[key].shape == whole[key].shape, key
+    assert np.array_equal(np.asarray(array), whole)
+    lazy = array.to_dask()
+    assert isinstance(lazy, da.Array)
+    assert np.array_equal(lazy.compute(scheduler="synchronous"), whole)
+    with pytest.raises(IndexError):
+        array[99, 0] if axis == 0 else array[0, 99]
+    with pytest.raises(IndexError):
+        array[0, 0, 0]
+
+
+def test_a_blob_is_shared_in_one_way_only():
+    with pytest.raises(DefinitionError, match="one of"):
+        Blob("w", replicated=True, transient=True)
+    with pytest.raises(DefinitionError, match="axis"):
+        Blob("w", partition=-1)
+    with Job("two ways") as job, job.init_group:
+        Task(lambda: 1, outputs=Blob("w", replicated=True), node="a")
+        Task(lambda: 1, outputs=Blob("w", partition=0), node="b")
+    with pytest.raises(DefinitionError, match="two ways"):
+        job.compile()
+
+
+def test_a_blob_that_is_not_saved_cannot_say_how():
+    with Job("private") as job:
+        Task(lambda: 1, outputs=Blob("w", partition=0), node="a")
+    with pytest.raises(DefinitionError, match="not checkpointed"):
+        job.compile()
+
+
+def test_a_node_that_lacks_more_than_shared_blobs_is_refused(session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    JobRunner(replicas(1, "ab"), manager).run(session)
+    wider = replicas(2, "abc")
+    with wider.init_group:
+        Task(lambda: 1, outputs="mine", node="c")
+    with pytest.raises(PlanMismatchError, match="node 'c'"):
+        JobRunner(wider, manager).run(session)
