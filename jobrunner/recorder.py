@@ -18,6 +18,7 @@ from jobrunner.checkpoint import (
     Moment,
     MultiNodeCheckpointManager,
     SaveOrder,
+    epochs_until,
 )
 from jobrunner.errors import CheckpointWriteError, CommitConflictError, JobRunnerError
 from jobrunner.fingerprint import describe
@@ -152,6 +153,13 @@ class Recorder:
         """Record that the job ended after `epoch`, exit group and all."""
         if self.latest() == epoch:
             self.manager.finish(epoch)
+
+    def epochs_until(self, epoch: int) -> int | None:
+        """How many epochs, `epoch` the first, may run before `is_due` must be asked.
+
+        None: it goes by time. A save that was asked for waits for that long at most.
+        """
+        return epochs_until(self.manager.save_policy, epoch, self._plan.steps_per_epoch)
 
     def is_due(self, epoch: int, step: int) -> bool:
         """Whether to save after step `step` of `epoch`, counted from 1, by policy or request.

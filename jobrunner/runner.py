@@ -493,29 +493,33 @@ class _Run:
         if count == 1:
             return self._run_epoch(epoch)
         last = epoch
+        metrics: Mapping[str, Any] = {}
 
         def ended(epoch: int, result: GroupResult) -> None:
-            nonlocal last
-            last = epoch
-            self.fired, self.pace = result.stopped, result.seconds
-            self.metrics[epoch] = {**result.metrics, "epoch": epoch}
-            self._notify("on_epoch", epoch, result.seconds, result.metrics)
+            nonlocal last, metrics
+            last, metrics = epoch, result.metrics
+            self._note_end(epoch, result.stopped, result.seconds, metrics)
 
         self.binding.run_epochs(epoch, count, self.stint_seconds, ended)
+        self._leave_epoch(last, metrics)
         return last
 
     def _epochs_alone(self, epoch: int) -> int:
         """How many epochs, from `epoch` on, the workers may run without asking in between."""
         if (
-            self.recorder is not None  # which has a say after every epoch
+            self.steps_done
             or self.runner.epoch_deadline_seconds is not None
             or self.runner.task_deadline_seconds is not None
             or 4 * self.pace > self.stint_seconds
             or not self.is_watched_passively
         ):
             return 1
-        left = MAX_STINT_EPOCHS if self.limit is None else self.limit - epoch + 1
-        return min(left, MAX_STINT_EPOCHS)
+        bounds = [MAX_STINT_EPOCHS]
+        if self.limit is not None:
+            bounds.append(self.limit - epoch + 1)
+        if self.recorder is not None and (until := self.recorder.epochs_until(epoch)) is not None:
+            bounds.append(until)
+        return min(bounds)
 
     def _run_group(self, group: str, epoch: int) -> None:
         seconds = self.runner.task_deadline_seconds
@@ -543,17 +547,25 @@ class _Run:
                 if asked and self.recorder is not None:
                     self._settle()
                     raise self._stopped(epoch - 1, f"step {step + 1} of epoch {epoch} has ended")
-        self.fired = outcome.stopped
+        self._note_end(epoch, outcome.stopped, time.monotonic() - started, metrics)
+        self._leave_epoch(epoch, metrics)
+        return epoch
+
+    def _note_end(
+        self, epoch: int, stopped: tuple[str, ...], seconds: float, metrics: Mapping[str, Any]
+    ) -> None:
+        self.fired, self.pace = stopped, seconds
         self.metrics[epoch] = {**metrics, "epoch": epoch}
-        self.pace = time.monotonic() - started
-        self._notify("on_epoch", epoch, self.pace, metrics)
+        self._notify("on_epoch", epoch, seconds, metrics)
+
+    def _leave_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """Save where that is due; the client decides what comes next."""
         # Whatever ends this epoch's stay on its workers needs its state recorded.
         then = next_step(replace(self._boundary(epoch), is_recorded=True))
-        if self._is_due(epoch, last_step) or then != "run an epoch":
+        if self._is_due(epoch, self.plan.steps_per_epoch) or then != "run an epoch":
             self._save(epoch, metrics)
         if then in ("stop", "move"):
             self._settle()
-        return epoch
 
     def _boundary(self, epoch: int) -> Boundary:
         return Boundary(

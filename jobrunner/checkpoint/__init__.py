@@ -43,7 +43,7 @@ from jobrunner.checkpoint.policies import (
     RetentionPolicy,
 )
 from jobrunner.checkpoint.save import CopiesOrder, SaveOrder
-from jobrunner.checkpoint.schedule import Auto, Moment, SaveEvery, SavePolicy
+from jobrunner.checkpoint.schedule import Auto, Moment, SaveEvery, SavePolicy, epochs_until
 from jobrunner.checkpoint.single import CheckpointManager
 from jobrunner.checkpoint.store import Receipt
 from jobrunner.checkpoint.transfer import copy_epoch, find_set_aside, restore_epoch
@@ -73,6 +73,7 @@ __all__ = [
     "SaveOrder",
     "SavePolicy",
     "copy_epoch",
+    "epochs_until",
     "find_set_aside",
     "inspect_directory",
     "read_state",

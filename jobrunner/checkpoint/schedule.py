@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -47,11 +48,25 @@ class Moment:
 class SavePolicy(Protocol):
     """Says when to save.
 
-    Epoch 0, the last epoch and what `JobRunner.save_now` asks for are saved whatever it says.
+    Epoch 0, the last epoch and what `JobRunner.save_now` asks for are saved whatever it says. A
+    policy that also has ``epochs_until(epoch, steps_per_epoch)`` lets workers run short epochs on
+    their own up to the one it gives; see `epochs_until`.
     """
 
     def is_due(self, moment: Moment) -> bool:
         """Whether to save now; the answer depends on `moment` alone."""
+
+
+def epochs_until(policy: SavePolicy, epoch: int, steps_per_epoch: int) -> int | None:
+    """How many epochs may run, `epoch` the first, before the policy must be asked again.
+
+    Returns
+    -------
+    int or None
+        None: it goes by time; ask it now and then. 1 for a policy that does not say.
+    """
+    ask = getattr(policy, "epochs_until", None)
+    return 1 if ask is None else ask(epoch, steps_per_epoch)
 
 
 class _Composable:
@@ -74,6 +89,10 @@ class AnyOf(_Composable):
     def is_due(self, moment: Moment) -> bool:
         """See `SavePolicy`."""
         return any(policy.is_due(moment) for policy in self.policies)
+
+    def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
+        """See `epochs_until`."""
+        return _least(epochs_until(policy, epoch, steps_per_epoch) for policy in self.policies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +146,14 @@ class SaveEvery(_Composable):
             return True
         return self.seconds is not None and moment.seconds_since_save >= self.seconds
 
+    def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
+        """See `epochs_until`."""
+        intervals = [] if self.epochs is None else [self.epochs]
+        if self.steps is not None:
+            epochs, rest = divmod(self.steps, steps_per_epoch)
+            intervals.append(1 if rest else epochs)
+        return _least(interval - (epoch - 1) % interval for interval in intervals)
+
 
 @dataclass(frozen=True, slots=True)
 class Auto(_Composable):
@@ -152,6 +179,14 @@ class Auto(_Composable):
         if moment.seconds_to_save is None:
             return moment.is_boundary
         return moment.seconds_since_save * self.max_overhead >= moment.seconds_to_save
+
+    def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
+        """See `epochs_until`."""
+        return None
+
+
+def _least(counts: Iterable[int | None]) -> int | None:
+    return min((count for count in counts if count is not None), default=None)
 
 
 def _is_positive(value: object) -> bool:

@@ -10,9 +10,11 @@ from distributed import LocalCluster
 from jobrunner import (
     Job,
     JobRunner,
+    MultiNodeCheckpointManager,
     Node,
     NodeLostError,
     RunStoppedError,
+    SaveEvery,
     Session,
     Task,
     TaskFailedError,
@@ -140,6 +142,26 @@ def test_a_failure_names_its_epoch_and_those_before_it_are_told(session):
     assert watcher.epochs == list(range(1, told + 1))
     # The session is as good as before.
     assert run(session, build(), epochs=5, stint_seconds=60)[0].epoch == 5
+
+
+def test_stints_end_where_a_save_is_due(session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(epochs=7))
+    result, watcher = run(
+        session, build(steps=2), epochs=30, stint_seconds=60, checkpoint_manager=manager
+    )
+    assert watcher.epochs == list(range(1, 31))
+    assert manager.epochs() == [0, 7, 14, 21, 28, 30]
+    whole = state(session)
+    result, _ = run(
+        session,
+        build(steps=2),
+        epochs=30,
+        stint_seconds=60,
+        checkpoint_manager=MultiNodeCheckpointManager(tmp_path / "ckpt"),
+        resume_from_epoch=14,
+    )
+    assert (result.resumed_from, result.epoch) == (14, 30)
+    assert state(session) == whole
 
 
 def test_a_callback_with_a_say_is_asked_after_each_epoch(session):

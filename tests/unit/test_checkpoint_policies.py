@@ -17,6 +17,7 @@ from jobrunner import (
     Moment,
     SaveEvery,
 )
+from jobrunner.checkpoint import epochs_until
 
 
 def due(policy: Any, epochs: int, steps_per_epoch: int = 1) -> list[tuple[int, int]]:
@@ -125,3 +126,37 @@ def test_only_policies_can_be_joined() -> None:
         KeepLast(1) | 3  # type: ignore[operator]
     with pytest.raises(TypeError):
         SaveEvery(epochs=1) | KeepLast(1)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("steps_per_epoch", [1, 3, 4])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        SaveEvery(epochs=5),
+        SaveEvery(steps=12),
+        SaveEvery(epochs=7, steps=24),
+        SaveEvery(epochs=5) | SaveEvery(epochs=3),
+        SaveEvery(epochs=4, seconds=1),
+    ],
+    ids=str,
+)
+def test_no_save_is_due_before_the_epoch_up_to_which_workers_are_left_alone(
+    policy: Any, steps_per_epoch: int
+) -> None:
+    dues = due(policy, 100, steps_per_epoch)
+    for epoch in range(1, 60):
+        count = epochs_until(policy, epoch, steps_per_epoch)
+        assert count is not None
+        last = epoch + count - 1
+        first_due = next(moment for moment in dues if moment >= (epoch, 1))
+        assert first_due >= (last, 1) if count == 1 else first_due == (last, steps_per_epoch)
+
+
+def test_policies_by_time_are_asked_now_and_then_and_unknown_ones_always() -> None:
+    class Mine:
+        def is_due(self, moment: Moment) -> bool:
+            return False
+
+    assert epochs_until(SaveEvery(seconds=5) | Auto(), 3, 1) is None
+    assert epochs_until(Mine(), 3, 1) == 1
+    assert epochs_until(SaveEvery(seconds=5) | Mine(), 3, 1) == 1
