@@ -86,6 +86,7 @@ def _compile_job(job: Job) -> Plan:
         checkpointed=checkpointed,
         globals=global_blobs,
         initial=initial,
+        lasting=_union(initial, _made_by(tasks["epoch"], global_blobs)),
         transient=transient,
         replicated=replicated,
         partitions=partitions,
@@ -123,10 +124,6 @@ def planned_nodes(group: TaskGroup) -> tuple[PlannedNode, ...]:
     return _planned_nodes([group])
 
 
-def _workspace_type(task: Task) -> WorkspaceType | None:
-    return task.workspace_type or (task.group.workspace_type if task.group else None)
-
-
 def _global_blobs(tasks: Iterable[Task], *, is_init: bool = True) -> dict[str, frozenset[str]]:
     """The blobs that are global: made by an init task, or by one marked GLOBAL.
 
@@ -135,7 +132,7 @@ def _global_blobs(tasks: Iterable[Task], *, is_init: bool = True) -> dict[str, f
     makers: dict[tuple[str, str], Task] = {}
     tasks = list(tasks)
     for task in tasks:
-        kind = _workspace_type(task)
+        kind = task.blob_type
         in_init = is_init and task.group is not None and task.group.name == "init"
         if kind is WorkspaceType.GLOBAL or (kind is None and in_init):
             for blob in task.output_blobs:
@@ -145,7 +142,7 @@ def _global_blobs(tasks: Iterable[Task], *, is_init: bool = True) -> dict[str, f
         for blob in task.output_blobs:
             every.setdefault(task.node.name, []).append(blob.name)
             maker = makers.get((task.node.name, blob.name))
-            if maker is not None and _workspace_type(task) is WorkspaceType.PRIVATE:
+            if maker is not None and task.blob_type is WorkspaceType.PRIVATE:
                 raise DefinitionError(
                     f"Task {task.full_name!r} makes blob {blob.name!r} as PRIVATE, and task "
                     f"{maker.full_name!r} makes it as a global blob of the same node. Give one of "

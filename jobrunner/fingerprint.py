@@ -116,7 +116,7 @@ def structure_of(task: Task, outputs: Iterable[Mapping[str, Any]]) -> str:
 def code_of(fn: Any) -> str:
     """Digest of a function's code; 16 hexadecimal digits.
 
-    Of a function: its compiled code with that of the functions inside it, and its defaults' types.
+    Of a function: its compiled code, with that of the functions inside it; not its defaults.
     Of a partial: its function's. Of any other callable: the code of its class's ``__call__``.
     """
     while isinstance(fn, functools.partial):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
-from jobrunner.node import Blob, Node
+from jobrunner.node import Blob, Node, WorkspaceType
 from jobrunner.task import Task, TaskGroup, TaskOutput
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ class Job:
         Made empty by default.
     stop_conditions : sequence of TaskOutput or Blob, optional
     nodes_to_checkpoint : sequence of Node or str, optional
-        By default the nodes that the init group uses.
+        By default the nodes that the init group uses, and those on which a task of the epoch
+        group makes global blobs.
     steps_per_epoch : int
         How many times the epoch group runs in an epoch. Stop conditions are read after the last.
     seed : int
@@ -132,10 +133,19 @@ class Job:
         self.stop_conditions.append(condition)
 
     def nodes_to_checkpoint(self) -> list[Node]:
-        """The nodes whose workspaces are saved: as given, else those the init group uses."""
+        """The nodes whose workspaces are saved.
+
+        As given; else those that the init group uses, and those on which a task of the epoch
+        group makes global blobs.
+        """
         if self._nodes_to_checkpoint is not None:
             return list(dict.fromkeys(self._nodes_to_checkpoint))
-        return self.init_group.used_nodes()
+        makers = (
+            task.node
+            for task in self.epoch_group.tasks()
+            if task.output_blobs and task.blob_type is WorkspaceType.GLOBAL
+        )
+        return list(dict.fromkeys([*self.init_group.used_nodes(), *makers]))
 
     def compile(self) -> Plan:
         """Check the whole job and decide what runs where and after what.

@@ -221,6 +221,8 @@ class Plan:
         Node -> names of its global blobs.
     initial : mapping
         Node -> names of those that the init group makes, so that they are there from epoch 0 on.
+    lasting : mapping
+        Node -> names of those that the init or the epoch group makes: there from epoch 1 on.
     transient : mapping
         Node -> names of its global blobs that are never saved.
     replicated : mapping
@@ -241,6 +243,7 @@ class Plan:
     checkpointed: tuple[str, ...]
     globals: Mapping[str, frozenset[str]]
     initial: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    lasting: Mapping[str, frozenset[str]] = field(default_factory=dict)
     transient: Mapping[str, frozenset[str]] = field(default_factory=dict)
     replicated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     partitions: Mapping[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
@@ -249,7 +252,7 @@ class Plan:
 
     def saved_blobs(self, epoch: int) -> dict[str, frozenset[str]]:
         """The blobs of each checkpointed node that a checkpoint of `epoch` must hold."""
-        made = self.initial if epoch == 0 else self.globals
+        made = self.initial if epoch == 0 else self.lasting
         none: frozenset[str] = frozenset()
         return {
             node: made.get(node, none) - self.transient.get(node, none)

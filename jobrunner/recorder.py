@@ -101,30 +101,27 @@ class Recorder:
         self._last_save = time.monotonic()
         self._stalls: deque[float] = deque(maxlen=_REMEMBERED_SAVES)
         self._holds_directory = False
+        self._is_shared = False  # by the workers there are now
         self._binding: Binding
         self.saves: list[SaveReport] = []
         self.failed_saves: list[SaveReport] = []
 
     def start(self, binding: Binding) -> None:
-        """Take the directory for this run, and prove that driver and workers share it.
+        """Save from these workers from now on; prove that driver and workers share the directory.
 
-        Where it cannot be written, holds nothing yet and `on_save_error` is "warn", the run goes
-        on without; every save tries again.
+        The first call takes the directory for this run. Where it cannot be written, holds nothing
+        yet and `on_save_error` is "warn", the run goes on without; every save tries again.
         """
+        self._binding = binding
+        self._is_shared = False
         nothing_yet = not self.manager.epochs()
         try:
             self._take_directory()
+            self._prove_shared()
         except CheckpointWriteError as error:
             if self._on_save_error == "raise" or not nothing_yet:
                 raise
             self._warn(f"{error} The job runs all the same, and each epoch tries again to save.")
-        self.attach(binding)
-
-    def attach(self, binding: Binding) -> None:
-        """Save from these workers from now on."""
-        self._binding = binding
-        if self._holds_directory:
-            self._prove_shared()
 
     def end(self) -> None:
         """Give the directory back, so that another run may take it at once."""
@@ -272,7 +269,7 @@ class Recorder:
                     f"epochs of another run. Choose another directory, or run again to go on from "
                     f"them."
                 )
-            self._prove_shared()
+        self._prove_shared()
         return self.manager.begin(epoch, replicated=self._plan.replicated)
 
     def _write(
@@ -303,9 +300,13 @@ class Recorder:
             raise
 
     def _take_directory(self) -> None:
+        if self._holds_directory:
+            return
         self.manager.start_run(self._plan.checkpointed, {"plan": describe(self._plan)})
         self._holds_directory = True
         self._last_save = time.monotonic()
 
     def _prove_shared(self) -> None:
-        self.manager.check_probe(self._binding.apply(self.manager.probe()))
+        if not self._is_shared:
+            self.manager.check_probe(self._binding.apply(self.manager.probe()))
+            self._is_shared = True

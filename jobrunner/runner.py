@@ -357,6 +357,8 @@ class _Run:
         self.saved_steps: dict[int, int | None] = {}  # of epochs whose save is under way
         self.most_workers = 0  # in use at once
         self.look_again = 0.0  # for spare workers
+        self.is_announced = False
+        self.has_begun = False  # from where `resumed_from` says
         self.resumed_from: int | None = None
         self.metrics: dict[int, dict[str, Any]] = {}
         self.pace = float("inf")  # seconds that the last epoch took
@@ -369,11 +371,7 @@ class _Run:
     def run(self) -> RunResult:
         self._bind()
         try:
-            if self.recorder is not None:
-                self.recorder.start(self.binding)
-            decision = resume.plan_resume(self.plan, self.runner.checkpoint_manager, self.policy)
-            self._notify("on_start", decision, self.limit)
-            result = self._run_from(decision)
+            result = self._run_to_end()
         except KeyboardInterrupt as interrupt:
             self.binding.abort()
             if isinstance(interrupt, TerminatedError) and self.runner._stop_asked:
@@ -385,13 +383,21 @@ class _Run:
         self._notify("on_finish", result)
         return result
 
-    def _run_from(self, decision: ResumePlan) -> RunResult:
+    def _run_to_end(self) -> RunResult:
         lost: Loss | None = None
         while True:
             try:
                 if lost is not None:
-                    decision = self._recover(lost)
+                    self._recover(lost)
+                elif self.recorder is not None:
+                    self.recorder.start(self.binding)
+                decision = self._decide()
+                if not self.is_announced:
+                    self.is_announced = True
+                    self._notify("on_start", decision, self.limit)
                 epoch = self._start(decision)
+                # Falling back past a damaged epoch makes a finished job an unfinished one.
+                is_finished = decision.is_finished and epoch == decision.epoch
                 while (step := next_step(self._boundary(epoch))) not in ("finish", "stop"):
                     if step == "move":
                         self._move(epoch)
@@ -400,7 +406,7 @@ class _Run:
                 if step == "stop":
                     raise self._stopped(epoch, "its epoch has ended")
                 stopped_by = self._stopped_by(epoch)
-                if not decision.is_finished:
+                if not is_finished:
                     self._finish(epoch)
                 break
             except (NodeLostError, SchedulerLostError) as error:
@@ -427,19 +433,18 @@ class _Run:
 
     def _start(self, decision: ResumePlan) -> int:
         """Init or resume; gives the last epoch that is whole in the workspaces."""
-        epoch = None
+        epoch = self.recorded = None
         self.steps_done = 0
         if decision.epoch is not None and self.recorder is not None:
             epoch = self._load(self.recorder, decision.epoch)
-        if not self.losses.in_all:
-            self.resumed_from = epoch
-        self.recorded = epoch
         if epoch is None:
+            self._run_group("init", 0)
             if self.recorder is not None:
                 self.recorder.rewind(None, "started afresh")
-            self._run_group("init", 0)
             self.fired = ()
             self._save(0, {})
+        if not self.has_begun:
+            self.has_begun, self.resumed_from = True, epoch
         # The epoch that the user named was for the start; from now on this run's own count.
         self.policy = resume.Policy("latest", self.policy.num_epochs)
         return (epoch or 0) - bool(self.steps_done)
@@ -472,13 +477,14 @@ class _Run:
                 recorder.set_aside(damaged)
             return None
         record = manager.record(epoch)
+        if self.plan.groups["resume"].slices:
+            self._run_group("resume", 0)  # init tasks, with the random numbers they had then
+        self.fired = resume.recorded_stops(self.plan, record)
+        self.steps_done = resume.steps_done(self.plan, record)
         if manager is recorder.manager:
             recorder.set_aside(damaged)
             recorder.rewind(epoch, f"resumed from epoch {epoch}")
-        if self.plan.groups["resume"].slices:
-            self._run_group("resume", epoch)
-        self.fired = resume.recorded_stops(self.plan, record)
-        self.steps_done = resume.steps_done(self.plan, record)
+            self.recorded = None if self.steps_done else epoch
         metrics = record["details"].get("metrics", {})
         if self.steps_done:
             self.metrics[epoch] = dict(metrics)
@@ -527,6 +533,7 @@ class _Run:
 
     def _run_epoch(self, epoch: int) -> int:
         started = time.monotonic()
+        self.recorded = None
         first_step, self.steps_done = self.steps_done, 0
         # What was reported in this epoch before it was saved and resumed from.
         metrics: dict[str, Any] = self.metrics.pop(epoch, {}) if first_step else {}
@@ -581,7 +588,7 @@ class _Run:
         who = ", ".join(self.binding.leaving)
         logger.info("Nodes move after epoch %d; leaving: %s", epoch, who or "nobody")
         self._bind_again()
-        self._start(resume.plan_resume(self.plan, self.runner.checkpoint_manager, self.policy))
+        self._start(self._decide())
 
     def _is_due(self, epoch: int, step: int) -> bool:
         return self.recorder is not None and self.recorder.is_due(epoch, step)
@@ -595,12 +602,21 @@ class _Run:
 
     def _finish(self, epoch: int) -> None:
         self._settle()
-        builder, manager = self.runner.upload_task_group_builder, self.runner.checkpoint_manager
-        if builder is not None and manager is not None:
-            self.binding.run_group(builder.build(epoch, manager), epoch=epoch)
+        builder = self.runner.upload_task_group_builder
+        is_recorded = self.recorded == epoch
+        if builder is not None and self.recorder is not None:
+            if is_recorded:
+                group = builder.build(epoch, self.recorder.manager)
+                self.binding.run_group(group, epoch=epoch)
+            else:
+                self._warn(
+                    f"The last epoch, {epoch}, could not be recorded, so there is nothing to "
+                    f"upload. Mend the storage and run the same command again: it goes on from "
+                    f"{self._where_to_go_on()}."
+                )
         self._run_group("download", epoch)
         self._run_group("exit", epoch)
-        if self.recorder is not None:
+        if is_recorded and self.recorder is not None:
             self.recorder.finish(epoch)
 
     def _save(self, epoch: int, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -645,11 +661,10 @@ class _Run:
                 ) from error
         return error
 
-    def _recover(self, error: Loss) -> ResumePlan:
-        """Place the nodes anew after a loss; gives where to begin again from."""
+    def _recover(self, error: Loss) -> None:
+        """Place the nodes anew after a loss."""
         self._warn(f"{error} Beginning again from {self._where_to_go_on()}.")
         self._bind_again()
-        return resume.plan_resume(self.plan, self.runner.checkpoint_manager, self.policy)
 
     def _bind_again(self) -> None:
         try:
@@ -659,7 +674,7 @@ class _Run:
                 f"{error} Run the same command again to go on from {self._where_to_go_on()}."
             ) from error
         if self.recorder is not None:
-            self.recorder.attach(self.binding)
+            self.recorder.start(self.binding)
 
     def _has_room(self) -> bool:
         """Whether workers have come that make up for those that were lost."""
@@ -671,9 +686,11 @@ class _Run:
         self.look_again = now + SPARE_SECONDS
         return self.binding.count_spread() > in_use
 
+    def _decide(self) -> ResumePlan:
+        return resume.plan_resume(self.plan, self.runner.checkpoint_manager, self.policy)
+
     def _where_to_go_on(self) -> str:
-        manager = self.runner.checkpoint_manager
-        decision = resume.plan_resume(self.plan, manager, self.policy)
+        decision = self._decide()
         return "the start" if decision.epoch is None else f"epoch {decision.epoch}"
 
     def _stopped(self, epoch: int | None, why: str) -> RunStoppedError:

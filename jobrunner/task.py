@@ -152,6 +152,11 @@ class Task:
         """``node/name``."""
         return f"{self.node.name}/{self.name}"
 
+    @property
+    def blob_type(self) -> WorkspaceType | None:
+        """Where its output blobs live, by the task or else by its group, if either says so."""
+        return self.workspace_type or (self.group.workspace_type if self.group else None)
+
     def output(self, i: int = 0) -> TaskOutput:
         """Part `i` of the return value; part 0 of a task without `outputs` is all of it."""
         count = max(1, len(self.output_blobs))

@@ -49,7 +49,19 @@ class CopyTo:
         self.path = Path(text).absolute()
 
     def build(self, epoch: int, manager: MultiNodeCheckpointManager) -> TaskGroup:
-        """One task for each node of the checkpoint."""
+        """One task for each node of the checkpoint.
+
+        Raises
+        ------
+        DefinitionError
+            The copies would go into the checkpoint directory itself.
+        """
+        here = os.path.realpath(manager.path)
+        if os.path.commonpath([here, os.path.realpath(self.path)]) == here:
+            raise DefinitionError(
+                f"CopyTo({str(self.path)!r}) would copy the stores of {manager.path} into that "
+                f"very directory, over themselves. Name another one."
+            )
         with TaskGroup() as group:
             for node in manager.record(epoch)["stores"]:
                 source = Path(manager.get_ckpt_db_name(node, epoch))
@@ -62,6 +74,11 @@ def _copy_store(source: str, target: str) -> None:
     # Without its root document no reader takes a directory for a store: it goes first and comes last.
     root = "zarr.json"
     try:
+        if os.path.exists(target) and os.path.samefile(source, target):
+            raise CheckpointWriteError(
+                f"The store {source!r} and its copy {target!r} are one directory; nothing was "
+                f"touched. Let CopyTo name a directory of its own."
+            )
         if os.path.lexists(target):
             Path(target, root).unlink(missing_ok=True)
             shutil.rmtree(target)

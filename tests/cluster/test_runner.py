@@ -1,5 +1,7 @@
 """What `JobRunner` promises beyond Caffe2's scenarios."""
 
+import errno
+import os
 import signal
 import threading
 from pathlib import Path
@@ -11,6 +13,7 @@ from jobrunner import (
     Blob,
     CheckpointNotFoundError,
     CheckpointWriteError,
+    CopyTo,
     DefinitionError,
     ExecutionError,
     Job,
@@ -19,12 +22,15 @@ from jobrunner import (
     MultiNodeCheckpointManager,
     Node,
     PlanMismatchError,
+    SaveEvery,
     Session,
     Task,
     TaskFailedError,
+    WorkspaceType,
     current_task,
     epoch_limiter,
 )
+from jobrunner.checkpoint.files import PosixFiles
 
 SHARED: dict = {}
 """What tests and tasks on workers in this process have in common."""
@@ -406,3 +412,147 @@ def test_saves_are_accounted_for_each_node(session, manager):
 def test_arguments_that_cannot_be_are_refused(arguments):
     with pytest.raises(DefinitionError, match="counter"):
         JobRunner(counter(1), **arguments)
+
+
+def draw(n=None):
+    return float(current_task().rng.random())
+
+
+def test_what_runs_again_at_a_resume_draws_the_numbers_it_drew_at_first(client, tmp_path):
+    def build(limit):
+        job = counter(limit, nodes_to_checkpoint=["a"])
+        with job.init_group:
+            Task(draw, outputs="noise", node="b")
+            Task(draw, outputs=Blob("lens", transient=True), node="a", name="grind")
+        return job
+
+    def ends_with(path, limits):
+        for limit in limits:
+            with Session(client) as session:
+                manager = MultiNodeCheckpointManager(tmp_path / path)
+                JobRunner(build(limit), manager).run(session)
+                found = [session.fetch(Node("b")["noise"]), session.fetch(Node("a")["lens"])]
+        return found
+
+    assert ends_with("resumed", [2, 4]) == ends_with("straight", [4])
+
+
+def test_blobs_made_after_the_epochs_do_not_stand_in_the_way_of_a_resume(session, manager):
+    def build(limit):
+        job = counter(limit)
+        with job.download_group:
+            collect = {"name": "collect", "workspace_type": WorkspaceType.GLOBAL}
+            Task(lambda n: [n], inputs="n", outputs="collected", node="a", **collect)
+        with job.exit_group:
+            Task(lambda collected: collected, inputs="collected", node="a", name="keep")
+        return job
+
+    JobRunner(build(2), manager).run(session)
+    result = JobRunner(build(4), manager).run(session)
+    assert (result.resumed_from, session.fetch(Node("a")["collected"])) == (2, [4])
+
+
+def test_a_node_where_only_epochs_make_global_blobs_is_saved_as_well(client, manager, tmp_path):
+    flag = tmp_path / "flag"
+
+    def leave(g):
+        if not flag.exists():
+            flag.write_text("")
+            raise RuntimeError("not yet")
+
+    def build():
+        job = counter(2)
+        make = {"node": "c", "workspace_type": WorkspaceType.GLOBAL, "group": job.epoch_group}
+        Task(lambda n: n, inputs=Node("a")["n"], outputs="g", **make)
+        Task(leave, inputs="g", node="c", group=job.exit_group)
+        return job
+
+    with Session(client) as session, pytest.raises(TaskFailedError):
+        JobRunner(build(), manager).run(session)
+    assert manager.open(2)["c"]["g"] == 2
+    with Session(client) as session:
+        assert JobRunner(build(), manager).run(session).epoch == 2
+
+
+def test_a_finished_job_whose_last_epoch_is_damaged_finishes_again(session, manager):
+    def build():
+        job = counter(3)
+        with job.exit_group:
+            Task(lambda n: n, inputs="n", node="a", name="leave").output()
+        return job
+
+    JobRunner(build(), manager).run(session)
+    Path(manager.get_ckpt_db_name("a", 3), "zarr.json").write_text("{}")
+    job = build()
+    result = JobRunner(job, manager).run(session)
+    assert (result.resumed_from, result.epoch) == (2, 3)
+    assert job.exit_group.find("a", "leave").output().fetch() == 3
+    assert manager.is_done()
+
+
+class FullDisk(PosixFiles):
+    """No room for a store whose name has this in it."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def before(self, operation, path):
+        if operation == "create" and self.name in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+@pytest.mark.parametrize(("steps", "store"), [(1, "a.2"), (2, "a.2.r1")], ids=["whole", "partial"])
+def test_an_epoch_that_is_not_recorded_is_not_uploaded_and_the_job_is_not_done(
+    session, tmp_path, steps, store
+):
+    manager = MultiNodeCheckpointManager(
+        tmp_path / "ckpt", files=FullDisk(f"/{store}/"), save=SaveEvery(steps=1)
+    )
+    job = counter(2, steps_per_epoch=steps)
+    last = Task(lambda n: n, inputs="n", node="a", group=job.exit_group).output()
+    upload = CopyTo(tmp_path / "copies")
+    result = JobRunner(job, manager, upload_task_group_builder=upload).run(session)
+    assert [save.epoch for save in result.failed_saves] == [2]
+    assert last.fetch() == session.fetch(Node("a")["n"]) == 2 * steps
+    assert not (tmp_path / "copies").exists()
+    assert not manager.is_done()
+
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(steps=1))
+    job = counter(2, steps_per_epoch=steps)
+    JobRunner(job, manager, upload_task_group_builder=upload).run(session)
+    assert manager.is_done()
+    assert manager.open(2)["a"]["n"] == 2 * steps
+    assert os.listdir(tmp_path / "copies")
+
+
+@pytest.mark.parametrize("where", [".", "inside"])
+def test_copies_never_go_over_the_checkpoint_itself(session, tmp_path, where):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    (tmp_path / "link").symlink_to(tmp_path / "ckpt")
+    upload = CopyTo(tmp_path / "link" / where)
+    with pytest.raises(DefinitionError, match="over themselves"):
+        JobRunner(counter(1), manager, upload_task_group_builder=upload).run(session)
+    manager.verify(1)
+
+
+@pytest.mark.parametrize("resume_from", [None, 1])
+def test_nothing_is_set_aside_for_a_start_that_fails(session, manager, resume_from):
+    JobRunner(counter(3), manager).run(session)
+
+    def fails():
+        raise RuntimeError("by hand")
+
+    job = counter(5)
+    with job.init_group:
+        Task(fails, outputs=Blob("t", transient=True), node="a")
+    with pytest.raises(TaskFailedError, match="by hand"):
+        JobRunner(job, manager, resume_from).run(session)
+    assert manager.epochs() == [0, 1, 2, 3]
+
+
+def test_a_worker_that_cannot_write_is_a_warning_while_nothing_is_recorded(session, tmp_path):
+    files = FullDisk("/answer-")
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=files)
+    result = JobRunner(counter(2), manager).run(session)
+    assert result.epoch == 2
+    assert [save.epoch for save in result.failed_saves] == [0, 1, 2]
