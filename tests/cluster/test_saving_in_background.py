@@ -201,6 +201,8 @@ def test_views_and_texts_are_copied_as_they_are():
     texts = np.array(["a", "längerer Text, der nicht in das Feld passt"], np.dtypes.StringDType())
     arrays = planned(source, texts, np.arange(5 << 20).reshape(5, -1))
     copy_arrays(arrays, Arena(), None)
-    for array, original in zip(arrays, (source, texts, np.arange(5 << 20).reshape(5, -1)), strict=False):
+    for array, original in zip(
+        arrays, (source, texts, np.arange(5 << 20).reshape(5, -1)), strict=False
+    ):
         assert np.array_equal(array.part.data, original)
         assert not np.shares_memory(array.part.data, original)
