@@ -23,6 +23,15 @@ def get_seconds(key: str) -> float:
     float
         Seconds.
     """
+    return _number(key)
+
+
+def get_share(key: str) -> float:
+    """Read a share, such as ``"memory-share"``; see `get_seconds`."""
+    return _number(key)
+
+
+def _number(key: str) -> float:
     return float(dask.config.get(f"jobrunner.{key}"))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from jobrunner.collector import collector_paused
 from jobrunner.crew import Crew
 from jobrunner.errors import ExecutionError
+from jobrunner.memory import CHECK_SECONDS, MemoryMeter, out_of_memory
 from jobrunner.outbox import Batch, Message, wrap_frames
 from jobrunner.outcome import describe_failure
 from jobrunner.plan import Crossing, Slice
@@ -74,6 +75,8 @@ class HostedBinding:
         ``await call_peer(address, message)`` gives another worker's reply.
     straggler_seconds : float
         How long a run waits for functions that an aborted one left behind.
+    meter : MemoryMeter, optional
+        When to end a run for want of memory.
     can_move : bool
         Its client binds the nodes elsewhere when this worker is to leave.
     """
@@ -90,6 +93,7 @@ class HostedBinding:
         context: Context,
         call_peer: Callable[[str, Message], Awaitable[Message]],
         straggler_seconds: float = STRAGGLER_SECONDS,
+        meter: MemoryMeter | None = None,
         can_move: bool = False,
     ) -> None:
         self.name = name
@@ -114,6 +118,10 @@ class HostedBinding:
             call_peer=call_peer,
             straggler_seconds=straggler_seconds,
         )
+
+        self._timer: asyncio.TimerHandle | None = None
+        if meter is not None and meter.is_on:
+            self._timer = self._loop.call_later(CHECK_SECONDS, self._check_memory, meter)
 
     # ---- operations
 
@@ -240,6 +248,8 @@ class HostedBinding:
     def close(self, reason: str) -> None:
         """Abort what runs and let go of everything. Does not wait for running functions."""
         self._runs.close(reason)
+        if self._timer is not None:
+            self._timer.cancel()
         for operation in self._operations.values():
             operation.finish({"status": "unknown"})
         self.crew.close()
@@ -247,6 +257,11 @@ class HostedBinding:
         self.workspaces.clear()
 
     # ---- operations, within
+
+    def _check_memory(self, meter: MemoryMeter) -> None:
+        if self._runs.is_running and meter.is_over():
+            self._runs.fail(out_of_memory(self._address, meter, self.workspaces))
+        self._timer = self._loop.call_later(CHECK_SECONDS, self._check_memory, meter)
 
     def _start(self, kind: str, number: int) -> Operation | None:
         """The new operation of that number; None where it has started already."""

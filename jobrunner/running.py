@@ -15,7 +15,7 @@ from typing import Any
 from jobrunner.crew import Crew
 from jobrunner.current import RunInfo
 from jobrunner.outbox import Batch, Message, Outbox
-from jobrunner.outcome import Outcome
+from jobrunner.outcome import Outcome, describe_failure
 from jobrunner.program import Program
 from jobrunner.slice import GroupRun
 from jobrunner.stint import Grant, Stint
@@ -138,6 +138,19 @@ class Runs:
             self._abort(reason)
         elif number > self._stint.number:
             self._early_aborts.setdefault(number, reason)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether tasks may be running."""
+        return self._is_running
+
+    def fail(self, error: BaseException) -> None:
+        """End the stint with an error that no task raised."""
+        failure = describe_failure("", "", error, is_own=True)
+        epoch, _ = self._stint.moment(self._epoch, self._step)
+        self._finish({"status": "failed", "failure": failure.to_message(), "epoch": epoch})
+        self._tell_peers(self._stint.run_number, failure.summary)
+        self._abort(failure.summary)
 
     def close(self, reason: str) -> None:
         """Abort what runs and stop sending. Does not wait for running functions."""

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from distributed import Status, get_worker, secede
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from jobrunner.config import get_seconds
+from jobrunner.config import get_seconds, get_share
 from jobrunner.hosting import HostedBinding, failed_reply
+from jobrunner.memory import MemoryMeter
 from jobrunner.outbox import Message
 
 if TYPE_CHECKING:
@@ -152,6 +153,12 @@ class WorkspaceHost(WorkerPlugin):
                 nthreads=self._worker.state.nthreads,
                 context=lease.context.result(),
                 call_peer=self._call_peer,
+                meter=MemoryMeter(
+                    self._worker.monitor.get_process_memory,
+                    # Without a nanny nobody kills it, and its process may be shared.
+                    (self._worker.nanny and self._worker.memory_manager.memory_limit) or 0,
+                    get_share("memory-share"),
+                ),
                 can_move=can_move,
             )
         return {"status": "done"}
