@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import platform
+import time
 import urllib.parse
 import urllib.request
+import uuid
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from jobrunner.checkpoint.codecs import registered_codecs
@@ -250,6 +254,67 @@ class CheckpointDirectory:
 
         return self._journal.note("unpin", decide) is not None
 
+    def watch(
+        self,
+        after: int | None = None,
+        *,
+        poll_seconds: float = 1.0,
+        timeout_seconds: float | None = None,
+    ) -> Iterator[int]:
+        """Wait for epochs to be recorded, and give each as it is.
+
+        Parameters
+        ----------
+        after : int, optional
+            Give only what is recorded after this recorded epoch; by default all there is, first.
+        poll_seconds : float
+            How often to look.
+        timeout_seconds : float, optional
+            End when so long nothing new was recorded.
+
+        Yields
+        ------
+        int
+            An epoch, in ascending order; again where it was set aside and recorded anew.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            `after` is not recorded.
+
+        Notes
+        -----
+        Runs anywhere the directory is mounted. Ends once the run that writes there has ended; as
+        long as nobody has begun one, it waits. A retention policy may give an epoch up before you
+        have read it: ``open(epoch, pin=True)`` says so, or keeps it.
+        """
+        seen = -1
+        if after is not None:
+            state = self._journal.refresh()
+            self._check_recorded(after, state)
+            seen = state.recorded[after]
+        last_news = time.monotonic()
+        while True:
+            state = self._journal.refresh()
+            epochs = state.recorded.keys_in_order()
+            known = len(epochs)
+            while known and state.recorded[epochs[known - 1]] > seen:
+                known -= 1
+            news = list(epochs[known:])
+            if news:
+                seen = state.recorded[news[-1]]
+                yield from news
+                last_news = time.monotonic()
+                continue  # more may have come while these were worked on
+            if state.run is not None and state.is_ended:
+                return
+            left = poll_seconds
+            if timeout_seconds is not None:
+                left = min(left, last_news + timeout_seconds - time.monotonic())
+                if left <= 0:
+                    return
+            time.sleep(left)
+
     # --- what the stores hold
 
     def blobs(self, epoch: int) -> dict[str, list[str]]:
@@ -312,19 +377,37 @@ class CheckpointDirectory:
                 f"to {last}. Restore it from a copy."
             )
 
-    def open(self, epoch: int) -> Checkpoint:
+    def open(self, epoch: int, *, pin: bool = False) -> Checkpoint:
         """Look into a recorded epoch: ``checkpoint[node][blob]``.
+
+        Parameters
+        ----------
+        epoch : int
+        pin : bool
+            Keep the epoch, whatever the retention policy says, until `Checkpoint.close`; the
+            checkpoint is a context manager. Writes to the log.
 
         Returns
         -------
         Checkpoint
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            The epoch is not recorded.
         """
+        release = None
+        if pin:
+            label = f"opened by process {os.getpid()} on {platform.node()}, {uuid.uuid4().hex[:8]}"
+            self.pin(epoch, label)
+            release = partial(self.unpin, epoch, label)
         return Checkpoint(
             epoch,
             self.record(epoch),
             self._readers(epoch),
             registered_codecs(),
             allow_pickle=self._allow_pickle,
+            release=release,
         )
 
     def load(

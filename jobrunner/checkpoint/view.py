@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
 
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.parts import PartitionedArray
 from jobrunner.checkpoint.reader import StoreReader
-from jobrunner.errors import BlobNotFoundError
+from jobrunner.errors import BlobNotFoundError, CheckpointNotFoundError
 
 
 class NodeCheckpoint(Mapping[str, Any]):
@@ -117,13 +118,28 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         codecs: Sequence[Codec] = (),
         *,
         allow_pickle: bool = False,
+        release: Callable[[], object] | None = None,
     ) -> None:
         self.epoch = epoch
         self.record = record
         self._readers = readers
         self._codecs = codecs
         self._allow_pickle = allow_pickle
+        self._release = release
         self._open: dict[str, NodeCheckpoint] = {}
+
+    def close(self) -> None:
+        """Take away the pin that ``open(epoch, pin=True)`` made, if it did; once is enough."""
+        release, self._release = self._release, None
+        if release is not None:
+            with contextlib.suppress(CheckpointNotFoundError):  # set aside meanwhile, pin and all
+                release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     @property
     def nodes(self) -> tuple[str, ...]:

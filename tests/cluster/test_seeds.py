@@ -1,0 +1,82 @@
+"""What users of the systems that this one unites rely on, where no other test shows it."""
+
+from pathlib import Path
+
+import pytest
+
+from jobrunner import (
+    Job,
+    JobRunner,
+    KeepLast,
+    MultiNodeCheckpointManager,
+    Node,
+    Session,
+    Task,
+    TaskFailedError,
+    epoch_limiter,
+)
+
+
+@pytest.fixture
+def session(inproc_client):
+    with Session(inproc_client) as session:
+        yield session
+
+
+@pytest.fixture
+def manager(tmp_path):
+    return MultiNodeCheckpointManager(tmp_path / "ckpt")
+
+
+def counter(limit, *, fails_at=None):
+    def step(n):
+        if n + 1 == fails_at:
+            raise RuntimeError("interrupted")
+        return n + 1
+
+    with Job("counter") as job, Node("a"):
+        with job.init_group:
+            Task(lambda: 0, outputs="n", name="zero")
+        Task(step, inputs="n", outputs="n", name="count")
+        epoch_limiter(job, limit)
+    return job
+
+
+def test_interrupted_at_4_of_10_the_second_run_makes_6_more(session, manager):
+    with pytest.raises(TaskFailedError):
+        JobRunner(counter(10, fails_at=5), manager).run(session)
+    result = JobRunner(counter(10), manager).run(session)
+    assert (result.resumed_from, [line["epoch"] for line in result.metrics]) == (
+        4,
+        [5, 6, 7, 8, 9, 10],
+    )
+
+
+def test_keep_last_1_has_at_most_two_epochs_on_disk(session, tmp_path):
+    class Count:
+        def on_save(self, report):
+            manager.settle()
+            seen.append(len([p for p in Path(manager.path).iterdir() if p.name.startswith("a.")]))
+
+    seen = []
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", keep=KeepLast(1))
+    JobRunner(counter(5), manager, callbacks=[Count()]).run(session)
+    assert len(seen) == 6
+    # Before it is given up the old epoch stays until the new one is recorded: two while it saves.
+    assert set(seen) == {1}
+
+
+def test_a_resume_falls_back_over_as_many_damaged_epochs_as_there_are(session, manager):
+    JobRunner(counter(6), manager).run(session)
+    for epoch in (4, 5, 6):
+        manifest = Path(manager.get_ckpt_db_name("a", epoch), "_manifest", "zarr.json")
+        manifest.write_bytes(manifest.read_bytes()[:-1] + b" ")
+    result = JobRunner(counter(8), manager).run(session)
+    assert (result.resumed_from, result.epoch, session.fetch(Node("a")["n"])) == (3, 8, 8)
+    assert manager.epochs() == list(range(9))
+
+
+def test_epoch_10_comes_after_epoch_9(session, manager):
+    JobRunner(counter(10), manager).run(session)
+    assert (manager.latest(), manager.epochs()) == (10, list(range(11)))
+    assert JobRunner(counter(12), manager).run(session).resumed_from == 10
