@@ -16,7 +16,7 @@ from jobrunner.conversation import Conversation, Request
 from jobrunner.errors import ExecutionError, NodeLostError, PlacementError, TaskFailedError
 from jobrunner.outbox import Message
 from jobrunner.outcome import Failure, GroupResult, merge_runs
-from jobrunner.placement import place
+from jobrunner.placement import WorkerInfo, place
 from jobrunner.plan import GroupPlan, Plan, PlannedNode
 from jobrunner.shipping import Parcel, nodes_of, pickle_function
 from jobrunner.values import from_frames
@@ -43,6 +43,8 @@ class Binding:
         How many bindings of this plan there were before.
     can_move : bool
         A worker that is to leave may wait for its nodes to be bound elsewhere.
+    doubted : collection of str
+        Addresses of workers that were lost before: they take no nodes unless they answer.
 
     Attributes
     ----------
@@ -58,8 +60,11 @@ class Binding:
         attempt: int,
         *,
         can_move: bool = False,
+        doubted: Collection[str] = (),
     ) -> None:
         self.plan = plan
+        self._doubted = set(doubted)
+        self._silent: set[str] = set()  # of those, the ones that did not answer
         self._can_move = can_move
         self.attempt = attempt
         self.placement: dict[str, str] = {}
@@ -72,6 +77,11 @@ class Binding:
         self._digests: dict[str, str] = {}
 
     # ---- for runners
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """Workers that are lost to this binding: address -> how we know."""
+        return self._talk.lost
 
     @property
     def leaving(self) -> dict[str, str]:
@@ -353,15 +363,25 @@ class Binding:
 
     async def _place_anew(self) -> dict[str, str]:
         try:
-            return place(self.plan.nodes, await self._cluster.workers())
+            return place(self.plan.nodes, await self._workers())
         except PlacementError:
             return {}
 
+    async def _workers(self) -> list[WorkerInfo]:
+        there = await self._cluster.workers()
+        workers = [w for w in there if w.address not in self._talk.lost]
+        doubted = [w.address for w in workers if w.address in self._doubted - self._silent]
+        # One that hangs is among Dask's workers still, and would be given nodes for ever.
+        if doubted:
+            self._silent.update(await self._cluster.find_silent(doubted))
+        return [w for w in workers if w.address not in self._silent]
+
     async def _place(self, nodes: Sequence[PlannedNode]) -> dict[str, str]:
-        workers = [w for w in await self._cluster.workers() if w.address not in self._talk.lost]
+        workers = await self._workers()
         placed = place(nodes, workers, self.placement)
         used = set(placed.values()) - set(self._talk.workers)
         strange = await self._talk.meet([w for w in workers if w.address in used]) if used else {}
+        self._doubted.update(strange)
         for address, answer in strange.items():
             raise PlacementError(
                 f"Worker {address} does not answer jobrunner (found {answer!r}): it is gone or "

@@ -22,6 +22,7 @@ from jobrunner.errors import (
     PlacementError,
     RunStoppedError,
     SchedulerLostError,
+    TaskFailedError,
 )
 from jobrunner.job import Job
 from jobrunner.node import Blob
@@ -40,7 +41,7 @@ MAX_STINT_EPOCHS = 10_000
 SPARE_SECONDS = 1.0
 """How often a run that lost workers looks for new ones."""
 
-Loss = NodeLostError | SchedulerLostError
+Loss = NodeLostError | SchedulerLostError | TaskFailedError
 ResumeFrom = int | Literal["latest"] | None
 
 
@@ -411,6 +412,10 @@ class _Run:
                 break
             except (NodeLostError, SchedulerLostError) as error:
                 lost = self._survive(error)
+            except TaskFailedError as error:
+                if not self._is_transient(error):
+                    raise
+                lost = self._survive(error)
         return RunResult(
             epoch=epoch,
             resumed_from=self.resumed_from,
@@ -588,6 +593,7 @@ class _Run:
         who = ", ".join(self.binding.leaving)
         logger.info("Nodes move after epoch %d; leaving: %s", epoch, who or "nobody")
         self._bind_again()
+        self.look_again = time.monotonic() + SPARE_SECONDS
         self._start(self._decide())
 
     def _is_due(self, epoch: int, step: int) -> bool:
@@ -661,6 +667,12 @@ class _Run:
                 ) from error
         return error
 
+    def _is_transient(self, error: TaskFailedError) -> bool:
+        """Whether the task that failed had said that such an error passes."""
+        group = self.runner.job.groups.get(error.group)
+        task = group.find(error.node, error.task) if group is not None else None
+        return task is not None and isinstance(error.__cause__, task.transient_errors)
+
     def _recover(self, error: Loss) -> None:
         """Place the nodes anew after a loss."""
         self._warn(f"{error} Beginning again from {self._where_to_go_on()}.")
@@ -680,11 +692,13 @@ class _Run:
         """Whether workers have come that make up for those that were lost."""
         in_use = len(set(self.binding.placement.values()))
         self.most_workers = max(self.most_workers, in_use)
-        now = time.monotonic()
-        if self.recorder is None or in_use == self.most_workers or now < self.look_again:
+        if self.recorder is None or in_use == self.most_workers:
             return False
-        self.look_again = now + SPARE_SECONDS
-        return self.binding.count_spread() > in_use
+        if time.monotonic() < self.look_again:
+            return False
+        has_room = self.binding.count_spread() > in_use
+        self.look_again = time.monotonic() + SPARE_SECONDS
+        return has_room
 
     def _decide(self) -> ResumePlan:
         return resume.plan_resume(self.plan, self.runner.checkpoint_manager, self.policy)

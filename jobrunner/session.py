@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -85,6 +85,8 @@ class Session:
         self._runner: tuple[str, int] | None = None  # what it is, and its thread
         self._binding: Binding | None = None
         self._num_bindings = 0
+        self._attempts: tuple[Plan | None, int] = (None, 0)  # of the plan bound last
+        self._doubted: set[str] = set()  # addresses of workers that were lost
         self._groups: weakref.WeakKeyDictionary[TaskGroup, str] = weakref.WeakKeyDictionary()
         self._num_groups = 0
         self._dead_keys: list[str] = []
@@ -380,21 +382,29 @@ class Session:
 
     def _bind(self, plan: Plan, wait_seconds: float, can_move: bool = False) -> SessionBinding:
         old, self._binding = self._binding, None
-        attempt = 0
         if old is not None:
             old.release()
-            attempt = old.attempt + 1 if old.plan is plan else 0
+            self._doubted.update(old.lost)
+        attempt = self._attempts[1] + 1 if self._attempts[0] is plan else 0
+        self._attempts = (plan, attempt)
         self._num_bindings += 1
         self._groups.clear()
         self._dead_keys.clear()
         binding = SessionBinding(
-            self, self._cluster, f"{self._id}-{self._num_bindings}", plan, attempt, can_move
+            self,
+            self._cluster,
+            f"{self._id}-{self._num_bindings}",
+            plan,
+            attempt,
+            can_move=can_move,
+            doubted=self._doubted,
         )
         try:
             binding.extend(plan.nodes, wait_seconds)
             binding.ship(plan.groups)
         except BaseException:
             binding.release()
+            self._doubted.update(binding.lost)
             raise
         self._binding = binding
         return binding
@@ -453,9 +463,11 @@ class SessionBinding(Binding):
         name: str,
         plan: Plan,
         attempt: int,
+        *,
         can_move: bool,
+        doubted: Collection[str],
     ) -> None:
-        super().__init__(cluster, name, plan, attempt, can_move=can_move)
+        super().__init__(cluster, name, plan, attempt, can_move=can_move, doubted=doubted)
         self._session = weakref.ref(session)
 
     def run_group(self, group: TaskGroup, epoch: int | None = None) -> GroupResult:

@@ -92,6 +92,9 @@ class Task:
     num_instances : int
         So many calls at once, on as many threads, unordered among themselves; `fn` tells them
         apart by ``current_task().instance`` and their return values come as a list.
+    transient_errors : type or tuple of types
+        Exceptions after which a `JobRunner` runs the epoch again, from the last recorded one, as
+        after a lost worker; `max_restarts` bounds it. Other exceptions end the run.
     after : Task, str, or a sequence of them
         Tasks of the same group that must end first; a str is a task's name on the same node, or
         ``"node/name"``, and may be defined later.
@@ -115,6 +118,7 @@ class Task:
         group: TaskGroup | None = None,
         workspace_type: WorkspaceType | None = None,
         num_instances: int = 1,
+        transient_errors: type[BaseException] | tuple[type[BaseException], ...] = (),
         after: Task | str | Sequence[Task | str] = (),
     ) -> None:
         if isinstance(node, str):
@@ -138,6 +142,7 @@ class Task:
         self.kwargs: Mapping[str, Any] = dict(kwargs or {})
         self.workspace_type = workspace_type
         self.num_instances = num_instances
+        self.transient_errors = tuple(_sequence(transient_errors))
         self.after: tuple[Task | str, ...] = tuple(_sequence(after, Task))
         self._check()
 
@@ -230,6 +235,9 @@ class Task:
             raise DefinitionError(
                 f"{where}: workspace_type is a WorkspaceType; got {self.workspace_type!r}."
             )
+        for kind in self.transient_errors:
+            if not (isinstance(kind, type) and issubclass(kind, Exception)):
+                raise DefinitionError(f"{where}: transient_errors are exceptions; got {kind!r}.")
         for other in self.after:
             if not isinstance(other, Task | str):
                 raise DefinitionError(f"{where}: after= names tasks; got {type(other).__name__}.")
