@@ -90,24 +90,3 @@ class Losses:
         if self.in_a_row < 2:
             return []
         return [name for name, count in (self.running or {}).items() if count == self.in_a_row]
-
-
-def split_sources(
-    nodes: Collection[str], epoch: int, held: Mapping[str, int]
-) -> tuple[list[str], list[str]]:
-    """Which nodes roll back from memory, and which are loaded from the checkpoint.
-
-    Parameters
-    ----------
-    nodes : collection of str
-        Those whose state of `epoch` is wanted.
-    epoch : int
-    held : mapping of str to int
-        Node -> the epoch of which the node's worker has a copy in memory.
-
-    Returns
-    -------
-    from_memory, from_checkpoint : list of str
-    """
-    from_memory = [node for node in nodes if held.get(node) == epoch]
-    return from_memory, [node for node in nodes if held.get(node) != epoch]

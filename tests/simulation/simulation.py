@@ -1,0 +1,389 @@
+"""Driver, workers, network and store in one thread, in an order that a seed decides.
+
+Decisions are the runner's own (`jobrunner.decisions`) and so is the meaning of the log
+(`jobrunner.checkpoint.records`); what is simulated is everything that can go wrong around them:
+messages that arrive late and in any order, workers that die, workers and drivers that stop and come
+back, a driver that is killed and started again. A node's state is a hash of all epochs before, so
+an epoch that is lost, run twice or mixed with another attempt's shows.
+
+    python tests/simulation/simulation.py 5000          seeds 0 to 4999
+    python tests/simulation/simulation.py --seed 1234   one of them, with its story
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator
+
+from jobrunner.checkpoint.records import State, fold, make_entry, store_names
+from jobrunner.decisions import Boundary, Losses, next_step
+
+NODES = ("a", "b", "c")
+EPOCHS = 6
+MAX_EVENTS = 20_000
+
+
+def after_epoch(state: str, node: str, epoch: int) -> str:
+    """What an epoch makes of a node's state."""
+    return hashlib.sha1(f"{state} {node} {epoch}".encode()).hexdigest()[:12]
+
+
+def expected(node: str, epoch: int) -> str:
+    """The state of a node that nothing ever disturbed."""
+    state = "init"
+    for e in range(1, epoch + 1):
+        state = after_epoch(state, node, e)
+    return state
+
+
+class LostError(Exception):
+    """A worker is gone, or silent."""
+
+
+class TakenOverError(Exception):
+    """Another driver holds the directory."""
+
+
+class Store:
+    """The log, created if absent entry by entry, and the stores' contents."""
+
+    def __init__(self) -> None:
+        self.log: list[dict] = []
+        self.files: dict[str, str] = {}
+
+    def append(self, number: int, entry: dict) -> bool:
+        """Whether `number` was free."""
+        if number != len(self.log):
+            return False
+        self.log.append(entry)
+        return True
+
+
+class Worker:
+    """Hosts workspaces by binding; what it is told while it is stopped, it does later."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self.name, self.world = name, world
+        self.bindings: dict[str, dict[str, str]] = {}
+        self.is_stopped = False
+
+    def do(self, message: dict) -> object:
+        """Carry a message out and give the answer."""
+        kind, binding = message["kind"], message["binding"]
+        if kind == "bind":
+            self.bindings[binding] = {}
+            return "done"
+        spaces = self.bindings.get(binding)
+        if spaces is None:
+            return "unknown"
+        if kind == "release":
+            del self.bindings[binding]
+        elif kind == "init":
+            spaces.update(dict.fromkeys(message["nodes"], "init"))
+        elif kind == "load":
+            files = self.world.store.files
+            spaces.update({node: files[name] for node, name in message["stores"].items()})
+        elif kind == "run":
+            for node in spaces:
+                spaces[node] = after_epoch(spaces[node], node, message["epoch"])
+        elif kind == "save":
+            written = {message["stores"][node]: state for node, state in spaces.items()}
+            self.world.store.files.update(written)
+            return {node: spaces[node] for node in spaces}
+        return "done"
+
+
+class Driver:
+    """The loop of a runner, as a generator that waits for answers."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self.name, self.world, self.store = name, world, world.store
+        self.number = 0
+        self.stop_asked = ""
+        self.is_stopped = False
+        self.loop = self.run()
+        self.waits_for: dict[str, object | None] = {}  # worker -> its answer
+        self.lost: set[str] = set()
+
+    # ---- the log
+
+    def append(self, kind: str, body: dict) -> None:
+        """As `Journal.append`: the next number, unless somebody else has it."""
+        while True:
+            entry = make_entry(self.state.number + 1, kind, self.name, body)
+            if self.store.append(self.state.number + 1, entry):
+                self.state.apply(entry)
+                return
+            self.state = fold(self.store.log)
+            if kind != "run" and self.state.run["run"] != self.name:
+                raise TakenOverError
+
+    # ---- the loop
+
+    def run(self) -> Generator[None, None, None]:
+        """Take the directory; then go on until the job is done, or told to stop."""
+        self.state: State = fold(self.store.log)
+        self.append("run", {"nodes": list(NODES)})
+        losses, epoch, lost = Losses(limit=4), 0, True
+        while True:
+            try:
+                if lost:
+                    yield from self.bind()
+                    epoch = yield from self.start()
+                    lost = False
+                boundary = Boundary(
+                    stopped_by="limit" if epoch >= EPOCHS else "",
+                    stop_asked=self.stop_asked,
+                    is_recorded=self.state.latest == epoch,
+                    is_leaving=bool(self.leaving()),
+                )
+                step = next_step(boundary)
+                if step in ("finish", "stop"):
+                    self.append("done" if step == "finish" else "end", {"epoch": epoch})
+                    return
+                if step == "move":
+                    self.world.counts["moves"] += 1
+                    lost = True
+                    continue
+                yield from self.tell("run", epoch=epoch + 1)
+                epoch += 1
+                yield from self.save(epoch)
+                losses = losses.after_record()
+            except LostError:
+                losses = losses.after_loss()
+                self.world.counts["losses"] += 1
+                if losses.are_too_many:
+                    return
+                lost = True
+
+    def leaving(self) -> set[str]:
+        """Workers in use that have said that they leave."""
+        return self.world.leaving & set(self.placement.values())
+
+    def bind(self) -> Generator[None, None, None]:
+        """Place the nodes on workers that are there, under a new name."""
+        while not (there := sorted(set(self.world.workers) - self.world.leaving - self.lost)):
+            self.lost &= set(self.world.workers)
+            self.lost -= set(list(self.lost)[:1])  # as one that answers again
+            self.world.add_worker()
+            yield
+        self.number += 1
+        self.binding = f"{self.name}-{self.number}" if self.world.fresh_bindings else "always"
+        self.placement = {node: there[i % len(there)] for i, node in enumerate(NODES)}
+        yield from self.tell("bind")
+
+    def start(self) -> Generator[None, None, int]:
+        """Load the last recorded epoch, or init and save epoch 0."""
+        latest = self.state.latest
+        if latest is None:
+            yield from self.tell("init")
+            yield from self.save(0)
+            return 0
+        names = store_names(NODES, latest, self.state.retries[latest])
+        digests = self.store.log[self.state.commit_number(latest)]["stores"]
+        for node, name in names.items():
+            if self.store.files[name] != digests[node]["state"]:
+                raise AssertionError(f"the store {name} is not what was recorded")
+        yield from self.tell("load", stores=names)
+        return latest
+
+    def save(self, epoch: int) -> Generator[None, None, None]:
+        """Claim names, let the workers write, record."""
+        retry = self.world.claim(self.state, epoch)
+        self.append("begin", {"epoch": epoch, "retry": retry})
+        names = store_names(NODES, epoch, retry)
+        receipts = yield from self.tell("save", stores=names)
+        stores = {
+            node: {"state": state} for answer in receipts.values() for node, state in answer.items()
+        }
+        self.append("commit", {"epoch": epoch, "retry": retry, "stores": stores})
+
+    def tell(self, kind: str, **details: object) -> Generator[None, None, dict]:
+        """Send every worker in use its part, and wait for all answers."""
+        by_worker: dict[str, list[str]] = {}
+        for node, worker in self.placement.items():
+            by_worker.setdefault(worker, []).append(node)
+        self.waits_for = dict.fromkeys(by_worker)
+        for worker, nodes in by_worker.items():
+            told = dict(details)
+            if "stores" in told:
+                told["stores"] = {node: told["stores"][node] for node in nodes}
+            self.world.send(
+                self, worker, {"kind": kind, "binding": self.binding, "nodes": nodes, **told}
+            )
+        while any(answer is None for answer in self.waits_for.values()):
+            yield
+            if self.lost & set(by_worker) or "unknown" in self.waits_for.values():
+                raise LostError
+        return dict(self.waits_for)
+
+
+class World:
+    """Everything, and chance."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        claim: Callable[[State, int], int] = lambda state, epoch: state.claims.get(epoch, 0),
+        fresh_bindings: bool = True,
+        tells: bool = False,
+    ) -> None:
+        self.chance = random.Random(seed)
+        self.claim, self.fresh_bindings, self.tells = claim, fresh_bindings, tells
+        self.store = Store()
+        self.workers: dict[str, Worker] = {}
+        self.leaving: set[str] = set()
+        self.counts: Counter[str] = Counter()
+        self.in_flight: list[tuple] = []
+        self.drivers: list[Driver] = []
+        for _ in range(3):
+            self.add_worker()
+        self.trouble = self.chance.uniform(0.0, 0.15)  # how likely an event is a fault
+
+    def say(self, *what: object) -> None:
+        """Tell the story."""
+        if self.tells:
+            print(*what)
+
+    def add_worker(self) -> None:
+        """One more, of a name that none had before."""
+        self.counts["workers"] += 1
+        name = f"w{self.counts['workers']}"
+        self.workers[name] = Worker(name, self)
+
+    def send(self, driver: Driver, worker: str, message: dict) -> None:
+        """Put a message on its way; it arrives when chance picks it."""
+        self.in_flight.append((driver, worker, message, driver.waits_for))
+
+    def run(self) -> Counter[str]:
+        """Let things happen until the job is done; raises AssertionError where a promise breaks."""
+        reached = -1
+        for _ in range(MAX_EVENTS):
+            if not any(driver.loop is not None for driver in self.drivers):
+                self.counts["drivers"] += 1
+                self.drivers = [*self.drivers[-2:], Driver(f"d{self.counts['drivers']}", self)]
+            if self.chance.random() < self.trouble and self.counts["events"] < 1_500:
+                self.go_wrong()
+            else:
+                self.go_on()
+            self.counts["events"] += 1
+            state = fold(self.store.log)
+            latest = -1 if state.latest is None else state.latest
+            assert latest >= reached, f"epoch {reached} was recorded, and now {latest} is the last"
+            reached = latest
+            if state.done is not None:
+                break
+        else:
+            raise AssertionError("it does not end")
+        assert state.done == EPOCHS
+        for epoch in range(EPOCHS + 1):
+            names = store_names(NODES, epoch, state.retries[epoch])
+            for node, name in names.items():
+                assert self.store.files[name] == expected(node, epoch), f"{name} differs"
+        return self.counts
+
+    def go_on(self) -> None:
+        """Deliver a message, or let a driver take note."""
+        ready = [
+            item
+            for item in self.in_flight
+            if item[1] not in self.workers or not self.workers[item[1]].is_stopped
+        ]
+        if ready and self.chance.random() < 0.6:
+            item = self.chance.choice(ready)
+            self.in_flight.remove(item)
+            driver, name, message, answers = item
+            if name in self.workers:
+                answer = self.workers[name].do(message)
+                self.say(name, "did", message["kind"], message["binding"], "->", answer)
+                if name in answers:
+                    answers[name] = answer
+            else:
+                driver.lost.add(name)
+            return
+        awake = [d for d in self.drivers if d.loop is not None and not d.is_stopped]
+        if awake:
+            self.step(self.chance.choice(awake))
+
+    def step(self, driver: Driver) -> None:
+        """Let a driver go on to where it waits next."""
+        for name in driver.waits_for:
+            worker = self.workers.get(name)
+            if worker is None or (worker.is_stopped and self.chance.random() < 0.05):
+                driver.lost.add(name)  # the scheduler's word, or silence
+        try:
+            next(driver.loop)
+        except StopIteration:
+            driver.loop = None
+        except TakenOverError:
+            self.counts["taken over"] += 1
+            self.say(driver.name, "finds that it was taken over")
+            driver.loop = None
+
+    def go_wrong(self) -> None:
+        """A fault."""
+        what = self.chance.choice(
+            ["kill worker", "stop worker", "continue worker", "retire worker", "add worker"] * 2
+            + ["kill driver", "stop driver", "continue driver", "ask to stop"]
+        )
+        self.counts[what] += 1
+        self.say("---", what)
+        name = self.chance.choice(sorted(self.workers)) if self.workers else None
+        drivers = [d for d in self.drivers if d.loop is not None]
+        driver = self.chance.choice(drivers) if drivers else None
+        if what == "add worker" and len(self.workers) < 5:
+            self.add_worker()
+        elif what == "continue worker":
+            for worker in self.workers.values():
+                worker.is_stopped = False
+        elif what == "continue driver":
+            for stopped in self.drivers:
+                stopped.is_stopped = False
+        elif what == "kill worker" and name:
+            del self.workers[name]
+            self.leaving.discard(name)
+        elif what == "stop worker" and name:
+            self.workers[name].is_stopped = True
+        elif what == "retire worker" and name:
+            self.leaving.add(name)
+        elif what == "kill driver" and driver:
+            driver.loop = None
+        elif what == "stop driver" and driver:
+            # Taken for dead, it is replaced, and comes back later.
+            driver.is_stopped = True
+            self.counts["drivers"] += 1
+            self.drivers = [*self.drivers[-2:], Driver(f"d{self.counts['drivers']}", self)]
+        elif what == "ask to stop" and driver:
+            driver.stop_asked = "SIGTERM"
+
+
+def main() -> None:
+    """Run seeds and say how many failed, and which."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seeds", nargs="?", type=int, default=2_000)
+    parser.add_argument("--seed", type=int)
+    asked = parser.parse_args()
+    if asked.seed is not None:
+        print(dict(World(asked.seed, tells=True).run()))
+        return
+    totals: Counter[str] = Counter()
+    failed = []
+    for seed in range(asked.seeds):
+        try:
+            totals += World(seed).run()
+        except Exception as error:
+            failed.append(seed)
+            print(f"seed {seed}: {type(error).__name__}: {error}")
+    for name, count in totals.items():
+        print(f"{count:9} {name}")
+    print(f"{asked.seeds} seeds, {len(failed)} failed")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Hundreds of runs under simulated trouble; `simulation.py` runs thousands, or one by its number."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from jobrunner.decisions import Boundary, Losses, next_step
+
+sys.path.insert(0, str(Path(__file__).parent))
+from simulation import World
+
+
+def test_whatever_goes_wrong_no_epoch_is_lost_and_no_bit_differs():
+    totals = Counter()
+    for seed in range(300):
+        try:
+            totals += World(seed).run()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+    for what in ("moves", "losses", "taken over", "kill driver", "stop worker"):
+        assert totals[what] > 20, f"the simulation hardly ever comes to {what}"
+
+
+def test_a_seed_gives_the_same_run_again():
+    assert World(7).run() == World(7).run()
+
+
+def seeds_that_fail(**mutation):
+    failed = 0
+    for seed in range(100):
+        try:
+            World(seed, **mutation).run()
+        except Exception:
+            failed += 1
+    return failed
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        {"fresh_bindings": False},
+        {"claim": lambda state, epoch: max(0, state.claims.get(epoch, 0) - 1)},
+    ],
+    ids=["attempts share a name", "names of stores are claimed twice"],
+)
+def test_the_simulation_finds_what_is_left_out_of_the_protocol(mutation):
+    assert seeds_that_fail(**mutation) > 3
+
+
+def test_what_comes_after_an_epoch():
+    assert next_step(Boundary()) == "run an epoch"
+    assert next_step(Boundary(stopped_by="a/met", stop_asked="SIGTERM")) == "finish"
+    assert next_step(Boundary(stop_asked="SIGTERM", is_leaving=True)) == "stop"
+    assert next_step(Boundary(is_leaving=True)) == "run an epoch"  # moving would undo one
+    assert next_step(Boundary(is_leaving=True, is_recorded=True)) == "move"
+    assert next_step(Boundary(has_room=True, is_recorded=True)) == "move"
+
+
+def test_a_task_that_ran_at_every_loss_is_a_suspect():
+    losses = Losses(limit=2).after_loss(["a/x", "b/y"])
+    assert losses.suspects == []  # once is chance
+    losses = losses.after_loss(["a/x"])
+    assert (losses.suspects, losses.are_too_many) == (["a/x"], False)
+    assert losses.after_loss(["a/x"]).are_too_many
+    assert losses.after_record() == Losses(limit=2, in_all=2)
