@@ -7,7 +7,7 @@ from typing import Any
 
 from jobrunner.errors import BlobNotFoundError, DefinitionError
 from jobrunner.program import Handover, Program, Step
-from jobrunner.values import IMMUTABLE, freeze, settle, view
+from jobrunner.values import IMMUTABLE, freeze, own, settle, view
 from jobrunner.workspace import BlobUpdate
 
 Send = Callable[[int, Any], None]
@@ -22,8 +22,14 @@ class InputMissing(Exception):  # noqa: N818  (carries an error, is none of its 
         self.reason = reason
 
 
-def gather(step: Step) -> list[Any]:
+def gather(step: Step, instance: int = 0) -> list[Any]:
     """The positional arguments of one call.
+
+    Parameters
+    ----------
+    step : Step
+    instance : int
+        What a task updates is made its own for the first; the others share it.
 
     Raises
     ------
@@ -38,8 +44,12 @@ def gather(step: Step) -> list[Any]:
             missing = step.workspace.not_found(str(key))
             missing.add_note(f"Task {step.workspace.node}/{step.name} reads it.")
             raise InputMissing(missing) from None
-        if type(value) not in IMMUTABLE and not is_itself:
-            value = view(value)
+        if type(value) not in IMMUTABLE:
+            if not is_itself:
+                value = view(value)
+            elif instance == 0:
+                del value  # or it would count as another reference
+                value = own(values, key)
         arguments.append(value)
     return arguments
 

@@ -244,6 +244,7 @@ class GroupRun:
                     box = [self._call(step, arguments, 0)]
                     if not self._is_over:
                         finish(program, step, box, arguments, self._send)
+                    del arguments, box  # or what they hold would seem to be kept by somebody
             except BaseException as error:
                 self._fail_step(step, error)
             if started and perf_counter() - started < LONG_TASK_SECONDS:
@@ -263,7 +264,7 @@ class GroupRun:
     def _run_instances(self, step: Step) -> bool:
         """Run a task's instances at once; whether this thread's was the last to end."""
         count = step.num_instances
-        gang = _Gang([gather(step) for _ in range(count)], [None] * count, count)
+        gang = _Gang([gather(step, i) for i in range(count)], [None] * count, count)
         with self._lock:
             self._threads += count - 1
         for instance in range(1, count):
@@ -298,7 +299,7 @@ class GroupRun:
             if gang.left:
                 return False
         arguments = [value for some in gang.arguments for value in some]
-        box, gang.results = [gang.results], []
+        box, gang.results, gang.arguments = [gang.results], [], []
         if not self._is_over:
             finish(self._program, step, box, arguments, self._send)
         return True

@@ -1,6 +1,7 @@
 """4 run: the rules that make blobs values and not references.
 
 - `view`: what a task is given of a blob. Arrays as read-only views, built-in containers rebuilt.
+- `own`: what a task is given to update. Memory that something else has kept is copied.
 - `settle`: what a task's return value becomes before a blob takes it. Memory that anybody else can
   still reach is copied.
 - `freeze`: what is handed to other nodes, or kept as a `TaskOutput`. Later changes do not show.
@@ -71,6 +72,46 @@ def view(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         value = value.view()
         value.flags.writeable = False
+    return value
+
+
+def own(holder: Any, key: Any) -> Any:
+    """What a task is given to update: the blob itself, its arrays made its own.
+
+    Parameters
+    ----------
+    holder : dict or list
+        What holds the blob; an array of it that has to be copied is replaced there.
+    key : object
+        The caller has no reference to ``holder[key]``: who else has is told by counting.
+
+    Returns
+    -------
+    object
+        ``holder[key]``. An input that a container or an object kept shares its memory; the blob
+        then gets a copy, so that what was kept stays as it was.
+    """
+    is_sole = sys.getrefcount(holder[key]) <= _SOLE_ITEM
+    value = holder[key]
+    kind = type(value)
+    if kind is np.ndarray:
+        value = _settle_array(value, is_sole, ())
+        holder[key] = value
+    elif kind is dict:
+        if not IMMUTABLE.issuperset(map(type, value.values())):
+            for name in value:
+                own(value, name)
+    elif kind is list:
+        if not IMMUTABLE.issuperset(map(type, value)):
+            for i in range(len(value)):
+                own(value, i)
+    elif kind is tuple and not IMMUTABLE.issuperset(map(type, value)):
+        items = list(value)
+        del value  # or it would count for each item
+        holder[key] = None
+        for i in range(len(items)):
+            own(items, i)
+        holder[key] = value = tuple(items)
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from jobrunner import Job, JobRunner, Node, Session, Task, WorkspaceType, curren
 NODES = ("a", "b", "c")
 BLOBS = ("w", "x", "y")
 PRIVATE = ("p", "q")
-EPOCHS = 3
+EPOCHS = 9  # without a manager, so that workers run several for one message
+
+KEEPERS = ("kept", "items")
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,20 @@ class Spec:
     update: str | None
     output: str | None
     fetched: bool
+    keeps: bool
+
+
+class Kept(NamedTuple):
+    """An object that holds an array."""
+
+    value: object
+
+
+def keep(value, kept, items):
+    """Keep an input as it is: one in an object, some in a list within a dictionary."""
+    items["some"].append(value)
+    del items["some"][:-3]
+    return Kept(value) if current_task().epoch % 4 == 1 else kept
 
 
 def work(kind, salt, has_update, *args):
@@ -64,10 +81,9 @@ def specs(draw):
         names = [b for b in (*BLOBS, *PRIVATE) if b != update]
         output = draw(st.one_of(st.none(), st.sampled_from(names)))
         kind = draw(st.sampled_from(["mix", "view", "slice", "alias", "random"]))
-        fetched = draw(st.booleans())
-        tasks.append(
-            Spec(node, kind, draw(st.integers(0, 999)), tuple(reads), update, output, fetched)
-        )
+        fetched, keeps = draw(st.booleans()), draw(st.booleans())
+        salt = draw(st.integers(0, 999))
+        tasks.append(Spec(node, kind, salt, tuple(reads), update, output, fetched, keeps))
         if output in PRIVATE:
             private[node].add(output)
     return tasks
@@ -87,6 +103,7 @@ def build(tasks):
             for node in NODES:
                 for blob in BLOBS:
                     Task(initial, outputs=blob, node=node, kwargs={"node": node, "blob": blob})
+                Task(lambda: (None, {"some": []}), outputs=list(KEEPERS), node=node, name="none")
         made = []
         for spec in tasks:
             inputs = [
@@ -105,6 +122,15 @@ def build(tasks):
             )
             if spec.fetched:
                 made[-1].output()
+            if spec.keeps and inputs:
+                Task(
+                    keep,
+                    inputs=[inputs[0], "kept"],
+                    updates="items",
+                    outputs="kept",
+                    node=spec.node,
+                    name=f"keep{len(made)}",
+                )
     return job, made
 
 
@@ -121,6 +147,8 @@ class Work:
 def run_in_order(tasks, rng_of):
     """What the definition promises: one after another, every value a copy."""
     state = {node: {blob: initial(node, blob) for blob in BLOBS} for node in NODES}
+    for blobs in state.values():
+        blobs.update(kept=None, items=[])
     for epoch in range(1, EPOCHS + 1):
         results = []
         for i, spec in enumerate(tasks):
@@ -139,6 +167,13 @@ def run_in_order(tasks, rng_of):
             results.append(value.copy())
             if spec.output is not None:
                 state[spec.node][spec.output] = value.copy()
+            if spec.keeps and args:
+                first = spec.reads[0]
+                seen = results[first] if isinstance(first, int) else state[first[0]][first[1]]
+                mine = state[spec.node]
+                mine["items"] = [*mine["items"], seen.copy()][-3:]
+                if epoch % 4 == 1:
+                    mine["kept"] = seen.copy()
         for blobs in state.values():
             for name in PRIVATE:
                 blobs.pop(name, None)
@@ -157,6 +192,12 @@ def check(session, tasks):
     state, results = run_in_order(tasks, rng_of)
     for node, blobs in state.items():
         for blob, value in blobs.items():
+            if blob in KEEPERS:
+                found = session.fetch(Node(node)[blob])
+                found = found["some"] if blob == "items" else found and [found.value]
+                value = [value] if blob == "kept" and value is not None else value
+                assert str(found) == str(value), f"{node}/{blob}"
+                continue
             np.testing.assert_array_equal(
                 session.fetch(Node(node)[blob]), value, err_msg=f"{node}/{blob}"
             )

@@ -283,6 +283,30 @@ def test_instances_share_what_they_update_and_see_inputs_read_only(bench):
     assert list(one.workspaces["a"].globals["w"]) == [1, 1, 1]
 
 
+def test_a_blob_read_and_updated_in_turns_is_never_copied(bench):
+    held = np.zeros(3)
+    address = held.__array_interface__["data"][0]
+
+    def read(x):
+        return None
+
+    def add(x):
+        x += 1
+
+    tasks = [
+        task(0, read, ["x"]),
+        task(1, add, updates=["x"], after=[0]),
+        task(2, read, ["x"], after=[1], num_instances=3),
+        task(3, add, updates=["x"], after=[2]),
+    ]
+    run = bench(group({"a": tasks}), blobs={"a": {"x": held}}, nthreads=1)
+    del held
+    run.run()
+    x = run.workspaces["a"].globals["x"]
+    assert x.tolist() == [2, 2, 2]
+    assert x.__array_interface__["data"][0] == address
+
+
 def test_an_instance_that_fails_fails_the_run_once(bench):
     barrier = threading.Barrier(3)
 

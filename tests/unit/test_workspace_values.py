@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 
-from jobrunner.values import Snapshot, freeze, from_frames, settle, to_frames, view
+from jobrunner.values import Snapshot, freeze, from_frames, own, settle, to_frames, view
 
 RECORD = np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])
 
@@ -17,6 +17,39 @@ RECORD = np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])
 class Model:
     def __init__(self, weights):
         self.weights = weights
+
+
+# ---- own
+
+
+def test_an_array_that_nobody_kept_is_given_out_for_update_as_it_is():
+    blobs = {
+        "x": np.zeros(3),
+        "cut": np.zeros(6)[::2],
+        "all": {"w": np.zeros(2)},
+        "t": (1, np.ones(1)),
+    }
+    before = {name: id(value) for name, value in blobs.items() if name != "t"}
+    before["w"], before["t"] = id(blobs["all"]["w"]), id(blobs["t"][1])
+    after = {name: id(own(blobs, name)) for name in ("x", "cut", "all")}
+    after["w"], after["t"] = id(blobs["all"]["w"]), id(own(blobs, "t")[1])
+    assert after == before
+
+
+@pytest.mark.parametrize("keep", [lambda x: [x], Model, lambda x: x[1:], lambda x: memoryview(x)])
+def test_an_input_that_something_kept_stays_as_it_was_when_its_blob_is_updated(keep):
+    for blobs, name, find in (
+        ({"x": np.zeros(3)}, "x", lambda x: x),
+        ({"x": np.zeros(6)[::2]}, "x", lambda x: x),
+        ({"x": {"w": [np.zeros(3)]}}, "x", lambda x: x["w"][0]),
+        ({"x": (np.zeros(3), 1)}, "x", lambda x: x[0]),
+    ):
+        kept = keep(find(view(blobs[name])))
+        seen = own(blobs, name)
+        find(seen)[...] = 7
+        assert find(blobs[name])[0] == 7
+        (old,) = kept if isinstance(kept, list) else (getattr(kept, "weights", kept),)
+        assert not np.any(np.asarray(old))
 
 
 # ---- view
