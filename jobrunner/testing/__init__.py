@@ -2,7 +2,8 @@
 
 - `FaultyFiles`: a file system that fails, dies, or kills its process at the k-th operation;
 - `assert_identical`: equal in type, dtype, byte order, memory order and bits;
-- `jobrunner.testing.contracts`: suites that replacements of our parts must pass.
+- `jobrunner.testing.contracts`, `jobrunner.testing.policies`: suites that replacements of our parts
+  must pass.
 """
 
 from __future__ import annotations

@@ -1,0 +1,95 @@
+"""Contracts of save and retention policies: derive a test class, give the policy, run pytest.
+
+Example
+-------
+::
+
+    class TestMyPolicy(SavePolicyContract):
+        policy = MyPolicy(hours=2)
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from jobrunner.checkpoint import Moment, RetentionPolicy, SavePolicy
+
+_EPOCHS = (0, 1, 2, 3, 5, 8, 9, 10, 20, 21)
+
+
+def _moments() -> list[Moment]:
+    return [
+        Moment(epoch, step, 4, seconds, cost)
+        for epoch in (1, 2, 7, 100)
+        for step in (1, 3, 4)
+        for seconds in (0.0, 5.0, 1e5)
+        for cost in (None, 0.0, 0.1, 60.0)
+    ]
+
+
+class SavePolicyContract:
+    """What every `SavePolicy` must do."""
+
+    policy: SavePolicy
+
+    def test_it_is_a_save_policy(self) -> None:
+        """The manager refuses what lacks the method."""
+        _check(isinstance(self.policy, SavePolicy), "has is_due(moment)")
+
+    def test_it_answers_every_moment_with_a_bool(self) -> None:
+        """In mid-epoch, at boundaries, before the first save and after a long one."""
+        for moment in _moments():
+            answer = self.policy.is_due(moment)
+            _check(isinstance(answer, bool), f"a bool for {moment}", answer)
+
+    def test_the_answer_depends_on_the_moment_alone(self) -> None:
+        """Asking changes nothing: a run that is resumed saves where one in one go would."""
+        forward = [self.policy.is_due(moment) for moment in _moments()]
+        backward = [self.policy.is_due(moment) for moment in reversed(_moments())]
+        _check(forward == backward[::-1], "the same answers in another order")
+
+
+class RetentionPolicyContract:
+    """What every `RetentionPolicy` must do."""
+
+    policy: RetentionPolicy
+    metrics: dict[str, Any] = {"loss": 0.5}  # noqa: RUF012  # users set it on their class
+    """What the epochs are said to have reported."""
+
+    def _retired(self, policy: RetentionPolicy, epochs: tuple[int, ...]) -> list[int]:
+        reported: dict[int, dict[str, Any]] = {epoch: dict(self.metrics) for epoch in epochs}
+        if epochs:
+            reported[epochs[0]] = {}  # epoch 0 never reports anything
+        return sorted(policy.retires(list(epochs), reported))
+
+    def test_it_is_a_retention_policy(self) -> None:
+        """The manager refuses what lacks the method."""
+        _check(isinstance(self.policy, RetentionPolicy), "has retires(epochs, metrics)")
+
+    def test_it_retires_recorded_epochs_only(self) -> None:
+        """For any number of them, none and one included."""
+        for count in range(len(_EPOCHS) + 1):
+            epochs = _EPOCHS[:count]
+            retired = self._retired(self.policy, epochs)
+            _check(set(retired) <= set(epochs), f"some of {epochs}", retired)
+
+    def test_the_answer_depends_on_epochs_and_metrics_alone(self) -> None:
+        """After a restart of the driver the same epochs are kept."""
+        first = self._retired(self.policy, _EPOCHS)
+        self._retired(self.policy, _EPOCHS[:3])
+        copy: RetentionPolicy = pickle.loads(pickle.dumps(self.policy))
+        for policy in (self.policy, copy):
+            again = self._retired(policy, _EPOCHS)
+            _check(again == first, f"{first} again", again)
+
+    def test_what_it_keeps_it_goes_on_keeping(self) -> None:
+        """Judging what is left once more retires nothing further."""
+        left = tuple(set(_EPOCHS) - set(self._retired(self.policy, _EPOCHS)))
+        again = self._retired(self.policy, tuple(sorted(left)))
+        _check(not again, f"nothing more of {sorted(left)}", again)
+
+
+def _check(holds: bool, expected: str, found: object = "something else") -> None:
+    if not holds:
+        raise AssertionError(f"A policy: expected {expected}; found {found!r}.")

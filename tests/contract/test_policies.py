@@ -1,0 +1,63 @@
+"""The contracts of policies, shown by ours and caught by ones that break them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pytest
+
+from jobrunner import Auto, KeepAll, KeepBest, KeepEvery, KeepLast, Moment, SaveEvery
+from jobrunner.testing.policies import RetentionPolicyContract, SavePolicyContract
+
+
+class TestSaveEvery(SavePolicyContract):
+    policy = SaveEvery(epochs=2, seconds=10)
+
+
+class TestJoined(SavePolicyContract):
+    policy = SaveEvery(steps=3) | Auto()
+
+
+class TestAuto(SavePolicyContract):
+    policy = Auto(0.5)
+
+
+class TestKeepAll(RetentionPolicyContract):
+    policy = KeepAll()
+
+
+class TestKeepLast(RetentionPolicyContract):
+    policy = KeepLast(3)
+
+
+class TestKeepJoined(RetentionPolicyContract):
+    policy = KeepEvery(5) | KeepBest("loss", 2) | KeepLast(2)
+
+
+class Counts:
+    """Broken: what it says depends on how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def is_due(self, moment: Moment) -> bool:
+        self.asked += 1
+        return self.asked % 5 == 0
+
+    def retires(self, epochs: Sequence[int], metrics: Any) -> Collection[int]:
+        self.asked += 1
+        return epochs[: self.asked]
+
+
+def test_a_policy_that_counts_its_calls_is_caught() -> None:
+    class Save(SavePolicyContract):
+        policy = Counts()
+
+    class Keep(RetentionPolicyContract):
+        policy = Counts()
+
+    with pytest.raises(AssertionError, match="another order"):
+        Save().test_the_answer_depends_on_the_moment_alone()
+    with pytest.raises(AssertionError, match="again"):
+        Keep().test_the_answer_depends_on_epochs_and_metrics_alone()
