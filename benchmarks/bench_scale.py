@@ -1,6 +1,6 @@
 """How do time and memory grow with nodes, epochs and workers?
 
-Compiling and shipping up to 10,000 nodes of 10 tasks each; a run of many epochs, whose time and
+Compiling and shipping up to 10,000 nodes of 10 tasks each, half of them in the init group; a run of many epochs, whose time and
 memory early and late are compared by a fitted slope; the driver's own CPU time a worker and epoch
 (the scheduler runs in a process of its own).
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -48,7 +47,7 @@ print((marks[1] - marks[0]) / 100 / int(sys.argv[2]) * 1e6)
 
 
 def compile_and_ship(client: Client, nodes: int) -> dict[str, float]:
-    job = counters(nodes, 10)
+    job = counters(nodes, 5)  # and as many in the init group
     started = time.perf_counter()
     plan = job.compile()
     compiled = time.perf_counter()
@@ -71,7 +70,7 @@ def compile_and_ship(client: Client, nodes: int) -> dict[str, float]:
 
 def compile_memory(nodes: int) -> float:
     tracemalloc.start()
-    job = counters(nodes, 10)
+    job = counters(nodes, 5)
     plan = job.compile()
     size = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
@@ -123,7 +122,7 @@ def many_epochs(report: Report, client: Client, epochs: int) -> None:
         fitted, error = slope([m[0] for m in watch.memory], [m[i] for m in watch.memory])
         growth[who] = (fitted * 1e5, error * 1e5)
     tenth = max(1, len(laps) // 10)
-    early, late = statistics.median(laps[:tenth]), statistics.median(laps[-tenth:])
+    early, late = (float(np.median(part)) for part in (laps[:tenth], laps[-tenth:]))
     report.add(
         Row(
             f"an epoch after {epochs:,} against one after 100",
@@ -167,8 +166,8 @@ def main() -> None:
                     f"compile and ship {nodes:,} nodes × 10 tasks",
                     "s",
                     {OURS: seconds},
-                    "≤ 8 s at 10,000; fingerprint ≤ 1 s",
-                    seconds <= 8 * nodes / 10_000 and parts["fingerprint"] <= 1,
+                    "≤ 8 s; fingerprint ≤ 1 s",
+                    seconds <= 8 and parts["fingerprint"] <= 1,
                     note,
                 )
             )

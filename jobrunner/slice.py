@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -108,8 +108,11 @@ class GroupRun:
 
         self._lock = threading.Lock()
         self._counts = program.needs.copy()
-        self._ready = program.first.copy()  # a heap: in order of definition as far as possible
-        heapify(self._ready)
+        # A heap: in order of definition as far as possible. Of the steps that wait for nothing it
+        # holds the next one only, for it to stay small.
+        self._first = iter(program.first)
+        self._next_first = next(self._first, -1)
+        self._ready = [self._next_first] if program.first else []
         self._remaining = len(program.steps)
         self._is_over = False  # nothing further starts, nothing more is kept
         self._threads = 0  # inside this run, whatever they do
@@ -325,7 +328,12 @@ class GroupRun:
                 self._slots.remove(slot)
                 self._workers -= 1
                 return None
-            slot[0] = step = self._program.steps[heappop(self._ready)]
+            position = heappop(self._ready)
+            if position == self._next_first:
+                self._next_first = next(self._first, -1)
+                if self._next_first >= 0:
+                    heappush(self._ready, self._next_first)
+            slot[0] = step = self._program.steps[position]
             helps = step.is_long and bool(self._ready) and self._claim_helper()
         if helps:
             self._submit(self._work)
