@@ -171,7 +171,9 @@ def main() -> None:
             cpu: list[float] = []
             contenders: dict[str, Callable[[], float]] = {
                 "floor": lambda epochs=epochs: floor(client, epochs),
-                OURS: lambda job=job, epochs=epochs: ours(client, job, 5 * epochs, is_passive=True),
+                OURS: lambda job=job, epochs=epochs, cpu=cpu: ours(
+                    client, job, 5 * epochs, is_passive=True, cpu=cpu
+                ),
                 "asking": lambda job=job, epochs=epochs: ours(
                     client, job, epochs, is_passive=False
                 ),
