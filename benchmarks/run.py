@@ -49,7 +49,7 @@ def table(reports: list[dict[str, Any]]) -> str:
             f"{max(r['machine']['load'] for r in reports):.1f}."
         ),
         "",
-        "| case | jobrunner | others | target | met |",
+        "| case | jobrunner | others (× ours) | target | met |",
         "|---|---|---|---|---|",
     ]
     for report in reports:
