@@ -25,7 +25,7 @@ from jobrunner.checkpoint.store import (
     former_store,
     run_gently,
 )
-from jobrunner.errors import CheckpointCorruptError, CheckpointError, CheckpointWriteError
+from jobrunner.errors import CheckpointError, CheckpointWriteError
 from jobrunner.workspace import Workspace
 
 logger = logging.getLogger("jobrunner.checkpoint.save")
@@ -173,7 +173,7 @@ class SaveOrder:
         reader = StoreReader(self.files, self.path, store, manifest)
         try:
             return former_store(reader.root, reader.read_manifest())
-        except (OSError, CheckpointCorruptError) as error:
+        except CheckpointError as error:
             logger.info("Nothing is linked to %s, which cannot be read: %s", reader.root, error)
             return None
 

@@ -27,18 +27,22 @@ import numpy as np
 import pytest
 
 from jobrunner import CheckpointError, CheckpointWriteError, KeepLast, MultiNodeCheckpointManager
+from jobrunner.checkpoint.store import LINKED_BYTES
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
 from jobrunner.workspace import Workspace
 
 NODES = ("a", "b")
 STEPS = ("start", "save 0", "save 1", "save 2", "rewind 1", "save 2", "save 3", "finish 3", "end")
+SAME = np.zeros(LINKED_BYTES // 8)
+"""Is linked to the epoch before, as it never changes."""
+
 Recorded = tuple[int, ...]
 
 
 def blobs(node: str, epoch: int) -> dict[str, Any]:
     if node == "a":
         return {"w": np.arange(100.0) + epoch, "epoch": epoch}
-    return {"epoch": epoch}
+    return {"epoch": epoch, "same": SAME}
 
 
 def take_step(manager: MultiNodeCheckpointManager, step: str) -> None:
