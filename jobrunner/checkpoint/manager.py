@@ -227,7 +227,12 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         self._hold = hold
         self._resumed_from = None
         self._unfinished = {}
-        self._clean_up(hold)
+        try:
+            self._clean_up(hold)
+        except BaseException:
+            self._hold = None
+            hold.leave()
+            raise
 
     def end_run(self) -> None:
         """Leave the directory, so that another run may take it at once.
@@ -581,7 +586,8 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
 
     def _clean_up(self, hold: Hold) -> None:
         """Hide and delete what earlier runs left undone."""
-        for claim, chore in self._journal.refresh().chores.items():
+        # Of a run that has taken over meanwhile, nothing is left undone: it is at work.
+        for claim, chore in self._journal.check_held().chores.items():
             try:
                 entry = self._journal.read_entry(chore.source)
             except CheckpointError as error:
