@@ -1,6 +1,7 @@
 """What users' own tests can use: faults on demand, exact comparison, contract suites.
 
 - `FaultyFiles`: a file system that fails, dies, or kills its process at the k-th operation;
+- `Struck`: a task's function that once kills or stops its worker, or raises;
 - `assert_identical`: equal in type, dtype, byte order, memory order and bits;
 - `jobrunner.testing.contracts`, `jobrunner.testing.policies`: suites that replacements of our parts
   must pass.
@@ -10,5 +11,6 @@ from __future__ import annotations
 
 from jobrunner.testing.faults import FaultyFiles, PowerCutError
 from jobrunner.testing.identity import assert_identical
+from jobrunner.testing.strikes import Struck
 
-__all__ = ["FaultyFiles", "PowerCutError", "assert_identical"]
+__all__ = ["FaultyFiles", "PowerCutError", "Struck", "assert_identical"]

@@ -23,6 +23,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
+from jobrunner.testing import Struck
 
 NODES = 3
 
@@ -137,26 +138,17 @@ def test_a_worker_that_joins_later_takes_the_place_of_a_lost_one(cluster, tmp_pa
         assert len(set(session._binding.placement.values())) == 3
 
 
-class Flaky:
-    """Raises once, after it has changed its blob in place."""
-
-    __name__ = "flaky"
-
-    def __init__(self, flag, error):
-        self.flag, self.error = flag, error
-
-    def __call__(self, x):
-        x += 1
-        if current_task().epoch == 3 and not Path(self.flag).exists():
-            Path(self.flag).touch()
-            raise self.error("for once")
+def half_change(x):
+    x += 1
 
 
 def flaky_job(flag, error, transient):
     with Job("flaky") as job, Node("a"):
         with job.init_group:
             Task(lambda: np.zeros(3), outputs="x")
-        Task(Flaky(str(flag), error), updates="x", transient_errors=transient)
+        Task(half_change, updates="x")
+        struck = Struck(half_change, epoch=3, flag=flag, how="raise", error=error("for once"))
+        Task(struck, updates="x", transient_errors=transient)
     epoch_limiter(job, 5)
     return job
 
@@ -170,7 +162,7 @@ def test_after_an_error_that_passes_the_epoch_runs_again_from_whole_state(
     with Session(inproc_client) as session:
         result = JobRunner(job, manager).run(session)
         assert (result.epoch, result.restarts) == (5, 1)
-        assert session.fetch(Node("a")["x"]).tolist() == [5, 5, 5]
+        assert session.fetch(Node("a")["x"]).tolist() == [10, 10, 10]
 
 
 def test_any_other_error_ends_the_run(inproc_client, tmp_path):
@@ -195,3 +187,17 @@ def test_an_error_that_never_passes_ends_the_run(inproc_client, tmp_path):
 def test_transient_errors_are_exceptions():
     with pytest.raises(DefinitionError, match="transient_errors"):
         Task(lambda: 0, node="a", transient_errors="OSError")
+
+
+def test_a_struck_worker_dies_once_and_the_epoch_runs_again(cluster, tmp_path):
+    with Job("struck") as job, Node("a"):
+        with job.init_group:
+            Task(lambda: 0, outputs="n")
+        task = Task(Struck(lambda n: n + 1, epoch=3, flag=tmp_path / "flag"), "n", "n")
+        assert task.name == "lambda"
+    epoch_limiter(job, 5)
+    with Client(cluster, set_as_default=False) as client, Session(client) as session:
+        result = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "ckpt")).run(session)
+        assert (result.epoch, result.restarts, session.fetch(Node("a")["n"])) == (5, 1, 5)
+    with pytest.raises(ValueError, match="how is"):
+        Struck(len, epoch=1, flag="f", how="shout")
