@@ -697,7 +697,8 @@ class _Run:
         if time.monotonic() < self.look_again:
             return False
         has_room = self.binding.count_spread() > in_use
-        self.look_again = time.monotonic() + SPARE_SECONDS
+        if not has_room:  # or the loop, which asks after the save as well, would hear otherwise
+            self.look_again = time.monotonic() + SPARE_SECONDS
         return has_room
 
     def _decide(self) -> ResumePlan:

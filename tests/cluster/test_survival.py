@@ -46,12 +46,16 @@ def walk(x, *, at, flag, seconds):
     return x + task.rng.standard_normal(x.size)
 
 
-def pause(x, *, seconds):
-    time.sleep(seconds)
+def pause(x, *, joined):
+    """In epoch 8 wait for the new worker; from then on give the run time to look for one."""
+    if current_task().epoch == 8:
+        await_file(Path(joined))
+    if current_task().epoch > 8:
+        time.sleep(0.2)
     return x
 
 
-def build(flag, *, at=4, epochs=8, seconds=2.0, pause_seconds=0.0):
+def build(flag, *, at=4, epochs=8, seconds=2.0, joined=None):
     with Job("walk", seed=3) as job:
         for i in range(NODES):
             with Node(f"n{i}"):
@@ -59,8 +63,8 @@ def build(flag, *, at=4, epochs=8, seconds=2.0, pause_seconds=0.0):
                     Task(lambda: np.zeros(100), outputs="x")
                 kwargs = {"at": at if i == 1 else None, "flag": str(flag), "seconds": seconds}
                 Task(walk, inputs="x", outputs="x", kwargs=kwargs)
-                if pause_seconds:
-                    Task(pause, inputs="x", outputs="y", kwargs={"seconds": pause_seconds})
+                if joined:
+                    Task(pause, inputs="x", outputs="y", kwargs={"joined": str(joined)})
     epoch_limiter(job, epochs)
     return job
 
@@ -123,18 +127,25 @@ def test_a_worker_that_hangs_and_comes_back_changes_nothing(cluster, tmp_path, u
 
 @pytest.mark.slow
 def test_a_worker_that_joins_later_takes_the_place_of_a_lost_one(cluster, tmp_path):
-    flag = tmp_path / "flag"
+    flag, joined = tmp_path / "flag", tmp_path / "joined"
 
     def kill():
+        before = set(client.scheduler_info(n_workers=-1)["workers"])
         os.kill(int(await_file(flag)), signal.SIGKILL)  # and its nanny starts another
+        while True:
+            now = set(client.scheduler_info(n_workers=-1)["workers"])
+            if len(now) == 3 and now != before:
+                break
+            time.sleep(0.02)
+        joined.touch()
 
     with Client(cluster, set_as_default=False) as client, Session(client) as session:
         thread = threading.Thread(target=kill)
         thread.start()
-        job = build(flag, epochs=30, pause_seconds=0.2)
+        job = build(flag, epochs=20, joined=joined)
         result = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "ckpt")).run(session)
         thread.join()
-        assert (result.epoch, result.restarts) == (30, 1)
+        assert (result.epoch, result.restarts) == (20, 1)
         assert len(set(session._binding.placement.values())) == 3
 
 
