@@ -405,6 +405,7 @@ class _Run:
                     else:
                         epoch = self._run_on(epoch + 1)
                 if step == "stop":
+                    self._record(epoch)
                     raise self._stopped(epoch, "its epoch has ended")
                 stopped_by = self._stopped_by(epoch)
                 if not is_finished:
@@ -519,6 +520,8 @@ class _Run:
         """How many epochs, from `epoch` on, the workers may run without asking in between."""
         if (
             self.steps_done
+            or self.runner._stop_asked
+            or self.binding.leaving
             or self.runner.epoch_deadline_seconds is not None
             or self.runner.task_deadline_seconds is not None
             or 4 * self.pace > self.stint_seconds
@@ -629,6 +632,12 @@ class _Run:
         if self.recorder is not None:
             self.saved_steps[epoch] = step
             self.recorder.save(epoch, () if step else self.fired, metrics, step)
+
+    def _record(self, epoch: int) -> None:
+        """Save an epoch that ended while the client was not asked, if nobody has."""
+        if not self.steps_done and self.recorded != epoch:
+            self._save(epoch, self.metrics.get(epoch, {}))
+            self._settle()
 
     def _settle(self) -> None:
         if self.recorder is not None:

@@ -13,6 +13,7 @@ from jobrunner import (
     MultiNodeCheckpointManager,
     Node,
     RunStoppedError,
+    SaveEvery,
     Task,
     current_task,
     epoch_limiter,
@@ -154,3 +155,14 @@ def test_durations_are_checked():
     for name in ("grace_seconds", "task_deadline_seconds", "scheduler_wait_seconds"):
         with pytest.raises(DefinitionError, match=name):
             JobRunner(counter(), **{name: -1})
+
+
+def test_a_run_that_saves_seldom_records_the_epoch_it_is_stopped_at(session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path / "seldom", save=SaveEvery(epochs=10**6))
+    runner = JobRunner(counter(10**6), manager)
+    timer = threading.Timer(0.5, runner.stop)
+    timer.start()
+    with pytest.raises(RunStoppedError) as caught:
+        runner.run(session)
+    timer.join()
+    assert 0 < caught.value.epoch == manager.latest()
