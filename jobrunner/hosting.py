@@ -105,7 +105,7 @@ class HostedBinding:
         self._loop = asyncio.get_running_loop()
         self._placement: dict[str, str] = {}
         self._groups: dict[str, GroupCode] = {}
-        self._operations: dict[str, Operation] = {}  # of each kind, until its reply has gone
+        self._operations: dict[str, Operation] = {}  # of each kind, the latest
         self._numbers: dict[str, int] = {}  # the latest of each kind
         self._runs = Runs(
             name,
@@ -268,6 +268,9 @@ class HostedBinding:
         if number <= self._numbers.get(kind, 0):
             return None
         self._numbers[kind] = number
+        fetched = self._operations.get("fetch")
+        if kind == "run" and fetched is not None and fetched.is_done:
+            del self._operations["fetch"]  # it may hold much, of what is to be changed in place
         operation = self._operations[kind] = Operation(number)
         return operation
 
@@ -277,9 +280,7 @@ class HostedBinding:
             return {"status": "stale"}
         reply = await operation.reply(wait_seconds)
         if reply is not None:
-            # A reply may hold much; but that of a worker that leaves may be asked for again.
-            if self._operations.get(kind) is operation and not self.can_move:
-                del self._operations[kind]
+            # Kept until the next begins: whoever gave up this message asks once more.
             return reply
         left, tasks = self._runs.progress() if kind == "run" else (0, [])
         return {"status": "running", "left": left, "tasks": tasks}

@@ -435,7 +435,7 @@ class _Run:
         )
         for group in self.runner.job.groups.values():
             for task in group.tasks():
-                task.session = self.session
+                task.session, task.plan = self.session, self.plan
 
     def _start(self, decision: ResumePlan) -> int:
         """Init or resume; gives the last epoch that is whole in the workspaces."""

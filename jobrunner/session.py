@@ -429,7 +429,7 @@ class Session:
         binding.ship({key: plan})
         result = binding.run(key, epoch=epoch)
         for task in group.tasks():
-            task.session = self
+            task.session, task.plan = self, binding.plan
         return result
 
     def _fetch_output(self, output: TaskOutput) -> Any:
@@ -440,7 +440,14 @@ class Session:
         # A resume runs some of the init group's tasks.
         keys = [key, "resume"] if key == "init" else [key]
         node = task.node.name
-        return self._holder_of(node, task.name).fetch(node, task.name, keys, output.part)
+        binding = self._holder_of(node, task.name)
+        if task.plan is not None and task.plan is not binding.plan:
+            raise ExecutionError(
+                f"{output} is not there any more: job {binding.plan.job!r} was bound in this "
+                f"session since, and what ran before went with its workspaces. Fetch before the "
+                f"next job runs, or run that one in another session."
+            )
+        return binding.fetch(node, task.name, keys, output.part)
 
     def _holder_of(self, node: str, name: str) -> Binding:
         binding = self._binding

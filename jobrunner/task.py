@@ -43,7 +43,8 @@ class TaskOutput:
         Raises
         ------
         ExecutionError
-            The task has not run in a session that is still open.
+            The task has not run in a session that is still open, or another job was bound there
+            since.
 
         Notes
         -----
@@ -132,6 +133,7 @@ class Task:
         self.group: TaskGroup | None = None
         # Set by the session that ran the task last, so that outputs can be fetched from it.
         self.session: Any = None
+        self.plan: Any = None  # that it was bound by then; another one's values are not its own
         self.fetched_parts: set[int] = set()
 
         self.inputs: tuple[Blob | TaskOutput, ...] = tuple(
@@ -262,7 +264,7 @@ class Task:
             raise DefinitionError(f"{where}: the keys of kwargs are str; got {list(self.kwargs)}.")
         constants = [*self.kwargs.values(), *_partial_values(self.fn)]
         for value in constants:
-            for item in value if type(value) in (list, tuple) else (value,):
+            for item in _items(value):
                 hint = _dask_hint(item)
                 if hint:
                     raise DefinitionError(
@@ -411,6 +413,13 @@ def _partial_values(fn: object) -> list[object]:
         values += [*fn.args, *fn.keywords.values()]
         fn = fn.func
     return values
+
+
+def _items(value: object) -> Sequence[Any]:
+    """What an exact container holds, or the value itself."""
+    if type(value) is dict:
+        return tuple(value.values())
+    return value if isinstance(value, list | tuple) else (value,)
 
 
 def _dask_hint(value: object) -> str | None:

@@ -16,6 +16,7 @@ from jobrunner import (
     DefinitionError,
     ExecutionError,
     Job,
+    JobRunner,
     Node,
     Session,
     Task,
@@ -206,6 +207,26 @@ def test_an_output_is_what_the_task_returned_until_its_group_runs_again(session)
     session.run(group)
     assert before.fetch().tolist() == [6, 6]
     assert session.fetch(before).tolist() == [6, 6]
+
+
+def test_an_output_of_a_job_is_not_another_jobs_of_the_same_shape(session):
+    def run(value):
+        with Job(f"of {value}") as job, A:
+            with job.init_group:
+                Task(lambda: value, outputs="x", name="init")
+            out = Task(lambda x: x, inputs="x", name="read").output()
+        JobRunner(job, num_epochs=1).run(session)
+        return job, out
+
+    job, first = run(1)
+    assert first.fetch() == 1
+    _, second = run(2)
+    assert second.fetch() == 2
+    for fetch in (first.fetch, lambda: session.fetch(first)):
+        with pytest.raises(ExecutionError, match="job 'of 2' was bound in this session since"):
+            fetch()
+    JobRunner(job, num_epochs=1).run(session)
+    assert first.fetch() == 1
 
 
 def test_an_output_asked_for_too_late_says_so(session):

@@ -152,7 +152,7 @@ def test_coroutine_functions_are_refused():
         Task(work)
 
 
-@pytest.mark.parametrize("how", ["input", "kwargs", "list", "partial", "fn"])
+@pytest.mark.parametrize("how", ["input", "kwargs", "list", "dict", "partial", "fn"])
 def test_a_dask_collection_is_refused_with_what_to_do(how):
     bag = pytest.importorskip("dask.delayed").delayed(one)()
     with pytest.raises(DefinitionError, match="compute"):
@@ -160,6 +160,7 @@ def test_a_dask_collection_is_refused_with_what_to_do(how):
             "input": lambda: Task(one, inputs=[bag]),
             "kwargs": lambda: Task(one, kwargs={"x": bag}),
             "list": lambda: Task(one, kwargs={"x": [1, bag]}),
+            "dict": lambda: Task(one, kwargs={"x": {"y": bag}}),
             "partial": lambda: Task(functools.partial(one, bag)),
             "fn": lambda: Task(bag.key and bag, inputs=[bag]),
         }[how]()
