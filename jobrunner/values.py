@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import fractions
+import mmap
 import pickle
 import sys
 import uuid
@@ -94,8 +95,9 @@ def own(holder: Any, key: Any) -> Any:
     is_sole = sys.getrefcount(holder[key]) <= _SOLE_ITEM
     value = holder[key]
     kind = type(value)
-    if kind is np.ndarray:
-        value = _settle_array(value, is_sole, ())
+    if issubclass(kind, np.ndarray):
+        del value  # or it would count
+        value = _settle_array(holder[key], is_sole, ())
         holder[key] = value
     elif kind is dict:
         if not IMMUTABLE.issuperset(map(type, value.values())):
@@ -157,7 +159,8 @@ def _settle(holder: Any, key: Any, is_sole: bool, arguments: Iterable[Any]) -> A
     if kind is np.void:
         return value.copy()
     if isinstance(value, np.ndarray):
-        return value.copy() if _overlaps(value, arguments) else value
+        del value  # or it would count
+        return _settle_array(holder[key], is_sole, arguments)
     if is_tensor(value):
         return _copy_tensor(value) if _overlaps(value, arguments) else value
     return value
@@ -173,9 +176,18 @@ def _settle_array(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) ->
             is_sole and sys.getrefcount(array.base) <= _SOLE_BASE and array.base.flags.owndata  # type: ignore[union-attr]
         )
     else:
-        # Memory of a map, a buffer, another library: only a bad surprise would copy all of it.
-        is_own = not _overlaps(array, arguments)
+        # Who else has the memory of a buffer or of another library, nothing tells; but to copy a
+        # map on suspicion would read in a file.
+        is_own = _is_steady(array) and not _overlaps(array, arguments)
     return array if is_own else array.copy(order="K")
+
+
+def _is_steady(array: np.ndarray) -> bool:
+    """Whether its memory is that of a map or of bytes, which no function fills anew."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base, mmap.mmap | bytes)
 
 
 def freeze(value: Any, *, copy: bool, move: bool = False) -> Any:

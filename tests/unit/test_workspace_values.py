@@ -173,11 +173,35 @@ def test_arrays_in_fresh_containers_are_kept_and_those_in_shared_ones_are_copied
     assert not np.shares_memory(settled["a"][0], shared["a"][0])
 
 
-def test_a_foreign_buffer_is_not_read_in_but_copied_where_it_shares_with_an_argument():
-    memory = bytearray(80)
-    foreign = np.frombuffer(memory)
-    assert np.shares_memory(settle([np.frombuffer(memory)], ()), foreign)
-    assert not np.shares_memory(settle([np.frombuffer(memory)], [foreign]), foreign)
+def test_a_map_is_not_read_in_but_copied_where_it_shares_with_an_argument(tmp_path):
+    mapped = np.memmap(tmp_path / "data", dtype="f8", mode="w+", shape=10)
+    assert np.shares_memory(settle([mapped[2:]], ()), mapped)
+    assert np.shares_memory(settle([np.asarray(mapped)], ()), mapped)
+    assert not np.shares_memory(settle([mapped[2:]], [mapped]), mapped)
+
+
+@pytest.mark.parametrize(
+    ("make", "see"),
+    [
+        (lambda: np.zeros(8), lambda kept: np.lib.stride_tricks.sliding_window_view(kept, 2)),
+        (lambda: bytearray(8), lambda kept: np.frombuffer(kept, np.uint8)),
+        (lambda: np.ma.zeros(8), lambda kept: kept),
+        (lambda: np.rec.array(RECORD), lambda kept: kept),
+    ],
+)
+def test_what_a_function_keeps_under_another_guise_is_copied(make, see):
+    kept = make()
+    settled = settle([see(kept)], ())
+    assert not np.shares_memory(settled, see(kept))
+    assert type(settled) is type(see(kept))
+
+
+def test_an_array_of_a_subclass_that_was_kept_stays_as_it_was_when_its_blob_is_updated():
+    blobs = {"x": np.ma.zeros(3)}
+    kept = view(blobs["x"])
+    own(blobs, "x")[0] = 5
+    assert kept[0] == 0
+    assert blobs["x"][0] == 5
 
 
 def test_an_object_array_and_a_record_are_settled_like_others():
