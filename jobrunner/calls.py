@@ -74,6 +74,7 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
     TypeError
         Another node or task reads it, and it can't be copied; no blob was changed.
     """
+    frozen = None  # what goes to other nodes; taken before any blob is set
     if type(box[0]) is BlobUpdate:
         if step.outputs:
             raise DefinitionError(
@@ -90,36 +91,50 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
         if step.keeps or step.handovers:
             box[0] = (value,)
             _keep(program, step, box[0])
+            frozen = [_take(program, handover, step, box[0]) for handover in step.handovers]
         if target is not None:
             target[0][target[1]] = value
     elif step.outputs:
         box[0] = parts = _split(step, box, (*arguments, *step.kwargs.values()))
         _keep(program, step, parts)
+        frozen = [_take(program, handover, step, parts) for handover in step.handovers]
         for target, value in zip(step.outputs, parts, strict=True):
             if target is not None:
                 target[0][target[1]] = value
     elif step.keeps or step.handovers:
         box[0] = (settle(box, (*arguments, *step.kwargs.values())),)
         _keep(program, step, box[0])
-    for handover in step.handovers:
-        hand_over(program, handover, box[0], send)
+    if frozen is None:
+        frozen = [_take(program, handover, step, box[0]) for handover in step.handovers]
+    for handover, value in zip(step.handovers, frozen, strict=True):
+        _pass_on(program, handover, value, send)
 
 
-def hand_over(program: Program, handover: Handover, parts: tuple[Any, ...], send: Send) -> None:
-    """Take a crossing's value and pass it on."""
+def hand_over(program: Program, handover: Handover, send: Send) -> None:
+    """Take a crossing's value from before the group, and pass it on."""
+    _pass_on(program, handover, _take(program, handover, None, ()), send)
+
+
+def _take(program: Program, handover: Handover, step: Step | None, parts: tuple[Any, ...]) -> Any:
+    """A crossing's value, frozen: what the task returned, or a blob that it left or updated."""
     crossing = handover.crossing
+    value = None
     if crossing.blob is not None:
-        value = handover.blobs[crossing.blob]
+        if step is not None and crossing.blob in step.output_names:
+            value = parts[step.output_names.index(crossing.blob)]
+        else:
+            value = handover.blobs[crossing.blob]
     elif crossing.part is not None:
         value = parts[crossing.part]
-    else:
-        value = None
     copy = crossing.copy or (crossing.is_reused and program.keeps_running)
-    frozen = freeze(value, copy=copy)
+    return freeze(value, copy=copy)
+
+
+def _pass_on(program: Program, handover: Handover, frozen: Any, send: Send) -> None:
     if handover.is_local:
-        program.arrived[crossing.id] = frozen
+        program.arrived[handover.crossing.id] = frozen
     if handover.is_remote:
-        send(crossing.id, frozen)
+        send(handover.crossing.id, frozen)
 
 
 def _split(step: Step, box: list[Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:

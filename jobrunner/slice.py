@@ -221,7 +221,7 @@ class GroupRun:
                     missing = program.workspaces[crossing.source].not_found(str(crossing.blob))
                     self._fail(crossing.source, "", missing, is_own=True)
                 else:
-                    hand_over(self._program, handover, (), self._send)
+                    hand_over(self._program, handover, self._send)
         except BaseException as error:
             self._fail("", "", error)
         self._work()

@@ -479,6 +479,19 @@ def test_a_crossing_between_nodes_of_one_worker_shares_no_mutable_object(bench):
     assert one.sent == {}
 
 
+def test_what_cannot_cross_by_its_blobs_name_leaves_the_blob_as_it_was(bench):
+    plan = group(
+        {
+            "a": [task(0, threading.Lock, outputs=["x"], hands_over=(0,))],
+            "b": [task(1, lambda x: None, [CrossingArgument(0)], crossings=(0,))],
+        },
+        [Crossing(0, "a", 0, "x", None, ("b",), False)],
+    )
+    one = bench(plan, blobs={"a": {"x": "old"}})
+    assert "cannot be pickled" in str(one.run().failure)
+    assert one.workspaces["a"].globals["x"] == "old"
+
+
 def test_a_blob_from_before_the_group_is_handed_over_as_it_was(bench):
     def grow(w):
         w += 1
