@@ -24,7 +24,7 @@ from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
     CheckpointError,
-    DefinitionError,
+    JobRunnerError,
 )
 
 
@@ -71,10 +71,9 @@ class StoreReader:
             )
         manifest: dict[str, Any] = json.loads(data)["attributes"]
         if manifest["format"] > FORMAT:
-            raise CheckpointCorruptError(
+            raise CheckpointError(
                 f"{path} has format {manifest['format']}, and this version of jobrunner reads up "
-                f"to {FORMAT}. Read it with a later version.",
-                path=path,
+                f"to {FORMAT}. Read it with a later version."
             )
         return manifest
 
@@ -116,7 +115,8 @@ class StoreReader:
         for name, entry in wanted.items():
             loaded[name] = [None] * len(entry["arrays"])
             for i, array in enumerate(entry["arrays"]):
-                loaded[name][i], array_jobs = self._read_array(array)
+                with self._decoding(name):
+                    loaded[name][i], array_jobs = self._read_array(array)
                 jobs += array_jobs
         jobs += self._document_jobs(
             manifest,
@@ -393,17 +393,21 @@ class StoreReader:
             leaf=leaf,
             where=f"Blob {name!r} in {self.root}",
         )
-        try:
+        with self._decoding(name):
             return decoder.decode(entry["value"])
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            if isinstance(error, DefinitionError):
-                raise
-            path = join_path(self.root, MANIFEST)
-            raise CheckpointCorruptError(
-                f"{path}: blob {name!r} cannot be made again from what was read: "
-                f"{type(error).__name__}: {error}. A codec's decode may have raised it, or the "
-                f"platform lacks the dtype.",
-                path=path,
+
+    @contextlib.contextmanager
+    def _decoding(self, blob: str) -> Iterator[None]:
+        """Nothing that fails here is damage: the manifest is what was written."""
+        try:
+            yield
+        except JobRunnerError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"Blob {blob!r} in {self.root} is whole, but cannot be decoded: "
+                f"{type(error).__name__}: {error}. Mend the decode of its codec (or the class that "
+                f"it unpickles), or read it where its dtype exists; then run again."
             ) from error
 
 

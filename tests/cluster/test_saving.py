@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from jobrunner import (
+    CheckpointError,
     CheckpointNotFoundError,
     DefinitionError,
     Job,
@@ -18,6 +19,7 @@ from jobrunner import (
     TaskFailedError,
     current_task,
     epoch_limiter,
+    register_codec,
 )
 
 
@@ -170,3 +172,26 @@ def test_another_directory_without_epochs_is_an_error(session, tmp_path):
 def test_a_directory_cannot_be_its_own_origin(tmp_path):
     with pytest.raises(DefinitionError, match="load_path"):
         manager_of(tmp_path, load_path=tmp_path / "ckpt")
+
+
+def test_a_codec_that_cannot_decode_sets_nothing_aside(session, tmp_path):
+    def runner(field, epochs):
+        register_codec(Thing, lambda thing: {"v": thing.v}, lambda saved: Thing(saved[field]))
+        with Job("things") as job, Node("a"):
+            with job.init_group:
+                Task(lambda: Thing(1), outputs="x", name="one")
+            Task(lambda x: Thing(x.v + 1), inputs="x", outputs="x", name="inc")
+            epoch_limiter(job, epochs)
+        return JobRunner(job, manager)
+
+    manager = manager_of(tmp_path)
+    runner("v", 1).run(session)
+    with pytest.raises(CheckpointError, match="whole, but cannot be decoded"):
+        runner("value", 2).run(session)
+    assert manager.epochs() == [0, 1]
+    assert runner("v", 2).run(session).resumed_from == 1
+
+
+class Thing:
+    def __init__(self, v):
+        self.v = v

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import zarr
 
-from jobrunner import DefinitionError
+from jobrunner import CheckpointError, DefinitionError
 from jobrunner.checkpoint.blobs import encode_blobs
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.reader import StoreReader
@@ -383,6 +383,41 @@ def test_a_codec_that_is_missing_is_named(tmp_path: Path) -> None:
     reader = save(tmp_path, {"x": Fraction(1, 3)}, codecs=[FRACTIONS])
     with pytest.raises(DefinitionError, match=r"codec 'fraction', which is not registered"):
         reader.load()
+
+
+@pytest.mark.parametrize("error", [KeyError("v"), AttributeError("v"), RuntimeError("no")], ids=str)
+def test_what_a_codecs_decode_raises_is_no_damage(tmp_path: Path, error: Exception) -> None:
+    def fail(value: object) -> object:
+        raise error
+
+    broken = Codec(Fraction, FRACTIONS.encode, fail, FRACTIONS.name)
+    reader = save(tmp_path, {"x": Fraction(1, 3)}, codecs=[FRACTIONS])
+    with pytest.raises(CheckpointError, match=r"Blob 'x'.*whole, but cannot be decoded") as caught:
+        reader.load(codecs=[broken])
+    assert type(caught.value) is CheckpointError
+    assert caught.value.__cause__ is error
+    assert_identical(reader.load(codecs=[FRACTIONS]), {"x": Fraction(1, 3)})
+
+
+def test_a_dtype_that_the_platform_lacks_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lack(spec: object) -> object:
+        raise TypeError(f"data type {spec!r} not understood")
+
+    reader = save(tmp_path, {"x": np.zeros(3)})
+    monkeypatch.setattr("jobrunner.checkpoint.reader.dtype_from_spec", lack)
+    with pytest.raises(CheckpointError, match="not understood") as caught:
+        reader.load()
+    assert type(caught.value) is CheckpointError
+
+
+def test_a_later_format_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = save(tmp_path, {"x": 1})
+    monkeypatch.setattr("jobrunner.checkpoint.reader.FORMAT", 0)
+    with pytest.raises(CheckpointError, match=r"reads up to 0. Read it with a later") as caught:
+        reader.load()
+    assert type(caught.value) is CheckpointError
 
 
 def test_pickles_are_written_and_read_only_when_allowed(tmp_path: Path) -> None:
