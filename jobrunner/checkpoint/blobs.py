@@ -47,7 +47,7 @@ def encode_blobs(
         try:
             tree = encoder.encode(value)
         except UnsupportedValueError as error:
-            raise DefinitionError(_explain(node, name, error)) from None
+            raise DefinitionError(_explain(node, name, error)) from error.__cause__
         encoded[name] = EncodedBlob(tree, encoder.parts)
         memory += [Window(name, trail, array) for trail, array in encoder.memory]
         for identity, held in encoder.identities.items():

@@ -336,7 +336,11 @@ class Encoder:
     def _by_codec(self, value: object, trail: tuple[str, ...], codec: Codec) -> Tree:
         if same := self._number(id(value), value):
             return same
-        inner = codec.encode(value)
+        try:
+            inner = codec.encode(value)
+        except Exception as error:
+            why = f"the encode of its codec {codec.name!r} raised {type(error).__name__}: {error}"
+            raise UnsupportedValueError(trail, type(value), why) from error
         if type(inner) is type(value):
             why = f"its codec {codec.name!r} encodes it as another of the same type"
             raise UnsupportedValueError(trail, type(value), why)

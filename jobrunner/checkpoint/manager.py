@@ -31,6 +31,7 @@ from jobrunner.checkpoint.records import (
 from jobrunner.checkpoint.save import BlobCheck, SaveOrder
 from jobrunner.checkpoint.schedule import SaveEvery, SavePolicy
 from jobrunner.checkpoint.store import Receipt
+from jobrunner.config import get_seconds
 from jobrunner.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -219,19 +220,23 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
             check_name(node, "node")
         check_distinct(nodes, "node")
         self._handler.set_params(self.path, tuple(nodes))
-        beat_seconds = _configured_seconds("heartbeat-seconds", 2.0)
-        patience = self._patience or Patience(_configured_seconds("silence-seconds", 15.0))
+        beat_seconds = _configured_seconds("checkpoint.heartbeat-seconds")
+        patience = self._patience or Patience(_configured_seconds("checkpoint.silence-seconds"))
         hold = Hold(self._files, self.path, self._journal, nodes, beat_seconds)
-        with self._writing("the directory could not be taken"):
-            hold.take(_as_json(info, "info"), patience, take_over=self._take_over)
-        self._hold = hold
         self._resumed_from = None
         self._unfinished = {}
         try:
-            self._clean_up(hold)
+            with self._writing("the directory could not be taken"):
+                hold.take(_as_json(info, "info"), patience, take_over=self._take_over)
+            self._hold = hold
+            with self._writing("what earlier runs left could not be cleaned up"):
+                self._clean_up(hold)
         except BaseException:
-            self._hold = None
-            hold.leave()
+            # Ctrl-C too: a run that does not begin must not look alive to the next one.
+            if self._hold is not None:
+                self.end_run()
+            else:
+                hold.leave()
             raise
 
     def end_run(self) -> None:
@@ -436,8 +441,14 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         self._report_save({node: receipts[node].seconds for node in order.stores})
         try:
             self.retire()
-        except CheckpointError as error:
-            logger.warning("%s: no epoch was retired after epoch %d: %s", self.path, epoch, error)
+        except Exception as error:  # a policy is anybody's code
+            logger.warning(
+                "%s: no epoch was retired after epoch %d: %s: %s",
+                self.path,
+                epoch,
+                type(error).__name__,
+                error,
+            )
 
     def abandon(self, order: SaveOrder) -> None:
         """Delete what a failed save has written, as far as that goes; its names stay claimed."""
@@ -616,14 +627,17 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
             ) from error
 
 
-def _configured_seconds(key: str, default: float) -> float:
-    value = dask.config.get(f"jobrunner.checkpoint.{key}", default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+def _configured_seconds(key: str) -> float:
+    try:
+        seconds = get_seconds(key)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if isinstance(dask.config.get(f"jobrunner.{key}"), bool) or not 0 < seconds < math.inf:
         raise DefinitionError(
-            f"jobrunner.checkpoint.{key} in Dask's configuration is a number of seconds; got "
-            f"{value!r}."
+            f"jobrunner.{key} in Dask's configuration is a number of seconds; got "
+            f"{dask.config.get(f'jobrunner.{key}')!r}."
         )
-    return float(value)
+    return seconds
 
 
 def _check_replicas(order: SaveOrder, receipts: Mapping[str, Receipt]) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -281,6 +282,45 @@ def test_a_policy_of_the_users_cannot_retire_the_newest(tmp_path: Path) -> None:
     rig.save(1)
     assert rig.manager.epochs() == [1]
     rig.manager.end_run()
+
+
+def test_a_policy_that_raises_does_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def retires(self, epochs: object, metrics: object) -> list[int]:
+            raise KeyError("the policy's own mistake")
+
+    rig = Rig(tmp_path / "k", keep=Broken()).start()
+    rig.save(0)
+    assert rig.manager.epochs() == [0]
+    assert "no epoch was retired after epoch 0: KeyError" in caplog.text
+    rig.manager.end_run()
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), OSError("gone"), RuntimeError("no")], ids=repr
+)
+def test_a_start_that_fails_in_its_clean_up_lets_the_directory_go(
+    tmp_path: Path, error: BaseException
+) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path / "k")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jobrunner.checkpoint.hold.Hold.remove_traces_of_others", fail_with(error))
+        with pytest.raises((type(error), CheckpointWriteError)):
+            manager.start_run(NODES, {})
+    assert not [thread for thread in threading.enumerate() if "heartbeat" in thread.name]
+    assert list((tmp_path / "k" / "_runs").iterdir()) == []
+    for following in (manager, MultiNodeCheckpointManager(tmp_path / "k")):
+        following.start_run(NODES, {})
+        following.end_run()
+
+
+def fail_with(error: BaseException) -> Callable[..., None]:
+    def fail(*args: object) -> None:
+        raise error
+
+    return fail
 
 
 def test_rewinding_hides_later_epochs_and_deletes_nothing(rig: Rig) -> None:

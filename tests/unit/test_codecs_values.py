@@ -412,6 +412,19 @@ def test_a_dtype_that_the_platform_lacks_is_no_damage(
     assert type(caught.value) is CheckpointError
 
 
+def test_what_a_codecs_encode_raises_names_node_blob_and_codec() -> None:
+    error = AttributeError("missing")
+
+    def fail(value: object) -> object:
+        raise error
+
+    broken = Codec(Fraction, fail, FRACTIONS.decode, "fraction")
+    expected = r"Node 'n', blob 'x', item 1: .*codec 'fraction' raised AttributeError: missing"
+    with pytest.raises(DefinitionError, match=expected) as caught:
+        encode_blobs("n", {"x": [0, Fraction(1, 3)]}, [broken])
+    assert caught.value.__cause__ is error
+
+
 def test_a_later_format_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = save(tmp_path, {"x": 1})
     monkeypatch.setattr("jobrunner.checkpoint.reader.FORMAT", 0)
