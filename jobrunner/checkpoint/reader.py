@@ -24,6 +24,7 @@ from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
     CheckpointError,
+    DefinitionError,
     JobRunnerError,
 )
 
