@@ -9,13 +9,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import RETIRED_DOCUMENT, ROOT_DOCUMENT
 from jobrunner.checkpoint.records import Claim
 
 logger = logging.getLogger("jobrunner.checkpoint.chores")
+
+
+class _Chore(NamedTuple):
+    claim: Claim
+    action: Literal["delete", "hide"]
+    stores: Sequence[str]
+    is_final: bool
 
 
 class Sweeper:
@@ -36,16 +43,32 @@ class Sweeper:
     def __init__(self, files: PosixFiles, path: str) -> None:
         self._files = files
         self._path = path
-        self._waiting: deque[tuple[Claim, Literal["delete", "hide"], Sequence[str]]] = deque()
+        self._waiting: deque[_Chore] = deque()
         self._removed: list[Claim] = []
         self._settled: list[Claim] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def add(self, claim: Claim, action: Literal["delete", "hide"], stores: Sequence[str]) -> None:
-        """Let the stores of a claim be hidden, or hidden and deleted."""
+    def add(
+        self,
+        claim: Claim,
+        action: Literal["delete", "hide"],
+        stores: Sequence[str],
+        *,
+        is_final: bool = True,
+    ) -> None:
+        """Let the stores of a claim be hidden, or hidden and deleted.
+
+        Parameters
+        ----------
+        claim : Claim
+        action : "delete" or "hide"
+        stores : sequence of str
+        is_final : bool
+            Whether nobody can write them any more; if not, the claim is not settled by this.
+        """
         with self._changed:
-            self._waiting.append((claim, action, stores))
+            self._waiting.append(_Chore(claim, action, stores, is_final))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="jobrunner-sweeper", daemon=True
@@ -97,7 +120,7 @@ class Sweeper:
                 self._thread = None
                 self._changed.notify_all()
                 return False
-            claim, action, stores = self._waiting.popleft()
+            claim, action, stores, is_final = self._waiting.popleft()
             removed = list(self._removed)
         try:
             self._hide(stores)
@@ -114,8 +137,9 @@ class Sweeper:
                 error,
             )
         else:
-            with self._changed:
-                (self._removed if action == "delete" else self._settled).append(claim)
+            if is_final:
+                with self._changed:
+                    (self._removed if action == "delete" else self._settled).append(claim)
         return True
 
     def _settle_removed(self, removed: Sequence[Claim]) -> None:

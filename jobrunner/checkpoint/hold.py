@@ -16,12 +16,13 @@ from jobrunner.checkpoint.liveness import (
     RUNS_DIRECTORY,
     Heartbeat,
     Patience,
+    left_by_the_dead,
     own_process,
     refuse_if_alive,
 )
 from jobrunner.checkpoint.probe import Probe
 from jobrunner.checkpoint.records import State
-from jobrunner.errors import DefinitionError
+from jobrunner.errors import CheckpointError, DefinitionError
 
 logger = logging.getLogger("jobrunner.checkpoint.hold")
 
@@ -86,7 +87,14 @@ class Hold:
 
         def judge(state: State) -> None:
             if state.run is not None and not state.is_ended:
-                refuse_if_alive(self._files, self._path, state.run, patience, take_over)
+                number = state.number
+
+                def still_holds() -> bool:
+                    return self._journal.refresh().number == number
+
+                refuse_if_alive(
+                    self._files, self._path, state.run, patience, take_over, still_holds
+                )
 
         body = {
             "nodes": list(self.nodes),
@@ -99,6 +107,7 @@ class Hold:
         self._heartbeat.start()
         try:
             self.number = self._journal.take(self.run, body, judge)
+            self._heartbeat.restore()
         except BaseException:
             self._let_go()
             raise
@@ -117,14 +126,34 @@ class Hold:
         self._probe.check(self._path, answers)
 
     def remove_traces_of_others(self) -> None:
-        """Remove what is left of earlier runs, but for their stores."""
+        """Remove what is left of earlier runs, but for their stores.
+
+        Notes
+        -----
+        A newcomer that waits for the directory, or has just taken it over, keeps its traces.
+        """
         runs = os.path.join(self._path, RUNS_DIRECTORY)
         try:
-            for name in self._files.list_names(runs):
-                if name != self.run:
-                    self._files.remove_tree(os.path.join(runs, name))
-        except OSError as error:
+            others = [name for name in self._files.list_names(runs) if name != self.run]
+            earlier: set[str] | None = None
+            for name in others:
+                path = os.path.join(runs, name)
+                if not left_by_the_dead(self._files, path):
+                    earlier = self._earlier_runs() if earlier is None else earlier
+                    if name not in earlier:
+                        continue
+                self._files.remove_tree(path)
+        except (OSError, CheckpointError) as error:
             logger.warning("Traces of earlier runs are left in %s: %s", runs, error)
+
+    def _earlier_runs(self) -> set[str]:
+        found = set()
+        for entry in self._journal.read_entries():
+            if entry["number"] >= self.number:
+                break
+            if entry["kind"] == "run":
+                found.add(entry["run"])
+        return found
 
     def leave(self) -> None:
         """Give no more signs of life, and leave no trace but in the log."""

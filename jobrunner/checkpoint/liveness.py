@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
@@ -64,6 +65,18 @@ def is_known_dead(process: Mapping[str, Any], run: str) -> bool:
     return started is not None and started != process.get("started")
 
 
+def left_by_the_dead(files: PosixFiles, directory: str) -> bool:
+    """Whether whoever made a heartbeat's directory is certainly gone, or never got to beat."""
+    beat = files.read_if_there(os.path.join(directory, HEARTBEAT))
+    if not beat:
+        return True
+    try:
+        process = json.loads(beat.partition(b"\n")[2])
+    except ValueError:
+        return False
+    return isinstance(process, dict) and is_known_dead(process, os.path.basename(directory))
+
+
 def _start_of(pid: int) -> str | None:
     """When the process started, in the kernel's words; "gone" if it only waits to be reaped."""
     text = _read(f"/proc/{pid}/stat")
@@ -109,9 +122,26 @@ class Patience:
 
 
 def refuse_if_alive(
-    files: PosixFiles, path: str, run: Entry, patience: Patience, take_over: bool
+    files: PosixFiles,
+    path: str,
+    run: Entry,
+    patience: Patience,
+    take_over: bool,
+    still_holds: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Wait until it is clear whether the run that holds `path` is alive.
+    """Wait until it is clear whether the run that holds `path` is alive, or no longer holds it.
+
+    Parameters
+    ----------
+    files : PosixFiles
+    path : str
+    run : Entry
+        Its ``run`` entry.
+    patience : Patience
+    take_over : bool
+        Ask nobody.
+    still_holds : callable
+        Looks at the log again; asked when the heartbeat is gone.
 
     Raises
     ------
@@ -134,7 +164,13 @@ def refuse_if_alive(
     started = patience.clock()
     while patience.clock() - started < silence_seconds:
         patience.wait(pause_seconds)
-        if files.read_if_there(heartbeat) != first:
+        beat = files.read_if_there(heartbeat)
+        if beat is None and first is not None:
+            # It has left, or was followed by another: no sign of life, whatever it was.
+            if not still_holds():
+                return
+            first = None
+        if beat != first:
             raise CommitConflictError(
                 f"{path} is held by another run ({who}), and it is alive. Wait until it has "
                 f"ended, or stop it, or choose another directory. To take the directory away "
@@ -174,8 +210,14 @@ class Heartbeat:
             It cannot be written.
         """
         self._files.make_directories(self.directory)
-        self._write(0)
+        self._write(0, json.dumps(own_process()).encode())
         self._thread.start()
+
+    def restore(self) -> None:
+        """Make the directory again, if somebody took it for a dead run's."""
+        if not self._files.is_taken(os.path.join(self.directory, HEARTBEAT)):
+            self._files.make_directories(self.directory)
+            self._write(0, json.dumps(own_process()).encode())
 
     def stop(self) -> None:
         """Give no more signs; nothing is removed."""
@@ -192,5 +234,7 @@ class Heartbeat:
             except OSError as error:
                 logger.warning("No sign of life could be written: %s", error)
 
-    def _write(self, count: int) -> None:
-        self._files.overwrite(os.path.join(self.directory, HEARTBEAT), b"%020d\n" % count)
+    def _write(self, count: int, process: bytes = b"") -> None:
+        # The count alone changes; who beats stays behind it.
+        path = os.path.join(self.directory, HEARTBEAT)
+        self._files.overwrite(path, b"%020d\n" % count + process)

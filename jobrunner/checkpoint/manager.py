@@ -147,6 +147,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         self._hold: Hold | None = None
         self._resumed_from: int | None = None
         self._unfinished: dict[Claim, SaveOrder] = {}
+        self._abandoned: dict[Claim, SaveOrder] = {}
         # Number of the newest commit entry, and that epoch's stores with their manifests' digests.
         self._newest: tuple[int, dict[str, tuple[str, str]]] | None = None
         self._metrics: dict[int, Mapping[str, Any]] = {}  # by number of the commit entry
@@ -224,7 +225,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         patience = self._patience or Patience(_configured_seconds("checkpoint.silence-seconds"))
         hold = Hold(self._files, self.path, self._journal, nodes, beat_seconds)
         self._resumed_from = None
-        self._unfinished = {}
+        self._unfinished, self._abandoned = {}, {}
         try:
             with self._writing("the directory could not be taken"):
                 hold.take(_as_json(info, "info"), patience, take_over=self._take_over)
@@ -250,7 +251,7 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
         if self._hold is None:
             return
         try:
-            for order in list(self._unfinished.values()):
+            for order in [*self._unfinished.values(), *self._abandoned.values()]:
                 self.abandon(order)
             if not self._sweeper.drain(_DRAIN_SECONDS):
                 logger.warning("%s: some stores could not be deleted in time.", self.path)
@@ -460,7 +461,10 @@ class MultiNodeCheckpointManager(CheckpointDirectory):
             return
         # A commit whose answer was lost may have been recorded all the same.
         if order.claim in state.chores:
-            self._sweeper.add(order.claim, "delete", list(order.stores.values()))
+            # A slow worker may still write, whoever gave the save up: the claim is settled by the
+            # next run, and swept once more at this one's end.
+            self._abandoned[order.claim] = order
+            self._sweeper.add(order.claim, "delete", list(order.stores.values()), is_final=False)
 
     # --- giving up epochs
 

@@ -238,6 +238,68 @@ def test_of_two_newcomers_one_gets_the_directory(tmp_path: Path) -> None:
     first.end_run()
 
 
+def test_a_newcomer_keeps_its_traces_while_another_cleans_up(tmp_path: Path) -> None:
+    path = tmp_path / "k"
+    newcomer = MultiNodeCheckpointManager(path, take_over=True)
+    waiting = Heartbeat(PosixFiles(), str(path), "waiting", 60)
+
+    class Racing(PosixFiles):
+        def before(self, operation: str, path: str) -> None:
+            if operation == "list" and path.endswith(RUNS_DIRECTORY) and newcomer._hold is None:
+                waiting.start()
+                newcomer.start_run(["a"], {})
+
+    MultiNodeCheckpointManager(path, files=Racing()).start_run(["a"], {})
+    assert newcomer._hold is not None
+    left = {run.name for run in (path / RUNS_DIRECTORY).iterdir()}
+    assert {newcomer._hold.run, "waiting"} <= left
+    newcomer.probe()
+    waiting.stop()
+    newcomer.end_run()
+
+
+def test_traces_of_earlier_runs_elsewhere_are_removed(
+    tmp_path: Path, holder: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobrunner.checkpoint.liveness.is_known_dead", lambda *args: False)
+    other = MultiNodeCheckpointManager(holder.path, take_over=True)
+    other.start_run(["a"], {})
+    left = [run.name for run in (Path(holder.path) / RUNS_DIRECTORY).iterdir()]
+    assert other._hold is not None
+    assert left == [other._hold.run]
+    other.end_run()
+
+
+def test_a_heartbeat_that_vanished_is_no_sign_of_life(
+    holder: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert holder._hold is not None
+    holder._hold._heartbeat.stop()
+    monkeypatch.setattr("jobrunner.checkpoint.liveness.is_known_dead", lambda *args: False)
+
+    def follow(now: float) -> None:
+        if now < 100.5:
+            between = MultiNodeCheckpointManager(holder.path, take_over=True)
+            between.start_run(["a"], {})
+            between.end_run()
+
+    time = Time(follow)
+    late = MultiNodeCheckpointManager(holder.path, patience=time.patience())
+    late.start_run(["a"], {})
+    assert time.now < 101
+    late.probe()
+    late.end_run()
+
+
+def test_a_heartbeat_removed_by_hand_is_silence(tmp_path: Path) -> None:
+    heartbeat = tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT
+    heartbeat.parent.mkdir(parents=True)
+    heartbeat.write_text("0")
+    time = Time(lambda now: heartbeat.unlink(missing_ok=True))
+    refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(**ELSEWHERE), time.patience(), False)
+    assert time.now >= 115
+
+
 def test_heartbeats_go_on_by_themselves_and_survive_failures(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

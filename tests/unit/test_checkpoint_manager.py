@@ -385,6 +385,24 @@ def test_an_abandoned_order_cannot_be_committed(rig: Rig) -> None:
         rig.manager.commit(order, receipts, {})
 
 
+def test_what_a_slow_worker_writes_of_an_abandoned_save_goes_away(rig: Rig) -> None:
+    root = Path(rig.manager.path)
+    order = rig.manager.begin(0)
+    rig.manager.abandon(order)
+    rig.manager.settle()
+    order(rig.workspaces)  # it has not heard of it
+    rig.save(0)
+    assert (root / "server.0").is_dir()
+    rig.manager.end_run()
+    assert not (root / "server.0").exists()
+    order(rig.workspaces)  # nor now
+    again = Rig(root).start()
+    again.manager.settle()
+    assert {path.name for path in root.glob("*.0*")} == {"server.0.r1", "trainer:0.0.r1"}
+    again.manager.end_run()
+    assert not MultiNodeCheckpointManager(root)._journal.refresh().chores
+
+
 def test_blobs_are_checked_without_storage(rig: Rig) -> None:
     check = pickle.loads(pickle.dumps(rig.manager.blob_check()))
     rig.files.trace.clear()
