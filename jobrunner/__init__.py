@@ -17,7 +17,7 @@ The way of the data, one module a stage; a module imports only from those above 
     worker                      the Dask plugin that hosts workspaces
     session                     the driver's side of Dask
     checkpoint/     5 save      codecs, stores, the log, policies, managers
-    result, resume, recorder, upload, runner
+    result, resume, decisions, recorder, upload, loop, runner
                     6 loop      init or resume, then epochs, then download and exit
     progress, script, listing, comparison, upkeep
                     what commands tell and do
