@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -69,6 +70,18 @@ def _nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
             f"expected neither {_PATIENCE_SECONDS:g} s after its end.",
             pytrace=False,
         )
+
+
+@pytest.fixture(autouse=True)
+def _own_codecs() -> Iterator[None]:
+    """Forget the codecs that a test registers."""
+    codecs = sys.modules.get("jobrunner.checkpoint.codecs")
+    before = {} if codecs is None else dict(codecs._registered)
+    yield
+    codecs = sys.modules.get("jobrunner.checkpoint.codecs")
+    if codecs is not None:
+        codecs._registered.clear()
+        codecs._registered.update(before)
 
 
 def _new_threads(before: set[threading.Thread]) -> list[threading.Thread]:

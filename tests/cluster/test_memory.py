@@ -34,15 +34,16 @@ def test_without_a_limit_or_a_share_nobody_looks(limit, share):
 def grow(blocks):
     import time
 
-    time.sleep(0.05)  # an allocation a moment, as a real job's epochs make them
-    return [*blocks, np.ones(4 << 20)]
+    # Slower than from the guard's share of the limit to the nanny's, 30 MiB, between two looks.
+    time.sleep(0.02)
+    return [*blocks, np.ones(1 << 18)]
 
 
 @pytest.mark.slow
 def test_a_job_that_outgrows_its_worker_ends_with_figures_and_no_worker_is_killed():
     with Job("grows") as job, Node("a"):
         with job.init_group:
-            Task(list, outputs="blocks")
+            Task(lambda: [np.ones(32 << 20)], outputs="blocks", name="start")
         Task(grow, inputs="blocks", outputs="blocks")
     with (
         LocalCluster(

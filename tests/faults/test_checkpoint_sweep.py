@@ -151,7 +151,9 @@ def check_no_litter(manager: MultiNodeCheckpointManager) -> None:
             # Set aside by the rewind, which deletes nothing.
             assert not (store / "zarr.json").exists(), store
             assert (store / "zarr.retired.json").exists(), store
-    assert list((root / "_runs").iterdir()) == []
+    # A run whose entry was lost may be a newcomer that still waits: its process, this one, lives.
+    known = {entry["run"] for entry in manager.entries() if entry["kind"] == "run"}
+    assert not known & {trace.name for trace in (root / "_runs").iterdir()}
     assert all(entry.suffix == ".json" for entry in (root / "_log").iterdir())
 
 
