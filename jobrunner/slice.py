@@ -285,7 +285,7 @@ class GroupRun:
             self._fail_step(step, error)
         FRAME.set(None)
         with self._lock:
-            self._slots.remove(slot)
+            self._slots = [its for its in self._slots if its is not slot]  # equal ones are others'
             if is_last:
                 self._complete(step)
             stays = bool(self._ready) and not self._workers and not self._is_over
@@ -325,7 +325,9 @@ class GroupRun:
             if done is not None:
                 self._complete(done)
             if self._is_over or not self._ready:
-                self._slots.remove(slot)
+                self._slots = [
+                    its for its in self._slots if its is not slot
+                ]  # equal ones are others'
                 self._workers -= 1
                 return None
             position = heappop(self._ready)

@@ -271,6 +271,13 @@ def test_instances_run_at_once_whatever_the_number_of_threads_and_give_a_list(be
     assert one.workspaces["a"].globals["all"] == [0, 10, 20, 30, 40]
 
 
+def test_instances_end_beside_other_work_on_their_worker(bench):
+    others = {"b": [task(i, lambda: None) for i in range(1, 6)]}
+    plan = group({"a": [task(0, lambda: None, num_instances=4)], **others})
+    for _ in range(20):
+        assert bench(plan, nthreads=1).run().status == "done"
+
+
 def test_instances_share_what_they_update_and_see_inputs_read_only(bench):
     def add(steps, weights):
         assert not steps.flags.writeable
