@@ -21,6 +21,7 @@ The way of the data, one module a stage; a module imports only from those above 
     parts             arrays whose parts are several nodes' blobs
     view              a checkpoint to look into
     directory         all that reads
+    held              a run takes it, and gives epochs up
     manager, single   all that writes
     transfer          an epoch saved again from another's files
     inspection        what everything in a directory is

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jobrunner.checkpoint.directory import CheckpointDirectory
+from jobrunner.checkpoint.held import SAVE_REQUEST
 from jobrunner.checkpoint.journal import describe_holder
 from jobrunner.checkpoint.layout import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT
 from jobrunner.checkpoint.liveness import RUNS_DIRECTORY, is_known_dead
@@ -18,7 +19,6 @@ from jobrunner.checkpoint.log import (
     TEMPORARY_NAME,
     decode_entry,
 )
-from jobrunner.checkpoint.manager import SAVE_REQUEST
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.records import Claim, Entry, State, nodes_of
 from jobrunner.checkpoint.store import join_path

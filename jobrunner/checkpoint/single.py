@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
-from jobrunner.checkpoint.files import PosixFiles
-from jobrunner.checkpoint.liveness import Patience
 from jobrunner.checkpoint.log import MetadataHandler
-from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
-from jobrunner.checkpoint.policies import RetentionPolicy
-from jobrunner.checkpoint.schedule import SavePolicy
+from jobrunner.checkpoint.manager import ManagerOptions, MultiNodeCheckpointManager
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
 
@@ -24,8 +20,7 @@ class CheckpointManager(MultiNodeCheckpointManager):
     path : str or os.PathLike
     node_name : str
     metadata_handler : MetadataHandler, optional
-    save, keep, asynchronous, budget_bytes, delete_on_success, load_path, allow_pickle, take_over
-    files, patience
+    **options
         As for `MultiNodeCheckpointManager`.
     """
 
@@ -34,32 +29,9 @@ class CheckpointManager(MultiNodeCheckpointManager):
         path: str | os.PathLike[str],
         node_name: str,
         metadata_handler: MetadataHandler | None = None,
-        *,
-        save: SavePolicy | None = None,
-        keep: RetentionPolicy | None = None,
-        asynchronous: bool = False,
-        budget_bytes: int | None = None,
-        delete_on_success: bool = False,
-        load_path: str | os.PathLike[str] | None = None,
-        allow_pickle: bool = False,
-        take_over: bool = False,
-        files: PosixFiles | None = None,
-        patience: Patience | None = None,
+        **options: Unpack[ManagerOptions],
     ) -> None:
-        super().__init__(
-            path,
-            metadata_handler,
-            save=save,
-            keep=keep,
-            asynchronous=asynchronous,
-            budget_bytes=budget_bytes,
-            delete_on_success=delete_on_success,
-            load_path=load_path,
-            allow_pickle=allow_pickle,
-            take_over=take_over,
-            files=files,
-            patience=patience,
-        )
+        super().__init__(path, metadata_handler, **options)
         self.node_name = check_name(node_name, "node")
         self._only_node = node_name
 

@@ -1,0 +1,380 @@
+"""A directory that a run holds: taking it and leaving it, and which epochs stay."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import dask
+
+from jobrunner.checkpoint.chores import Sweeper
+from jobrunner.checkpoint.directory import CheckpointDirectory
+from jobrunner.checkpoint.files import PosixFiles
+from jobrunner.checkpoint.hold import Hold
+from jobrunner.checkpoint.liveness import Patience
+from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler
+from jobrunner.checkpoint.policies import KeepAll, RetentionPolicy
+from jobrunner.checkpoint.records import Claim, Entry, State, nodes_of, store_names, strict_json
+from jobrunner.config import get_seconds
+from jobrunner.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    CheckpointWriteError,
+    DefinitionError,
+)
+from jobrunner.names import check_distinct, check_name
+
+logger = logging.getLogger("jobrunner.checkpoint.held")
+
+_DRAIN_SECONDS = 30.0
+
+SAVE_REQUEST = "_save_now"
+"""Whoever makes a file of this name in the directory asks for a save at the next step's end."""
+
+
+class HeldDirectory(CheckpointDirectory):
+    """What a run does with its directory but for saving. `MultiNodeCheckpointManager` documents it."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        metadata_handler: MetadataHandler | None,
+        *,
+        keep: RetentionPolicy | None,
+        delete_on_success: bool,
+        allow_pickle: bool,
+        take_over: bool,
+        files: PosixFiles | None,
+        patience: Patience | None,
+    ) -> None:
+        super().__init__(path, metadata_handler, allow_pickle=allow_pickle, files=files)
+        self._keep = keep if keep is not None else KeepAll()
+        if not isinstance(self._keep, RetentionPolicy):
+            raise DefinitionError(f"keep is a RetentionPolicy such as KeepLast(3); got {keep!r}.")
+        self._delete_on_success = bool(delete_on_success)
+        self._take_over = take_over
+        self._patience = patience
+        self._sweeper = Sweeper(self._files, self.path)
+        self._hold: Hold | None = None
+        self._resumed_from: int | None = None
+        self._metrics: dict[int, Mapping[str, Any]] = {}  # by number of the commit entry
+
+    # --- a run
+
+    def start_run(self, nodes: Sequence[str], info: Mapping[str, Any]) -> None:
+        """Take the directory for a run.
+
+        Parameters
+        ----------
+        nodes : sequence of str
+            Those that it will save.
+        info : mapping
+            JSON that `run_info` gives back.
+
+        Raises
+        ------
+        CommitConflictError
+            Another run holds the directory and is alive.
+        CheckpointWriteError
+            It cannot be created or written.
+
+        Notes
+        -----
+        *Atomicity*: the ``run`` entry of the log decides who holds the directory. What earlier
+        runs had begun and never committed is deleted in the background.
+        """
+        if self._hold is not None:
+            raise DefinitionError(
+                f"This checkpoint manager already serves a run in {self.path}. Let it end, or "
+                f"make another manager for another directory."
+            )
+        for node in nodes:
+            check_name(node, "node")
+        check_distinct(nodes, "node")
+        self._handler.set_params(self.path, tuple(nodes))
+        beat_seconds = _configured_seconds("checkpoint.heartbeat-seconds")
+        patience = self._patience or Patience(_configured_seconds("checkpoint.silence-seconds"))
+        hold = Hold(self._files, self.path, self._journal, nodes, beat_seconds)
+        self._resumed_from = None
+        try:
+            with self._writing("the directory could not be taken"):
+                hold.take(as_json(info, "info"), patience, take_over=self._take_over)
+            self._hold = hold
+            with self._writing("what earlier runs left could not be cleaned up"):
+                self._clean_up(hold)
+        except BaseException:
+            # Ctrl-C too: a run that does not begin must not look alive to the next one.
+            if self._hold is not None:
+                self.end_run()
+            else:
+                hold.leave()
+            raise
+
+    def end_run(self) -> None:
+        """Leave the directory, so that another run may take it at once.
+
+        Notes
+        -----
+        Called at the end of every run, after failures as well; raises nothing. Waits, at most
+        half a minute, until what is to be deleted is gone.
+        """
+        if self._hold is None:
+            return
+        try:
+            if not self._sweeper.drain(_DRAIN_SECONDS):
+                logger.warning("%s: some stores could not be deleted in time.", self.path)
+            self._sweeper.confirm()
+            self._append("end", {})
+        except CheckpointError as error:
+            logger.warning("The end of the run could not be recorded: %s", error)
+        finally:
+            self._hold.leave()
+            self._hold = None
+
+    def probe(self) -> Callable[[Mapping[str, Any]], Any]:
+        """Ask whether the workers share the directory.
+
+        Returns
+        -------
+        callable
+            To be called on every worker with its workspaces; picklable. `check_probe` takes the
+            answers.
+        """
+        with self._writing("the workers could not be asked whether they share it"):
+            return self._held().ask()
+
+    def check_probe(self, answers: Mapping[str, Any]) -> None:
+        """Judge the workers' answers to `probe`.
+
+        Parameters
+        ----------
+        answers : mapping of str to object
+            By the worker's address.
+
+        Raises
+        ------
+        CheckpointError
+            Naming a worker that has another directory under that path.
+        CheckpointWriteError
+            Naming a worker that cannot write there.
+        """
+        self._held().check_answers(answers)
+
+    # --- giving up epochs
+
+    def rewind(self, epoch: int | None, reason: str) -> None:
+        """Set aside what was recorded after an epoch; its stores stay, hidden.
+
+        Parameters
+        ----------
+        epoch : int or None
+            None: every epoch is set aside.
+        reason : str
+            For people who read the log.
+        """
+        self._held()
+        self._resumed_from = epoch
+        state = self._journal.check_held()
+        later = [e for e in state.recorded if epoch is None or e > epoch]
+        if later:
+            self._give_up(state, later, "rewind", {"after": epoch, "reason": reason})
+            self._sweeper.drain(_DRAIN_SECONDS)
+
+    def set_aside(self, epoch: int, reason: str) -> None:
+        """Set one recorded epoch aside, for damage; its stores stay, hidden."""
+        self._held()
+        state = self._journal.check_held()
+        if epoch not in state.recorded:
+            raise CheckpointNotFoundError(
+                f"Epoch {epoch} of {self.path} is not recorded, so it cannot be set aside."
+            )
+        self._give_up(state, [epoch], "rewind", {"only": epoch, "reason": reason})
+        self._sweeper.drain(_DRAIN_SECONDS)
+
+    def retirable(self) -> list[int]:
+        """The recorded epochs that the retention policy would give up now, in ascending order."""
+        return self._choose_retired(self._journal.refresh())
+
+    def retire(self) -> list[int]:
+        """Give up what the retention policy does not keep; a commit does the same.
+
+        Returns
+        -------
+        list of int
+            The epochs, in ascending order. They are deleted in the background.
+        """
+        state = self._journal.check_held()
+        retired = self._choose_retired(state)
+        if retired:
+            self._give_up(state, retired, "retire", {"epochs": retired})
+        return retired
+
+    def finish(self, epoch: int) -> None:
+        """Record that the job has ended after `epoch`, exit group and all.
+
+        With `delete_on_success`, all epochs are given up then.
+        """
+        self._held()
+        self._append("done", {"epoch": epoch})
+        if self._delete_on_success:
+            state = self._journal.refresh()
+            epochs = list(state.recorded)
+            self._give_up(state, epochs, "retire", {"epochs": epochs})
+
+    def take_request(self) -> bool:
+        """Whether somebody has asked for a save by the file `SAVE_REQUEST`; removes it."""
+        path = os.path.join(self.path, SAVE_REQUEST)
+        try:
+            if not self._files.is_taken(path):
+                return False
+            self._files.remove_file(path)
+        except OSError as error:
+            logger.warning("%s cannot be looked for or removed: %s", path, error)
+            return False
+        return True
+
+    def settle(self, timeout_seconds: float = _DRAIN_SECONDS) -> bool:
+        """Wait until what was given up is hidden or deleted; False if that takes longer."""
+        return self._sweeper.drain(timeout_seconds)
+
+    # --- helpers
+
+    def _held(self) -> Hold:
+        if self._hold is None:
+            raise DefinitionError(
+                f"This manager holds no run in {self.path}; start_run comes first. A JobRunner "
+                f"calls it."
+            )
+        return self._hold
+
+    def _append(self, kind: str, body: Mapping[str, Any]) -> Entry:
+        settled = [list(claim) for claim in self._sweeper.take_settled()]
+        return self._journal.append(kind, {**body, "settled": settled} if settled else body)
+
+    def _names_of(self, state: State, epoch: int) -> tuple[Claim, list[str]]:
+        """The claim of a recorded epoch, and the names of its stores."""
+        entry = self._journal.read_entry(state.commit_number(epoch))
+        return Claim(epoch, state.retries[epoch]), list(
+            store_names(nodes_of(entry), epoch, state.retries[epoch]).values()
+        )
+
+    def _choose_retired(self, state: State) -> list[int]:
+        epochs = state.recorded.keys_in_order()
+        kept = {state.latest, self._resumed_from, *state.pins}
+        proposed = self._keep.retires(epochs, _RecordedMetrics(self, state))
+        return sorted(e for e in proposed if e not in kept and e in state.recorded)
+
+    def _give_up(
+        self,
+        state: State,
+        epochs: Sequence[int],
+        kind: str,
+        body: Mapping[str, Any],
+    ) -> None:
+        chores = []
+        for epoch in epochs:
+            try:
+                chores.append(self._names_of(state, epoch))
+            except CheckpointError as error:
+                logger.warning("The stores of epoch %d cannot be named: %s", epoch, error)
+        self._append(kind, body)
+        for claim, stores in chores:
+            self._sweep(claim, stores)
+
+    def _sweep(self, claim: Claim, stores: Sequence[str]) -> None:
+        """Let the stores of a claim go as the log says; what has been pinned meanwhile stays."""
+        chore = self._journal.known().chores.get(claim)
+        if chore is not None:
+            self._sweeper.add(claim, chore.action, stores)
+
+    def _clean_up(self, hold: Hold) -> None:
+        """Hide and delete what earlier runs left undone."""
+        # Of a run that has taken over meanwhile, nothing is left undone: it is at work.
+        for claim, chore in self._journal.check_held().chores.items():
+            try:
+                entry = self._journal.read_entry(chore.source)
+            except CheckpointError as error:
+                logger.warning("Stores of epoch %d cannot be named: %s", claim.epoch, error)
+                continue
+            self._sweeper.add(
+                claim, chore.action, list(store_names(nodes_of(entry), *claim).values())
+            )
+        hold.remove_traces_of_others()
+        if isinstance(self._handler, FileMetadataHandler):
+            self._handler.remove_leftovers(hold.number)
+
+    @contextlib.contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointError as error:
+            if type(error) is not CheckpointError:
+                raise
+            # A log that cannot be read just now keeps this from being written.
+            raise CheckpointWriteError(str(error)) from error
+        except OSError as error:
+            raise CheckpointWriteError(
+                f"{self.path}: {what}: {type(error).__name__}: {error}. What was recorded before "
+                f"still is; mend the storage and run again."
+            ) from error
+
+
+def _configured_seconds(key: str) -> float:
+    try:
+        seconds = get_seconds(key)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if isinstance(dask.config.get(f"jobrunner.{key}"), bool) or not 0 < seconds < math.inf:
+        raise DefinitionError(
+            f"jobrunner.{key} in Dask's configuration is a number of seconds; got "
+            f"{dask.config.get(f'jobrunner.{key}')!r}."
+        )
+    return seconds
+
+
+class _RecordedMetrics(Mapping[int, Mapping[str, Any]]):
+    """What tasks reported at recorded epochs, read as it is asked for."""
+
+    def __init__(self, directory: HeldDirectory, state: State) -> None:
+        self._directory = directory
+        self._state = state
+
+    def __getitem__(self, epoch: int) -> Mapping[str, Any]:
+        number = self._state.recorded[epoch]
+        known = self._directory._metrics
+        if number not in known:
+            try:
+                known[number] = self._directory.record(epoch)["details"].get("metrics", {})
+            except CheckpointError as error:
+                logger.warning("The metrics of epoch %d cannot be read: %s", epoch, error)
+                known[number] = {}
+        return known[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._state.recorded)
+
+    def __len__(self) -> int:
+        return len(self._state.recorded)
+
+
+def as_json(value: Mapping[str, Any], what: str) -> Any:
+    """`value` as strict JSON; `what` it is of a checkpoint, for the message.
+
+    Raises
+    ------
+    DefinitionError
+    """
+    strict = strict_json(value)
+    try:
+        json.dumps(strict, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DefinitionError(
+            f"{what} of a checkpoint is JSON (str, numbers, bool, None, lists and dicts of "
+            f"them): {error}."
+        ) from error
+    return strict
