@@ -9,10 +9,10 @@ The way of the data, one module a stage; a module imports only from those above 
     fingerprint                 its digest, and what differs from another's
     group_compiler, compiler    Job -> Plan
     placement       3 place     nodes x workers
-    workspace       4 run       one node's blobs, global and private
+    memory          4 run       whether a worker still has room
+    workspace                   one node's blobs, global and private
     current                     what a task can ask about itself
     slice                       runs slices in threads, without Dask
-    memory                      whether a worker still has room
     stint                       several epochs for one message
     worker                      the Dask plugin that hosts workspaces
     session                     the driver's side of Dask

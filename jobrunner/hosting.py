@@ -17,7 +17,7 @@ from typing import Any
 from jobrunner.collector import collector_paused
 from jobrunner.crew import Crew
 from jobrunner.errors import ExecutionError
-from jobrunner.memory import CHECK_SECONDS, MemoryMeter, out_of_memory
+from jobrunner.memory import ROOM, Room
 from jobrunner.outbox import Batch, Message, wrap_frames
 from jobrunner.outcome import describe_failure
 from jobrunner.plan import Crossing, Slice
@@ -75,8 +75,8 @@ class HostedBinding:
         ``await call_peer(address, message)`` gives another worker's reply.
     straggler_seconds : float
         How long a run waits for functions that an aborted one left behind.
-    meter : MemoryMeter, optional
-        When to end a run for want of memory.
+    used_bytes, limit_bytes, memory_share
+        When to end a run for want of memory: see `Room`.
     can_move : bool
         Its client binds the nodes elsewhere when this worker is to leave.
     """
@@ -93,13 +93,23 @@ class HostedBinding:
         context: Context,
         call_peer: Callable[[str, Message], Awaitable[Message]],
         straggler_seconds: float = STRAGGLER_SECONDS,
-        meter: MemoryMeter | None = None,
+        used_bytes: Callable[[], int] = lambda: 0,
+        limit_bytes: int = 0,
+        memory_share: float = 0.0,
         can_move: bool = False,
     ) -> None:
         self.name = name
         self.can_move = can_move
         self.workspaces: dict[str, Workspace] = {}
         self.ended = asyncio.Event()  # closed, and no thread is left
+        self._room = Room(
+            address,
+            used_bytes=used_bytes,
+            limit_bytes=limit_bytes,
+            share=memory_share,
+            sizes=lambda: {node: its.nbytes() for node, its in list(self.workspaces.items())},
+        )
+        context.run(ROOM.set, self._room)
         self.crew = Crew(f"jobrunner-{name}", context, lambda: self._on_loop(self.ended.set))
         self._address = address
         self._loop = asyncio.get_running_loop()
@@ -117,11 +127,11 @@ class HostedBinding:
             crew=self.crew,
             call_peer=call_peer,
             straggler_seconds=straggler_seconds,
+            room=self._room,
         )
-
         self._timer: asyncio.TimerHandle | None = None
-        if meter is not None and meter.is_on:
-            self._timer = self._loop.call_later(CHECK_SECONDS, self._check_memory, meter)
+        if self._room.is_limited:
+            self._look_at_memory()
 
     # ---- operations
 
@@ -253,15 +263,21 @@ class HostedBinding:
         for operation in self._operations.values():
             operation.finish({"status": "unknown"})
         self.crew.close()
+        # Emptied, for whoever still refers to them may go only when the collector comes by.
+        for group in self._groups.values():
+            group.program.forget_values()
+        for workspace in self.workspaces.values():
+            workspace.clear()
         self._groups.clear()
         self.workspaces.clear()
 
     # ---- operations, within
 
-    def _check_memory(self, meter: MemoryMeter) -> None:
-        if self._runs.is_running and meter.is_over():
-            self._runs.fail(out_of_memory(self._address, meter, self.workspaces))
-        self._timer = self._loop.call_later(CHECK_SECONDS, self._check_memory, meter)
+    def _look_at_memory(self) -> None:
+        seconds = self._room.look()
+        if self._room.is_over and self._runs.is_running:
+            self._runs.fail(self._room.error())
+        self._timer = self._loop.call_later(seconds, self._look_at_memory)
 
     def _start(self, kind: str, number: int) -> Operation | None:
         """The new operation of that number; None where it has started already."""

@@ -183,6 +183,11 @@ class Program:
         workspace = self.workspaces[node]
         return workspace.private if name in self._private[node] else workspace.globals
 
+    def forget_values(self) -> None:
+        """Let go of what a run left on its way between tasks."""
+        self.arrived.clear()
+        self.results.clear()
+
     def _add_task(self, task: PlannedTask, workspace: Workspace) -> None:
         step = Step(len(self.steps), task.index, workspace, task.name)
         step.fn = task.fn

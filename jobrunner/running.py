@@ -14,6 +14,7 @@ from typing import Any
 
 from jobrunner.crew import Crew
 from jobrunner.current import RunInfo
+from jobrunner.memory import Room
 from jobrunner.outbox import Batch, Message, Outbox
 from jobrunner.outcome import Outcome, describe_failure
 from jobrunner.program import Program
@@ -59,6 +60,8 @@ class Runs:
         ``await call_peer(address, message)`` gives another worker's reply.
     straggler_seconds : float
         How long a run waits for functions that an aborted one left behind.
+    room : Room
+        No run begins where there is none.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Runs:
         crew: Crew,
         call_peer: Callable[[str, Message], Awaitable[Message]],
         straggler_seconds: float,
+        room: Room,
     ) -> None:
         self._name = name
         self._job, self._seed, self._attempt = job, seed, attempt
@@ -81,6 +85,7 @@ class Runs:
         self._crew = crew
         self._call_peer = call_peer
         self._straggler_seconds = straggler_seconds
+        self._room = room
         self._loop = asyncio.get_running_loop()
         self._group: GroupCode
         self._stint = Stint(0)
@@ -214,7 +219,9 @@ class Runs:
         if self._is_running:
             return
         action = stint.action()
-        if action == "run":
+        if action == "run" and self._room.is_over:
+            self.fail(self._room.error())
+        elif action == "run":
             self._start_run()
         elif action == "end":
             self._finish({"status": "done"})

@@ -131,8 +131,7 @@ class GroupRun:
 
     def start(self) -> None:
         """Begin; returns at once."""
-        self._program.arrived.clear()
-        self._program.results.clear()
+        self._program.forget_values()
         self._threads = self._workers = 1
         self._submit(self._open)
         if self._nthreads > 1:
@@ -391,8 +390,7 @@ class GroupRun:
                 break
         for workspace in program.workspaces.values():
             workspace.private.clear()
-        program.arrived.clear()
-        program.results.clear()
+        program.forget_values()
         outcome.metrics = list(self._metrics.values())
         with self._lock:
             was_over, self._is_over = self._is_over, True

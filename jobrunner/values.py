@@ -24,6 +24,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from jobrunner.memory import copied
+
 IMMUTABLE: frozenset[type] = frozenset(
     {
         *(type(None), type(...), bool, int, float, complex, str, bytes, range),
@@ -179,7 +181,7 @@ def _settle_array(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) ->
         # Who else has the memory of a buffer or of another library, nothing tells; but to copy a
         # map on suspicion would read in a file.
         is_own = _is_steady(array) and not _overlaps(array, arguments)
-    return array if is_own else array.copy(order="K")
+    return array if is_own else copied(array, "that a task returned and something else can reach")
 
 
 def _is_steady(array: np.ndarray) -> bool:
@@ -230,7 +232,7 @@ def _freeze_plain(value: Any, copy: bool) -> Any:
     if kind in IMMUTABLE:
         return value
     if kind is np.ndarray and not value.dtype.hasobject:
-        array = value.copy(order="K") if copy else value.view()
+        array = copied(value, "that others read and a task updates") if copy else value.view()
         array.flags.writeable = False
         return array
     if kind is list:

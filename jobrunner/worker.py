@@ -16,7 +16,6 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from jobrunner.config import get_seconds, get_share
 from jobrunner.hosting import HostedBinding, failed_reply
-from jobrunner.memory import MemoryMeter
 from jobrunner.outbox import Message
 
 if TYPE_CHECKING:
@@ -153,12 +152,10 @@ class WorkspaceHost(WorkerPlugin):
                 nthreads=self._worker.state.nthreads,
                 context=lease.context.result(),
                 call_peer=self._call_peer,
-                meter=MemoryMeter(
-                    self._worker.monitor.get_process_memory,
-                    # Without a nanny nobody kills it, and its process may be shared.
-                    (self._worker.nanny and self._worker.memory_manager.memory_limit) or 0,
-                    get_share("memory-share"),
-                ),
+                used_bytes=self._worker.monitor.get_process_memory,
+                # Without a nanny nobody kills it, and its process may be shared.
+                limit_bytes=(self._worker.nanny and self._worker.memory_manager.memory_limit) or 0,
+                memory_share=get_share("memory-share"),
                 can_move=can_move,
             )
         return {"status": "done"}

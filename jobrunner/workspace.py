@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.errors import BlobNotFoundError, ExecutionError
+from jobrunner.memory import copied, size_of
 from jobrunner.values import view
 
 
@@ -66,6 +67,11 @@ class Workspace:
         self.retained: dict[str, dict[tuple[str, int], Any]] = {}
         self.companions: dict[str, Any] = {}
         self._detached: set[str] = set()
+
+    def nbytes(self) -> int:
+        """About what the blobs take, retained values included."""
+        kept = [list(values.values()) for values in list(self.retained.values())]
+        return size_of([*list(self.globals.values()), *list(self.private.values()), *kept])
 
     def lookup(self, name: str) -> Any:
         """The blob's value itself, private before global.
@@ -130,6 +136,11 @@ class Workspace:
         self.retained.pop(group, None)
         self._detached.discard(group)
 
+    def clear(self) -> None:
+        """Let go of everything."""
+        for its in (self.globals, self.private, self.retained, self.companions):
+            its.clear()
+
     def _detach(self) -> None:
         """Copy what other groups' retained values share with blobs that tasks may change now."""
         for group, values in self.retained.items():
@@ -167,7 +178,7 @@ def _copied(frozen: Any) -> Any:
     """A frozen value with arrays of its own, in place of views of some blob's."""
     kind = type(frozen)
     if kind is np.ndarray and not frozen.flags.owndata:
-        array = frozen.copy(order="K")
+        array = copied(frozen, "that can be fetched and a task updates")
         array.flags.writeable = False
         return array
     if kind is dict:

@@ -5,57 +5,57 @@ import pytest
 from distributed import LocalCluster
 
 from jobrunner import ExecutionError, Job, JobRunner, Node, Session, Task
-from jobrunner.memory import MemoryMeter, out_of_memory, workspace_bytes
-from jobrunner.workspace import Workspace
 
 
-def test_what_blobs_take_is_counted_through_containers():
-    space = Workspace("a", frozenset())
-    space.globals.update(x=np.zeros(1000), y=[np.zeros(500), {"k": np.zeros(250)}], s="text")
-    space.private["p"] = np.zeros(125)
-    assert 15_000 <= workspace_bytes(space) < 15_100
-
-
-def test_the_error_names_the_largest_nodes_the_limit_and_what_to_do():
-    spaces = {f"n{i}": Workspace(f"n{i}", frozenset()) for i in range(12)}
-    spaces["n7"].globals["x"] = np.zeros(1 << 20)
-    text = str(out_of_memory("tcp://w", MemoryMeter(lambda: 95 << 20, 100 << 20, 0.9), spaces))
-    assert "tcp://w uses 95 MiB of its limit of 100 MiB, more than 90%" in text
-    assert "12 nodes take 8 MiB: 'n7' 8 MiB" in text
-    assert "and 2 more" in text
-    assert "more workers" in text
-
-
-@pytest.mark.parametrize(("limit", "share"), [(0, 0.9), (100, 0.0)])
-def test_without_a_limit_or_a_share_nobody_looks(limit, share):
-    assert not MemoryMeter(lambda: 1000, limit, share).is_on
-
-
-def grow(blocks):
-    import time
-
-    # Slower than from the guard's share of the limit to the nanny's, 30 MiB, between two looks.
-    time.sleep(0.02)
-    return [*blocks, np.ones(1 << 18)]
-
-
-@pytest.mark.slow
-def test_a_job_that_outgrows_its_worker_ends_with_figures_and_no_worker_is_killed():
-    with Job("grows") as job, Node("a"):
-        with job.init_group:
-            Task(lambda: [np.ones(32 << 20)], outputs="blocks", name="start")
-        Task(grow, inputs="blocks", outputs="blocks")
+@pytest.fixture(scope="module")
+def client():
     with (
         LocalCluster(
             n_workers=1, threads_per_worker=1, memory_limit="600MiB", dashboard_address=":0"
         ) as cluster,
         cluster.get_client() as client,
-        Session(client) as session,
     ):
-        before = set(client.scheduler_info()["workers"])
+        yield client
+
+
+def grow(blocks):
+    import time
+
+    # 50 MiB a second at most, so that what is between the guard's share of the limit and the
+    # nanny's lasts for many looks, however busy the machine.
+    time.sleep(0.02)
+    blocks.append(np.ones(1 << 17))
+
+
+def extend(blocks):
+    return [*blocks, np.ones(1)]  # its items are the blob's, so they are copied
+
+
+def run_till_it_is_full(client, epoch_task):
+    workers = set(client.scheduler_info()["workers"])
+    with Job("grows") as job, Node("a"):
+        with job.init_group:
+            Task(lambda: [np.ones(45 << 20)], outputs="blocks", name="start")
+        epoch_task()
+    with Session(client) as session:
         with pytest.raises(ExecutionError, match="of its limit of 600 MiB") as caught:
             JobRunner(job, num_epochs=1000, max_restarts=0).run(session)
-        assert "'a' " in str(caught.value)
-        assert set(client.scheduler_info()["workers"]) == before
+        assert set(client.scheduler_info()["workers"]) == workers
         # Its workspaces go with the next job, and then there is room again.
         assert session.bind(Job("empty").compile()) is not None
+    return str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_job_that_outgrows_its_worker_ends_with_figures_and_no_worker_is_killed(client):
+    text = run_till_it_is_full(client, lambda: Task(grow, updates="blocks"))
+    assert "would soon be killed" in text
+    assert "'a' " in text
+
+
+@pytest.mark.slow
+def test_a_task_whose_value_has_to_be_copied_and_cannot_be_is_named(client):
+    text = run_till_it_is_full(client, lambda: Task(extend, inputs="blocks", outputs="blocks"))
+    assert "Task 'extend' (node 'a'" in text
+    assert "A copy of an array that a task returned" in text
+    assert "360 MiB" in text

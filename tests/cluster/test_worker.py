@@ -2,10 +2,12 @@
 
 import asyncio
 import contextvars
+import gc
 import json
 import logging
 import pickle
 import threading
+import weakref
 
 import cloudpickle
 import numpy as np
@@ -192,6 +194,37 @@ async def test_tasks_that_cannot_be_unpickled_are_named_with_their_node():
         assert isinstance(error, ExecutionError)
         assert "tasks of node 'a'" in str(error)
         assert "register_pickle_by_value" in str(error)
+
+
+@in_a_loop
+async def test_a_binding_that_is_closed_lets_go_of_its_blobs_without_waiting_for_the_collector():
+    array = np.zeros(8)
+    gone = weakref.ref(array)
+    host = Host(count(), blobs={"x": array})
+    gc.disable()
+    try:
+        async with host as hosted:
+            reply = await hosted.run(3, 5, key="epoch")
+            assert reply["status"] == "done"
+            made = weakref.ref(hosted.workspaces["a"].globals["x"])
+            host.blobs.clear()
+            del array
+        assert gone() is None
+        assert made() is None
+    finally:
+        gc.enable()
+
+
+@in_a_loop
+async def test_no_run_begins_where_there_is_no_room():
+    async with Host(
+        count(), blobs={"x": 0}, used_bytes=lambda: 95, limit_bytes=100, memory_share=0.9
+    ) as hosted:
+        reply = await hosted.run(3, 5, key="epoch")
+        error = Failure(**reply["failure"]).exception()
+        assert isinstance(error, ExecutionError)
+        assert "it uses 95 B of its limit of 100 B" in str(error)
+        assert hosted.workspaces["a"].globals["x"] == 0
 
 
 # ---- values from other workers
