@@ -20,7 +20,8 @@ The way of the data, one module a stage; a module imports only from those above 
     save, load        what is sent to the workers
     parts             arrays whose parts are several nodes' blobs
     view              a checkpoint to look into
-    directory         all that reads
+    recorded          what the log says: epochs, records, pins
+    directory         what their stores hold; all that reads
     held              a run takes it, and gives epochs up
     manager, single   all that writes
     transfer          an epoch saved again from another's files

@@ -14,6 +14,7 @@ Mutants of the protocol, each with one rule left out, must be found out by the s
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -58,6 +59,12 @@ class World:
         return replace(self, stores=others | ({(name, status, by)} if status else set()))
 
 
+def without(world: World, actor: int) -> World:
+    """An actor has ended, or was killed; what it knew makes no difference any more."""
+    seen = tuple(() if i == actor else known for i, known in enumerate(world.seen))
+    return replace(world, gone=world.gone | {actor}, seen=seen)
+
+
 class SuspendedError(BaseException):
     """The actor has done its one step."""
 
@@ -97,8 +104,9 @@ class Storage:
     # --- the metadata handler
 
     def append(self, entry: Any) -> bool:
-        seen = self.world.seen[self._actor][: self._position]
-        entry["id"] = f"{self._actor}:{self._position}:{hash(seen)}"
+        # What says the same counts as the same, whatever way led to it.
+        told = {key: value for key, value in entry.items() if key not in ("id", "time")}
+        entry["id"] = f"{self._actor}:{self._position}:{json.dumps(told, sort_keys=True)}"
 
         def do() -> Any:
             self._model.entries[entry["id"]] = entry
@@ -289,7 +297,7 @@ class Model:
             for actor, program in enumerate(programs):
                 if actor in world.gone:
                     continue
-                nexts = [replace(world, gone=world.gone | {actor})]  # killed
+                nexts = [without(world, actor)]  # killed
                 storage = self._advance(program, names[actor], world, actor, is_lost=False)
                 nexts.append(storage.world)
                 if storage.could_be_lost and world.losses < losses:
@@ -316,7 +324,7 @@ class Model:
             program(name, storage)
         except SuspendedError:
             return storage
-        storage.world = replace(storage.world, gone=storage.world.gone | {actor})
+        storage.world = without(storage.world, actor)
         return storage
 
     def check(self, world: World) -> None:
