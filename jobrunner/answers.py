@@ -38,6 +38,7 @@ EXIT_CODES: Mapping[type[BaseException], int] = {
     OSError: 8,
 }
 DIFFERENT = 11
+SAVES_FAILED = 12
 INTERRUPTED, TERMINATED = 130, 143
 
 EPILOG = """\b
@@ -54,6 +55,7 @@ Exit codes:
     9  another run holds the checkpoint directory
    10  the checkpoint does not fit the job
    11  two checkpoints differ
+   12  the job has ended, and not all of its epochs could be saved
    75  told to stop by SIGTERM; run the same command again to go on
   130  interrupted (143: terminated before the run began)
 """
@@ -78,19 +80,29 @@ def answers(command: Callable[..., Answer]) -> Callable[..., None]:
         with _stdout_to_stderr() if as_json else contextlib.nullcontext():
             answer = _attempt(command, arguments)
         if as_json:
-            click.echo(json.dumps(_plain(answer.data), indent=2, allow_nan=False))
+            _print(json.dumps(_plain(answer.data), indent=2, allow_nan=False))
         if answer.is_error or not as_json:
-            click.echo(answer.text, err=answer.is_error)
+            _print(answer.text, err=answer.is_error)
         sys.exit(answer.exit_code)
 
     return call
+
+
+def _print(text: str, *, err: bool = False) -> None:
+    try:
+        click.echo(text, err=err)
+    except BrokenPipeError:  # whoever read it, as `head` does, has read enough
+        # Or Python would try once more at its end, and complain.
+        stream = sys.stderr if err else sys.stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _attempt(command: Callable[..., Answer], arguments: Mapping[str, Any]) -> Answer:
     try:
         return command(**arguments)
     except (errors.JobRunnerError, OSError) as error:
-        text = f"Error: {error}"
+        # That it does what it was told is no error.
+        text = str(error) if isinstance(error, errors.RunStoppedError) else f"Error: {error}"
         trace = getattr(error, "remote_traceback", "")
         if trace and trace not in text:
             text = f"{text}\n\n{trace.rstrip()}"

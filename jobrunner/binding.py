@@ -276,20 +276,26 @@ class Binding:
             with suppress(ExecutionError):  # without a scheduler, nobody is there to be told
                 self._cluster.sync(self._talk.abort, self._talk.alive, reason, ABORT_SECONDS)
 
-    def release(self) -> None:
-        """Free the workspaces, threads and leases on the workers. Once is enough."""
+    def release(self, wait_seconds: float = RELEASE_SECONDS) -> None:
+        """Free the workspaces, threads and leases on the workers. Once is enough.
+
+        Parameters
+        ----------
+        wait_seconds : float
+            How long to wait for the workers to have done so.
+        """
         if self._is_released:
             return
         self._is_released = True
         with suppress(ExecutionError):  # without a scheduler, workers free it of themselves
-            self._cluster.sync(self._talk.part, RELEASE_SECONDS)
+            self._cluster.sync(self._talk.part, wait_seconds)
         self._talk.leave()
         alive = [lease for a in self._talk.alive for lease in self._talk.workers[a].leases]
         pending = [lease for lease in alive if lease.status == "pending"]
         if pending and self._cluster.client.status == "running":
             # Or a worker that closes right after this would warn of a task cut short.
             with suppress(Exception):
-                wait(pending, timeout=RELEASE_SECONDS)
+                wait(pending, timeout=wait_seconds)
         for worker in self._talk.workers.values():
             for lease in worker.leases:
                 lease.release()

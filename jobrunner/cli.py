@@ -17,18 +17,15 @@ import click
 
 from jobrunner import checkpoint_commands, errors
 from jobrunner._version import __version__
-from jobrunner.answers import EPILOG, Answer, answers
+from jobrunner.answers import EPILOG, SAVES_FAILED, Answer, answers
 from jobrunner.signals import terminated_as_interrupt
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager
+    from jobrunner.recorder import SaveErrorPolicy
     from jobrunner.result import RunResult
     from jobrunner.runner import JobRunner, ResumeFrom
     from jobrunner.session import Session
-
-
-_RESUMABLE = (errors.NodeLostError, errors.SchedulerLostError, errors.RunStoppedError)
-"""What needs no mending, only the same command once more."""
 
 
 class _StopTeller:
@@ -68,6 +65,32 @@ def main() -> None:
     required=True,
     metavar="DIR",
     help="Directory of the checkpoints; workers must see it under the same path.",
+)
+@click.option(
+    "--on-save-error",
+    type=click.Choice(["refuse", "warn", "raise"]),
+    default="refuse",
+    show_default=True,
+    help="What storage that fails does. 'refuse': nothing runs where DIR cannot be written; later "
+    "failures are warnings. 'warn': they are from the beginning. 'raise': each ends the run.",
+)
+@click.option(
+    "--save-every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Save every N epochs. [default: 1]",
+)
+@click.option(
+    "--keep-last",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Keep the newest N checkpoints only. [default: all]",
+)
+@click.option(
+    "--allow-pickle",
+    is_flag=True,
+    help="Pickle blobs of types that cannot be saved otherwise, and unpickle them: only if you "
+    "trust whoever can write to DIR.",
 )
 @click.option(
     "--resume",
@@ -111,6 +134,10 @@ def run(
     *,
     target: str,
     checkpoint: str,
+    on_save_error: SaveErrorPolicy,
+    save_every: int | None,
+    keep_last: int | None,
+    allow_pickle: bool,
     resume: ResumeFrom,
     epochs: int | None,
     workers: int | None,
@@ -130,25 +157,45 @@ def run(
             "--workers and --threads start workers on this machine; the cluster at --scheduler "
             "has its own. Give either."
         )
-    from jobrunner.checkpoint import MultiNodeCheckpointManager
+    from jobrunner.checkpoint import KeepLast, MultiNodeCheckpointManager, SaveEvery
     from jobrunner.progress import show_progress
     from jobrunner.runner import JobRunner
     from jobrunner.script import load_job
 
     job = load_job(target)
-    manager = MultiNodeCheckpointManager(checkpoint, take_over=take_over)
+    manager = MultiNodeCheckpointManager(
+        checkpoint,
+        save=None if save_every is None else SaveEvery(epochs=save_every),
+        keep=None if keep_last is None else KeepLast(keep_last),
+        allow_pickle=allow_pickle,
+        take_over=take_over,
+    )
     about = {"job": job.name, "checkpoint": manager.path}
     if dry_run:
         plan = JobRunner(job, manager, resume_from_epoch=resume, num_epochs=epochs).plan_resume()
         return Answer({**about, "plan": plan.to_dict()}, str(plan))
 
-    options = {"--epochs": epochs, "--workers": workers, "--threads": threads, "--grace": grace}
-    again = _command_again(target, checkpoint, {**options, "--scheduler": scheduler})
+    again = _command_again(
+        target,
+        checkpoint,
+        {
+            "--on-save-error": None if on_save_error == "refuse" else on_save_error,
+            "--save-every": save_every,
+            "--keep-last": keep_last,
+            "--allow-pickle": allow_pickle or None,
+            "--epochs": epochs,
+            "--workers": workers,
+            "--threads": threads,
+            "--grace": grace,
+            "--scheduler": scheduler,
+        },
+    )
     with terminated_as_interrupt(), show_progress(sys.stdout) as progress:
         runner = JobRunner(
             job,
             manager,
             resume_from_epoch=resume,
+            on_save_error=on_save_error,
             num_epochs=epochs,
             grace_seconds=grace,
             callbacks=[progress, _StopTeller()],
@@ -162,11 +209,15 @@ def run(
                 result = runner.run(session)
         except KeyboardInterrupt as interrupt:
             raise type(interrupt)(_where_to_go_on(manager, again)) from interrupt
-        except _RESUMABLE as error:
-            if again not in str(error):
-                error.args = (f"{error}\n{_where_to_go_on(manager, again)}",)
+        except errors.ExecutionError as error:
+            is_told = "to go on from" in str(error)
+            error.args = (
+                f"{error}\n{f'    {again}' if is_told else _where_to_go_on(manager, again)}",
+            )
             raise
-    return Answer({**about, **result.to_dict()}, _summarize(job.name, result, manager.path))
+    text = _summarize(job.name, result, manager.path)
+    code = SAVES_FAILED if result.failed_saves else 0
+    return Answer({**about, **result.to_dict()}, text, code)
 
 
 def _open_session(scheduler: str | None, workers: int | None, threads: int | None) -> Session:
@@ -176,10 +227,8 @@ def _open_session(scheduler: str | None, workers: int | None, threads: int | Non
         return Session.local(workers=workers, threads_per_worker=threads)
     try:
         return Session.connect(scheduler)
-    except (errors.ExecutionError, ValueError) as error:
-        raise errors.PlacementError(
-            f"{error} The address of a scheduler looks like tcp://host:8786."
-        ) from error
+    except errors.ExecutionError as error:
+        raise errors.PlacementError(str(error)) from error
 
 
 @contextlib.contextmanager
@@ -200,7 +249,7 @@ def _command_again(target: str, checkpoint: str, options: Mapping[str, Any]) -> 
     words = [*click.get_current_context().command_path.split(), target, "--checkpoint", checkpoint]
     for option, value in options.items():
         if value is not None:
-            words += [option, str(value)]
+            words += [option] if value is True else [option, str(value)]
     return shlex.join(words)
 
 
@@ -218,17 +267,21 @@ def _summarize(job: str, result: RunResult, path: str) -> str:
     began = "" if result.resumed_from is None else f", resumed from {result.resumed_from}"
     lines = [
         f"{job}: done at epoch {result.epoch}{began}, stopped by {result.stopped_by}",
-        f"saved {len(result.saves)} checkpoints in {path}",
+        f"saved {_count(len(result.saves), 'checkpoint')} in {path}",
     ]
     if result.restarts:
-        lines.append(f"restarts after a lost worker: {result.restarts}")
+        lines.append(f"began again {_count(result.restarts, 'time')}, after a loss")
     if result.failed_saves:
         last = result.failed_saves[-1]
         lines.append(
-            f"warning: {len(result.failed_saves)} epochs were not saved; the last of them, "
+            f"not saved: {_count(len(result.failed_saves), 'epoch')}, the last of them "
             f"{last.epoch}: {last.error}"
         )
     return "\n".join(lines)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 for _command in checkpoint_commands.COMMANDS:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from jobrunner import resume
 from jobrunner.checkpoint import MultiNodeCheckpointManager
@@ -24,7 +24,7 @@ from jobrunner.errors import (
 )
 from jobrunner.job import Job
 from jobrunner.plan import Plan
-from jobrunner.recorder import Recorder
+from jobrunner.recorder import Recorder, SaveErrorPolicy
 from jobrunner.result import ResumePlan, RunResult, SaveReport
 from jobrunner.session import GroupResult, Session
 from jobrunner.signals import TerminatedError
@@ -50,7 +50,7 @@ class Options:
     policy: resume.Policy
     upload_task_group_builder: UploadTaskGroupBuilder | None
     max_restarts: int
-    on_save_error: Literal["warn", "raise"]
+    on_save_error: SaveErrorPolicy
     worker_wait_seconds: float
     scheduler_wait_seconds: float
     epoch_deadline_seconds: float | None

@@ -6,6 +6,7 @@ the epoch end and then stops the workers, so they must not be torn down by it un
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -16,9 +17,34 @@ from jobrunner.config import get_seconds
 TERMINATED = 143
 
 
+class MemoryOnly(logging.Filter):
+    """Lets pass what Dask's log says of memory, and nothing else.
+
+    What becomes of a session's own workers, the run tells; of their memory, only Dask knows.
+    """
+
+    _TOLD = ("distributed.nanny.memory", "distributed.worker.memory")
+
+    def start(self) -> None:
+        """Filter what goes to a stream."""
+        for handler in logging.getLogger("distributed").handlers:
+            handler.addFilter(self)
+
+    def stop(self) -> None:
+        """Filter no more."""
+        for handler in logging.getLogger("distributed").handlers:
+            handler.removeFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to say it."""
+        return record.name in self._TOLD
+
+
 def dask_setup(worker: object) -> None:
     """Leave signals to the client; called by Dask in the worker's main thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for processes of tasks
+    MemoryOnly().start()
     signal.signal(signal.SIGTERM, _leave_later)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import statistics
 import threading
 import time
@@ -28,7 +29,12 @@ from jobrunner.session import Binding
 
 logger = logging.getLogger("jobrunner.recorder")
 
+SaveErrorPolicy = Literal["warn", "refuse", "raise"]
+
 _REMEMBERED_SAVES = 5
+
+_NUMBERS = re.compile(r"[0-9a-f]{32}|[0-9]+")
+"""What may differ between messages of failures that are the same: epochs, names of our own."""
 
 
 class _Save:
@@ -65,6 +71,37 @@ class _Save:
             self._thread.join()
 
 
+class _Failures:
+    """Tells of saves that fail: of the first, then how many more failed in the same way."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._kind = ""
+        self._epochs: list[int] = []
+
+    def add(self, epoch: int | None, error: BaseException, what_then: str) -> None:
+        """Take note of one more; `epoch` None: of none yet."""
+        kind = _NUMBERS.sub("#", str(error))
+        if kind == self._kind:
+            self._epochs += [] if epoch is None else [epoch]
+            return
+        self.close()
+        self._kind = kind
+        told = str(error) if epoch is None else f"Epoch {epoch} was not saved: {error}"
+        self._warn(f"{told} {what_then}".rstrip())
+
+    def close(self) -> None:
+        """End a row of failures: tell what was only counted."""
+        epochs, self._epochs, self._kind = self._epochs, [], ""
+        if len(epochs) == 1:
+            self._warn(f"Epoch {epochs[0]} was not saved either, for the same reason.")
+        elif epochs:
+            self._warn(
+                f"{len(epochs)} epochs, {epochs[0]} to {epochs[-1]}, were not saved either, for "
+                f"the same reason."
+            )
+
+
 class Recorder:
     """Writes the checkpoints of one run.
 
@@ -72,7 +109,7 @@ class Recorder:
     ----------
     manager : MultiNodeCheckpointManager
     plan : Plan
-    on_save_error : "warn" or "raise"
+    on_save_error : "warn", "refuse" or "raise"
         See `JobRunner`.
     warn : callable
         Told in a sentence what went wrong without ending the run.
@@ -86,7 +123,7 @@ class Recorder:
         self,
         manager: MultiNodeCheckpointManager,
         plan: Plan,
-        on_save_error: Literal["warn", "raise"],
+        on_save_error: SaveErrorPolicy,
         warn: Callable[[str], None],
         saved: Callable[[SaveReport], None],
         save_now: threading.Event,
@@ -94,6 +131,7 @@ class Recorder:
         self.manager = manager
         self._plan = plan
         self._on_save_error = on_save_error
+        self._failures = _Failures(warn)
         self._warn = warn
         self._saved = saved
         self._save_now = save_now
@@ -102,6 +140,7 @@ class Recorder:
         self._stalls: deque[float] = deque(maxlen=_REMEMBERED_SAVES)
         self._holds_directory = False
         self._is_shared = False  # by the workers there are now
+        self._has_started = False
         self._binding: Binding
         self.saves: list[SaveReport] = []
         self.failed_saves: list[SaveReport] = []
@@ -110,22 +149,31 @@ class Recorder:
         """Save from these workers from now on; prove that driver and workers share the directory.
 
         The first call takes the directory for this run. Where it cannot be written, holds nothing
-        yet and `on_save_error` is "warn", the run goes on without; every save tries again.
+        yet and `on_save_error` lets it, the run goes on without; every save tries again.
         """
         self._binding = binding
         self._is_shared = False
+        is_refused = self._on_save_error == "refuse" and not self._has_started
         nothing_yet = not self.manager.epochs()
         try:
             self._take_directory()
             self._prove_shared()
         except CheckpointWriteError as error:
+            if is_refused:
+                raise CheckpointWriteError(
+                    f"Nothing has run, for nothing could be saved: {error}"
+                ) from error
             if self._on_save_error == "raise" or not nothing_yet:
                 raise
-            self._warn(f"{error} The job runs all the same, and each epoch tries again to save.")
+            self._failures.add(
+                None, error, "The job runs all the same, and each epoch tries again to save."
+            )
+        self._has_started = True
 
     def end(self) -> None:
         """Give the directory back, so that another run may take it at once."""
         self.settle_quietly()
+        self._failures.close()
         if self._holds_directory:
             self._holds_directory = False
             self.manager.end_run()
@@ -257,7 +305,9 @@ class Recorder:
         if save.error is not None:
             if self._on_save_error == "raise":
                 raise save.error
-            self._warn(f"Epoch {save.epoch} was not saved: {save.error}")
+            self._failures.add(save.epoch, save.error, "")
+        else:
+            self._failures.close()
         self._saved(report)
 
     def _begin(self, epoch: int) -> SaveOrder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from jobrunner import resume
 from jobrunner.checkpoint import MultiNodeCheckpointManager
@@ -16,6 +16,7 @@ from jobrunner.job import Job
 from jobrunner.loop import Options, Requests, Run
 from jobrunner.node import Blob
 from jobrunner.plan import Plan
+from jobrunner.recorder import SaveErrorPolicy
 from jobrunner.result import ResumePlan, RunResult, SaveReport
 from jobrunner.session import Session
 from jobrunner.signals import stop_on_signals
@@ -70,8 +71,10 @@ class JobRunner:
     max_restarts : int
         How often in a row, with no epoch recorded in between, the run begins again from the last
         recorded epoch (without a manager: from init) because a worker was lost.
-    on_save_error : "warn" or "raise"
-        What a storage fault does while a checkpoint is written. A blob that cannot be encoded, a
+    on_save_error : "warn", "refuse" or "raise"
+        What a storage fault does while a checkpoint is written. ``"warn"``: the epochs go on,
+        and the next one is saved again. ``"refuse"``: the same, but where the directory cannot be
+        written at all, nothing runs. ``"raise"``: the run ends. A blob that cannot be encoded, a
         directory that another run took over and a changed plan always raise.
     worker_wait_seconds : float
         How long to wait for workers that the nodes may be placed on.
@@ -102,7 +105,7 @@ class JobRunner:
         upload_task_group_builder: UploadTaskGroupBuilder | None = None,
         *,
         max_restarts: int = 3,
-        on_save_error: Literal["warn", "raise"] = "warn",
+        on_save_error: SaveErrorPolicy = "warn",
         worker_wait_seconds: float = 60,
         scheduler_wait_seconds: float = 60,
         epoch_deadline_seconds: float | None = None,
@@ -114,9 +117,9 @@ class JobRunner:
         if not isinstance(job, Job):
             raise DefinitionError(f"JobRunner runs a Job; got {type(job).__name__}.")
         where = f"JobRunner of job {job.name!r}"
-        if on_save_error not in ("warn", "raise"):
+        if on_save_error not in get_args(SaveErrorPolicy):
             raise DefinitionError(
-                f"{where}: on_save_error is 'warn' or 'raise'; got {on_save_error!r}."
+                f"{where}: on_save_error is 'warn', 'refuse' or 'raise'; got {on_save_error!r}."
             )
         if resume_from_epoch not in ("latest", None):
             _check_int(where, "resume_from_epoch, unless 'latest' or None,", resume_from_epoch, 0)
@@ -200,7 +203,7 @@ class JobRunner:
             The run was told to stop: by `stop`, Ctrl-C or SIGTERM. The epoch that was under way
             has ended, and is recorded.
         CheckpointError
-            State could not be loaded, or not saved and `on_save_error` is "raise".
+            State could not be loaded, or not saved and `on_save_error` says so.
 
         Notes
         -----

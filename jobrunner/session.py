@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-import dask
-from distributed import Client, LocalCluster
+from distributed import Client
+from distributed.comm.addressing import get_address_host
 
-from jobrunner.binding import Binding
+from jobrunner.binding import RELEASE_SECONDS, Binding
 from jobrunner.cluster import Cluster
 from jobrunner.compiler import compile_group, planned_nodes
 from jobrunner.errors import (
@@ -22,6 +22,7 @@ from jobrunner.errors import (
     ExecutionError,
     SchedulerLostError,
 )
+from jobrunner.local_cluster import OwnCluster
 from jobrunner.node import Blob
 from jobrunner.outcome import GroupResult
 from jobrunner.plan import Plan
@@ -31,6 +32,8 @@ __all__ = ["Binding", "GroupResult", "Session"]
 
 DEFAULT_WAIT_SECONDS = 60.0
 RECONNECT_POLL_SECONDS = 0.1
+HURRIED_RELEASE_SECONDS = 0.3
+"""How long workers may take to hear that their session ends, when somebody waits for that."""
 
 
 class Session:
@@ -79,7 +82,7 @@ class Session:
         self._cluster.install()
         self._address = str(self._cluster.scheduler.address)
         self._id = secrets.token_hex(6)
-        self._owned: list[Client | LocalCluster] = []
+        self._owned: list[Client | OwnCluster] = []
         self._connect: Callable[[float], Client] | None = None
         self._lock = threading.Lock()
         self._runner: tuple[str, int] | None = None  # what it is, and its thread
@@ -109,27 +112,19 @@ class Session:
             Workers as processes of their own, or as threads of this one. Processes leave Ctrl-C
             to the client.
         """
-        preload = [*dask.config.get("distributed.worker.preload")]
-        with dask.config.set(
-            {"distributed.worker.preload": [*preload, *(["jobrunner.preload"] * processes)]}
-        ):
-            cluster = LocalCluster(
-                n_workers=workers,
-                threads_per_worker=threads_per_worker,
-                processes=processes,
-                dashboard_address=":0",  # a free port, whoever has Dask's usual one
-            )
+        own = OwnCluster(workers, threads_per_worker, processes)
         try:
-            client = Client(cluster, set_as_default=False)
+            client = Client(own.cluster, set_as_default=False)
             try:
                 session = cls(client)
             except BaseException:
                 client.close()
                 raise
         except BaseException:
-            cluster.close()
+            own.kill()
+            own.close()
             raise
-        session._owned = [client, cluster]
+        session._owned = [client, own]
         return session
 
     @classmethod
@@ -146,9 +141,18 @@ class Session:
 
         Raises
         ------
+        DefinitionError
+            `address` is none.
         ExecutionError
             No scheduler answers there.
         """
+        try:
+            get_address_host(address)  # a client takes a minute to end that never began
+        except (TypeError, ValueError, AttributeError) as error:
+            raise DefinitionError(
+                f"{address!r} is no address of a Dask scheduler: {error}. One looks like "
+                f"tcp://host:8786."
+            ) from error
         try:
             client = Client(address, **{"set_as_default": False, **client_kwargs})
         except (OSError, TimeoutError) as error:
@@ -247,12 +251,15 @@ class Session:
 
     def close(self) -> None:
         """Free what the session has on the workers; close the client and cluster it opened."""
+        self._close(RELEASE_SECONDS)
+
+    def _close(self, release_seconds: float) -> None:
         if self._is_closed:
             return
         self._is_closed = True
         try:
             if self._binding is not None:
-                self._binding.release()
+                self._binding.release(release_seconds)
         finally:
             for opened in self._owned:
                 opened.close()
@@ -260,8 +267,15 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        if kind is None or not issubclass(kind, KeyboardInterrupt):
+            self.close()
+            return
+        # Whoever presses Ctrl-C again does not wait for a task that does not return.
+        for opened in self._owned:
+            if isinstance(opened, OwnCluster):
+                opened.kill()
+        self._close(HURRIED_RELEASE_SECONDS)
 
     def __repr__(self) -> str:
         state = "closed " if self._is_closed else ""

@@ -71,5 +71,5 @@ def _explain(node: str, blob: str, error: UnsupportedValueError) -> str:
         f"Node {node!r}, blob {blob!r}{item}: a {name} cannot be saved: {error.why}. Either save "
         f"it by a codec of yours, register_codec({error.cls.__name__}, encode, decode); or keep "
         f"it out of checkpoints, outputs=Blob({blob!r}, transient=True); or pickle it, "
-        f"allow_pickle=True for the checkpoint manager."
+        f"allow_pickle=True for the checkpoint manager (--allow-pickle)."
     )

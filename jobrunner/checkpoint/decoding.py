@@ -136,7 +136,7 @@ class Decoder:
                 raise DefinitionError(
                     f"{self._where} is a pickle, and unpickling runs code that the checkpoint "
                     f"names. If you trust whoever wrote it, give the checkpoint manager "
-                    f"allow_pickle=True."
+                    f"allow_pickle=True (--allow-pickle)."
                 )
             return cloudpickle.loads(data)
         raise DefinitionError(

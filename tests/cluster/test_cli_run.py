@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 from distributed import LocalCluster
@@ -233,20 +234,96 @@ def test_an_interrupted_run_keeps_its_epochs_and_tells_how_to_go_on(
             time.sleep(0.05)
         # To the whole group, as a terminal does it.
         os.killpg(process.pid, number)
+        asked = time.monotonic()
         assert process.stderr is not None
         told = ""
         while number == signal.SIGINT and "the run ends once its epoch" not in told:
             told += process.stderr.readline()
         if number == signal.SIGINT:
             os.killpg(process.pid, number)
+            asked = time.monotonic()
         _, stderr = process.communicate()
     assert process.returncode == exit_code, stderr
-    assert "The last recorded epoch is 2. To go on from there: " in stderr
+    assert time.monotonic() - asked < 5  # not as long as Dask would wait for that task
+    if number == signal.SIGINT:
+        assert "Interrupted. The last recorded epoch is 2. To go on from there: " in stderr
+    else:
+        assert "Error" not in stderr
+        assert "again to go on from epoch 2.\n" in stderr
     assert f"jobrunner run {script} --checkpoint runs --workers 1 --grace 1" in stderr
     assert "Traceback" not in stderr
     _write(tmp_path, limit=5)
     found = _json(_run(process_cluster, script, "--json"))
     assert (found["resumed_from"], found["epoch"]) == (2, 5)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_workers_start_is_one_line(tmp_path: Path) -> None:
+    script = _write(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-m", "jobrunner", "run", str(script), "--checkpoint", "runs"],
+        cwd=tmp_path,
+        env=_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        parent = psutil.Process(process.pid)
+        while len(parent.children()) < 2 and process.poll() is None:  # with a helper of Python's
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate()
+    assert process.returncode == 130
+    again = f"jobrunner run {script} --checkpoint runs"
+    assert stderr == f"Interrupted. No epoch is recorded yet. To start again: {again}\n"
+
+
+def test_a_directory_that_cannot_be_written_is_refused_or_makes_an_exit_code(
+    process_cluster: LocalCluster, script: Path
+) -> None:
+    (script.parent / "runs").write_text("in the way")
+    refused = _run(process_cluster, script)
+    assert refused.exit_code == 8
+    assert refused.stderr.startswith("Error: Nothing has run, for nothing could be saved: ")
+    tried = _run(process_cluster, script, "--on-save-error", "warn")
+    assert tried.exit_code == 12
+    assert "done at epoch 4" in tried.stdout
+    assert "not saved: 5 epochs, the last of them 4: " in tried.stdout
+    assert tried.stdout.count("warning: ") == 2  # one that says why, one that says how many
+
+
+def test_saving_can_be_tuned(process_cluster: LocalCluster, tmp_path: Path) -> None:
+    script = _write(tmp_path, step="lambda n: n + 1", limit=5)
+    script.write_text(
+        script.read_text().replace("lambda: 0", "lambda: __import__('fractions').Fraction(1)")
+    )
+    refused = _run(process_cluster, script)
+    assert refused.exit_code == 2
+    assert "--allow-pickle" in refused.stderr
+    options = ("--save-every", 2, "--keep-last", 2, "--allow-pickle")
+    result = _run(process_cluster, script, *options)
+    assert result.exit_code == 0, result.output
+    assert MultiNodeCheckpointManager(tmp_path / "runs").epochs() == [4, 5]
+
+
+def test_a_failing_task_leaves_the_last_epoch_and_the_way_to_go_on(
+    process_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    script = _write(tmp_path, step="lambda n: n + 1 if n < 2 else 1 // 0")
+    result = _run(process_cluster, script, "--epochs", 9)
+    address = process_cluster.scheduler_address
+    again = f"run {script} --checkpoint {tmp_path / 'runs'} --epochs 9 --scheduler {address}\n"
+    assert "The last recorded epoch is 2. To go on from there: " in result.stderr
+    assert again in result.stderr
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "nonsense://x", "tcp://host:port"])
+def test_an_address_that_is_none_is_wrong_usage(script: Path, address: str) -> None:
+    result = _invoke("run", script, "--checkpoint", script.parent / "runs", "--scheduler", address)
+    assert result.exit_code == 2
+    assert f"Error: {address!r} is no address of a Dask scheduler: " in result.stderr
+    assert result.stderr.endswith(". One looks like tcp://host:8786.\n")
 
 
 def _environment() -> dict[str, str]:

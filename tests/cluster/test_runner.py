@@ -247,6 +247,27 @@ def test_on_save_error_raise_ends_the_run_with_what_failed(session, tmp_path):
         JobRunner(counter(2), manager, on_save_error="raise").run(session)
 
 
+def test_on_save_error_refuse_runs_nothing_where_nothing_can_be_written(session, tmp_path):
+    ran = tmp_path / "ran"
+    job = counter(2)
+    with job.init_group:
+        Task(ran.touch, node="a", name="touch")
+    (tmp_path / "file").write_text("")
+    for manager in (
+        MultiNodeCheckpointManager(tmp_path / "file"),
+        MultiNodeCheckpointManager(tmp_path / "ckpt", files=FullDisk("/answer-")),  # on workers
+    ):
+        with pytest.raises(CheckpointWriteError, match="Nothing has run"):
+            JobRunner(job, manager, on_save_error="refuse").run(session)
+    assert not ran.exists()
+
+
+def test_on_save_error_refuse_lets_a_run_go_on_that_has_begun(session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=FullDisk("a.2"))
+    result = JobRunner(counter(3), manager, on_save_error="refuse").run(session)
+    assert (result.epoch, [save.epoch for save in result.failed_saves]) == (3, [2])
+
+
 def test_download_and_exit_run_again_if_they_had_not_ended(session, manager, tmp_path):
     flag = tmp_path / "flag"
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jobrunner import errors
-from jobrunner.answers import DIFFERENT, EXIT_CODES, Answer, answers, exit_code_of
+from jobrunner.answers import DIFFERENT, EXIT_CODES, SAVES_FAILED, Answer, answers, exit_code_of
 from jobrunner.checkpoint import MultiNodeCheckpointManager
 from jobrunner.cli import main
 from jobrunner.workspace import Workspace
@@ -203,7 +203,7 @@ def test_every_error_of_ours_has_an_exit_code() -> None:
 
 def test_the_exit_codes_are_in_the_help_and_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
-    for code in {0, 1, DIFFERENT, 130, 143, *EXIT_CODES.values()}:
+    for code in {0, 1, DIFFERENT, SAVES_FAILED, 130, 143, *EXIT_CODES.values()}:
         assert f"| {code} |" in guide
         assert str(code) in _invoke("run", "--help").stdout
 
@@ -232,6 +232,20 @@ def test_help_loads_nothing_heavy() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "--checkpoint DIR" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_read_enough_is_no_failure(runs: Path) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "jobrunner", "ls", str(runs), "--json"]
+    with subprocess.Popen(
+        command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        told = process.stderr.read()
+    assert (process.returncode, told) == (0, "")
 
 
 def test_the_version_is_that_of_the_package() -> None:
