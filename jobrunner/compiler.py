@@ -28,12 +28,7 @@ def _compile_job(job: Job) -> Plan:
     transient = _transient_blobs(job)
     checkpointed = _checkpointed(job)
     replicated, partitions = _shared_blobs(job, checkpointed, global_blobs)
-    updated = {
-        (task.node.name, blob.name)
-        for group in tasks.values()
-        for task in group
-        for blob in task.updates
-    }
+    updated = _updated(job)
 
     groups: dict[str, GroupPlan] = {}
     available: Names = {}
@@ -47,15 +42,6 @@ def _compile_job(job: Job) -> Plan:
             updated=updated,
         ).compile(job.stop_conditions if name == "epoch" else ())
         available = _union(available, _made_by(tasks[name], global_blobs))
-        if name == "init":
-            again = _resumed_calls(tasks["init"], checkpointed, global_blobs, transient)
-            loaded = {
-                node: initial.get(node, frozenset()) - transient.get(node, frozenset())
-                for node in checkpointed
-            }
-            groups["resume"] = GroupCompiler(
-                group, again, global_blobs, available=loaded, members=None, updated=updated
-            ).compile(())
 
     structure: dict[str, str] = {}
     code: dict[str, str] = {}
@@ -74,9 +60,7 @@ def _compile_job(job: Job) -> Plan:
                 code_by_function[id(task.fn)] = code_of(task.fn)
             code[key] = code_by_function[id(task.fn)]
 
-    for group in job.groups.values():
-        group.is_compiled = True
-    return Plan(
+    plan = Plan(
         job=job.name,
         seed=job.seed,
         steps_per_epoch=job.steps_per_epoch,
@@ -93,6 +77,56 @@ def _compile_job(job: Job) -> Plan:
         structure=structure,
         code=code,
     )
+    groups["resume"] = compile_resume(job, plan)
+    for group in job.groups.values():
+        group.is_compiled = True
+    return plan
+
+
+def compile_resume(
+    job: Job, plan: Plan, anew: Names | None = None, present: Names | None = None
+) -> GroupPlan:
+    """Compile the init tasks that run again after a load.
+
+    Parameters
+    ----------
+    job : Job
+    plan : Plan
+        What the job was compiled to.
+    anew : mapping, optional
+        Node -> names of blobs that are made anew although a checkpoint holds them: objects that
+        take the state it holds.
+    present : mapping, optional
+        Only what makes `anew` is run, where just these blobs are there: node -> names. By default
+        all that a checkpoint holds is there, and what it does not hold is made.
+
+    Raises
+    ------
+    DefinitionError
+        One of these tasks updates a blob that is there, and would update it twice.
+    """
+    anew = anew or {}
+    if present is None:
+        available = {
+            node: plan.initial.get(node, frozenset()) - plan.transient.get(node, frozenset())
+            for node in plan.checkpointed
+        }
+        loaded: Names = {
+            node: plan.globals.get(node, frozenset()) - plan.transient.get(node, frozenset())
+            for node in plan.checkpointed
+        }
+        calls = _resumed_calls(job, _minus(loaded, anew), anew, plan)
+    else:
+        available = dict(present)
+        calls = _resumed_calls(job, _minus(present, anew), anew, None)
+    return GroupCompiler(
+        job.init_group,
+        calls,
+        plan.globals,
+        available=_minus(available, anew),
+        members=None,
+        updated=_updated(job),
+    ).compile(())
 
 
 def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
@@ -199,6 +233,16 @@ def _shared_blobs(
     return replicated, partitions
 
 
+def _updated(job: Job) -> set[tuple[str, str]]:
+    """The blobs that any task of the job updates in place, with their nodes."""
+    return {
+        (task.node.name, blob.name)
+        for group in job.groups.values()
+        for task in group.tasks()
+        for blob in task.updates
+    }
+
+
 def _made_by(tasks: Iterable[Task], global_blobs: Names) -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
     for task in tasks:
@@ -212,6 +256,10 @@ def _union(a: Names, b: Names) -> Names:
     return {node: a.get(node, frozenset()) | b.get(node, frozenset()) for node in {**a, **b}}
 
 
+def _minus(a: Names, b: Names) -> Names:
+    return {node: frozenset(names) - frozenset(b.get(node, ())) for node, names in a.items()}
+
+
 def _checkpointed(job: Job) -> tuple[str, ...]:
     used = {node for group in job.groups.values() for node in group.used_nodes()}
     for node in job.nodes_to_checkpoint():
@@ -223,34 +271,35 @@ def _checkpointed(job: Job) -> tuple[str, ...]:
     return tuple(node.name for node in job.nodes_to_checkpoint())
 
 
-def _resumed_calls(
-    tasks: Sequence[Task], checkpointed: Sequence[str], global_blobs: Names, transient: Names
-) -> list[Call]:
+def _resumed_calls(job: Job, loaded: Names, anew: Names, plan: Plan | None) -> list[Call]:
     """The init tasks that run again after a load, in order.
 
-    Those of nodes that are not checkpointed, those that make or update transient blobs, and those
-    that make what these read and no checkpoint holds.
+    Those that make the blobs of `anew`; with a plan, those of nodes that are not checkpointed and
+    those that make or update transient blobs as well; and those that make what these read and is
+    not `loaded`.
     """
-    saved = set(checkpointed)
+    tasks = job.init_group.tasks()
 
-    def is_loaded(node: str, blob: str) -> bool:
-        return (
-            node in saved and is_in(global_blobs, node, blob) and not is_in(transient, node, blob)
+    def is_wanted(task: Task) -> bool:
+        node = task.node.name
+        if any(is_in(anew, node, blob.name) for blob in task.output_blobs):
+            return True
+        return plan is not None and (
+            node not in plan.checkpointed
+            or any(
+                is_in(plan.transient, node, blob.name)
+                for blob in (*task.output_blobs, *task.updates)
+            )
         )
 
     makers: dict[tuple[str, str], list[Task]] = {}
     for task in tasks:
-        for blob in (*task.output_blobs, *task.updates):
-            makers.setdefault((task.node.name, blob.name), []).append(task)
-    wanted = [
-        task
-        for task in tasks
-        if task.node.name not in saved
-        or any(
-            is_in(transient, task.node.name, blob.name)
-            for blob in (*task.output_blobs, *task.updates)
-        )
-    ]
+        node = task.node.name
+        # An update of what takes a loaded state would be for nothing.
+        updates = [blob for blob in task.updates if not is_in(anew, node, blob.name)]
+        for blob in (*task.output_blobs, *updates):
+            makers.setdefault((node, blob.name), []).append(task)
+    wanted = [task for task in tasks if is_wanted(task)]
     included = {id(task) for task in wanted}
     while wanted:
         task = wanted.pop()
@@ -258,11 +307,11 @@ def _resumed_calls(
         for value in (*task.inputs, *task.updates):
             if isinstance(value, TaskOutput):
                 filled = value.blob
-                if filled is None or not is_loaded(value.task.node.name, filled.name):
+                if filled is None or not is_in(loaded, value.task.node.name, filled.name):
                     needed.append(value.task)
             else:
                 node = (value.node or task.node).name
-                if not is_loaded(node, value.name):
+                if not is_in(loaded, node, value.name):
                     needed += makers.get((node, value.name), [])
         for other in needed:
             if id(other) not in included:
@@ -275,13 +324,13 @@ def _resumed_calls(
             continue
         node = task.node.name
         for blob in task.updates:
-            if is_loaded(node, blob.name):
+            if is_in(loaded, node, blob.name):
                 raise DefinitionError(
                     f"Task {task.full_name!r} of the init group must run again at every resume "
                     f"(for its transient blobs), and updates blob {blob.name!r}, which the "
                     f"checkpoint holds with that update in it. Update it in a task of its own."
                 )
-        kept = frozenset(b.name for b in task.output_blobs if not is_loaded(node, b.name))
+        kept = frozenset(b.name for b in task.output_blobs if not is_in(loaded, node, b.name))
         calls.append(Call(task, kept))
     return calls
 

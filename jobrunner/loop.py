@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jobrunner import resume
-from jobrunner.checkpoint import MultiNodeCheckpointManager
+from jobrunner.checkpoint import MultiNodeCheckpointManager, load_waiting_states
 from jobrunner.config import get_seconds
 from jobrunner.decisions import Boundary, Losses, next_step
 from jobrunner.errors import (
@@ -215,7 +215,8 @@ class Run:
             try:
                 blobs = resume.required_blobs(self.plan, manager, epoch)
                 partitions = {name: nodes for name, (_, nodes) in self.plan.partitions.items()}
-                group = manager.load(epoch, blobs=blobs, partitions=partitions)
+                again, anew = resume.rebuild(self.options.job, self.plan, manager, epoch)
+                group = manager.load(epoch, blobs=blobs, partitions=partitions, anew=anew)
                 self.binding.run_group(group, epoch=epoch)
                 manager.report_load(group)
                 break
@@ -234,8 +235,13 @@ class Run:
                 recorder.set_aside(damaged)
             return None
         record = manager.record(epoch)
-        if self.plan.groups["resume"].slices:
+        if anew:
+            # With all the others, for what their functions share to stay shared.
+            self.binding.ship({**self.plan.groups, "resume": again})
+        if again.slices:
             self._run_group("resume", 0)  # init tasks, with the random numbers they had then
+        if anew:
+            self.binding.apply(load_waiting_states)
         self.fired = resume.recorded_stops(self.plan, record)
         self.steps_done = resume.steps_done(self.plan, record)
         if manager is recorder.manager:
@@ -462,7 +468,7 @@ class Run:
         return has_room
 
     def _decide(self) -> ResumePlan:
-        return resume.plan_resume(self.plan, self.options.manager, self.policy)
+        return resume.plan_resume(self.options.job, self.plan, self.options.manager, self.policy)
 
     def _where_to_go_on(self) -> str:
         decision = self._decide()

@@ -212,7 +212,7 @@ class Plan:
     Attributes
     ----------
     groups : mapping
-        ``"init"``, ``"resume"`` (the init tasks that must run again after a load: those of nodes
+        ``"init"``, ``"resume"`` (the init tasks that must run again after any load: those of nodes
         that are not checkpointed, and makers of transient blobs), ``"epoch"``, ``"download"``,
         ``"exit"``.
     checkpointed : tuple of str

@@ -320,7 +320,9 @@ class Recorder:
                     f"them."
                 )
         self._prove_shared()
-        return self.manager.begin(epoch, replicated=self._plan.replicated)
+        return self.manager.begin(
+            epoch, replicated=self._plan.replicated, initial=self._plan.initial
+        )
 
     def _write(
         self,

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jobrunner.checkpoint import CheckpointDirectory, MultiNodeCheckpointManager
+from jobrunner.compiler import compile_resume
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, PlanMismatchError
 from jobrunner.fingerprint import changes, describe
-from jobrunner.plan import Plan
+from jobrunner.job import Job
+from jobrunner.plan import GroupPlan, Plan
 from jobrunner.result import ResumePlan
 
 
@@ -26,7 +28,9 @@ class Policy:
         return min(limits, default=None)
 
 
-def plan_resume(plan: Plan, own: MultiNodeCheckpointManager | None, policy: Policy) -> ResumePlan:
+def plan_resume(
+    job: Job, plan: Plan, own: MultiNodeCheckpointManager | None, policy: Policy
+) -> ResumePlan:
     """Decide where a run of `plan` begins; `JobRunner.plan_resume` documents it."""
     if own is None:
         return _fresh(plan, None, policy, "there is no checkpoint manager")
@@ -76,7 +80,7 @@ def plan_resume(plan: Plan, own: MultiNodeCheckpointManager | None, policy: Poli
         steps=tuple(steps),
         rebuilds=tuple(
             f"{node}/{task.name}"
-            for node, part in plan.groups["resume"].slices.items()
+            for node, part in rebuild(job, plan, manager, epoch)[0].slices.items()
             for task in part.tasks
         ),
         sets_aside=later,
@@ -116,6 +120,40 @@ def required_blobs(
             f"(resume_from_epoch=None, --resume none)."
         )
     return needed
+
+
+def rebuild(
+    job: Job, plan: Plan, manager: CheckpointDirectory, epoch: int
+) -> tuple[GroupPlan, dict[str, frozenset[str]]]:
+    """The init tasks that run again after a load of `epoch`, and whose objects take their states.
+
+    Returns
+    -------
+    group : GroupPlan
+    anew : dict of str to frozenset of str
+        Node -> the blobs of objects that are made anew, for the states that are loaded.
+
+    Raises
+    ------
+    PlanMismatchError
+        No init task makes such an object.
+    """
+    recorded = manager.stateful_blobs(epoch)
+    shared = {name for names in recorded.values() for name in names} & plan.replicated.keys()
+    anew = {}
+    for node, blobs in plan.saved_blobs(epoch).items():
+        found = blobs & (recorded.get(node, frozenset()) | shared)
+        missing = sorted(found - plan.initial.get(node, frozenset()))
+        if missing:
+            raise PlanMismatchError(
+                f"Epoch {epoch} of {manager.path} holds the state of an object in blob "
+                f"{missing[0]!r} of node {node!r}, and no task of job {plan.job!r}'s init group "
+                f"makes that object. Let one make it, or start afresh (resume_from_epoch=None, "
+                f"--resume none)."
+            )
+        if found:
+            anew[node] = found
+    return (compile_resume(job, plan, anew) if anew else plan.groups["resume"]), anew
 
 
 def recorded_stops(plan: Plan, record: Mapping[str, Any]) -> tuple[str, ...]:

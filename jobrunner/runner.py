@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 from jobrunner import resume
-from jobrunner.checkpoint import MultiNodeCheckpointManager
+from jobrunner.checkpoint import MultiNodeCheckpointManager, load_waiting_states
+from jobrunner.compiler import compile_resume
 from jobrunner.errors import (
     BlobNotFoundError,
     DefinitionError,
@@ -176,7 +177,9 @@ class JobRunner:
         Runs on the client; needs no cluster. Whether the stores are whole is found when they are
         loaded.
         """
-        return resume.plan_resume(self._compile(), self.checkpoint_manager, self._policy())
+        return resume.plan_resume(
+            self.job, self._compile(), self.checkpoint_manager, self._policy()
+        )
 
     def run(self, session: Session) -> RunResult:
         """Run the job to its end.
@@ -213,7 +216,7 @@ class JobRunner:
         the last recorded epoch as it is.
         """
         plan = self._compile()
-        resume.plan_resume(plan, self.checkpoint_manager, self._policy())
+        resume.plan_resume(self.job, plan, self.checkpoint_manager, self._policy())
         self._requests.stop = ""
         options = Options(
             job=self.job,
@@ -267,7 +270,8 @@ class JobRunner:
         ----------
         blob_names : sequence of str or Blob
             A name stands for that blob of every checkpointed node that has it, a `Blob` for that
-            of its node.
+            of its node. An object that was saved by its state is loaded into the one that is
+            there; where there is none, the job's init tasks make it, and whatever they need.
         epoch : int
         session : Session
 
@@ -306,9 +310,23 @@ class JobRunner:
                 )
             for node in nodes:
                 wanted.setdefault(node, set()).add(blob.name)
-        group = manager.load(epoch, blobs=wanted)
-        session.run(group)
-        manager.report_load(group)
+        with session.exclusive(f"The load of epoch {epoch} of {manager.path}"):
+            stateful = {
+                n: b & wanted.get(n, set()) for n, b in manager.stateful_blobs(epoch).items()
+            }
+            present = session.blob_names() if any(stateful.values()) else {}
+            anew = {
+                node: missing
+                for node, blobs in stateful.items()
+                if (missing := blobs - present.get(node, frozenset()))
+            }
+            group = manager.load(epoch, blobs=wanted, anew=anew)
+            session.run(group)
+            manager.report_load(group)
+            if anew:
+                plan = self.job.compile()
+                again = compile_resume(self.job, plan, anew, session.blob_names())
+                session.run_compiled("made anew", again, plan.nodes).apply(load_waiting_states)
         return True
 
     def _compile(self) -> Plan:

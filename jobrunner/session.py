@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -25,7 +25,8 @@ from jobrunner.errors import (
 from jobrunner.local_cluster import OwnCluster
 from jobrunner.node import Blob
 from jobrunner.outcome import GroupResult
-from jobrunner.plan import Plan
+from jobrunner.plan import GroupPlan, Plan, PlannedNode
+from jobrunner.shipping import nodes_of
 from jobrunner.task import Task, TaskGroup, TaskOutput
 
 __all__ = ["Binding", "GroupResult", "Session"]
@@ -306,6 +307,33 @@ class Session:
         with self._operation(f"binding of job {plan.job!r}"):
             return self._bind(plan, wait_seconds, can_move)
 
+    def blob_names(self) -> dict[str, frozenset[str]]:
+        """The names of the global blobs that there are, by node."""
+        return {} if self._binding is None else self._binding.blob_names()
+
+    def run_compiled(self, key: str, plan: GroupPlan, nodes: Sequence[PlannedNode]) -> Binding:
+        """Run a group that was compiled for a job, on the workspaces as they are.
+
+        Parameters
+        ----------
+        key : str
+            To tell it from other groups that the session runs.
+        plan : GroupPlan
+        nodes : sequence of PlannedNode
+            Those that it may use; what is missing is placed.
+
+        Returns
+        -------
+        Binding
+            The one that it ran on.
+        """
+        with self._operation(f"run of the {plan.name} group"):
+            used = nodes_of(plan)
+            binding = self._extend([node for node in nodes if node.name in used])
+            binding.ship({key: plan})
+            binding.run(key, epoch=0)
+            return binding
+
     @property
     def is_connected(self) -> bool:
         """Whether the client has a scheduler, as far as it knows."""
@@ -423,13 +451,18 @@ class Session:
         self._binding = binding
         return binding
 
-    def _run_group(self, group: TaskGroup, epoch: int | None) -> GroupResult:
+    def _extend(self, nodes: Sequence[PlannedNode]) -> Binding:
+        """The session's binding, with these nodes placed too."""
         binding = self._binding
         if binding is None:
             binding = self._bind(_EMPTY_PLAN, DEFAULT_WAIT_SECONDS)
-        new = [node for node in planned_nodes(group) if node.name not in binding.placement]
+        new = [node for node in nodes if node.name not in binding.placement]
         if new:
             binding.extend(new, DEFAULT_WAIT_SECONDS)
+        return binding
+
+    def _run_group(self, group: TaskGroup, epoch: int | None) -> GroupResult:
+        binding = self._extend(planned_nodes(group))
         if self._dead_keys:
             dead = list(self._dead_keys)
             del self._dead_keys[: len(dead)]  # in place: finalizers add to this very list

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,16 @@ class BlobUpdate:
         Handed over: neither copied nor frozen, so the task must keep no reference.
     replace : bool
         Drop all other global blobs of the node, transient ones too.
+    changes : mapping of str to callable
+        Each makes a blob's value of the present one, or of None where there is none.
+    waiting : mapping of str to callable, optional
+        The same for blobs that are to be made first; until `Workspace.apply_waiting`.
     """
 
     values: Mapping[str, Any]
     replace: bool = False
+    changes: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    waiting: Mapping[str, Callable[[Any], Any]] | None = None
 
 
 class Workspace:
@@ -57,7 +63,16 @@ class Workspace:
     operation at a time touches it.
     """
 
-    __slots__ = ("_detached", "companions", "globals", "node", "private", "retained", "transient")
+    __slots__ = (
+        "_detached",
+        "_waiting",
+        "companions",
+        "globals",
+        "node",
+        "private",
+        "retained",
+        "transient",
+    )
 
     def __init__(self, node: str, transient: frozenset[str] = frozenset()) -> None:
         self.node = node
@@ -67,6 +82,7 @@ class Workspace:
         self.retained: dict[str, dict[tuple[str, int], Any]] = {}
         self.companions: dict[str, Any] = {}
         self._detached: set[str] = set()
+        self._waiting: Mapping[str, Callable[[Any], Any]] = {}
 
     def nbytes(self) -> int:
         """About what the blobs take, retained values included."""
@@ -119,9 +135,18 @@ class Workspace:
 
     def apply(self, update: BlobUpdate) -> None:
         """Set the global blobs of `update`, all at once as far as other tasks can tell."""
+        changed = {name: make(self.globals.get(name)) for name, make in update.changes.items()}
         if update.replace:
             self.globals.clear()
         self.globals.update(update.values)
+        self.globals.update(changed)
+        if update.waiting is not None:
+            self._waiting = update.waiting
+
+    def apply_waiting(self) -> None:
+        """Make the changes that waited for their blobs to be made."""
+        waiting, self._waiting = self._waiting, {}
+        self.apply(BlobUpdate({}, changes=waiting))
 
     def start_run(self, group: str, *, has_updates: bool) -> None:
         """Forget what the group's last run left, before it runs again."""

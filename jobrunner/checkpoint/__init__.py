@@ -3,7 +3,7 @@
 The way of the data, one module a stage; a module imports only from those above it::
 
     files             what is asked of a file system, one method an operation
-    dtypes, codecs, tensors
+    dtypes, codecs, tensors, states
     encoding          values -> JSON trees and arrays       (pure)
     aliasing, blobs   ... all blobs of a node together      (pure)
     decoding          ... and back                          (pure)
@@ -35,6 +35,7 @@ from __future__ import annotations
 from jobrunner.checkpoint.codecs import Codec, register_codec
 from jobrunner.checkpoint.directory import PARTITIONS, CheckpointDirectory
 from jobrunner.checkpoint.inspection import Finding, inspect_directory
+from jobrunner.checkpoint.load import load_waiting_states
 from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler, read_state
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.policies import (
@@ -78,6 +79,7 @@ __all__ = [
     "epochs_until",
     "find_set_aside",
     "inspect_directory",
+    "load_waiting_states",
     "read_state",
     "register_codec",
     "restore_epoch",

@@ -48,7 +48,7 @@ def encode_blobs(
             tree = encoder.encode(value)
         except UnsupportedValueError as error:
             raise DefinitionError(_explain(node, name, error)) from error.__cause__
-        encoded[name] = EncodedBlob(tree, encoder.parts)
+        encoded[name] = EncodedBlob(tree, encoder.parts, encoder.has_state)
         memory += [Window(name, trail, array) for trail, array in encoder.memory]
         for identity, held in encoder.identities.items():
             other, _ = owners.setdefault(identity, (name, held))

@@ -15,6 +15,7 @@ from jobrunner.checkpoint import tensors
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.dtypes import dtype_from_spec
 from jobrunner.checkpoint.encoding import Tree
+from jobrunner.checkpoint.states import SavedState
 from jobrunner.errors import DefinitionError
 
 
@@ -31,6 +32,14 @@ class Decoder:
         Gives what stands for an array leaf instead of its array (a lazy one).
     where : str
         For messages.
+    keeps_states : bool
+        Let `SavedState` objects stand for objects that were saved by their state, which the state
+        itself does otherwise.
+
+    Attributes
+    ----------
+    has_states : bool
+        Whether there are such objects in what was decoded, and `keeps_states`.
     """
 
     def __init__(
@@ -41,6 +50,7 @@ class Decoder:
         allow_pickle: bool = False,
         leaf: Callable[[int], object] | None = None,
         where: str = "",
+        keeps_states: bool = False,
     ) -> None:
         self._array = array
         self._codecs = {codec.name: codec for codec in codecs}
@@ -48,6 +58,8 @@ class Decoder:
         self._leaf = leaf or array
         self._where = where
         self._made: list[Any] = []
+        self._keeps_states = keeps_states
+        self.has_states = False
 
     def decode(self, tree: Tree) -> Any:
         """The value that `tree` stands for.
@@ -130,6 +142,12 @@ class Decoder:
                     f"name={tree['name']!r})."
                 )
             return codec.decode(self.decode(tree["value"]))
+        if kind == "state":
+            state = self.decode(tree["value"])
+            if not self._keeps_states:
+                return state
+            self.has_states = True
+            return SavedState(tree["cls"], state)
         if kind == "pickle":
             data = self._data(tree)
             if not self._allow_pickle:

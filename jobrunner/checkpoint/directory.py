@@ -77,6 +77,11 @@ class CheckpointDirectory(RecordedEpochs):
                     found[node].append(name)
         return found
 
+    def stateful_blobs(self, epoch: int) -> dict[str, frozenset[str]]:
+        """Names of the blobs of each node that hold objects saved by their state."""
+        stores = self.record(epoch)["stores"]
+        return {node: frozenset(about.get("states", ())) for node, about in stores.items()}
+
     def shared_blobs(self, epoch: int) -> frozenset[str]:
         """Names of the blobs that nodes which were not saved can load too."""
         details = self.record(epoch)["details"]
@@ -134,6 +139,7 @@ class CheckpointDirectory(RecordedEpochs):
         nodes: Collection[str] | None = None,
         blobs: Mapping[str, Collection[str]] | None = None,
         partitions: Mapping[str, Sequence[str]] | None = None,
+        anew: Mapping[str, Collection[str]] | None = None,
     ) -> TaskGroup:
         """Make the task group that loads a recorded epoch.
 
@@ -150,6 +156,9 @@ class CheckpointDirectory(RecordedEpochs):
         partitions : mapping of str to sequence of str, optional
             Name of a partitioned blob -> the nodes that hold its parts now. Where they are others
             than those that saved it, each gets a part of about the same length.
+        anew : mapping of str to collection of str, optional
+            Node -> blobs of objects that are made anew once the group has run: `load_waiting_states`
+            then loads their states. By default a state is loaded into the object that is there.
 
         Returns
         -------
@@ -207,6 +216,7 @@ class CheckpointDirectory(RecordedEpochs):
             registered_codecs(),
             replace=blobs is None,
             allow_pickle=self._allow_pickle,
+            anew=anew or {},
         )
         action = "checkpoint_load" if blobs is None else "checkpoint_partial_load"
         self._load_seconds[group] = (action, seconds)

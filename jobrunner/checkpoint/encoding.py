@@ -23,6 +23,7 @@ import numpy as np
 from jobrunner.checkpoint import tensors
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.dtypes import UnsupportedDtypeError, dtype_from_spec, dtype_to_spec
+from jobrunner.checkpoint.states import has_state, name_class
 from jobrunner.names import escape
 
 Tree = Any
@@ -34,6 +35,7 @@ _INLINE_CHARACTERS = 4096
 _PACKED_LENGTH = 256
 _MAX_DEPTH = 150
 _NAME_BYTES = 200
+_STATE = "the state of another object"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class EncodedBlob:
 
     tree: Tree
     parts: Sequence[ArrayPart]
+    has_state: bool = False
+    """Whether it holds objects that are saved by their state."""
 
 
 class UnsupportedValueError(Exception):
@@ -90,6 +94,8 @@ class Encoder:
         Each array that the value holds, as it holds it.
     identities : dict of int to object
         What the value holds and that can change, but for arrays.
+    has_state : bool
+        Whether it holds objects that are saved by their state.
     """
 
     def __init__(self, codecs: Mapping[type, Codec], allow_pickle: bool) -> None:
@@ -103,6 +109,8 @@ class Encoder:
         self._count = 0
         self._inside: set[int] = set()
         self._kept: list[object] = []
+        self.has_state = False
+        self._holder = ""  # of what is encoded now, where no object in it could be made anew
 
     def encode(self, value: Any, trail: tuple[str, ...] = ()) -> Tree:
         """The tree that stands for `value`, which lies at `trail` in the blob.
@@ -125,6 +133,8 @@ class Encoder:
                 return self._tensor(value, trail)
         except (UnsupportedDtypeError, tensors.UnsupportedTensorError) as error:
             return self._pickle(value, trail, str(error))
+        if has_state(value):
+            return self._state(value, trail)
         if isinstance(value, np.ndarray):
             why = "a subclass of ndarray would come back as a plain one; np.asarray(...) gives that"
         else:
@@ -245,7 +255,7 @@ class Encoder:
     def _pairs(self, value: Mapping[Any, Any], trail: tuple[str, ...]) -> list[list[Tree]]:
         return [
             [
-                self.encode(key, (*trail, f"_{i}_key")),
+                self._encode_within("a key", key, (*trail, f"_{i}_key")),
                 self.encode(item, (*trail, name)),
             ]
             for i, (name, (key, item)) in enumerate(
@@ -325,7 +335,8 @@ class Encoder:
         return {"$": "scalar", "dtype": spec, "hex": value.tobytes().hex()}
 
     def _tensor(self, value: Any, trail: tuple[str, ...]) -> Tree:
-        array, description = tensors.to_array(value)
+        # Whoever loads a state puts it on the device where the object is.
+        array, description = tensors.to_array(value, from_device=self._holder == _STATE)
         if same := self._window(array, description, trail):
             return same
         part = self._part(array, trail, "torch.Tensor") if array.size else None
@@ -345,7 +356,31 @@ class Encoder:
             why = f"its codec {codec.name!r} encodes it as another of the same type"
             raise UnsupportedValueError(trail, type(value), why)
         with _Level(self, value, trail):
-            return {"$": "codec", "name": codec.name, "value": self.encode(inner, trail)}
+            tree = self._encode_within(f"what its codec {codec.name!r} made", inner, trail)
+            return {"$": "codec", "name": codec.name, "value": tree}
+
+    def _state(self, value: Any, trail: tuple[str, ...]) -> Tree:
+        if same := self._mutable(value):
+            return same
+        if self._holder:
+            why = f"it is in {self._holder}, so nobody could load its state_dict() into it"
+            raise UnsupportedValueError(trail, type(value), why)
+        try:
+            state = value.state_dict()
+        except Exception as error:
+            why = f"its state_dict() raised {type(error).__name__}: {error}"
+            raise UnsupportedValueError(trail, type(value), why) from error
+        self.has_state = True
+        self._kept.append(state)
+        with _Level(self, value, trail):
+            tree = self._encode_within(_STATE, state, trail)
+        return {"$": "state", "cls": name_class(value), "value": tree}
+
+    def _encode_within(self, holder: str, value: object, trail: tuple[str, ...]) -> Tree:
+        before, self._holder = self._holder, self._holder or holder
+        tree = self.encode(value, trail)
+        self._holder = before
+        return tree
 
     def _pickle(self, value: object, trail: tuple[str, ...], why: str) -> Tree:
         if not self._allow_pickle:

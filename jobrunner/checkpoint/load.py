@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +11,10 @@ import numpy as np
 
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.reader import StoreReader
+from jobrunner.checkpoint.states import StatefulBlob
 from jobrunner.node import WorkspaceType
 from jobrunner.task import Task, TaskGroup, TaskOutput
-from jobrunner.workspace import BlobUpdate
+from jobrunner.workspace import BlobUpdate, Workspace
 
 _HELD = "verified checkpoint"
 _SECONDS = "seconds of reading"
@@ -95,9 +96,13 @@ class Reading:
         """Read and verify all of it."""
         values: dict[str, Any] = {}
         if self.own is not None:
-            values |= self.own.load(self.blobs, codecs=codecs, allow_pickle=allow_pickle)
+            values |= self.own.load(
+                self.blobs, codecs=codecs, allow_pickle=allow_pickle, keeps_states=True
+            )
         for name, reader in self.borrowed.items():
-            values |= reader.load([name], codecs=codecs, allow_pickle=allow_pickle)
+            values |= reader.load(
+                [name], codecs=codecs, allow_pickle=allow_pickle, keeps_states=True
+            )
         for name, part in self.parts.items():
             values[name] = part.load(name)
         return values
@@ -122,9 +127,36 @@ class _HandOver:
     """Puts what was read into the node's workspace, once all nodes have read theirs."""
 
     replace: bool
+    anew: frozenset[str]
 
     def __call__(self, held: _Held) -> BlobUpdate:
-        return BlobUpdate(held.values, replace=self.replace)
+        states = {
+            name: value.load_into
+            for name, value in held.values.items()
+            if isinstance(value, StatefulBlob)
+        }
+        return BlobUpdate(
+            {name: value for name, value in held.values.items() if name not in states},
+            replace=self.replace,
+            changes={name: load for name, load in states.items() if name not in self.anew},
+            waiting={name: load for name, load in states.items() if name in self.anew},
+        )
+
+
+def load_waiting_states(workspaces: Mapping[str, Workspace]) -> None:
+    """Load the states that a load left waiting into the objects made anew since.
+
+    Raises
+    ------
+    PlanMismatchError, CheckpointError
+        See `StatefulBlob.load_into`.
+
+    Notes
+    -----
+    Runs on workers, in a thread, with their workspaces.
+    """
+    for workspace in workspaces.values():
+        workspace.apply_waiting()
 
 
 def _all_verified() -> None:
@@ -137,6 +169,7 @@ def load_group(
     *,
     replace: bool,
     allow_pickle: bool,
+    anew: Mapping[str, Collection[str]],
 ) -> tuple[TaskGroup, dict[str, TaskOutput]]:
     """Make the group that loads stores into the workspaces of their nodes.
 
@@ -148,6 +181,9 @@ def load_group(
     replace : bool
         Drop the nodes' other blobs.
     allow_pickle : bool
+    anew : mapping of str to collection of str
+        Node -> blobs whose objects are made anew later: their states wait for
+        `load_waiting_states`. Other states are loaded into the objects that are there.
 
     Returns
     -------
@@ -178,7 +214,7 @@ def load_group(
         )
         for node in readings:
             Task(
-                _HandOver(replace=replace),
+                _HandOver(replace=replace, anew=frozenset(anew.get(node, ()))),
                 inputs=_HELD,
                 node=node,
                 group=group,

@@ -153,9 +153,10 @@ class MultiNodeCheckpointManager(HeldDirectory):
         nodes: Collection[str] | None = None,
         blobs: Mapping[str, Collection[str]] | None = None,
         partitions: Mapping[str, Sequence[str]] | None = None,
+        anew: Mapping[str, Collection[str]] | None = None,
     ) -> TaskGroup:
         """See `CheckpointDirectory.load`; in a run, the epoch is kept until the run ends."""
-        group = super().load(epoch, nodes=nodes, blobs=blobs, partitions=partitions)
+        group = super().load(epoch, nodes=nodes, blobs=blobs, partitions=partitions, anew=anew)
         if self._hold is not None:
             self._resumed_from = epoch
         return group
@@ -193,18 +194,29 @@ class MultiNodeCheckpointManager(HeldDirectory):
 
     # --- saving
 
-    def blob_check(self) -> BlobCheck:
+    def blob_check(self, initial: Mapping[str, Collection[str]] | None = None) -> BlobCheck:
         """What finds out, on the workers and without storage, whether all blobs can be saved.
+
+        Parameters
+        ----------
+        initial : mapping of str to collection of str, optional
+            See `begin`.
 
         Returns
         -------
         BlobCheck
             To be called on every worker with its workspaces; picklable.
         """
-        return BlobCheck(frozenset(self._held().nodes), registered_codecs(), self._allow_pickle)
+        return BlobCheck(
+            frozenset(self._held().nodes), registered_codecs(), self._allow_pickle, initial
+        )
 
     def begin(
-        self, epoch: int, *, replicated: Mapping[str, Sequence[str]] | None = None
+        self,
+        epoch: int,
+        *,
+        replicated: Mapping[str, Sequence[str]] | None = None,
+        initial: Mapping[str, Collection[str]] | None = None,
     ) -> SaveOrder:
         """Claim the names of an epoch's stores.
 
@@ -213,6 +225,8 @@ class MultiNodeCheckpointManager(HeldDirectory):
         epoch : int
         replicated : mapping of str to sequence of str, optional
             Name of a blob -> the nodes that have it; the first one saves it.
+        initial : mapping of str to collection of str, optional
+            Node -> the blobs that its init tasks make, and so make anew for a saved state.
 
         Returns
         -------
@@ -245,7 +259,7 @@ class MultiNodeCheckpointManager(HeldDirectory):
             hold.run,
             claim,
             store_names(hold.nodes, epoch, retry),
-            self.blob_check(),
+            self.blob_check(initial),
             self._files,
             self._former(),
             dict(replicated or {}),
@@ -317,6 +331,7 @@ class MultiNodeCheckpointManager(HeldDirectory):
                     "manifest": receipts[node].manifest,
                     "nbytes": receipts[node].nbytes,
                     "seconds": round(receipts[node].seconds, 6),
+                    **({"states": list(names)} if (names := receipts[node].states) else {}),
                 }
                 for node in order.stores
             },

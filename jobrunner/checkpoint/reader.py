@@ -19,6 +19,7 @@ from jobrunner.checkpoint.decoding import Decoder
 from jobrunner.checkpoint.dtypes import dtype_from_spec
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import FORMAT, MANIFEST, chunk_corners, chunk_key, decode_texts
+from jobrunner.checkpoint.states import StatefulBlob
 from jobrunner.checkpoint.store import THREADS, join_path, run_all
 from jobrunner.errors import (
     BlobNotFoundError,
@@ -85,6 +86,7 @@ class StoreReader:
         codecs: Sequence[Codec] = (),
         allow_pickle: bool = False,
         threads: int = THREADS,
+        keeps_states: bool = False,
     ) -> dict[str, Any]:
         """Read blobs, every byte of them verified.
 
@@ -95,6 +97,9 @@ class StoreReader:
         codecs : sequence of Codec
         allow_pickle : bool
         threads : int
+        keeps_states : bool
+            Give a `StatefulBlob` for a blob of objects that were saved by their state; by default
+            the states stand in their places.
 
         Returns
         -------
@@ -129,7 +134,14 @@ class StoreReader:
         )
         run_all(jobs, threads, _stored_bytes(wanted))
         return {
-            name: self._decode(name, entry, loaded[name].__getitem__, codecs, allow_pickle)
+            name: self._decode(
+                name,
+                entry,
+                loaded[name].__getitem__,
+                codecs,
+                allow_pickle,
+                keeps_states=keeps_states,
+            )
             for name, entry in wanted.items()
         }
 
@@ -386,16 +398,21 @@ class StoreReader:
         codecs: Sequence[Codec],
         allow_pickle: bool,
         leaf: Callable[[int], object] | None = None,
+        *,
+        keeps_states: bool = False,
     ) -> Any:
+        where = f"Blob {name!r} in {self.root}"
         decoder = Decoder(
             array,
             codecs,
             allow_pickle=allow_pickle,
             leaf=leaf,
-            where=f"Blob {name!r} in {self.root}",
+            where=where,
+            keeps_states=keeps_states,
         )
         with self._decoding(name):
-            return decoder.decode(entry["value"])
+            value = decoder.decode(entry["value"])
+        return StatefulBlob(value, where) if decoder.has_states else value
 
     @contextlib.contextmanager
     def _decoding(self, blob: str) -> Iterator[None]:

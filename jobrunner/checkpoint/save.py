@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jobrunner.checkpoint.blobs import encode_blobs
@@ -25,7 +25,7 @@ from jobrunner.checkpoint.store import (
     former_store,
     run_gently,
 )
-from jobrunner.errors import CheckpointError, CheckpointWriteError
+from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.workspace import Workspace
 
 logger = logging.getLogger("jobrunner.checkpoint.save")
@@ -35,6 +35,15 @@ logger = logging.getLogger("jobrunner.checkpoint.save")
 class BlobCheck:
     """Finds out whether the blobs of nodes can be saved; called once on each worker.
 
+    Parameters
+    ----------
+    nodes : frozenset of str
+    codecs : sequence of Codec
+    allow_pickle : bool
+    initial : mapping of str to collection of str, optional
+        Node -> the blobs that its init tasks make: only those may hold objects that are saved by
+        their state. By default, any may.
+
     Notes
     -----
     Runs on workers, in a thread; picklable. Touches no storage.
@@ -43,6 +52,7 @@ class BlobCheck:
     nodes: frozenset[str]
     codecs: Sequence[Codec] = ()
     allow_pickle: bool = False
+    initial: Mapping[str, Collection[str]] | None = None
 
     def __call__(self, workspaces: Mapping[str, Workspace]) -> None:
         """Raise what `encode` raises."""
@@ -56,7 +66,7 @@ class BlobCheck:
         DefinitionError
             A blob cannot be encoded; names it and the ways out.
         """
-        return {
+        encoded = {
             node: encode_blobs(
                 node,
                 {
@@ -70,6 +80,18 @@ class BlobCheck:
             for node, workspace in workspaces.items()
             if node in self.nodes
         }
+        if self.initial is not None:
+            for node, blobs in encoded.items():
+                for name, blob in blobs.items():
+                    if blob.has_state and name not in self.initial.get(node, ()):
+                        raise DefinitionError(
+                            f"Node {node!r}, blob {name!r}: it holds an object that is saved by "
+                            f"its state_dict(), and no task of the init group makes that blob, so "
+                            f"nothing would be there to load the state into at a resume. Make it "
+                            f"in the init group, or put its state_dict() into the blob instead, or "
+                            f"keep it out of checkpoints, outputs=Blob({name!r}, transient=True)."
+                        )
+        return encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +166,10 @@ class SaveOrder:
     def _prepare(self, workspaces: Mapping[str, Workspace]) -> _Prepared:
         # All of it before anything is written: what cannot be saved is no fault of the storage.
         encoded = self.check.encode(workspaces)
+        states = {
+            node: tuple(name for name, blob in blobs.items() if blob.has_state)
+            for node, blobs in encoded.items()
+        }
         replicas: dict[str, dict[str, str]] = {}
         for name, nodes in self.replicated.items():
             for node in nodes:
@@ -162,7 +188,7 @@ class SaveOrder:
             if (found := self._former(node, blobs)) is not None
         }
         batch = StoreBatch(self.files, self.path, stores, former)
-        return _Prepared(list(encoded), batch, replicas)
+        return _Prepared(list(encoded), batch, replicas, states)
 
     def _former(self, node: str, blobs: Mapping[str, EncodedBlob]) -> FormerStore | None:
         if node not in self.former or not any(
@@ -200,11 +226,14 @@ class _Prepared:
     nodes: Sequence[str]
     batch: StoreBatch
     replicas: Mapping[str, Mapping[str, str]]
+    states: Mapping[str, tuple[str, ...]]
 
     def finish(self) -> dict[str, Receipt]:
         """Make what was written durable; gives the nodes' receipts."""
         return {
-            node: dataclasses.replace(receipt, replicas=self.replicas.get(node, {}))
+            node: dataclasses.replace(
+                receipt, replicas=self.replicas.get(node, {}), states=self.states[node]
+            )
             for node, receipt in zip(self.nodes, self.batch.finish(), strict=True)
         }
 

@@ -71,6 +71,8 @@ class Receipt:
         Of `nbytes`, what is in files of the epoch before, which it shares.
     replicas : mapping of str to str
         Digests of the node's replicated blobs, which must be those of the other nodes.
+    states : tuple of str
+        Names of the node's blobs that hold objects saved by their state.
     """
 
     store: str
@@ -79,6 +81,7 @@ class Receipt:
     seconds: float
     linked_bytes: int = 0
     replicas: Mapping[str, str] = field(default_factory=dict)
+    states: tuple[str, ...] = ()
 
 
 class WrittenChunk(NamedTuple):

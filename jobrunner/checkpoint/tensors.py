@@ -38,8 +38,12 @@ def is_tensor(value: object) -> bool:
     return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter)
 
 
-def to_array(tensor: Any) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
+def to_array(
+    tensor: Any, *, from_device: bool = False
+) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
     """The tensor's memory as an array, and what else is needed to make it again.
+
+    `from_device`: a tensor on another device is copied from there, and comes back on the host.
 
     Raises
     ------
@@ -47,7 +51,7 @@ def to_array(tensor: Any) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
         Not in host memory, not strided, or not a leaf of its autograd graph.
     """
     torch = sys.modules["torch"]
-    if tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" and not from_device:
         raise UnsupportedTensorError(
             f"it lives on the device {tensor.device}; tensor.cpu() gives a copy that can be saved"
         )
@@ -57,7 +61,7 @@ def to_array(tensor: Any) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
         raise UnsupportedTensorError(
             "it is part of an autograd graph, which is not kept; tensor.detach() is saved"
         )
-    plain = tensor.detach()
+    plain = tensor.detach().cpu()  # the same tensor where it is there already
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
     dtype = str(tensor.dtype).removeprefix("torch.")

@@ -275,7 +275,13 @@ def _copy_store(
     again = StoreReader(files, directory, store, source.manifest)
     again.read_manifest()  # what was just written is what was verified before
     about = record.stores[node]
-    return Receipt(store, source.manifest, about["nbytes"], about["seconds"])
+    return Receipt(
+        store,
+        source.manifest,
+        about["nbytes"],
+        about["seconds"],
+        states=tuple(about.get("states", ())),
+    )
 
 
 def _directories(paths: Iterable[str]) -> list[str]:

@@ -1,0 +1,225 @@
+"""Objects with a state of their own, through everything that loads a checkpoint."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from jobrunner import (
+    Blob,
+    Checkpoint,
+    DefinitionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    PlanMismatchError,
+    Session,
+    Task,
+    TaskFailedError,
+    current_task,
+    epoch_limiter,
+)
+
+A = Node("a")
+
+
+class Model:
+    def __init__(self, scale):
+        self.weights = np.zeros(4)
+        self.scale = scale
+        self.lock = threading.Lock()
+
+    def state_dict(self):
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state):
+        self.weights[...] = state["weights"]
+
+
+class Optimizer:
+    """Works on a model that it holds, as PyTorch's do."""
+
+    def __init__(self, model):
+        self.model = model
+        self.steps = 0
+
+    def step(self, gradient):
+        self.steps += 1
+        self.model.weights += self.model.scale * gradient / self.steps
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+def train(model, optimizer, fails_at, once):
+    task = current_task()
+    if task.epoch == fails_at and not (once and task.attempt):
+        raise ZeroDivisionError("by hand")
+    optimizer.step(task.rng.standard_normal(4))
+    return model.weights.copy()
+
+
+def training(epochs, *, fails_at=None, once=False, make=Model, anew=True):
+    with Job("training", seed=5) as job, A:
+        with job.init_group:
+            Task(lambda: 0.5, outputs="scale", name="scale")
+            if anew:
+                Task(make, inputs="scale", outputs="model", name="model")
+                Task(lambda m: (m, Optimizer(m))[1], inputs="model", outputs="opt", name="opt")
+            else:
+                Task(lambda: (1, 2), outputs=["model", "opt"], name="no objects")
+            Task(lambda: "log", outputs="log", name="log")
+            Task(lambda: None, outputs=Blob("socket", transient=True), name="socket")
+        Task(
+            train,
+            inputs=["model", "opt"],
+            outputs="seen",
+            kwargs={"fails_at": fails_at, "once": once},
+            transient_errors=ZeroDivisionError if once else (),
+            name="train",
+        )
+        with job.download_group:
+            Task(
+                lambda m, o: (m.weights.tobytes(), o.steps, o.model is m),
+                inputs=["model", "opt"],
+                name="result",
+            ).output()
+        epoch_limiter(job, epochs)
+    return job
+
+
+def result_of(job):
+    return job.download_group.find("a", "result").output().fetch()
+
+
+@pytest.fixture
+def session(inproc_client):
+    with Session(inproc_client) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def expected(inproc_cluster):
+    from distributed import Client
+
+    job = training(6)
+    with Client(inproc_cluster, set_as_default=False) as client, Session(client) as session:
+        JobRunner(job).run(session)
+        found = result_of(job)
+    assert found[1:] == (6, True)
+    return found
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "in the background"])
+def manager(request, tmp_path):
+    return MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=request.param)
+
+
+def test_a_job_goes_on_with_the_same_bits_and_says_what_it_makes_anew(session, manager, expected):
+    with pytest.raises(TaskFailedError):
+        JobRunner(training(6, fails_at=4), manager).run(session)
+    job = training(6)
+    runner = JobRunner(job, manager)
+    assert runner.plan_resume().rebuilds == ("a/model", "a/opt", "a/socket")
+    assert runner.run(session).resumed_from == 3
+    assert result_of(job) == expected
+
+
+def test_a_redone_epoch_begins_from_the_recorded_state(session, manager, expected):
+    job = training(6, fails_at=4, once=True)
+    assert JobRunner(job, manager).run(session).restarts == 1
+    assert result_of(job) == expected
+
+
+def test_a_load_in_a_session_goes_into_the_objects_that_are_there(session, manager):
+    job = training(3)
+    JobRunner(job, manager).run(session)
+    session.run(manager.load(2))
+    count = Task(lambda m, o: (o.steps, o.model is m), inputs=["model", "opt"], node=A)
+    assert session.run(count) == (2, True)
+
+
+def test_a_load_where_no_object_is_says_who_makes_it(inproc_client, session, manager):
+    JobRunner(training(1), manager).run(session)
+    with (
+        Session(inproc_client) as other,
+        pytest.raises(PlanMismatchError, match=r"found nothing\. A task of the job's init group"),
+    ):
+        other.run(manager.load(1))
+
+
+def test_some_blobs_are_loaded_into_objects_that_the_jobs_own_tasks_make(
+    inproc_client, session, manager
+):
+    runner = JobRunner(training(3), manager)
+    runner.run(session)
+    with Session(inproc_client) as other:
+        assert runner.load_blobs_from_checkpoints("opt", 2, other)
+        assert other.run(Task(lambda o: o.steps, inputs="opt", node=A)) == 2
+        assert "log" not in other.run(Task(lambda: list(current_task().workspace), node=A))
+        # Now it is there, and stays the same object.
+        marked = Task(lambda o: setattr(o, "mark", 1), inputs="opt", node=A)
+        other.run(marked)
+        assert runner.load_blobs_from_checkpoints([A["opt"]], 3, other)
+        assert other.run(Task(lambda o: (o.steps, o.mark), inputs="opt", node=A)) == (3, 1)
+
+
+def test_a_checkpoint_is_read_without_the_classes(session, manager):
+    JobRunner(training(2), manager).run(session)
+    with manager.open(2) as checkpoint:
+        assert isinstance(checkpoint, Checkpoint)
+        assert checkpoint["a"]["opt"] == {"steps": 2}
+        assert checkpoint["a"]["model"]["weights"].shape == (4,)
+
+
+def test_another_class_is_refused_and_the_checkpoint_stays(session, manager):
+    class Other(Model):
+        pass
+
+    JobRunner(training(2), manager).run(session)
+    with pytest.raises(PlanMismatchError, match=r"expected an object of class .*Model.*Other"):
+        JobRunner(training(3, make=Other), manager).run(session)
+    assert manager.epochs() == [0, 1, 2]
+
+
+def test_a_job_that_makes_something_else_is_refused(session, manager):
+    JobRunner(training(2), manager).run(session)
+    with pytest.raises(PlanMismatchError, match=r"found a builtins.int"):
+        JobRunner(training(3, anew=False), manager).run(session)
+
+
+def test_an_object_that_only_an_epoch_makes_ends_the_run_by_name(session, manager):
+    from jobrunner import WorkspaceType
+
+    with Job("late") as job, A:
+        with job.init_group:
+            Task(lambda: 0, outputs="n")
+        Task(lambda n: Model(n), inputs="n", outputs="m", workspace_type=WorkspaceType.GLOBAL)
+        epoch_limiter(job, 2)
+    with pytest.raises(DefinitionError, match=r"blob 'm'.*no task of the init group"):
+        JobRunner(job, manager).run(session)
+
+
+def bump(m):
+    m.weights += 1
+
+
+def shared(nodes, epochs):
+    with Job("shared") as job:
+        for node in map(Node, nodes):
+            with job.init_group:
+                Task(lambda: Model(1.0), outputs=Blob("m", replicated=True), node=node, name="make")
+            Task(bump, updates="m", node=node, name="step")
+        epoch_limiter(job, epochs)
+    return job
+
+
+def test_more_nodes_load_a_replicated_object(session, manager):
+    JobRunner(shared("ab", 2), manager).run(session)
+    JobRunner(shared("abc", 3), manager).run(session)
+    weights = Task(lambda m: m.weights[0], inputs="m", node="c")
+    assert session.run(weights) == 3.0
