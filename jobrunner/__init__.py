@@ -20,9 +20,11 @@ The way of the data, one module a stage; a module imports only from those above 
     checkpoint/     5 save      codecs, stores, the log, policies, managers
     result, resume, decisions, recorder, upload, loop, runner
                     6 loop      init or resume, then epochs, then download and exit
-    progress, script, listing, comparison, upkeep
+    comparison, tracing, replay
+                    a recorded epoch run again, what differs, and which task it comes from
+    progress, script, listing, upkeep
                     what commands tell and do
-    answers, checkpoint_commands, cli
+    answers, cluster_options, checkpoint_commands, cli
                     7 show
     collector                   the garbage collector held off
     config, preload, signals    Dask's configuration; what local worker processes load; Ctrl-C
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
     from jobrunner.job import Job, epoch_limiter
     from jobrunner.node import Blob, Node, WorkspaceType
     from jobrunner.plan import Plan
+    from jobrunner.replay import BlobDifference, ReplayReport
     from jobrunner.result import ResumePlan, RunResult, SaveReport
     from jobrunner.runner import JobRunner
     from jobrunner.session import Session
@@ -102,6 +105,7 @@ _MODULE_OF = {
         "job": "Job epoch_limiter",
         "node": "Blob Node WorkspaceType",
         "plan": "Plan",
+        "replay": "BlobDifference ReplayReport",
         "result": "ResumePlan RunResult SaveReport",
         "runner": "JobRunner",
         "session": "Session",
@@ -114,6 +118,7 @@ _MODULE_OF = {
 __all__ = [
     "Auto",
     "Blob",
+    "BlobDifference",
     "BlobNotFoundError",
     "Checkpoint",
     "CheckpointCorruptError",
@@ -142,6 +147,7 @@ __all__ = [
     "PlacementError",
     "Plan",
     "PlanMismatchError",
+    "ReplayReport",
     "ResumePlan",
     "RetentionPolicy",
     "RunResult",

@@ -54,7 +54,7 @@ Exit codes:
     8  a checkpoint cannot be read or written
     9  another run holds the checkpoint directory
    10  the checkpoint does not fit the job
-   11  two checkpoints differ
+   11  two checkpoints differ, or an epoch that was run again
    12  the job has ended, and not all of its epochs could be saved
    75  told to stop by SIGTERM; run the same command again to go on
   130  interrupted (143: terminated before the run began)

@@ -1,19 +1,25 @@
 """The commands on a checkpoint directory: ``ls``, ``info``, ``verify``, ``diff``, ``prune`` and more.
 
-None of them needs a cluster, the job or the job's code. Heavy imports wait until one runs.
+None but ``verify --replay`` needs a cluster, the job or the job's code. Heavy imports wait until one
+runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from jobrunner.answers import DIFFERENT, EPILOG, Answer, answers, exit_code_of
+from jobrunner.cluster_options import check_cluster, cluster_options, open_session
 from jobrunner.errors import DefinitionError
+from jobrunner.signals import terminated_as_interrupt
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import Checkpoint
+    from jobrunner.session import Session
 
 _directory = click.argument("directory", metavar="DIR")
 _epoch = click.argument("epoch", metavar="EPOCH")
@@ -56,18 +62,88 @@ def info_command(*, directory: str, epoch: str) -> Answer:
     is_flag=True,
     help="Read the whole log as well, and make every blob again from what was read.",
 )
+@click.option(
+    "--replay",
+    metavar="EPOCH",
+    help="Run that epoch of the job again from what is recorded before it, and compare.",
+)
+@click.option(
+    "--job",
+    "target",
+    metavar="FILE_OR_MODULE[:JOB]",
+    help="The job that --replay runs, as 'jobrunner run' takes it.",
+)
+@click.option(
+    "--allow-pickle",
+    is_flag=True,
+    help="With --replay: unpickle blobs, if you trust whoever can write to DIR.",
+)
+@cluster_options
 @answers
-def verify_command(*, directory: str, epoch: str | None, is_deep: bool) -> Answer:
+def verify_command(
+    *,
+    directory: str,
+    epoch: str | None,
+    is_deep: bool,
+    replay: str | None,
+    target: str | None,
+    allow_pickle: bool,
+    workers: int | None,
+    threads: int | None,
+    scheduler: str | None,
+) -> Answer:
     """Compare every byte of an epoch of DIR with its record.
 
-    EPOCH is a number, or 'latest'; without it all recorded epochs are verified.
+    EPOCH is a number, or 'latest'; without it all recorded epochs are verified. With --replay the
+    epoch is verified, run again, and compared with its record bit for bit; nothing is written to
+    DIR.
     """
     from jobrunner.listing import open_directory, read_epoch, verify_epochs
 
+    if replay is not None:
+        if target is None or epoch is not None or is_deep:
+            raise click.UsageError(
+                "--replay EPOCH needs --job FILE_OR_MODULE[:JOB], for a checkpoint holds no code; "
+                "it goes with no other EPOCH and not with --deep."
+            )
+        check_cluster(scheduler, workers, threads)
+        cluster = partial(open_session, scheduler, workers, threads)
+        return _replay(directory, replay, target, cluster, allow_pickle=allow_pickle)
+    for option, value in (
+        ("--job", target),
+        ("--allow-pickle", allow_pickle or None),
+        ("--workers", workers),
+        ("--threads", threads),
+        ("--scheduler", scheduler),
+    ):
+        if value is not None:
+            raise click.UsageError(f"{option} goes with --replay EPOCH; nothing else runs a job.")
     manager = open_directory(directory)
     epochs = manager.epochs() if epoch is None else [read_epoch(epoch, manager)]
     data, text, error = verify_epochs(manager, epochs, is_deep=is_deep)
     return Answer(data, text, 0 if error is None else exit_code_of(error))
+
+
+def _replay(
+    directory: str,
+    epoch: str,
+    target: str,
+    cluster: Callable[[], Session],
+    *,
+    allow_pickle: bool,
+) -> Answer:
+    from jobrunner.listing import open_directory, read_epoch
+    from jobrunner.replay import Replay
+    from jobrunner.script import load_job
+
+    job = load_job(target)
+    manager = open_directory(directory, allow_pickle=allow_pickle)
+    replay = Replay(job.compile(), manager, read_epoch(epoch, manager))
+    replay.check()  # before a cluster starts for it
+    with terminated_as_interrupt(), cluster() as session:
+        report = replay.run(session)
+    data = {"job": job.name, "path": manager.path, **report.to_dict()}
+    return Answer(data, str(report), 0 if report.is_equal else DIFFERENT)
 
 
 @click.command("diff", epilog=EPILOG)

@@ -18,6 +18,7 @@ import click
 from jobrunner import checkpoint_commands, errors
 from jobrunner._version import __version__
 from jobrunner.answers import EPILOG, SAVES_FAILED, Answer, answers
+from jobrunner.cluster_options import check_cluster, cluster_options, open_session
 from jobrunner.signals import terminated_as_interrupt
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from jobrunner.recorder import SaveErrorPolicy
     from jobrunner.result import RunResult
     from jobrunner.runner import JobRunner, ResumeFrom
-    from jobrunner.session import Session
 
 
 class _StopTeller:
@@ -104,18 +104,7 @@ def main() -> None:
 @click.option(
     "--epochs", type=click.IntRange(min=1), metavar="N", help="Stop after N epochs in all."
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Worker processes to start on this machine.",
-)
-@click.option(
-    "--threads", type=click.IntRange(min=1), metavar="N", help="Threads of each such worker."
-)
-@click.option(
-    "--scheduler", metavar="ADDR", help="Run on the Dask cluster whose scheduler is at ADDR."
-)
+@cluster_options
 @click.option(
     "--grace",
     type=click.FloatRange(min=0),
@@ -152,11 +141,7 @@ def run(
     FILE_OR_MODULE is a Python file or an importable module. JOB is a variable that holds a Job or a
     function without arguments that returns one; it may be left out where the module holds one Job.
     """
-    if scheduler is not None and (workers is not None or threads is not None):
-        raise click.UsageError(
-            "--workers and --threads start workers on this machine; the cluster at --scheduler "
-            "has its own. Give either."
-        )
+    check_cluster(scheduler, workers, threads)
     from jobrunner.checkpoint import KeepLast, MultiNodeCheckpointManager, SaveEvery
     from jobrunner.progress import show_progress
     from jobrunner.runner import JobRunner
@@ -203,7 +188,7 @@ def run(
         runner.plan_resume()  # a mistake is told before a cluster starts for it
         try:
             with (
-                _open_session(scheduler, workers, threads) as session,
+                open_session(scheduler, workers, threads) as session,
                 _usr1_saves(runner),
             ):
                 result = runner.run(session)
@@ -218,17 +203,6 @@ def run(
     text = _summarize(job.name, result, manager.path)
     code = SAVES_FAILED if result.failed_saves else 0
     return Answer({**about, **result.to_dict()}, text, code)
-
-
-def _open_session(scheduler: str | None, workers: int | None, threads: int | None) -> Session:
-    from jobrunner.session import Session
-
-    if scheduler is None:
-        return Session.local(workers=workers, threads_per_worker=threads)
-    try:
-        return Session.connect(scheduler)
-    except errors.ExecutionError as error:
-        raise errors.PlacementError(str(error)) from error
 
 
 @contextlib.contextmanager

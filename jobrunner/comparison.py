@@ -67,7 +67,7 @@ def compare_checkpoints(
     }
     lines = [f"only in A: {name}" for name in only_in[0]]
     lines += [f"only in B: {name}" for name in only_in[1]]
-    lines += [f"{d['node']}/{d['blob']}{d['where']}: {_format(d)}" for d in differences]
+    lines += [f"{d['node']}/{d['blob']}{d['where']}: {format_difference(d)}" for d in differences]
     lines.append(
         f"{num_equal} blobs are equal, {len({(d['node'], d['blob']) for d in differences})} differ."
     )
@@ -187,7 +187,8 @@ def _is_same(one: object, other: object) -> bool:
     return bool(one == other)
 
 
-def _format(difference: Mapping[str, Any]) -> str:
+def format_difference(difference: Mapping[str, Any]) -> str:
+    """One of `compare_values` as text, without where it is."""
     if "count" not in difference:
         return str(difference["what"])
     text = f"{difference['count']} of {difference['size']} elements differ"

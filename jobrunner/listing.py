@@ -15,7 +15,7 @@ from jobrunner.progress import format_bytes, format_metrics, format_seconds
 _SHOWN_VALUE_LENGTH = 48
 
 
-def open_directory(directory: str) -> MultiNodeCheckpointManager:
+def open_directory(directory: str, *, allow_pickle: bool = False) -> MultiNodeCheckpointManager:
     """Make a manager for a directory that must be there.
 
     Raises
@@ -23,7 +23,7 @@ def open_directory(directory: str) -> MultiNodeCheckpointManager:
     CheckpointNotFoundError
         Nothing is at the path: most likely a mistyped one.
     """
-    manager = MultiNodeCheckpointManager(directory)
+    manager = MultiNodeCheckpointManager(directory, allow_pickle=allow_pickle)
     if not os.path.lexists(manager.path):
         raise CheckpointNotFoundError(
             f"There is no directory {manager.path!r}. Name the one that the job was run with, as "

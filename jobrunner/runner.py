@@ -18,6 +18,7 @@ from jobrunner.loop import Options, Requests, Run
 from jobrunner.node import Blob
 from jobrunner.plan import Plan
 from jobrunner.recorder import SaveErrorPolicy
+from jobrunner.replay import Replay, ReplayReport
 from jobrunner.result import ResumePlan, RunResult, SaveReport
 from jobrunner.session import Session
 from jobrunner.signals import stop_on_signals
@@ -260,6 +261,58 @@ class JobRunner:
         ``_save_now`` in the checkpoint directory asks for the same.
         """
         self._requests.save.set()
+
+    def replay(self, session: Session, epoch: int) -> ReplayReport:
+        """Run a recorded epoch again from the one before it, and compare what comes of it.
+
+        Parameters
+        ----------
+        session : Session
+            Its workspaces are replaced by the job's.
+        epoch : int
+
+        Returns
+        -------
+        ReplayReport
+            Names each blob that is not the same to the bit, and the task that first made another
+            value.
+
+        Raises
+        ------
+        DefinitionError, PlacementError
+            Before anything has run.
+        CheckpointNotFoundError
+            The epoch is not recorded.
+        CheckpointCorruptError
+            It, or the one that it is run again from, is not what was written.
+        PlanMismatchError
+            The job has nodes or blobs that the record lacks.
+        TaskFailedError, NodeLostError
+            See `run`; nothing is tried again.
+
+        Notes
+        -----
+        Runs on the client. It begins with the newest epoch that is recorded before this one, or
+        with the init group, and runs all epochs in between. Nothing is written to the checkpoint
+        directory; what tasks do outside their blobs, they do again. Where a blob differs, all of
+        it is run a second time, to tell tasks that do not repeat themselves from those that
+        have changed. *Safe to retry*: yes.
+        """
+        if self.checkpoint_manager is None:
+            raise DefinitionError(
+                f"JobRunner of job {self.job.name!r} has no checkpoint_manager, so nothing is "
+                f"recorded that could be run again."
+            )
+        replay = Replay(
+            self.job.compile(),
+            self.checkpoint_manager,
+            epoch,
+            worker_wait_seconds=self.worker_wait_seconds,
+            epoch_deadline_seconds=self.epoch_deadline_seconds,
+            task_deadline_seconds=self.task_deadline_seconds,
+        )
+        replay.check()
+        return replay.run(session)
 
     def load_blobs_from_checkpoints(
         self, blob_names: Sequence[str | Blob], epoch: int, session: Session

@@ -1,0 +1,404 @@
+"""6 loop: an epoch run again from what was recorded before it, and compared with its record."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from jobrunner import resume
+from jobrunner.checkpoint import CheckpointDirectory, Codec
+from jobrunner.checkpoint.blobs import encode_blobs
+from jobrunner.checkpoint.codecs import registered_codecs
+from jobrunner.checkpoint.decoding import Decoder
+from jobrunner.checkpoint.encoding import EncodedBlob
+from jobrunner.checkpoint.layout import to_json
+from jobrunner.comparison import compare_values, format_difference
+from jobrunner.fingerprint import changes, describe
+from jobrunner.plan import Plan
+from jobrunner.session import DEFAULT_WAIT_SECONDS, Session, SessionBinding
+from jobrunner.tracing import Call, Dataflow, Trace, Value, read_trace, traced
+from jobrunner.workspace import Workspace
+
+logger = logging.getLogger("jobrunner.replay")
+
+_REPLAYED = "replayed"
+
+
+@dataclass(frozen=True, slots=True)
+class BlobDifference:
+    """A blob of which the replay made another value than is recorded.
+
+    Attributes
+    ----------
+    node, blob : str
+    how : tuple of dict
+        The differences within it, as ``jobrunner diff`` has them: ``where``, ``what``, and for
+        numbers ``count``, ``size``, ``max_abs`` and ``max_rel``. A is what is recorded.
+    tasks : tuple of str
+        The tasks, as ``node/task``, of which one is the first that made another value; most often
+        there is one. Empty where no task of the replay writes the blob.
+    epoch : int or None
+        The epoch in which they ran.
+    is_repeatable : bool
+        Run a second time from the same state, those tasks made again what they had made the first
+        time. False: they made something else of the same inputs, so they are the cause.
+    """
+
+    node: str
+    blob: str
+    how: tuple[Mapping[str, Any], ...]
+    tasks: tuple[str, ...]
+    epoch: int | None
+    is_repeatable: bool
+
+    def __str__(self) -> str:
+        if not self.tasks:
+            why = "no task of the replay writes it"
+        elif not self.is_repeatable:
+            why = (
+                f"{' and '.join(self.tasks)} in epoch {self.epoch}: run twice with the same inputs, "
+                f"made two different values; it depends on something else: a clock, random "
+                f"numbers that are not current_task().rng, what earlier calls left, the order of "
+                f"threads"
+            )
+        elif len(self.tasks) == 1:
+            why = (
+                f"{self.tasks[0]} in epoch {self.epoch} is the first to differ, and does the same "
+                f"each time: its code, its libraries or what it reads elsewhere have changed, or it "
+                f"had kept something"
+            )
+        else:
+            why = f"the first to differ is one of {', '.join(self.tasks)} in epoch {self.epoch}"
+        lines = [f"{self.node}/{self.blob}{d['where']}: {format_difference(d)}" for d in self.how]
+        return "\n".join([*lines, f"  {why}"])
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What came of running a recorded epoch again.
+
+    Attributes
+    ----------
+    epoch : int
+        What was run again and compared.
+    step : int
+        Its record is of the state after so many steps; 0: after all.
+    from_epoch : int or None
+        The recorded epoch that it was run again from; None: from the init group.
+    num_equal : int
+        How many blobs are equal to the bit.
+    differences : tuple of BlobDifference
+    changes : tuple of str
+        How the job differs from the one that was recorded.
+    """
+
+    epoch: int
+    step: int
+    from_epoch: int | None
+    num_equal: int
+    differences: tuple[BlobDifference, ...]
+    changes: tuple[str, ...]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all blobs are equal to the bit."""
+        return not self.differences
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, for JSON."""
+        return {"is_equal": self.is_equal, **asdict(self)}
+
+    def __str__(self) -> str:
+        began = "the init group" if self.from_epoch is None else f"epoch {self.from_epoch}"
+        what = f"epoch {self.epoch}" + (f", up to step {self.step}" if self.step else "")
+        lines = [f"{what}, run again from {began}:"]
+        lines += [str(difference) for difference in self.differences]
+        lines.append(f"{self.num_equal} blobs are equal, {len(self.differences)} differ.")
+        if self.changes:
+            lines.append("changed since it was recorded:")
+            lines += [f"  {change}" for change in self.changes]
+        return "\n".join(lines)
+
+
+class Replay:
+    """Runs a recorded epoch again; `JobRunner.replay` documents it.
+
+    Parameters
+    ----------
+    plan : Plan
+    manager : CheckpointDirectory
+        Is only read.
+    epoch : int
+    worker_wait_seconds : float
+    epoch_deadline_seconds, task_deadline_seconds : float, optional
+        See `JobRunner`.
+
+    Raises
+    ------
+    CheckpointError
+        The epoch is not recorded, or does not fit the job.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        manager: CheckpointDirectory,
+        epoch: int,
+        *,
+        worker_wait_seconds: float = DEFAULT_WAIT_SECONDS,
+        epoch_deadline_seconds: float | None = None,
+        task_deadline_seconds: float | None = None,
+    ) -> None:
+        self._manager = manager
+        self._epoch = epoch
+        self._wait_seconds = worker_wait_seconds
+        self._deadlines = {
+            "deadline_seconds": epoch_deadline_seconds,
+            "task_deadline_seconds": task_deadline_seconds,
+        }
+        record = manager.record(epoch)
+        self._last_step = resume.steps_done(plan, record)
+        before = [recorded for recorded in manager.epochs() if recorded < epoch]
+        self._from = before[-1] if before else None
+        self._first_step = 0
+        resume.required_blobs(plan, manager, epoch)
+        if self._from is not None:
+            resume.required_blobs(plan, manager, self._from)
+            self._first_step = resume.steps_done(plan, manager.record(self._from))
+        self._codecs = tuple(registered_codecs())
+        self._plan = traced(plan, self._codecs)
+        then = manager.run_info(epoch).get("plan")
+        self._changes = tuple(changes(then, describe(plan))) if then else ()
+
+    def check(self) -> None:
+        """Read all that will be compared and loaded, before anything is run for it.
+
+        Raises
+        ------
+        CheckpointCorruptError
+        """
+        for epoch in [self._epoch] if self._from is None else [self._epoch, self._from]:
+            self._manager.verify(epoch)
+
+    def run(self, session: Session) -> ReplayReport:
+        """Run, compare, and where something differs run once more to find out why."""
+        self._session = session
+        with session.exclusive(f"The replay of job {self._plan.job!r}"):
+            trace, flow = self._run_again()
+            found = self._compare()
+            differences: list[BlobDifference] = []
+            if any(found.values()):
+                logger.info("Epoch %d differs; running it once more", self._epoch)
+                second, _ = self._run_again()
+                differences = self._explain(found, flow, trace, second)
+        return ReplayReport(
+            self._epoch,
+            self._last_step,
+            self._from,
+            len(found) - len(differences),
+            tuple(differences),
+            self._changes,
+        )
+
+    def _run_again(self) -> tuple[Trace, Dataflow]:
+        """Bring the nodes from what is recorded before the epoch to its end."""
+        self._binding: SessionBinding = self._session.bind(
+            self._plan, wait_seconds=self._wait_seconds
+        )
+        trace, flow = Trace(), Dataflow()
+
+        def run(group: str, epoch: int, step: int = 0) -> None:
+            logger.info("Replay: %s group, epoch %d, step %d", group, epoch, step)
+            result = self._binding.run(group, epoch=epoch, step=step, **self._deadlines)
+            trace.update(read_trace(result.metrics, group, epoch, step))
+            flow.add_run(self._plan.groups[group], group, epoch, step)
+
+        if self._from is None:
+            run("init", 0)
+        else:
+            self._load(self._from)
+            if self._plan.groups["resume"].slices:
+                run("resume", 0)  # with the random numbers that init tasks had then
+        for epoch, step in self._steps():
+            run("epoch", epoch, step)
+        return trace, flow
+
+    def _steps(self) -> Iterator[tuple[int, int]]:
+        """The runs of the epoch group, by epoch and step."""
+        first = (self._from or 0) + (not self._first_step)
+        for epoch in range(first, self._epoch + 1):
+            start = self._first_step if epoch == self._from else 0
+            stop = self._last_step if epoch == self._epoch else 0
+            for step in range(start, stop or self._plan.steps_per_epoch):
+                yield epoch, step
+
+    def _load(self, epoch: int) -> None:
+        blobs = resume.required_blobs(self._plan, self._manager, epoch)
+        partitions = {name: nodes for name, (_, nodes) in self._plan.partitions.items()}
+        group = self._manager.load(epoch, blobs=blobs, partitions=partitions)
+        self._binding.run_group(group, epoch=epoch)
+
+    def _compare(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
+        """The differences of each blob; none for one that is equal."""
+        blobs = resume.required_blobs(self._plan, self._manager, self._epoch)
+        self._binding.apply(_SetAside(blobs))
+        self._load(self._epoch)
+        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for answer in self._binding.apply(_Compare(blobs, self._codecs)).values():
+            found.update(answer)
+        return found
+
+    def _explain(
+        self,
+        found: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]],
+        flow: Dataflow,
+        trace: Trace,
+        second: Trace,
+    ) -> list[BlobDifference]:
+        last = {blob: flow.blobs[blob] for blob in found if blob in flow.blobs}
+        equal = {value for blob, value in last.items() if not found[blob]}
+        other = {value for blob, value in last.items() if found[blob]}
+        unrepeatable = flow.unrepeatable(trace, second)
+        differences = []
+        for (node, blob), how in found.items():
+            if how:
+                value = last.get((node, blob))
+                calls, is_repeatable = _blame(value, flow, unrepeatable, equal, other)
+                differences.append(
+                    BlobDifference(
+                        node,
+                        blob,
+                        tuple(how),
+                        tuple(dict.fromkeys(call.name for call in calls)),
+                        calls[0].epoch if calls else None,
+                        is_repeatable,
+                    )
+                )
+        return differences
+
+
+def _blame(
+    value: Value | None,
+    flow: Dataflow,
+    unrepeatable: Sequence[Call],
+    equal: set[Value],
+    other: set[Value],
+) -> tuple[list[Call], bool]:
+    """The calls that may be the first to differ, and whether they do the same each time."""
+    if value is None:
+        return [], True
+    makers = {value.call, *(made.call for made in flow.made_of(value))}
+    if causes := [call for call in unrepeatable if call in makers]:
+        return causes, False
+    return flow.suspects(value, equal, other), True
+
+
+@dataclass(frozen=True, slots=True)
+class _SetAside:
+    """Keeps what the replay made, while what is recorded is loaded; called on each worker."""
+
+    blobs: Mapping[str, frozenset[str]]
+
+    def __call__(self, workspaces: Mapping[str, Workspace]) -> None:
+        for node, workspace in workspaces.items():
+            # Loading gives the blobs other values, and changes none in place.
+            workspace.companions[_REPLAYED] = {
+                name: workspace.globals.pop(name)
+                for name in self.blobs.get(node, ())
+                if name in workspace.globals
+            }
+
+
+@dataclass(frozen=True, slots=True)
+class _Compare:
+    """Compares what was set aside with what was loaded; called on each worker."""
+
+    blobs: Mapping[str, frozenset[str]]
+    codecs: Sequence[Codec]
+
+    def __call__(
+        self, workspaces: Mapping[str, Workspace]
+    ) -> dict[tuple[str, str], list[dict[str, Any]]]:
+        found = {}
+        for node, workspace in workspaces.items():
+            replayed = workspace.companions.pop(_REPLAYED)
+            for name in sorted(self.blobs.get(node, ())):
+                if name not in replayed:
+                    found[node, name] = [{"where": "", "what": "only recorded"}]
+                    continue
+                recorded = workspace.globals[name]
+                found[node, name] = list(
+                    compare_bits(node, name, recorded, replayed.pop(name), self.codecs)
+                )
+        return found
+
+
+def compare_bits(
+    node: str, blob: str, recorded: Any, replayed: Any, codecs: Sequence[Codec] = ()
+) -> Iterator[dict[str, Any]]:
+    """How a value differs from one that was loaded, in anything that a save would keep.
+
+    Parameters
+    ----------
+    node, blob : str
+        For messages.
+    recorded : object
+        As it was loaded.
+    replayed : object
+        As a task made it.
+    codecs : sequence of Codec
+
+    Yields
+    ------
+    dict
+        As `compare_values`.
+    """
+    loaded = _encode(node, blob, recorded, codecs)
+    made = _encode(node, blob, replayed, codecs)
+    if _is_same(loaded, made):
+        return
+    # Once more by way of the checkpoint: what was loaded has come that way.
+    as_loaded = Decoder(
+        lambda i: _array(made, i), codecs, allow_pickle=True, where=f"Blob {blob!r}"
+    ).decode(made.tree)
+    if _is_same(loaded, _encode(node, blob, as_loaded, codecs)):
+        return
+    differences = list(compare_values(recorded, as_loaded))
+    yield from differences or [{"where": "", "what": "content"}]
+
+
+def _encode(node: str, blob: str, value: Any, codecs: Sequence[Codec]) -> EncodedBlob:
+    # What is pickled here is made into objects again here, and comes from nowhere else.
+    return encode_blobs(node, {blob: value}, codecs, allow_pickle=True)[blob]
+
+
+def _array(blob: EncodedBlob, part: int) -> np.ndarray[Any, Any]:
+    data, order = blob.parts[part].data, blob.parts[part].order
+    return data if order is None else data.transpose(np.argsort(order))
+
+
+def _is_same(one: EncodedBlob, other: EncodedBlob) -> bool:
+    return (
+        to_json(one.tree) == to_json(other.tree)
+        and len(one.parts) == len(other.parts)
+        and all(
+            a.order == b.order and _are_same_bits(a.data, b.data)
+            for a, b in zip(one.parts, other.parts, strict=True)
+        )
+    )
+
+
+def _are_same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if isinstance(one.dtype, np.dtypes.StringDType):
+        return bool(np.array_equal(one, other))
+    return bool(np.array_equal(_bytes(one), _bytes(other)))
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
