@@ -60,8 +60,8 @@ class BlobDifference:
             why = "no task of the replay writes it"
         elif not self.is_repeatable:
             why = (
-                f"{' and '.join(self.tasks)} in epoch {self.epoch}: run twice with the same inputs, "
-                f"made two different values; it depends on something else: a clock, random "
+                f"{' and '.join(self.tasks)} in epoch {self.epoch} made another value when run twice "
+                f"with the same inputs: it depends on something else, such as a clock, random "
                 f"numbers that are not current_task().rng, what earlier calls left, the order of "
                 f"threads"
             )

@@ -138,7 +138,7 @@ def test_a_task_that_draws_from_elsewhere_is_named_and_not_what_reads_from_it(se
     [how] = report.differences[1].how
     assert (how["count"], how["size"]) == (50, 50)
     assert 0 < how["max_abs"] < 1
-    assert "b/draw in epoch 2: run twice with the same inputs" in str(report)
+    assert "b/draw in epoch 2 made another value when run twice with the same inputs" in str(report)
 
 
 def random_int(x):
@@ -296,7 +296,7 @@ def test_the_command_says_what_differs_and_exits_with_it(process_cluster, tmp_pa
     data = json.loads(found.stdout)
     assert (found.exit_code, data["is_equal"], data["from_epoch"]) == (code, not code, 2)
     if code:
-        assert "a/step in epoch 3: run twice" in result.stdout
+        assert "a/step in epoch 3 made another value when run twice" in result.stdout
         assert data["differences"][0]["tasks"] == ["a/step"]
 
 
