@@ -138,7 +138,7 @@ def _replay(
 
     job = load_job(target)
     manager = open_directory(directory, allow_pickle=allow_pickle)
-    replay = Replay(job.compile(), manager, read_epoch(epoch, manager))
+    replay = Replay(job, manager, read_epoch(epoch, manager))
     replay.check()  # before a cluster starts for it
     with terminated_as_interrupt(), cluster() as session:
         report = replay.run(session)

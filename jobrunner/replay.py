@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from jobrunner import resume
-from jobrunner.checkpoint import CheckpointDirectory, Codec
+from jobrunner.checkpoint import CheckpointDirectory, Codec, load_waiting_states
 from jobrunner.checkpoint.blobs import encode_blobs
 from jobrunner.checkpoint.codecs import registered_codecs
 from jobrunner.checkpoint.decoding import Decoder
@@ -18,7 +19,8 @@ from jobrunner.checkpoint.encoding import EncodedBlob
 from jobrunner.checkpoint.layout import to_json
 from jobrunner.comparison import compare_values, format_difference
 from jobrunner.fingerprint import changes, describe
-from jobrunner.plan import Plan
+from jobrunner.job import Job
+from jobrunner.plan import GroupPlan
 from jobrunner.session import DEFAULT_WAIT_SECONDS, Session, SessionBinding
 from jobrunner.tracing import Call, Dataflow, Trace, Value, read_trace, traced
 from jobrunner.workspace import Workspace
@@ -129,7 +131,7 @@ class Replay:
 
     Parameters
     ----------
-    plan : Plan
+    job : Job
     manager : CheckpointDirectory
         Is only read.
     epoch : int
@@ -145,7 +147,7 @@ class Replay:
 
     def __init__(
         self,
-        plan: Plan,
+        job: Job,
         manager: CheckpointDirectory,
         epoch: int,
         *,
@@ -153,6 +155,7 @@ class Replay:
         epoch_deadline_seconds: float | None = None,
         task_deadline_seconds: float | None = None,
     ) -> None:
+        self._job = job
         self._manager = manager
         self._epoch = epoch
         self._wait_seconds = worker_wait_seconds
@@ -160,19 +163,26 @@ class Replay:
             "deadline_seconds": epoch_deadline_seconds,
             "task_deadline_seconds": task_deadline_seconds,
         }
-        record = manager.record(epoch)
-        self._last_step = resume.steps_done(plan, record)
+        plan = self._plan = job.compile()
+        self._last_step = resume.steps_done(plan, manager.record(epoch))
         before = [recorded for recorded in manager.epochs() if recorded < epoch]
         self._from = before[-1] if before else None
         self._first_step = 0
-        resume.required_blobs(plan, manager, epoch)
+        for needed in self._needed:
+            resume.required_blobs(plan, manager, needed)
+            resume.rebuild(job, plan, manager, needed)
         if self._from is not None:
-            resume.required_blobs(plan, manager, self._from)
             self._first_step = resume.steps_done(plan, manager.record(self._from))
         self._codecs = tuple(registered_codecs())
-        self._plan = traced(plan, self._codecs)
+        groups = {key: traced(group, self._codecs) for key, group in plan.groups.items()}
+        self._traced = dataclasses.replace(plan, groups=groups)
         then = manager.run_info(epoch).get("plan")
         self._changes = tuple(changes(then, describe(plan))) if then else ()
+
+    @property
+    def _needed(self) -> list[int]:
+        """The epochs that are read."""
+        return [self._epoch] if self._from is None else [self._epoch, self._from]
 
     def check(self) -> None:
         """Read all that will be compared and loaded, before anything is run for it.
@@ -181,7 +191,7 @@ class Replay:
         ------
         CheckpointCorruptError
         """
-        for epoch in [self._epoch] if self._from is None else [self._epoch, self._from]:
+        for epoch in self._needed:
             self._manager.verify(epoch)
 
     def run(self, session: Session) -> ReplayReport:
@@ -207,24 +217,26 @@ class Replay:
     def _run_again(self) -> tuple[Trace, Dataflow]:
         """Bring the nodes from what is recorded before the epoch to its end."""
         self._binding: SessionBinding = self._session.bind(
-            self._plan, wait_seconds=self._wait_seconds
+            self._traced, wait_seconds=self._wait_seconds
         )
         trace, flow = Trace(), Dataflow()
 
-        def run(group: str, epoch: int, step: int = 0) -> None:
+        def run(group: str, plan: GroupPlan, epoch: int, step: int = 0) -> None:
             logger.info("Replay: %s group, epoch %d, step %d", group, epoch, step)
             result = self._binding.run(group, epoch=epoch, step=step, **self._deadlines)
             trace.update(read_trace(result.metrics, group, epoch, step))
-            flow.add_run(self._plan.groups[group], group, epoch, step)
+            flow.add_run(plan, group, epoch, step)
 
         if self._from is None:
-            run("init", 0)
+            run("init", self._plan.groups["init"], 0)
         else:
-            self._load(self._from)
-            if self._plan.groups["resume"].slices:
-                run("resume", 0)  # with the random numbers that init tasks had then
+            again, anew = self._load(self._from)
+            if again.slices:
+                run("resume", again, 0)  # with the random numbers that init tasks had then
+            self._binding.apply(load_waiting_states)
+            flow.forget(anew)
         for epoch, step in self._steps():
-            run("epoch", epoch, step)
+            run("epoch", self._plan.groups["epoch"], epoch, step)
         return trace, flow
 
     def _steps(self) -> Iterator[tuple[int, int]]:
@@ -236,17 +248,26 @@ class Replay:
             for step in range(start, stop or self._plan.steps_per_epoch):
                 yield epoch, step
 
-    def _load(self, epoch: int) -> None:
+    def _load(self, epoch: int) -> tuple[GroupPlan, Mapping[str, Collection[str]]]:
+        """Load an epoch; gives what makes the objects whose states wait, and their blobs."""
         blobs = resume.required_blobs(self._plan, self._manager, epoch)
         partitions = {name: nodes for name, (_, nodes) in self._plan.partitions.items()}
-        group = self._manager.load(epoch, blobs=blobs, partitions=partitions)
+        again, anew = resume.rebuild(self._job, self._plan, self._manager, epoch)
+        group = self._manager.load(epoch, blobs=blobs, partitions=partitions, anew=anew)
         self._binding.run_group(group, epoch=epoch)
+        if anew:
+            # With all the others, for what their functions share to stay shared.
+            self._binding.ship({**self._traced.groups, "resume": traced(again, self._codecs)})
+        return again, anew
 
     def _compare(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
         """The differences of each blob; none for one that is equal."""
         blobs = resume.required_blobs(self._plan, self._manager, self._epoch)
         self._binding.apply(_SetAside(blobs))
-        self._load(self._epoch)
+        _, anew = self._load(self._epoch)
+        if anew:
+            self._binding.run("resume", epoch=0, step=0, **self._deadlines)
+            self._binding.apply(load_waiting_states)
         found: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for answer in self._binding.apply(_Compare(blobs, self._codecs)).values():
             found.update(answer)
@@ -361,24 +382,27 @@ def compare_bits(
     made = _encode(node, blob, replayed, codecs)
     if _is_same(loaded, made):
         return
-    # Once more by way of the checkpoint: what was loaded has come that way.
-    as_loaded = Decoder(
-        lambda i: _array(made, i), codecs, allow_pickle=True, where=f"Blob {blob!r}"
-    ).decode(made.tree)
-    if _is_same(loaded, _encode(node, blob, as_loaded, codecs)):
+    # By way of a checkpoint once more: what was loaded has come that way already.
+    one, other = (_decode(encoded, codecs) for encoded in (loaded, made))
+    if _is_same(_encode(node, blob, one, codecs), _encode(node, blob, other, codecs)):
         return
-    differences = list(compare_values(recorded, as_loaded))
+    differences = list(compare_values(one, other))
     yield from differences or [{"where": "", "what": "content"}]
 
 
+def _decode(blob: EncodedBlob, codecs: Sequence[Codec]) -> Any:
+    """The value again; the states of objects that are saved by their state."""
+
+    def array(part: int) -> np.ndarray[Any, Any]:
+        data, order = blob.parts[part].data, blob.parts[part].order
+        return data if order is None else data.transpose(np.argsort(order))
+
+    # What was pickled just now is no stranger's.
+    return Decoder(array, codecs, allow_pickle=True).decode(blob.tree)
+
+
 def _encode(node: str, blob: str, value: Any, codecs: Sequence[Codec]) -> EncodedBlob:
-    # What is pickled here is made into objects again here, and comes from nowhere else.
     return encode_blobs(node, {blob: value}, codecs, allow_pickle=True)[blob]
-
-
-def _array(blob: EncodedBlob, part: int) -> np.ndarray[Any, Any]:
-    data, order = blob.parts[part].data, blob.parts[part].order
-    return data if order is None else data.transpose(np.argsort(order))
 
 
 def _is_same(one: EncodedBlob, other: EncodedBlob) -> bool:

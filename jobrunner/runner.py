@@ -304,7 +304,7 @@ class JobRunner:
                 f"recorded that could be run again."
             )
         replay = Replay(
-            self.job.compile(),
+            self.job,
             self.checkpoint_manager,
             epoch,
             worker_wait_seconds=self.worker_wait_seconds,

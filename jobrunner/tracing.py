@@ -21,7 +21,6 @@ from jobrunner.plan import (
     BlobArgument,
     CrossingArgument,
     GroupPlan,
-    Plan,
     PlannedTask,
     ResultArgument,
     UpdateArgument,
@@ -99,20 +98,15 @@ def _digest(value: Any, codecs: Sequence[Codec]) -> str:
         return ""
 
 
-def traced(plan: Plan, codecs: Sequence[Codec]) -> Plan:
-    """The plan with every task traced."""
-
-    def trace(group: GroupPlan) -> GroupPlan:
-        slices = {
-            node: dataclasses.replace(
-                part,
-                tasks=tuple(dataclasses.replace(t, fn=Traced(t, codecs)) for t in part.tasks),
-            )
-            for node, part in group.slices.items()
-        }
-        return dataclasses.replace(group, slices=slices)
-
-    return dataclasses.replace(plan, groups={key: trace(g) for key, g in plan.groups.items()})
+def traced(group: GroupPlan, codecs: Sequence[Codec]) -> GroupPlan:
+    """The group with every task traced."""
+    slices = {
+        node: dataclasses.replace(
+            part, tasks=tuple(dataclasses.replace(t, fn=Traced(t, codecs)) for t in part.tasks)
+        )
+        for node, part in group.slices.items()
+    }
+    return dataclasses.replace(group, slices=slices)
 
 
 def read_trace(metrics: Mapping[str, Metric], group: str, epoch: int, step: int) -> Trace:
@@ -165,6 +159,12 @@ class Dataflow:
                     private.add((node, output.name))
         for key in private:
             self.blobs.pop(key, None)
+
+    def forget(self, blobs: Mapping[str, Collection[str]]) -> None:
+        """Those blobs, by node, were loaded: what was made of them before has no part in them."""
+        for node, names in blobs.items():
+            for name in names:
+                self.blobs.pop((node, name), None)
 
     def _source(
         self,

@@ -209,6 +209,47 @@ def test_a_changed_seed_is_told_and_where_it_shows_first(session, manager):
     assert not report.is_equal
 
 
+class Model:
+    """Saved by its state, and made anew with other weights each time."""
+
+    def __init__(self):
+        self.weights = np.random.random(4)
+
+    def state_dict(self):
+        return {"weights": self.weights, "bias": 1.0}
+
+    def load_state_dict(self, state):
+        self.weights = state["weights"].copy()
+
+
+def train(model, gradient):
+    model.weights += current_task().rng.random() + gradient
+
+
+def gradient(noise):
+    return np.random.random() * noise
+
+
+@pytest.mark.parametrize("noise", [0, 1])
+def test_objects_that_are_saved_by_their_state_are_compared_by_it(session, manager, noise):
+    with Job("model") as job, Node("a"):
+        with job.init_group:
+            Task(Model, outputs="model", name="model")
+        slope = Task(gradient, kwargs={"noise": noise}, name="gradient").output()
+        Task(lambda slope, model: train(model, slope), slope, updates="model", name="train")
+    epoch_limiter(job, 3)
+    runner = JobRunner(job, manager)
+    runner.run(session)
+    report = runner.replay(session, 3)
+    if not noise:
+        assert report.is_equal
+        return
+    [difference] = report.differences
+    # Not the init task that made the model, though it never makes the same weights twice.
+    assert difference.tasks == ("a/gradient",)
+    assert [how["where"] for how in difference.how] == ["['weights']"]
+
+
 def bump(n):
     n += 1.0
 
