@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jobrunner.collector import collector_paused
 from jobrunner.errors import DefinitionError
@@ -10,7 +10,7 @@ from jobrunner.fingerprint import code_of, structure_of
 from jobrunner.group_compiler import Call, GroupCompiler, Names, is_in
 from jobrunner.job import Job
 from jobrunner.names import check_distinct
-from jobrunner.node import Blob, WorkspaceType
+from jobrunner.node import Blob, Node, WorkspaceType
 from jobrunner.plan import GroupPlan, Plan, PlannedNode
 from jobrunner.task import Task, TaskGroup, TaskOutput
 
@@ -24,11 +24,13 @@ def compile_job(job: Job) -> Plan:
 def _compile_job(job: Job) -> Plan:
     tasks = {name: group.tasks() for name, group in job.groups.items()}
     global_blobs = _global_blobs([task for group in tasks.values() for task in group])
-    initial = _made_by(tasks["init"], global_blobs)
+    made = {name: _made_by(members, global_blobs) for name, members in tasks.items()}
+    initial = made["init"]
     transient = _transient_blobs(job)
     checkpointed = _checkpointed(job)
     replicated, partitions = _shared_blobs(job, checkpointed, global_blobs)
     updated = _updated(job)
+    members = {id(task) for group in tasks.values() for task in group}
 
     groups: dict[str, GroupPlan] = {}
     available: Names = {}
@@ -38,23 +40,21 @@ def _compile_job(job: Job) -> Plan:
             [Call(task) for task in tasks[name]],
             global_blobs,
             available=available,
-            members={id(task) for others in tasks.values() for task in others},
+            members=members,
             updated=updated,
         ).compile(job.stop_conditions if name == "epoch" else ())
-        available = _union(available, _made_by(tasks[name], global_blobs))
+        available = _union(available, made[name])
 
     structure: dict[str, str] = {}
     code: dict[str, str] = {}
     code_by_function: dict[int, str] = {}
-    for name, members in tasks.items():
-        for task in members:
+    for name, group_tasks in tasks.items():
+        for task in group_tasks:
             key = f"{name}:{task.full_name}"
+            lasting = global_blobs.get(task.node.name, ())
             structure[key] = structure_of(
                 task,
-                [
-                    {"name": blob.name, "global": is_in(global_blobs, task.node.name, blob.name)}
-                    for blob in task.output_blobs
-                ],
+                [{"name": blob.name, "global": blob.name in lasting} for blob in task.output_blobs],
             )
             if id(task.fn) not in code_by_function:
                 code_by_function[id(task.fn)] = code_of(task.fn)
@@ -70,7 +70,7 @@ def _compile_job(job: Job) -> Plan:
         checkpointed=checkpointed,
         globals=global_blobs,
         initial=initial,
-        lasting=_union(initial, _made_by(tasks["epoch"], global_blobs)),
+        lasting=_union(initial, made["epoch"]),
         transient=transient,
         replicated=replicated,
         partitions=partitions,
@@ -171,23 +171,28 @@ def _global_blobs(tasks: Iterable[Task], *, is_init: bool = True) -> dict[str, f
         if kind is WorkspaceType.GLOBAL or (kind is None and in_init):
             for blob in task.output_blobs:
                 makers.setdefault((task.node.name, blob.name), task)
-    every: dict[str, list[str]] = {}
+    every: dict[str, dict[str, None]] = {}
     for task in tasks:
+        is_private = task.blob_type is WorkspaceType.PRIVATE
         for blob in task.output_blobs:
-            every.setdefault(task.node.name, []).append(blob.name)
-            maker = makers.get((task.node.name, blob.name))
-            if maker is not None and task.blob_type is WorkspaceType.PRIVATE:
+            every.setdefault(task.node.name, {})[blob.name] = None
+            maker = makers.get((task.node.name, blob.name)) if is_private else None
+            if maker is not None:
                 raise DefinitionError(
                     f"Task {task.full_name!r} makes blob {blob.name!r} as PRIVATE, and task "
                     f"{maker.full_name!r} makes it as a global blob of the same node. Give one of "
                     f"the blobs another name."
                 )
-    for node, names in every.items():
-        check_distinct(names, f"blobs of node {node!r}")
+    checked: set[tuple[str, ...]] = set()  # many nodes have the same blobs
+    for node, blobs in every.items():
+        names = tuple(blobs)
+        if names not in checked:
+            check_distinct(names, f"blobs of node {node!r}")
+            checked.add(names)
     found: dict[str, set[str]] = {}
     for node, name in makers:
         found.setdefault(node, set()).add(name)
-    return {node: frozenset(names) for node, names in found.items()}
+    return _frozen(found)
 
 
 def _transient_blobs(job: Job) -> dict[str, frozenset[str]]:
@@ -197,7 +202,7 @@ def _transient_blobs(job: Job) -> dict[str, frozenset[str]]:
             for blob in task.output_blobs:
                 if blob.transient:
                     found.setdefault(task.node.name, set()).add(blob.name)
-    return {node: frozenset(names) for node, names in found.items()}
+    return _frozen(found)
 
 
 def _shared_blobs(
@@ -246,10 +251,16 @@ def _updated(job: Job) -> set[tuple[str, str]]:
 def _made_by(tasks: Iterable[Task], global_blobs: Names) -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
     for task in tasks:
+        node = task.node.name
+        lasting = global_blobs.get(node, ())
         for blob in task.output_blobs:
-            if is_in(global_blobs, task.node.name, blob.name):
-                found.setdefault(task.node.name, set()).add(blob.name)
-    return {node: frozenset(names) for node, names in found.items()}
+            if blob.name in lasting:
+                found.setdefault(node, set()).add(blob.name)
+    return _frozen(found)
+
+
+def _frozen(names: Mapping[str, set[str]]) -> dict[str, frozenset[str]]:
+    return {node: frozenset(its) for node, its in names.items()}
 
 
 def _union(a: Names, b: Names) -> Names:
@@ -338,15 +349,15 @@ def _resumed_calls(job: Job, loaded: Names, anew: Names, plan: Plan | None) -> l
 def _planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
     found: dict[str, PlannedNode] = {}
     for group in groups:
-        references = []
+        references: dict[int, Node] = {}
         for task in group.tasks():
-            references.append(task.node)
+            references[id(task.node)] = task.node
             for value in task.inputs:
                 node = value.node if isinstance(value, Blob) else value.task.node
                 if node is not None:
-                    references.append(node)
-        references += [node for node, _, _ in group.reports]
-        for node in references:
+                    references[id(node)] = node
+        references.update((id(node), node) for node, _, _ in group.reports)
+        for node in references.values():
             asked = PlannedNode(node.name, node.workers, node.resources)
             known = found.setdefault(node.name, asked)
             if known.workers is None and known.resources is None:

@@ -20,6 +20,8 @@ from jobrunner.task import Task, TaskOutput
 
 DESCRIPTION_VERSION = 1
 
+_as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
 
 def describe(plan: Plan) -> dict[str, Any]:
     """What a plan is, as JSON-able data that `changes` can compare with another's.
@@ -150,5 +152,4 @@ def _name_input(value: Any) -> str:
 
 
 def _digest(value: Any, size: int) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
+    return hashlib.blake2b(_as_json(value).encode(), digest_size=size).hexdigest()

@@ -97,6 +97,7 @@ class GroupCompiler:
         self._drafts = [_Draft() for _ in calls]
         self._writer: dict[tuple[str, str], int] = {}
         self._readers: dict[tuple[str, str], list[int]] = {}
+        self._arguments: dict[str, BlobArgument] = {}  # of many nodes, one object each
         self._updates: dict[tuple[str, str], int] = {}  # the last task that updates it
         # (source node, source task, blob, part) -> targets, in order of first use
         self._crossings: dict[CrossingKey, dict[str, None]] = {}
@@ -164,7 +165,7 @@ class GroupCompiler:
         if writer is not None:
             draft.waits_for.add(writer)
         self._readers.setdefault(key, []).append(i)
-        return BlobArgument(value.name)
+        return self._arguments.setdefault(value.name, BlobArgument(value.name))
 
     def _blob_of(self, task: Task, value: TaskOutput) -> Blob:
         """The blob that another group's task output stands for."""
@@ -314,6 +315,8 @@ class GroupCompiler:
 
     def _captures(self, i: int) -> tuple[Capture, ...]:
         task, draft = self._calls[i].task, self._drafts[i]
+        if not (draft.read_parts or task.fetched_parts):
+            return ()
         captures = []
         for part in sorted(draft.read_parts | task.fetched_parts):
             retain = part in task.fetched_parts
@@ -327,9 +330,12 @@ class GroupCompiler:
 
     def _slices(self) -> dict[str, Slice]:
         tasks: dict[str, list[PlannedTask]] = {}
+        outputs: dict[tuple[str, bool, bool], Output] = {}  # of many nodes, one object each
         for i, (call, draft) in enumerate(zip(self._calls, self._drafts, strict=True)):
             task = call.task
             node = task.node.name
+            lasting = self._globals.get(node, ())
+            made = [(b.name, b.name in lasting, call.keeps(b.name)) for b in task.output_blobs]
             tasks.setdefault(node, []).append(
                 PlannedTask(
                     index=i,
@@ -338,10 +344,7 @@ class GroupCompiler:
                     arguments=tuple(draft.arguments),
                     kwargs=task.kwargs,
                     outputs=tuple(
-                        Output(
-                            blob.name, is_in(self._globals, node, blob.name), call.keeps(blob.name)
-                        )
-                        for blob in task.output_blobs
+                        [outputs.get(its) or outputs.setdefault(its, Output(*its)) for its in made]
                     ),
                     captures=self._captures(i),
                     waits_for=tuple(sorted(draft.waits_for)),
