@@ -12,11 +12,12 @@ from typing import Any
 from distributed import wait
 
 from jobrunner.cluster import Cluster
+from jobrunner.config import get_share
 from jobrunner.conversation import Conversation, Request
 from jobrunner.errors import ExecutionError, NodeLostError, PlacementError, TaskFailedError
 from jobrunner.outbox import Message
 from jobrunner.outcome import Failure, GroupResult, merge_runs
-from jobrunner.placement import WorkerInfo, place
+from jobrunner.placement import WorkerInfo, check_fit, place
 from jobrunner.plan import GroupPlan, Plan, PlannedNode
 from jobrunner.shipping import Parcel, nodes_of, pickle_function
 from jobrunner.values import from_frames
@@ -87,6 +88,11 @@ class Binding:
     def leaving(self) -> dict[str, str]:
         """Workers in use that are about to leave: address -> how we know."""
         return self._talk.leaving
+
+    def check_fit(self, sizes: Mapping[str, int], what: str) -> None:
+        """Refuse to fill the workers beyond what they may use; see `placement.check_fit`."""
+        limits = {address: held.info.limit_bytes for address, held in self._talk.workers.items()}
+        check_fit(sizes, self.placement, limits, get_share("memory-share"), what)
 
     def count_spread(self) -> int:
         """How many workers the nodes would be on if they were placed anew now."""

@@ -173,6 +173,7 @@ class Cluster:
                 host=str(worker["host"]),
                 nthreads=int(worker["nthreads"]),
                 resources=dict(worker["resources"]),
+                limit_bytes=int((worker["nanny"] and worker["memory_limit"]) or 0),
             )
             for address, worker in identity["workers"].items()
             if worker["status"] == "running"

@@ -215,6 +215,8 @@ class Run:
             try:
                 blobs = resume.required_blobs(self.plan, manager, epoch)
                 partitions = {name: nodes for name, (_, nodes) in self.plan.partitions.items()}
+                sizes = resume.least_bytes(blobs, manager, epoch)
+                self.binding.check_fit(sizes, f"Epoch {epoch} of {manager.path}")
                 again, anew = resume.rebuild(self.options.job, self.plan, manager, epoch)
                 group = manager.load(epoch, blobs=blobs, partitions=partitions, anew=anew)
                 self.binding.run_group(group, epoch=epoch)

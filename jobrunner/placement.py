@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jobrunner.errors import PlacementError
+from jobrunner.memory import as_text, largest
 from jobrunner.plan import PlannedNode
 
 
@@ -25,6 +26,8 @@ class WorkerInfo:
     nthreads : int
     resources : mapping
         What it offers in all, by name.
+    limit_bytes : int
+        The memory at which its nanny kills it; 0: nobody does.
     """
 
     address: str
@@ -32,6 +35,7 @@ class WorkerInfo:
     host: str
     nthreads: int
     resources: Mapping[str, float] = field(default_factory=dict)
+    limit_bytes: int = 0
 
     def answers_to(self, alias: str) -> bool:
         """Whether Dask would take `alias` for this worker: address, name or host."""
@@ -110,6 +114,55 @@ def place(
             take(node, address)
         easy = easy[count:]
     return {node.name: placed[node.name] for node in nodes}
+
+
+def check_fit(
+    sizes: Mapping[str, int],
+    placement: Mapping[str, str],
+    limits: Mapping[str, int],
+    share: float,
+    what: str,
+) -> None:
+    """Refuse to fill workers beyond what they may use.
+
+    Parameters
+    ----------
+    sizes : mapping of str to int
+        Node -> bytes that its blobs take at least.
+    placement : mapping of str to str
+        Node -> address of its worker.
+    limits : mapping of str to int
+        Address -> bytes at which the worker is killed; 0: never.
+    share : float
+        Of the limit that may be used; 0: whatever.
+    what : str
+        What would fill them, for the message.
+
+    Raises
+    ------
+    PlacementError
+        Naming the worker that is filled most, its nodes, and what to do.
+    """
+    by_worker: dict[str, dict[str, int]] = {}
+    for node, size in sizes.items():
+        by_worker.setdefault(placement[node], {})[node] = size
+    full = {
+        address: sum(its.values()) / (share * limits[address])
+        for address, its in by_worker.items()
+        if share * limits.get(address, 0)
+    }
+    worst = max(full, key=full.__getitem__, default="")
+    if worst and full[worst] > 1:
+        its = by_worker[worst]
+        over = sum(1 for filled in full.values() if filled > 1)
+        raise PlacementError(
+            f"{what} does not fit: of {len(full)} workers {over} would be filled beyond "
+            f"{share:.0%} of their memory. Most of all {worst}, with "
+            f"{as_text(sum(its.values()))} in {len(its)} nodes and a limit of "
+            f"{as_text(limits[worst])}: {largest(its)}. Start more workers or ones with more "
+            f"memory, or place the nodes otherwise (Node(workers=...)), and run the same command "
+            f"again."
+        )
 
 
 def _fits(node: PlannedNode, worker: WorkerInfo, free: Mapping[str, float]) -> bool:

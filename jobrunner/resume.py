@@ -156,6 +156,19 @@ def rebuild(
     return (compile_resume(job, plan, anew) if anew else plan.groups["resume"]), anew
 
 
+def least_bytes(
+    blobs: Mapping[str, frozenset[str]], manager: CheckpointDirectory, epoch: int
+) -> dict[str, int]:
+    """Node -> what its blobs of `epoch` take on disk, for the nodes that load their whole store."""
+    stores = manager.record(epoch)["stores"]
+    saved = manager.run_info(epoch).get("plan", {}).get("nodes", {})
+    return {
+        node: stores[node]["nbytes"]
+        for node, names in blobs.items()
+        if node in stores and node in saved and names >= set(saved[node])
+    }
+
+
 def recorded_stops(plan: Plan, record: Mapping[str, Any]) -> tuple[str, ...]:
     """The stop conditions that had fired at a recorded epoch and that the job still has."""
     names = {condition.name for condition in plan.groups["epoch"].conditions}

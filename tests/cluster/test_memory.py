@@ -1,10 +1,20 @@
 """A job that does not fit ends with figures, and its worker lives on."""
 
+import dask
 import numpy as np
 import pytest
 from distributed import LocalCluster
 
-from jobrunner import ExecutionError, Job, JobRunner, Node, Session, Task
+from jobrunner import (
+    ExecutionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    PlacementError,
+    Session,
+    Task,
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +69,29 @@ def test_a_task_whose_value_has_to_be_copied_and_cannot_be_is_named(client):
     assert "Task 'extend' (node 'a'" in text
     assert "A copy of an array that a task returned" in text
     assert "360 MiB" in text
+
+
+def keep(x):
+    return x
+
+
+@pytest.mark.slow
+def test_an_epoch_that_does_not_fit_the_workers_is_not_loaded(client, tmp_path):
+    def runner(num_epochs):
+        with Job("large") as job:
+            for name in "ab":
+                with Node(name):
+                    with job.init_group:
+                        Task(lambda: np.ones(1 << 20), outputs="x")
+                    Task(keep, inputs="x", outputs="x")
+        manager = MultiNodeCheckpointManager(str(tmp_path))
+        return JobRunner(job, manager, num_epochs=num_epochs)
+
+    with Session(client) as session:
+        assert runner(1).run(session).epoch == 1
+    with dask.config.set({"jobrunner.memory-share": 0.02}), Session(client) as session:
+        with pytest.raises(PlacementError, match="Epoch 1 of .* does not fit") as caught:
+            runner(2).run(session)
+        assert "16 MiB in 2 nodes and a limit of 600 MiB: 'a' 8 MiB, 'b' 8 MiB" in str(caught.value)
+    with Session(client) as session:
+        assert runner(2).run(session).resumed_from == 1

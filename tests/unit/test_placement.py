@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobrunner import PlacementError
-from jobrunner.placement import WorkerInfo, place
+from jobrunner.placement import WorkerInfo, check_fit, place
 from jobrunner.plan import PlannedNode
 
 
@@ -73,3 +73,25 @@ def test_what_was_asked_and_what_there_is_are_said():
         place(nodes(1, workers=("nope",)), [worker("a", GPU=1)])
     assert "nope" in str(caught.value)
     assert "tcp://a:1" in str(caught.value)
+
+
+def test_nodes_that_fit_their_workers_pass():
+    placement = {"a": "tcp://w", "b": "tcp://w", "c": "tcp://v"}
+    sizes = {"a": 40, "b": 50, "c": 10**9}
+    check_fit(sizes, placement, {"tcp://w": 100, "tcp://v": 0}, 0.9, "It")
+    check_fit(sizes, placement, {"tcp://w": 10, "tcp://v": 10}, 0, "It")
+    check_fit({}, placement, {"tcp://w": 1}, 0.9, "It")
+
+
+def test_nodes_that_do_not_fit_are_named_with_sizes_and_limit():
+    mib = 1 << 20
+    placement = {f"n{i}": f"tcp://w{i % 2}" for i in range(24)}
+    sizes = dict.fromkeys(placement, mib) | {"n3": 5 * mib}
+    limits = {"tcp://w0": 10 * mib, "tcp://w1": 10 * mib, "tcp://w2": mib}
+    with pytest.raises(PlacementError) as caught:
+        check_fit(sizes, placement, limits, 0.9, "Epoch 7")
+    text = str(caught.value)
+    assert "Epoch 7 does not fit: of 2 workers 2 would be filled beyond 90%" in text
+    assert "tcp://w1, with 16 MiB in 12 nodes and a limit of 10 MiB: 'n3' 5 MiB" in text
+    assert "and 2 more" in text
+    assert "Start more workers" in text
