@@ -14,7 +14,14 @@ from distributed import wait
 from jobrunner.cluster import Cluster
 from jobrunner.config import get_share
 from jobrunner.conversation import Conversation, Request
-from jobrunner.errors import ExecutionError, NodeLostError, PlacementError, TaskFailedError
+from jobrunner.errors import (
+    BlobNotFoundError,
+    DefinitionError,
+    ExecutionError,
+    NodeLostError,
+    PlacementError,
+    TaskFailedError,
+)
 from jobrunner.outbox import Message
 from jobrunner.outcome import Failure, GroupResult, merge_runs
 from jobrunner.placement import WorkerInfo, check_fit, place
@@ -479,14 +486,20 @@ class Binding:
 
     def _error(self, failure: Failure, request: Request, epoch: int | None) -> BaseException:
         cause = failure.exception()
+        when = f" at epoch {epoch}" if epoch is not None else ""
         if failure.is_own:
             error = cause
+            is_ours = not failure.traceback and isinstance(
+                error, DefinitionError | BlobNotFoundError
+            )
+            if failure.node and is_ours:
+                error.args = (f"Job {self.plan.job!r}, group {request.group!r}{when}: {error}",)
         else:
             where = f"node {failure.node!r}, group {request.group!r}, job {self.plan.job!r}"
-            when = f" at epoch {epoch}" if epoch is not None else ""
+            hint = "The remote traceback says where; mend" if failure.traceback else "Mend"
             error = TaskFailedError(
-                f"Task {failure.task!r} ({where}) failed{when}: {failure.summary}. The remote "
-                f"traceback says where; mend the task and start the same command again.",
+                f"Task {failure.task!r} ({where}) failed{when}: {failure.summary.rstrip('.')}. "
+                f"{hint} the task and start the same command again.",
                 job=self.plan.job,
                 node=failure.node,
                 task=failure.task,
@@ -495,7 +508,8 @@ class Binding:
                 remote_traceback=failure.traceback,
             )
             error.__cause__ = cause
-        error.add_note(f"On the worker:\n{failure.traceback}")
+        if failure.traceback:
+            error.add_note(f"On the worker:\n{failure.traceback}")
         return error
 
 

@@ -383,22 +383,30 @@ class Conversation:
 
     async def _node_lost(self, epoch: int | None) -> NodeLostError:
         """The error to raise, once the other workers know; `lost` says who is to blame."""
-        address, how = next(iter(self.lost.items()))
-        nodes = tuple(node for node, its in self._placement.items() if its in self.lost)
-        running = [f"{node}/{task}" for node, task in self._running.get(address, ())]
+        first = next(iter(self.lost))
         if self.run_number:
-            await self.abort(self.alive, f"worker {address} is lost", TELL_SECONDS)
-        names = ", ".join(map(repr, nodes[:10])) + (", …" if len(nodes) > 10 else "")
+            await self.abort(self.alive, f"worker {first} is lost", TELL_SECONDS)
+        # By now it may be known of others as well.
+        lost = dict(self.lost)
+        nodes = tuple(node for node, its in self._placement.items() if its in lost)
+        running = [f"{node}/{task}" for a in lost for node, task in self._running.get(a, ())]
         when = f" at epoch {epoch}" if epoch is not None else ""
-        what = f" while it ran {', '.join(running)}" if running else ""
+        told = [self._tell_of_loss(address, how) for address, how in lost.items()]
+        said = f"worker {told[0]}" if len(told) == 1 else f"{len(told)} workers: {'; '.join(told)}"
         return NodeLostError(
-            f"Worker {', '.join(self.lost)}, which held {names or 'no nodes'}, is lost{when}"
-            f"{what}: {how}. The workspaces of those nodes are gone.",
+            f"Lost{when}: {said}. The workspaces of those nodes are gone.",
             nodes=nodes,
-            worker=address,
+            worker=first,
             epoch=epoch,
             running=tuple(running),
         )
+
+    def _tell_of_loss(self, address: str, how: str) -> str:
+        nodes = [node for node, its in self._placement.items() if its == address]
+        names = ", ".join(map(repr, nodes[:10])) + (", …" if len(nodes) > 10 else "")
+        running = [f"{node}/{task}" for node, task in self._running.get(address, ())]
+        what = f" and ran {', '.join(running)}" if running else ""
+        return f"{address}, which held {names or 'no nodes'}{what} ({how})"
 
     def _overlong(self, task: tuple[str, str], request: Request) -> ExecutionError:
         node, name = task

@@ -25,14 +25,22 @@ class Crew:
         The context that calls see.
     ended : callable
         Called once, in any thread, when it is closed and the last thread ends.
+    failed : callable
+        Takes what a call has raised, in its thread. Calls report their own failures, so that is a
+        mistake of ours; somebody waits for what the call was to do.
     """
 
     def __init__(
-        self, name: str, context: contextvars.Context, ended: Callable[[], object]
+        self,
+        name: str,
+        context: contextvars.Context,
+        ended: Callable[[], object],
+        failed: Callable[[BaseException], object],
     ) -> None:
         self._name = name
         self._context = context
         self._ended = ended
+        self._failed = failed
         self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
@@ -82,10 +90,9 @@ class Crew:
                 return
             try:
                 call()
-            except BaseException:
-                # Calls report their own failures; what gets here is our mistake, and an operation
-                # waits for it in vain until its deadline.
+            except BaseException as error:
                 logger.exception("A call of %s failed", self._name)
+                self._failed(error)
             del call  # or it would keep what it refers to alive until the next one
             with self._lock:
                 self._idle += 1

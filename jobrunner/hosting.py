@@ -110,7 +110,12 @@ class HostedBinding:
             sizes=lambda: {node: its.nbytes() for node, its in list(self.workspaces.items())},
         )
         context.run(ROOM.set, self._room)
-        self.crew = Crew(f"jobrunner-{name}", context, lambda: self._on_loop(self.ended.set))
+        self.crew = Crew(
+            f"jobrunner-{name}",
+            context,
+            ended=lambda: self._on_loop(self.ended.set),
+            failed=lambda error: self._on_loop(self._fail_run, error),
+        )
         self._address = address
         self._loop = asyncio.get_running_loop()
         self._placement: dict[str, str] = {}
@@ -278,6 +283,10 @@ class HostedBinding:
         if self._room.is_over and self._runs.is_running:
             self._runs.fail(self._room.error())
         self._timer = self._loop.call_later(seconds, self._look_at_memory)
+
+    def _fail_run(self, error: BaseException) -> None:
+        if self._runs.is_running:
+            self._runs.fail(error)
 
     def _start(self, kind: str, number: int) -> Operation | None:
         """The new operation of that number; None where it has started already."""

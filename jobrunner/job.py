@@ -196,6 +196,8 @@ def epoch_limiter(job: Job, num_epochs: int) -> None:
 
     Raising the limit of a finished job extends it at its next run.
     """
+    if not isinstance(job, Job):
+        raise DefinitionError(f"epoch_limiter limits a Job; got {job!r}.")
     if not isinstance(num_epochs, int) or isinstance(num_epochs, bool) or num_epochs < 1:
         raise DefinitionError(
             f"epoch_limiter of job {job.name!r}: num_epochs is an int from 1 on; got "

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from multiprocessing import resource_tracker
@@ -18,6 +20,7 @@ from typing import Any
 import dask
 from distributed import LocalCluster, Nanny, Status
 
+from jobrunner.errors import ExecutionError
 from jobrunner.preload import MemoryOnly
 
 logger = logging.getLogger(__name__)
@@ -45,6 +48,8 @@ class OwnCluster:
 
     Raises
     ------
+    ExecutionError
+        The workers did not start.
     KeyboardInterrupt
         What a signal's handler raises meanwhile; no worker is left then.
 
@@ -58,6 +63,8 @@ class OwnCluster:
     def __init__(
         self, workers: int | None, threads_per_worker: int | None, processes: bool
     ) -> None:
+        if processes and getattr(multiprocessing.current_process(), "_inheriting", False):
+            sys.exit(1)  # a worker's process, as it imports the script; the client tells what for
         self._processes = processes
         self._nannies: list[Nanny] = []
         self._filter = MemoryOnly()
@@ -77,6 +84,12 @@ class OwnCluster:
         ).start()
         try:
             self._is_started.wait()
+            if isinstance(self._error, RuntimeError):
+                raise ExecutionError(
+                    f"The local cluster did not start: {_innermost(self._error)}. A script that "
+                    f"calls Session.local does so under `if __name__ == '__main__':`, for worker "
+                    f"processes import it; Session.local(processes=False) starts none."
+                ) from self._error
             if self._error is not None:
                 raise self._error
         except BaseException:
@@ -152,3 +165,9 @@ class OwnCluster:
             gc.collect()  # or such futures would be told of later
             _ASYNCIO_LOG.removeFilter(self._filter)
         self._filter.stop()
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

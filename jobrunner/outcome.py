@@ -14,9 +14,12 @@ import cloudpickle
 import numpy as np
 
 from jobrunner.current import Metric
-from jobrunner.errors import CheckpointError, DefinitionError, ExecutionError
+from jobrunner.errors import CheckpointError, DefinitionError, ExecutionError, JobRunnerError
+from jobrunner.values import NotPicklableError
 
 logger = logging.getLogger(__name__)
+
+_OWN = ("jobrunner", "jobrunner.checkpoint")
 
 
 class MetricEntry(NamedTuple):
@@ -40,7 +43,7 @@ class Failure:
     summary : str
         Type and message.
     traceback : str
-        As formatted where it was raised.
+        As formatted where it was raised; empty where it would hold nothing of the user's.
     error : bytes or None
         The pickled exception, if it can be pickled.
     is_own : bool
@@ -121,9 +124,15 @@ def describe_failure(
     Checkpoint and definition errors are raised as they are wherever they come from.
     """
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals.get("__package__") == "jobrunner":
+    while trace is not None and trace.tb_frame.f_globals.get("__package__") in _OWN:
         trace = trace.tb_next  # our frames tell the user nothing
-    lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
+    # Nor does a traceback of these alone, where the message was written for people.
+    is_told = trace is None and isinstance(error, JobRunnerError | NotPicklableError)
+    lines = (
+        []
+        if is_told and error.__cause__ is None
+        else traceback.format_exception(type(error), error, trace or error.__traceback__)
+    )
     return Failure(
         node=node,
         task=task,

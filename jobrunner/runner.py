@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal, Protocol, get_args
 
 from jobrunner import resume
@@ -135,8 +136,16 @@ class JobRunner:
             ("task_deadline_seconds", task_deadline_seconds),
             ("grace_seconds", grace_seconds),
         ):
-            if seconds is not None and not 0 <= seconds < float("inf"):
+            if seconds is not None and not _is_duration(seconds):
                 raise DefinitionError(f"{where}: {what} is a number of seconds; got {seconds!r}.")
+        if not isinstance(checkpoint_manager, MultiNodeCheckpointManager | None):
+            raise DefinitionError(
+                f"{where}: checkpoint_manager is a MultiNodeCheckpointManager or a "
+                f"CheckpointManager; got {checkpoint_manager!r}. For a directory, write "
+                f"MultiNodeCheckpointManager(path)."
+            )
+        if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
+            raise DefinitionError(f"{where}: callbacks is a list of them; got {callbacks!r}.")
         if checkpoint_manager is None:
             for what, value in (
                 ("resume_from_epoch", isinstance(resume_from_epoch, int)),
@@ -216,6 +225,11 @@ class JobRunner:
         SIGTERM the end of `grace_seconds`, stop the tasks at once (`KeyboardInterrupt`) and leave
         the last recorded epoch as it is.
         """
+        if not isinstance(session, Session):
+            raise DefinitionError(
+                f"JobRunner.run takes a Session; got {type(session).__name__}. Write Session(client), "
+                f"Session.local() or Session.connect(address)."
+            )
         plan = self._compile()
         resume.plan_resume(self.job, plan, self.checkpoint_manager, self._policy())
         self._requests.stop = ""
@@ -383,13 +397,15 @@ class JobRunner:
         return True
 
     def _compile(self) -> Plan:
-        plan = self.job.compile()
-        if not plan.groups["epoch"].conditions and self._policy().epoch_limit(plan) is None:
+        job = self.job
+        # Before the groups are compiled: it can be mended then.
+        if not job.stop_conditions and job.epoch_limit is None and self.num_epochs is None:
             raise DefinitionError(
-                f"Job {plan.job!r} has no stop condition and no epoch limit, so it would never "
-                f"end. Add one: job.add_stop_condition(...), epoch_limiter(job, n), or num_epochs="
+                f"Job {job.name!r} has no stop condition and no epoch limit, so it would never "
+                f"end. Add one: job.add_stop_condition(...), epoch_limiter(job, n), or a limit for "
+                f"this run, JobRunner(..., num_epochs=n) or --epochs n."
             )
-        return plan
+        return job.compile()
 
     def _policy(self) -> resume.Policy:
         return resume.Policy(self.resume_from_epoch, self.num_epochs)
@@ -404,3 +420,8 @@ class JobRunner:
 def _check_int(where: str, what: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise DefinitionError(f"{where}: {what} is an int from {least} on; got {value!r}.")
+
+
+def _is_duration(value: object) -> bool:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return is_number and 0 <= float(value) < float("inf")  # type: ignore[arg-type]

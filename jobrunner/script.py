@@ -161,6 +161,10 @@ def _find_job(module: ModuleType, target: Target) -> Job:
         )
     try:
         inspect.signature(found).bind()
+    except ValueError:  # of what is written in C, it is not known
+        raise DefinitionError(
+            f"{where} is a {type(found).__name__}; expected a Job, or a function that returns one."
+        ) from None
     except TypeError:
         raise DefinitionError(
             f"{where}{inspect.signature(found)} cannot be called without arguments, and the "

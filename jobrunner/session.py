@@ -112,7 +112,19 @@ class Session:
         processes : bool
             Workers as processes of their own, or as threads of this one. Processes leave Ctrl-C
             to the client.
+
+        Raises
+        ------
+        DefinitionError
+            Not so many workers or threads can be.
+        ExecutionError
+            The workers did not start.
         """
+        for what, count in (("workers", workers), ("threads_per_worker", threads_per_worker)):
+            if count is not None and (
+                not isinstance(count, int) or isinstance(count, bool) or count < 1
+            ):
+                raise DefinitionError(f"Session.local: {what} is an int from 1 on; got {count!r}.")
         own = OwnCluster(workers, threads_per_worker, processes)
         try:
             client = Client(own.cluster, set_as_default=False)

@@ -212,7 +212,7 @@ def freeze(value: Any, *, copy: bool, move: bool = False) -> Any:
 
     Raises
     ------
-    TypeError
+    NotPicklableError
         The value is neither plain data nor can it be pickled.
     """
     try:
@@ -220,7 +220,11 @@ def freeze(value: Any, *, copy: bool, move: bool = False) -> Any:
     except _NotPlainError:
         if move:
             return value
-        return TensorSnapshot(value) if is_tensor(value) else PickledSnapshot(value)
+    return TensorSnapshot(value) if is_tensor(value) else PickledSnapshot(value)
+
+
+class NotPicklableError(TypeError):
+    """A value that cannot leave its node; the message says all."""
 
 
 class _NotPlainError(Exception):
@@ -261,11 +265,11 @@ class PickledSnapshot(Snapshot):
         try:
             self.data = _pickle(value)
         except Exception as error:
-            raise TypeError(
+            raise NotPicklableError(
                 f"A value of type {type(value).__qualname__} cannot be pickled, so no other node "
                 f"and no TaskOutput can have a copy of it ({type(error).__name__}: {error}). Keep "
                 f"it in a blob and read it by name, in tasks of its own node."
-            ) from error
+            ) from None
 
     def open(self) -> Any:
         """A copy of the value as it was."""

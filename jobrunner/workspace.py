@@ -120,9 +120,10 @@ class Workspace:
                     raise value
                 return view(value)
         raise ExecutionError(
-            f"What task {self.node}/{task} returned is not there to be fetched: its group has not "
-            f"run since, or output() was called only after the group was compiled. Call output() "
-            f"first, then run the group, then fetch()."
+            f"What task {self.node}/{task} returned is not there to be fetched. Workers keep only "
+            f"what output() was called for before the job or group ran first, and until it runs "
+            f"again. Write `out = task.output()` where the task is defined, and out.fetch() after "
+            f"the run; or give it outputs= that are global, and fetch that blob."
         )
 
     def not_found(self, name: str) -> BlobNotFoundError:

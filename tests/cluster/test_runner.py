@@ -210,16 +210,21 @@ def test_steps_are_runs_of_the_epoch_group_within_an_epoch(session, manager):
     assert manager.epochs() == [0, 1, 2]
 
 
-def test_a_job_that_nothing_would_end_is_refused(session):
-    with pytest.raises(DefinitionError, match="never end"):
-        JobRunner(counter()).run(session)
+def test_a_job_that_nothing_would_end_is_refused_and_can_be_mended(session):
+    job = counter()
+    with pytest.raises(DefinitionError, match=r"never end.*num_epochs=n\) or --epochs n\.$"):
+        JobRunner(job).run(session)
+    epoch_limiter(job, 2)
+    assert JobRunner(job).run(session).epoch == 2
 
 
 def test_a_stop_condition_that_is_an_array_of_several_is_an_error(session):
     job = counter()
     job.add_stop_condition(Task(lambda: np.zeros(2), name="many", node="a", group=job.epoch_group))
-    with pytest.raises((DefinitionError, ExecutionError), match="a/many"):
+    with pytest.raises(DefinitionError, match="a/many") as caught:
         JobRunner(job).run(session)
+    assert str(caught.value).startswith(f"Job {job.name!r}, group 'epoch' at epoch 1: ")
+    assert not hasattr(caught.value, "__notes__")  # a traceback of ours alone says nothing
 
 
 def test_a_stop_condition_may_be_a_blob(session):
@@ -418,6 +423,9 @@ def test_saves_are_accounted_for_each_node(session, manager):
     "arguments",
     [
         {"on_save_error": "ignore"},
+        {"checkpoint_manager": "runs/kmeans"},
+        {"callbacks": print},
+        {"worker_wait_seconds": "3"},
         {"max_restarts": -1},
         {"resume_from_epoch": "first"},
         {"resume_from_epoch": True},
@@ -428,7 +436,7 @@ def test_saves_are_accounted_for_each_node(session, manager):
         {"num_epochs": 0},
         {"upload_task_group_builder": object()},
     ],
-    ids=range(10),
+    ids=range(13),
 )
 def test_arguments_that_cannot_be_are_refused(arguments):
     with pytest.raises(DefinitionError, match="counter"):

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import time
 
@@ -329,7 +331,9 @@ def test_a_value_that_cannot_travel_names_the_way_out(session):
     with TaskGroup() as group:
         lock = Task(threading.Lock, node=A, name="lock").output()
         Task(id, inputs=lock, node=B)
-    with pytest.raises(TaskFailedError, match="cannot be pickled.*by name") as caught:
+    with pytest.raises(
+        TaskFailedError, match=r"cannot be pickled.*by name.*own node\. Mend"
+    ) as caught:
         session.run(group)
     assert caught.value.task == "lock"
 
@@ -446,6 +450,29 @@ def test_a_session_opens_and_closes_its_own_cluster():
     assert client.status == "closed"
     assert own.cluster.status.name == "closed"
     assert address.startswith("inproc")
+
+
+@pytest.mark.parametrize("count", [0, -1, "two", True])
+def test_a_number_of_workers_that_cannot_be_is_refused(count):
+    with pytest.raises(DefinitionError, match="int from 1 on; got"):
+        Session.local(workers=count)
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_guard_is_told_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("from jobrunner import Session\nSession.local(workers=1)\n")
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
+    assert done.stderr.count("if __name__ == '__main__':") == 1  # by the client, by no worker
+
+
+def test_a_run_needs_a_session():
+    with pytest.raises(
+        DefinitionError, match=r"takes a Session; got int\. Write Session\(client\)"
+    ):
+        JobRunner(Job(), num_epochs=1).run(3)
 
 
 def test_a_session_connects_to_a_scheduler(process_cluster):

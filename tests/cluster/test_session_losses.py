@@ -28,7 +28,8 @@ from jobrunner import (
     TaskGroup,
     WorkspaceType,
 )
-from jobrunner.cluster import LossWatch
+from jobrunner.cluster import Cluster, LossWatch
+from jobrunner.conversation import Conversation
 from jobrunner.worker import OPERATION, PLUGIN_NAME, hold_lease, lease_key
 
 SECOND = 1.0
@@ -476,3 +477,15 @@ def test_losses_are_heard_by_every_listener_of_a_client():
     watch.remove(client, "tcp://b", listener)
     watch.remove(client, "tcp://b", listener)
     assert list(client.topics) == ["tcp://a"]
+
+
+def test_workers_that_are_lost_together_are_all_told_with_their_nodes(inproc_client):
+    placement = {"a": "tcp://h:1", "b": "tcp://h:2", "c": "tcp://h:2"}
+    talk = Conversation(Cluster(inproc_client), "binding", placement)
+    talk.lost.update({"tcp://h:1": "the scheduler removed it", "tcp://h:2": "it is silent"})
+    error = inproc_client.sync(talk._node_lost, 3)
+    assert error.nodes == ("a", "b", "c")
+    assert str(error) == (
+        "Lost at epoch 3: 2 workers: tcp://h:1, which held 'a' (the scheduler removed it); "
+        "tcp://h:2, which held 'b', 'c' (it is silent). The workspaces of those nodes are gone."
+    )

@@ -165,6 +165,18 @@ async def test_a_long_run_is_polled_and_says_what_runs():
 
 
 @in_a_loop
+async def test_a_thread_that_fails_outside_of_any_task_ends_the_run():
+    async with Host(receiver()) as hosted:
+        assert (await hosted.run(3, 0.01, key="epoch"))["status"] == "running"
+        hosted.crew.submit(lambda: 1 / 0)
+        reply = await hosted.run(3, 10)
+        assert reply["status"] == "failed"
+        failure = Failure(**reply["failure"])
+        assert isinstance(failure.exception(), ZeroDivisionError)
+        assert failure.is_own
+
+
+@in_a_loop
 async def test_a_function_applied_sees_the_workspaces_and_its_value_comes_back():
     async with Host(count(), blobs={"x": 5}) as hosted:
         fn = cloudpickle.dumps(lambda spaces: spaces["a"].globals["x"] * 2)

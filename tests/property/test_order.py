@@ -32,6 +32,7 @@ class Spec:
     output: str | None
     fetched: bool
     keeps: bool
+    instances: int
 
 
 class Kept(NamedTuple):
@@ -52,10 +53,13 @@ def work(kind, salt, has_update, *args):
     *inputs, target = args if has_update else (*args, None)
     mixed = np.full(3, salt, dtype=np.uint64)
     for i, value in enumerate(inputs):
-        mixed = mixed * np.uint64(31) + np.asarray(value) * np.uint64(i + 7)
+        # What several instances returned is a list.
+        value = np.asarray(value).reshape(-1, 3).sum(axis=0, dtype=np.uint64)
+        mixed = mixed * np.uint64(31) + value * np.uint64(i + 7)
     if target is not None:
-        target *= np.uint64(3)
-        target += mixed
+        for part in target if isinstance(target, list) else [target]:
+            part *= np.uint64(3)
+            part += mixed
     if kind == "random":
         mixed += current_task().rng.integers(0, 1000, 3, dtype=np.uint64)
     if kind == "view" and inputs:
@@ -83,7 +87,12 @@ def specs(draw):
         kind = draw(st.sampled_from(["mix", "view", "slice", "alias", "random"]))
         fetched, keeps = draw(st.booleans()), draw(st.booleans())
         salt = draw(st.integers(0, 999))
-        tasks.append(Spec(node, kind, salt, tuple(reads), update, output, fetched, keeps))
+        # They run at once, so together they may change nothing in place; and they get one memory.
+        can_be_several = update is None and kind in ("mix", "random")
+        instances = draw(st.sampled_from([1, 1, 2, 3])) if can_be_several else 1
+        tasks.append(
+            Spec(node, kind, salt, tuple(reads), update, output, fetched, keeps, instances)
+        )
         if output in PRIVATE:
             private[node].add(output)
     return tasks
@@ -118,6 +127,7 @@ def build(tasks):
                     outputs=() if spec.output is None else spec.output,
                     node=spec.node,
                     name=f"t{len(made)}",
+                    num_instances=spec.instances,
                 )
             )
             if spec.fetched:
@@ -160,10 +170,16 @@ def run_in_order(tasks, rng_of):
             kind = "mix" if spec.kind == "random" else spec.kind
             fixed = (kind, spec.salt, target is not None)
             value = np.array(work(*fixed, *args, *([] if target is None else [target])))
+            values = [value] * spec.instances
             if spec.kind == "random":
-                value = value + rng_of(spec.node, f"t{i}", epoch).integers(
-                    0, 1000, 3, dtype=np.uint64
-                )
+                values = [
+                    value
+                    + rng_of(spec.node, f"t{i}", epoch, instance).integers(
+                        0, 1000, 3, dtype=np.uint64
+                    )
+                    for instance in range(spec.instances)
+                ]
+            value = np.array(values) if spec.instances > 1 else values[0]
             results.append(value.copy())
             if spec.output is not None:
                 state[spec.node][spec.output] = value.copy()
@@ -180,10 +196,10 @@ def run_in_order(tasks, rng_of):
     return state, results
 
 
-def rng_of(node, task, epoch):
+def rng_of(node, task, epoch, instance):
     from jobrunner.current import make_rng
 
-    return make_rng(0, node=node, group="epoch", task=task, epoch=epoch, step=0, instance=0)
+    return make_rng(0, node=node, group="epoch", task=task, epoch=epoch, step=0, instance=instance)
 
 
 def check(session, tasks):
@@ -195,6 +211,7 @@ def check(session, tasks):
             if blob in KEEPERS:
                 found = session.fetch(Node(node)[blob])
                 found = found["some"] if blob == "items" else found and [found.value]
+                found = found and [np.asarray(one) for one in found]
                 value = [value] if blob == "kept" and value is not None else value
                 assert str(found) == str(value), f"{node}/{blob}"
                 continue

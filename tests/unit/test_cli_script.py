@@ -71,6 +71,8 @@ def test_a_name_is_a_variable_or_a_function(tmp_path: Path) -> None:
         ("a = Job('a')\nb = Job('b')\n", "", r"holds 2 jobs.*script\.py:a, .*script\.py:b\."),
         ("", "", r"holds no jobs; expected one.*script\.py:function"),
         ("a = Job('a')\n", ":b", r"has no 'b'.*script\.py:a\."),
+        ("", ":Callable", "has no 'Callable'"),
+        ("of_c = max\n", ":of_c", "is a builtin_function_or_method; expected a Job"),
         ("n = 3\n", ":n", "is a int; expected a Job"),
         ("def make(n): ...\n", ":make", r"make\(n\) cannot be called without arguments"),
         ("def make(): return 3\n", ":make", r"make\(\) returned a int; expected a Job"),

@@ -105,8 +105,10 @@ class Bench:
         )
         self.nthreads = nthreads
         self.timer = ManualTimer()
-        self.crew_is_gone = threading.Event()
-        self.crew = Crew("bench", contextvars.copy_context(), self.crew_is_gone.set)
+        self.crew_is_gone, self.crew_failed = threading.Event(), []
+        self.crew = Crew(
+            "bench", contextvars.copy_context(), self.crew_is_gone.set, self.crew_failed.append
+        )
         self.submitted = []
         self._submit = submit or self.crew.submit
 
@@ -149,6 +151,7 @@ class Bench:
     def close(self):
         self.crew.close()
         assert self.crew_is_gone.wait(10)
+        assert self.crew_failed == []
 
 
 @pytest.fixture
@@ -495,7 +498,9 @@ def test_what_cannot_cross_by_its_blobs_name_leaves_the_blob_as_it_was(bench):
         [Crossing(0, "a", 0, "x", None, ("b",), False)],
     )
     one = bench(plan, blobs={"a": {"x": "old"}})
-    assert "cannot be pickled" in str(one.run().failure)
+    failure = one.run().failure
+    assert "cannot be pickled" in failure.summary
+    assert failure.traceback == ""  # of frames of ours alone
     assert one.workspaces["a"].globals["x"] == "old"
 
 
@@ -827,8 +832,8 @@ def test_random_numbers_are_the_same_in_whatever_thread_and_differ_by_epoch(benc
 
 
 def test_a_crew_survives_a_call_that_raises(caplog):
-    gone = threading.Event()
-    crew = Crew("crew", contextvars.copy_context(), gone.set)
+    gone, failed = threading.Event(), []
+    crew = Crew("crew", contextvars.copy_context(), gone.set, failed.append)
     crew.submit(lambda: 1 / 0)
     ran = threading.Event()
     crew.submit(ran.set)
@@ -839,11 +844,12 @@ def test_a_crew_survives_a_call_that_raises(caplog):
     crew.submit(ran.clear)
     assert ran.is_set()
     assert "A call of crew failed" in caplog.text
+    assert [type(error) for error in failed] == [ZeroDivisionError]
 
 
 def test_a_crew_without_threads_ends_as_it_is_closed():
     gone = threading.Event()
-    Crew("crew", contextvars.copy_context(), gone.set).close()
+    Crew("crew", contextvars.copy_context(), gone.set, print).close()
     assert gone.is_set()
 
 
