@@ -286,12 +286,24 @@ def copy_command(*, directory: str, epoch: str, target: str, take_over: bool) ->
 @click.command("fsck", epilog=EPILOG)
 @_directory
 @click.option("--brief", "is_brief", is_flag=True, help="Show only what is stray or damaged.")
+@click.option(
+    "--repair",
+    "is_repair",
+    is_flag=True,
+    help="Where entries of the log are lost: append one that says what can be proven without them.",
+)
 @answers
-def fsck_command(*, directory: str, is_brief: bool) -> Answer:
-    """Explain everything that lies in DIR and is not part of a checkpoint; changes nothing."""
-    from jobrunner.listing import open_directory
-    from jobrunner.upkeep import fsck
+def fsck_command(*, directory: str, is_brief: bool, is_repair: bool) -> Answer:
+    """Explain everything that lies in DIR and is not part of a checkpoint.
 
+    Changes nothing, but for --repair, which appends to the log. It needs a directory that no run
+    holds; what it would do is told without it.
+    """
+    from jobrunner.listing import open_directory
+    from jobrunner.upkeep import fsck, repair
+
+    if is_repair:
+        return Answer(*repair(open_directory(directory)))
     data, text, error = fsck(open_directory(directory), is_brief=is_brief)
     return Answer(data, text, 0 if error is None else exit_code_of(error))
 

@@ -8,9 +8,20 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobrunner.checkpoint import Checkpoint, MultiNodeCheckpointManager
-from jobrunner.errors import CheckpointError, CheckpointNotFoundError, DefinitionError
+from jobrunner.checkpoint import (
+    ArrayOutline,
+    Checkpoint,
+    MultiNodeCheckpointManager,
+    NodeCheckpoint,
+)
+from jobrunner.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    DefinitionError,
+)
 from jobrunner.progress import format_bytes, format_metrics, format_seconds
+from jobrunner.result import format_ranges
 
 _SHOWN_VALUE_LENGTH = 48
 
@@ -21,13 +32,14 @@ def open_directory(directory: str, *, allow_pickle: bool = False) -> MultiNodeCh
     Raises
     ------
     CheckpointNotFoundError
-        Nothing is at the path: most likely a mistyped one.
+        No directory is at the path: most likely a mistyped one.
     """
     manager = MultiNodeCheckpointManager(directory, allow_pickle=allow_pickle)
-    if not os.path.lexists(manager.path):
+    if not os.path.isdir(manager.path):
+        what = "is a file" if os.path.lexists(manager.path) else "does not exist"
         raise CheckpointNotFoundError(
-            f"There is no directory {manager.path!r}. Name the one that the job was run with, as "
-            f"--checkpoint."
+            f"{manager.path} {what}: expected a checkpoint directory. Name the one that the job "
+            f"was run with, as --checkpoint."
         )
     return manager
 
@@ -59,18 +71,37 @@ def list_epochs(manager: MultiNodeCheckpointManager) -> tuple[dict[str, Any], st
     -------
     data : dict
         ``path``, ``is_done`` and ``epochs``, each of those with ``epoch``, ``time``, ``nodes``,
-        ``nbytes``, ``seconds``, ``metrics`` and ``pins``.
+        ``nbytes``, ``seconds``, ``metrics`` and ``pins``; ``damaged``, epochs whose record cannot
+        be read, and why; ``unclaimed``, epochs of stores that the log does not speak of.
     text : str
         A table.
     """
-    epochs = [_describe_epoch(manager.record(epoch)) for epoch in manager.epochs()]
+    epochs, damaged = [], {}
+    for epoch in manager.epochs():
+        try:
+            epochs.append(_describe_epoch(manager.record(epoch)))
+        except CheckpointCorruptError as error:
+            damaged[epoch] = str(error)
     is_done = manager.is_done()
     pins = manager.pins()
     for found in epochs:
         found["pins"] = pins.get(found["epoch"], [])
-    data = {"path": manager.path, "is_done": is_done, "epochs": epochs}
+    lost = manager.unclaimed()
+    data = {
+        "path": manager.path,
+        "is_done": is_done,
+        "epochs": epochs,
+        "damaged": {str(epoch): why for epoch, why in damaged.items()},
+        "unclaimed": lost,
+    }
+    notes = [f"Epoch {epoch} is damaged: {why}" for epoch, why in damaged.items()]
+    if lost:
+        notes.append(
+            f"Stores of epochs {format_ranges(lost)} lie here, and no entry of the log claims "
+            f"them: `jobrunner fsck {manager.path}` tells more."
+        )
     if not epochs:
-        return data, f"No epoch is recorded in {manager.path}."
+        return data, "\n".join((*notes, f"No epoch is recorded in {manager.path}."))
     rows = [("EPOCH", "SAVED", "NODES", "SIZE", "TIME", "METRICS")]
     rows += [
         (
@@ -86,7 +117,7 @@ def list_epochs(manager: MultiNodeCheckpointManager) -> tuple[dict[str, Any], st
     state = "The job has finished." if is_done else "The job has not finished."
     lines = [format_table(rows, right=(0, 2, 3, 4))]
     lines += [f"Epoch {epoch} is pinned: {', '.join(labels)}." for epoch, labels in pins.items()]
-    return data, "\n".join((*lines, state))
+    return data, "\n".join((*lines, *notes, state))
 
 
 def _describe_epoch(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +145,7 @@ def describe_checkpoint(
     data : dict
         What `list_epochs` tells of the epoch, ``path``, ``run``, and ``nodes``: each with
         ``store``, ``nbytes`` and ``blobs``, each of those with ``type``, and ``shape`` and
-        ``dtype`` for an array, else ``value`` as text.
+        ``dtype`` for an array, else ``value`` as text (of an array without axes, both).
     text : str
     """
     checkpoint = manager.open(epoch)
@@ -144,21 +175,22 @@ def describe_checkpoint(
     return data, "\n".join(lines)
 
 
-def _describe_blob(node: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _describe_blob(node: NodeCheckpoint, name: str) -> dict[str, Any]:
     try:
-        value = node[name]
+        value = node.outline(name)
     except DefinitionError as error:
         # Pickled, or made by a codec that is not registered here: there, but not for us to read.
         return {"type": "unreadable", "value": str(error)}
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is not None and dtype is not None and shape != ():
-        return {"type": "array", "shape": list(shape), "dtype": str(dtype)}
+    if isinstance(value, ArrayOutline):
+        about = {"type": "array", "shape": list(value.shape), "dtype": value.dtype}
+        return about if value.shape else {**about, "value": repr(node.load(name).item())}
     return {"type": type(value).__name__, "value": repr(value)}
 
 
 def _format_blob(blob: Mapping[str, Any]) -> tuple[str, str]:
     if blob["type"] == "array":
-        return str(blob["dtype"]), " x ".join(map(str, blob["shape"]))
+        shape = " x ".join(map(str, blob["shape"]))
+        return str(blob["dtype"]), shape or f"no axes: {blob['value']}"
     value = str(blob["value"])
     if len(value) > _SHOWN_VALUE_LENGTH:
         value = f"{value[: _SHOWN_VALUE_LENGTH - 3]}..."
@@ -188,8 +220,9 @@ def verify_epochs(
     found, lines = [], []
     first: CheckpointError | None = None
     if is_deep:
-        manager.verify_log()
-        lines.append("log: whole")
+        made_up_for = manager.verify_log()
+        but = f", but for entries {format_ranges(made_up_for)}, which were repaired"
+        lines.append(f"log: whole{but if made_up_for else ''}")
     for epoch in epochs:
         try:
             manager.verify(epoch)
@@ -204,7 +237,11 @@ def verify_epochs(
         found.append({"epoch": epoch, "is_whole": error is None, "error": error and str(error)})
         lines.append(f"epoch {epoch}: {'whole' if error is None else error}")
     data = {"path": manager.path, "epochs": found}
-    return data, "\n".join(lines) or f"No epoch is recorded in {manager.path}.", first
+    if not epochs:
+        # Whoever asks whether all is well must not take nothing at all for a yes.
+        first = CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.")
+        lines.append(str(first))
+    return data, "\n".join(lines), first
 
 
 def _load_all(checkpoint: Checkpoint) -> None:

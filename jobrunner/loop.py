@@ -147,6 +147,8 @@ class Run:
                 if not self.is_announced:
                     self.is_announced = True
                     self._notify("on_start", decision, self.limit)
+                    for warning in decision.warnings:
+                        self._warn(warning)
                 epoch = self._start(decision)
                 # Falling back past a damaged epoch makes a finished job an unfinished one.
                 is_finished = decision.is_finished and epoch == decision.epoch
@@ -192,7 +194,7 @@ class Run:
         """Init or resume; gives the last epoch that is whole in the workspaces."""
         epoch = self.recorded = None
         self.steps_done = 0
-        if decision.epoch is not None and self.recorder is not None:
+        if (decision.epoch is not None or decision.damaged) and self.recorder is not None:
             epoch = self._load(self.recorder, decision.epoch)
         if epoch is None:
             self._run_group("init", 0)
@@ -206,11 +208,13 @@ class Run:
         self.policy = resume.Policy("latest", self.policy.num_epochs)
         return (epoch or 0) - bool(self.steps_done)
 
-    def _load(self, recorder: Recorder, wanted: int) -> int | None:
+    def _load(self, recorder: Recorder, wanted: int | None) -> int | None:
         """Load `wanted`, or for "latest" the newest epoch that is whole; None if none is."""
         manager = recorder.manager.source()
         damaged: dict[int, str] = {}
-        candidates = [epoch for epoch in reversed(manager.epochs()) if epoch <= wanted]
+        is_asked_for = wanted is not None and self.policy.resume_from != "latest"
+        # Those that are known to be damaged are tried as well, to be told of and set aside.
+        candidates = [e for e in reversed(manager.epochs()) if not is_asked_for or e == wanted]
         for epoch in candidates:
             try:
                 blobs = resume.required_blobs(self.plan, manager, epoch)
@@ -223,7 +227,7 @@ class Run:
                 manager.report_load(group)
                 break
             except CheckpointCorruptError as error:
-                if self.policy.resume_from != "latest":
+                if is_asked_for:
                     raise
                 damaged[epoch] = str(error)
                 self._warn(

@@ -258,7 +258,7 @@ class Recorder:
         write = partial(self._write, self._binding, details)
         save = _Save(epoch, started)
         try:
-            order = self._begin(epoch)
+            order = self._begin(epoch, details)
             if self.manager.asynchronous:
                 with self._abandons(order):
                     self._binding.apply(order.copy(self.manager.budget_bytes))
@@ -310,7 +310,7 @@ class Recorder:
             self._failures.close()
         self._saved(report)
 
-    def _begin(self, epoch: int) -> SaveOrder:
+    def _begin(self, epoch: int, details: Mapping[str, Any]) -> SaveOrder:
         if not self._holds_directory:
             self._take_directory()
             if self.manager.epochs():
@@ -320,8 +320,10 @@ class Recorder:
                     f"them."
                 )
         self._prove_shared()
+        # Where the nodes ran is of no use to who makes the record again.
+        kept = {key: value for key, value in details.items() if key != "placement"}
         return self.manager.begin(
-            epoch, replicated=self._plan.replicated, initial=self._plan.initial
+            epoch, replicated=self._plan.replicated, initial=self._plan.initial, details=kept
         )
 
     def _write(

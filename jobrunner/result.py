@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -103,6 +103,11 @@ class ResumePlan:
         How this job differs from the one that was recorded.
     is_finished : bool
         The recorded run ended after its exit group, and nothing would run.
+    warnings : tuple of str
+        What is not as it should be: another run that holds the directory, a log that has lost
+        entries.
+    damaged : mapping of int to str
+        Recorded epochs that are newer than `epoch` and known to be damaged -> how.
     """
 
     epoch: int | None
@@ -113,6 +118,8 @@ class ResumePlan:
     changes: tuple[str, ...] = ()
     is_finished: bool = False
     step: int = 0
+    warnings: tuple[str, ...] = ()
+    damaged: Mapping[int, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data, for JSON."""
@@ -123,13 +130,33 @@ class ResumePlan:
         if self.step:
             start += f", step {self.step}"
         lines = [f"{start}: {self.reason}"]
+        lines += [f"warning: {warning}" for warning in self.warnings]
+        lines += [f"epoch {epoch} is damaged: {why}" for epoch, why in self.damaged.items()]
+        aside = (format_ranges(self.sets_aside),) if self.sets_aside else ()
         for title, items in (
             ("runs", self.steps),
             ("runs again after the load", self.rebuilds),
-            ("sets aside epochs", self.sets_aside),
+            ("sets aside epochs", aside),
             ("changed since it was recorded", self.changes),
         ):
             if items:
                 lines.append(f"{title}:")
                 lines += [f"  {item}" for item in items]
         return "\n".join(lines)
+
+
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Write ascending numbers in words, those that follow one another as a range."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = [
+        f"{first} to {last}"
+        if last > first + 1
+        else ", ".join(map(str, dict.fromkeys((first, last))))
+        for first, last in ranges
+    ]
+    return ", ".join(texts) or "none"

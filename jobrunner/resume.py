@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from jobrunner.checkpoint import CheckpointDirectory, MultiNodeCheckpointManager
@@ -12,7 +13,7 @@ from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, Pl
 from jobrunner.fingerprint import changes, describe
 from jobrunner.job import Job
 from jobrunner.plan import GroupPlan, Plan
-from jobrunner.result import ResumePlan
+from jobrunner.result import ResumePlan, format_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +35,38 @@ def plan_resume(
     """Decide where a run of `plan` begins; `JobRunner.plan_resume` documents it."""
     if own is None:
         return _fresh(plan, None, policy, "there is no checkpoint manager")
+    warnings = _warn_of_holder(own)
     if policy.resume_from is None:
-        return _fresh(plan, own, policy, "resume_from_epoch is None", tuple(own.epochs()))
-    manager = own.source()
-    recorded = manager.epochs()
+        decision = _fresh(plan, own, policy, "resume_from_epoch is None", tuple(own.epochs()))
+        return replace(decision, warnings=warnings)
     if policy.resume_from == "latest":
-        if not recorded:
-            return _fresh(plan, manager, policy, f"nothing is recorded in {manager.path}")
-        epoch = recorded[-1]
+        warnings += _check_claimed(own)
+    manager = own.source()
+    if policy.resume_from == "latest" and manager is not own:
+        warnings += _check_claimed(manager)
+    recorded = manager.epochs()
+    damaged: dict[int, str] = {}
+    if policy.resume_from == "latest":
+        whole = None
+        for candidate in reversed(recorded):
+            # Whether all of it is whole, only a load can tell.
+            try:
+                required_blobs(plan, manager, candidate)
+            except CheckpointCorruptError as error:
+                damaged[candidate] = str(error)
+            else:
+                whole = candidate
+                break
+        if whole is None:
+            what = "that is recorded is whole" if recorded else "is recorded"
+            reason = f"nothing {what} in {manager.path}"
+            aside = tuple(recorded) if manager is own else ()
+            decision = _fresh(plan, manager, policy, reason, aside)
+            return replace(decision, warnings=warnings, damaged=damaged)
+        epoch = whole
         reason = f"it is the last epoch recorded in {manager.path}"
+        if damaged:
+            reason = f"{reason} that is not known to be damaged"
     else:
         epoch = policy.resume_from
         reason = "it was asked for"
@@ -52,15 +76,10 @@ def plan_resume(
                 f"Epoch {epoch} of {manager.path} is not recorded; recorded epochs: {there}. Name "
                 f"one of these, or 'latest'."
             )
+        required_blobs(plan, manager, epoch)
 
     later = tuple(e for e in recorded if e > epoch)
     record = manager.record(epoch)
-    try:
-        required_blobs(plan, manager, epoch)
-    except CheckpointCorruptError:
-        # Only a load can tell what of the epoch is whole; "latest" falls back then.
-        if policy.resume_from != "latest":
-            raise
     done = steps_done(plan, record)
     then = manager.run_info(epoch).get("plan")
     fired = recorded_stops(plan, record)
@@ -87,6 +106,38 @@ def plan_resume(
         changes=tuple(changes(then, describe(plan))) if then else (),
         is_finished=is_finished,
         step=done,
+        warnings=warnings,
+        damaged=damaged,
+    )
+
+
+def _warn_of_holder(own: MultiNodeCheckpointManager) -> tuple[str, ...]:
+    holder = own.held_by()
+    if holder is None:
+        return ()
+    warning = (
+        f"{own.path} is held by another run ({holder}), as far as its log tells. A run waits for a "
+        f"sign of life from it, and does not begin if there is one."
+    )
+    return (warning,)
+
+
+def _check_claimed(directory: CheckpointDirectory) -> tuple[str, ...]:
+    """Warn of stores that the log should speak of; refuse to start over where it tells nothing."""
+    lost = directory.unclaimed()
+    if not lost:
+        return ()
+    recorded = directory.epochs()
+    epochs = f"{'epoch' if len(lost) == 1 else 'epochs'} {format_ranges(lost)}"
+    found = f"{directory.path} holds stores of {epochs} that no entry of its log claims"
+    way = f"`jobrunner fsck {directory.path}` tells what they are, and --repair records them again"
+    if recorded:
+        return (f"{found}: its newest entries may be lost. {way}. They are not touched.",)
+    raise CheckpointCorruptError(
+        f"{found}, and the log records no epoch: expected {os.path.join(directory.path, '_log')} "
+        f"to record them. The log must be lost. {way}. To start over and leave them as they are: "
+        f"resume_from_epoch=None, --resume none.",
+        path=directory.path,
     )
 
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from jobrunner.checkpoint import (
     CheckpointDirectory,
     MultiNodeCheckpointManager,
+    Repair,
     copy_epoch,
     inspect_directory,
+    plan_repair,
+    repair_log,
     restore_epoch,
 )
 from jobrunner.checkpoint.policies import KeepBest, KeepEvery, KeepLast, RetentionPolicy
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
 from jobrunner.listing import format_table
 from jobrunner.progress import format_bytes
+from jobrunner.result import format_ranges
+
+_MOST_ALIKE = 3
+_DIGITS = re.compile(r"[0-9a-f]{8,}|\d+")
 
 
 def read_policy(last: int | None, every: int | None, best: Sequence[str]) -> RetentionPolicy:
@@ -154,13 +163,13 @@ def copy(
 def fsck(
     manager: CheckpointDirectory, *, is_brief: bool
 ) -> tuple[dict[str, Any], str, CheckpointCorruptError | None]:
-    """Explain everything that lies in a directory.
+    """Explain everything that lies in a directory, and what a repair of its log would do.
 
     Returns
     -------
     data : dict
         ``path``, ``counts`` by status, ``objects``: each with ``path``, ``status``,
-        ``explanation``.
+        ``explanation``; and ``repair``, as `repair` tells it, None where none is needed.
     text : str
         What is neither live nor, if `is_brief`, pending or set aside; and the counts.
     error : CheckpointCorruptError or None
@@ -168,18 +177,89 @@ def fsck(
     """
     found = inspect_directory(manager)
     counts = Counter(finding.status for finding in found)
+    plan = plan_repair(manager)
     data = {
         "path": manager.path,
         "counts": dict(counts),
         "objects": [
             {"path": f.path, "status": f.status, "explanation": f.explanation} for f in found
         ],
+        "repair": None if plan is None else _describe_repair(plan),
     }
     told = ("stray", "damaged") if is_brief else ("stray", "damaged", "pending", "aside")
-    rows = [(f.status, f.path, f.explanation) for f in found if f.status in told]
+    rows = _group([(f.status, f.path, f.explanation) for f in found if f.status in told])
     lines = [format_table(rows)] if rows else []
     summary = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     lines.append(f"{manager.path}: {summary or 'nothing is there'}.")
+    if plan is not None:
+        lines += ["", f"`jobrunner fsck {manager.path} --repair` would do this:"]
+        lines += _tell_repair(plan)
     damage = next((f for f in found if f.status == "damaged"), None)
     error = None if damage is None else CheckpointCorruptError(damage.explanation)
     return data, "\n".join(lines), error
+
+
+def repair(manager: CheckpointDirectory) -> tuple[dict[str, Any], str]:
+    """Append the entry from which a log that has lost others can be read again.
+
+    Returns
+    -------
+    data : dict
+        ``path`` and ``repair``: ``lost`` entries, ``kept``, ``rebuilt`` and ``given_up`` epochs,
+        ``unproven`` stores; None where there was nothing to repair.
+    text : str
+    """
+    done = repair_log(manager)
+    if done is None:
+        return {"path": manager.path, "repair": None}, f"{manager.path}: nothing to repair."
+    data = {"path": manager.path, "repair": _describe_repair(done)}
+    return data, "\n".join([f"The log of {manager.path} can be read again.", *_tell_repair(done)])
+
+
+def _describe_repair(plan: Repair) -> dict[str, Any]:
+    return {
+        "lost": {str(number): why for number, why in sorted(plan.lost.items())},
+        "elsewhere": {str(number): name for number, name in sorted(plan.elsewhere.items())},
+        "kept": plan.kept,
+        "rebuilt": plan.rebuilt,
+        "given_up": {str(epoch): why for epoch, why in sorted(plan.given_up.items())},
+        "unproven": plan.unproven,
+    }
+
+
+def _tell_repair(plan: Repair) -> list[str]:
+    gone = [number for number in plan.lost if number not in plan.elsewhere]
+    lines = [f"epochs that stay recorded: {format_ranges(plan.kept)}"]
+    if plan.rebuilt:
+        lines.append(
+            f"epochs recorded anew, from stores of which every byte was verified: "
+            f"{format_ranges(plan.rebuilt)}"
+        )
+    lines += [
+        f"epoch {epoch} is recorded no longer: {why}"
+        for epoch, why in sorted(plan.given_up.items())
+    ]
+    lines += [
+        f"entry {number} of the log lies in {name}, and counts"
+        for number, name in sorted(plan.elsewhere.items())
+    ]
+    if gone:
+        lines.append(
+            f"entries of the log that are lost: {format_ranges(sorted(gone))}. A pin that one of "
+            f"them made is lost with it: pin again what must be kept."
+        )
+    lines += [f"not recorded: {name}: {why}" for name, why in sorted(plan.unproven.items())]
+    return [*lines, "Nothing is deleted, moved or written over."]
+
+
+def _group(rows: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """One row for many that follow one another and differ in numbers only."""
+    told = []
+    for _, same in groupby(rows, lambda row: (row[0], *(_DIGITS.sub("#", t) for t in row[1:]))):
+        group = list(same)
+        if len(group) <= _MOST_ALIKE:
+            told += group
+        else:
+            status, path, why = group[0]
+            told.append((status, f"{path} ... {group[-1][1]}", f"({len(group)} alike) {why}"))
+    return told

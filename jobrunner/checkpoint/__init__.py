@@ -25,6 +25,7 @@ The way of the data, one module a stage; a module imports only from those above 
     held              a run takes it, and gives epochs up
     manager, single   all that writes
     transfer          an epoch saved again from another's files
+    repair            what can be proven of a log that has lost entries
     inspection        what everything in a directory is
 
 `docs/design/checkpoints.md` and `docs/design/log.md` say what lies on disk and why it is safe.
@@ -45,6 +46,8 @@ from jobrunner.checkpoint.policies import (
     KeepLast,
     RetentionPolicy,
 )
+from jobrunner.checkpoint.reader import ArrayOutline
+from jobrunner.checkpoint.repair import Repair, plan_repair, repair_log
 from jobrunner.checkpoint.save import CopiesOrder, SaveOrder
 from jobrunner.checkpoint.schedule import Auto, Moment, SaveEvery, SavePolicy, epochs_until
 from jobrunner.checkpoint.single import CheckpointManager
@@ -54,6 +57,7 @@ from jobrunner.checkpoint.view import Checkpoint, NodeCheckpoint
 
 __all__ = [
     "PARTITIONS",
+    "ArrayOutline",
     "Auto",
     "Checkpoint",
     "CheckpointDirectory",
@@ -71,6 +75,7 @@ __all__ = [
     "MultiNodeCheckpointManager",
     "NodeCheckpoint",
     "Receipt",
+    "Repair",
     "RetentionPolicy",
     "SaveEvery",
     "SaveOrder",
@@ -80,7 +85,9 @@ __all__ = [
     "find_set_aside",
     "inspect_directory",
     "load_waiting_states",
+    "plan_repair",
     "read_state",
     "register_codec",
+    "repair_log",
     "restore_epoch",
 ]

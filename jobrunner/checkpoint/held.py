@@ -16,7 +16,8 @@ from jobrunner.checkpoint.chores import Sweeper
 from jobrunner.checkpoint.directory import CheckpointDirectory
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.hold import Hold
-from jobrunner.checkpoint.liveness import Patience
+from jobrunner.checkpoint.journal import describe_holder
+from jobrunner.checkpoint.liveness import Patience, is_known_dead
 from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler
 from jobrunner.checkpoint.policies import KeepAll, RetentionPolicy
 from jobrunner.checkpoint.records import Claim, Entry, State, nodes_of, store_names, strict_json
@@ -114,6 +115,15 @@ class HeldDirectory(CheckpointDirectory):
             else:
                 hold.leave()
             raise
+
+    def held_by(self) -> str | None:
+        """Which other run holds the directory, unless it is known to be gone; None: nobody."""
+        run = self._journal.refresh().run
+        if self._hold is not None or run is None or self._journal.known().is_ended:
+            return None
+        if is_known_dead(run.get("process", {}), run["run"]):
+            return None
+        return describe_holder(run)
 
     def end_run(self) -> None:
         """Leave the directory, so that another run may take it at once.
@@ -258,10 +268,9 @@ class HeldDirectory(CheckpointDirectory):
 
     def _names_of(self, state: State, epoch: int) -> tuple[Claim, list[str]]:
         """The claim of a recorded epoch, and the names of its stores."""
+        claim = Claim(epoch, state.retries[epoch])
         entry = self._journal.read_entry(state.commit_number(epoch))
-        return Claim(epoch, state.retries[epoch]), list(
-            store_names(nodes_of(entry), epoch, state.retries[epoch]).values()
-        )
+        return claim, list(store_names(nodes_of(entry, epoch), *claim).values())
 
     def _choose_retired(self, state: State) -> list[int]:
         epochs = state.recorded.keys_in_order()
@@ -302,7 +311,9 @@ class HeldDirectory(CheckpointDirectory):
                 logger.warning("Stores of epoch %d cannot be named: %s", claim.epoch, error)
                 continue
             self._sweeper.add(
-                claim, chore.action, list(store_names(nodes_of(entry), *claim).values())
+                claim,
+                chore.action,
+                list(store_names(nodes_of(entry, claim.epoch), *claim).values()),
             )
         hold.remove_traces_of_others()
         if isinstance(self._handler, FileMetadataHandler):

@@ -18,9 +18,10 @@ from jobrunner.checkpoint.log import (
     LOG_DIRECTORY,
     TEMPORARY_NAME,
     decode_entry,
+    mend_bit,
 )
 from jobrunner.checkpoint.reader import StoreReader
-from jobrunner.checkpoint.records import Claim, Entry, State, nodes_of
+from jobrunner.checkpoint.records import Claim, Entry, State, commits_in, given_up_by
 from jobrunner.checkpoint.store import join_path
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
 from jobrunner.names import StoreName, parse_store_name
@@ -38,8 +39,8 @@ class Finding:
         Relative to the directory, with ``/``.
     status : {"live", "pending", "aside", "stray", "damaged"}
         ``live``: part of the log or of a recorded checkpoint. ``pending``: a run uses it, or the
-        next one removes it. ``aside``: a store that a rewind has set aside, hidden and kept.
-        ``stray``: no entry of the log speaks of it, and nothing touches it. ``damaged``: it is
+        next one removes it. ``aside``: kept, and not in use: a store that a rewind has set aside
+        and hidden, a damaged entry of the log that a later one makes up for. ``stray``: no entry of the log speaks of it, and nothing touches it. ``damaged``: it is
         missing or not what was written.
     explanation : str
     """
@@ -66,26 +67,31 @@ class _History:
         if kind == "commit" and entry["epoch"] in self.recorded:
             self._end(entry["epoch"], entry)
         self.state.apply(entry)
-        if kind == "run":
-            self.run_nodes = nodes_of(entry)
-        elif kind == "begin":
-            self.nodes[Claim(entry["epoch"], entry["retry"])] = set(self.run_nodes)
-        elif kind == "commit":
-            claim = Claim(entry["epoch"], entry["retry"])
-            self.recorded[claim.epoch] = claim
-            self.commits[claim] = entry
-            self.nodes[claim] = set(nodes_of(entry))
-        elif kind == "retire":
-            self._end_given_up(entry["epochs"], entry)
-        elif kind == "rewind":
-            after = entry.get("after")
-            later = [e for e in self.recorded if after is None or e > after]
-            self._end_given_up([entry["only"]] if "only" in entry else later, entry)
+        self.note(entry)
+        if kind == "commit":
+            self.recorded[entry["epoch"]] = Claim(entry["epoch"], entry["retry"])
+        elif kind in ("retire", "rewind"):
+            for epoch in given_up_by(entry, list(self.recorded)):
+                if epoch not in self.state.recorded:
+                    self._end(epoch, entry)
 
-    def _end_given_up(self, epochs: list[int], entry: Entry) -> None:
-        for epoch in epochs:
-            if epoch in self.recorded and epoch not in self.state.recorded:
-                self._end(epoch, entry)
+    def note(self, entry: Entry) -> None:
+        """What an entry says by itself, whatever is missing before it."""
+        if entry["kind"] == "run":
+            self.run_nodes = list(entry["nodes"])
+        elif entry["kind"] == "begin":
+            self.nodes[Claim(entry["epoch"], entry["retry"])] = set(self.run_nodes)
+        for commit in commits_in(entry):
+            claim = Claim(commit["epoch"], commit["retry"])
+            self.commits[claim] = commit
+            self.nodes[claim] = set(commit["stores"])
+
+    def restart(self, entry: Entry) -> None:
+        """Go by a full state or a repair, whatever is missing before it."""
+        self.state.restart(entry)
+        self.note(entry)
+        retries = self.state.retries
+        self.recorded = {epoch: Claim(epoch, retries[epoch]) for epoch in self.state.recorded}
 
     def _end(self, epoch: int, entry: Entry) -> None:
         self.ended[self.recorded.pop(epoch)] = entry
@@ -115,13 +121,21 @@ def inspect_directory(directory: CheckpointDirectory) -> list[Finding]:
     is_whole = True
     for finding, entry in _inspect_log(directory):
         found.append(finding)
-        is_whole = is_whole and finding.status != "damaged"
-        if entry is not None and is_whole:
-            try:
+        if entry is None:
+            is_whole = is_whole and finding.status != "damaged"
+            continue
+        try:
+            if entry["kind"] == "repair" or (entry["kind"] == "state" and not is_whole):
+                history.restart(entry)
+                is_whole = True
+                found = [_made_up_for(finding, entry) for finding in found]
+            elif is_whole:
                 history.take_in(entry)
-            except CheckpointCorruptError as error:
-                found[-1] = Finding(finding.path, "damaged", str(error))
-                is_whole = False
+            else:
+                history.note(entry)
+        except CheckpointCorruptError as error:
+            found[-1] = Finding(finding.path, "damaged", str(error))
+            is_whole = False
     for name in sorted(directory.files.list_names(directory.path)):
         if name == LOG_DIRECTORY:
             continue
@@ -139,6 +153,13 @@ def inspect_directory(directory: CheckpointDirectory) -> list[Finding]:
     if is_whole:
         found += _find_missing(directory, history)
     return sorted(found, key=lambda finding: finding.path)
+
+
+def _made_up_for(finding: Finding, entry: Entry) -> Finding:
+    if finding.status != "damaged":
+        return finding
+    why = f"Damaged or lost; entry {entry['number']} makes up for it, and it stays as it is."
+    return Finding(finding.path, "aside", why)
 
 
 def _inspect_log(directory: CheckpointDirectory) -> Iterator[tuple[Finding, Entry | None]]:
@@ -166,10 +187,7 @@ def _inspect_log(directory: CheckpointDirectory) -> Iterator[tuple[Finding, Entr
             path, full = f"{LOG_DIRECTORY}/{number:010d}.json", path_of(number)
             data = files.read_if_there(full)
             if data is None:
-                why = (
-                    f"Missing, as are all before {listed:010d}.json. Restore it from a copy: the "
-                    f"log is the only truth."
-                )
+                why = f"Missing, as are all before {listed:010d}.json. {_way_out(directory)}"
                 yield Finding(path, "damaged", why), None
                 number = listed if number < listed else listed + 1
                 continue
@@ -177,9 +195,25 @@ def _inspect_log(directory: CheckpointDirectory) -> Iterator[tuple[Finding, Entr
             try:
                 entry = decode_entry(data, number - 1, full)
             except CheckpointCorruptError as error:
-                yield Finding(path, "damaged", str(error)), None
+                mended = mend_bit(data)
+                if mended is None:
+                    yield Finding(path, "damaged", str(error)), None
+                else:
+                    why = "One bit of it is wrong; it is read as it was written."
+                    yield Finding(path, "damaged", why), decode_entry(mended, number - 1, full)
+                continue
+            if entry["kind"] == "gap":
+                why = f"Holds the place of an entry that was lost. {_way_out(directory)}"
+                yield Finding(path, "damaged", why), None
             else:
                 yield Finding(path, "live", _explain_entry(entry)), entry
+
+
+def _way_out(directory: CheckpointDirectory) -> str:
+    return (
+        f"Restore it from a copy, or go on from what can be proven without it: `jobrunner fsck "
+        f"{directory.path} --repair`."
+    )
 
 
 def _explain_entry(entry: Entry) -> str:
@@ -210,10 +244,17 @@ def _inspect_store(
 ) -> Iterator[Finding]:
     claim = Claim(store.epoch, store.retry)
     if store.node not in history.nodes.get(claim, ()):
-        why = "No entry of the log claims this name. It is left alone, and saves avoid it."
+        why = (
+            "No entry of the log claims this name: somebody put it here, or the newest entries are "
+            "lost. It is left alone, and saves avoid it."
+        )
         yield Finding(name, "stray", why)
         return
     if history.recorded.get(claim.epoch) == claim:
+        if claim not in history.commits:
+            why = f"Epoch {claim.epoch} is recorded, and the entry that says of what is lost."
+            yield Finding(name, "damaged", f"{why} {_way_out(directory)}")
+            return
         about = history.commits[claim]["stores"][store.node]
         yield from _inspect_recorded(directory, name, claim.epoch, about)
         return
@@ -229,7 +270,7 @@ def _inspect_store(
         doing = "deleted" if chore.action == "delete" else "hidden"
         yield Finding(name, "pending", f"{_explain_end(ended)} It is being {doing}, or will be.")
     elif directory.files.is_taken(os.path.join(directory.path, name, RETIRED_DOCUMENT)):
-        way = f"To record it again: jobrunner restore DIR {claim.epoch}."
+        way = "To record it again: jobrunner restore DIR EPOCH."
         yield Finding(name, "aside", f"{_explain_end(ended)} {way}")
     else:
         why = f"{_explain_end(ended)} It was deleted once and has come back: remove it."
@@ -287,7 +328,8 @@ def _walk(root: str) -> Iterator[tuple[str, int]]:
 
 def _find_missing(directory: CheckpointDirectory, history: _History) -> Iterator[Finding]:
     for epoch, claim in history.recorded.items():
-        for node, about in history.commits[claim]["stores"].items():
+        stores = history.commits[claim]["stores"] if claim in history.commits else {}
+        for node, about in stores.items():
             if not directory.files.is_taken(join_path(directory.path, about["store"])):
                 why = f"Epoch {epoch} of node {node!r} is recorded, and its store is not there."
                 yield Finding(about["store"], "damaged", why)

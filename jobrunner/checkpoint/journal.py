@@ -8,9 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from jobrunner.checkpoint.log import MetadataHandler, read_on, read_state
+from jobrunner.checkpoint.log import MetadataHandler, each_entry, read_on, read_state
 from jobrunner.checkpoint.records import STATE_INTERVAL, Entry, State, make_entry
-from jobrunner.errors import CheckpointError, CheckpointWriteError, CommitConflictError
+from jobrunner.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointWriteError,
+    CommitConflictError,
+)
 
 
 class Journal:
@@ -61,12 +66,14 @@ class Journal:
         with self._reading():
             for entry in self._handler.entries(number):
                 return entry
-        raise CheckpointError(f"{self._path}: entry {number} of the log is gone.")
+        raise CheckpointCorruptError(f"{self._path}: entry {number} of the log is gone.")
 
     def read_entries(self) -> Iterator[Entry]:
-        """All entries, in order, read as they are asked for."""
+        """All entries that can be read, in order, read as they are asked for."""
         with self._reading():
-            yield from self._handler.entries(0)
+            for _, entry in each_entry(self._handler):
+                if not isinstance(entry, CheckpointCorruptError):
+                    yield entry
 
     def take(self, run: str, body: Mapping[str, Any], judge: Callable[[State], None]) -> int:
         """Take the directory for `run`.
@@ -220,6 +227,10 @@ class Journal:
     def _reading(self) -> Iterator[None]:
         try:
             yield
+        except CheckpointCorruptError as error:
+            if self._path in str(error):
+                raise
+            raise CheckpointCorruptError(f"{self._path}: {error}", path=error.path) from error
         except CheckpointError:
             raise
         except Exception as error:

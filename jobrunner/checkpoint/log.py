@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from jobrunner.checkpoint.files import PosixFiles
-from jobrunner.checkpoint.records import STATE_INTERVAL, Entry, State
+from jobrunner.checkpoint.records import RESTARTS, STATE_INTERVAL, Entry, State
 from jobrunner.errors import CheckpointCorruptError
 
 logger = logging.getLogger("jobrunner.checkpoint.log")
 
 LOG_DIRECTORY = "_log"
 ENTRY_NAME = re.compile(r"(\d{10,})\.json")
+_MENDED_BYTES = 16 << 10
 TEMPORARY_NAME = re.compile(r"\.(\d{10,})\.[0-9a-f]+\.tmp")
 
 
@@ -135,28 +136,37 @@ class FileMetadataHandler:
 
     def last_number(self) -> int:
         """See `MetadataHandler`."""
-        numbers = set()
-        for name in self._files.list_names(self._directory):
-            if match := ENTRY_NAME.fullmatch(name):
-                numbers.add(int(match[1]))
-        last = max(numbers, default=-1)
-        if len(numbers) <= last:
-            for number in range(last):
-                # A listing may miss what is created while it is made.
-                if number not in numbers and not self._files.is_taken(self._path(number)):
-                    raise CheckpointCorruptError(
-                        f"{self._path(number)} is missing: expected all entries from 0 to {last}, "
-                        f"the last that is there. {_WAY_OUT}",
-                        path=self._path(number),
-                    )
-        return last
+        names = self._files.list_names(self._directory)
+        matches = (ENTRY_NAME.fullmatch(name) for name in names)
+        return max((int(match[1]) for match in matches if match), default=-1)
 
     def entries(self, first: int = 0) -> Iterator[Entry]:
         """See `MetadataHandler`."""
         number = first
-        while (data := self._files.read_if_there(self._path(number))) is not None:
-            yield decode_entry(data, number, self._path(number))
+        while (data := self._read(number)) is not None:
+            path = self._path(number)
+            try:
+                yield decode_entry(data, number, path)
+            except CheckpointCorruptError:
+                mended = mend_bit(data)
+                if mended is None:
+                    raise
+                logger.warning("One bit of %s is wrong; it is read as it was written.", path)
+                yield decode_entry(mended, number, path)
             number += 1
+
+    def _read(self, number: int) -> bytes | None:
+        data = self._files.read_if_there(self._path(number))
+        if data is None and self._files.is_taken(self._path(number + 1)):
+            # Both may have been made since.
+            data = self._files.read_if_there(self._path(number))
+            if data is None:
+                raise CheckpointCorruptError(
+                    f"Entry {number} of the log is missing: expected {self._path(number)}, as "
+                    f"entry {number + 1} is there. {_way_out(self._path(number))}",
+                    path=self._path(number),
+                )
+        return data
 
     def last_epoch(self, user_epoch: int | None = None) -> int | None:
         """See `MetadataHandler`."""
@@ -191,7 +201,12 @@ class FileMetadataHandler:
         return os.path.join(self._directory, f"{number:010d}.json")
 
 
-_WAY_OUT = "The log is the only truth about this directory: restore the file from a copy."
+def _way_out(path: str) -> str:
+    directory = os.path.dirname(os.path.dirname(path))
+    return (
+        f"Restore the file from a copy, or let `jobrunner fsck {directory}` tell what can be "
+        f"proven without it, and `jobrunner fsck {directory} --repair` go on from that."
+    )
 
 
 def encode_entry(entry: Entry) -> bytes:
@@ -209,22 +224,69 @@ def decode_entry(data: bytes, number: int, path: str) -> Entry:
     CheckpointCorruptError
         Naming `path`, what was expected and what was found.
     """
-    start = len('{"sha256":"') + 64 + len('","entry":')
-    text = data[start:-2]
-    expected = hashlib.sha256(text).hexdigest()
-    if data != f'{{"sha256":"{expected}","entry":'.encode() + text + b"}\n":
-        found = data[len('{"sha256":"') :][:64].decode("ascii", "replace")
+    found, text, expected = _take_apart(data)
+    if data != _frame(text, expected):
+        if not data:
+            what = "is empty"
+        elif not data.endswith(b"}\n"):
+            what = f"is cut, or was written over: its {len(data)} bytes have no end"
+        else:
+            what = f"is not what was written: expected SHA-256 {found!r}, found {expected}"
         raise CheckpointCorruptError(
-            f"{path} is not what was written: expected the SHA-256 {expected} of its "
-            f"{len(data)} bytes in it, found {found!r}. {_WAY_OUT}",
-            path=path,
+            f"Entry {number} of the log, {path}, {what}. {_way_out(path)}", path=path
         )
     entry: dict[str, Any] = json.loads(text)
     if entry["number"] != number:
         raise CheckpointCorruptError(
-            f"{path} holds entry {entry['number']}: expected {number}. {_WAY_OUT}", path=path
+            f"{path} holds entry {entry['number']} of a log: expected {number}. {_way_out(path)}",
+            path=path,
         )
     return entry
+
+
+def read_content(data: bytes) -> Entry | None:
+    """The entry in a file, whatever its number; None where it is not whole."""
+    _, text, digest = _take_apart(data)
+    if data != _frame(text, digest):
+        return None
+    entry: dict[str, Any] = json.loads(text)
+    return entry
+
+
+def _take_apart(data: bytes) -> tuple[str, bytes, str]:
+    """The digest that a file names, its entry's text, and that text's own digest."""
+    start = len('{"sha256":"')
+    text = data[start + 64 + len('","entry":') : -2]
+    named = data[start : start + 64].decode("ascii", "replace")
+    return named, text, hashlib.sha256(text).hexdigest()
+
+
+def _frame(text: bytes, digest: str) -> bytes:
+    return f'{{"sha256":"{digest}","entry":'.encode() + text + b"}\n"
+
+
+def mend_bit(data: bytes) -> bytes | None:
+    """What was written, if a single bit of it is wrong; the digest proves it.
+
+    Notes
+    -----
+    Tries every bit, so long files (more than 16 KiB) are left as they are.
+    """
+    named, text, digest = _take_apart(data)
+    framed = _frame(text, digest)
+    if len(framed) != len(data):
+        return None
+    if sum((a ^ b).bit_count() for a, b in zip(framed, data, strict=True)) == 1:
+        return framed  # the text is whole, and so is all of its digest but that bit
+    if len(data) > _MENDED_BYTES or data != _frame(text, named):
+        return None
+    tried = bytearray(text)
+    for bit in range(8 * len(tried)):
+        tried[bit // 8] ^= 1 << bit % 8
+        if hashlib.sha256(tried).hexdigest() == named:
+            return _frame(bytes(tried), named)
+        tried[bit // 8] ^= 1 << bit % 8
+    return None
 
 
 def read_state(handler: MetadataHandler) -> State:
@@ -244,18 +306,24 @@ def read_state(handler: MetadataHandler) -> State:
     first = last - last % STATE_INTERVAL
     while first > 0:
         try:
-            state.apply(next(iter(handler.entries(first))))
+            state.restart(_entry_at(handler, first))
             break
         except CheckpointCorruptError as error:
             # A state only sums up what other entries say: an earlier one will do.
             logger.warning("Reading the log from further back: %s", error)
             first -= STATE_INTERVAL
     read_on(handler, state)
-    if state.number < last:
-        raise CheckpointCorruptError(
-            f"The log ends at entry {state.number}: expected entries up to {last}, which is "
-            f"there. {_WAY_OUT}"
-        )
+    while state.number < last:
+        missing = state.number + 1
+        restart = _find_restart(handler, missing + 1, last)
+        if restart is None:
+            raise CheckpointCorruptError(
+                f"Entry {missing} of the log is missing: expected all entries up to {last}, which "
+                f"is there. `jobrunner fsck DIR` tells what can be proven without it, and "
+                f"`jobrunner fsck DIR --repair` goes on from that."
+            )
+        state.restart(restart)
+        read_on(handler, state)
     return state
 
 
@@ -263,14 +331,56 @@ def read_on(handler: MetadataHandler, state: State) -> list[Entry]:
     """Take in the entries that have been appended since; returns them."""
     found = []
     while True:
-        entries = iter(handler.entries(state.number + 1))
         try:
-            for entry in entries:
+            for entry in handler.entries(state.number + 1):
                 state.apply(entry)
                 found.append(entry)
             return found
         except CheckpointCorruptError:
             number = state.number + 1
-            if number % STATE_INTERVAL or not number:
+            if number and number % STATE_INTERVAL == 0:
+                state.number = number  # a damaged state is not needed here
+                continue
+            restart = _find_restart(handler, number + 1, handler.last_number())
+            if restart is None:
                 raise
-            state.number = number  # a damaged state is not needed here
+            state.restart(restart)
+            found.append(restart)
+
+
+def _find_restart(handler: MetadataHandler, first: int, last: int) -> Entry | None:
+    """The next entry from which the log can be read whatever came before."""
+    for number in range(first, last + 1):
+        try:
+            entry = _entry_at(handler, number)
+        except CheckpointCorruptError:
+            continue
+        if entry["kind"] in RESTARTS:
+            return entry
+    return None
+
+
+def _entry_at(handler: MetadataHandler, number: int) -> Entry:
+    for entry in handler.entries(number):
+        return entry
+    raise CheckpointCorruptError(f"Entry {number} of the log is missing.")
+
+
+def each_entry(handler: MetadataHandler) -> Iterator[tuple[int, Entry | CheckpointCorruptError]]:
+    """All entries in order, each under its number; where one cannot be read, why.
+
+    Parameters
+    ----------
+    handler : MetadataHandler
+    """
+    number, last = 0, handler.last_number()
+    while number <= last:
+        try:
+            for entry in handler.entries(number):
+                yield number, entry
+                number += 1
+            if number <= last:
+                yield number, CheckpointCorruptError(f"Entry {number} of the log is missing.")
+        except CheckpointCorruptError as error:
+            yield number, error
+        number += 1

@@ -19,6 +19,7 @@ from jobrunner.checkpoint.save import BlobCheck, SaveOrder
 from jobrunner.checkpoint.schedule import SaveEvery, SavePolicy
 from jobrunner.checkpoint.store import Receipt
 from jobrunner.errors import (
+    CheckpointCorruptError,
     CheckpointError,
     CheckpointNotFoundError,
     CheckpointWriteError,
@@ -217,6 +218,7 @@ class MultiNodeCheckpointManager(HeldDirectory):
         *,
         replicated: Mapping[str, Sequence[str]] | None = None,
         initial: Mapping[str, Collection[str]] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> SaveOrder:
         """Claim the names of an epoch's stores.
 
@@ -227,6 +229,9 @@ class MultiNodeCheckpointManager(HeldDirectory):
             Name of a blob -> the nodes that have it; the first one saves it.
         initial : mapping of str to collection of str, optional
             Node -> the blobs that its init tasks make, and so make anew for a saved state.
+        details : mapping, optional
+            What `commit` will be told: JSON, which may hold NaN and infinities. A store keeps it,
+            so that the record can be made again where the log has lost it.
 
         Returns
         -------
@@ -242,6 +247,9 @@ class MultiNodeCheckpointManager(HeldDirectory):
             The claim could not be recorded.
         """
         hold = self._held()
+        shared = {name: list(nodes) for name, nodes in (replicated or {}).items()}
+        kept = {**(details or {}), **({REPLICATED: shared} if shared else {})}
+        kept = as_json(kept, "details")
         for order in list(self._unfinished.values()):
             self.abandon(order)
         with self._writing(f"the save of epoch {epoch} could not be begun"):
@@ -262,7 +270,8 @@ class MultiNodeCheckpointManager(HeldDirectory):
             self.blob_check(initial),
             self._files,
             self._former(),
-            dict(replicated or {}),
+            shared,
+            kept,
         )
         self._unfinished[claim] = order
         return order
@@ -343,7 +352,12 @@ class MultiNodeCheckpointManager(HeldDirectory):
                 raise CheckpointWriteError(
                     f"The save of epoch {epoch} in {self.path} was abandoned. Begin it again."
                 )
-            replaced = self._names_of(state, epoch) if epoch in state.recorded else None
+            replaced = None
+            if epoch in state.recorded:
+                try:
+                    replaced = self._names_of(state, epoch)
+                except CheckpointCorruptError as error:
+                    logger.warning("What epoch %d replaces stays: %s", epoch, error)
             entry = self._append("commit", body)
         # From here on the epoch exists, and nothing that fails may say otherwise.
         self._newest = (

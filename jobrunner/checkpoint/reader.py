@@ -31,6 +31,17 @@ from jobrunner.errors import (
 
 
 @dataclass(frozen=True, slots=True)
+class ArrayOutline:
+    """What the manifest says of an array, as NumPy names it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __repr__(self) -> str:
+        return f"{self.dtype}[{' x '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
 class StoreReader:
     """Reads and verifies one store.
 
@@ -380,6 +391,29 @@ class StoreReader:
             allow_pickle,
             leaf=lambda i: self._open_lazily(entry["arrays"][i]["path"]),
         )
+
+    def outline(
+        self,
+        manifest: Mapping[str, Any],
+        blob: str,
+        *,
+        codecs: Sequence[Codec] = (),
+        allow_pickle: bool = False,
+    ) -> Any:
+        """One blob as `peek` gives it, an `ArrayOutline` in the place of each array."""
+        entry = manifest["blobs"][blob]
+
+        def outline(i: int) -> ArrayOutline:
+            array = entry["arrays"][i]
+            return ArrayOutline(tuple(_logical_shape(array)), str(dtype_from_spec(array["dtype"])))
+
+        def read(i: int) -> np.ndarray[Any, Any]:
+            array: np.ndarray[Any, Any]
+            array, jobs = self._read_array(entry["arrays"][i])
+            run_all(jobs, THREADS, array.nbytes)
+            return array
+
+        return self._decode(blob, entry, read, codecs, allow_pickle, leaf=outline)
 
     def _open_lazily(self, path: str) -> Any:
         import zarr  # only who looks into a store pays for the import

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import time
 import urllib.parse
 import urllib.request
@@ -11,8 +13,9 @@ from typing import Any
 
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.journal import Journal
-from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler
-from jobrunner.checkpoint.records import Entry, State, loose_json
+from jobrunner.checkpoint.layout import MANIFEST
+from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler, each_entry
+from jobrunner.checkpoint.records import Entry, State, commit_in, loose_json
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointNotFoundError,
@@ -20,10 +23,13 @@ from jobrunner.errors import (
 )
 from jobrunner.names import format_store_name, parse_store_name
 
+logger = logging.getLogger("jobrunner.checkpoint.recorded")
+
 DEFAULT_LABEL = "kept"
 """Of a pin that nobody gave a label of its own."""
 
 _NAMED_EPOCHS = 12
+_EPOCH_AND_RETRY = re.compile(r"\.(\d+)(?:\.r(\d+))?$")
 
 
 class RecordedEpochs:
@@ -100,8 +106,7 @@ class RecordedEpochs:
         self._check_recorded(epoch, state)
         entry = self._journal.read_entry(state.commit_number(epoch))
         try:
-            if entry["kind"] != "commit" or entry["epoch"] != epoch:
-                raise ValueError(f"it is a {entry['kind']} of epoch {entry.get('epoch')}")
+            entry = commit_in(entry, epoch)
             for node, about in entry["stores"].items():
                 expected = (node, epoch, entry["retry"])
                 if parse_store_name(about["store"]) != expected or not about["manifest"]:
@@ -109,7 +114,8 @@ class RecordedEpochs:
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointCorruptError(
                 f"{self.path}: entry {state.commit_number(epoch)} of the log is not the record of "
-                f"epoch {epoch} that it should be: {error}. Restore it from a copy."
+                f"epoch {epoch} that it should be: {error}. Restore it from a copy, or let "
+                f"`jobrunner fsck {self.path} --repair` make the record again."
             ) from error
         record: Mapping[str, Any] = loose_json(entry)
         if self._only_node is None:
@@ -126,16 +132,19 @@ class RecordedEpochs:
         return self._journal.read_entry(number)
 
     def entries(self) -> Iterator[Entry]:
-        """All entries of the log, in order, read as they are asked for.
+        """All entries of the log that are whole, in order, read as they are asked for.
 
         Raises
         ------
-        CheckpointCorruptError
-            One is damaged.
         CheckpointError
-            One cannot be read.
+            The storage fails.
         """
         return self._journal.read_entries()
+
+    @property
+    def handler(self) -> MetadataHandler:
+        """What keeps the log."""
+        return self._handler
 
     @property
     def files(self) -> PosixFiles:
@@ -143,10 +152,45 @@ class RecordedEpochs:
         return self._files
 
     def run_info(self, epoch: int) -> Mapping[str, Any]:
-        """What the run that recorded `epoch` said of itself when it began."""
-        entry = self._journal.read_entry(self.record(epoch)["run_number"])
+        """What the run that recorded `epoch` said of itself when it began.
+
+        Empty where the log has lost that.
+        """
+        return self.info_of(self.record(epoch)["run_number"])
+
+    def info_of(self, run_number: int | None) -> Mapping[str, Any]:
+        """What a run said of itself in its entry of the log; empty where that is lost."""
+        if run_number is None:
+            return {}
+        try:
+            entry = self._journal.read_entry(run_number)
+        except CheckpointCorruptError as error:
+            logger.warning("%s: what a run said of itself is not known: %s", self.path, error)
+            return {}
         info: Mapping[str, Any] = loose_json(entry["info"])
         return info
+
+    def unclaimed(self) -> list[int]:
+        """Epochs of stores that lie here and that no entry of the log claims, in ascending order.
+
+        No run leaves such: the log, or its newest entries, must be lost.
+
+        Notes
+        -----
+        Runs on the client, also while a run holds the directory. Reads names, and no store.
+        """
+        # Names are claimed before they are used: whoever lists first misses no claim.
+        names = self._files.list_names(self.path)
+        claims = self._journal.refresh().claims
+        found = set()
+        for name in names:
+            match = _EPOCH_AND_RETRY.search(name)
+            if match is None or int(match[2] or 0) < claims.get(int(match[1]), 0):
+                continue
+            store = parse_store_name(name)
+            if store is not None and self._files.is_taken(os.path.join(self.path, name, MANIFEST)):
+                found.add(store.epoch)
+        return sorted(found)
 
     def get_ckpt_db_name(self, node: str, epoch: int) -> str:
         """Where the store of `node` at `epoch` lies, or would lie if it were saved next.
@@ -293,8 +337,13 @@ class RecordedEpochs:
                     return
             time.sleep(left)
 
-    def verify_log(self) -> None:
+    def verify_log(self) -> list[int]:
         """Read the log from its first entry on: every entry, and every full state in it.
+
+        Returns
+        -------
+        list of int
+            Entries that are lost or damaged, and that a repair has made up for.
 
         Raises
         ------
@@ -302,20 +351,29 @@ class RecordedEpochs:
             An entry is missing, damaged or cannot follow on what came before, or a full state is
             not what the entries before it say.
         """
-        last = self._handler.last_number()
         state = State()
-        for entry in self.entries():
-            if entry["kind"] == "state" and not state.says(State.from_json(entry["state"])):
-                raise CheckpointCorruptError(
-                    f"The full state in entry {entry['number']} of the log of {self.path} is not "
-                    f"what the entries before it say. Restore it from a copy."
-                )
-            state.apply(entry)
-        if state.number < last:
-            raise CheckpointCorruptError(
-                f"Entry {state.number + 1} of the log of {self.path} is missing: expected all up "
-                f"to {last}. Restore it from a copy."
-            )
+        lost: list[int] = []
+        problem: CheckpointCorruptError | None = None
+        for number, entry in each_entry(self._handler):
+            if isinstance(entry, CheckpointCorruptError):
+                problem = problem or entry
+                lost.append(number)
+            elif entry["kind"] == "repair":
+                state.restart(entry)
+                problem = None
+            elif entry["kind"] == "gap":
+                lost.append(number)
+                problem = problem or CheckpointCorruptError(f"Entry {number} of the log was lost.")
+            elif problem is None:
+                if entry["kind"] == "state" and not state.says(State.from_json(entry["state"])):
+                    raise CheckpointCorruptError(
+                        f"The full state in entry {number} of the log of {self.path} is not what "
+                        f"the entries before it say. Restore it from a copy."
+                    )
+                state.apply(entry)
+        if problem is not None:
+            raise problem
+        return lost
 
     def _check_recorded(self, epoch: int, state: State) -> None:
         if type(epoch) is not int:

@@ -13,9 +13,12 @@ kind        says
 ``done``    the job ended after this epoch, exit group and all
 ``end``     the run has left; another may take the directory at once
 ``state``   all of the above so far, so that a reader can start here
+``repair``  what could be proven where entries were lost; a reader starts again here
+``gap``     an entry was lost that had this number, which nobody may use again
 ==========  ==========================================================================
 
-Whoever is not the run that holds the directory may append ``pin`` and ``unpin``, and nothing else.
+Whoever is not the run that holds the directory may append ``pin`` and ``unpin``, and nothing else;
+a ``repair`` needs a directory that nobody holds.
 Any entry may say which stores are ``settled``: removed or renamed, with nothing left to do.
 """
 
@@ -24,7 +27,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -36,8 +39,11 @@ from jobrunner.names import format_store_name
 Entry = Mapping[str, Any]
 """JSON: ``format``, ``number``, ``kind``, ``run``, ``id``, ``time`` and what the kind needs."""
 
-OPEN_KINDS = ("run", "state", "pin", "unpin")
+OPEN_KINDS = ("run", "state", "pin", "unpin", "repair")
 """What another than the run that holds the directory may append."""
+
+RESTARTS = ("state", "repair")
+"""Where a reader can start, whatever became of the entries before."""
 
 STATE_INTERVAL = 128
 """The entries whose number is a multiple of it (but not 0) are ``state`` entries."""
@@ -148,12 +154,13 @@ class State:
                 f"Entry {number} of the log has format {entry['format']}, and this version of "
                 f"jobrunner reads up to {FORMAT}. Use a later version."
             )
-        starts_here = kind == "state" and self.number == -1
+        starts_here = kind == "repair" or (kind == "state" and self.number == -1)
         if number != self.number + 1 and not starts_here:
             raise CheckpointCorruptError(
-                f"The log has entry {number} where entry {self.number + 1} is expected. Restore "
-                f"it from a copy."
+                f"The log has entry {number} where entry {self.number + 1} is expected."
             )
+        if kind == "gap":
+            raise CheckpointCorruptError(f"Entry {number} of the log was lost.")
         holder = self.run["run"] if self.run is not None else None
         if kind not in OPEN_KINDS and entry["run"] != holder:
             raise CheckpointCorruptError(
@@ -172,18 +179,25 @@ class State:
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointCorruptError(
                 f"Entry {number} ({kind}) of the log lacks or misstates what such an entry "
-                f"says: {type(error).__name__}: {error}. Restore it from a copy."
+                f"says: {type(error).__name__}: {error}."
             ) from error
         for epoch, retry in entry.get("settled", ()):
             self.chores.pop(Claim(epoch, retry), None)
         self.number = number
+
+    def restart(self, entry: Entry) -> None:
+        """Begin again at a full state or a repair, whatever came before."""
+        found = State()
+        found.apply(entry)
+        for name in (*_SUMMED_UP, "number"):
+            setattr(self, name, getattr(found, name))
 
     # --- one method a kind
 
     def _run(self, entry: Entry) -> None:
         entry["nodes"]
         # What can be long is read again from the log where it is needed.
-        self.run = {key: entry[key] for key in entry if key not in ("nodes", "info")}
+        self.run = {key: entry[key] for key in entry if key not in _LONG}
         self.is_ended = False
 
     def _begin(self, entry: Entry) -> None:
@@ -204,7 +218,7 @@ class State:
             # Somebody counts on what is pinned: it goes out of sight, and stays.
             self._give_up(epoch, "hide" if epoch in self.pins else "delete")
         del self.chores[Claim(epoch, retry)]
-        self.recorded[epoch] = entry["number"] - entry["number"] // STATE_INTERVAL
+        self.recorded[epoch] = _place(entry["number"])
         self.retries[epoch] = retry
         self.done = None
 
@@ -256,6 +270,17 @@ class State:
         for name in _SUMMED_UP:
             setattr(self, name, getattr(found, name))
 
+    def _repair(self, entry: Entry) -> None:
+        found = State.from_json(entry["state"])
+        for name in _SUMMED_UP:
+            setattr(self, name, getattr(found, name))
+        for commit in entry["commits"]:
+            epoch = commit["epoch"]
+            self.recorded[epoch] = _place(entry["number"])
+            self.retries[epoch] = commit["retry"]
+        self.run = {key: entry[key] for key in entry if key not in _LONG}
+        self.is_ended = True
+
     def to_json(self) -> dict[str, Any]:
         """The body of a ``state`` entry."""
         return {
@@ -299,6 +324,9 @@ class State:
 
 _SUMMED_UP = ("run", "is_ended", "recorded", "retries", "claims", "chores", "done", "pins")
 
+_LONG = ("nodes", "info", "state", "commits", "lost")
+"""What of a ``run`` or ``repair`` is not kept in memory."""
+
 _HANDLERS = {
     "run": State._run,
     "begin": State._begin,
@@ -310,7 +338,13 @@ _HANDLERS = {
     "pin": State._pin,
     "unpin": State._unpin,
     "state": State._state,
+    "repair": State._repair,
 }
+
+
+def _place(number: int) -> int:
+    """Place of an entry that is no full state among all that are none."""
+    return number - number // STATE_INTERVAL
 
 
 def fold(entries: Iterable[Entry], state: State | None = None) -> State:
@@ -321,9 +355,40 @@ def fold(entries: Iterable[Entry], state: State | None = None) -> State:
     return state
 
 
-def nodes_of(entry: Entry) -> list[str]:
-    """The nodes whose stores a ``run`` or ``commit`` entry is about."""
-    return list(entry["nodes"] if entry["kind"] == "run" else entry["stores"])
+def commits_in(entry: Entry) -> list[Entry]:
+    """The records of epochs in an entry: the ``commit`` itself, or those a ``repair`` made again."""
+    if entry["kind"] == "repair":
+        number = entry["number"]
+        return [{**commit, "number": number, "kind": "commit"} for commit in entry["commits"]]
+    return [entry] if entry["kind"] == "commit" else []
+
+
+def commit_in(entry: Entry, epoch: int) -> Entry:
+    """The record of an epoch in an entry.
+
+    Raises
+    ------
+    ValueError
+        There is none in it.
+    """
+    for commit in commits_in(entry):
+        if commit["epoch"] == epoch:
+            return commit
+    raise ValueError(f"it is a {entry['kind']} of epoch {entry.get('epoch')}")
+
+
+def nodes_of(entry: Entry, epoch: int) -> list[str]:
+    """The nodes of an epoch's stores, by the ``run`` that claimed or what recorded them."""
+    return list(entry["nodes"] if entry["kind"] == "run" else commit_in(entry, epoch)["stores"])
+
+
+def given_up_by(entry: Entry, epochs: Sequence[int]) -> list[int]:
+    """Which of some epochs a ``rewind`` or ``retire`` is about."""
+    if entry["kind"] == "retire":
+        return [epoch for epoch in entry["epochs"] if epoch in epochs]
+    if "only" in entry:
+        return [entry["only"]] if entry["only"] in epochs else []
+    return [epoch for epoch in epochs if entry["after"] is None or epoch > entry["after"]]
 
 
 def store_names(nodes: Iterable[str], epoch: int, retry: int) -> dict[str, str]:

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from jobrunner.checkpoint.blobs import encode_blobs
 from jobrunner.checkpoint.codecs import Codec
@@ -113,6 +114,9 @@ class SaveOrder:
         there are linked.
     replicated : mapping of str to sequence of str
         Name of a blob -> the nodes that have it; the first one saves it.
+    details : mapping
+        JSON that the first node's store keeps, so that the record can be made again without the
+        log.
 
     Notes
     -----
@@ -128,6 +132,7 @@ class SaveOrder:
     files: PosixFiles
     former: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     replicated: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def epoch(self) -> int:
@@ -178,10 +183,7 @@ class SaveOrder:
                     replicas.setdefault(node, {})[name] = digest
                     if node != nodes[0]:
                         del encoded[node][name]
-        stores = {
-            self.stores[node]: ({"node": node, "epoch": self.epoch, "run": self.run}, blobs)
-            for node, blobs in encoded.items()
-        }
+        stores = {self.stores[node]: (self._about(node), blobs) for node, blobs in encoded.items()}
         former = {
             self.stores[node]: found
             for node, blobs in encoded.items()
@@ -189,6 +191,12 @@ class SaveOrder:
         }
         batch = StoreBatch(self.files, self.path, stores, former)
         return _Prepared(list(encoded), batch, replicas, states)
+
+    def _about(self, node: str) -> dict[str, Any]:
+        about: dict[str, Any] = {"node": node, "epoch": self.epoch, "run": self.run}
+        if node == next(iter(self.stores)):
+            about["record"] = {"nodes": list(self.stores), "details": dict(self.details)}
+        return about
 
     def _former(self, node: str, blobs: Mapping[str, EncodedBlob]) -> FormerStore | None:
         if node not in self.former or not any(

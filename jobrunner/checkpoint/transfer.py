@@ -6,6 +6,7 @@ crash of a save leaves. Every byte is compared with what was recorded while it i
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.reader import StoreReader
-from jobrunner.checkpoint.records import Claim, loose_json
+from jobrunner.checkpoint.records import Claim, commit_in, commits_in, loose_json
 from jobrunner.checkpoint.store import THREADS, Receipt, join_path, run_all
 from jobrunner.errors import (
     CheckpointNotFoundError,
@@ -40,8 +41,8 @@ class Record:
     stores : mapping of str to mapping
         Node -> ``store``, ``manifest``, ``nbytes``, ``seconds``.
     details : mapping
-    run_number : int
-        Of the entry of the run that saved it.
+    run_number : int or None
+        Of the entry of the run that saved it; None where it is lost.
     """
 
     number: int
@@ -50,7 +51,7 @@ class Record:
     time: str
     stores: Mapping[str, Mapping[str, Any]]
     details: Mapping[str, Any]
-    run_number: int
+    run_number: int | None
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> Record:
@@ -82,8 +83,8 @@ def find_set_aside(directory: CheckpointDirectory, epoch: int | None = None) -> 
     """
     state = directory.state()
     found = []
-    for entry in directory.entries():
-        if entry["kind"] != "commit" or epoch not in (None, entry["epoch"]):
+    for entry in itertools.chain.from_iterable(map(commits_in, directory.entries())):
+        if epoch not in (None, entry["epoch"]):
             continue
         is_recorded = entry["epoch"] in state.recorded and (
             state.commit_number(entry["epoch"]) == entry["number"]
@@ -194,7 +195,7 @@ def copy_epoch(
             f"Epoch {epoch} is recorded in {other.path} already. Name another directory."
         )
     directory.record(epoch)  # names those that are recorded, where this one is not
-    entry = directory.entry(directory.state().commit_number(epoch))
+    entry = commit_in(directory.entry(directory.state().commit_number(epoch)), epoch)
     record = Record.from_entry(entry)
     is_done = directory.is_done() and directory.latest() == epoch
     _save_again(
@@ -213,7 +214,7 @@ def _save_again(
     is_done: bool = False,
 ) -> None:
     manager = MultiNodeCheckpointManager(target, take_over=take_over, files=files)
-    info = loose_json(source.entry(record.run_number)["info"])
+    info = source.info_of(record.run_number)
     manager.start_run(list(record.stores), info)
     try:
         order = manager.begin(record.epoch)

@@ -62,6 +62,15 @@ class NodeCheckpoint(Mapping[str, Any]):
         loaded = self._reader.load([blob], codecs=self._codecs, allow_pickle=self._allow_pickle)
         return loaded[blob]
 
+    def outline(self, blob: str) -> Any:
+        """The blob without its arrays: an `ArrayOutline`, shape and dtype, stands for each."""
+        if blob in self._borrowed:
+            return self._borrowed[blob].outline(blob)
+        self._check(blob)
+        return self._reader.outline(
+            self._manifest, blob, codecs=self._codecs, allow_pickle=self._allow_pickle
+        )
+
     def digest(self, blob: str) -> str:
         """Of what was saved of a blob, values, types and shapes: SHA-256 in hex.
 

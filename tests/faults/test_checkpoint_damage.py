@@ -170,7 +170,8 @@ def test_any_damage_to_the_log_is_found_and_nothing_is_taken_for_nothing(copy: P
     for file in entries(copy):
         content = file.read_bytes()
         flipped = bytearray(content)
-        flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        for at in draw.sample(range(len(content)), 2):
+            flipped[at] ^= 1 << draw.randrange(8)
         for damaged in (b"", content[:-1], bytes(flipped), content + b"x"):
             file.write_bytes(damaged)
             for read in ("epochs", "latest", "is_done"):
@@ -183,7 +184,7 @@ def test_an_entry_missing_between_others_is_found(copy: Path) -> None:
     for file in entries(copy)[:-1]:
         content = file.read_bytes()
         file.unlink()
-        with pytest.raises(CheckpointCorruptError, match=f"{file.name} is missing"):
+        with pytest.raises(CheckpointCorruptError, match=f"is missing: expected .*{file.name}"):
             MultiNodeCheckpointManager(copy).epochs()
         file.write_bytes(content)
 

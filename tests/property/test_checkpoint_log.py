@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jobrunner import CheckpointCorruptError
 from jobrunner.checkpoint.epochmap import EpochMap
-from jobrunner.checkpoint.log import decode_entry, encode_entry
+from jobrunner.checkpoint.log import decode_entry, encode_entry, mend_bit
 from jobrunner.checkpoint.records import (
     STATE_INTERVAL,
     Claim,
@@ -274,10 +274,26 @@ def test_every_flipped_bit_and_every_cut_of_an_entry_is_found(
     flipped[bit // 8] ^= 1 << bit % 8
     cut = content[: data.draw(st.integers(0, len(content) - 1))]
     for damaged in (bytes(flipped), cut, content + b"x", content[1:]):
-        with pytest.raises(CheckpointCorruptError, match="p is not what was written"):
+        with pytest.raises(CheckpointCorruptError, match="Entry .* of the log, p,"):
             decode_entry(damaged, entry["number"], "p")
     with pytest.raises(CheckpointCorruptError, match="p holds entry"):
         decode_entry(content, entry["number"] + 1, "p")
+
+
+@given(histories(), st.data())
+def test_a_flipped_bit_of_an_entry_is_mended_and_nothing_else_is(
+    history: History, data: st.DataObject
+) -> None:
+    content = encode_entry(data.draw(st.sampled_from(history.entries)))
+    bits = st.integers(0, 8 * len(content) - 1)
+    one, other = data.draw(st.lists(bits, min_size=2, max_size=2, unique=True))
+    damaged = bytearray(content)
+    damaged[one // 8] ^= 1 << one % 8
+    assert mend_bit(bytes(damaged)) == content
+    damaged[other // 8] ^= 1 << other % 8
+    assert mend_bit(bytes(damaged)) is None
+    assert mend_bit(content[:-1]) is None
+    assert mend_bit(b"") is None
 
 
 JSON = st.recursive(

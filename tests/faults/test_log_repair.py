@@ -1,0 +1,381 @@
+"""A log that has lost entries: what is recorded stays so, and nothing else is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobrunner import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CommitConflictError,
+    KeepLast,
+    MultiNodeCheckpointManager,
+)
+from jobrunner.checkpoint import inspect_directory, plan_repair, repair_log
+from jobrunner.checkpoint.liveness import Patience
+from jobrunner.checkpoint.records import STATE_INTERVAL
+from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
+from jobrunner.workspace import Workspace
+from tests.faults.test_checkpoint_sweep import (  # noqa: F401  # a fixture for here as well
+    NODES,
+    STEPS,
+    _quiet,
+    check_epochs,
+    recorded,
+    save,
+    take_step,
+)
+from tests.faults.thorough import EVERY_KTH, IS_THOROUGH
+
+Damage = Callable[[Path], None]
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def flip_two_bits(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    content[120] ^= 1
+    file.write_bytes(content)
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+def neighbour(file: Path) -> Path:
+    number = int(file.stem)
+    other = file.with_name(f"{number + 1:010d}.json")
+    return other if other.exists() else file.with_name(f"{number - 1:010d}.json")
+
+
+def duplicate(file: Path) -> None:
+    shutil.copyfile(neighbour(file), file)
+
+
+def swap(file: Path) -> None:
+    mine, theirs = file.read_bytes(), neighbour(file).read_bytes()
+    file.write_bytes(theirs)
+    neighbour(file).write_bytes(mine)
+
+
+DAMAGES = (cut, empty, flip_two_bits, remove, duplicate, swap)
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Epochs 1 to 3 of a job that has ended; 0 was retired, an older 2 set aside."""
+    path = tmp_path_factory.mktemp("lived") / "k"
+    manager = MultiNodeCheckpointManager(path, keep=KeepLast(2), files=FaultyFiles(sync=False))
+    for step in STEPS:
+        take_step(manager, step)
+    assert recorded(path) == (1, 2, 3)
+    return path
+
+
+@pytest.fixture
+def copies(lived: Path, tmp_path: Path) -> Iterator[Path]:
+    """Copies of it without end."""
+    return (Path(shutil.copytree(lived, tmp_path / str(i))) for i in itertools.count())
+
+
+def log_of(path: Path) -> list[Path]:
+    return sorted((path / "_log").glob("*.json"))
+
+
+def directory(path: Path) -> MultiNodeCheckpointManager:
+    return MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+
+
+def contents(path: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def check_repaired(path: Path, before: dict[Path, bytes], what: str) -> None:
+    after = contents(path)
+    assert {file: after[file] for file in before} == before, what  # nothing is written over
+    assert plan_repair(directory(path)) is None, what
+    check_epochs(directory(path))
+    damaged = [f for f in inspect_directory(directory(path)) if f.status == "damaged"]
+    assert damaged == [], what
+
+
+def check_that_a_run_goes_on(path: Path, epochs: tuple[int, ...]) -> None:
+    manager = directory(path)
+    manager.start_run(NODES, {})
+    save(manager, 9)
+    manager.end_run()
+    assert recorded(path) == (*epochs, 9)
+    check_epochs(directory(path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_whatever_becomes_of_one_entry_the_same_epochs_are_recorded_after_a_repair(
+    damage: Damage, copies: Iterator[Path]
+) -> None:
+    count = 0
+    for k in range(0, len(log_of(next(copies))), EVERY_KTH):
+        path = next(copies)
+        file = log_of(path)[k]
+        is_newest = k == len(log_of(path)) - 1
+        damage(file)
+        before = contents(path)
+        what = f"{damage.__name__} {file.name}"
+        if is_newest and damage is remove:
+            continue  # nothing tells that there was an entry
+        with pytest.raises(CheckpointCorruptError, match=r"fsck .*--repair"):
+            recorded(path)
+        repair = repair_log(directory(path))
+        assert repair is not None, what
+        assert recorded(path) == (1, 2, 3), what
+        check_repaired(path, before, what)
+        check_that_a_run_goes_on(path, (1, 2, 3))
+        shutil.rmtree(path)
+        count += 1
+    print(f"{damage.__name__}: {count} entries, 0 epochs lost")
+
+
+@pytest.mark.slow
+def test_whatever_becomes_of_two_entries_the_same_epochs_are_recorded_after_a_repair(
+    copies: Iterator[Path],
+) -> None:
+    numbers = range(len(log_of(next(copies))))
+    pairs = list(itertools.combinations(numbers, 2))[:: 1 if IS_THOROUGH else 13]
+    for first, second in pairs:
+        path = next(copies)
+        files = log_of(path)
+        for number in (first, second):
+            cut(files[number])
+        before = contents(path)
+        repair_log(directory(path))
+        assert recorded(path) == (1, 2, 3), (first, second)
+        check_repaired(path, before, f"{first} and {second}")
+        shutil.rmtree(path)
+    print(f"two entries: {len(pairs)} pairs, 0 epochs lost")
+
+
+def test_an_entry_with_one_wrong_bit_is_read_as_it_was_written(copies: Iterator[Path]) -> None:
+    path = next(copies)
+    for k, file in enumerate(log_of(path)):
+        content = file.read_bytes()
+        for bit in (7, 8 * 20 + k % 8, 8 * (100 + k), 8 * len(content) - 12):
+            flipped = bytearray(content)
+            flipped[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(flipped)
+            assert recorded(path) == (1, 2, 3)
+            assert directory(path).is_done()
+        file.write_bytes(content)
+
+
+def test_a_log_that_is_gone_is_made_again_from_the_stores(copies: Iterator[Path]) -> None:
+    path = next(copies)
+    details = {epoch: directory(path).record(epoch)["details"] for epoch in (1, 2, 3)}
+    shutil.rmtree(path / "_log")
+    assert directory(path).unclaimed() == [1, 2, 3]
+    repair = repair_log(directory(path))
+    assert repair is not None
+    assert (repair.kept, repair.rebuilt) == ([], [1, 2, 3])
+    assert recorded(path) == (1, 2, 3)
+    assert directory(path).unclaimed() == []
+    assert {epoch: directory(path).record(epoch)["details"] for epoch in (1, 2, 3)} == details
+    assert directory(path).run_info(3) == {}
+    check_that_a_run_goes_on(path, (1, 2, 3))
+
+
+def test_newest_entries_that_are_gone_are_made_again_from_the_stores(
+    copies: Iterator[Path],
+) -> None:
+    path = next(copies)
+    kinds = [json.loads(file.read_text())["entry"]["kind"] for file in log_of(path)]
+    last_begin = len(kinds) - 1 - kinds[::-1].index("begin")
+    for file in log_of(path)[last_begin:]:
+        file.unlink()
+    assert directory(path).unclaimed() == [3]
+    repair = repair_log(directory(path))
+    assert repair is not None
+    assert repair.rebuilt == [3]
+    assert recorded(path) == (1, 2, 3)
+    check_epochs(directory(path))
+
+
+def test_a_store_that_is_not_whole_is_not_recorded(copies: Iterator[Path]) -> None:
+    path = next(copies)
+    shutil.rmtree(path / "_log")
+    document = path / "a.3" / "w" / "zarr.json"
+    document.write_bytes(document.read_bytes()[:-1])
+    repair = repair_log(directory(path))
+    assert repair is not None
+    assert repair.rebuilt == [1, 2]
+    assert str(document) in repair.unproven["a.3"]
+    assert recorded(path) == (1, 2)
+
+
+def test_an_epoch_whose_stores_are_not_all_there_is_not_recorded(copies: Iterator[Path]) -> None:
+    path = next(copies)
+    shutil.rmtree(path / "_log")
+    shutil.rmtree(path / "b.3")
+    repair = repair_log(directory(path))
+    assert repair is not None
+    assert repair.rebuilt == [1, 2]
+    assert "those of b are missing" in repair.unproven["a.3"]
+
+
+def test_details_come_back_with_the_record(tmp_path: Path) -> None:
+    """A checkpoint in mid-epoch is never taken for a whole one."""
+    manager = directory(tmp_path / "k")
+    manager.start_run(["a"], {})
+    details = {"step": 3, "metrics": {"loss": float("nan")}, "stopped_by": []}
+    order = manager.begin(1, details=details)
+    manager.commit(order, order({"a": Workspace("a")}), details)
+    manager.end_run()
+    cut(log_of(tmp_path / "k")[2])
+    repair_log(directory(tmp_path / "k"))
+    assert repr(directory(tmp_path / "k").record(1)["details"]) == repr(details)
+
+
+def test_a_pin_that_is_left_is_kept(copies: Iterator[Path]) -> None:
+    path = next(copies)
+    directory(path).pin(2, "paper")
+    directory(path).pin(3, "other")
+    cut(log_of(path)[-1])
+    repair_log(directory(path))
+    assert directory(path).pins() == {2: ["paper"]}
+
+
+def test_a_live_run_is_not_repaired_beneath(tmp_path: Path) -> None:
+    run = directory(tmp_path / "k")
+    run.start_run(NODES, {})
+    save(run, 0)
+    cut(log_of(tmp_path / "k")[0])  # not even its own entry is left
+    beats = (tmp_path / "k" / "_runs").glob("*/heartbeat")
+    heartbeat = next(beats)
+    now = [0.0]
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+        heartbeat.write_bytes(f"{now[0]}".encode())
+
+    with pytest.raises(CommitConflictError, match="alive"):
+        repair_log(directory(tmp_path / "k"), Patience(clock=lambda: now[0], wait=wait))
+    save(run, 1)
+    run.end_run()
+    assert len(log_of(tmp_path / "k")) == 6
+
+
+def test_a_run_that_was_repaired_beneath_is_over(tmp_path: Path) -> None:
+    """As if it had been silent for long: what it does next is refused."""
+    run = directory(tmp_path / "k")
+    run.start_run(NODES, {})
+    save(run, 0)
+    cut(log_of(tmp_path / "k")[1])
+    now = [0.0]
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+
+    repair_log(directory(tmp_path / "k"), Patience(clock=lambda: now[0], wait=wait))
+    with pytest.raises(CommitConflictError, match="taken"):
+        save(run, 1)
+    run.end_run()
+    assert recorded(tmp_path / "k") == (0,)
+
+
+def test_numbers_of_lost_entries_are_not_given_again(copies: Iterator[Path]) -> None:
+    path = next(copies)
+    gone = log_of(path)[4]
+    gone.unlink()
+    repair_log(directory(path))
+    assert gone.exists()
+    handler = directory(path).handler
+    assert not handler.append({"number": 4, "id": "late", "kind": "commit"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["fail", "die"])
+@pytest.mark.parametrize("damage", [cut, remove])
+def test_a_repair_can_fail_at_any_operation_and_be_repeated(
+    how: str, damage: Damage, copies: Iterator[Path]
+) -> None:
+    for k in itertools.count(1, EVERY_KTH):
+        path = next(copies)
+        damage(log_of(path)[4])
+        before = contents(path)
+        files = FaultyFiles(k, how, sync=False)  # type: ignore[arg-type]
+        with contextlib.suppress(PowerCutError, CheckpointError):
+            repair_log(MultiNodeCheckpointManager(path, files=files))
+        repair_log(directory(path))
+        assert recorded(path) == (1, 2, 3), k
+        check_repaired(path, before, str(k))
+        shutil.rmtree(path)
+        if files.count < k:
+            print(f"repair, {damage.__name__}, {how}: {files.count} operations, 0 losses")
+            return
+
+
+def test_damage_before_a_full_state_costs_at_most_the_record_of_its_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "k"
+    run = directory(path)
+    run.start_run(["a"], {})
+    workspace = Workspace("a")
+    for epoch in range(STATE_INTERVAL // 2 + 5):
+        workspace.globals["w"] = np.full(3, epoch)
+        order = run.begin(epoch)
+        run.commit(order, order({"a": workspace}), {})
+    run.end_run()
+    epochs = run.epochs()
+    (path / "_log" / "0000000010.json").unlink()  # the commit of epoch 4
+    again = directory(path)
+    assert again.epochs() == epochs
+    with pytest.raises(CheckpointCorruptError, match="fsck"):
+        again.record(4)
+    again.verify(5)
+    repair = repair_log(again)
+    assert repair is not None
+    assert repair.rebuilt == [4]
+    assert directory(path).epochs() == epochs
+    assert_identical(np.full(3, 4), directory(path).open(4)["a"].load("w"))
+    assert directory(path).verify_log() == [10]
+
+
+def test_a_repair_at_the_number_of_a_full_state_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "k"
+    run = directory(path)
+    run.start_run([], {})
+    epochs = STATE_INTERVAL // 2 - 1
+    for epoch in range(epochs):
+        run.commit(run.begin(epoch), {}, {})
+    run.end_run()
+    assert len(log_of(path)) == STATE_INTERVAL
+    cut(log_of(path)[STATE_INTERVAL - 1])
+    repair_log(directory(path))
+    assert directory(path).epochs() == list(range(epochs))
+    again = directory(path)
+    again.start_run([], {})
+    for epoch in range(epochs, epochs + 70):  # past the next full state
+        again.commit(again.begin(epoch), {}, {})
+    again.end_run()
+    assert directory(path).epochs() == list(range(epochs + 70))
+
+
+def test_a_directory_that_is_whole_is_left_alone(copies: Iterator[Path]) -> None:
+    path = next(copies)
+    before = contents(path)
+    assert repair_log(directory(path)) is None
+    assert contents(path) == before
+    (path / "notes.7").write_text("not a store")
+    assert directory(path).unclaimed() == []
