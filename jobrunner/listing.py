@@ -36,10 +36,10 @@ def open_directory(directory: str, *, allow_pickle: bool = False) -> MultiNodeCh
     """
     manager = MultiNodeCheckpointManager(directory, allow_pickle=allow_pickle)
     if not os.path.isdir(manager.path):
-        what = "is a file" if os.path.lexists(manager.path) else "does not exist"
+        found = ", but a file" if os.path.lexists(manager.path) else ""
         raise CheckpointNotFoundError(
-            f"{manager.path} {what}: expected a checkpoint directory. Name the one that the job "
-            f"was run with, as --checkpoint."
+            f"There is no directory {manager.path!r}{found}. Name the one that the job was run "
+            f"with, as --checkpoint."
         )
     return manager
 

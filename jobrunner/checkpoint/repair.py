@@ -37,7 +37,6 @@ from jobrunner.checkpoint.log import (
     FileMetadataHandler,
     each_entry,
     read_content,
-    read_state,
 )
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.records import (
@@ -203,7 +202,7 @@ def repair_log(directory: CheckpointDirectory, patience: Patience | None = None)
         "process": own_process(),
     }
     _append(directory, handler, make_entry(number, "repair", run, body))
-    read_state(handler)  # what was repaired can be read
+    directory.state()  # what was repaired can be read
     return repair
 
 

@@ -258,6 +258,40 @@ def test_an_interrupted_run_keeps_its_epochs_and_tells_how_to_go_on(
 
 
 @pytest.mark.slow
+def test_sigusr1_asks_a_real_process_for_a_save(tmp_path: Path) -> None:
+    # Epoch 3 waits for a file, so that the signal comes before it has ended.
+    gate = tmp_path / "gate"
+    script = _write(tmp_path, step="wait", limit=6)
+    wait = f"""
+def wait(n):
+    while n == 2 and not os.path.exists({str(gate)!r}):
+        time.sleep(0.01)
+    return n + 1
+"""
+    script.write_text(f"import os\n{wait}{script.read_text()}")
+    command = [sys.executable, "-m", "jobrunner", "run", str(script), "--checkpoint", "runs"]
+    with subprocess.Popen(
+        [*command, "--workers", "1", "--save-every", "100"],
+        cwd=tmp_path,
+        env={**_environment(), "DASK_JOBRUNNER__STINT_SECONDS": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        manager = MultiNodeCheckpointManager(tmp_path / "runs")
+        while manager.latest() != 0 and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGUSR1)
+        gate.touch()
+        _, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    epochs = manager.epochs()
+    # Epoch 0 and the last are saved in any case; one in between because it was asked for.
+    assert (epochs[0], epochs[-1], len(epochs)) == (0, 6, 3)
+    assert epochs[1] in (1, 2, 3)
+
+
+@pytest.mark.slow
 def test_ctrl_c_while_workers_start_is_one_line(tmp_path: Path) -> None:
     script = _write(tmp_path)
     with subprocess.Popen(

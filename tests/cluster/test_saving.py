@@ -1,5 +1,7 @@
 """When a run saves, what it keeps, and where it begins."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from jobrunner import (
     CheckpointError,
     CheckpointNotFoundError,
+    CheckpointWriteError,
     DefinitionError,
     Job,
     JobRunner,
@@ -21,6 +24,7 @@ from jobrunner import (
     epoch_limiter,
     register_codec,
 )
+from jobrunner.checkpoint.files import PosixFiles
 
 
 def count(n):
@@ -145,6 +149,54 @@ def test_a_run_that_succeeds_deletes_its_checkpoints_if_told_to(session, tmp_pat
     assert JobRunner(counter(4), manager).run(session).resumed_from == 2
     assert manager.epochs() == []
     assert not [path for path in Path(manager.path).iterdir() if path.name.startswith("a.")]
+
+
+def test_a_job_that_has_deleted_its_checkpoints_begins_again(session, tmp_path):
+    """As with Keras: a backup is for the run that was interrupted, not for the next one."""
+    manager = manager_of(tmp_path, delete_on_success=True)
+    JobRunner(counter(2), manager).run(session)
+    again = manager_of(tmp_path, delete_on_success=True)
+    plan = JobRunner(counter(2), again).plan_resume()
+    assert (plan.epoch, plan.is_finished, plan.warnings) == (None, False, ())
+    result = JobRunner(counter(2), again).run(session)
+    assert (result.resumed_from, len(result.metrics), again.epochs()) == (None, 2, [])
+
+
+class LostOnce(PosixFiles):
+    """Storage that refuses to write some stores, and not to read."""
+
+    def __init__(self, number, stores):
+        self.number, self.stores = number, stores
+
+    def before(self, operation, path):
+        is_write = operation in ("mkdir", "create", "write")
+        if is_write and any(f"/{store}" in path for store in self.stores):
+            raise OSError(self.number, os.strerror(self.number), path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("on_save_error", ["warn", "raise"])
+def test_storage_lost_in_mid_save_stops_the_run_or_not_and_costs_nothing_recorded(
+    session, tmp_path, number, on_save_error
+):
+    # The document of the blob, when the store has been begun already.
+    manager = manager_of(tmp_path, files=LostOnce(number, ["a.2/zarr.json", "a.3"]))
+    runner = JobRunner(counter(4), manager, on_save_error=on_save_error)
+    what = os.strerror(number)
+    if on_save_error == "raise":
+        with pytest.raises(CheckpointWriteError, match=what):
+            runner.run(session)
+        assert manager.epochs() == [0, 1]
+    else:
+        result = runner.run(session)
+        assert [report.epoch for report in result.failed_saves] == [2, 3]
+        assert all(what in report.error for report in result.failed_saves)
+        assert (result.epoch, manager.epochs()) == (4, [0, 1, 4])
+    again = manager_of(tmp_path)
+    for epoch in again.epochs():
+        again.verify(epoch)
+    result = JobRunner(counter(5), again).run(session)
+    assert (result.epoch, session.fetch(Node("a")["n"])) == (5, 5)
 
 
 def test_a_run_begins_from_another_directory_and_keeps_its_own(session, tmp_path):

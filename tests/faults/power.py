@@ -8,6 +8,7 @@ states that are left to choose from; `states` walks through them.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -183,25 +184,27 @@ class Disk:
         return self._top.build(choose)
 
 
-def states(disk: Disk, limit: int, draw: random.Random) -> Iterator[Tree]:
-    """All states that a power loss may leave, or the `limit` most telling ones and some drawn.
+def states(disk: Disk, limit: int, draw: random.Random, sample: int) -> Iterator[Tree]:
+    """All states that a power loss may leave; of more than `limit`, the telling ones and a sample.
 
     Telling are: nothing lost, all lost, one thing lost, one thing kept.
     """
-    for count, tree in enumerate(_every(disk.build)):
-        if count > limit:
-            break
-        yield tree
-    else:
-        return
     kept = _arities(disk.build, lambda ways: ways - 1)
+    if count_states(disk) <= limit:
+        yield from _every(disk.build)
+        return
     for base in ([ways - 1 for ways in kept], [0] * len(kept)):
         yield disk.build(_follow(base))
         for i, ways in enumerate(kept):
             for other in range(ways):
                 yield disk.build(_follow([*base[:i], other, *base[i + 1 :]]))
-    for _ in range(limit):
+    for _ in range(sample):
         yield disk.build(draw.randrange)
+
+
+def count_states(disk: Disk) -> int:
+    """How many states there are, at most."""
+    return math.prod(_arities(disk.build, lambda ways: ways - 1))
 
 
 def all_lost(disk: Disk) -> Tree:

@@ -88,6 +88,10 @@ def test_ls_of_an_empty_directory_is_no_error_but_of_none_is(tmp_path: Path) -> 
     none = _invoke("ls", tmp_path / "tpyo")
     assert (none.exit_code, none.stdout) == (6, "")
     assert none.stderr.startswith("Error: There is no directory")
+    (tmp_path / "file").write_text("")
+    file = _invoke("ls", tmp_path / "file")
+    assert (file.exit_code, file.stdout) == (6, "")
+    assert "but a file" in file.stderr
 
 
 # --- info
@@ -118,6 +122,35 @@ def test_info_json_holds_values_whole(runs: Path) -> None:
     assert found["nodes"]["b"]["blobs"]["text"]["value"] == repr("x" * 100)
 
 
+def test_info_shows_arrays_of_every_kind_as_numpy_does(tmp_path: Path) -> None:
+    blobs = {
+        "scalar": np.array(3.5),
+        "big": np.zeros((2, 3), ">f8"),
+        "fields": np.zeros(4, [("a", ">i4"), ("b", "f4")]),
+        "fortran": np.asfortranarray(np.zeros((2, 5))),
+        "nested": {"layers": [np.ones(5), np.zeros((2, 2), ">i2")], "n": 1},
+    }
+    workspace = Workspace("a")
+    workspace.globals.update(blobs)
+    manager = MultiNodeCheckpointManager(tmp_path / "runs")
+    manager.start_run(["a"], {})
+    order = manager.begin(0)
+    manager.commit(order, order({"a": workspace}), {})
+    manager.end_run()
+    text = _invoke("info", tmp_path / "runs", 0).stdout
+    for part in (
+        "scalar   float64                       no axes: 3.5",
+        "big      >f8                           2 x 3",
+        "fields   [('a', '>i4'), ('b', '<f4')]  4",
+        "fortran  float64                       2 x 5",
+        "nested   dict                          {'layers': [float64[5], >i2[2 x 2]], 'n': 1}",
+    ):
+        assert part in text
+    found = _json("info", tmp_path / "runs", 0)["nodes"]["a"]["blobs"]
+    assert found["scalar"] == {"type": "array", "shape": [], "dtype": "float64", "value": "3.5"}
+    assert found["big"] == {"type": "array", "shape": [2, 3], "dtype": ">f8"}
+
+
 def test_info_of_what_is_not_recorded_exits_with_6(runs: Path, tmp_path: Path) -> None:
     missing = _invoke("info", runs, 7)
     assert missing.exit_code == 6
@@ -134,6 +167,11 @@ def _damage(store: Path) -> None:
     data = bytearray(chunk.read_bytes())
     data[0] ^= 1
     chunk.write_bytes(data)
+
+
+def test_verify_of_nothing_exits_with_6(tmp_path: Path) -> None:
+    result = _invoke("verify", tmp_path)
+    assert (result.exit_code, result.stdout) == (6, f"No epoch is recorded in {tmp_path}.\n")
 
 
 def test_verify_of_whole_epochs_exits_with_0(runs: Path) -> None:

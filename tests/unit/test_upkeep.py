@@ -288,4 +288,38 @@ def test_fsck_of_a_damaged_log_says_so_of_each_entry_and_store(
     assert found["_log/0000000002.json"]["status"] == "damaged"
     assert found["_log/0000000003.json"]["status"] == "live"
     assert found["a.0"]["explanation"].startswith("The log is damaged")
-    assert invoke("fsck", runs).exit_code == 7
+    result = invoke("fsck", runs)
+    assert result.exit_code == 7
+    assert "a.0 ... a.3" in result.stdout  # not a line for each
+    assert "(4 alike) The log is damaged" in result.stdout
+    assert f"`jobrunner fsck {runs} --repair` would do this:" in result.stdout
+    assert "epochs recorded anew, from stores" in result.stdout
+    assert ask("fsck", runs)["repair"]["rebuilt"] == [0]
+
+
+def test_fsck_repairs_a_damaged_log_once(runs: Path) -> None:
+    entry = runs / "_log" / "0000000002.json"
+    entry.write_text("{}")
+    repaired = ask("fsck", runs, "--repair")["repair"]
+    assert list(repaired["lost"]) == ["2"]
+    assert (repaired["kept"], repaired["rebuilt"]) == ([1, 2, 3], [0])
+    assert (repaired["given_up"], repaired["unproven"]) == ({}, {})
+    assert entry.read_text() == "{}"
+    assert recorded(runs) == [0, 1, 2, 3]
+    result = invoke("fsck", runs)
+    assert result.exit_code == 0
+    assert "Damaged or lost; entry 10 makes up for it, and it stays as it is." in result.stdout
+    again = invoke("fsck", runs, "--repair")
+    assert (again.exit_code, again.stdout) == (0, f"{runs}: nothing to repair.\n")
+    assert invoke("verify", runs, "--deep").stdout.startswith(
+        "log: whole, but for entries 2, which were repaired\n"
+    )
+
+
+def test_copies_without_a_log_become_a_checkpoint_directory(runs: Path, tmp_path: Path) -> None:
+    for node in "ab":  # what CopyTo leaves
+        shutil.copytree(runs / f"{node}.3", tmp_path / "copies" / f"{node}.3")
+    assert invoke("fsck", tmp_path / "copies").exit_code == 0
+    assert invoke("fsck", tmp_path / "copies", "--repair").exit_code == 0
+    assert recorded(tmp_path / "copies") == [3]
+    assert MultiNodeCheckpointManager(tmp_path / "copies").open(3)["a"].load("step") == 3
