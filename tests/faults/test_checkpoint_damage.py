@@ -13,7 +13,7 @@ import pytest
 from jobrunner import CheckpointCorruptError, CheckpointError, MultiNodeCheckpointManager
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace import Workspace
-from tests.faults.thorough import FLIPS_A_FILE
+from tests.faults.thorough import CUTS_A_FILE, FLIPS_A_FILE, IS_THOROUGH
 
 BLOBS = {
     "w": np.arange(3000.0).reshape(300, 10),
@@ -64,11 +64,11 @@ def loads(path: Path) -> Iterator[Callable[[], object]]:
     ]
 
 
-def expect_found(path: Path, file: Path, what: str) -> None:
+def expect_found(path: Path, file: Path | None, what: str) -> None:
     for load in loads(path):
         with pytest.raises(CheckpointCorruptError) as caught:
             load()
-        assert str(file) in str(caught.value), what
+        assert str(file or path / "a.1") in str(caught.value), what
         assert "expected" in str(caught.value), what
     MultiNodeCheckpointManager(path).verify(0)  # the epoch before is as good as ever
 
@@ -82,6 +82,7 @@ def test_there_is_something_to_damage(saved: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_any_flipped_bit_is_found(copy: Path) -> None:
     draw = random.Random(0)
+    count = 0
     for file in stored_files(copy):
         content = file.read_bytes()
         bits = {
@@ -94,16 +95,24 @@ def test_any_flipped_bit_is_found(copy: Path) -> None:
             flipped[bit // 8] ^= 1 << bit % 8
             file.write_bytes(flipped)
             expect_found(copy, file, f"bit {bit} of {file}")
+            count += 1
         file.write_bytes(content)
+    print(f"{count} flipped bits of {len(stored_files(copy))} files, all found")
 
 
 def test_any_cut_and_any_addition_is_found(copy: Path) -> None:
+    draw = random.Random(0)
+    count = 0
     for file in stored_files(copy):
         content = file.read_bytes()
-        for damaged in (b"", content[:-1], content[: len(content) // 2], content + b"\0"):
+        lengths = {0, len(content) - 1, len(content) // 2}
+        lengths |= {draw.randrange(len(content)) for _ in range(CUTS_A_FILE)}
+        for damaged in (*(content[:length] for length in lengths), content + b"\0"):
             file.write_bytes(damaged)
             expect_found(copy, file, f"{file}: {len(damaged)} of {len(content)} bytes")
+            count += 1
         file.write_bytes(content)
+    print(f"{count} cuts and additions, all found")
 
 
 def test_any_removal_is_found(copy: Path) -> None:
@@ -117,14 +126,21 @@ def test_any_removal_is_found(copy: Path) -> None:
         file.write_bytes(content)
 
 
-def test_any_two_files_swapped_are_found(copy: Path) -> None:
+def test_any_file_twice_and_any_two_swapped_are_found(copy: Path) -> None:
     contents = {file: file.read_bytes() for file in stored_files(copy)}
     draw = random.Random(0)
+    count = 0
     for file, content in contents.items():
-        other = draw.choice([f for f in contents if contents[f] != content])
-        file.write_bytes(contents[other])
-        expect_found(copy, file, f"{other} in the place of {file}")
-        file.write_bytes(content)
+        others = [f for f in contents if contents[f] != content]
+        for other in others if IS_THOROUGH else draw.sample(others, 1):
+            file.write_bytes(contents[other])
+            expect_found(copy, file, f"{other} in the place of {file}")
+            other.write_bytes(content)
+            expect_found(copy, None, f"{other} and {file} in each other's place")
+            file.write_bytes(content)
+            other.write_bytes(contents[other])
+            count += 2
+    print(f"{count} duplications and swaps, all found")
 
 
 def test_the_same_file_of_another_epoch_is_found(copy: Path) -> None:
