@@ -7,7 +7,7 @@ import platform
 import uuid
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from jobrunner.checkpoint.view import Checkpoint
 from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
+    CheckpointError,
     CheckpointNotFoundError,
     DefinitionError,
 )
@@ -123,10 +124,17 @@ class CheckpointDirectory(RecordedEpochs):
             label = f"opened by process {os.getpid()} on {platform.node()}, {uuid.uuid4().hex[:8]}"
             self.pin(epoch, label)
             release = partial(self.unpin, epoch, label)
+        try:
+            record, readers = self.record(epoch), self._readers(epoch)
+        except BaseException:
+            if release is not None:
+                with suppress(CheckpointError):
+                    release()
+            raise
         return Checkpoint(
             epoch,
-            self.record(epoch),
-            self._readers(epoch),
+            record,
+            readers,
             registered_codecs(),
             allow_pickle=self._allow_pickle,
             release=release,

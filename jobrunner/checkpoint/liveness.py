@@ -210,14 +210,13 @@ class Heartbeat:
             It cannot be written.
         """
         self._files.make_directories(self.directory)
-        self._write(0, json.dumps(own_process()).encode())
+        self._show(0, json.dumps(own_process()).encode())
         self._thread.start()
 
     def restore(self) -> None:
         """Make the directory again, if somebody took it for a dead run's."""
         if not self._files.is_taken(os.path.join(self.directory, HEARTBEAT)):
-            self._files.make_directories(self.directory)
-            self._write(0, json.dumps(own_process()).encode())
+            self._make_again(0)
 
     def stop(self) -> None:
         """Give no more signs; nothing is removed."""
@@ -230,9 +229,20 @@ class Heartbeat:
         while not self._stopped.wait(self._interval_seconds):
             count += 1
             try:
-                self._write(count)
+                self._show(count)
             except OSError as error:
                 logger.warning("No sign of life could be written: %s", error)
+
+    def _show(self, count: int, process: bytes = b"") -> None:
+        try:
+            self._write(count, process)
+        except FileNotFoundError:
+            # Whoever cleans up may have looked before there was a heartbeat.
+            self._make_again(count)
+
+    def _make_again(self, count: int) -> None:
+        self._files.make_directories(self.directory)
+        self._write(count, json.dumps(own_process()).encode())
 
     def _write(self, count: int, process: bytes = b"") -> None:
         # The count alone changes; who beats stays behind it.

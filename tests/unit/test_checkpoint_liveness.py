@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -256,6 +257,32 @@ def test_a_newcomer_keeps_its_traces_while_another_cleans_up(tmp_path: Path) -> 
     newcomer.probe()
     waiting.stop()
     newcomer.end_run()
+
+
+def test_a_heartbeat_whose_directory_is_taken_for_a_dead_runs_makes_it_again(
+    tmp_path: Path,
+) -> None:
+    """Before its first beat, and again at any later one."""
+    beaten = threading.Event()
+
+    class Cleaned(PosixFiles):
+        writes = 0
+
+        def before(self, operation: str, path: str) -> None:
+            if operation == "write":
+                self.writes += 1
+                if self.writes in (1, 4):
+                    shutil.rmtree(os.path.dirname(path))
+                if self.writes > 6:
+                    beaten.set()
+
+    heartbeat = Heartbeat(Cleaned(), str(tmp_path), RUN, 0.001)
+    heartbeat.start()
+    assert beaten.wait(10)
+    heartbeat.stop()
+    count, _, process = (tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT).read_bytes().partition(b"\n")
+    assert int(count) > 2
+    assert json.loads(process) == own_process()
 
 
 def test_traces_of_earlier_runs_elsewhere_are_removed(

@@ -8,7 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobrunner import CheckpointNotFoundError, KeepLast, MultiNodeCheckpointManager
+from jobrunner import (
+    CheckpointCorruptError,
+    CheckpointNotFoundError,
+    KeepLast,
+    MultiNodeCheckpointManager,
+)
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace import Workspace
 
@@ -76,6 +81,21 @@ def test_an_epoch_that_is_gone_cannot_be_pinned(
     with pytest.raises(CheckpointNotFoundError, match="Recorded: 1, 2"):
         reader.open(0, pin=True)
     assert reader.pins() == {}
+
+
+def test_an_epoch_that_cannot_be_opened_is_not_left_pinned(
+    run: Run, reader: MultiNodeCheckpointManager
+) -> None:
+    run.save(0)
+    run.manager.end_run()
+    commit = Path(reader.path, "_log", "0000000002.json")
+    reader.epochs()
+    content = commit.read_bytes()
+    commit.write_bytes(b"")
+    with pytest.raises(CheckpointCorruptError):
+        reader.open(0, pin=True)
+    commit.write_bytes(content)
+    assert MultiNodeCheckpointManager(reader.path).pins() == {}
 
 
 def test_epochs_are_given_as_they_are_recorded_until_the_run_ends(
