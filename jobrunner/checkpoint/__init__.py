@@ -2,7 +2,7 @@
 
 The way of the data, one module a stage; a module imports only from those above it::
 
-    files             what is asked of a file system, one method an operation
+    files, paths      what is asked of a file system, one method an operation; where
     dtypes, codecs, tensors, states
     encoding          values -> JSON trees and arrays       (pure)
     aliasing, blobs   ... all blobs of a node together      (pure)
@@ -25,7 +25,7 @@ The way of the data, one module a stage; a module imports only from those above 
     held              a run takes it, and gives epochs up
     manager, single   all that writes
     transfer          an epoch saved again from another's files
-    repair            what can be proven of a log that has lost entries
+    evidence, repair  what can be proven of a log that has lost entries, and said again
     inspection        what everything in a directory is
 
 `docs/design/checkpoints.md` and `docs/design/log.md` say what lies on disk and why it is safe.
@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from jobrunner.checkpoint.codecs import Codec, register_codec
 from jobrunner.checkpoint.directory import PARTITIONS, CheckpointDirectory
+from jobrunner.checkpoint.evidence import Repair, plan_repair
 from jobrunner.checkpoint.inspection import Finding, inspect_directory
 from jobrunner.checkpoint.load import load_waiting_states
 from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler, read_state
@@ -47,7 +48,7 @@ from jobrunner.checkpoint.policies import (
     RetentionPolicy,
 )
 from jobrunner.checkpoint.reader import ArrayOutline
-from jobrunner.checkpoint.repair import Repair, plan_repair, repair_log
+from jobrunner.checkpoint.repair import repair_log
 from jobrunner.checkpoint.save import CopiesOrder, SaveOrder
 from jobrunner.checkpoint.schedule import Auto, Moment, SaveEvery, SavePolicy, epochs_until
 from jobrunner.checkpoint.single import CheckpointManager

@@ -6,8 +6,6 @@ import logging
 import os
 import re
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +13,7 @@ from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.journal import Journal
 from jobrunner.checkpoint.layout import MANIFEST
 from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler, each_entry
+from jobrunner.checkpoint.paths import absolute_path
 from jobrunner.checkpoint.records import Entry, State, commit_in, loose_json
 from jobrunner.errors import (
     CheckpointCorruptError,
@@ -383,34 +382,6 @@ class RecordedEpochs:
                 f"Epoch {epoch} of {self.path} is not recorded. Recorded: "
                 f"{name_some(list(state.recorded))}. Name one of these, or 'latest'."
             )
-
-
-def absolute_path(path: str | os.PathLike[str]) -> str:
-    """The absolute path of a checkpoint directory.
-
-    Raises
-    ------
-    DefinitionError
-        `path` is a URL of anything but files, or no path at all.
-    """
-    try:
-        text = os.fspath(path)
-    except TypeError:
-        text = None
-    if not isinstance(text, str) or not text:
-        raise DefinitionError(f"path is that of a directory (a str or os.PathLike); got {path!r}.")
-    scheme, separator, rest = text.partition("://")
-    if separator and scheme.isalnum():
-        if scheme != "file":
-            raise DefinitionError(
-                f"{text}: checkpoints are kept in directories, and not behind {scheme}://. Name "
-                f"a directory that the client and all workers have in common."
-            )
-        host, _, _ = rest.partition("/")
-        if host not in ("", "localhost"):
-            raise DefinitionError(f"{text}: a file URL names a path, file:///..., and no host.")
-        text = urllib.request.url2pathname(urllib.parse.urlsplit(text).path)
-    return os.path.abspath(text)
 
 
 def name_some(items: list[Any]) -> str:
