@@ -3,12 +3,14 @@
     python benchmarks/compare.py BEFORE AFTER [--only epoch,hop] [--rounds 3]
 
 Each commit is checked out into a work tree of its own, and the benchmarks of this checkout run
-against both in turn, without peers. Exits with 1 where a figure is worse by more than `--slack`.
+against both in turn, without peers. A benchmark that one of them cannot run is left out, and that is
+said. Exits with 1 where a figure is worse by more than `--slack`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -49,19 +51,31 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slack", type=float, default=0.15, help="share that counts as noise")
     args = parser.parse_args()
+    if args.before == args.after:
+        parser.error(f"{args.before} was given twice; name two commits")
+    names = args.only.split(",") if args.only else list(NAMES)
+    if unknown := [name for name in names if name not in NAMES]:
+        parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    left_out: set[str] = set()
     figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     kinds: dict[str, tuple[str, bool]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        trees = {}
-        for commit in (args.before, args.after):
-            tree = trees[commit] = Path(scratch) / commit.replace("/", "_")
-            git = ["git", "-C", str(HERE), "worktree"]
-            subprocess.run([*git, "add", "--quiet", "--detach", tree, commit], check=True)
+        git = ["git", "-C", str(HERE), "worktree"]
+        trees: dict[str, Path] = {}
         try:
+            for commit in (args.before, args.after):
+                tree = Path(scratch) / commit.replace("/", "_")
+                subprocess.run([*git, "add", "--quiet", "--detach", tree, commit], check=True)
+                trees[commit] = tree
             for _ in range(args.rounds):
-                for name in args.only.split(",") if args.only else NAMES:
-                    for commit, tree in trees.items():
-                        found = measure(name, tree, Path(scratch) / "found.json")
+                for name, (commit, tree) in itertools.product(names, trees.items()):
+                    if name not in left_out:
+                        try:
+                            found = measure(name, tree, Path(scratch) / "found.json")
+                        except subprocess.CalledProcessError:
+                            print(f"bench_{name}.py does not run at {commit}: left out", flush=True)
+                            left_out.add(name)
+                            continue
                         for case, (value, unit, is_rate) in found.items():
                             figures[case][commit].append(value)
                             kinds[case] = unit, is_rate
@@ -75,7 +89,8 @@ def main() -> int:
         before, after = (statistics.median(by_commit[commit]) for commit in trees)
         unit, is_rate = kinds[case]
         change = before / after if is_rate else after / before
-        verdict = "SLOWER" if change > 1 + args.slack else "faster" if change < 0.87 else ""
+        noise = 1 + args.slack
+        verdict = "SLOWER" if change > noise else "faster" if change < 1 / noise else ""
         slower += verdict == "SLOWER"
         print(f"{case}: {before:.4g} -> {after:.4g} {unit}  × {change:.2f}  {verdict}")
     return 1 if slower else 0

@@ -18,13 +18,14 @@ from typing import Any
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- table: python benchmarks/run.py --docs -->", "<!-- end of the table -->"
-NAMES = ["epoch", "in_process", "hop", "start", "scale", "real"]
+NAMES = ["epoch", "in_process", "hop", "lag", "start", "scale", "real"]
 QUICK = {
     "epoch": ["--rounds", "1", "--epochs", "50"],
     "in_process": ["--rounds", "1", "--epochs", "100"],
     "hop": ["--rounds", "1"],
+    "lag": ["--rounds", "2"],
     "start": ["--rounds", "2"],
-    "scale": ["--nodes", "1000", "--epochs", "5000", "--workers", "4"],
+    "scale": ["--nodes", "1000", "--epochs", "5000", "--workers", "8"],
     "real": ["--rounds", "1", "--epochs", "10"],
 }
 

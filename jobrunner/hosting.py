@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 STRAGGLER_SECONDS = 30.0
 
+FULL_SECONDS = 0.5
+"""How long the answer to another worker waits for room."""
+
 
 class Operation:
     """Something under way on the worker, and in the end its reply."""
@@ -253,7 +256,9 @@ class HostedBinding:
     async def push(self, batch: Batch) -> Message:
         """Take values that another worker sends for runs."""
         self._runs.push(batch)
-        return {"status": "done"}
+        if await self._runs.has_room(FULL_SECONDS):
+            return {"status": "done"}
+        return {"status": "done", "is_full": True}
 
     async def abort(self, number: int, reason: str) -> Message:
         """Let nothing of that run start any more."""

@@ -24,6 +24,9 @@ FASTEST_LOOK_SECONDS = 0.005
 KNOWN_BYTES = 32 << 20
 """From here on, memory comes fresh from the system whatever the process has freed before."""
 
+WAITING_BYTES = 256 << 20
+"""What may wait on a worker without a limit."""
+
 
 class Room:
     """What a worker's process uses, and how much it may.
@@ -67,6 +70,11 @@ class Room:
         self._sizes = sizes
         self._clock = clock
         self._last = (clock(), used_bytes() if self.is_limited else 0)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What may wait here to be sent, and again what came for later runs."""
+        return self._limit_bytes // 16 if self.is_limited else WAITING_BYTES
 
     @property
     def is_limited(self) -> bool:

@@ -29,6 +29,8 @@ class Outbox:
         number; it gives None, or says what went wrong.
     failed : callable
         Takes address, the run's number and what went wrong.
+    sent : callable
+        Takes nothing; called when a message has been taken.
 
     Notes
     -----
@@ -39,15 +41,30 @@ class Outbox:
         self,
         push: Callable[[str, Batch], Awaitable[str | None]],
         failed: Callable[[str, int, str], None],
+        sent: Callable[[], None],
     ) -> None:
         self._push = push
         self._failed = failed
+        self._sent = sent
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._made: list[tuple[int, tuple[str, ...], int, list[Any]]] = []
         self._number = 0
         self._pending: dict[str, dict[int, list[Any]]] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
+        self._under_way: dict[str, int] = {}  # address -> bytes
+
+    def waiting_bytes(self) -> int:
+        """How much was made and not yet taken; what goes to several workers counts for each."""
+        with self._lock:
+            made = sum(size_of(frames) * len(to) for _, to, _, frames in self._made)
+        pending = sum(
+            size_of(frames)
+            for runs in self._pending.values()
+            for values in runs.values()
+            for _, frames in values
+        )
+        return made + pending + sum(self._under_way.values())
 
     def start(self, number: int) -> None:
         """Drop what is left of runs before that one."""
@@ -89,11 +106,23 @@ class Outbox:
                     [number, [[crossing, wrap_frames(frames)] for crossing, frames in values]]
                     for number, values in runs.items()
                 ]
+                self._under_way[address] = sum(
+                    size_of(frames) for values in runs.values() for _, frames in values
+                )
                 problem = await self._push(address, batch)
+                del self._under_way[address]
+                if problem is None:
+                    self._sent()
         finally:
+            self._under_way.pop(address, None)
             del self._sending[address]
         if problem is not None and newest >= self._number:
             self._failed(address, newest, problem)
+
+
+def size_of(frames: Sequence[Any]) -> int:
+    """How many bytes frames have, here or as they came over the wire."""
+    return sum(memoryview(frame).nbytes for frame in frames)
 
 
 def wrap_frames(frames: Sequence[Any]) -> list[Any]:

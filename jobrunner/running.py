@@ -15,7 +15,7 @@ from typing import Any
 from jobrunner.crew import Crew
 from jobrunner.current import RunInfo
 from jobrunner.memory import Room
-from jobrunner.outbox import Batch, Message, Outbox
+from jobrunner.outbox import Batch, Message, Outbox, size_of
 from jobrunner.outcome import Outcome, describe_failure
 from jobrunner.program import Program
 from jobrunner.slice import GroupRun
@@ -101,7 +101,10 @@ class Runs:
         self._early: dict[int, dict[int, Snapshot]] = {}
         self._early_aborts: dict[int, str] = {}
         self._early_notes: dict[int, list[tuple[int, list[Any]]]] = {}
-        self._outbox = Outbox(self._push, self._could_not_push)
+        self._early_bytes: dict[int, int] = {}
+        self._outbox = Outbox(self._push, self._could_not_push, self._go_on_if_held)
+        self._is_held = False  # the next run waits until what was made has been taken
+        self._turn = asyncio.Event()  # a run has ended
         self._background: set[asyncio.Task[None]] = set()
 
     def start(
@@ -131,11 +134,27 @@ class Runs:
                 self._run.deliver(arrived)
             elif number >= self._run_number:
                 self._early.setdefault(number, {}).update(arrived)
+                size = sum(size_of(frames) for c, frames in values if c >= 0)
+                self._early_bytes[number] = self._early_bytes.get(number, 0) + size
             notes = [(c, frames) for c, frames in values if c < 0]
             if number == self._stint.number:
                 self._hear(notes)
             elif notes and number > self._stint.number:
                 self._early_notes.setdefault(number, []).extend(notes)
+
+    async def has_room(self, wait_seconds: float) -> bool:
+        """Whether more may come for later runs: too much is not there, or a run ends in that time.
+
+        So whoever is ahead waits for this worker. It does not wait for them: what its run needs
+        was made before, and has come before.
+        """
+        if not self._is_running or sum(self._early_bytes.values()) <= self._room.waiting_bytes:
+            return True
+        try:
+            await asyncio.wait_for(self._turn.wait(), wait_seconds)
+        except TimeoutError:
+            return False
+        return True
 
     def abort(self, number: int, reason: str) -> None:
         """Let nothing of the stint that has a run of that number start any more."""
@@ -161,6 +180,7 @@ class Runs:
         """Abort what runs and stop sending. Does not wait for running functions."""
         self._abort(reason)
         self._outbox.close()
+        self._turn.set()
         for task in self._background:
             task.cancel()
         self._run = None
@@ -180,7 +200,12 @@ class Runs:
             self._epoch, self._step = epoch, step
             group.program.keeps_running = stint.epochs * stint.steps_per_epoch > 1
             self._outbox.start(stint.number)
-            for early in (self._early, self._early_aborts, self._early_notes):
+            for early in (
+                self._early,
+                self._early_bytes,
+                self._early_aborts,
+                self._early_notes,
+            ):
                 for number in [n for n in early if n < stint.number]:
                     del early[number]  # of runs that are over
             self._hear(self._early_notes.pop(stint.number, []), goes_on=False)
@@ -221,12 +246,19 @@ class Runs:
         action = stint.action()
         if action == "run" and self._room.is_over:
             self.fail(self._room.error())
+        elif action == "run" and self._outbox.waiting_bytes() > self._room.waiting_bytes:
+            self._is_held = True
         elif action == "run":
             self._start_run()
         elif action == "end":
             self._finish({"status": "done"})
         elif action == "abort":
             self._finish({"status": "aborted", "reason": stint.abort_reason})
+
+    def _go_on_if_held(self) -> None:
+        if self._is_held:
+            self._is_held = False
+            self._go_on()
 
     def _finish(self, reply: Message) -> None:
         self._reply({**reply, "runs": [asdict(ended) for ended in self._stint.ended]})
@@ -273,6 +305,7 @@ class Runs:
             drained=lambda: self._on_loop(self._drained.set),
         )
         run.start()
+        self._early_bytes.pop(number, None)
         values = self._early.pop(number, None)
         if values:
             run.deliver(values)
@@ -282,6 +315,8 @@ class Runs:
         if run is not self._run:
             return
         self._is_running = False
+        self._turn.set()  # whoever waits goes on, however little room there is
+        self._turn.clear()
         stint = self._stint
         if outcome.status == "done":
             metrics = json.dumps(outcome.metrics) if outcome.metrics else ""
@@ -305,6 +340,8 @@ class Runs:
         message = {"call": "push", "binding": self._name, "batch": batch}
         try:
             reply = await self._call_peer(address, message)
+            while reply.get("is_full"):
+                reply = await self._call_peer(address, {**message, "batch": []})
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return None if reply.get("status") == "done" else f"it answered {reply}"

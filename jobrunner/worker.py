@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import logging
 import secrets
+import sys
 import threading
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
@@ -64,6 +65,7 @@ class WorkspaceHost(WorkerPlugin):
         self.incarnation = secrets.token_hex(8)
         self.bindings: dict[str, HostedBinding] = {}
         self._leases: dict[str, _Lease] = {}
+        self._own_switch_seconds = 0.0  # the process's, while bindings have set another
         worker.handlers[OPERATION] = self.call
 
     def teardown(self, worker: Worker) -> Awaitable[None] | None:
@@ -143,6 +145,7 @@ class WorkspaceHost(WorkerPlugin):
         if lease is None or key not in self._leases or not lease.context.done():
             return {"status": "running", "tasks": []}
         if binding not in self.bindings:
+            self._switch_sooner()
             self.bindings[binding] = HostedBinding(
                 binding,
                 job=job,
@@ -170,8 +173,19 @@ class WorkspaceHost(WorkerPlugin):
         hosted = self.bindings.pop(binding, None)
         if hosted is not None:
             hosted.close(reason)
+            if not self.bindings and self._own_switch_seconds:
+                sys.setswitchinterval(self._own_switch_seconds)
+                self._own_switch_seconds = 0.0
         for key in [key for key in self._leases if binding_of(key) == binding]:
             self._end_lease(key)
+
+    def _switch_sooner(self) -> None:
+        """Let threads that hold the interpreter keep the event loop waiting for less long."""
+        seconds = get_seconds("switch-seconds")
+        # Without a nanny the process may be anybody's.
+        if seconds and self._worker.nanny and not self._own_switch_seconds:
+            self._own_switch_seconds = sys.getswitchinterval()
+            sys.setswitchinterval(min(seconds, self._own_switch_seconds))
 
     def _end_lease(self, key: str) -> None:
         lease = self._leases.pop(key, None)

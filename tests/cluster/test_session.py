@@ -501,3 +501,14 @@ def test_what_is_no_client_or_a_closed_one_is_refused(process_cluster):
         pass
     with pytest.raises(ExecutionError, match="is closed"):
         Session(client)
+
+
+def test_threads_switch_sooner_on_workers_that_host_a_session_and_as_before_afterwards(
+    process_client,
+):
+    before = process_client.run(sys.getswitchinterval)
+    with Session(process_client) as session:
+        session.run(Task(int, node=Node("a", workers=[next(iter(before))])))
+        during = process_client.run(sys.getswitchinterval)
+    assert min(during.values()) == pytest.approx(0.0005)
+    assert process_client.run(sys.getswitchinterval) == before

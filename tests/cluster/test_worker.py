@@ -242,6 +242,51 @@ async def test_no_run_begins_where_there_is_no_room():
 # ---- values from other workers
 
 
+SMALL = {"used_bytes": lambda: 0, "limit_bytes": 16_000, "memory_share": 0.9}  # 1,000 may wait
+
+
+@in_a_loop
+async def test_whoever_sends_too_much_for_later_runs_waits_until_this_one_ends():
+    async with Host(receiver(), **SMALL) as hosted:
+        await hosted.run(3, 0, key="epoch")
+        assert await hosted.push([[4, [(0, frames(bytes(900)))]]]) == {"status": "done"}
+        full = asyncio.ensure_future(hosted.push([[4, [(1, frames(bytes(900)))]]]))
+        await asyncio.sleep(0)
+        assert (await hosted.push([[3, [(0, frames(1))]]]))["is_full"]  # and is taken all the same
+        assert (await full)["is_full"]
+        waiting = asyncio.ensure_future(hosted.push([]))
+        await asyncio.sleep(0)
+        hosted._runs.push([[3, [(1, frames(2))]]])
+        assert (await hosted.run(3, 5))["status"] == "done"
+        assert await waiting == {"status": "done"}
+        assert hosted.workspaces["a"].globals["x"] == 2
+        assert (await hosted.run(4, 5, key="epoch"))["status"] == "done"
+        assert await hosted.push([]) == {"status": "done"}
+
+
+@in_a_loop
+async def test_no_run_begins_before_what_the_last_one_made_has_been_taken():
+    peers = Peers()
+    peers.gate.clear()
+    made = []
+
+    def make():
+        made.append(bytes(1_500))
+        return made[-1]
+
+    plan = sender(make)
+    async with Host(plan, peers, **SMALL) as hosted:
+        hosted._groups["epoch"].program.steps[0].fn = make  # what was shipped is a copy
+        stint = {"epochs": 3, "steps_per_epoch": 1, "lead": HERE, "is_judged": False, "seconds": 9}
+        await hosted.run(3, 0, key="epoch", epoch=1, stint=stint)
+        while not hosted._runs._is_held:
+            await asyncio.sleep(0.001)
+        assert len(made) == 1
+        peers.gate.set()
+        assert (await hosted.run(3, 5))["status"] == "done"
+        assert len(made) == 3
+
+
 @in_a_loop
 async def test_a_value_that_comes_before_its_run_has_started_here_is_kept_for_it():
     async with Host(receiver()) as hosted:
@@ -302,7 +347,7 @@ async def test_what_is_made_while_a_message_is_under_way_goes_with_the_next_toge
         sent.append((address, [crossing for _, values in batch for crossing, _ in values]))
         await gate.wait()
 
-    outbox = Outbox(push, lambda *problem: pytest.fail(str(problem)))
+    outbox = Outbox(push, lambda *problem: pytest.fail(str(problem)), lambda: None)
     outbox.start(1)
     outbox.put(1, (THERE,), 0, [b"x"])
     while not sent:
@@ -326,7 +371,7 @@ async def test_what_an_earlier_run_made_is_not_sent_any_more():
     async def push(address, batch):
         sent.extend(number for number, _ in batch)
 
-    outbox = Outbox(push, lambda *problem: pytest.fail(str(problem)))
+    outbox = Outbox(push, lambda *problem: pytest.fail(str(problem)), lambda: None)
     outbox.start(1)
     outbox.put(1, (THERE,), 0, [b"x"])
     outbox.start(2)
