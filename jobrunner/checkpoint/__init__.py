@@ -2,6 +2,7 @@
 
 The way of the data, one module a stage; a module imports only from those above it::
 
+    linux             what Linux can do besides
     files, paths      what is asked of a file system, one method an operation; where
     dtypes, codecs, tensors, states
     encoding          values -> JSON trees and arrays       (pure)

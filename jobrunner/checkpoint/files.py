@@ -8,20 +8,21 @@ primitive step first calls `before`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from crc32c import crc32c
+
+from jobrunner.checkpoint import linux
 
 logger = logging.getLogger("jobrunner.checkpoint.files")
 
 BLOCK_BYTES = 1 << 20
 """Digested and written (or read and digested) at once: small enough to stay in a core's cache."""
 
+_WRITTEN_BACK_BYTES = 128 << 10  # for less, the call costs more than it saves
 _ZEROS = bytes(BLOCK_BYTES)
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR)
 _NO_LINK = (
@@ -98,7 +99,7 @@ class PosixFiles:
         """
         self.before("create", path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        digest = 0
+        digest = position = 0
         try:
             for buffer in buffers:
                 view = memoryview(buffer)
@@ -110,6 +111,10 @@ class PosixFiles:
                         if watch is not None:
                             watch(block)
                         self._write_block(descriptor, path, block)
+                        if len(block) >= _WRITTEN_BACK_BYTES:
+                            # The disk works while the next block is copied, not after them all.
+                            self._start_writing_back(descriptor, path, position, len(block))
+                        position += len(block)
             while padding_bytes > 0:
                 block = memoryview(_ZEROS)[:padding_bytes]
                 digest = crc32c(block, digest)
@@ -126,6 +131,12 @@ class PosixFiles:
         while block:
             self.before("write", path)
             block = block[os.write(descriptor, block) :]
+
+    def _start_writing_back(self, descriptor: int, path: str, start: int, nbytes: int) -> None:
+        try:
+            linux.start_writing_back(descriptor, start, nbytes)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from error
 
     def digest(self, data: bytes | memoryview, before: int = 0) -> int:
         """The crc32c of `data`, as `write` and `read_into` give it; `before` is what it follows."""
@@ -291,11 +302,11 @@ class PosixFiles:
     @property
     def has_syncfs(self) -> bool:
         """Whether one call makes a whole file system durable, and tells what failed."""
-        return _syncfs is not None
+        return linux.HAS_SYNCFS
 
     def _sync_file_system(self, descriptor: int) -> int:
         """0, or the errno of what failed."""
-        return 0 if _syncfs(descriptor) == 0 else ctypes.get_errno()
+        return linux.sync_file_system(descriptor)
 
     # --- reading
 
@@ -384,23 +395,3 @@ def _explain_link(error: OSError) -> OSError:
             error.filename2 or error.filename,
         )
     return error
-
-
-def _find_syncfs() -> Any:
-    """The C library's syncfs, None where there is none or it keeps errors to itself."""
-    if not hasattr(os, "uname") or os.uname().sysname != "Linux":
-        return None
-    release = os.uname().release.split(".")
-    try:
-        version = (int(release[0]), int(release[1]))
-    except (IndexError, ValueError):
-        return None
-    if version < (5, 8):
-        return None
-    try:
-        return ctypes.CDLL(None, use_errno=True).syncfs
-    except (OSError, AttributeError):
-        return None
-
-
-_syncfs = _find_syncfs()
