@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,12 +25,14 @@ from jobrunner.errors import (
     TaskFailedError,
 )
 from jobrunner.outbox import Message
-from jobrunner.outcome import Failure, GroupResult, merge_runs
+from jobrunner.outcome import Failure, GroupResult, UnderWay, merge_runs
 from jobrunner.placement import WorkerInfo, check_fit, place
 from jobrunner.plan import GroupPlan, Plan, PlannedNode
 from jobrunner.shipping import Parcel, nodes_of, pickle_function
 from jobrunner.values import from_frames
 from jobrunner.worker import hold_lease, lease_key
+
+logger = logging.getLogger(__name__)
 
 ABORT_SECONDS = 2.0
 RELEASE_SECONDS = 3.0
@@ -79,6 +83,7 @@ class Binding:
         self._cluster = cluster
         self._name = name
         self._talk = Conversation(cluster, name, self.placement)
+        self._under_way: tuple[str, int | None, float] | None = None
         self._is_released = False
         self._numbering = threading.Lock()
         self._groups: dict[str, tuple[GroupPlan, list[str]]] = {}  # and who takes part
@@ -100,6 +105,15 @@ class Binding:
         """Refuse to fill the workers beyond what they may use; see `placement.check_fit`."""
         limits = {address: held.info.limit_bytes for address, held in self._talk.workers.items()}
         check_fit(sizes, self.placement, limits, get_share("memory-share"), what)
+
+    @property
+    def under_way(self) -> UnderWay | None:
+        """The run that is under way, if one is; for any thread."""
+        run = self._under_way
+        if run is None:
+            return None
+        group, epoch, started = run
+        return UnderWay(group, epoch, time.perf_counter() - started, self._talk.running)
 
     def count_spread(self) -> int:
         """How many workers the nodes would be on if they were placed anew now."""
@@ -229,6 +243,7 @@ class Binding:
             group=plan.name,
             epoch=epoch,
         )
+        self._under_way = (plan.name, epoch, started)
         try:
             replies = self._ask(request, addresses)
         except NodeLostError:
@@ -237,6 +252,7 @@ class Binding:
             self.abort(f"the client gave up: {type(error).__name__}")
             raise
         finally:
+            self._under_way = None
             # Each run of a stint has a number of its own.
             with self._numbering:
                 self._talk.number += stint["epochs"] * stint["steps_per_epoch"] - 1
@@ -316,8 +332,18 @@ class Binding:
 
     # ---- for the session
 
-    def extend(self, nodes: Sequence[PlannedNode], wait_seconds: float) -> None:
+    def extend(
+        self, nodes: Sequence[PlannedNode], wait_seconds: float, most_workers: float = math.inf
+    ) -> None:
         """Place further nodes, with empty workspaces.
+
+        Parameters
+        ----------
+        nodes : sequence of PlannedNode
+        wait_seconds : float
+            How long to wait for workers that suit.
+        most_workers : float
+            With so many there, no others will come.
 
         Raises
         ------
@@ -325,13 +351,18 @@ class Binding:
             In that time no workers came that suit, or none had room.
         """
         deadline = time.monotonic() + wait_seconds
+        is_told = False
         while True:
             try:
                 placed: dict[str, str] = self._cluster.sync(self._place, nodes)
                 break
-            except PlacementError:
-                if time.monotonic() >= deadline:
+            except PlacementError as error:
+                there = len(self._cluster.sync(self._cluster.workers))
+                if there >= most_workers or time.monotonic() >= deadline:
                     raise
+                if not is_told:
+                    is_told = True
+                    logger.warning("%s Waiting for at most %g s.", error, wait_seconds)
                 time.sleep(PLACE_AGAIN_SECONDS)
         self._take_leases(nodes, placed, deadline)
         self.placement.update(placed)

@@ -185,6 +185,7 @@ def run(
             grace_seconds=grace,
             callbacks=[progress, _StopTeller()],
         )
+        progress.under_way = runner.under_way
         runner.plan_resume()  # a mistake is told before a cluster starts for it
         try:
             with (

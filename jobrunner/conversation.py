@@ -135,6 +135,12 @@ class Conversation:
         """Addresses of the workers that are not known to be lost."""
         return [address for address in self.workers if address not in self.lost]
 
+    @property
+    def running(self) -> tuple[str, ...]:
+        """The tasks that ran when their workers were last heard, as ``node/task``."""
+        heard = tuple(self._running.values())
+        return tuple(f"{node}/{task}" for tasks in heard for node, task in tasks)
+
     async def meet(self, infos: Collection[WorkerInfo]) -> dict[str, Answer]:
         """Take workers into use; gives the answers of those that don't take part, if any."""
         addresses = [info.address for info in infos]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Self
@@ -166,6 +167,34 @@ class Job:
         from jobrunner.compiler import compile_job
 
         return compile_job(self)
+
+    def visualize(self, path: str | os.PathLike[str]) -> None:
+        """Write a picture of the job: its groups, nodes, tasks, and who reads what of whom.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Ends in ``.svg`` (a picture that any browser shows) or ``.dot`` (for Graphviz).
+
+        Raises
+        ------
+        DefinitionError
+            `path` ends in something else.
+        OSError
+            It cannot be written.
+
+        Notes
+        -----
+        Runs on the client. Compiles nothing: the job may be changed afterwards.
+        """
+        from jobrunner.drawing import draw
+
+        draw(self, path)
+
+    def _repr_html_(self) -> str:
+        from jobrunner.drawing import to_html
+
+        return to_html(self)
 
     def __enter__(self) -> Self:
         _active_jobs.set((*_active_jobs.get(), self))

@@ -23,6 +23,7 @@ from jobrunner.errors import (
     TaskFailedError,
 )
 from jobrunner.job import Job
+from jobrunner.outcome import UnderWay
 from jobrunner.plan import Plan
 from jobrunner.recorder import Recorder, SaveErrorPolicy
 from jobrunner.result import ResumePlan, RunResult, SaveReport
@@ -118,6 +119,11 @@ class Run:
             getattr(callback, "is_passive", False) or not hasattr(callback, "on_epoch")
             for callback in options.callbacks
         )
+
+    @property
+    def under_way(self) -> UnderWay | None:
+        """See `JobRunner.under_way`."""
+        return self.binding.under_way if hasattr(self, "binding") else None
 
     def run(self) -> RunResult:
         """Run the job to its end; `JobRunner.run` documents it."""
@@ -430,9 +436,14 @@ class Run:
         if self.requests.stop:
             raise self._stopped(None, "a loss ended its epoch") from error
         if isinstance(error, SchedulerLostError) or not self.session.is_connected:
-            self._warn(f"{error} Waiting for it to be back.")
+            logger.info("The scheduler is lost: %s", error)
+            seconds = self.options.scheduler_wait_seconds
+            self._warn(
+                f"The scheduler is lost; waiting, for at most {seconds:g} s, for it to be back at "
+                f"its address."
+            )
             try:
-                self.session.reconnect(self.options.scheduler_wait_seconds)
+                self.session.reconnect(seconds)
             except SchedulerLostError as lost:
                 raise SchedulerLostError(
                     f"{lost} Run the same command again to go on from {self._where_to_go_on()}."

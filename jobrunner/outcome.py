@@ -96,6 +96,25 @@ class Outcome:
     metrics: list[MetricEntry] = field(default_factory=list)
 
 
+class UnderWay(NamedTuple):
+    """A run of a group that has not ended.
+
+    Attributes
+    ----------
+    group : str
+    epoch : int or None
+    seconds : float
+        Since the client asked for it.
+    tasks : tuple of str
+        Those that ran when their workers were last heard, as ``node/task``.
+    """
+
+    group: str
+    epoch: int | None
+    seconds: float
+    tasks: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class GroupResult:
     """What a run of a group came to, on all workers.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -17,9 +18,15 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
+    from jobrunner.outcome import UnderWay
     from jobrunner.result import ResumePlan, RunResult, SaveReport
 
+LONG_SECONDS = 1.0
+"""What has run for so long is worth a word before it ends."""
+LOOK_SECONDS = 0.5
+
 _SHOWN_METRICS = 4
+_SHOWN_TASKS = 3
 
 
 def show_progress(stream: TextIO) -> Progress:
@@ -37,7 +44,7 @@ def show_progress(stream: TextIO) -> Progress:
     """
     if stream.isatty():
         return Progress(_Bar(stream), interval_seconds=0.1)
-    return Progress(_Lines(stream), interval_seconds=1.0)
+    return Progress(_Lines(stream), interval_seconds=1.0, patience_seconds=10.0)
 
 
 class Progress:
@@ -48,12 +55,21 @@ class Progress:
     display : Display
     interval_seconds : float
         Shortest time between two drawings.
+    patience_seconds : float
+        How long nothing new is no news; then a drawing says what runs, and again after double
+        that time. 0: at every interval.
     clock : callable
         Returns monotonic seconds.
 
+    Attributes
+    ----------
+    under_way : callable
+        Returns what runs now; `JobRunner.under_way`, once there is one.
+
     Notes
     -----
-    Runs on the client, in the thread of `JobRunner.run`.
+    Runs on the client, in the thread of `JobRunner.run`; what runs for long is looked at in a
+    thread of its own.
     """
 
     is_passive = True
@@ -63,17 +79,25 @@ class Progress:
         display: Display,
         *,
         interval_seconds: float,
+        patience_seconds: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._display = display
         self._warnings = _Warnings(display)
         self._interval_seconds = interval_seconds
+        self._patience_seconds = patience_seconds
         self._clock = clock
         self._drawn_at = clock()
         self._is_drawn = True
+        self._pause_seconds = patience_seconds
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="jobrunner-progress", daemon=True)
+        self.under_way: Callable[[], UnderWay | None] = lambda: None
         self.total_epochs: int | None = None
         self.epoch = 0
         self.epoch_seconds = 0.0
+        self.save_seconds = 0.0
         self.metrics: Mapping[str, object] = {}
         self.saved_epoch: int | None = None
         self.saved_bytes = 0
@@ -97,6 +121,9 @@ class Progress:
 
     def on_save(self, report: SaveReport) -> None:
         """Note what was recorded, and how often that failed."""
+        is_first = self.save_seconds == 0
+        stall = report.stall_seconds
+        self.save_seconds = stall if is_first else 0.9 * self.save_seconds + 0.1 * stall
         if report.error is None:
             self.saved_epoch = report.epoch
             self.saved_bytes = report.nbytes
@@ -110,7 +137,15 @@ class Progress:
     def describe(self) -> str:
         """Describe in one line where the run is."""
         total = "" if self.total_epochs is None else f"/{self.total_epochs}"
-        parts = [f"epoch {self.epoch}{total}", f"{format_seconds(self.epoch_seconds)} each"]
+        parts = [f"epoch {self.epoch}{total}"]
+        run = self.under_way()
+        if run is not None and run.seconds >= LONG_SECONDS:
+            parts.append(describe_run(run))
+        if self.epoch:
+            pace = f"{format_seconds(self.epoch_seconds)} each"
+            if self.saved_epoch is not None:
+                pace += f" + {format_seconds(self.save_seconds)} a save"
+            parts.append(pace)
         parts += format_metrics(self.metrics)
         if self.saved_epoch is not None:
             parts.append(f"saved {self.saved_epoch} ({format_bytes(self.saved_bytes)})")
@@ -118,15 +153,33 @@ class Progress:
             parts.append(f"saves failed: {self.failed_saves}")
         return "  ".join(parts)
 
+    def look(self) -> None:
+        """Draw what runs, if that has been the same for long."""
+        run = self.under_way()
+        if run is None or run.seconds < LONG_SECONDS:
+            return
+        if self._clock() - self._drawn_at >= max(self._pause_seconds, self._interval_seconds):
+            pause_seconds = 2 * self._pause_seconds
+            self._is_drawn = False
+            self._draw()
+            self._pause_seconds = pause_seconds
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(max(self._interval_seconds, LOOK_SECONDS)):
+            self.look()
+
     def _draw(self) -> None:
-        if not self._is_drawn:
-            self._is_drawn = True
-            self._drawn_at = self._clock()
-            self._display.draw(self.epoch, self.total_epochs, self.describe())
+        with self._lock:
+            if not self._is_drawn:
+                self._is_drawn = True
+                self._drawn_at = self._clock()
+                self._pause_seconds = self._patience_seconds
+                self._display.draw(self.epoch, self.total_epochs, self.describe())
 
     def __enter__(self) -> Self:
         self._display.open()
         logging.getLogger("jobrunner").addHandler(self._warnings)
+        self._watcher.start()
         return self
 
     def __exit__(
@@ -135,6 +188,8 @@ class Progress:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
+        self._is_over.set()
+        self._watcher.join()
         logging.getLogger("jobrunner").removeHandler(self._warnings)
         try:
             self._draw()
@@ -216,21 +271,34 @@ class _Bar:
             console=Console(file=stream),
             expand=True,
         )
-        self._task: TaskID | None = None
+        self._task: TaskID
+        self._is_drawn = False
 
     def open(self) -> None:
+        # Before there is an epoch, what is there to see is the time.
+        self._task = self._progress.add_task("starting", total=None)
         self._progress.start()
 
     def say(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False)
 
     def draw(self, epoch: int, total_epochs: int | None, text: str) -> None:
-        if self._task is None:
-            self._task = self._progress.add_task(text, total=total_epochs)
+        self._is_drawn = True
         self._progress.update(self._task, completed=epoch, total=total_epochs, description=text)
 
     def close(self) -> None:
+        if not self._is_drawn:
+            self._progress.update(self._task, visible=False)
         self._progress.stop()
+
+
+def describe_run(run: UnderWay) -> str:
+    """Say which group has been running for how long, and what of it."""
+    what = f"epoch {run.epoch}" if run.group == "epoch" else f"{run.group} group"
+    tasks = ", ".join(run.tasks[:_SHOWN_TASKS])
+    more = len(run.tasks) - _SHOWN_TASKS
+    tasks += f" and {more} more" if more > 0 else ""
+    return f"[{what} for {format_seconds(run.seconds)}{f': {tasks}' if tasks else ''}]"
 
 
 def format_metrics(metrics: Mapping[str, object]) -> list[str]:

@@ -17,6 +17,7 @@ from jobrunner.errors import (
 from jobrunner.job import Job
 from jobrunner.loop import Options, Requests, Run
 from jobrunner.node import Blob
+from jobrunner.outcome import UnderWay
 from jobrunner.plan import Plan
 from jobrunner.recorder import SaveErrorPolicy
 from jobrunner.replay import Replay, ReplayReport
@@ -167,6 +168,7 @@ class JobRunner:
         self.num_epochs = num_epochs
         self.callbacks = tuple(callbacks)
         self._requests = Requests()
+        self._run: Run | None = None
 
     def plan_resume(self) -> ResumePlan:
         """Say what `run` would do and why; runs and writes nothing.
@@ -247,9 +249,27 @@ class JobRunner:
             callbacks=self.callbacks,
         )
         with session.exclusive(f"Job {plan.job!r}"):
-            run = Run(options, self._requests, plan, session)
-            with stop_on_signals(self._ask_to_stop, self.grace_seconds):
-                return run.run()
+            self._run = Run(options, self._requests, plan, session)
+            try:
+                with stop_on_signals(self._ask_to_stop, self.grace_seconds):
+                    return self._run.run()
+            finally:
+                self._run = None
+
+    def under_way(self) -> UnderWay | None:
+        """Tell what runs on the workers now: group, epoch, for how long, which tasks.
+
+        Returns
+        -------
+        UnderWay or None
+            None where no group runs. The tasks are as last heard, within some seconds.
+
+        Notes
+        -----
+        Runs on the client, in any thread, and returns at once.
+        """
+        run = self._run
+        return None if run is None else run.under_way
 
     def stop(self, reason: str = "JobRunner.stop") -> None:
         """Ask the run to end once its epoch has ended and is recorded.

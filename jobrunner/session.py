@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import secrets
 import threading
 import time
@@ -31,8 +33,12 @@ from jobrunner.task import Task, TaskGroup, TaskOutput
 
 __all__ = ["Binding", "GroupResult", "Session"]
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_WAIT_SECONDS = 60.0
 RECONNECT_POLL_SECONDS = 0.1
+TELL_AFTER_SECONDS = 1.5
+"""How long one may wait without knowing for what."""
 HURRIED_RELEASE_SECONDS = 0.3
 """How long workers may take to hear that their session ends, when somebody waits for that."""
 
@@ -166,6 +172,11 @@ class Session:
                 f"{address!r} is no address of a Dask scheduler: {error}. One looks like "
                 f"tcp://host:8786."
             ) from error
+        told = threading.Timer(
+            TELL_AFTER_SECONDS, logger.warning, ("Waiting for the scheduler at %s.", address)
+        )
+        told.daemon = True
+        told.start()
         try:
             client = Client(address, **{"set_as_default": False, **client_kwargs})
         except (OSError, TimeoutError) as error:
@@ -173,6 +184,8 @@ class Session:
                 f"No Dask scheduler answers at {address}: {error}. Check the address, and that "
                 f"the scheduler runs and can be reached from here."
             ) from error
+        finally:
+            told.cancel()
         try:
             session = cls(client)
         except BaseException:
@@ -454,7 +467,7 @@ class Session:
             doubted=self._doubted,
         )
         try:
-            binding.extend(plan.nodes, wait_seconds)
+            binding.extend(plan.nodes, wait_seconds, self._most_workers())
             binding.ship(plan.groups)
         except BaseException:
             binding.release()
@@ -463,6 +476,11 @@ class Session:
         self._binding = binding
         return binding
 
+    def _most_workers(self) -> float:
+        """How many workers the cluster will ever have, where that is known."""
+        sizes = [len(o.cluster.worker_spec) for o in self._owned if isinstance(o, OwnCluster)]
+        return sizes[0] if sizes else math.inf
+
     def _extend(self, nodes: Sequence[PlannedNode]) -> Binding:
         """The session's binding, with these nodes placed too."""
         binding = self._binding
@@ -470,7 +488,7 @@ class Session:
             binding = self._bind(_EMPTY_PLAN, DEFAULT_WAIT_SECONDS)
         new = [node for node in nodes if node.name not in binding.placement]
         if new:
-            binding.extend(new, DEFAULT_WAIT_SECONDS)
+            binding.extend(new, DEFAULT_WAIT_SECONDS, self._most_workers())
         return binding
 
     def _run_group(self, group: TaskGroup, epoch: int | None) -> GroupResult:

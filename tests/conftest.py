@@ -33,6 +33,16 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
+_SLOW_SECONDS = 300  # what takes seconds alone takes many where others share the machine
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give slow tests more time than the rest, where they do not say themselves how much."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_SLOW_SECONDS))
+
+
 # Threads that a library starts once in a process and never ends.
 _THREADS_FOR_LIFE = (
     "Dask-Offload",

@@ -84,9 +84,13 @@ class Hold:
         CheckpointWriteError, OSError
             It cannot be written.
         """
+        told: set[str] = set()
 
         def judge(state: State) -> None:
             if state.run is not None and not state.is_ended:
+                if take_over and state.run["run"] in told:
+                    return  # it has written meanwhile; what was said of it holds
+                told.add(state.run["run"])
                 number = state.number
 
                 def still_holds() -> bool:

@@ -159,7 +159,12 @@ def refuse_if_alive(
     beat_seconds = float(run.get("heartbeat_seconds", 0))
     silence_seconds = max(patience.silence_seconds, _SILENT_BEATS * beat_seconds)
     pause_seconds = min(0.25, silence_seconds / 10)
-    logger.info("%s is held by %s: waiting for a sign of life.", path, who)
+    logger.warning(
+        "%s is held by %s: waiting, for at most %g s, for a sign of life.",
+        path,
+        who,
+        silence_seconds,
+    )
     first = files.read_if_there(heartbeat)
     started = patience.clock()
     while patience.clock() - started < silence_seconds:

@@ -20,6 +20,7 @@ from jobrunner import (
     Job,
     JobRunner,
     Node,
+    PlacementError,
     Session,
     Task,
     TaskFailedError,
@@ -450,6 +451,16 @@ def test_a_session_opens_and_closes_its_own_cluster():
     assert client.status == "closed"
     assert own.cluster.status.name == "closed"
     assert address.startswith("inproc")
+
+
+def test_nodes_that_a_local_cluster_can_never_hold_are_refused_at_once():
+    started = time.monotonic()
+    with (
+        Session.local(workers=1, processes=False) as session,
+        pytest.raises(PlacementError, match="GPU"),
+    ):
+        session.run(Task(int, node=Node("g", resources={"GPU": 1})))
+    assert time.monotonic() - started < 30  # of the 60 that workers may take to come
 
 
 @pytest.mark.parametrize("count", [0, -1, "two", True])

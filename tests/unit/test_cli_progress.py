@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jobrunner.outcome import UnderWay
 from jobrunner.progress import (
     Progress,
     format_bytes,
@@ -107,7 +108,53 @@ def test_a_line_holds_epoch_pace_metrics_and_what_is_saved() -> None:
     progress.on_start(ResumePlan(None, "nothing is recorded"), 10)
     progress.on_epoch(4, 0.25, {"epoch": 4, "loss": np.float32(0.5)})
     progress.on_save(_save(4))
-    assert progress.describe() == "epoch 4/10  250 ms each  loss=0.5  saved 4 (3.0 MiB)"
+    assert progress.describe() == (
+        "epoch 4/10  250 ms each + 100 ms a save  loss=0.5  saved 4 (3.0 MiB)"
+    )
+
+
+def _running(seconds: float, *, group: str = "epoch") -> UnderWay:
+    tasks = tuple(f"node:{i}/step" for i in range(5))
+    return UnderWay(group, 0 if group == "init" else 5, seconds, tasks)
+
+
+def test_an_epoch_that_takes_long_is_shown_with_what_runs_and_ever_less_often() -> None:
+    clock, display = _Clock(), _Recorder()
+    progress = Progress(display, interval_seconds=1.0, patience_seconds=10.0, clock=clock)
+    progress.on_epoch(4, 0.25, {})
+    drawn = []
+    for second in range(1, 100):
+        clock.now = float(second)
+        progress.under_way = lambda: _running(clock.now)
+        progress.look()
+        if len(display.events) > len(drawn):
+            drawn.append(second)
+    assert drawn == [10, 30, 70]
+    assert "[epoch 5 for 1 min 39 s: node:0/step, node:1/step, node:2/step and 2 more]" in (
+        progress.describe()
+    )
+    clock.now += 1
+    progress.on_epoch(5, 99.0, {})
+    assert len(display.events) == 4
+
+
+def test_the_init_group_is_shown_and_what_is_short_is_not() -> None:
+    display = _Recorder()
+    progress = Progress(display, interval_seconds=0.0, clock=_Clock())
+    progress.under_way = lambda: _running(0.5, group="init")
+    progress.look()
+    assert display.events == []
+    progress.under_way = lambda: _running(2.0, group="init")
+    progress.look()
+    assert display.events == [("draw", 0, None)]
+    assert progress.describe().startswith("epoch 0  [init group for 2.0 s: node:0/step, ")
+
+
+def test_a_run_that_is_refused_leaves_no_bar_behind() -> None:
+    stream = _Terminal()
+    with show_progress(stream):
+        pass
+    assert "starting" not in stream.getvalue().rpartition("\x1b[2K")[2]
 
 
 def test_a_file_gets_plain_lines() -> None:
