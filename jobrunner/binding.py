@@ -496,8 +496,14 @@ class Binding:
         with self._numbering:
             self._talk.number += 1
             request.number = self._talk.number
+            request.started = time.monotonic()
             if request.call == "run":
                 self._talk.run_number = request.number
+        if request.call == "run":
+            self._cluster.check_open()
+            answers = self._talk.try_directly(request, addresses)
+            if answers is not None:
+                return answers
         replies: dict[str, Message] = self._cluster.sync(self._talk.operate, request, addresses)
         return replies
 

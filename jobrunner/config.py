@@ -31,6 +31,11 @@ def get_share(key: str) -> float:
     return _number(key)
 
 
+def get_count(key: str) -> int:
+    """Read a number of things, such as ``"direct-workers"``; see `get_seconds`."""
+    return int(_number(key))
+
+
 def _number(key: str) -> float:
     return float(dask.config.get(f"jobrunner.{key}"))
 

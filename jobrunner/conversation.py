@@ -17,6 +17,8 @@ from typing import Any
 from distributed import Future
 
 from jobrunner.cluster import Answer, Cluster, Silence
+from jobrunner.config import get_count
+from jobrunner.direct import DirectLines
 from jobrunner.errors import ExecutionError, NodeLostError, SchedulerLostError
 from jobrunner.outbox import Message
 from jobrunner.placement import WorkerInfo
@@ -68,7 +70,8 @@ class Request:
         Operations of one call on several channels may be under way at the same time; of one
         channel, one after another.
     number : int
-        Of the operation; set when it begins.
+    started : float
+        Of the operation, and its monotonic time; set when it begins.
     deadline_seconds, task_deadline_seconds : float or None
         For the operation, and for each task that runs in it.
     group : str
@@ -81,6 +84,7 @@ class Request:
     is_separate: bool = False
     channel: str = ""
     number: int = 0
+    started: float = 0.0
     deadline_seconds: float | None = None
     task_deadline_seconds: float | None = None
     group: str = ""
@@ -128,7 +132,9 @@ class Conversation:
         self._interrupted = asyncio.Event()
         self._news = asyncio.Event()
         self._excused: set[str] = set()
+        self._is_in_doubt = False  # whether all that was there is there still
         self._running: dict[str, list[tuple[str, str]]] = {}  # by worker, as last heard
+        self._lines = DirectLines(cluster.client, get_count("direct-workers"))
 
     @property
     def alive(self) -> list[str]:
@@ -198,6 +204,25 @@ class Conversation:
             answers.update(await self._ask(message, missing, 0, None))
         return answers
 
+    def try_directly(self, request: Request, addresses: Sequence[str]) -> dict[str, Message] | None:
+        """Let workers do something at once, without the scheduler.
+
+        Called in any thread but the client's loop's. Gives the replies if that worked on all of
+        them; else nobody knows what they have heard, and `operate` makes sure.
+        """
+        self._check_leases()
+        if self.lost or self._lines.is_over:
+            return None
+        answers = self._lines.ask(
+            {**self._common(request), "wait_seconds": FIRST_WAIT_SECONDS, **request.details},
+            {address: self.workers[address].incarnation for address in addresses},
+            FIRST_WAIT_SECONDS,
+        )
+        self._is_in_doubt = self._lines.is_over
+        if answers is None or any(answer.get("status") != "done" for answer in answers.values()):
+            return None
+        return answers
+
     async def operate(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
         """Start an operation and ask until every worker has answered.
 
@@ -212,10 +237,11 @@ class Conversation:
         ExecutionError
             The deadline passed, or the scheduler is gone.
         """
-        started = time.monotonic()
-        common = {"call": request.call, "binding": self._name, "number": request.number}
-        if request.channel:
-            common["channel"] = request.channel
+        if self._is_in_doubt:
+            self._is_in_doubt = False
+            await self._await_news()
+        started = request.started
+        common = self._common(request)
         wait_seconds = FIRST_WAIT_SECONDS
         first = {**common, "wait_seconds": wait_seconds}
         messages: Message | dict[str, Message] = {**first, **request.details}
@@ -281,9 +307,22 @@ class Conversation:
 
     def leave(self) -> None:
         """Listen to the workers no more."""
+        self._lines.close()
         self._cluster.unwatch(list(self.workers), self._hear)
 
     # ---- within
+
+    def _common(self, request: Request) -> Message:
+        common = {"call": request.call, "binding": self._name, "number": request.number}
+        if request.channel:
+            common["channel"] = request.channel
+        return common
+
+    def _check_leases(self) -> None:
+        for address, worker in self.workers.items():
+            for lease in worker.leases:
+                if lease.status in ("cancelled", "lost", "error"):
+                    self.lost.setdefault(address, f"its lease task was {lease.status}")
 
     async def _try_to_send(
         self, message: Message, addresses: Sequence[str], wait_seconds: float
@@ -303,10 +342,7 @@ class Conversation:
         epoch: int | None,
     ) -> dict[str, Message]:
         """One round of questions; a worker that is lost ends it."""
-        for address, worker in self.workers.items():
-            for lease in worker.leases:
-                if lease.status in ("cancelled", "lost", "error"):
-                    self.lost.setdefault(address, f"its lease task was {lease.status}")
+        self._check_leases()
         if self.lost:
             raise await self._node_lost(epoch)
         leaving = [address for address in addresses if address in self.leaving]
@@ -347,6 +383,13 @@ class Conversation:
             raise await self._node_lost(epoch)
         return answers  # type: ignore[return-value]
 
+    async def _await_news(self) -> None:
+        """A connection broke: soon there is word of the worker, or none from the scheduler."""
+        deadline = time.monotonic() + NEWS_SECONDS
+        while not (self.lost or self.leaving) and time.monotonic() < deadline:
+            self._cluster.check_open()
+            await asyncio.sleep(NEWS_SECONDS / 50)
+
     async def _await_loss(self, answer: Message, epoch: int | None) -> None:
         """A worker could not reach another: soon the scheduler says whether that one is lost."""
         try:
@@ -383,6 +426,8 @@ class Conversation:
         if is_lost:
             self.lost.setdefault(address, "the scheduler removed it")
             self._interrupted.set()
+            if address in self.workers:
+                self._lines.hang_up()
         else:
             self.leaving.setdefault(address, "the scheduler retires it")
         self._news.set()
