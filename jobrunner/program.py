@@ -82,6 +82,7 @@ class Step:
         "outputs",
         "position",
         "report",
+        "sole",
         "successors",
         "workspace",
     )
@@ -97,6 +98,8 @@ class Step:
         self.is_plain = True
         self.outputs: tuple[tuple[dict[str, Any], str] | None, ...] = ()
         self.output_names: tuple[str, ...] = ()
+        # Where its one output goes, if nothing else takes what it returns.
+        self.sole: tuple[dict[str, Any], str] | None = None
         self.keeps: tuple[Keep, ...] = ()
         self.handovers: tuple[Handover, ...] = ()
         self.num_instances = 1
@@ -201,6 +204,8 @@ class Program:
         step.output_names = tuple(o.name for o in task.outputs)
         step.keeps = tuple(self._keep(task, capture) for capture in task.captures)
         step.handovers = tuple(self._handover(self._crossings[c]) for c in task.hands_over)
+        if len(step.outputs) == 1 and not step.keeps and not step.handovers:
+            step.sole = step.outputs[0]
         step.is_plain = all(type(value) in IMMUTABLE for value in task.kwargs.values())
         self.has_updates[workspace.node] |= any(
             isinstance(argument, UpdateArgument) for argument in task.arguments
