@@ -56,16 +56,22 @@ def main() -> int:
     names = args.only.split(",") if args.only else list(NAMES)
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    git = ["git", "-C", str(HERE)]
+    for commit in (args.before, args.after):
+        known = [*git, "rev-parse", "--quiet", "--verify", f"{commit}^{{commit}}"]
+        if subprocess.run(known, stdout=subprocess.DEVNULL).returncode:
+            parser.error(f"there is no commit {commit!r} here")
     left_out: set[str] = set()
     figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     kinds: dict[str, tuple[str, bool]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        git = ["git", "-C", str(HERE), "worktree"]
         trees: dict[str, Path] = {}
         try:
             for commit in (args.before, args.after):
                 tree = Path(scratch) / commit.replace("/", "_")
-                subprocess.run([*git, "add", "--quiet", "--detach", tree, commit], check=True)
+                subprocess.run(
+                    [*git, "worktree", "add", "--quiet", "--detach", tree, commit], check=True
+                )
                 trees[commit] = tree
             for _ in range(args.rounds):
                 for name, (commit, tree) in itertools.product(names, trees.items()):
@@ -81,7 +87,7 @@ def main() -> int:
                             kinds[case] = unit, is_rate
         finally:
             for tree in trees.values():
-                subprocess.run([*git, "remove", "--force", tree], check=True)
+                subprocess.run([*git, "worktree", "remove", "--force", tree], check=True)
     slower = 0
     for case, by_commit in figures.items():
         if len(by_commit) < len(trees):
