@@ -1,9 +1,9 @@
-"""Runs all benchmarks and writes the table of docs/performance.md.
+"""Runs all benchmarks and writes the tables of docs/performance.md and docs/checkpoint-speed.md.
 
     python benchmarks/run.py [--only epoch,hop] [--quick] [--no-peers] [--out DIRECTORY] [--docs]
 
 Each benchmark runs in a process of its own and leaves its JSON in the directory. ``--docs`` puts
-the table between the markers in docs/performance.md.
+the tables between the markers in the pages.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "performance.md"
+DOCS = HERE.parent / "docs"
 BEGIN, END = "<!-- table: python benchmarks/run.py --docs -->", "<!-- end of the table -->"
-NAMES = ["epoch", "in_process", "hop", "lag", "start", "scale", "real"]
+PAGES = {
+    "performance.md": ["epoch", "in_process", "hop", "lag", "start", "scale", "real"],
+    "checkpoint-speed.md": ["checkpoint"],
+}
+NAMES = [name for of_page in PAGES.values() for name in of_page]
 QUICK = {
     "epoch": ["--rounds", "1", "--epochs", "50"],
     "in_process": ["--rounds", "1", "--epochs", "100"],
@@ -27,6 +31,7 @@ QUICK = {
     "start": ["--rounds", "2"],
     "scale": ["--nodes", "1000", "--epochs", "5000", "--workers", "8"],
     "real": ["--rounds", "1", "--epochs", "10"],
+    "checkpoint": ["--rounds", "1", "--cases", "big,features"],
 }
 
 
@@ -83,16 +88,17 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     names = args.only.split(",") if args.only else NAMES
-    reports = []
+    reports = {}
     for name in names:
         options = QUICK[name] if args.quick else []
-        reports.append(run(name, args.out, [*options, *["--no-peers"] * args.no_peers]))
-    text = table(reports)
-    print(text)
-    if args.docs:
-        page = PAGE.read_text()
-        before, after = page.split(BEGIN)[0], page.split(END)[1]
-        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+        reports[name] = run(name, args.out, [*options, *["--no-peers"] * args.no_peers])
+    for page, of_page in PAGES.items():
+        if found := [reports[name] for name in of_page if name in reports]:
+            text = table(found)
+            print(text)
+            if args.docs:
+                before, rest = (DOCS / page).read_text().split(BEGIN)
+                (DOCS / page).write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
 
 
 if __name__ == "__main__":
