@@ -307,9 +307,9 @@ def compare(report: Report, case: str, sides: list[Any], parent: Path, rounds: i
     size = f"{nbytes >> 20} MiB" if nbytes >> 20 else f"{nbytes >> 10} KiB"
     note = f"one turn only: {', '.join(slow)}" if slow else ""
     for at, what in enumerate(("durable save", "verified load")):
-        # Megabytes a second.
+        unit, scale = ("GB/s", 1e9) if nbytes >> 20 else ("MB/s", 1e6)
         speed = {
-            name: count * nbytes / statistics.median(times[at] for times in turns) / 1e6
+            name: count * nbytes / statistics.median(times[at] for times in turns) / scale
             for name, turns in taken.items()
         }
         ours, floor = speed["jobrunner"], speed["np.save"]
@@ -327,7 +327,7 @@ def compare(report: Report, case: str, sides: list[Any], parent: Path, rounds: i
         if at:
             speed["np.load"] = speed.pop("np.save")
         report.add(
-            Row(f"{count} x {size}, {what}", "MB/s", speed, target, is_met, note, is_rate=True)
+            Row(f"{count} x {size}, {what}", unit, speed, target, is_met, note, is_rate=True)
         )
 
 
