@@ -71,7 +71,10 @@ def plan_resume(
         epoch = policy.resume_from
         reason = "it was asked for"
         if epoch not in recorded:
-            there = ", ".join(map(str, recorded)) or "none"
+            shown = [*map(str, recorded)]
+            if len(shown) > 12:
+                shown[4:-4] = ["…"]
+            there = ", ".join(shown) or "none"
             raise CheckpointNotFoundError(
                 f"Epoch {epoch} of {manager.path} is not recorded; recorded epochs: {there}. Name "
                 f"one of these, or 'latest'."
