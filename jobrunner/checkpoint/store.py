@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +36,8 @@ from jobrunner.checkpoint.layout import (
     to_json,
 )
 
+logger = logging.getLogger("jobrunner.checkpoint.store")
+
 THREADS = 2
 """More of them do not write faster; the calling thread is one of them."""
 
@@ -44,6 +48,9 @@ _GENTLE = 15
 
 LINKED_BYTES = 64 << 10
 """A shorter chunk is written again though it is unchanged: that costs no more than a link."""
+
+READ_AGAIN_SAVES = 8
+"""At one save in so many, on average, a file is read before it is shared once more."""
 
 HEAD_BYTES = 16 << 10
 """What of a chunk is compared first: most arrays that change at all change there."""
@@ -289,6 +296,7 @@ def _write_chunk(
         and known is not None
         and (known.size, known.head) == (content.size, head)
         and _digest(files, content, head) == known
+        and _is_whole(files, store, path, known)
         and files.link(join_path(store.former.root, path), target, content.size)
     ):
         store.linked_bytes += content.size
@@ -297,6 +305,26 @@ def _write_chunk(
     sums = _Sums(files, content)
     crc = files.write(target, content.buffers, content.padding_bytes, sums.add)
     store.chunks[path] = WrittenChunk(content.size, crc, sums.total, head, tuple(sums.pieces))
+
+
+def _is_whole(files: PosixFiles, store: _StoreInWriting, path: str, known: WrittenChunk) -> bool:
+    """Whether a file may be shared once more: now and then it is read to find out.
+
+    By its name and the epoch, so that it comes to any file's turn whatever the save policy is.
+    """
+    assert store.former is not None
+    if zlib.crc32(f"{path} {store.about['epoch']}".encode()) % READ_AGAIN_SAVES:
+        return True
+    old = join_path(store.former.root, path)
+    try:
+        found = files.read_into(old, None, known.size)
+    except OSError as error:
+        logger.warning("%s cannot be read, and is written anew: %s", old, error)
+        return False
+    if found != (known.size, known.crc):
+        logger.warning("%s is not what was written; the new epoch gets a file of its own.", old)
+        return False
+    return True
 
 
 class _Sums:
