@@ -196,7 +196,10 @@ class SaveOrder:
                     replicas.setdefault(node, {})[name] = digest
                     if node != nodes[0]:
                         del encoded[node][name]
-        stores = {self.stores[node]: (self._about(node), blobs) for node, blobs in encoded.items()}
+        stores = {
+            self.stores[node]: (self._about(node, states[node]), blobs)
+            for node, blobs in encoded.items()
+        }
         former = {
             self.stores[node]: found
             for node, blobs in encoded.items()
@@ -205,8 +208,10 @@ class SaveOrder:
         batch = StoreBatch(self.files, self.path, stores, former)
         return _Prepared(list(encoded), batch, replicas, states)
 
-    def _about(self, node: str) -> dict[str, Any]:
+    def _about(self, node: str, states: Sequence[str]) -> dict[str, Any]:
         about: dict[str, Any] = {"node": node, "epoch": self.epoch, "run": self.run}
+        if states:
+            about["states"] = list(states)
         if node == next(iter(self.stores)):
             about["record"] = {"nodes": list(self.stores), "details": dict(self.details)}
         return about
