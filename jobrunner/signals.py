@@ -46,17 +46,27 @@ def stop_on_signals(
         yield
         return
     seen: set[int] = set()
+    late: list[int] = []
+    is_over = False
     ended = threading.Event()
+    gate = threading.Lock()
 
     def press(seconds: float) -> None:
         """Call the handler again in the main thread, and wake it from whatever it waits for."""
         while not ended.wait(seconds):
-            signal.pthread_kill(main.ident or 0, signal.SIGTERM)
+            with gate:
+                if ended.is_set():  # or the signal would find nobody who handles it
+                    return
+                signal.pthread_kill(main.ident or 0, signal.SIGTERM)
             seconds = AGAIN_SECONDS  # an exception may be lost, as in a destructor
 
     def handle(number: int, frame: FrameType | None) -> None:
         is_first = number not in seen
         seen.add(number)
+        if is_over:
+            if is_first:
+                late.append(number)
+            return
         if number == signal.SIGINT:
             if not is_first:
                 raise KeyboardInterrupt
@@ -77,11 +87,18 @@ def stop_on_signals(
     for number in taken:
         signal.signal(number, handle)
     try:
-        yield
+        try:
+            yield
+        finally:
+            is_over = True  # from here on nothing raises in between
     finally:
-        ended.set()
+        is_over = True  # here too: a signal may have raised just before it was
+        with gate:
+            ended.set()
         for number in taken:
             signal.signal(number, before[number])
+    for number in late:  # it came when the block had ended, and is for whoever comes next
+        signal.raise_signal(number)
 
 
 @contextlib.contextmanager

@@ -77,14 +77,25 @@ def test_the_first_signal_lets_the_epoch_end(session, manager, name):
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
+let_go = threading.Event()
+
+
+@pytest.fixture
+def hung():
+    """Tasks that hang do so until the test is over."""
+    let_go.clear()
+    yield
+    let_go.set()
+
+
 def hang(n):
     if current_task().epoch == 3:
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        time.sleep(1.5)
+        let_go.wait(40)
     return n + 1
 
 
-def test_the_second_ctrl_c_does_not_wait_for_the_epoch(session, manager):
+def test_the_second_ctrl_c_does_not_wait_for_the_epoch(session, manager, hung):
     class Again:
         def on_stop_asked(self, reason, at_once):
             assert at_once == "Ctrl-C again"
@@ -99,16 +110,14 @@ def test_the_second_ctrl_c_does_not_wait_for_the_epoch(session, manager):
 def terminate_and_hang(n):
     if current_task().epoch == 3:
         signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
-        time.sleep(2.0)
+        let_go.wait(40)
     return n + 1
 
 
-def test_after_sigterm_the_grace_period_ends_an_epoch_that_takes_longer(session, manager):
-    started = time.monotonic()
+def test_after_sigterm_the_grace_period_ends_an_epoch_that_takes_longer(session, manager, hung):
     runner = JobRunner(counter(fn=terminate_and_hang), manager, grace_seconds=0.3)
     with pytest.raises(RunStoppedError, match="no more time") as caught:
         runner.run(session)
-    assert time.monotonic() - started < 1.9
     assert (caught.value.reason, manager.latest()) == ("SIGTERM", 2)
     result = JobRunner(counter(), manager).run(session)
     assert (result.resumed_from, session.fetch(Node("a")["n"])) == (2, 8)
