@@ -1,7 +1,8 @@
 """4 run: the client's side of Dask: which workers there are, messages to them, news of losses.
 
 Every message goes to the scheduler, which passes it on: the workers need not be reachable from
-here. No private API of distributed is used.
+here. Of distributed's private API two names are used, by what cleans up after a client: the
+thread of one that nobody answered, and the handlers that it has.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from distributed import Client
@@ -24,6 +27,7 @@ from jobrunner.worker import OPERATION, PLUGIN_NAME, WorkspaceHost
 logger = logging.getLogger(__name__)
 
 PING_SECONDS = 5.0
+CLOSE_SECONDS = 2.0
 MAX_SEPARATE_MESSAGES = 64
 
 Answer = Message | BaseException
@@ -39,22 +43,57 @@ class Silence(Exception):  # noqa: N818  (an event, not an error)
     """No answer came, for longer than a worker may be silent."""
 
 
+class OwnClient(Client):
+    """A client that leaves no thread behind where no scheduler answers it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def start(self, **kwargs: Any) -> None:
+        """Connect."""
+        try:
+            super().start(**kwargs)  # type: ignore[no-untyped-call]
+        except BaseException:
+            # Dask closes such a client, and with it the way to end the thread that it started.
+            with suppress(Exception):
+                self.close(timeout=CLOSE_SECONDS)  # type: ignore[no-untyped-call]
+            self._loop_runner.stop()
+            raise
+
+
+class _Handler:
+    """Handles a topic of a client in our place, and in that of whoever handled it before."""
+
+    def __init__(self, hear: Callable[[Any], None], before: Callable[[Any], Any] | None) -> None:
+        self._hear = hear
+        self.before: Callable[[Any], Any] | None
+        self.before = before.before if isinstance(before, _Handler) else before
+
+    def __call__(self, event: tuple[float, Any]) -> Any:
+        self._hear(event)
+        return None if self.before is None else self.before(event)
+
+
 class LossWatch:
     """Hears which workers the scheduler has lost, and which leave, for all sessions of one client.
 
-    The scheduler logs a worker's removal under its address; a client has one handler a topic.
+    The scheduler logs a worker's removal under its address; a client has one handler a topic, so
+    ours calls the one that it finds there.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: dict[str, list[Listener]] = {}
+        self._handlers: dict[str, _Handler] = {}
 
     def add(self, client: Client, address: str, listener: Listener) -> None:
         """Call ``listener(address, is_lost)`` on the client's loop; see `Listener`."""
         with self._lock:
             listeners = self._listeners.setdefault(address, [])
             if not listeners:
-                client.subscribe_topic(address, lambda event: self._hear(address, event))
+                before = _handlers_of(client).get(address)
+                handler = self._handlers[address] = _Handler(partial(self._hear, address), before)
+                client.subscribe_topic(address, handler)
             listeners.append(listener)
 
     def remove(self, client: Client, address: str, listener: Listener) -> None:
@@ -65,13 +104,24 @@ class LossWatch:
                 listeners.remove(listener)
                 if not listeners:
                     del self._listeners[address]
-                    if client.status == "running":
-                        client.unsubscribe_topic(address)
+                    self._let_go(client, address)
 
     def clear(self) -> None:
         """Forget all listeners."""
         with self._lock:
             self._listeners.clear()
+            self._handlers.clear()
+
+    def _let_go(self, client: Client, address: str) -> None:
+        handler = self._handlers.pop(address)
+        if client.status != "running":
+            return
+        if _handlers_of(client).get(address, handler) is not handler:
+            return  # somebody else's by now
+        if handler.before is not None:
+            client.subscribe_topic(address, handler.before)
+        else:
+            client.unsubscribe_topic(address)
 
     def _hear(self, address: str, event: tuple[float, Any]) -> None:
         message = event[1]
@@ -83,6 +133,11 @@ class LossWatch:
             is_lost = is_removed and not message.get("expected")
             for listener in tuple(self._listeners.get(address, ())):
                 listener(address, is_lost)
+
+
+def _handlers_of(client: Client) -> Mapping[str, Callable[[Any], Any]]:
+    handlers: Mapping[str, Callable[[Any], Any]] = getattr(client, "_event_handlers", {})
+    return handlers
 
 
 _watches: weakref.WeakKeyDictionary[Client, LossWatch] = weakref.WeakKeyDictionary()

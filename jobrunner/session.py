@@ -16,7 +16,7 @@ from distributed import Client
 from distributed.comm.addressing import get_address_host
 
 from jobrunner.binding import RELEASE_SECONDS, Binding
-from jobrunner.cluster import Cluster
+from jobrunner.cluster import Cluster, OwnClient
 from jobrunner.compiler import compile_group, planned_nodes
 from jobrunner.errors import (
     BlobNotFoundError,
@@ -178,7 +178,7 @@ class Session:
         told.daemon = True
         told.start()
         try:
-            client = Client(address, **{"set_as_default": False, **client_kwargs})
+            client = OwnClient(address, **{"set_as_default": False, **client_kwargs})
         except (OSError, TimeoutError) as error:
             raise ExecutionError(
                 f"No Dask scheduler answers at {address}: {error}. Check the address, and that "
@@ -189,10 +189,10 @@ class Session:
         try:
             session = cls(client)
         except BaseException:
-            client.close()
+            client.close()  # type: ignore[no-untyped-call]
             raise
         session._owned = [client]
-        session._connect = lambda seconds: Client(
+        session._connect = lambda seconds: OwnClient(
             address, **{"set_as_default": False, **client_kwargs, "timeout": seconds}
         )
         return session
