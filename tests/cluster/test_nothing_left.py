@@ -115,10 +115,16 @@ def left(process_cluster):
         yield check
 
 
-def in_this_process():
-    """Its threads, and how many descriptors it has open."""
-    threads = {t for t in threading.enumerate() if not t.name.startswith("Dask-Offload")}
-    return threads, len(os.listdir("/proc/self/fd"))
+def await_threads(before):
+    """Wait until no thread is there that was not there before."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        new = set(threading.enumerate()) - before
+        names = [t.name for t in new if not t.name.startswith("Dask-Offload")]
+        if not names or time.monotonic() > deadline:
+            assert names == []
+            return
+        time.sleep(0.02)
 
 
 def end_well(session, manager, flag):
@@ -147,22 +153,16 @@ def stop(session, manager, flag):
 
 def miss_a_deadline(session, manager, flag):
     with pytest.raises(ExecutionError, match=r"a/step.* within 0\.2 s"):
-        JobRunner(build("hang", flag), manager, task_deadline_seconds=0.2).run(session)
+        JobRunner(build("wait", flag), manager, task_deadline_seconds=0.2).run(session)
 
 
 @pytest.mark.parametrize("end", [end_well, fail, stop, miss_a_deadline])
 def test_a_run_leaves_nothing_behind(process_cluster, left, tmp_path, end):
-    before = in_this_process()
+    before = set(threading.enumerate())
     with Session.connect(process_cluster.scheduler_address) as session:
         end(session, MultiNodeCheckpointManager(tmp_path / "ckpt"), tmp_path / "flag")
     left()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        after = in_this_process()
-        if after[0] <= before[0] and after[1] <= before[1]:
-            return
-        time.sleep(0.05)
-    assert ([thread.name for thread in after[0] - before[0]], after[1]) == ([], before[1])
+    await_threads(before)
 
 
 DRIVER = """
@@ -201,7 +201,7 @@ def test_a_scheduler_that_does_not_answer_leaves_no_thread_behind():
     before = set(threading.enumerate())
     with pytest.raises(ExecutionError, match="No Dask scheduler answers"):
         Session.connect("tcp://127.0.0.1:1", timeout=0.2)
-    assert [t.name for t in set(threading.enumerate()) - before] == []
+    await_threads(before)
 
 
 def test_whoever_hears_of_a_worker_hears_of_it_still(inproc_client):
