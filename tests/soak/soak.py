@@ -3,8 +3,9 @@
     python tests/soak/soak.py --minutes 30 --seed 1
 
 A driver process runs a job on a scheduler and workers of its own, again and again until it is
-done. Meanwhile workers are killed, stopped and continued or retired, the scheduler is killed and
-started again, and the driver is killed, interrupted or terminated. In the end the state is compared
+done. Meanwhile workers are killed, stopped and continued, terminated or retired, tasks raise what
+passes, the scheduler is killed and started again, and the driver is killed, interrupted or
+terminated. In the end the state is compared
 with that of the same job undisturbed. Exits with 1 if an epoch was lost, if a bit differs, or if
 nothing was recorded for two minutes.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import random
 import signal
@@ -43,18 +45,33 @@ NODES = 4
 STUCK_SECONDS = 120.0
 
 
-def walk(x, seconds):
+def walk(x, seconds, flag=""):
+    """Draws; once for each file that lies at `flag` it raises what passes."""
     time.sleep(seconds)
+    if flag:
+        try:
+            os.unlink(flag)
+        except FileNotFoundError:
+            pass
+        else:
+            raise OSError("as asked for")
     return x + current_task().rng.standard_normal(x.size)
 
 
-def build(epochs, seconds):
+def build(epochs, seconds, flag=""):
     nodes = [Node(f"n{i}") for i in range(NODES)]
     with Job("soak", seed=11) as job:
         for i, node in enumerate(nodes):
             with job.init_group:
                 Task(lambda: np.zeros(10_000), outputs="x", node=node)
-            drift = Task(walk, inputs="x", outputs="y", node=node, kwargs={"seconds": seconds})
+            drift = Task(
+                walk,
+                inputs="x",
+                outputs="y",
+                node=node,
+                kwargs={"seconds": seconds, "flag": flag},
+                transient_errors=OSError,
+            )
             Task(
                 lambda y, other: 0.9 * y + 0.1 * other,
                 [drift.output(), nodes[i - 1]["x"]],
@@ -67,9 +84,12 @@ def build(epochs, seconds):
 
 def drive(address, path, epochs, seconds):
     """The driver process: exits with 0 when the job is done."""
+    logging.basicConfig(level=logging.WARNING)
+    logging.getLogger("jobrunner.runner").setLevel(logging.INFO)
     with Session.connect(address, timeout=30) as session:
         manager = MultiNodeCheckpointManager(path)
-        result = JobRunner(build(epochs, seconds), manager, max_restarts=20).run(session)
+        job = build(epochs, seconds, f"{path}.fail")
+        result = JobRunner(job, manager, max_restarts=20).run(session)
     print(f"restarts {result.restarts}", flush=True)
 
 
@@ -143,6 +163,10 @@ def disturb(what, cluster, driver, chance):
             worker.send_signal(signal.SIGCONT)
     elif what == "terminate worker":
         worker.terminate()
+    elif what == "retire worker":
+        retire(cluster, chance)
+    elif what == "transient error":
+        (cluster.path / "ckpt.fail").touch()
     elif what == "kill scheduler":
         cluster.restart_scheduler()
     else:
@@ -150,10 +174,23 @@ def disturb(what, cluster, driver, chance):
         driver.send_signal(number[what.split()[0]])
 
 
+def retire(cluster, chance):
+    """Let the scheduler retire a worker, as adaptive scaling does; `tend` starts another."""
+    with (
+        contextlib.suppress(OSError, TimeoutError),  # it may just be gone
+        Client(cluster.address, set_as_default=False, timeout=5) as client,
+    ):
+        there = sorted(client.scheduler_info(n_workers=-1)["workers"])
+        if there:
+            client.retire_workers([chance.choice(there)], close_workers=True)
+
+
 EVENTS = {
     "kill worker": 6,
     "stop worker": 2,
     "terminate worker": 2,
+    "retire worker": 3,
+    "transient error": 2,
     "kill scheduler": 1,
     "kill driver": 2,
     "interrupt driver": 1,
@@ -234,6 +271,7 @@ def soak(minutes, seed, every, epochs, seconds):
                 end(driver)
             cluster.close()
         log = (path / "driver.log").read_text(errors="replace")
+        counts["moves within a driver"] = log.count("Nodes move after epoch")
         counts["recoveries within a driver"] = log.count("Beginning again from")
         counts["epochs recorded"] = reached
         if reached == epochs:
