@@ -4,16 +4,17 @@ The way of the data, one module a stage; a module imports only from those above 
 
     errors          the error tree
     names           what things may be called; the only formatter and parser of ``node.epoch``
-    storage, node, task, job
-                    1 define    Node, Blob; Task, TaskGroup; Job
+    node, task, job 1 define    Node, Blob; Task, TaskGroup; Job
     drawing                     a job as a picture
     plan            2 compile   what a compiled job is: slices and crossings
     fingerprint                 its digest, and what differs from another's
     group_compiler, compiler    Job -> Plan
     placement       3 place     nodes x workers
     memory          4 run       whether a worker still has room
+    rollback                    states kept in memory, to go back to
     workspace                   one node's blobs, global and private
     current                     what a task can ask about itself
+    clearance                   tasks that wait until the client knows of them
     slice                       runs slices in threads, without Dask
     stint                       several epochs for one message
     worker                      the Dask plugin that hosts workspaces

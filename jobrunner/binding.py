@@ -57,11 +57,15 @@ class Binding:
         A worker that is to leave may wait for its nodes to be bound elsewhere.
     doubted : collection of str
         Addresses of workers that were lost before: they take no nodes unless they answer.
+    previous : mapping of str to str, optional
+        Node -> address of the worker that it stays on, if that is still there.
 
     Attributes
     ----------
     placement : dict of str to str
         Node -> address of its worker.
+    recorded : str
+        Set, it tells the workers with the next run which moment's states to keep: see `Rollbacks`.
     """
 
     def __init__(
@@ -73,8 +77,11 @@ class Binding:
         *,
         can_move: bool = False,
         doubted: Collection[str] = (),
+        previous: Mapping[str, str] | None = None,
     ) -> None:
         self.plan = plan
+        self.recorded = ""
+        self._previous = previous or {}
         self._doubted = set(doubted)
         self._silent: set[str] = set()  # of those, the ones that did not answer
         self._can_move = can_move
@@ -128,6 +135,7 @@ class Binding:
         step: int = 0,
         deadline_seconds: float | None = None,
         task_deadline_seconds: float | None = None,
+        is_careful: bool = False,
     ) -> GroupResult:
         """Run a group of the plan, or another that `ship` was given, and wait for its end.
 
@@ -142,6 +150,10 @@ class Binding:
             Abort the run and give up when it takes longer.
         task_deadline_seconds : float, optional
             The same for each of its tasks.
+        is_careful : bool
+            Run one task at a time on each worker, and none before the client knows of it: when a
+            worker dies, `NodeLostError.running` says for certain what it ran. It costs a message
+            and its answer a task.
 
         Returns
         -------
@@ -172,6 +184,7 @@ class Binding:
             lambda _, result: results.append(result),
             deadline_seconds,
             task_deadline_seconds,
+            is_careful,
         )
         return results[0]
 
@@ -226,6 +239,7 @@ class Binding:
         ended: Callable[[int, GroupResult], None],
         deadline_seconds: float | None = None,
         task_deadline_seconds: float | None = None,
+        is_careful: bool = False,
     ) -> None:
         plan, addresses = self._groups[group]
         epoch = details["epoch"]
@@ -235,13 +249,18 @@ class Binding:
                 ended((epoch or 0) + i, GroupResult(0.0, (), {}))
             return
         started = time.perf_counter()
+        news: dict[str, Any] = {"recorded": self.recorded} if self.recorded else {}
+        if is_careful:
+            news["is_careful"] = True
+        self.recorded = ""
         request = Request(
             "run",
-            {"key": group, **details},
+            {"key": group, **details, **news},
             deadline_seconds=deadline_seconds,
             task_deadline_seconds=task_deadline_seconds,
             group=plan.name,
             epoch=epoch,
+            is_careful=is_careful,
         )
         self._under_way = (plan.name, epoch, started)
         try:
@@ -305,11 +324,13 @@ class Binding:
             with suppress(ExecutionError):  # without a scheduler, nobody is there to be told
                 self._cluster.sync(self._talk.abort, self._talk.alive, reason, ABORT_SECONDS)
 
-    def release(self, wait_seconds: float = RELEASE_SECONDS) -> None:
+    def release(self, wait_seconds: float = RELEASE_SECONDS, *, heir: str = "") -> None:
         """Free the workspaces, threads and leases on the workers. Once is enough.
 
         Parameters
         ----------
+        heir : str
+            Name of a binding of the same plan that comes next and gets the rollbacks.
         wait_seconds : float
             How long to wait for the workers to have done so.
         """
@@ -317,7 +338,7 @@ class Binding:
             return
         self._is_released = True
         with suppress(ExecutionError):  # without a scheduler, workers free it of themselves
-            self._cluster.sync(self._talk.part, wait_seconds)
+            self._cluster.sync(self._talk.part, wait_seconds, heir)
         self._talk.leave()
         alive = [lease for a in self._talk.alive for lease in self._talk.workers[a].leases]
         pending = [lease for lease in alive if lease.status == "pending"]
@@ -428,7 +449,7 @@ class Binding:
 
     async def _place(self, nodes: Sequence[PlannedNode]) -> dict[str, str]:
         workers = await self._workers()
-        placed = place(nodes, workers, self.placement)
+        placed = place(nodes, workers, {**self._previous, **self.placement})
         used = set(placed.values()) - set(self._talk.workers)
         strange = await self._talk.meet([w for w in workers if w.address in used]) if used else {}
         self._doubted.update(strange)
@@ -499,12 +520,13 @@ class Binding:
             request.started = time.monotonic()
             if request.call == "run":
                 self._talk.run_number = request.number
-        if request.call == "run":
+        if request.call == "run" and not request.is_careful:
             self._cluster.check_open()
             answers = self._talk.try_directly(request, addresses)
             if answers is not None:
                 return answers
-        replies: dict[str, Message] = self._cluster.sync(self._talk.operate, request, addresses)
+        operate = self._talk.operate_each if request.is_careful else self._talk.operate
+        replies: dict[str, Message] = self._cluster.sync(operate, request, addresses)
         return replies
 
     def _check(self, replies: Mapping[str, Message], request: Request) -> None:

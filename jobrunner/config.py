@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from importlib.resources import files
 
 import dask
+import dask.utils
 import yaml
 
 
@@ -34,6 +37,35 @@ def get_share(key: str) -> float:
 def get_count(key: str) -> int:
     """Read a number of things, such as ``"direct-workers"``; see `get_seconds`."""
     return int(_number(key))
+
+
+def get_bytes(key: str, whole: int) -> int:
+    """Read an amount of memory, such as ``"rollback-memory"``; see `get_seconds`.
+
+    Parameters
+    ----------
+    key : str
+    whole : int
+        What a number up to 1 is a share of, in bytes.
+
+    Raises
+    ------
+    ValueError
+        It is no amount of memory.
+    """
+    value = dask.config.get(f"jobrunner.{key}")
+    nbytes = math.nan
+    with suppress(TypeError, ValueError):
+        nbytes = float(value)
+    if math.isnan(nbytes) and isinstance(value, str):
+        with suppress(ValueError):
+            nbytes = float(dask.utils.parse_bytes(value))
+    if isinstance(value, bool) or not 0 <= nbytes < math.inf:
+        raise ValueError(
+            f"jobrunner.{key} in Dask's configuration is a share from 0 to 1, a number of bytes, "
+            f"or a text such as '2 GiB'; got {value!r}."
+        )
+    return int(nbytes * whole if nbytes <= 1 else nbytes)
 
 
 def _number(key: str) -> float:

@@ -21,6 +21,7 @@ from jobrunner.config import get_count
 from jobrunner.direct import DirectLines
 from jobrunner.errors import ExecutionError, NodeLostError, SchedulerLostError
 from jobrunner.outbox import Message
+from jobrunner.outcome import Failure
 from jobrunner.placement import WorkerInfo
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,8 @@ class Request:
     group : str
     epoch : int or None
         What to say in errors.
+    is_careful : bool
+        Workers answer whenever a task is about to begin, and wait for the next message.
     """
 
     call: str
@@ -89,6 +92,7 @@ class Request:
     task_deadline_seconds: float | None = None
     group: str = ""
     epoch: int | None = None
+    is_careful: bool = False
 
 
 class Conversation:
@@ -191,6 +195,9 @@ class Conversation:
                 **details,
             }
             answers = await self._ask(message, waiting, FIRST_WAIT_SECONDS, None)
+            for answer in answers.values():
+                if answer["status"] == "failed":
+                    raise Failure(**answer["failure"]).exception()
             waiting = [a for a in waiting if answers[a]["status"] != "done"]
             if not left:
                 break
@@ -295,15 +302,26 @@ class Conversation:
                 poll = messages
                 messages = {a: _for(a, beginning if a in unheard else poll) for a in pending}
 
+    async def operate_each(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
+        """The same as `operate`, where no worker is to wait for the answers of others."""
+        parts = [self.operate(request, [address]) for address in addresses]
+        replies: dict[str, Message] = {}
+        for part in await asyncio.gather(*parts, return_exceptions=True):
+            if isinstance(part, BaseException):
+                raise part
+            replies.update(part)
+        return replies
+
     async def abort(self, addresses: Sequence[str], reason: str, wait_seconds: float) -> None:
         """Let nothing of the current run start any more on some workers."""
         await self._try_to_send(
             {"call": "abort", "number": self.run_number, "reason": reason}, addresses, wait_seconds
         )
 
-    async def part(self, wait_seconds: float) -> None:
-        """Let the workers free what the binding has there."""
-        await self._try_to_send({"call": "release"}, self.alive, wait_seconds)
+    async def part(self, wait_seconds: float, heir: str = "") -> None:
+        """Let the workers free what the binding has there, but for what its heir gets."""
+        message = {"call": "release", "heir": heir}
+        await self._try_to_send(message, self.alive, wait_seconds)
 
     def leave(self) -> None:
         """Listen to the workers no more."""

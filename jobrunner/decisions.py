@@ -60,24 +60,49 @@ class Losses:
     in_a_row : int
     in_all : int
     running : mapping of str to int
-        ``node/task`` -> how many of those in a row came while it ran on the worker that died.
+        ``node/task`` -> how many of those in a row came while it ran on the worker that died, as
+        far as that is known.
+    careful : int
+        How many of those in a row came in a run whose tasks begin only once they are known of.
+    surely : mapping of str to int
+        ``node/task`` -> at how many of these it ran.
+    epochs : range
+        In which those in a row came.
     """
 
     limit: int
     in_a_row: int = 0
     in_all: int = 0
     running: Mapping[str, int] | None = None
+    careful: int = 0
+    surely: Mapping[str, int] | None = None
+    epochs: range = range(0)
 
-    def after_loss(self, running: Collection[str] = ()) -> Losses:
-        """One more; `running` is what ran on the worker."""
-        counts = dict(self.running or {})
-        for name in running:
-            counts[name] = counts.get(name, 0) + 1
-        return replace(self, in_a_row=self.in_a_row + 1, in_all=self.in_all + 1, running=counts)
+    def after_loss(
+        self,
+        running: Collection[str] = (),
+        epochs: range = range(0),
+        *,
+        was_careful: bool = False,
+    ) -> Losses:
+        """One more; `running` is what ran on the worker, `epochs` those that were under way."""
+        return replace(
+            self,
+            in_a_row=self.in_a_row + 1,
+            in_all=self.in_all + 1,
+            running=_counted(self.running, running),
+            careful=self.careful + was_careful,
+            surely=_counted(self.surely, running if was_careful else ()),
+            epochs=_span(self.epochs, epochs),
+        )
 
     def after_record(self) -> Losses:
         """An epoch was recorded."""
-        return replace(self, in_a_row=0, running=None)
+        return Losses(self.limit, in_all=self.in_all)
+
+    def call_for_care(self, epoch: int) -> bool:
+        """Whether to find out in `epoch` which task it is; one loss has other reasons as a rule."""
+        return self.in_a_row >= 2 and epoch in self.epochs
 
     @property
     def are_too_many(self) -> bool:
@@ -87,6 +112,23 @@ class Losses:
     @property
     def suspects(self) -> list[str]:
         """Tasks that ran at every one of several losses: they may well be the cause."""
+        if self.careful:
+            return [name for name, count in (self.surely or {}).items() if count == self.careful]
         if self.in_a_row < 2:
             return []
         return [name for name, count in (self.running or {}).items() if count == self.in_a_row]
+
+
+def _counted(counts: Mapping[str, int] | None, names: Collection[str]) -> dict[str, int]:
+    """The counts, with one more for each of some names."""
+    new = dict(counts or {})
+    for name in names:
+        new[name] = new.get(name, 0) + 1
+    return new
+
+
+def _span(one: range, other: range) -> range:
+    """The shortest range that holds both."""
+    if not one or not other:
+        return one or other
+    return range(min(one.start, other.start), max(one.stop, other.stop))

@@ -12,8 +12,10 @@ import logging
 import pickle
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
+from functools import partial
 from typing import Any
 
+from jobrunner.clearance import Clearance
 from jobrunner.collector import collector_paused
 from jobrunner.crew import Crew
 from jobrunner.errors import ExecutionError
@@ -22,6 +24,7 @@ from jobrunner.outbox import Batch, Message, wrap_frames
 from jobrunner.outcome import describe_failure
 from jobrunner.plan import Crossing, Slice
 from jobrunner.program import Program
+from jobrunner.rollback import Rollbacks
 from jobrunner.running import GroupCode, Runs
 from jobrunner.stint import Stint
 from jobrunner.values import to_frames
@@ -30,6 +33,7 @@ from jobrunner.workspace import Workspace
 logger = logging.getLogger(__name__)
 
 STRAGGLER_SECONDS = 30.0
+SMALL_BYTES = 1 << 20
 
 FULL_SECONDS = 0.5
 """How long the answer to another worker waits for room."""
@@ -40,6 +44,7 @@ class Operation:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.clearance: Clearance | None = None  # of a run whose tasks wait to be heard of
         self._reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
     def finish(self, reply: Message) -> None:
@@ -53,10 +58,22 @@ class Operation:
         return self._reply.done()
 
     async def reply(self, wait_seconds: float) -> Message | None:
-        """The reply, if it is there within that time."""
+        """The reply, if it is there within that time, and before there is news to tell."""
         if not self._reply.done():
-            await asyncio.wait((self._reply,), timeout=wait_seconds)
+            if self.clearance is None:
+                await asyncio.wait((self._reply,), timeout=wait_seconds)
+            else:
+                await self._wait_for_news(wait_seconds, self.clearance)
         return self._reply.result() if self._reply.done() else None
+
+    async def _wait_for_news(self, wait_seconds: float, clearance: Clearance) -> None:
+        clearance.clear()
+        news = asyncio.ensure_future(clearance.news())
+        await asyncio.wait(
+            (self._reply, news), timeout=wait_seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        news.cancel()
+        clearance.tell()
 
 
 class HostedBinding:
@@ -82,6 +99,8 @@ class HostedBinding:
         When to end a run for want of memory: see `Room`.
     can_move : bool
         Its client binds the nodes elsewhere when this worker is to leave.
+    rollbacks : Rollbacks, optional
+        What is kept of the nodes' states; the binding before this one may have begun it.
     """
 
     def __init__(
@@ -100,8 +119,10 @@ class HostedBinding:
         limit_bytes: int = 0,
         memory_share: float = 0.0,
         can_move: bool = False,
+        rollbacks: Rollbacks | None = None,
     ) -> None:
         self.name = name
+        self.rollbacks = rollbacks if rollbacks is not None else Rollbacks()
         self.can_move = can_move
         self.workspaces: dict[str, Workspace] = {}
         self.ended = asyncio.Event()  # closed, and no thread is left
@@ -111,6 +132,7 @@ class HostedBinding:
             limit_bytes=limit_bytes,
             share=memory_share,
             sizes=lambda: {node: its.nbytes() for node, its in list(self.workspaces.items())},
+            relieve=self.rollbacks.void,
         )
         context.run(ROOM.set, self._room)
         self.crew = Crew(
@@ -157,7 +179,7 @@ class HostedBinding:
         if operation is not None:
             self._placement.update(placement or {})
             for node, transient in (nodes or {}).items():
-                self.workspaces[node] = Workspace(node, frozenset(transient))
+                self.workspaces[node] = Workspace(node, frozenset(transient), self.rollbacks)
 
             own_slices = list((slices or {}).items())
 
@@ -170,6 +192,9 @@ class HostedBinding:
                     if own:
                         program = Program(key, name, own, crossings, conditions, self.workspaces)
                         self._groups[key] = self._route(program, crossings, all_nodes)
+                        if name not in ("init", "resume"):
+                            for node, changed in program.changes.items():
+                                self.rollbacks.changing.setdefault(node, set()).update(changed)
                 return {}
 
             self._in_thread(operation, load)
@@ -183,10 +208,18 @@ class HostedBinding:
         epoch: int | None = None,
         step: int = 0,
         stint: Mapping[str, Any] | None = None,
+        recorded: str = "",
+        is_careful: bool = False,
     ) -> Message:
-        """Run a group that was shipped, once or for a stint: see `Binding.run_epochs`."""
+        """Run a group that was shipped, once or for a stint: see `Binding.run_epochs`.
+
+        `recorded` is the moment before which no states are to be kept any more. Where it
+        `is_careful`, tasks begin one at a time, each once the client has heard of it.
+        """
         operation = self._start("run", number)
         if operation is not None:
+            if recorded:
+                self._settle_rollbacks(recorded)
             group = self._groups[key]
             lead = (stint or {}).get("lead", self._address)
             plan = Stint(number)
@@ -200,7 +233,9 @@ class HostedBinding:
                     is_judged=stint["is_judged"],
                     seconds=stint["seconds"],
                 )
-            self._runs.start(group, plan, epoch, step, operation.finish)
+            if is_careful:
+                operation.clearance = Clearance()
+            self._runs.start(group, plan, epoch, step, operation.finish, operation.clearance)
         return await self._poll("run", number, wait_seconds)
 
     async def apply(
@@ -285,6 +320,7 @@ class HostedBinding:
 
     def _look_at_memory(self) -> None:
         seconds = self._room.look()
+        self.rollbacks.is_suspended = self._room.is_tight
         if self._room.is_over and self._runs.is_running:
             self._runs.fail(self._room.error())
         self._timer = self._loop.call_later(seconds, self._look_at_memory)
@@ -292,6 +328,13 @@ class HostedBinding:
     def _fail_run(self, error: BaseException) -> None:
         if self._runs.is_running:
             self._runs.fail(error)
+
+    def _settle_rollbacks(self, moment: str) -> None:
+        # Much memory is given back to the system in milliseconds, which the loop has not.
+        if self.rollbacks.nbytes > SMALL_BYTES:
+            self.crew.submit(partial(self.rollbacks.settle, moment))
+        else:
+            self.rollbacks.settle(moment)
 
     def _start(self, kind: str, number: int) -> Operation | None:
         """The new operation of that number; None where it has started already."""

@@ -107,6 +107,8 @@ class Run:
         self.losses = Losses(options.max_restarts)
         self.recorded: int | None = None  # the state in the workspaces, if it is recorded
         self.saved_steps: dict[int, int | None] = {}  # of epochs whose save is under way
+        self.epochs_under_way = range(0)
+        self.is_careful = False  # with them
         self.most_workers = 0  # in use at once
         self.look_again = 0.0  # for spare workers
         self.is_announced = False
@@ -186,11 +188,13 @@ class Run:
             failed_saves=[] if self.recorder is None else self.recorder.failed_saves,
         )
 
-    def _bind(self) -> None:
+    def _bind(self, *, stays: bool = False) -> None:
+        self.epochs_under_way, self.is_careful = range(0), False
         self.binding = self.session.bind(
             self.plan,
             wait_seconds=self.options.worker_wait_seconds,
             can_move=self.recorder is not None,
+            stays=stays,
         )
         for group in self.options.job.groups.values():
             for task in group.tasks():
@@ -228,8 +232,11 @@ class Run:
                 sizes = resume.least_bytes(blobs, manager, epoch)
                 self.binding.check_fit(sizes, f"Epoch {epoch} of {manager.path}")
                 again, anew = resume.rebuild(self.options.job, self.plan, manager, epoch)
-                group = manager.load(epoch, blobs=blobs, partitions=partitions, anew=anew)
+                group = manager.load(
+                    epoch, blobs=blobs, partitions=partitions, anew=anew, from_memory=True
+                )
                 self.binding.run_group(group, epoch=epoch)
+                self.binding.recorded = manager.moment(epoch)
                 manager.report_load(group)
                 break
             except CheckpointCorruptError as error:
@@ -271,6 +278,7 @@ class Run:
     def _run_on(self, epoch: int) -> int:
         """Run the next epoch, or several in one go where nothing needs the client in between."""
         count = self._epochs_alone(epoch)
+        self.epochs_under_way = range(epoch, epoch + count)
         if count == 1:
             return self._run_epoch(epoch)
         last = epoch
@@ -295,6 +303,7 @@ class Run:
             or self.options.task_deadline_seconds is not None
             or 4 * self.pace > self.stint_seconds
             or not self.is_watched_passively
+            or self.losses.call_for_care(epoch)
         ):
             return 1
         bounds = [MAX_STINT_EPOCHS]
@@ -305,12 +314,20 @@ class Run:
         return min(bounds)
 
     def _run_group(self, group: str, epoch: int) -> None:
-        seconds = self.options.task_deadline_seconds
-        self.binding.run(group, epoch=epoch, task_deadline_seconds=seconds)
+        self.epochs_under_way, self.is_careful = (
+            range(epoch, epoch + 1),
+            self.losses.call_for_care(epoch),
+        )
+        self.binding.run(
+            group,
+            epoch=epoch,
+            task_deadline_seconds=self.options.task_deadline_seconds,
+            is_careful=self.is_careful,
+        )
 
     def _run_epoch(self, epoch: int) -> int:
         started = time.monotonic()
-        self.recorded = None
+        self.recorded, self.is_careful = None, self.losses.call_for_care(epoch)
         first_step, self.steps_done = self.steps_done, 0
         # What was reported in this epoch before it was saved and resumed from.
         metrics: dict[str, Any] = self.metrics.pop(epoch, {}) if first_step else {}
@@ -322,6 +339,7 @@ class Run:
                 step=step,
                 deadline_seconds=self.options.epoch_deadline_seconds,
                 task_deadline_seconds=self.options.task_deadline_seconds,
+                is_careful=self.is_careful,
             )
             metrics.update(outcome.metrics)
             if step + 1 < last_step:
@@ -364,7 +382,7 @@ class Run:
         """Place the nodes anew, with the state that was just recorded: no epoch runs again."""
         who = ", ".join(self.binding.leaving)
         logger.info("Nodes move after epoch %d; leaving: %s", epoch, who or "nobody")
-        self._bind_again()
+        self._bind_again(stays=bool(who))  # else they spread over workers that have come
         self.look_again = time.monotonic() + SPARE_SECONDS
         self._start(self._decide())
 
@@ -423,10 +441,21 @@ class Run:
         """Take note of a loss, and wait for a scheduler; raises when that is no use."""
         if self.recorder is not None:
             self.recorder.settle_quietly()
-        self.losses = self.losses.after_loss(getattr(error, "running", ()))
+        if isinstance(error, NodeLostError):
+            self.losses = self.losses.after_loss(
+                error.running, self.epochs_under_way, was_careful=self.is_careful
+            )
+        else:
+            self.losses = self.losses.after_loss()
         if self.losses.are_too_many:
-            suspects = " and ".join(self.losses.suspects)
-            named = f" Each time {suspects} was running." if suspects else ""
+            suspects = self.losses.suspects
+            named = f" Each time {' and '.join(suspects)} was running." if suspects else ""
+            if suspects and self.losses.careful:
+                times = "the last time" if self.losses.careful == 1 else "the last times"
+                named = (
+                    f" {' and '.join(suspects)} was running {times}, when each task was told of "
+                    f"before it began and no other ran beside it: see whether it kills its worker."
+                )
             raise _with_message(
                 error,
                 f"{error} That was loss {self.losses.in_a_row} with no epoch recorded in between, "
@@ -459,11 +488,12 @@ class Run:
     def _recover(self, error: Loss) -> None:
         """Place the nodes anew after a loss."""
         self._warn(f"{error} Beginning again from {self._where_to_go_on()}.")
-        self._bind_again()
+        self._bind_again(stays=True)
 
-    def _bind_again(self) -> None:
+    def _bind_again(self, *, stays: bool) -> None:
+        """Place the nodes anew; where they stay, workers go back to states that they keep."""
         try:
-            self._bind()
+            self._bind(stays=stays)
         except PlacementError as error:
             raise PlacementError(
                 f"{error} Run the same command again to go on from {self._where_to_go_on()}."

@@ -23,6 +23,8 @@ FASTEST_LOOK_SECONDS = 0.005
 """As long as a thread waits for the interpreter beside one that does not let go of it."""
 KNOWN_BYTES = 32 << 20
 """From here on, memory comes fresh from the system whatever the process has freed before."""
+TIGHT_SHARE = 0.7
+"""Of a worker's limit. At 0.8 Dask pauses it, and then it starts no lease task."""
 
 WAITING_BYTES = 256 << 20
 """What may wait on a worker without a limit."""
@@ -43,6 +45,8 @@ class Room:
         Of the limit, beyond which a run is ended; 0: never.
     sizes : callable
         Gives node -> about what its blobs take, for messages.
+    relieve : callable
+        Frees what the worker can do without.
     clock : callable, optional
         Gives seconds.
 
@@ -50,6 +54,8 @@ class Room:
     ----------
     is_over : bool
         Whether a run had better end now, as of the last `look`.
+    is_tight : bool
+        Whether there is no room for what the worker can do without.
     """
 
     def __init__(
@@ -60,14 +66,17 @@ class Room:
         limit_bytes: int,
         share: float,
         sizes: Callable[[], Mapping[str, int]] = dict,
+        relieve: Callable[[], object] = bool,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.is_over = False
+        self.is_tight = False
         self._address = address
         self._used_bytes = used_bytes
         self._limit_bytes = limit_bytes
         self._share = share
         self._sizes = sizes
+        self._relieve = relieve
         self._clock = clock
         self._last = (clock(), used_bytes() if self.is_limited else 0)
 
@@ -89,7 +98,10 @@ class Room:
         before, then = self._last
         now, used = self._last = (self._clock(), self._used_bytes())
         left = self._share * self._limit_bytes - used
-        self.is_over = left < 0
+        self.is_tight = used > TIGHT_SHARE * self._limit_bytes
+        if self.is_tight:
+            self._relieve()
+        self.is_over = left < 0 and self._used_bytes() > self._share * self._limit_bytes
         growth = (used - then) / max(now - before, 1e-6)
         if growth <= 0:
             return SLOWEST_LOOK_SECONDS
@@ -105,6 +117,9 @@ class Room:
         """
         if self.is_limited and nbytes >= KNOWN_BYTES:
             used = self._used_bytes()
+            if used + nbytes > self._share * self._limit_bytes:
+                self._relieve()
+                used = self._used_bytes()
             if used + nbytes > self._share * self._limit_bytes:
                 raise ExecutionError(
                     f"{what} takes {as_text(nbytes)}, which worker {self._address} has no room "

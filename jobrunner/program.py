@@ -152,6 +152,7 @@ class Program:
         self.conditions = [c for c in conditions if c.node in slices]
         self.keeps_running = False  # the next run may begin before other workers end this one
         self.has_updates = dict.fromkeys(slices, False)
+        self.changes: dict[str, set[str]] = {node: set() for node in slices}  # global blobs
         self._slices = slices
         self._crossings = crossings
         self._private = {
@@ -207,9 +208,9 @@ class Program:
         if len(step.outputs) == 1 and not step.keeps and not step.handovers:
             step.sole = step.outputs[0]
         step.is_plain = all(type(value) in IMMUTABLE for value in task.kwargs.values())
-        self.has_updates[workspace.node] |= any(
-            isinstance(argument, UpdateArgument) for argument in task.arguments
-        )
+        updated = {a.name for a in task.arguments if isinstance(a, UpdateArgument)}
+        self.has_updates[workspace.node] |= bool(updated)
+        self.changes[workspace.node] |= updated | {o.name for o in task.outputs if o.is_kept}
         self.steps.append(step)
 
     def _keep(self, task: PlannedTask, capture: Capture) -> Keep:

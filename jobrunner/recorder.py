@@ -323,11 +323,7 @@ class Recorder:
         # Where the nodes ran is of no use to who makes the record again.
         kept = {key: value for key, value in details.items() if key != "placement"}
         return self.manager.begin(
-            epoch,
-            replicated=self._plan.replicated,
-            initial=self._plan.initial,
-            details=kept,
-            storage=self._plan.storage,
+            epoch, replicated=self._plan.replicated, initial=self._plan.initial, details=kept
         )
 
     def _write(
@@ -344,6 +340,7 @@ class Recorder:
                 node: receipt for answer in answers.values() for node, receipt in answer.items()
             }
             self.manager.commit(order, receipts, details)
+            binding.recorded = order.moment
         return {
             node: NodeSave(receipt.seconds, receipt.nbytes - receipt.linked_bytes)
             for node, receipt in receipts.items()

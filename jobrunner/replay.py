@@ -159,7 +159,7 @@ class Replay:
         self._manager = manager
         self._epoch = epoch
         self._wait_seconds = worker_wait_seconds
-        self._deadlines = {
+        self._deadlines: dict[str, Any] = {
             "deadline_seconds": epoch_deadline_seconds,
             "task_deadline_seconds": task_deadline_seconds,
         }

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from jobrunner.clearance import Clearance
 from jobrunner.crew import Crew
 from jobrunner.current import RunInfo
 from jobrunner.memory import Room
@@ -92,6 +93,7 @@ class Runs:
         self._epoch: int | None = None
         self._step = 0
         self._reply: Callable[[Message], None] = _ignore
+        self._clearance: Clearance | None = None
         self._run: GroupRun | None = None
         self._run_number = 0
         self._is_running = False
@@ -114,9 +116,13 @@ class Runs:
         epoch: int | None,
         step: int,
         reply: Callable[[Message], None],
+        clearance: Clearance | None = None,
     ) -> None:
-        """Begin a stint; `reply` is called once, with what came of it."""
-        work = self._start(group, stint, epoch, step, reply)
+        """Begin a stint; `reply` is called once, with what came of it.
+
+        With a clearance, tasks run one at a time, and each begins when it is cleared.
+        """
+        work = self._start(group, stint, epoch, step, reply, clearance)
         if self._drained.is_set():
             work()
         else:
@@ -194,9 +200,11 @@ class Runs:
         epoch: int | None,
         step: int,
         reply: Callable[[Message], None],
+        clearance: Clearance | None,
     ) -> Callable[[], None]:
         def start() -> None:
             self._group, self._stint, self._reply = group, stint, reply
+            self._clearance = clearance
             self._epoch, self._step = epoch, step
             group.program.keeps_running = stint.epochs * stint.steps_per_epoch > 1
             self._outbox.start(stint.number)
@@ -263,13 +271,19 @@ class Runs:
     def _finish(self, reply: Message) -> None:
         self._reply({**reply, "runs": [asdict(ended) for ended in self._stint.ended]})
         self._reply = _ignore
+        self._end_clearance()
 
     def _abort(self, reason: str) -> None:
         self._stint.abort_reason = self._stint.abort_reason or reason
         if self._run is not None:
             self._run.abort(reason)
+            self._end_clearance()
         if not self._is_running:
             self._finish({"status": "aborted", "reason": reason})
+
+    def _end_clearance(self) -> None:
+        if self._clearance is not None:
+            self._clearance.end()
 
     def _note(self, kind: int, addresses: Sequence[str], text: str) -> None:
         self._outbox.put(self._stint.number, tuple(addresses), kind, [text.encode()])
@@ -295,7 +309,7 @@ class Runs:
         run = self._run = GroupRun(
             group.program,
             RunInfo(self._job, group.program.name, self._seed, epoch, step, self._attempt),
-            nthreads=self._nthreads,
+            nthreads=self._nthreads if self._clearance is None else 1,
             submit=self._crew.submit,
             timer=self._loop.call_later,
             send=lambda crossing, value: self._outbox.put(
@@ -303,6 +317,7 @@ class Runs:
             ),
             finished=lambda outcome: self._on_loop(self._end_run, run, outcome),
             drained=lambda: self._on_loop(self._drained.set),
+            clearance=None if self._clearance is None else self._clearance.wait,
         )
         run.start()
         self._early_bytes.pop(number, None)

@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -311,9 +311,16 @@ class Session:
     # ---- for runners
 
     def bind(
-        self, plan: Plan, wait_seconds: float = DEFAULT_WAIT_SECONDS, *, can_move: bool = False
+        self,
+        plan: Plan,
+        wait_seconds: float = DEFAULT_WAIT_SECONDS,
+        *,
+        can_move: bool = False,
+        stays: bool = False,
     ) -> SessionBinding:
         """Place a plan's nodes on workers, with empty workspaces; drops what the session had.
+
+        Where the very same plan was bound before, workers hand on the states that they keep.
 
         Parameters
         ----------
@@ -323,6 +330,8 @@ class Session:
         can_move : bool
             Whoever binds will bind anew when `Binding.leaving` names a worker; until then the
             worker stays, for a while.
+        stays : bool
+            Nodes stay on the workers that they were on, as far as these are there.
 
         Raises
         ------
@@ -330,7 +339,7 @@ class Session:
             Saying what was asked for and what there is.
         """
         with self._operation(f"binding of job {plan.job!r}"):
-            return self._bind(plan, wait_seconds, can_move)
+            return self._bind(plan, wait_seconds, can_move, stays)
 
     def blob_names(self) -> dict[str, frozenset[str]]:
         """The names of the global blobs that there are, by node."""
@@ -447,24 +456,29 @@ class Session:
         with self.exclusive(f"The {what}"):
             yield
 
-    def _bind(self, plan: Plan, wait_seconds: float, can_move: bool = False) -> SessionBinding:
+    def _bind(
+        self, plan: Plan, wait_seconds: float, can_move: bool = False, stays: bool = False
+    ) -> SessionBinding:
+        self._num_bindings += 1
+        name = f"{self._id}-{self._num_bindings}"
+        is_again = self._attempts[0] is plan
         old, self._binding = self._binding, None
         if old is not None:
-            old.release()
+            old.release(heir=name if is_again else "")
             self._doubted.update(old.lost)
-        attempt = self._attempts[1] + 1 if self._attempts[0] is plan else 0
+        attempt = self._attempts[1] + 1 if is_again else 0
         self._attempts = (plan, attempt)
-        self._num_bindings += 1
         self._groups.clear()
         self._dead_keys.clear()
         binding = SessionBinding(
             self,
             self._cluster,
-            f"{self._id}-{self._num_bindings}",
+            name,
             plan,
             attempt,
             can_move=can_move,
             doubted=self._doubted,
+            previous=old.placement if stays and is_again and old is not None else None,
         )
         try:
             binding.extend(plan.nodes, wait_seconds, self._most_workers())
@@ -550,8 +564,11 @@ class SessionBinding(Binding):
         *,
         can_move: bool,
         doubted: Collection[str],
+        previous: Mapping[str, str] | None,
     ) -> None:
-        super().__init__(cluster, name, plan, attempt, can_move=can_move, doubted=doubted)
+        super().__init__(
+            cluster, name, plan, attempt, can_move=can_move, doubted=doubted, previous=previous
+        )
         self._session = weakref.ref(session)
 
     def run_group(self, group: TaskGroup, epoch: int | None = None) -> GroupResult:

@@ -79,6 +79,8 @@ class GroupRun:
         can't be stopped. Called in any thread.
     drained : callable
         Takes nothing; called once, when the run is over and no thread is left in it.
+    clearance : callable, optional
+        Called in a thread that is about to run a task, it returns when the task may begin.
 
     Notes
     -----
@@ -96,7 +98,9 @@ class GroupRun:
         send: Callable[[int, Any], None],
         finished: Callable[[Outcome], None],
         drained: Callable[[], None],
+        clearance: Callable[[], None] | None = None,
     ) -> None:
+        self._clearance = clearance
         self._program = program
         self._info = info
         self._nthreads = nthreads
@@ -263,6 +267,10 @@ class GroupRun:
 
     def _call(self, step: Step, arguments: list[Any], instance: int) -> Any:
         FRAME.set([self._make_current, step, instance, None])
+        if self._clearance is not None:
+            self._clearance()
+            if self._is_over:
+                return None
         if not step.kwargs:
             return step.fn(*arguments)
         if step.is_plain:
@@ -314,12 +322,17 @@ class GroupRun:
 
     def _report(self, position: int) -> None:
         step = self._program.steps[position]
+        slot: list[Step | None] = [step]
+        with self._lock:
+            self._slots.append(slot)
         try:
             with self._report_locks[position]:
                 self._call(step, [], 0)
         except BaseException as error:
             self._fail_step(step, error)
         FRAME.set(None)
+        with self._lock:
+            self._slots = [its for its in self._slots if its is not slot]
         self._leave()
 
     # ---- the state that threads share

@@ -38,7 +38,7 @@ IMMUTABLE: frozenset[type] = frozenset(
 
 # References to a value that only the container at hand holds, as `sys.getrefcount` counts them in
 # this interpreter, and to an array that only its one view holds.
-_SOLE_ITEM = (lambda box: sys.getrefcount(box[0]))([object()])
+SOLE_ITEM = (lambda box: sys.getrefcount(box[0]))([object()])
 _SOLE_BASE = (lambda array: sys.getrefcount(array.base))(np.empty(2)[:1])
 
 
@@ -94,7 +94,7 @@ def own(holder: Any, key: Any) -> Any:
         ``holder[key]``. An input that a container or an object kept shares its memory; the blob
         then gets a copy, so that what was kept stays as it was.
     """
-    is_sole = sys.getrefcount(holder[key]) <= _SOLE_ITEM
+    is_sole = sys.getrefcount(holder[key]) <= SOLE_ITEM
     value = holder[key]
     kind = type(value)
     if issubclass(kind, np.ndarray):
@@ -142,7 +142,7 @@ def settle(box: list[Any], arguments: Iterable[Any]) -> Any:
 
 
 def _settle(holder: Any, key: Any, is_sole: bool, arguments: Iterable[Any]) -> Any:
-    is_sole = is_sole and sys.getrefcount(holder[key]) <= _SOLE_ITEM
+    is_sole = is_sole and sys.getrefcount(holder[key]) <= SOLE_ITEM
     value = holder[key]
     kind = type(value)
     if kind in IMMUTABLE:
@@ -164,24 +164,36 @@ def _settle(holder: Any, key: Any, is_sole: bool, arguments: Iterable[Any]) -> A
         del value  # or it would count
         return _settle_array(holder[key], is_sole, arguments)
     if is_tensor(value):
-        return _copy_tensor(value) if _overlaps(value, arguments) else value
+        return copy_tensor(value) if _overlaps(value, arguments) else value
     return value
 
 
 def _settle_array(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) -> np.ndarray:
-    base = array.base
-    if base is None:
-        is_own = is_sole and array.flags.owndata
-    elif type(base) is np.ndarray:
-        del base  # or it would count
-        is_own = (
-            is_sole and sys.getrefcount(array.base) <= _SOLE_BASE and array.base.flags.owndata  # type: ignore[union-attr]
-        )
+    if array.base is None or type(array.base) is np.ndarray:
+        is_own = has_own_memory(array, is_sole)
     else:
         # Who else has the memory of a buffer or of another library, nothing tells; but to copy a
         # map on suspicion would read in a file.
         is_own = _is_steady(array) and not _overlaps(array, arguments)
     return array if is_own else copied(array, "that a task returned and something else can reach")
+
+
+def has_own_memory(array: np.ndarray, is_sole: bool) -> bool:
+    """Whether nothing else can reach an array's memory.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+    is_sole : bool
+        Nothing else refers to the array itself: `sys.getrefcount` gave at most `SOLE_ITEM`.
+    """
+    base = array.base
+    if base is None:
+        return is_sole and array.flags.owndata
+    if type(base) is not np.ndarray:
+        return False
+    del base  # or it would count
+    return is_sole and sys.getrefcount(array.base) <= _SOLE_BASE and array.base.flags.owndata  # type: ignore[union-attr]
 
 
 def _is_steady(array: np.ndarray) -> bool:
@@ -282,11 +294,11 @@ class TensorSnapshot(Snapshot):
     __slots__ = ("tensor",)
 
     def __init__(self, tensor: Any) -> None:
-        self.tensor = _copy_tensor(tensor)
+        self.tensor = copy_tensor(tensor)
 
     def open(self) -> Any:
         """A copy of the tensor as it was."""
-        return _copy_tensor(self.tensor)
+        return copy_tensor(self.tensor)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (TensorSnapshot, (self.tensor,))
@@ -347,7 +359,8 @@ def _same_if_unchanged(old: Any, new: Any) -> Any:
     return old if all(a is b for a, b in zip(before, after, strict=True)) else new
 
 
-def _copy_tensor(tensor: Any) -> Any:
+def copy_tensor(tensor: Any) -> Any:
+    """A tensor, or parameter, in memory of its own."""
     copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     parameter = sys.modules["torch"].nn.Parameter
     return parameter(copy, tensor.requires_grad) if isinstance(tensor, parameter) else copy

@@ -12,12 +12,16 @@ from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from dask.system import CPU_COUNT
 from distributed import Status, get_worker, secede
 from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.system import MEMORY_LIMIT
 
-from jobrunner.config import get_seconds, get_share
+from jobrunner.config import get_bytes, get_seconds, get_share
+from jobrunner.errors import DefinitionError
 from jobrunner.hosting import HostedBinding, failed_reply
 from jobrunner.outbox import Message
+from jobrunner.rollback import Rollbacks
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -26,10 +30,13 @@ logger = logging.getLogger(__name__)
 
 # Goes up with every change of what the messages mean. Client and workers of different versions
 # then don't share a handler, and each says plainly that the other is missing.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 PLUGIN_NAME = f"jobrunner-{PROTOCOL_VERSION}"
 OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
 LEASE_PREFIX = f"{PLUGIN_NAME}-lease"
+
+LEGACY_SECONDS = 60.0
+"""How long what a binding leaves waits for its heir: as long as nodes wait for workers."""
 
 CLOSE_SECONDS = 2.0
 """How long a release waits for a binding's threads to end."""
@@ -66,6 +73,7 @@ class WorkspaceHost(WorkerPlugin):
         self.bindings: dict[str, HostedBinding] = {}
         self._leases: dict[str, _Lease] = {}
         self._own_switch_seconds = 0.0  # the process's, while bindings have set another
+        self._legacies: dict[str, Rollbacks] = {}  # by the binding that is to have them
         worker.handlers[OPERATION] = self.call
 
     def teardown(self, worker: Worker) -> Awaitable[None] | None:
@@ -90,6 +98,7 @@ class WorkspaceHost(WorkerPlugin):
 
     def _let_go(self, worker: Worker) -> None:
         worker.handlers.pop(OPERATION, None)
+        self._legacies.clear()
         for name in list(self.bindings):
             self._drop(name, "its worker closed")
         for key in list(self._leases):
@@ -115,7 +124,7 @@ class WorkspaceHost(WorkerPlugin):
             if hosted is None:
                 return {"status": "unknown"}
             if call == "release":
-                return await self._release(binding, hosted)
+                return await self._release(binding, hosted, **details)
             handler = getattr(hosted, HANDLERS[call])
             reply: Message = await handler(**details)
             return reply
@@ -160,11 +169,23 @@ class WorkspaceHost(WorkerPlugin):
                 limit_bytes=(self._worker.nanny and self._worker.memory_manager.memory_limit) or 0,
                 memory_share=get_share("memory-share"),
                 can_move=can_move,
+                rollbacks=self._legacies.pop(binding, None) or self._make_rollbacks(),
             )
         return {"status": "done"}
 
-    async def _release(self, binding: str, hosted: HostedBinding) -> Message:
+    def _make_rollbacks(self) -> Rollbacks:
+        share = min(1, self._worker.state.nthreads / CPU_COUNT)  # as Dask's "auto" has it
+        limit = self._worker.memory_manager.memory_limit or int(share * MEMORY_LIMIT)
+        try:
+            return Rollbacks(get_bytes("rollback-memory", limit))
+        except ValueError as error:
+            raise DefinitionError(f"On worker {self._worker.address}: {error}") from None
+
+    async def _release(self, binding: str, hosted: HostedBinding, heir: str = "") -> Message:
         self._drop(binding, "the session released it")
+        if heir and len(hosted.rollbacks):
+            self._legacies[heir] = hosted.rollbacks
+            self._worker.loop.call_later(LEGACY_SECONDS, self._legacies.pop, heir, None)
         with suppress(TimeoutError):
             await asyncio.wait_for(hosted.ended.wait(), CLOSE_SECONDS)
         return {"status": "done"}

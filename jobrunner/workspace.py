@@ -10,6 +10,7 @@ import numpy as np
 
 from jobrunner.errors import BlobNotFoundError, ExecutionError
 from jobrunner.memory import copied, size_of
+from jobrunner.rollback import Rollbacks
 from jobrunner.values import view
 
 
@@ -44,6 +45,8 @@ class Workspace:
         Its name.
     transient : frozenset of str
         Names of the global blobs that are never saved.
+    rollbacks : Rollbacks, optional
+        What the worker keeps of its nodes' states; by default nothing.
 
     Attributes
     ----------
@@ -71,12 +74,19 @@ class Workspace:
         "node",
         "private",
         "retained",
+        "rollbacks",
         "transient",
     )
 
-    def __init__(self, node: str, transient: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        node: str,
+        transient: frozenset[str] = frozenset(),
+        rollbacks: Rollbacks | None = None,
+    ) -> None:
         self.node = node
         self.transient = transient
+        self.rollbacks = rollbacks if rollbacks is not None else Rollbacks()
         self.globals: dict[str, Any] = {}
         self.private: dict[str, Any] = {}
         self.retained: dict[str, dict[tuple[str, int], Any]] = {}
@@ -177,12 +187,19 @@ class Workspace:
 
 
 class WorkspaceView(Mapping[str, Any]):
-    """A node's blobs as its tasks may read them, private ones of the run included."""
+    """A node's blobs as its tasks may read them, private ones of the run included.
 
-    __slots__ = ("_workspace",)
+    Attributes
+    ----------
+    rollbacks : Rollbacks
+        The workspace's, for loads.
+    """
+
+    __slots__ = ("_workspace", "rollbacks")
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
+        self.rollbacks = workspace.rollbacks
 
     def __getitem__(self, name: str) -> Any:
         return view(self._workspace.lookup(name))

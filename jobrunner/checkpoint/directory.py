@@ -17,6 +17,7 @@ from jobrunner.checkpoint.load import Part, Reading, cut_evenly, load_group
 from jobrunner.checkpoint.log import MetadataHandler
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.recorded import RecordedEpochs, name_some
+from jobrunner.checkpoint.records import Claim, moment_of
 from jobrunner.checkpoint.view import Checkpoint
 from jobrunner.errors import (
     BlobNotFoundError,
@@ -148,6 +149,7 @@ class CheckpointDirectory(RecordedEpochs):
         blobs: Mapping[str, Collection[str]] | None = None,
         partitions: Mapping[str, Sequence[str]] | None = None,
         anew: Mapping[str, Collection[str]] | None = None,
+        from_memory: bool = False,
     ) -> TaskGroup:
         """Make the task group that loads a recorded epoch.
 
@@ -167,6 +169,9 @@ class CheckpointDirectory(RecordedEpochs):
         anew : mapping of str to collection of str, optional
             Node -> blobs of objects that are made anew once the group has run: `load_waiting_states`
             then loads their states. By default a state is loaded into the object that is there.
+        from_memory : bool
+            Where a worker still keeps in memory what was written to a node's store, take it from
+            there. What is then not read is not verified either.
 
         Returns
         -------
@@ -188,6 +193,7 @@ class CheckpointDirectory(RecordedEpochs):
         """
         readers = self._readers(epoch)
         details = self.record(epoch)["details"]
+        moment = self.moment(epoch)
         lacking = [
             *(node for node in nodes or () if node not in readers),
             *(node for node, names in (blobs or {}).items() if node not in readers and not names),
@@ -218,7 +224,8 @@ class CheckpointDirectory(RecordedEpochs):
                 own = None if asked is None else asked - borrowed.keys() - cut.keys()
                 self._check_blobs(epoch, node, readers.get(node), own or ())
                 reader = None if own is not None and not own else readers.get(node)
-                readings[node] = Reading(reader, own, borrowed, cut)
+                memory = readers[node] if from_memory and node in readers else None
+                readings[node] = Reading(reader, own, borrowed, cut, moment, memory)
         group, seconds = load_group(
             readings,
             registered_codecs(),
@@ -229,6 +236,10 @@ class CheckpointDirectory(RecordedEpochs):
         action = "checkpoint_load" if blobs is None else "checkpoint_partial_load"
         self._load_seconds[group] = (action, seconds)
         return group
+
+    def moment(self, epoch: int) -> str:
+        """What workers call the states of a recorded epoch that they keep in memory."""
+        return moment_of(self.path, Claim(epoch, self.record(epoch)["retry"]))
 
     def report_load(self, group: TaskGroup) -> None:
         """Report to the metadata handler how long each node took, once `group` has run.

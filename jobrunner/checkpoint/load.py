@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.states import StatefulBlob
+from jobrunner.current import current_task
 from jobrunner.node import WorkspaceType
 from jobrunner.task import Task, TaskGroup, TaskOutput
 from jobrunner.workspace import BlobUpdate, Workspace
@@ -85,27 +87,57 @@ class Reading:
         Replicated blobs, which are in another node's store.
     parts : mapping of str to Part
         Partitioned blobs that are cut otherwise than they were saved.
+    moment : str
+        What workers call the states of this epoch.
+    memory : StoreReader or None
+        The node's own store: what the worker still has in memory of what was written to it need
+        not be read. None: all is read.
     """
 
     own: StoreReader | None
     blobs: frozenset[str] | None
     borrowed: Mapping[str, StoreReader] = field(default_factory=dict)
     parts: Mapping[str, Part] = field(default_factory=dict)
+    moment: str = ""
+    memory: StoreReader | None = None
 
-    def load(self, codecs: Sequence[Codec], *, allow_pickle: bool) -> dict[str, Any]:
-        """Read and verify all of it."""
-        values: dict[str, Any] = {}
+    def load(
+        self,
+        codecs: Sequence[Codec],
+        *,
+        allow_pickle: bool,
+        known: Mapping[str, Any] = MappingProxyType({}),
+    ) -> dict[str, Any]:
+        """Read and verify all of it but the blobs that are known."""
+        values = dict(known)
         if self.own is not None:
-            values |= self.own.load(
-                self.blobs, codecs=codecs, allow_pickle=allow_pickle, keeps_states=True
-            )
-        for name, reader in self.borrowed.items():
-            values |= reader.load(
+            left = None if self.blobs is None else self.blobs - known.keys()
+            if left is None or left:
+                values |= self.own.load(
+                    left, codecs=codecs, allow_pickle=allow_pickle, keeps_states=True
+                )
+        for name in self.borrowed.keys() - known.keys():
+            values |= self.borrowed[name].load(
                 [name], codecs=codecs, allow_pickle=allow_pickle, keeps_states=True
             )
         for name, part in self.parts.items():
             values[name] = part.load(name)
         return values
+
+    def recall(self) -> dict[str, Any]:
+        """What the worker that this task runs on has of it in memory."""
+        if self.memory is None or self.blobs is None:
+            return {}
+        task = current_task()
+        names = self.blobs | self.borrowed.keys()
+        return task.workspace.rollbacks.recall(task.node, self.memory.identity, names)
+
+    def keep(self, values: Mapping[str, Any]) -> None:
+        """Let the worker that this task runs on keep what was loaded, to go back to."""
+        if self.memory is not None and not self.parts:
+            task = current_task()
+            rollbacks = task.workspace.rollbacks
+            rollbacks.keep(self.moment, task.node, values, values, self.memory.identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +150,8 @@ class _Read:
 
     def __call__(self) -> tuple[_Held, float]:
         started = time.perf_counter()
-        values = self.reading.load(self.codecs, allow_pickle=self.allow_pickle)
+        known = self.reading.recall()
+        values = self.reading.load(self.codecs, allow_pickle=self.allow_pickle, known=known)
         return _Held(values), time.perf_counter() - started
 
 
@@ -126,10 +159,12 @@ class _Read:
 class _HandOver:
     """Puts what was read into the node's workspace, once all nodes have read theirs."""
 
+    reading: Reading
     replace: bool
     anew: frozenset[str]
 
     def __call__(self, held: _Held) -> BlobUpdate:
+        self.reading.keep(held.values)
         states = {
             name: value.load_into
             for name, value in held.values.items()
@@ -212,9 +247,9 @@ def load_group(
             name="all verified",
             after=list(reads.values()),
         )
-        for node in readings:
+        for node, reading in readings.items():
             Task(
-                _HandOver(replace=replace, anew=frozenset(anew.get(node, ()))),
+                _HandOver(reading, replace, frozenset(anew.get(node, ()))),
                 inputs=_HELD,
                 node=node,
                 group=group,

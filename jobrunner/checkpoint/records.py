@@ -70,6 +70,11 @@ class Claim(NamedTuple):
     retry: int
 
 
+def moment_of(directory: str, claim: Claim) -> str:
+    """What workers call the states of a claimed epoch that they keep in memory."""
+    return f"{directory} {claim.epoch}.{claim.retry}"
+
+
 @dataclass(frozen=True, slots=True)
 class Chore:
     """Stores that are not, or no longer, part of a checkpoint and may still lie there.

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobrunner.checkpoint.blobs import encode_blobs, store_as
+from jobrunner.checkpoint.blobs import encode_blobs
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.encoding import EncodedBlob
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.reader import StoreReader
-from jobrunner.checkpoint.records import Claim
+from jobrunner.checkpoint.records import Claim, moment_of
 from jobrunner.checkpoint.snapshot import Arena, copy_arrays
 from jobrunner.checkpoint.store import (
     LINKED_BYTES,
@@ -27,7 +27,6 @@ from jobrunner.checkpoint.store import (
     run_gently,
 )
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
-from jobrunner.storage import DEFAULT_STORAGE, Storage
 from jobrunner.workspace import Workspace
 
 logger = logging.getLogger("jobrunner.checkpoint.save")
@@ -45,10 +44,6 @@ class BlobCheck:
     initial : mapping of str to collection of str, optional
         Node -> the blobs that its init tasks make: only those may hold objects that are saved by
         their state. By default, any may.
-    storage : mapping of str to mapping of str to Storage
-        Node -> name of a blob -> how its arrays are stored.
-    default : Storage
-        How those of others are.
 
     Notes
     -----
@@ -59,8 +54,6 @@ class BlobCheck:
     codecs: Sequence[Codec] = ()
     allow_pickle: bool = False
     initial: Mapping[str, Collection[str]] | None = None
-    storage: Mapping[str, Mapping[str, Storage]] = field(default_factory=dict)
-    default: Storage = DEFAULT_STORAGE
 
     def __call__(self, workspaces: Mapping[str, Workspace]) -> None:
         """Raise what `encode` raises."""
@@ -99,13 +92,7 @@ class BlobCheck:
                             f"in the init group, or put its state_dict() into the blob instead, or "
                             f"keep it out of checkpoints, outputs=Blob({name!r}, transient=True)."
                         )
-        return {
-            node: {
-                name: store_as(node, name, blob, self.storage.get(node, {}).get(name), self.default)
-                for name, blob in blobs.items()
-            }
-            for node, blobs in encoded.items()
-        }
+        return encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +152,12 @@ class SaveOrder:
         prepared = self._prepare(workspaces)
         with self._writing(prepared.nodes):
             prepared.batch.write()
-            return prepared.finish()
+            return self._identify(workspaces, prepared.finish())
+
+    @property
+    def moment(self) -> str:
+        """What the workers call the states that they keep of it in memory."""
+        return moment_of(self.path, self.claim)
 
     def copy(self, budget_bytes: int | None) -> SnapshotOrder:
         """What copies all that is to be saved, to be called on every worker.
@@ -182,6 +174,11 @@ class SaveOrder:
         return CopiesOrder(self)
 
     def _prepare(self, workspaces: Mapping[str, Workspace]) -> _Prepared:
+        # Before the blobs are encoded, for then nothing else refers to their arrays.
+        for node in self.stores.keys() & workspaces.keys():
+            workspace = workspaces[node]
+            names = [name for name in workspace.globals if name not in workspace.transient]
+            workspace.rollbacks.keep(self.moment, node, workspace.globals, names)
         # All of it before anything is written: what cannot be saved is no fault of the storage.
         encoded = self.check.encode(workspaces)
         states = {
@@ -196,10 +193,7 @@ class SaveOrder:
                     replicas.setdefault(node, {})[name] = digest
                     if node != nodes[0]:
                         del encoded[node][name]
-        stores = {
-            self.stores[node]: (self._about(node, states[node]), blobs)
-            for node, blobs in encoded.items()
-        }
+        stores = {self.stores[node]: (self._about(node), blobs) for node, blobs in encoded.items()}
         former = {
             self.stores[node]: found
             for node, blobs in encoded.items()
@@ -208,13 +202,20 @@ class SaveOrder:
         batch = StoreBatch(self.files, self.path, stores, former)
         return _Prepared(list(encoded), batch, replicas, states)
 
-    def _about(self, node: str, states: Sequence[str]) -> dict[str, Any]:
+    def _about(self, node: str) -> dict[str, Any]:
         about: dict[str, Any] = {"node": node, "epoch": self.epoch, "run": self.run}
-        if states:
-            about["states"] = list(states)
         if node == next(iter(self.stores)):
             about["record"] = {"nodes": list(self.stores), "details": dict(self.details)}
         return about
+
+    def _identify(
+        self, workspaces: Mapping[str, Workspace], receipts: dict[str, Receipt]
+    ) -> dict[str, Receipt]:
+        """Let what was kept in memory be known by what was written; gives the receipts."""
+        for node, receipt in receipts.items():
+            identity = (self.path, receipt.store, receipt.manifest)
+            workspaces[node].rollbacks.identify(self.moment, {node: identity})
+        return receipts
 
     def _former(self, node: str, blobs: Mapping[str, EncodedBlob]) -> FormerStore | None:
         if node not in self.former or not any(
@@ -331,4 +332,4 @@ class CopiesOrder:
             )
         with self.order._writing(prepared.nodes):
             run_gently(prepared.batch.write)
-            return prepared.finish()
+            return self.order._identify(workspaces, prepared.finish())

@@ -35,6 +35,23 @@ def test_each_key_has_its_default_is_documented_and_is_used(key: str, value: flo
     assert any(key.rpartition(".")[2] in path.read_text() for path in readers)
 
 
+@pytest.mark.parametrize(
+    ("value", "nbytes"), [(0.25, 250), (1, 1000), ("2 kB", 2000), (0, 0), ("0", 0), (64.0, 64)]
+)
+def test_memory_is_a_share_or_bytes(value: Any, nbytes: int) -> None:
+    with dask.config.set({"jobrunner.rollback-memory": value}):
+        assert config.get_bytes("rollback-memory", 1000) == nbytes
+
+
+@pytest.mark.parametrize("value", [-1, "much", None, True, float("nan"), float("inf"), [1]])
+def test_what_is_no_memory_is_refused(value: Any) -> None:
+    with (
+        dask.config.set({"jobrunner.rollback-memory": value}),
+        pytest.raises(ValueError, match="jobrunner.rollback-memory"),
+    ):
+        config.get_bytes("rollback-memory", 1000)
+
+
 def test_dask_config_overrides_a_default() -> None:
     with dask.config.set({"jobrunner.worker-silence-seconds": 7}):
         assert config.get_seconds("worker-silence-seconds") == 7.0

@@ -20,7 +20,7 @@ MIB = 1 << 20
 class Process:
     """A process whose memory and time a test sets."""
 
-    def __init__(self, used_mib=0, limit_mib=1000, share=0.9, sizes=dict):
+    def __init__(self, used_mib=0, limit_mib=1000, share=0.9, sizes=dict, relieve=bool):
         self.used_mib, self.seconds = used_mib, 0.0
         self.room = Room(
             "tcp://w",
@@ -28,6 +28,7 @@ class Process:
             limit_bytes=limit_mib * MIB,
             share=share,
             sizes=sizes,
+            relieve=relieve,
             clock=lambda: self.seconds,
         )
 
@@ -102,3 +103,21 @@ def test_a_copy_that_fits_is_made_in_the_same_order():
         ROOM.reset(token)
     assert copy.flags.f_contiguous
     assert np.array_equal(copy, array)
+
+
+def test_what_the_worker_can_do_without_goes_before_a_run_ends_for_it():
+    freed = []
+
+    def relieve():
+        freed.append(process.used_mib)
+        process.used_mib -= kept.pop() if kept else 0
+
+    process, kept = Process(100, relieve=relieve), [300]
+    process.grow(600, 1)
+    assert (process.room.is_tight, freed) == (False, [])
+    process.grow(950, 1)
+    assert (process.room.is_tight, process.room.is_over, freed) == (True, False, [950])
+    kept.append(300)
+    process.used_mib = 880
+    process.room.require(40 * MIB, "A copy")
+    assert freed[-1] == 880
