@@ -4,7 +4,8 @@ The way of the data, one module a stage; a module imports only from those above 
 
     errors          the error tree
     names           what things may be called; the only formatter and parser of ``node.epoch``
-    node, task, job 1 define    Node, Blob; Task, TaskGroup; Job
+    storage, node, task, job
+                    1 define    Node, Blob; Task, TaskGroup; Job
     drawing                     a job as a picture
     plan            2 compile   what a compiled job is: slices and crossings
     fingerprint                 its digest, and what differs from another's

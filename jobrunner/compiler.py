@@ -12,6 +12,7 @@ from jobrunner.job import Job
 from jobrunner.names import check_distinct
 from jobrunner.node import Blob, Node, WorkspaceType
 from jobrunner.plan import GroupPlan, Plan, PlannedNode
+from jobrunner.storage import Storage
 from jobrunner.task import Task, TaskGroup, TaskOutput
 
 
@@ -74,6 +75,7 @@ def _compile_job(job: Job) -> Plan:
         transient=transient,
         replicated=replicated,
         partitions=partitions,
+        storage=_storage(job, checkpointed, global_blobs),
         structure=structure,
         code=code,
     )
@@ -217,11 +219,7 @@ def _shared_blobs(
                     continue
                 node = task.node.name
                 if node not in checkpointed or not is_in(global_blobs, node, blob.name):
-                    raise DefinitionError(
-                        f"Task {task.full_name!r} makes {blob!r}, which says how it is saved; but "
-                        f"it is not: {'the node' if node not in checkpointed else 'the blob'} is "
-                        f"not checkpointed. Make it in the init group of a checkpointed node."
-                    )
+                    raise _not_saved(task, blob, node in checkpointed)
                 nodes.setdefault((blob.name, blob.partition), {})[node] = None
     replicated: dict[str, tuple[str, ...]] = {}
     partitions: dict[str, tuple[int, tuple[str, ...]]] = {}
@@ -246,6 +244,35 @@ def _updated(job: Job) -> set[tuple[str, str]]:
         for task in group.tasks()
         for blob in task.updates
     }
+
+
+def _storage(
+    job: Job, checkpointed: Sequence[str], global_blobs: Names
+) -> dict[str, dict[str, Storage]]:
+    found: dict[str, dict[str, Storage]] = {}
+    for group in job.groups.values():
+        for task in group.tasks():
+            for blob in task.output_blobs:
+                if blob.storage is None:
+                    continue
+                node = task.node.name
+                if node not in checkpointed or not is_in(global_blobs, node, blob.name):
+                    raise _not_saved(task, blob, node in checkpointed)
+                known = found.setdefault(node, {}).setdefault(blob.name, blob.storage)
+                if known != blob.storage:
+                    raise DefinitionError(
+                        f"Job {job.name!r}: how blob {blob.name!r} of node {node!r} is stored is "
+                        f"said in two ways, {known} and {blob.storage}. Say it once."
+                    )
+    return found
+
+
+def _not_saved(task: Task, blob: Blob, is_checkpointed: bool) -> DefinitionError:
+    return DefinitionError(
+        f"Task {task.full_name!r} makes {blob!r}, which says how it is saved; but it is not: "
+        f"{'the blob' if is_checkpointed else 'the node'} is not checkpointed. Make it in the init "
+        f"group of a checkpointed node."
+    )
 
 
 def _made_by(tasks: Iterable[Task], global_blobs: Names) -> dict[str, frozenset[str]]:

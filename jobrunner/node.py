@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -9,6 +10,7 @@ from typing import Self
 
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
+from jobrunner.storage import Storage, read_storage
 
 _active_nodes: ContextVar[tuple[Node, ...]] = ContextVar("jobrunner_nodes", default=())
 
@@ -121,13 +123,20 @@ class Blob:
     partition : int, optional
         The nodes that make it so hold parts of one array, put together along this axis in the
         order in which the nodes are defined. Another number of nodes loads other parts.
+    compressors : str, codec of Zarr's, or a sequence of them, optional
+        Compress its arrays in checkpoints: ``"zstd"``, ``"blosc"``, ``"gzip"``, or such as
+        ``zarr.codecs.BloscCodec(cname="lz4")``. ``()``: do not, whatever the manager was told.
+    chunks : int or tuple of int, optional
+        Items along each axis that are stored, and can be read, as one; of a blob that is an array.
+    shards : int or tuple of int, optional
+        Items along each axis that go to one file; a multiple of `chunks`.
 
     Notes
     -----
-    `transient`, `replicated` and `partition` count where the blob is an output.
+    All but the name and the node count where the blob is an output.
     """
 
-    __slots__ = ("name", "node", "partition", "replicated", "transient")
+    __slots__ = ("name", "node", "partition", "replicated", "storage", "transient")
 
     def __init__(
         self,
@@ -137,6 +146,9 @@ class Blob:
         transient: bool = False,
         replicated: bool = False,
         partition: int | None = None,
+        compressors: object = None,
+        chunks: int | Sequence[int] | None = None,
+        shards: int | Sequence[int] | None = None,
     ) -> None:
         self.name = check_name(name, "blob")
         self.node = Node(node) if isinstance(node, str) else node
@@ -151,10 +163,19 @@ class Blob:
             raise DefinitionError(
                 f"Blob {name!r}: partition is the number of an axis, from 0 on; got {partition!r}."
             )
+        self.storage: Storage | None = read_storage(compressors, chunks, shards, f"Blob {name!r}")
+        if self.transient and self.storage is not None:
+            raise DefinitionError(f"Blob {name!r} is transient, so nothing of it is stored.")
         if self.transient + self.replicated + (partition is not None) > 1:
             raise DefinitionError(
                 f"Blob {name!r} can be one of transient, replicated and a partition, and is more."
             )
+
+    def on(self, node: Node) -> Blob:
+        """The same blob, its node named."""
+        named = copy.copy(self)
+        named.node = node
+        return named
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Blob) and (other.name, other.node) == (self.name, self.node)
@@ -167,4 +188,5 @@ class Blob:
         transient = ", transient=True" if self.transient else ""
         replicated = ", replicated=True" if self.replicated else ""
         partition = f", partition={self.partition}" if self.partition is not None else ""
-        return f"Blob({self.name!r}{node}{transient}{replicated}{partition})"
+        storage = f", storage={self.storage}" if self.storage is not None else ""
+        return f"Blob({self.name!r}{node}{transient}{replicated}{partition}{storage})"

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jobrunner.storage import Storage
+
 
 class _Record:
     """Pickles as its class and its fields' values: half the time of a dataclass's own way."""
@@ -229,6 +231,8 @@ class Plan:
         Name of a blob -> the nodes that have it, all with one value.
     partitions : mapping
         Name of a blob -> the axis, and the nodes that hold its parts, in their order.
+    storage : mapping
+        Node -> name of a blob -> how its arrays are stored, where somebody chose.
     structure, code : mapping
         ``"group:node/task"`` -> digest of the task's structure, and of its function's code, in
         order of definition; `jobrunner.fingerprint` makes and compares them.
@@ -247,6 +251,7 @@ class Plan:
     transient: Mapping[str, frozenset[str]] = field(default_factory=dict)
     replicated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     partitions: Mapping[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+    storage: Mapping[str, Mapping[str, Storage]] = field(default_factory=dict)
     structure: Mapping[str, str] = field(default_factory=dict)
     code: Mapping[str, str] = field(default_factory=dict)
 

@@ -323,7 +323,11 @@ class Recorder:
         # Where the nodes ran is of no use to who makes the record again.
         kept = {key: value for key, value in details.items() if key != "placement"}
         return self.manager.begin(
-            epoch, replicated=self._plan.replicated, initial=self._plan.initial, details=kept
+            epoch,
+            replicated=self._plan.replicated,
+            initial=self._plan.initial,
+            details=kept,
+            storage=self._plan.storage,
         )
 
     def _write(

@@ -425,7 +425,10 @@ class JobRunner:
                 f"end. Add one: job.add_stop_condition(...), epoch_limiter(job, n), or a limit for "
                 f"this run, JobRunner(..., num_epochs=n) or --epochs n."
             )
-        return job.compile()
+        plan = job.compile()
+        if self.checkpoint_manager is not None:
+            self.checkpoint_manager.check_storage(plan.storage)
+        return plan
 
     def _policy(self) -> resume.Policy:
         return resume.Policy(self.resume_from_epoch, self.num_epochs)

@@ -210,15 +210,7 @@ class Task:
                     f"{blob.node.name!r}, but a task writes on its own node only. Return the "
                     f"value and let a task of {blob.node.name!r} take it as a TaskOutput."
                 )
-            blobs.append(
-                Blob(
-                    blob.name,
-                    self.node,
-                    transient=blob.transient,
-                    replicated=blob.replicated,
-                    partition=blob.partition,
-                )
-            )
+            blobs.append(blob.on(self.node))
         return tuple(blobs)
 
     def _check(self) -> None:

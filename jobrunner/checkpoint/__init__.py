@@ -4,10 +4,11 @@ The way of the data, one module a stage; a module imports only from those above 
 
     linux             what Linux can do besides
     files, paths      what is asked of a file system, one method an operation; where
-    dtypes, codecs, tensors, states
+    dtypes, codecs, tensors, states, compression
     encoding          values -> JSON trees and arrays       (pure)
     aliasing, blobs   ... all blobs of a node together      (pure)
     decoding          ... and back                          (pure)
+    grid, content     arrays -> files, and their pieces, as bytes   (pure)
     layout            trees and arrays -> Zarr documents and chunks   (pure)
     store             write stores, and make them durable
     reader            read and verify them, or look into them lazily

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from jobrunner.checkpoint.aliasing import Window, refuse_shared_memory
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.encoding import EncodedBlob, Encoder, UnsupportedValueError
 from jobrunner.errors import DefinitionError
+from jobrunner.storage import Storage
 
 
 def encode_blobs(
@@ -60,6 +62,34 @@ def encode_blobs(
                 )
     refuse_shared_memory(node, memory)
     return encoded
+
+
+def store_as(
+    node: str, name: str, blob: EncodedBlob, storage: Storage | None, default: Storage
+) -> EncodedBlob:
+    """The blob with how its arrays are stored.
+
+    Raises
+    ------
+    DefinitionError
+        It is cut into chunks, and is no array of so many axes.
+    """
+    if storage is None:
+        return blob if default.compressors is None else replace(blob, storage=default)
+    if storage.compressors is None:
+        storage = replace(storage, compressors=default.compressors)
+    if storage.chunks is not None and blob.parts:
+        one = blob.parts[0]
+        if len(blob.parts) > 1 or one.trail or one.data.ndim != len(storage.chunks):
+            found = f"{len(blob.parts)} arrays"
+            if len(blob.parts) == 1:
+                found = f"an array of {one.data.ndim} axes{' inside of it' if one.trail else ''}"
+            raise DefinitionError(
+                f"Node {node!r}, blob {name!r}: chunks={storage.chunks} cut an array of "
+                f"{len(storage.chunks)} axes, and the blob is made of {found}. Give a number for "
+                f"each axis of a blob that is one array, or leave chunks out."
+            )
+    return replace(blob, storage=storage)
 
 
 def _explain(node: str, blob: str, error: UnsupportedValueError) -> str:

@@ -25,6 +25,7 @@ from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.dtypes import UnsupportedDtypeError, dtype_from_spec, dtype_to_spec
 from jobrunner.checkpoint.states import has_state, name_class
 from jobrunner.names import escape
+from jobrunner.storage import DEFAULT_STORAGE, Storage
 
 Tree = Any
 """JSON that stands for a value."""
@@ -68,6 +69,8 @@ class EncodedBlob:
     parts: Sequence[ArrayPart]
     has_state: bool = False
     """Whether it holds objects that are saved by their state."""
+    storage: Storage = DEFAULT_STORAGE
+    """How its arrays are stored."""
 
 
 class UnsupportedValueError(Exception):

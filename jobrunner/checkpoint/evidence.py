@@ -367,6 +367,8 @@ def _record_again(
         reader.verify()
         nbytes = sum(size for _, (size, _) in reader.list_files(manifest))
         abouts[node] = {"store": name, "manifest": digest, "nbytes": nbytes, "seconds": 0.0}
+        if "states" in manifest:
+            abouts[node] = {**abouts[node], "states": manifest["states"]}
         record = manifest.get("record", record)
         runs.add(manifest["run"])
         newest = max(newest, os.lstat(path).st_mtime)

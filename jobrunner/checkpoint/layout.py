@@ -7,7 +7,6 @@ jobrunner loads, it takes from the manifest.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -17,41 +16,29 @@ from typing import Any
 
 import numpy as np
 
+from jobrunner.checkpoint.compression import suit_dtype
 from jobrunner.checkpoint.dtypes import dtype_to_spec, zarr_data_type
 from jobrunner.checkpoint.encoding import ArrayPart, EncodedBlob, child_names
+from jobrunner.checkpoint.grid import Grid, plan_grid, to_logical
+from jobrunner.storage import Storage
 
 FORMAT = 1
-"""Of stores, manifests and log entries; readers refuse what is newer."""
+"""Of log entries; readers refuse what is newer."""
+
+STORE_FORMAT = 2
+"""Newest of stores and manifests. A store is 1 where nothing in it is compressed or in pieces."""
 
 MANIFEST = "_manifest/zarr.json"
 """A group's document, so that readers of Zarr find nothing strange in a store."""
 
 ROOT_DOCUMENT = "zarr.json"
 RETIRED_DOCUMENT = "zarr.retired.json"
-CHUNK_BYTES = 64 << 20
+_INDEX_CODECS = [
+    {"name": "bytes", "configuration": {"endian": "little"}},
+    {"name": "crc32c"},
+]
 OWN_KEY = "/jobrunner"
 """Attribute that holds our own words; no blob can be called so."""
-
-_PADDING_SHARE = 1 / 16
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One file of an array.
-
-    Attributes
-    ----------
-    path : str
-        Within the store, with ``/``.
-    index : tuple of slice
-        Which part of `ArrayPart.data` it holds, contiguous when the data is.
-    padding_bytes : int
-        What follows to make all chunks one size, as Zarr wants it.
-    """
-
-    path: str
-    index: tuple[slice, ...]
-    padding_bytes: int
 
 
 @dataclass(slots=True)
@@ -60,22 +47,14 @@ class PlannedArray:
 
     path: str
     part: ArrayPart
-    chunk_shape: tuple[int, ...]
+    grid: Grid
+    compressors: Sequence[dict[str, Any]]
     entry: dict[str, Any]
 
-    def chunks(self) -> Iterator[Chunk]:
-        """All chunks, in the order in which they lie in memory."""
-        itemsize = self.part.data.dtype.itemsize
-        for corner in chunk_corners(self.part.data.shape, self.chunk_shape):
-            index = tuple(
-                slice(start * size, min((start + 1) * size, length))
-                for start, size, length in zip(
-                    corner, self.chunk_shape, self.part.data.shape, strict=True
-                )
-            )
-            items = math.prod(part.stop - part.start for part in index)
-            padding = (math.prod(self.chunk_shape) - items) * itemsize
-            yield Chunk(f"{self.path}/{chunk_key(corner, self.part.order)}", index, padding)
+    def files(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Path within the store, with ``/``, and place in the grid of every file."""
+        for corner in self.grid.corners():
+            yield f"{self.path}/{self.grid.key(corner)}", corner
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +72,8 @@ class StoreLayout:
     arrays : list of PlannedArray
     blobs : dict
         The manifest's entry for each blob; its arrays' files are filled in while writing.
+    about : dict
+        What root and manifest say of the store: its format, node, epoch and run.
     """
 
     directories: list[str]
@@ -100,6 +81,7 @@ class StoreLayout:
     root: bytes
     arrays: list[PlannedArray]
     blobs: dict[str, dict[str, Any]]
+    about: dict[str, Any]
 
 
 def lay_out(blobs: Mapping[str, EncodedBlob], about: Mapping[str, Any]) -> StoreLayout:
@@ -109,16 +91,18 @@ def lay_out(blobs: Mapping[str, EncodedBlob], about: Mapping[str, Any]) -> Store
     ----------
     blobs : mapping of str to EncodedBlob
     about : mapping
-        JSON for the root's own attribute: format, node, epoch, run.
+        JSON for the root's own attribute: node, epoch, run.
     """
     directories: dict[str, None] = {os.path.dirname(MANIFEST): None}
     documents: dict[str, bytes] = {}
-    attributes: dict[str, Any] = {OWN_KEY: dict(about)}
+    attributes: dict[str, Any] = {OWN_KEY: {}}
     arrays: list[PlannedArray] = []
     entries: dict[str, dict[str, Any]] = {}
     for name, top in zip(blobs, child_names(blobs), strict=True):
         blob = blobs[name]
-        planned = [_plan_array(part, "/".join((top, *part.trail))) for part in blob.parts]
+        planned = [
+            _plan_array(part, "/".join((top, *part.trail)), blob.storage) for part in blob.parts
+        ]
         for array in planned:
             pieces = array.path.split("/")
             for depth in range(1, len(pieces)):
@@ -135,23 +119,47 @@ def lay_out(blobs: Mapping[str, EncodedBlob], about: Mapping[str, Any]) -> Store
             attributes[name] = blob.tree
         arrays += planned
         entries[name] = {"value": blob.tree, "arrays": [array.entry for array in planned]}
-    return StoreLayout(list(directories), documents, group_document(attributes), arrays, entries)
+    is_plain = all(a.grid.piece_shape is None and not a.compressors for a in arrays)
+    full = {"format": 1 if is_plain else STORE_FORMAT, **about}
+    attributes[OWN_KEY] = full
+    root = group_document(attributes)
+    return StoreLayout(list(directories), documents, root, arrays, entries, full)
 
 
-def _plan_array(part: ArrayPart, path: str) -> PlannedArray:
+def _plan_array(part: ArrayPart, path: str, storage: Storage) -> PlannedArray:
     data = part.data
-    if isinstance(data.dtype, np.dtypes.StringDType):
-        chunk_shape = plan_chunks(data.shape, _mean_text_bytes(data))
+    is_text = isinstance(data.dtype, np.dtypes.StringDType)
+    if storage.chunks is not None:
+        order = part.order or tuple(range(data.ndim))
+        chunks = tuple(storage.chunks[axis] for axis in order)
+        shards = storage.shards and tuple(storage.shards[axis] for axis in order)
+        grid = Grid(data.shape, shards or chunks, chunks if shards else None, part.order)
+    elif is_text:
+        grid = plan_grid(data.shape, _mean_text_bytes(data), part.order, in_pieces=False)
     else:
-        chunk_shape = plan_chunks(data.shape, data.dtype.itemsize)
+        grid = plan_grid(data.shape, data.dtype.itemsize, part.order)
+    compressors = suit_dtype(storage.compressors or (), 1 if is_text else data.dtype.itemsize)
     entry = {
         "path": path,
         "dtype": dtype_to_spec(data.dtype),
         "shape": list(data.shape),
         "order": list(part.order) if part.order else None,
-        "chunk_shape": list(chunk_shape),
+        "chunk_shape": list(grid.chunk_shape),
+        **({"piece_shape": list(grid.piece_shape)} if grid.piece_shape else {}),
+        **({"compressors": compressors} if compressors else {}),
     }
-    return PlannedArray(path, part, chunk_shape, entry)
+    return PlannedArray(path, part, grid, compressors, entry)
+
+
+def grid_of(entry: Mapping[str, Any]) -> Grid:
+    """How the array of a manifest's entry is cut."""
+    piece, order = entry.get("piece_shape"), entry["order"]
+    return Grid(
+        tuple(entry["shape"]),
+        tuple(entry["chunk_shape"]),
+        None if piece is None else tuple(piece),
+        None if order is None else tuple(order),
+    )
 
 
 def _mean_text_bytes(data: np.ndarray[Any, Any]) -> int:
@@ -160,61 +168,11 @@ def _mean_text_bytes(data: np.ndarray[Any, Any]) -> int:
     return 4 + math.ceil(int(np.strings.str_len(data).sum()) / data.size)
 
 
-def plan_chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Chunk shape of at most 64 MiB whose every chunk is contiguous in a C-ordered array.
-
-    Parameters
-    ----------
-    shape : sequence of int
-    itemsize : int
-        In bytes.
-    """
-    for axis, length in enumerate(shape):
-        row_bytes = itemsize * math.prod(shape[axis + 1 :])
-        if length * row_bytes <= CHUNK_BYTES:
-            break
-        if row_bytes <= CHUNK_BYTES:
-            rest = (max(1, size) for size in shape[axis + 1 :])
-            return (*(1,) * axis, _choose_rows(length, CHUNK_BYTES // row_bytes), *rest)
-    else:
-        return (1,) * len(shape)
-    return tuple(max(1, length) for length in shape)
-
-
-def _choose_rows(length: int, most: int) -> int:
-    """Rows a chunk, at most `most`, so that little of the last chunk is padding."""
-    fewest = math.ceil(length / most)
-    candidates = []
-    for count in range(fewest, 2 * fewest + 1):
-        rows = math.ceil(length / count)
-        padding = rows * math.ceil(length / rows) - length
-        if padding <= length * _PADDING_SHARE:
-            return rows
-        candidates.append((padding, rows))
-    return min(candidates)[1]
-
-
-def chunk_corners(shape: Sequence[int], chunk_shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Grid coordinates of all chunks; none where the array has no items."""
-    counts = (math.ceil(length / size) for length, size in zip(shape, chunk_shape, strict=True))
-    return itertools.product(*map(range, counts))
-
-
-def chunk_key(corner: Sequence[int], order: Sequence[int] | None) -> str:
-    """File name of the chunk at `corner`, whose axes are those of memory."""
-    if order:
-        logical = [0] * len(order)
-        for axis, position in zip(order, corner, strict=True):
-            logical[axis] = position
-        corner = logical
-    return ".".join(("c", *map(str, corner)))
-
-
 def _array_document(array: PlannedArray) -> bytes:
-    data, order = array.part.data, array.part.order
+    data, grid = array.part.data, array.grid
     codecs: list[dict[str, Any]] = []
-    if order:
-        codecs.append({"name": "transpose", "configuration": {"order": list(order)}})
+    if grid.order:
+        codecs.append({"name": "transpose", "configuration": {"order": list(grid.order)}})
     if isinstance(data.dtype, np.dtypes.StringDType):
         data_type: Any = "string"
         fill: Any = ""
@@ -223,15 +181,24 @@ def _array_document(array: PlannedArray) -> bytes:
         data_type, fill, endian = zarr_data_type(data.dtype)
         configuration = {"configuration": {"endian": endian}} if endian else {}
         codecs.append({"name": "bytes", **configuration})
+    codecs += array.compressors
+    if grid.piece_shape is not None:
+        shard = {
+            "chunk_shape": to_logical(grid.piece_shape, grid.order),
+            "codecs": codecs,
+            "index_codecs": _INDEX_CODECS,
+            "index_location": "end",
+        }
+        codecs = [{"name": "sharding_indexed", "configuration": shard}]
     return to_json(
         {
             "zarr_format": 3,
             "node_type": "array",
-            "shape": _logical(data.shape, order),
+            "shape": to_logical(data.shape, grid.order),
             "data_type": data_type,
             "chunk_grid": {
                 "name": "regular",
-                "configuration": {"chunk_shape": _logical(array.chunk_shape, order)},
+                "configuration": {"chunk_shape": to_logical(grid.chunk_shape, grid.order)},
             },
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
             "fill_value": fill,
@@ -242,16 +209,6 @@ def _array_document(array: PlannedArray) -> bytes:
     )
 
 
-def _logical(shape: Sequence[int], order: Sequence[int] | None) -> list[int]:
-    """A shape whose axes are those of memory, in the array's own order."""
-    if not order:
-        return list(shape)
-    logical = [0] * len(order)
-    for axis, length in zip(order, shape, strict=True):
-        logical[axis] = length
-    return logical
-
-
 def group_document(attributes: Mapping[str, Any]) -> bytes:
     """The Zarr document of a group."""
     return to_json({"zarr_format": 3, "node_type": "group", "attributes": attributes})
@@ -260,27 +217,3 @@ def group_document(attributes: Mapping[str, Any]) -> bytes:
 def to_json(document: object) -> bytes:
     """Strict JSON in ASCII."""
     return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
-
-
-# --- texts
-
-
-def encode_texts(data: np.ndarray[Any, Any], count: int) -> bytes:
-    """Texts in the form of Zarr's ``vlen-utf8``, empty ones added up to `count`."""
-    texts = [text.encode() for text in data.ravel().tolist()]
-    pieces = [count.to_bytes(4, "little")]
-    for text in texts:
-        pieces += (len(text).to_bytes(4, "little"), text)
-    pieces.append(bytes(4 * (count - len(texts))))
-    return b"".join(pieces)
-
-
-def decode_texts(data: bytes) -> list[str]:
-    """The texts that `encode_texts` wrote, the added ones included."""
-    texts = []
-    position = 4
-    for _ in range(int.from_bytes(data[:4], "little")):
-        start = position + 4
-        position = start + int.from_bytes(data[position:start], "little")
-        texts.append(data[start:position].decode())
-    return texts

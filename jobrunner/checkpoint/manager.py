@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypedDict
 
 from jobrunner.checkpoint.codecs import registered_codecs
+from jobrunner.checkpoint.compression import check_compressors, resolve_storage
 from jobrunner.checkpoint.directory import REPLICATED, CheckpointDirectory
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.held import HeldDirectory, as_json
@@ -25,6 +26,7 @@ from jobrunner.errors import (
     CheckpointWriteError,
     DefinitionError,
 )
+from jobrunner.storage import Storage, read_compressors
 from jobrunner.task import TaskGroup
 
 logger = logging.getLogger("jobrunner.checkpoint.manager")
@@ -39,6 +41,7 @@ class ManagerOptions(TypedDict, total=False):
     budget_bytes: int | None
     delete_on_success: bool
     load_path: str | os.PathLike[str] | None
+    compressors: object
     allow_pickle: bool
     take_over: bool
     files: PosixFiles | None
@@ -70,6 +73,8 @@ class MultiNodeCheckpointManager(HeldDirectory):
     load_path : str or os.PathLike, optional
         Another checkpoint directory, to begin from where this one records nothing yet. It is
         only read.
+    compressors : str, codec of Zarr's, or a sequence of them, optional
+        For all blobs that do not say otherwise; as for `Blob`. By default nothing is compressed.
     allow_pickle : bool
         Pickle blobs that cannot be saved otherwise, and unpickle them: only for directories
         whose writers you trust.
@@ -104,6 +109,7 @@ class MultiNodeCheckpointManager(HeldDirectory):
         budget_bytes: int | None = None,
         delete_on_success: bool = False,
         load_path: str | os.PathLike[str] | None = None,
+        compressors: object = None,
         allow_pickle: bool = False,
         take_over: bool = False,
         files: PosixFiles | None = None,
@@ -142,6 +148,11 @@ class MultiNodeCheckpointManager(HeldDirectory):
                 f"load_path is another directory than path, and both are {self.path}. Leave "
                 f"load_path out: a run goes on from its own directory anyway."
             )
+        self._storage = Storage(
+            None
+            if compressors is None
+            else check_compressors(read_compressors(compressors, "compressors"), "compressors")
+        )
         self._unfinished: dict[Claim, SaveOrder] = {}
         self._abandoned: dict[Claim, SaveOrder] = {}
         # Number of the newest commit entry, and that epoch's stores with their manifests' digests.
@@ -203,12 +214,25 @@ class MultiNodeCheckpointManager(HeldDirectory):
 
     # --- saving
 
-    def blob_check(self, initial: Mapping[str, Collection[str]] | None = None) -> BlobCheck:
+    def check_storage(self, storage: Mapping[str, Mapping[str, Storage]]) -> None:
+        """Refuse what no store could be written with; `begin` says what it takes.
+
+        Raises
+        ------
+        DefinitionError
+        """
+        resolve_storage(storage)
+
+    def blob_check(
+        self,
+        initial: Mapping[str, Collection[str]] | None = None,
+        storage: Mapping[str, Mapping[str, Storage]] | None = None,
+    ) -> BlobCheck:
         """What finds out, on the workers and without storage, whether all blobs can be saved.
 
         Parameters
         ----------
-        initial : mapping of str to collection of str, optional
+        initial, storage
             See `begin`.
 
         Returns
@@ -217,7 +241,12 @@ class MultiNodeCheckpointManager(HeldDirectory):
             To be called on every worker with its workspaces; picklable.
         """
         return BlobCheck(
-            frozenset(self._held().nodes), registered_codecs(), self._allow_pickle, initial
+            frozenset(self._held().nodes),
+            registered_codecs(),
+            self._allow_pickle,
+            initial,
+            resolve_storage(storage or {}),
+            self._storage,
         )
 
     def begin(
@@ -227,6 +256,7 @@ class MultiNodeCheckpointManager(HeldDirectory):
         replicated: Mapping[str, Sequence[str]] | None = None,
         initial: Mapping[str, Collection[str]] | None = None,
         details: Mapping[str, Any] | None = None,
+        storage: Mapping[str, Mapping[str, Storage]] | None = None,
     ) -> SaveOrder:
         """Claim the names of an epoch's stores.
 
@@ -240,6 +270,8 @@ class MultiNodeCheckpointManager(HeldDirectory):
         details : mapping, optional
             What `commit` will be told: JSON, which may hold NaN and infinities. A store keeps it,
             so that the record can be made again where the log has lost it.
+        storage : mapping of str to mapping of str to Storage, optional
+            Node -> name of a blob -> how its arrays are stored.
 
         Returns
         -------
@@ -258,6 +290,7 @@ class MultiNodeCheckpointManager(HeldDirectory):
         shared = {name: list(nodes) for name, nodes in (replicated or {}).items()}
         kept = {**(details or {}), **({REPLICATED: shared} if shared else {})}
         kept = as_json(kept, "details")
+        check = self.blob_check(initial, storage)
         for order in list(self._unfinished.values()):
             self.abandon(order)
         with self._writing(f"the save of epoch {epoch} could not be begun"):
@@ -275,7 +308,7 @@ class MultiNodeCheckpointManager(HeldDirectory):
             hold.run,
             claim,
             store_names(hold.nodes, epoch, retry),
-            self.blob_check(initial),
+            check,
             self._files,
             self._former(),
             shared,

@@ -99,11 +99,12 @@ class PartitionedArray:
         return np.asarray(self[...], dtype)
 
     def to_dask(self) -> Any:
-        """The same as a `dask.array.Array`, a block for each chunk on disk."""
+        """The same as a `dask.array.Array`, a block for each file on disk."""
         import dask.array
 
         return dask.array.concatenate(
-            [dask.array.from_array(part, part.chunks) for part in self.parts], self.axis
+            [dask.array.from_array(part, part.shards or part.chunks) for part in self.parts],
+            self.axis,
         )
 
     def _full(self, key: Any) -> list[Any]:

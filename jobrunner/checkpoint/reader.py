@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from jobrunner.checkpoint.codecs import Codec
+from jobrunner.checkpoint.content import decode_piece, split_content
 from jobrunner.checkpoint.decoding import Decoder
 from jobrunner.checkpoint.dtypes import dtype_from_spec
 from jobrunner.checkpoint.files import PosixFiles
-from jobrunner.checkpoint.layout import FORMAT, MANIFEST, chunk_corners, chunk_key, decode_texts
+from jobrunner.checkpoint.grid import Grid, Piece
+from jobrunner.checkpoint.layout import MANIFEST, STORE_FORMAT, grid_of
 from jobrunner.checkpoint.states import StatefulBlob
 from jobrunner.checkpoint.store import THREADS, join_path, run_all
 from jobrunner.errors import (
@@ -88,10 +90,10 @@ class StoreReader:
                 path=path,
             )
         manifest: dict[str, Any] = json.loads(data)["attributes"]
-        if manifest["format"] > FORMAT:
+        if manifest["format"] > STORE_FORMAT:
             raise CheckpointError(
                 f"{path} has format {manifest['format']}, and this version of jobrunner reads up "
-                f"to {FORMAT}. Read it with a later version."
+                f"to {STORE_FORMAT}. Read it with a later version."
             )
         return manifest
 
@@ -167,7 +169,7 @@ class StoreReader:
         return int(_logical_shape(entry)[axis])
 
     def load_slice(self, blob: str, axis: int, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Part of an array blob along one axis; only the chunks that it lies in are read.
+        """Part of an array blob along one axis; only the pieces that it lies in are read.
 
         Parameters
         ----------
@@ -180,50 +182,54 @@ class StoreReader:
         What is read is verified, but for the array's own document.
         """
         entry = self._array_entry(self.read_manifest(), blob, axis)
-        order = entry["order"] or list(range(len(entry["shape"])))
-        along = list(order).index(axis)  # the axes of memory are the array's in this order
-        shape = list(entry["shape"])
+        grid = grid_of(entry)
+        along = axis if grid.order is None else grid.order.index(axis)
+        shape = list(grid.shape)
         shape[along] = stop - start
         data: np.ndarray[Any, Any] = np.empty(shape, dtype_from_spec(entry["dtype"]))
         jobs: list[Callable[[], None]] = []
-        corners = chunk_corners(entry["shape"], entry["chunk_shape"])
-        for corner, (path, (size, digest)) in zip(corners, _chunk_files(entry), strict=True):
-            spans = [
-                (place * step, min((place + 1) * step, length))
-                for place, step, length in zip(
-                    corner, entry["chunk_shape"], entry["shape"], strict=True
-                )
-            ]
-            low, high = max(spans[along][0], start), min(spans[along][1], stop)
-            if low >= high:
-                continue
-            inside = [slice(None)] * len(spans)
-            inside[along] = slice(low - spans[along][0], high - spans[along][0])
-            target = [slice(*span) for span in spans]
-            target[along] = slice(low - start, high - start)
-            lengths = [span[1] - span[0] for span in spans]
-            jobs.append(
-                partial(self._read_part, path, size, digest, lengths, inside, data[tuple(target)])
-            )
+        pieces = entry.get("pieces") or [None] * len(entry["files"])
+        for corner, (path, (size, digest)), told in zip(
+            grid.corners(), _chunk_files(entry), pieces, strict=True
+        ):
+            position = 0
+            for i, piece in enumerate(grid.pieces(corner)):
+                length, crc = told[i] if told else (size, digest)
+                held = piece.part[along]
+                low, high = max(held.start, start), min(held.stop, stop)
+                if low < high:
+                    inside = [slice(None)] * len(shape)
+                    inside[along] = slice(low - held.start, high - held.start)
+                    into = [*piece.part]
+                    into[along] = slice(low - start, high - start)
+                    span = (position, length, crc) if told else (0, size, digest)
+                    jobs.append(
+                        partial(
+                            self._read_piece,
+                            path,
+                            size,
+                            span,
+                            partial(
+                                _decode_into, data[tuple(into)], entry, grid, piece, tuple(inside)
+                            ),
+                        )
+                    )
+                position += length
         run_all(jobs, THREADS, data.nbytes)
-        return data.transpose(np.argsort(order)) if entry["order"] else data
+        return data.transpose(np.argsort(grid.order)) if grid.order else data
 
-    def _read_part(
-        self,
-        path: str,
-        size: int,
-        digest: int,
-        lengths: Sequence[int],
-        inside: Sequence[slice],
-        target: np.ndarray[Any, Any],
+    def _read_piece(
+        self, path: str, size: int, span: tuple[int, int, int], take: Callable[[bytes], None]
     ) -> None:
-        chunk: np.ndarray[Any, Any] = np.empty(lengths, target.dtype)
-        if isinstance(target.dtype, np.dtypes.StringDType):
-            self._read_texts(path, chunk, size, digest)
-        else:
-            view = memoryview(chunk.reshape(-1).view(np.uint8).data)
-            self._read_file(path, view, size, digest)
-        target[...] = chunk[tuple(inside)]
+        """Read and verify a span (start, length, crc32c) of a file of `size` bytes."""
+        full = self._safe_path(path)
+        start, length, digest = span
+        with self._reading(full):
+            found_size, data = self.files.read_span(full, start, length)
+        if found_size != size:
+            self._compare(full, size, digest, found_size, 0)
+        self._compare(full, length, digest, len(data), self.files.digest(data))
+        take(data)
 
     def _array_entry(self, manifest: Mapping[str, Any], blob: str, axis: int) -> Mapping[str, Any]:
         entry = manifest["blobs"].get(blob)
@@ -281,29 +287,21 @@ class StoreReader:
         else:
             data = np.empty(shape, dtype)
             result = data.transpose(np.argsort(order)) if order else data
-        chunk_shape = array["chunk_shape"]
-        is_text = isinstance(dtype, np.dtypes.StringDType)
-        flat = (
-            None if is_text or not data.size else memoryview(data.reshape(-1).view(np.uint8).data)
-        )
+        grid = grid_of(array)
+        # What lies in files as in memory is read into its place, and all else by way of a buffer.
+        is_direct = bool(data.size) and grid.is_memory and not array.get("compressors")
+        flat = None
+        if is_direct and not isinstance(dtype, np.dtypes.StringDType):
+            flat = memoryview(data.reshape(-1).view(np.uint8).data)
         start = 0
-        corners = chunk_corners(shape, chunk_shape)
-        for corner, (path, (size, digest)) in zip(corners, _chunk_files(array), strict=True):
-            index: Any = (
-                *(
-                    slice(place * step, (place + 1) * step)
-                    for place, step in zip(corner, chunk_shape, strict=True)
-                ),
-                ...,
-            )
-            part = data[index]
+        for corner, (path, (size, digest)) in zip(grid.corners(), _chunk_files(array), strict=True):
             if flat is None:
-                jobs.append(partial(self._read_texts, path, part, size, digest))
+                take = partial(_decode_file, data, array, grid, corner)
+                jobs.append(partial(self._read_encoded, path, size, digest, take))
                 continue
-            stop = start + part.nbytes
-            view = flat[start:stop]
+            stop = start + data[(*grid.part(corner), ...)].nbytes
+            jobs.append(partial(self._read_file, path, flat[start:stop], size, digest))
             start = stop
-            jobs.append(partial(self._read_file, path, view, size, digest))
         return result, jobs
 
     def _read_file(self, path: str, target: memoryview | None, size: int, digest: int) -> None:
@@ -312,13 +310,14 @@ class StoreReader:
             found_size, found = self.files.read_into(full, target, size)
         self._compare(full, size, digest, found_size, found)
 
-    def _read_texts(self, path: str, target: Any, size: int, digest: int) -> None:
+    def _read_encoded(
+        self, path: str, size: int, digest: int, take: Callable[[bytes], None]
+    ) -> None:
         full = self._safe_path(path)
         with self._reading(full):
             data = self.files.read(full)
         self._compare(full, size, digest, len(data), self.files.digest(data))
-        texts = decode_texts(data)[: target.size]
-        target[...] = np.array(texts, target.dtype).reshape(target.shape)
+        take(data)
 
     def _safe_path(self, path: str) -> str:
         pieces = path.split("/")
@@ -485,6 +484,32 @@ def _logical_shape(entry: Mapping[str, Any]) -> list[int]:
 
 
 def _chunk_files(array: Mapping[str, Any]) -> Iterable[tuple[str, tuple[int, int]]]:
-    corners = chunk_corners(array["shape"], array["chunk_shape"])
-    for corner, (size, digest) in zip(corners, array["files"], strict=True):
-        yield f"{array['path']}/{chunk_key(corner, array['order'])}", (size, digest)
+    grid = grid_of(array)
+    for corner, (size, digest) in zip(grid.corners(), array["files"], strict=True):
+        yield f"{array['path']}/{grid.key(corner)}", (size, digest)
+
+
+def _decode_file(
+    data: np.ndarray[Any, Any],
+    entry: Mapping[str, Any],
+    grid: Grid,
+    corner: tuple[int, ...],
+    content: bytes,
+) -> None:
+    """Put the pieces of a file, which was verified, into their places in an array."""
+    for piece, held in split_content(content, grid, corner):
+        _decode_into(data[(*piece.part, ...)], entry, grid, piece, (), held)
+
+
+def _decode_into(
+    target: np.ndarray[Any, Any],
+    entry: Mapping[str, Any],
+    grid: Grid,
+    piece: Piece,
+    inside: tuple[slice, ...],
+    content: bytes,
+) -> None:
+    part = decode_piece(
+        content, piece, grid.stored_shape, target.dtype, entry.get("compressors", ())
+    )
+    target[...] = part[inside] if inside else part

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobrunner.checkpoint.blobs import encode_blobs
+from jobrunner.checkpoint.blobs import encode_blobs, store_as
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.encoding import EncodedBlob
 from jobrunner.checkpoint.files import PosixFiles
@@ -27,6 +27,7 @@ from jobrunner.checkpoint.store import (
     run_gently,
 )
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
+from jobrunner.storage import DEFAULT_STORAGE, Storage
 from jobrunner.workspace import Workspace
 
 logger = logging.getLogger("jobrunner.checkpoint.save")
@@ -44,6 +45,10 @@ class BlobCheck:
     initial : mapping of str to collection of str, optional
         Node -> the blobs that its init tasks make: only those may hold objects that are saved by
         their state. By default, any may.
+    storage : mapping of str to mapping of str to Storage
+        Node -> name of a blob -> how its arrays are stored.
+    default : Storage
+        How those of others are.
 
     Notes
     -----
@@ -54,6 +59,8 @@ class BlobCheck:
     codecs: Sequence[Codec] = ()
     allow_pickle: bool = False
     initial: Mapping[str, Collection[str]] | None = None
+    storage: Mapping[str, Mapping[str, Storage]] = field(default_factory=dict)
+    default: Storage = DEFAULT_STORAGE
 
     def __call__(self, workspaces: Mapping[str, Workspace]) -> None:
         """Raise what `encode` raises."""
@@ -92,7 +99,13 @@ class BlobCheck:
                             f"in the init group, or put its state_dict() into the blob instead, or "
                             f"keep it out of checkpoints, outputs=Blob({name!r}, transient=True)."
                         )
-        return encoded
+        return {
+            node: {
+                name: store_as(node, name, blob, self.storage.get(node, {}).get(name), self.default)
+                for name, blob in blobs.items()
+            }
+            for node, blobs in encoded.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +206,10 @@ class SaveOrder:
                     replicas.setdefault(node, {})[name] = digest
                     if node != nodes[0]:
                         del encoded[node][name]
-        stores = {self.stores[node]: (self._about(node), blobs) for node, blobs in encoded.items()}
+        stores = {
+            self.stores[node]: (self._about(node, states[node]), blobs)
+            for node, blobs in encoded.items()
+        }
         former = {
             self.stores[node]: found
             for node, blobs in encoded.items()
@@ -202,8 +218,10 @@ class SaveOrder:
         batch = StoreBatch(self.files, self.path, stores, former)
         return _Prepared(list(encoded), batch, replicas, states)
 
-    def _about(self, node: str) -> dict[str, Any]:
+    def _about(self, node: str, states: Sequence[str]) -> dict[str, Any]:
         about: dict[str, Any] = {"node": node, "epoch": self.epoch, "run": self.run}
+        if states:
+            about["states"] = list(states)
         if node == next(iter(self.stores)):
             about["record"] = {"nodes": list(self.stores), "details": dict(self.details)}
         return about

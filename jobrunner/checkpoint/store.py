@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
+import logging
 import os
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,22 +22,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jobrunner.checkpoint.content import Content, encode_texts, file_content
 from jobrunner.checkpoint.encoding import EncodedBlob
 from jobrunner.checkpoint.files import BLOCK_BYTES, PosixFiles
 from jobrunner.checkpoint.layout import (
-    FORMAT,
     MANIFEST,
     ROOT_DOCUMENT,
-    Chunk,
     PlannedArray,
     StoreLayout,
-    chunk_corners,
-    chunk_key,
-    encode_texts,
+    grid_of,
     group_document,
     lay_out,
     to_json,
 )
+
+logger = logging.getLogger("jobrunner.checkpoint.store")
 
 THREADS = 2
 """More of them do not write faster; the calling thread is one of them."""
@@ -48,6 +48,9 @@ _GENTLE = 15
 
 LINKED_BYTES = 64 << 10
 """A shorter chunk is written again though it is unchanged: that costs no more than a link."""
+
+READ_AGAIN_SAVES = 8
+"""At one save in so many, on average, a file is read before it is shared once more."""
 
 HEAD_BYTES = 16 << 10
 """What of a chunk is compared first: most arrays that change at all change there."""
@@ -98,12 +101,15 @@ class WrittenChunk(NamedTuple):
         does not, it leaves a changed chunk no practical chance to pass for an unchanged one.
     head : int
         The crc32c of its first `HEAD_BYTES`.
+    pieces : tuple of (int, int)
+        Size and crc32c of each of its pieces, where it has an index of them.
     """
 
     size: int
     crc: int
     total: int
     head: int
+    pieces: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +165,9 @@ class StoreBatch:
         self._seconds = 0.0
         self._stores = []
         for store, (about, blobs) in stores.items():
-            full = {"format": FORMAT, **about}
             root = os.path.join(directory, store)
-            layout = lay_out(blobs, full)
+            layout = lay_out(blobs, about)
+            full = layout.about
             self._stores.append(
                 _StoreInWriting(store, root, full, layout, (former or {}).get(store))
             )
@@ -190,9 +196,9 @@ class StoreBatch:
                     if wanted is None or id(array) in wanted:
                         nbytes += array.part.data.nbytes
                         jobs += (
-                            partial(_write_chunk, self._files, store, array, chunk)
-                            for chunk in array.chunks()
-                            if chunk.path not in store.chunks
+                            partial(_write_chunk, self._files, store, array, path, corner)
+                            for path, corner in array.files()
+                            if path not in store.chunks
                         )
                 if wanted is None:
                     jobs += (
@@ -259,85 +265,121 @@ def former_store(root: str, manifest: Mapping[str, Any]) -> FormerStore:
         for array in entry["arrays"]:
             if "sums" not in array:
                 continue
-            corners = chunk_corners(array["shape"], array["chunk_shape"])
-            for corner, (size, crc), (total, head) in zip(
-                corners, array["files"], array["sums"], strict=True
+            grid = grid_of(array)
+            pieces = array.get("pieces") or [()] * len(array["files"])
+            for corner, (size, crc), (total, head), told in zip(
+                grid.corners(), array["files"], array["sums"], pieces, strict=True
             ):
-                path = f"{array['path']}/{chunk_key(corner, array['order'])}"
-                chunks[path] = WrittenChunk(size, crc, int(total, 16), head)
+                chunks[f"{array['path']}/{grid.key(corner)}"] = WrittenChunk(
+                    size, crc, int(total, 16), head, tuple(map(tuple, told))
+                )
     return FormerStore(root, chunks)
 
 
 def _write_chunk(
-    files: PosixFiles, store: _StoreInWriting, array: PlannedArray, chunk: Chunk
+    files: PosixFiles,
+    store: _StoreInWriting,
+    array: PlannedArray,
+    path: str,
+    corner: tuple[int, ...],
 ) -> None:
-    index: Any = (*chunk.index, ...)  # without the dots, no axes would give a scalar
-    data = array.part.data[index]
-    padding_bytes = chunk.padding_bytes
-    content: bytes | memoryview
-    if isinstance(data.dtype, np.dtypes.StringDType):
-        content, padding_bytes = encode_texts(data, math.prod(array.chunk_shape)), 0
-    else:
-        # A copy only where the array is not contiguous, and of one chunk at a time.
-        content = memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
-    path = join_path(store.root, chunk.path)
-    size = len(content) + padding_bytes
-    if size < LINKED_BYTES:
-        crc = files.write(path, [content], padding_bytes)
-        store.chunks[chunk.path] = WrittenChunk(size, crc, 0, 0)
+    content = file_content(array.part.data, array.grid, corner, array.compressors)
+    target = join_path(store.root, path)
+    if content.size < LINKED_BYTES and content.pieces is None:
+        crc = files.write(target, content.buffers, content.padding_bytes)
+        store.chunks[path] = WrittenChunk(content.size, crc, 0, 0)
         return
-    head = files.digest(memoryview(content)[:HEAD_BYTES])
-    known = store.former.chunks.get(chunk.path) if store.former is not None else None
+    head = files.digest(memoryview(content.buffers[0])[:HEAD_BYTES])
+    known = store.former.chunks.get(path) if store.former is not None else None
     if (
         store.former is not None
         and known is not None
-        and (known.size, known.head) == (size, head)
-        and _digest(files, memoryview(content), padding_bytes, head) == known
-        and files.link(join_path(store.former.root, chunk.path), path, size)
+        and (known.size, known.head) == (content.size, head)
+        and _digest(files, content, head) == known
+        and _is_whole(files, store, path, known)
+        and files.link(join_path(store.former.root, path), target, content.size)
     ):
-        store.linked_bytes += size
-        store.chunks[chunk.path] = known
+        store.linked_bytes += content.size
+        store.chunks[path] = known
         return
-    words = _WordSum()
-    crc = files.write(path, [content], padding_bytes, words.add)
-    store.chunks[chunk.path] = WrittenChunk(size, crc, words.total, head)
+    sums = _Sums(files, content)
+    crc = files.write(target, content.buffers, content.padding_bytes, sums.add)
+    store.chunks[path] = WrittenChunk(content.size, crc, sums.total, head, tuple(sums.pieces))
 
 
-class _WordSum:
-    """Sums the 64-bit words of blocks, modulo 2**64; the zeros that pad a file add nothing."""
+def _is_whole(files: PosixFiles, store: _StoreInWriting, path: str, known: WrittenChunk) -> bool:
+    """Whether a file may be shared once more: now and then it is read to find out.
 
-    __slots__ = ("total",)
+    By its name and the epoch, so that it comes to any file's turn whatever the save policy is.
+    """
+    assert store.former is not None
+    if zlib.crc32(f"{path} {store.about['epoch']}".encode()) % READ_AGAIN_SAVES:
+        return True
+    old = join_path(store.former.root, path)
+    try:
+        found = files.read_into(old, None, known.size)
+    except OSError as error:
+        logger.warning("%s cannot be read, and is written anew: %s", old, error)
+        return False
+    if found != (known.size, known.crc):
+        logger.warning("%s is not what was written; the new epoch gets a file of its own.", old)
+        return False
+    return True
 
-    def __init__(self) -> None:
+
+class _Sums:
+    """Sums the 64-bit words of blocks, modulo 2**64, and digests pieces as they go by.
+
+    The zeros that pad a file add nothing.
+    """
+
+    __slots__ = ("_crc", "_files", "_left", "_lengths", "pieces", "total")
+
+    def __init__(self, files: PosixFiles, content: Content) -> None:
         self.total = 0
+        self.pieces: list[tuple[int, int]] = []
+        self._files = files
+        self._lengths = content.pieces or []
+        self._left = self._lengths[0] if self._lengths else 0
+        self._crc = 0
 
     def add(self, block: memoryview) -> None:
         whole = len(block) & ~7
         total = int(np.add.reduce(np.frombuffer(block[:whole], np.uint64)))
         total += int.from_bytes(block[whole:], "little")
         self.total = (self.total + total) & 0xFFFF_FFFF_FFFF_FFFF
+        if self._left:  # no block reaches beyond a piece: each is in buffers of its own
+            self._crc = self._files.digest(block, self._crc)
+            self._left -= len(block)
+            if not self._left:
+                self.pieces.append((self._lengths[len(self.pieces)], self._crc))
+                self._crc = 0
+                if len(self.pieces) < len(self._lengths):
+                    self._left = self._lengths[len(self.pieces)]
 
 
-def _digest(files: PosixFiles, content: memoryview, padding_bytes: int, head: int) -> WrittenChunk:
-    words, crc = _WordSum(), 0
-    for start in range(0, len(content), BLOCK_BYTES):
-        block = content[start : start + BLOCK_BYTES]
-        crc = files.digest(block, crc)
-        words.add(block)
-    crc = files.digest_zeros(padding_bytes, crc)
-    return WrittenChunk(len(content) + padding_bytes, crc, words.total, head)
+def _digest(files: PosixFiles, content: Content, head: int) -> WrittenChunk:
+    sums, crc = _Sums(files, content), 0
+    for buffer in content.buffers:
+        view = memoryview(buffer)
+        for start in range(0, len(view), BLOCK_BYTES):
+            block = view[start : start + BLOCK_BYTES]
+            crc = files.digest(block, crc)
+            sums.add(block)
+    crc = files.digest_zeros(content.padding_bytes, crc)
+    return WrittenChunk(content.size, crc, sums.total, head, tuple(sums.pieces))
 
 
 def digest_blob(files: PosixFiles, blob: EncodedBlob) -> str:
     """A digest of a blob's value, types and shapes: equal for equal blobs."""
     about = [[str(part.data.dtype), part.data.shape, part.order] for part in blob.parts]
-    digests = [files.digest(to_json([blob.tree, about]))]
+    digests: list[Any] = [files.digest(to_json([blob.tree, about]))]
     for part in blob.parts:
         if isinstance(part.data.dtype, np.dtypes.StringDType):
             digests.append(files.digest(encode_texts(part.data, part.data.size)))
         else:
-            content = memoryview(np.ascontiguousarray(part.data).reshape(-1).view(np.uint8).data)
-            digests += _digest(files, content, 0, 0)
+            memory = memoryview(np.ascontiguousarray(part.data).reshape(-1).view(np.uint8).data)
+            digests += _digest(files, Content([memory], 0, None), 0)
     return hashlib.sha256(to_json(digests)).hexdigest()
 
 
@@ -350,11 +392,13 @@ def _finish_store(files: PosixFiles, store: _StoreInWriting) -> tuple[str, int]:
     """Write manifest and root document; the digest of the one, and the size of all files."""
     layout = store.layout
     for array in layout.arrays:
-        chunks = [store.chunks[chunk.path] for chunk in array.chunks()]
+        chunks = [store.chunks[path] for path, _ in array.files()]
         array.entry["files"] = [[chunk.size, chunk.crc] for chunk in chunks]
         if chunks and chunks[0].size >= LINKED_BYTES:
             # Hexadecimal: JSON's readers in other languages lose digits of such numbers.
             array.entry["sums"] = [[f"{chunk.total:016x}", chunk.head] for chunk in chunks]
+        if array.grid.piece_shape is not None:
+            array.entry["pieces"] = [list(map(list, chunk.pieces)) for chunk in chunks]
     # The root's digest is in the manifest, so the manifest can be written before it.
     documents = {path: store.documents[path] for path in layout.documents}
     documents[ROOT_DOCUMENT] = [len(layout.root), files.digest(layout.root)]

@@ -3,8 +3,8 @@
 - `FaultyFiles`: a file system that fails, dies, or kills its process at the k-th operation;
 - `Struck`: a task's function that once kills or stops its worker, or raises;
 - `assert_identical`: equal in type, dtype, byte order, memory order and bits;
-- `jobrunner.testing.contracts`, `jobrunner.testing.policies`: suites that replacements of our parts
-  must pass.
+- `jobrunner.testing.contracts`, `jobrunner.testing.policies`, `jobrunner.testing.codecs`: suites
+  that replacements of our parts, and codecs, must pass.
 """
 
 from __future__ import annotations

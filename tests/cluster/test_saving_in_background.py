@@ -169,9 +169,16 @@ def test_a_budget_without_copies_is_refused(tmp_path):
 
 def planned(*arrays):
     from jobrunner.checkpoint.encoding import ArrayPart
+    from jobrunner.checkpoint.grid import plan_grid
 
     return [
-        PlannedArray(str(i), ArrayPart(array, None, (), "ndarray"), array.shape, {})
+        PlannedArray(
+            str(i),
+            ArrayPart(array, None, (), "ndarray"),
+            plan_grid(array.shape, array.itemsize, None),
+            (),
+            {},
+        )
         for i, array in enumerate(arrays)
     ]
 

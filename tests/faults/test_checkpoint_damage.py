@@ -37,7 +37,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
             workspace.globals.update(BLOBS)
         order = manager.begin(epoch)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("jobrunner.checkpoint.layout.CHUNK_BYTES", 8000)
+            patch.setattr("jobrunner.checkpoint.grid.CHUNK_BYTES", 8000)
             manager.commit(order, order(workspaces), {})
     manager.end_run()
     return path

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jobrunner.checkpoint.blobs import encode_blobs
-from jobrunner.checkpoint.layout import plan_chunks
+from jobrunner.checkpoint.grid import plan_chunks
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.store import write_stores
 from jobrunner.testing import FaultyFiles, assert_identical
@@ -85,7 +85,7 @@ def test_any_blobs_come_back_as_they_were(blobs: dict[str, Any]) -> None:
 
 @given(st.lists(st.integers(0, 10**7), max_size=4).map(tuple), st.sampled_from([1, 8, 1000, 10**9]))
 def test_chunks_are_small_contiguous_and_pad_little(shape: tuple[int, ...], itemsize: int) -> None:
-    chunk = plan_chunks(shape, itemsize)
+    chunk = plan_chunks(shape, itemsize, 64 << 20)
     size = itemsize
     for length in chunk:
         size *= length

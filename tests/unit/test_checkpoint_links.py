@@ -137,6 +137,22 @@ def test_a_file_that_was_cut_or_is_gone_is_written_anew(rig: Rig) -> None:
         rig.manager.verify(1)
 
 
+def test_damage_that_epochs_share_ends_when_the_file_is_read_again(rig: Rig) -> None:
+    rig.save(0)
+    content = bytearray(rig.chunk(0).read_bytes())
+    content[BIG] ^= 1
+    rig.chunk(0).write_bytes(content)
+    is_linked = [rig.save(epoch).linked_bytes > 0 for epoch in range(1, 40)]
+    mended = is_linked.index(False) + 1
+    assert mended > 1  # so that it was shared by an epoch at least
+    for epoch in (0, mended - 1):
+        with pytest.raises(CheckpointCorruptError, match="expected crc32c"):
+            rig.manager.verify(epoch)
+    for epoch in range(mended, 40):
+        rig.manager.verify(epoch)
+    assert is_linked.count(False) == 1
+
+
 def test_a_former_store_that_cannot_be_read_only_costs_the_links(rig: Rig) -> None:
     rig.save(0)
     Path(rig.manager.get_ckpt_db_name("a", 0), "_manifest", "zarr.json").write_text("{}")

@@ -18,7 +18,7 @@ from jobrunner import (
     PlanMismatchError,
     register_codec,
 )
-from jobrunner.checkpoint import copy_epoch, load_waiting_states
+from jobrunner.checkpoint import copy_epoch, load_waiting_states, repair_log
 from jobrunner.comparison import compare_checkpoints
 from jobrunner.testing import assert_identical
 from jobrunner.workspace import Workspace
@@ -255,3 +255,15 @@ def test_a_replicated_object_is_saved_once_and_loaded_by_all(tmp_path: Path) -> 
         workspace.globals["opt"] = Momentum()
     load_waiting_states(again)
     assert [workspace.globals["opt"].steps for workspace in again.values()] == [1, 1]
+
+
+def test_a_record_that_is_made_again_says_which_blobs_have_a_state(rig: Rig) -> None:
+    rig.workspace.globals["opt"] = Momentum()
+    rig.save(0)
+    rig.save(1)
+    rig.manager.end_run()
+    number = rig.manager.state().commit_number(0)
+    Path(rig.manager.path, "_log", f"{number:010d}.json").unlink()
+    again = MultiNodeCheckpointManager(rig.manager.path)
+    assert repair_log(again) is not None
+    assert again.stateful_blobs(0) == {"a": {"opt"}}

@@ -242,7 +242,7 @@ def test_plain_zarr_reads_texts(tmp_path: Path, dtype: Any) -> None:
 def test_large_arrays_lie_in_several_chunks_and_plain_zarr_reads_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobrunner.checkpoint.layout.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("jobrunner.checkpoint.grid.CHUNK_BYTES", 1000)
     blobs = {
         "rows": np.arange(3_000).reshape(300, 10),
         "fortran": np.asfortranarray(np.arange(3_000).reshape(10, 300)),
@@ -427,7 +427,7 @@ def test_what_a_codecs_encode_raises_names_node_blob_and_codec() -> None:
 
 def test_a_later_format_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = save(tmp_path, {"x": 1})
-    monkeypatch.setattr("jobrunner.checkpoint.reader.FORMAT", 0)
+    monkeypatch.setattr("jobrunner.checkpoint.reader.STORE_FORMAT", 0)
     with pytest.raises(CheckpointError, match=r"reads up to 0. Read it with a later") as caught:
         reader.load()
     assert type(caught.value) is CheckpointError

@@ -1,0 +1,217 @@
+"""How an array is cut: into files, and these into pieces. Pure: no I/O.
+
+A file is a chunk of Zarr's. One that is cut further is what Zarr calls a shard: its pieces, one
+after another, and an index of where each is, so that a piece can be read by itself. All shapes
+here have their axes in the order of memory, outermost first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+CHUNK_BYTES = 64 << 20
+"""Longest file that is cut by default."""
+
+PIECE_BYTES = 4 << 20
+"""Longest piece, by default; files of two pieces and less are not cut."""
+
+_PADDING_SHARE = 1 / 16
+
+
+class Piece(NamedTuple):
+    """What is stored as one: a file, or a part of it.
+
+    Attributes
+    ----------
+    part : tuple of slice
+        Which part of the array it holds, cut off at the array's end.
+    place : int
+        Where a shard's index tells of it.
+    """
+
+    part: tuple[Any, ...]
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """How an array is cut.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    chunk_shape : tuple of int
+        Of a file; at the array's end it reaches beyond it.
+    piece_shape : tuple of int or None
+        Of the pieces that files are cut into; None: they are not.
+    order : tuple of int or None
+        The array's axes in the order of memory; None where that is their own order.
+    """
+
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    piece_shape: tuple[int, ...] | None
+    order: tuple[int, ...] | None
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Of what is stored as one."""
+        return self.piece_shape or self.chunk_shape
+
+    @property
+    def num_places(self) -> int:
+        """How many pieces the index of a file tells of."""
+        return math.prod(self._pieces_along())
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether files, and pieces in files, follow each other as they do in memory.
+
+        Then the bytes of a file begin with those of its part of the array.
+        """
+        stored, chunk, shape = self.stored_shape, self.chunk_shape, self.shape
+        rows, files = _cut_axis(shape, stored), _cut_axis(shape, chunk)
+        if rows is None or files is None:
+            return False
+        return rows == files or (files < rows and shape[rows] % stored[rows] == 0)
+
+    def corners(self) -> Iterator[tuple[int, ...]]:
+        """Grid coordinates of all files; none where the array has no items."""
+        return chunk_corners(self.shape, self.chunk_shape)
+
+    def key(self, corner: Sequence[int]) -> str:
+        """File name of the chunk at `corner`."""
+        return ".".join(("c", *map(str, to_logical(corner, self.order))))
+
+    def part(self, corner: Sequence[int]) -> tuple[Any, ...]:
+        """What of the array a file holds."""
+        return tuple(
+            slice(place * size, min((place + 1) * size, length))
+            for place, size, length in zip(corner, self.chunk_shape, self.shape, strict=True)
+        )
+
+    def pieces(self, corner: Sequence[int]) -> Iterator[Piece]:
+        """The pieces of a file in the order in which they lie there; the file if it has none.
+
+        Pieces that lie beyond the array are left out.
+        """
+        inner = self.stored_shape
+        first = [
+            place * size // step
+            for place, size, step in zip(corner, self.chunk_shape, inner, strict=True)
+        ]
+        along = self._pieces_along()
+        strides = [math.prod(along[axis + 1 :]) for axis in range(len(along))]
+        if self.order:
+            # The index goes by the array's own axes.
+            logical = to_logical(along, self.order)
+            own = [math.prod(logical[axis + 1 :]) for axis in range(len(logical))]
+            strides = [own[axis] for axis in self.order]
+        for at in itertools.product(*map(range, along)):
+            index = []
+            for start, step, place, length in zip(first, inner, at, self.shape, strict=True):
+                low = (start + place) * step
+                if low >= length:
+                    break
+                index.append(slice(low, min(low + step, length)))
+            else:
+                place = sum(a * b for a, b in zip(at, strides, strict=True))
+                yield Piece(tuple(index), place)
+
+    def _pieces_along(self) -> list[int]:
+        inner = self.stored_shape
+        return [size // step for size, step in zip(self.chunk_shape, inner, strict=True)]
+
+
+def plan_grid(
+    shape: Sequence[int], itemsize: int, order: tuple[int, ...] | None, *, in_pieces: bool = True
+) -> Grid:
+    """Cut an array by default: files of at most 64 MiB, their pieces of 4 MiB where that pays.
+
+    Files and pieces are contiguous in memory.
+
+    Parameters
+    ----------
+    shape : sequence of int
+    itemsize : int
+        In bytes.
+    order : tuple of int or None
+        See `Grid`.
+    in_pieces : bool
+        Whether files may be cut further.
+    """
+    shape = tuple(shape)
+    if in_pieces and itemsize * math.prod(shape) > 2 * PIECE_BYTES:
+        for axis, length in enumerate(shape):
+            row_bytes = itemsize * math.prod(shape[axis + 1 :])
+            if length > 1 and row_bytes <= CHUNK_BYTES:
+                rows = max(1, PIECE_BYTES // row_bytes)
+                pieces = min(-(-length // rows), CHUNK_BYTES // (rows * row_bytes))
+                if pieces < 2:
+                    break
+                before, rest = (1,) * axis, shape[axis + 1 :]
+                chunk_shape = (*before, rows * pieces, *rest)
+                return Grid(shape, chunk_shape, (*before, rows, *rest), order)
+    return Grid(shape, plan_chunks(shape, itemsize, CHUNK_BYTES), None, order)
+
+
+def plan_chunks(shape: Sequence[int], itemsize: int, limit: int) -> tuple[int, ...]:
+    """Chunk shape of at most `limit` bytes whose every chunk is contiguous in a C-ordered array.
+
+    Parameters
+    ----------
+    shape : sequence of int
+    itemsize, limit : int
+        In bytes.
+    """
+    for axis, length in enumerate(shape):
+        row_bytes = itemsize * math.prod(shape[axis + 1 :])
+        if length * row_bytes <= limit:
+            break
+        if row_bytes <= limit:
+            rest = (max(1, size) for size in shape[axis + 1 :])
+            return (*(1,) * axis, _choose_rows(length, limit // row_bytes), *rest)
+    else:
+        return (1,) * len(shape)
+    return tuple(max(1, length) for length in shape)
+
+
+def _choose_rows(length: int, most: int) -> int:
+    """Rows a chunk, at most `most`, so that little of the last chunk is padding."""
+    fewest = math.ceil(length / most)
+    candidates = []
+    for count in range(fewest, 2 * fewest + 1):
+        rows = math.ceil(length / count)
+        padding = rows * math.ceil(length / rows) - length
+        if padding <= length * _PADDING_SHARE:
+            return rows
+        candidates.append((padding, rows))
+    return min(candidates)[1]
+
+
+def _cut_axis(shape: Sequence[int], cut: Sequence[int]) -> int | None:
+    """The axis along which cuts of this shape follow each other in memory; None: they do not."""
+    axis = next((i for i, size in enumerate(cut) if size > 1), max(len(cut) - 1, 0))
+    if all(size == length for size, length in zip(cut[axis + 1 :], shape[axis + 1 :], strict=True)):
+        return axis
+    return None
+
+
+def chunk_corners(shape: Sequence[int], chunk_shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Grid coordinates of all chunks; none where the array has no items."""
+    counts = (math.ceil(length / size) for length, size in zip(shape, chunk_shape, strict=True))
+    return itertools.product(*map(range, counts))
+
+
+def to_logical(sizes: Sequence[int], order: Sequence[int] | None) -> list[int]:
+    """What goes by the axes of memory, by the array's own axes."""
+    if not order:
+        return list(sizes)
+    logical = [0] * len(order)
+    for axis, size in zip(order, sizes, strict=True):
+        logical[axis] = size
+    return logical

@@ -1,0 +1,82 @@
+"""The contract of codecs: derive a test class, give the codec and values, run pytest.
+
+Example
+-------
+::
+
+    class TestFractions(CodecContract):
+        codec = register_codec(Fraction, lambda f: f.as_integer_ratio(), lambda t: Fraction(*t))
+        values = (Fraction(1, 3), Fraction(0))
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle
+
+from jobrunner.checkpoint.blobs import encode_blobs
+from jobrunner.checkpoint.codecs import Codec
+from jobrunner.checkpoint.decoding import Decoder
+from jobrunner.checkpoint.encoding import EncodedBlob
+from jobrunner.testing.identity import assert_identical
+
+
+class CodecContract:
+    """What every `Codec` must do. Values are compared with ``==``, and by what is saved of them."""
+
+    codec: Codec
+    values: Sequence[Any] = ()
+
+    def test_there_are_values_of_exactly_its_type(self) -> None:
+        """A codec is chosen by the type, not by its base classes."""
+        assert self.values, "give some values"
+        for value in self.values:
+            assert type(value) is self.codec.cls, f"{value!r} is no {self.codec.cls.__name__}"
+
+    def test_what_was_saved_comes_back(self) -> None:
+        """Of the type that it was, equal, and saved again as the same."""
+        for value in self.values:
+            saved = _save(self.codec, value)
+            again = _load(self.codec, saved)
+            assert type(again) is type(value)
+            assert again == value, f"expected {value!r}, found {again!r}"
+            _same(saved, _save(self.codec, again))
+
+    def test_encoding_changes_nothing(self) -> None:
+        """A save may be made at any epoch, or twice, and the job goes on with the same value."""
+        for value in self.values:
+            first = _save(self.codec, value)
+            kept = EncodedBlob(
+                copy.deepcopy(first.tree), [copy.deepcopy(part) for part in first.parts]
+            )
+            _same(kept, _save(self.codec, value))
+
+    def test_workers_can_use_it(self) -> None:
+        """It is sent to them by cloudpickle."""
+        sent: Codec = cloudpickle.loads(cloudpickle.dumps(self.codec))
+        assert sent.name == self.codec.name
+        for value in self.values:
+            assert sent.decode(sent.encode(value)) == value
+
+
+def _save(codec: Codec, value: object) -> EncodedBlob:
+    return encode_blobs("node", {"blob": value}, [codec])["blob"]
+
+
+def _load(codec: Codec, blob: EncodedBlob) -> Any:
+    def array(i: int) -> Any:
+        part = blob.parts[i]
+        if part.order is None:
+            return part.data.copy()
+        return part.data.transpose([part.order.index(axis) for axis in range(part.data.ndim)])
+
+    return Decoder(array, [codec], where="the value").decode(blob.tree)
+
+
+def _same(one: EncodedBlob, other: EncodedBlob) -> None:
+    assert_identical(one.tree, other.tree, "what was saved")
+    arrays = [[part.data for part in blob.parts] for blob in (one, other)]
+    assert_identical(arrays[0], arrays[1], "arrays")
