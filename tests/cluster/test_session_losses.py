@@ -30,7 +30,7 @@ from jobrunner import (
 )
 from jobrunner.cluster import Cluster, LossWatch
 from jobrunner.conversation import Conversation
-from jobrunner.worker import OPERATION, PLUGIN_NAME, hold_lease, lease_key
+from jobrunner.worker import OPERATION, PLUGIN_NAME, PROTOCOL_VERSION, hold_lease, lease_key
 
 SECOND = 1.0
 """What a loss may cost, from Dask's noticing it to the error."""
@@ -406,7 +406,8 @@ def test_a_second_registration_leaves_the_first_ones_workspaces(session, client)
 
 
 def test_the_protocols_version_is_in_the_plugins_and_the_operations_name():
-    assert PLUGIN_NAME[-1] == OPERATION[-1] == "1"
+    assert PLUGIN_NAME == f"jobrunner-{PROTOCOL_VERSION}"
+    assert OPERATION.endswith(f"_{PROTOCOL_VERSION}")
 
 
 def lose_the_handler(dask_worker):
