@@ -24,7 +24,6 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
-from jobrunner.worker import PLUGIN_NAME
 
 PATIENCE_SECONDS = 20
 
@@ -76,7 +75,7 @@ def on_the_scheduler(dask_scheduler):
 
 
 def on_a_worker(dask_worker):
-    host = dask_worker.plugins[PLUGIN_NAME]
+    host = dask_worker.plugins["jobrunner-1"]
     return {
         "bindings": sorted(host.bindings),
         "leases": sorted(host._leases),
