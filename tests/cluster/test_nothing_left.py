@@ -24,6 +24,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
+from jobrunner.worker import PLUGIN_NAME
 
 PATIENCE_SECONDS = 20
 
@@ -75,7 +76,7 @@ def on_the_scheduler(dask_scheduler):
 
 
 def on_a_worker(dask_worker):
-    host = dask_worker.plugins["jobrunner-1"]
+    host = dask_worker.plugins[PLUGIN_NAME]
     return {
         "bindings": sorted(host.bindings),
         "leases": sorted(host._leases),

@@ -406,7 +406,7 @@ def test_a_second_registration_leaves_the_first_ones_workspaces(session, client)
 
 
 def test_the_protocols_version_is_in_the_plugins_and_the_operations_name():
-    assert PLUGIN_NAME == f"jobrunner-{PROTOCOL_VERSION}"
+    assert f"jobrunner-{PROTOCOL_VERSION}" == PLUGIN_NAME
     assert OPERATION.endswith(f"_{PROTOCOL_VERSION}")
 
 
