@@ -19,7 +19,7 @@ from typing import Any
 
 from jobrunner.checkpoint.directory import CheckpointDirectory
 from jobrunner.checkpoint.files import PosixFiles
-from jobrunner.checkpoint.layout import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT
+from jobrunner.checkpoint.layout import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT, is_sealed
 from jobrunner.checkpoint.log import (
     ENTRY_NAME,
     LOG_DIRECTORY,
@@ -345,13 +345,14 @@ def _record_again(
         path = join_path(os.path.join(directory.path, name), MANIFEST)
         data = directory.files.read_if_there(path) or b""
         digest = hashlib.sha256(data).hexdigest()
-        try:
-            manifest = json.loads(data)["attributes"]
-            told = (manifest["node"], manifest["epoch"])
-        except (ValueError, KeyError, TypeError) as error:
+        if not is_sealed(data):
             raise CheckpointCorruptError(
-                f"{path} is no manifest: {type(error).__name__}: {error}.", path=path
-            ) from error
+                f"{path} is not what was written: its {len(data)} bytes do not end with their own "
+                f"SHA-256. Or an earlier version wrote it.",
+                path=path,
+            )
+        manifest = json.loads(data)["attributes"]
+        told = (manifest["node"], manifest["epoch"])
         if told != (node, claim.epoch):
             raise CheckpointCorruptError(
                 f"{path} is of node {told[0]!r} at epoch {told[1]}: expected {node!r} at epoch "

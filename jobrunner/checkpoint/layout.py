@@ -7,6 +7,7 @@ jobrunner loads, it takes from the manifest.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -212,6 +213,19 @@ def _array_document(array: PlannedArray) -> bytes:
 def group_document(attributes: Mapping[str, Any]) -> bytes:
     """The Zarr document of a group."""
     return to_json({"zarr_format": 3, "node_type": "group", "attributes": attributes})
+
+
+_SEAL = b',"sha256":"%s"}}'
+
+
+def seal(document: bytes) -> bytes:
+    """The document of a group with its own digest as a last attribute."""
+    return document[:-2] + _SEAL % hashlib.sha256(document).hexdigest().encode()
+
+
+def is_sealed(document: bytes) -> bool:
+    """Whether it is, to the last bit, what `seal` has made."""
+    return document == seal(document[: -len(_SEAL % bytes(64))] + b"}}")
 
 
 def to_json(document: object) -> bytes:

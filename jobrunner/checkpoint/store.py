@@ -33,6 +33,7 @@ from jobrunner.checkpoint.layout import (
     grid_of,
     group_document,
     lay_out,
+    seal,
     to_json,
 )
 
@@ -403,7 +404,7 @@ def _finish_store(files: PosixFiles, store: _StoreInWriting) -> tuple[str, int]:
     documents = {path: store.documents[path] for path in layout.documents}
     documents[ROOT_DOCUMENT] = [len(layout.root), files.digest(layout.root)]
     about = {**store.about, "blobs": layout.blobs, "documents": documents}
-    manifest = group_document(about)
+    manifest = seal(group_document(about))
     files.write(join_path(store.root, MANIFEST), [manifest])
     files.write(os.path.join(store.root, ROOT_DOCUMENT), [layout.root])
     nbytes = sum(chunk.size for chunk in store.chunks.values())

@@ -225,6 +225,21 @@ def test_a_store_that_is_not_whole_is_not_recorded(copies: Iterator[Path]) -> No
     assert recorded(path) == (1, 2)
 
 
+def test_a_manifest_with_a_wrong_bit_proves_nothing(copies: Iterator[Path]) -> None:
+    path = next(copies)
+    shutil.rmtree(path / "_log")
+    manifest = path / "a.3" / "_manifest" / "zarr.json"
+    whole = manifest.read_bytes()
+    for i in range(0, len(whole), 23):
+        damaged = bytearray(whole)
+        damaged[i] ^= 1 << i % 8
+        manifest.write_bytes(damaged)
+        repair = plan_repair(directory(path))
+        assert repair is not None
+        assert repair.rebuilt == [1, 2], i
+        assert str(manifest) in repair.unproven["a.3"], i
+
+
 def test_an_epoch_whose_stores_are_not_all_there_is_not_recorded(copies: Iterator[Path]) -> None:
     path = next(copies)
     shutil.rmtree(path / "_log")
