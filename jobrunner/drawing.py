@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -45,7 +46,7 @@ def find_edges(group: TaskGroup) -> list[Edge]:
             if isinstance(other, str):
                 name = other if "/" in other else f"{task.node.name}/{other}"
                 other = by_name.get(name, task)
-            if other is not task:
+            if other is not task and other.group is group:
                 edges.append(Edge(other, task, "after"))
         for blob in (*task.output_blobs, *task.updates):
             writers[_key(blob)] = task
@@ -184,7 +185,7 @@ def _text(name: str) -> str:
 
 def to_dot(job: Job) -> str:
     """The job in Graphviz's language: a cluster for each group."""
-    quote = json.dumps
+    quote = partial(json.dumps, ensure_ascii=False)  # Graphviz reads UTF-8, and no escapes
     lines = [f"digraph {quote(job.name)} {{", "  node [shape=box]"]
     ends = _conditions(job)
     for name, group in job.groups.items():

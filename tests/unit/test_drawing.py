@@ -74,6 +74,16 @@ def test_a_graph_for_graphviz_quotes_its_names(tmp_path: Path) -> None:
     assert text.count("{") == text.count("}") == 5
 
 
+def test_what_cannot_be_compiled_yet_can_be_drawn(tmp_path: Path) -> None:
+    with Job() as job, Node("größe"):
+        with job.init_group:
+            first = Task(int, outputs="w", name="null")
+        Task(lambda w: w, inputs="w", name="schön", after=[first, "nobody"])
+    for name in ("job.svg", "job.dot"):
+        job.visualize(tmp_path / name)
+        assert "größe" in (tmp_path / name).read_text(encoding="utf-8")
+
+
 def test_a_job_is_a_table_in_a_notebook_and_may_be_changed_afterwards() -> None:
     job = build()
     root = ET.fromstring(job._repr_html_())
