@@ -10,6 +10,8 @@ import dask
 import dask.utils
 import yaml
 
+from jobrunner.errors import DefinitionError
+
 
 def get_seconds(key: str) -> float:
     """Read a duration.
@@ -25,6 +27,11 @@ def get_seconds(key: str) -> float:
     -------
     float
         Seconds.
+
+    Raises
+    ------
+    DefinitionError
+        It is no number from 0 on.
     """
     return _number(key)
 
@@ -50,7 +57,7 @@ def get_bytes(key: str, whole: int) -> int:
 
     Raises
     ------
-    ValueError
+    DefinitionError
         It is no amount of memory.
     """
     value = dask.config.get(f"jobrunner.{key}")
@@ -61,7 +68,7 @@ def get_bytes(key: str, whole: int) -> int:
         with suppress(ValueError):
             nbytes = float(dask.utils.parse_bytes(value))
     if isinstance(value, bool) or not 0 <= nbytes < math.inf:
-        raise ValueError(
+        raise DefinitionError(
             f"jobrunner.{key} in Dask's configuration is a share from 0 to 1, a number of bytes, "
             f"or a text such as '2 GiB'; got {value!r}."
         )
@@ -69,7 +76,15 @@ def get_bytes(key: str, whole: int) -> int:
 
 
 def _number(key: str) -> float:
-    return float(dask.config.get(f"jobrunner.{key}"))
+    value = dask.config.get(f"jobrunner.{key}")
+    number = math.nan
+    with suppress(TypeError, ValueError):
+        number = float(value)
+    if isinstance(value, bool) or not 0 <= number < math.inf:
+        raise DefinitionError(
+            f"jobrunner.{key} in Dask's configuration is a number from 0 on; got {value!r}."
+        )
+    return number
 
 
 _DEFAULTS = yaml.safe_load(files("jobrunner").joinpath("jobrunner.yaml").read_text("utf-8"))

@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-
-import dask
 
 from jobrunner.checkpoint.chores import Sweeper
 from jobrunner.checkpoint.directory import CheckpointDirectory
@@ -336,14 +333,10 @@ class HeldDirectory(CheckpointDirectory):
 
 
 def _configured_seconds(key: str) -> float:
-    try:
-        seconds = get_seconds(key)
-    except (TypeError, ValueError):
-        seconds = math.nan
-    if isinstance(dask.config.get(f"jobrunner.{key}"), bool) or not 0 < seconds < math.inf:
+    seconds = get_seconds(key)
+    if seconds == 0:
         raise DefinitionError(
-            f"jobrunner.{key} in Dask's configuration is a number of seconds; got "
-            f"{dask.config.get(f'jobrunner.{key}')!r}."
+            f"jobrunner.{key} in Dask's configuration is a number of seconds above 0; got 0."
         )
     return seconds
 

@@ -9,7 +9,7 @@ import dask
 import pytest
 import yaml
 
-from jobrunner import config
+from jobrunner import DefinitionError, config
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGE = Path(config.__file__).parent
@@ -47,9 +47,18 @@ def test_memory_is_a_share_or_bytes(value: Any, nbytes: int) -> None:
 def test_what_is_no_memory_is_refused(value: Any) -> None:
     with (
         dask.config.set({"jobrunner.rollback-memory": value}),
-        pytest.raises(ValueError, match="jobrunner.rollback-memory"),
+        pytest.raises(DefinitionError, match="jobrunner.rollback-memory"),
     ):
         config.get_bytes("rollback-memory", 1000)
+
+
+@pytest.mark.parametrize("value", [-1, "many", None, True, float("nan"), float("inf"), [1]])
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    with (
+        dask.config.set({"jobrunner.direct-workers": value}),
+        pytest.raises(DefinitionError, match=r"jobrunner\.direct-workers .* is a number from 0 on"),
+    ):
+        config.get_count("direct-workers")
 
 
 def test_dask_config_overrides_a_default() -> None:
