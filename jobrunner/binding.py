@@ -249,10 +249,10 @@ class Binding:
                 ended((epoch or 0) + i, GroupResult(0.0, (), {}))
             return
         started = time.perf_counter()
-        news: dict[str, Any] = {"recorded": self.recorded} if self.recorded else {}
+        recorded, self.recorded = self.recorded, ""  # a save in the background sets it, too
+        news: dict[str, Any] = {"recorded": recorded} if recorded else {}
         if is_careful:
             news["is_careful"] = True
-        self.recorded = ""
         request = Request(
             "run",
             {"key": group, **details, **news},

@@ -75,9 +75,15 @@ def plan_resume(
             if len(shown) > 12:
                 shown[4:-4] = ["…"]
             there = ", ".join(shown) or "none"
+            way_out = "Name one of these, or 'latest'."
+            if epoch in manager.unclaimed():
+                way_out = (
+                    f"Stores of it lie there, so the log has lost that it was recorded: `jobrunner "
+                    f"fsck {manager.path}` tells what they are, and --repair records them again."
+                )
             raise CheckpointNotFoundError(
-                f"Epoch {epoch} of {manager.path} is not recorded; recorded epochs: {there}. Name "
-                f"one of these, or 'latest'."
+                f"Epoch {epoch} of {manager.path} is not recorded; recorded epochs: {there}. "
+                f"{way_out}"
             )
         required_blobs(plan, manager, epoch)
 
