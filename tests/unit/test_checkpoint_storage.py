@@ -26,6 +26,7 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.checkpoint import grid
+from jobrunner.checkpoint.compression import check_compressors, compress, decompress
 from jobrunner.checkpoint.content import decode_piece, file_content, split_content
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.grid import Grid, plan_grid
@@ -136,6 +137,13 @@ def test_what_is_compressed_and_in_pieces_comes_back_and_plain_zarr_reads_it(
     names = [c.to_dict()["name"] for c in rig.document(0, "small").compressors]
     assert names == ([] if compressors is None else [names[0]])
     rig.manager.end_run()
+
+
+def test_what_is_compressed_later_is_the_same() -> None:
+    (about,) = check_compressors(({"name": "gzip", "configuration": {}},), "here")
+    compressed = compress(b"data", [about])
+    assert compressed[4:8] == bytes(4)  # where gzip has the time
+    assert decompress(compressed, [about]) == b"data"
 
 
 def test_large_arrays_are_files_of_64_mib_in_pieces_of_4() -> None:
