@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 _ASYNCIO_LOG = logging.getLogger("asyncio")
 
+START_SECONDS = 300.0
+"""How long workers may take to start; they import the script, whatever it imports."""
 STOP_SECONDS = 2.0
 """How long a start that is given up may take to notice."""
 KILL_AGAIN_SECONDS = 0.02
@@ -41,6 +43,8 @@ class OwnCluster:
         By default as Dask sees fit for this machine.
     processes : bool
         Workers as processes of their own, or as threads of this one.
+    start_seconds : float
+        How long they may take to start.
 
     Attributes
     ----------
@@ -61,7 +65,11 @@ class OwnCluster:
     """
 
     def __init__(
-        self, workers: int | None, threads_per_worker: int | None, processes: bool
+        self,
+        workers: int | None,
+        threads_per_worker: int | None,
+        processes: bool,
+        start_seconds: float = START_SECONDS,
     ) -> None:
         if processes and getattr(multiprocessing.current_process(), "_inheriting", False):
             sys.exit(1)  # a worker's process, as it imports the script; the client tells what for
@@ -83,7 +91,12 @@ class OwnCluster:
             target=self._start, args=(options,), name="jobrunner-cluster", daemon=True
         ).start()
         try:
-            self._is_started.wait()
+            if not self._is_started.wait(start_seconds):
+                raise ExecutionError(
+                    f"The local cluster did not start within {start_seconds:g} s. Worker processes "
+                    f"import the script: see whether it does more than define things before its "
+                    f"`if __name__ == '__main__':`. Session.local(processes=False) starts none."
+                )
             if isinstance(self._error, RuntimeError):
                 raise ExecutionError(
                     f"The local cluster did not start: {_innermost(self._error)}. A script that "

@@ -28,6 +28,7 @@ from jobrunner import (
     WorkspaceType,
     current_task,
 )
+from jobrunner.local_cluster import OwnCluster
 from jobrunner.worker import PLUGIN_NAME
 
 A, B = Node("a"), Node("b")
@@ -451,6 +452,11 @@ def test_a_session_opens_and_closes_its_own_cluster():
     assert client.status == "closed"
     assert own.cluster.status.name == "closed"
     assert address.startswith("inproc")
+
+
+def test_workers_that_do_not_start_are_not_waited_for_for_ever():
+    with pytest.raises(ExecutionError, match="did not start within 0 s"):
+        OwnCluster(1, 1, processes=False, start_seconds=0)
 
 
 def test_nodes_that_a_local_cluster_can_never_hold_are_refused_at_once():
