@@ -222,9 +222,11 @@ class Run:
         """Load `wanted`, or for "latest" the newest epoch that is whole; None if none is."""
         manager = recorder.manager.source()
         damaged: dict[int, str] = {}
-        is_asked_for = wanted is not None and self.policy.resume_from != "latest"
-        # Those that are known to be damaged are tried as well, to be told of and set aside.
-        candidates = [e for e in reversed(manager.epochs()) if not is_asked_for or e == wanted]
+        is_asked_for = self.policy.resume_from != "latest"
+        # Those that are known to be damaged are tried as well, to be told of and set aside. One
+        # that was asked for and is gone meanwhile is an error.
+        latest = reversed(manager.epochs())
+        candidates = [wanted] if is_asked_for and wanted is not None else list(latest)
         for epoch in candidates:
             try:
                 blobs = resume.required_blobs(self.plan, manager, epoch)

@@ -214,6 +214,22 @@ def test_a_run_begins_from_another_directory_and_keeps_its_own(session, tmp_path
     assert JobRunner(counter(6), manager).run(session).resumed_from == 5
 
 
+def test_an_epoch_that_was_asked_for_and_is_gone_meanwhile_is_no_fresh_start(session, tmp_path):
+    origin = MultiNodeCheckpointManager(tmp_path / "origin")
+    JobRunner(counter(3), origin).run(session)
+
+    class GivesItUp:
+        def on_start(self, plan, total_epochs):
+            origin.start_run(["a"], {})
+            origin.set_aside(2, "by hand")
+            origin.end_run()
+
+    manager = manager_of(tmp_path, load_path=tmp_path / "origin")
+    with pytest.raises(CheckpointNotFoundError, match="Epoch 2 of .*origin is not recorded"):
+        JobRunner(counter(5), manager, 2, callbacks=[GivesItUp()]).run(session)
+    assert manager.epochs() == []
+
+
 def test_another_directory_without_epochs_is_an_error(session, tmp_path):
     manager = manager_of(tmp_path, load_path=tmp_path / "nothing")
     with pytest.raises(CheckpointNotFoundError, match="nothing is recorded"):
