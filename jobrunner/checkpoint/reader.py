@@ -381,16 +381,10 @@ class StoreReader:
         """
         entry = manifest["blobs"][blob]
 
-        def read(i: int) -> np.ndarray[Any, Any]:
-            array: np.ndarray[Any, Any]
-            array, jobs = self._read_array(entry["arrays"][i])
-            run_all(jobs, THREADS, array.nbytes)
-            return array
-
         return self._decode(
             blob,
             entry,
-            read,
+            partial(self._read_part, entry),
             codecs,
             allow_pickle,
             leaf=lambda i: self._open_lazily(entry["arrays"][i]["path"]),
@@ -411,13 +405,15 @@ class StoreReader:
             array = entry["arrays"][i]
             return ArrayOutline(tuple(_logical_shape(array)), str(dtype_from_spec(array["dtype"])))
 
-        def read(i: int) -> np.ndarray[Any, Any]:
-            array: np.ndarray[Any, Any]
-            array, jobs = self._read_array(entry["arrays"][i])
-            run_all(jobs, THREADS, array.nbytes)
-            return array
-
+        read = partial(self._read_part, entry)
         return self._decode(blob, entry, read, codecs, allow_pickle, leaf=outline)
+
+    def _read_part(self, entry: Mapping[str, Any], i: int) -> np.ndarray[Any, Any]:
+        """One array of a blob, read and verified."""
+        array: np.ndarray[Any, Any]
+        array, jobs = self._read_array(entry["arrays"][i])
+        run_all(jobs, THREADS, array.nbytes)
+        return array
 
     def _open_lazily(self, path: str) -> Any:
         import zarr  # only who looks into a store pays for the import
