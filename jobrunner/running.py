@@ -330,6 +330,8 @@ class Runs:
         if run is not self._run:
             return
         self._is_running = False
+        if outcome.status == "done":
+            self._drained.set()
         self._turn.set()  # whoever waits goes on, however little room there is
         self._turn.clear()
         stint = self._stint

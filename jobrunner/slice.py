@@ -78,7 +78,8 @@ class GroupRun:
         Takes the `Outcome`, once, as soon as it is known: threads may be left in functions that
         can't be stopped. Called in any thread.
     drained : callable
-        Takes nothing; called once, when the run is over and no thread is left in it.
+        Takes nothing; called once where the run was over before its end, when no thread is left
+        in it. One that is done has none.
     clearance : callable, optional
         Called in a thread that is about to run a task, it returns when the task may begin.
 
@@ -415,8 +416,9 @@ class GroupRun:
         outcome.metrics = list(self._metrics.values())
         with self._lock:
             was_over, self._is_over = self._is_over, True
-        self._drained()  # first, so that the next run finds nothing to wait for
-        if not was_over:
+        if was_over:
+            self._drained()
+        else:
             self._finished(outcome)
 
     def _fail_step(self, step: Step, error: BaseException) -> None:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal
 
-AHEAD_RUNS = 8
-"""How many runs the lead grants ahead of its own where no stop condition is read."""
-WINDOW_RUNS = 16
+AHEAD_SECONDS = 0.01
+LEAST_AHEAD_RUNS, MOST_AHEAD_RUNS = 8, 32
+"""Where no stop condition is read, the lead grants so many runs ahead as fit into that time."""
+WINDOW_RUNS = 64
 """How many runs any worker may be ahead of the slowest."""
-REPORT_RUNS = 4
+REPORT_RUNS = 16
 """A follower says how far it has got after every so many runs."""
 
 Action = Literal["run", "wait", "end", "abort"]
@@ -132,15 +133,15 @@ class Stint:
         if self.lead or self._grant.is_final:
             return None
         done, runs = len(self.ended), self._grant.runs
-        ahead = 0 if self.is_judged else AHEAD_RUNS // 2
-        if runs - done > ahead:
+        ahead = 1 if self.is_judged else self._runs_ahead()
+        if runs - done > ahead // 2:
             return None
         if self.is_judged and self.ended[-1].stopped:
             self._grant = Grant(runs, is_final=True)
             return self._grant
         if runs - min(self._reported.values(), default=done) >= WINDOW_RUNS:
             return None
-        more = 1 if self.is_judged else max(1, AHEAD_RUNS // self.steps_per_epoch)
+        more = max(1, ahead // self.steps_per_epoch)
         if self.clock() - self._started >= self.seconds:
             more = 0
         runs = min(runs + more * self.steps_per_epoch, self.epochs * self.steps_per_epoch)
@@ -155,3 +156,9 @@ class Stint:
         if len(self.ended) < self._grant.runs:
             return "run"
         return "end" if self._grant.is_final else "wait"
+
+    def _runs_ahead(self) -> int:
+        done = len(self.ended)
+        seconds = (self._last_end - self._started) / done if done else AHEAD_SECONDS
+        shortest = AHEAD_SECONDS / MOST_AHEAD_RUNS
+        return max(LEAST_AHEAD_RUNS, int(AHEAD_SECONDS / max(seconds, shortest)))

@@ -1,9 +1,20 @@
 """Workers that run several epochs on their own end after the same one, whatever comes late."""
 
+import itertools
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobrunner.stint import AHEAD_RUNS, WINDOW_RUNS, Grant, Stint
+from jobrunner.stint import (
+    AHEAD_SECONDS,
+    LEAST_AHEAD_RUNS,
+    MOST_AHEAD_RUNS,
+    REPORT_RUNS,
+    WINDOW_RUNS,
+    Grant,
+    Stint,
+)
 
 
 def run(stint, stopped=()):
@@ -38,21 +49,42 @@ def test_time_is_up_after_the_epoch_that_is_granted():
         run(stint)
         stint.extend()
     assert stint.action() == "end"
-    assert len(stint.ended) == 1 + AHEAD_RUNS
+    assert len(stint.ended) == 1 + LEAST_AHEAD_RUNS
     assert sum(ended.seconds for ended in stint.ended) == 2.0
 
 
+@pytest.mark.parametrize(
+    ("run_seconds", "most"),
+    [
+        (0.0, MOST_AHEAD_RUNS),
+        (AHEAD_SECONDS / 1000, MOST_AHEAD_RUNS),
+        (AHEAD_SECONDS / 16.5, 16),
+        (AHEAD_SECONDS, LEAST_AHEAD_RUNS),
+    ],
+)
+def test_short_runs_are_granted_further_ahead_and_long_ones_not_for_long(run_seconds, most):
+    now = [0.0]
+    stint = Stint(1, epochs=1000, seconds=60, clock=lambda: now[0])
+    grants = [stint.extend()]
+    while len(stint.ended) < 200:
+        now[0] += run_seconds
+        run(stint)
+        grants.append(stint.extend())
+    granted = [grant.runs for grant in grants if grant is not None]
+    assert {b - a for a, b in itertools.pairwise(granted[1:])} == {most}
+
+
 def test_a_follower_waits_for_its_lead_and_says_how_far_it_is():
-    stint = Stint(1, epochs=10, lead="a")
+    stint = Stint(1, epochs=100, lead="a")
     run(stint)
     assert stint.action() == "wait"
-    stint.hear_grant(Grant(4, False))
-    for _ in range(3):
+    stint.hear_grant(Grant(REPORT_RUNS, False))
+    for _ in range(REPORT_RUNS - 1):
         assert stint.report() is None
         run(stint)
-    assert stint.report() == 4
-    stint.hear_grant(Grant(3, False))  # an old one
-    stint.hear_grant(Grant(4, True))
+    assert stint.report() == REPORT_RUNS
+    stint.hear_grant(Grant(REPORT_RUNS - 1, False))  # an old one
+    stint.hear_grant(Grant(REPORT_RUNS, True))
     assert stint.action() == "end"
 
 
@@ -74,12 +106,14 @@ def test_epochs_and_steps_are_counted_on_from_the_first():
     steps=st.integers(1, 20),
     stops_at=st.none() | st.integers(1, 60),
     is_judged=st.booleans(),
+    run_seconds=st.sampled_from([0.0, AHEAD_SECONDS / 16.5, AHEAD_SECONDS]),
     data=st.data(),
 )
 def test_all_end_after_the_same_epoch_and_nobody_runs_far_ahead(
-    epochs, steps, stops_at, is_judged, data
+    epochs, steps, stops_at, is_judged, run_seconds, data
 ):
     names = ["a", "b", "c"]
+    now = [0.0]
     stints = {
         name: Stint(
             1,
@@ -89,6 +123,7 @@ def test_all_end_after_the_same_epoch_and_nobody_runs_far_ahead(
             followers=names[1:] if name == "a" else (),
             is_judged=is_judged,
             seconds=1e9,
+            clock=lambda: now[0],
         )
         for name in names
     }
@@ -116,6 +151,7 @@ def test_all_end_after_the_same_epoch_and_nobody_runs_far_ahead(
                 stint.hear_grant(note)
             continue
         done = len(stint.ended) + 1
+        now[0] += run_seconds
         fires = is_judged and stops_at is not None and done >= stops_at * steps
         run(stint, ["stop"] if fires and name == "a" else [])
         if stint.report() is not None:
@@ -123,7 +159,7 @@ def test_all_end_after_the_same_epoch_and_nobody_runs_far_ahead(
         go_on(name)
         ahead = max(len(s.ended) for s in stints.values())
         behind = min(len(s.ended) for s in stints.values())
-        assert ahead - behind <= WINDOW_RUNS + steps + AHEAD_RUNS
+        assert ahead - behind <= WINDOW_RUNS + steps + MOST_AHEAD_RUNS
     assert {stint.action() for stint in stints.values()} == {"end"}
     last = min(epochs, stops_at) if is_judged and stops_at is not None else epochs
     assert {len(stint.ended) for stint in stints.values()} == {last * steps}
