@@ -26,7 +26,7 @@ from jobrunner.errors import (
 )
 from jobrunner.outbox import Message
 from jobrunner.outcome import Failure, GroupResult, UnderWay, merge_runs
-from jobrunner.placement import WorkerInfo, check_fit, place
+from jobrunner.placement import WorkerInfo, check_fit, place, within_reach
 from jobrunner.plan import GroupPlan, Plan, PlannedNode
 from jobrunner.shipping import Parcel, nodes_of, pickle_function
 from jobrunner.values import from_frames
@@ -57,6 +57,8 @@ class Binding:
         A worker that is to leave may wait for its nodes to be bound elsewhere.
     doubted : collection of str
         Addresses of workers that were lost before: they take no nodes unless they answer.
+    is_cut : bool
+        Workers could not reach each other before: those that still can't take no nodes together.
     previous : mapping of str to str, optional
         Node -> address of the worker that it stays on, if that is still there.
 
@@ -77,6 +79,7 @@ class Binding:
         *,
         can_move: bool = False,
         doubted: Collection[str] = (),
+        is_cut: bool = False,
         previous: Mapping[str, str] | None = None,
     ) -> None:
         self.plan = plan
@@ -84,6 +87,9 @@ class Binding:
         self._previous = previous or {}
         self._doubted = set(doubted)
         self._silent: set[str] = set()  # of those, the ones that did not answer
+        self._is_cut = is_cut
+        self._cuts: set[frozenset[str]] = set()
+        self._asked: frozenset[str] = frozenset()  # who they were looked for among
         self._can_move = can_move
         self.attempt = attempt
         self.placement: dict[str, str] = {}
@@ -102,6 +108,11 @@ class Binding:
     def lost(self) -> dict[str, str]:
         """Workers that are lost to this binding: address -> how we know."""
         return self._talk.lost
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether workers that the scheduler has could not reach each other, now or before."""
+        return self._is_cut or bool(self._talk.cut)
 
     @property
     def leaving(self) -> dict[str, str]:
@@ -434,7 +445,7 @@ class Binding:
 
     async def _place_anew(self) -> dict[str, str]:
         try:
-            return place(self.plan.nodes, await self._workers())
+            return self._place_together(self.plan.nodes, await self._workers(), {})
         except PlacementError:
             return {}
 
@@ -445,11 +456,27 @@ class Binding:
         # One that hangs is among Dask's workers still, and would be given nodes for ever.
         if doubted:
             self._silent.update(await self._cluster.find_silent(doubted))
-        return [w for w in workers if w.address not in self._silent]
+        workers = [w for w in workers if w.address not in self._silent]
+        addresses = frozenset(w.address for w in workers)
+        if self._is_cut and not addresses <= self._asked:
+            self._cuts, self._asked = await self._cluster.find_cuts(addresses), addresses
+        return workers
+
+    def _place_together(
+        self,
+        nodes: Sequence[PlannedNode],
+        workers: Sequence[WorkerInfo],
+        previous: Mapping[str, str],
+    ) -> dict[str, str]:
+        """Place nodes on workers that reach each other, where such suit them."""
+        for some in within_reach(workers, self._cuts):
+            with suppress(PlacementError):
+                return place(nodes, some, previous)
+        return place(nodes, workers, previous)
 
     async def _place(self, nodes: Sequence[PlannedNode]) -> dict[str, str]:
         workers = await self._workers()
-        placed = place(nodes, workers, {**self._previous, **self.placement})
+        placed = self._place_together(nodes, workers, {**self._previous, **self.placement})
         used = set(placed.values()) - set(self._talk.workers)
         strange = await self._talk.meet([w for w in workers if w.address in used]) if used else {}
         self._doubted.update(strange)
@@ -492,6 +519,7 @@ class Binding:
             "seed": self.plan.seed,
             "attempt": self.attempt,
             "can_move": self._can_move,
+            "silence_seconds": self._cluster.silence_seconds,
         }
         late = self._cluster.sync(self._talk.bind, leases, deadline, details)
         if late:

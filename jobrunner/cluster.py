@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping
@@ -22,7 +23,7 @@ from jobrunner.config import get_seconds
 from jobrunner.errors import ExecutionError, SchedulerLostError
 from jobrunner.outbox import Message
 from jobrunner.placement import WorkerInfo
-from jobrunner.worker import OPERATION, PLUGIN_NAME, WorkspaceHost
+from jobrunner.worker import MOST_PINGS, OPERATION, PLUGIN_NAME, WorkspaceHost
 
 logger = logging.getLogger(__name__)
 
@@ -332,3 +333,27 @@ class Cluster:
 
         silent = await asyncio.gather(*(is_silent(address) for address in addresses))
         return [address for address, is_it in zip(addresses, silent, strict=True) if is_it]
+
+    async def find_cuts(self, addresses: Collection[str]) -> set[frozenset[str]]:
+        """Pairs of workers that don't reach each other, as far as they answer that."""
+        patience = min(PING_SECONDS, self.silence_seconds)
+        rounds = math.ceil(len(addresses) / MOST_PINGS)
+        message = {"call": "reach", "addresses": list(addresses), "wait_seconds": patience}
+
+        async def ask(address: str) -> Collection[str]:
+            sending = self.send(message, [address])
+            try:
+                answers = await asyncio.wait_for(sending, rounds * patience + PING_SECONDS)
+            except (TimeoutError, OSError) as error:
+                logger.info("%s did not say whom it reaches: %r", address, error)
+                return ()
+            answer = answers[address]
+            found: Collection[str] = answer.get("cut", ()) if isinstance(answer, Mapping) else ()
+            return found
+
+        cut = await asyncio.gather(*(ask(address) for address in addresses))
+        return {
+            frozenset((address, other))
+            for address, others in zip(addresses, cut, strict=True)
+            for other in others
+        }

@@ -112,6 +112,9 @@ class Conversation:
         By address.
     lost : dict of str to str
         Address -> how we know.
+    cut : set of str
+        Of those lost, the ones that another worker could not hand values to; the scheduler still
+        has them.
     leaving : dict of str to str
         Address -> how we know; of workers that are about to leave, and serve until then.
     number : int
@@ -127,6 +130,7 @@ class Conversation:
     def __init__(self, cluster: Cluster, name: str, placement: Mapping[str, str]) -> None:
         self.workers: dict[str, Held] = {}
         self.lost: dict[str, str] = {}
+        self.cut: set[str] = set()
         self.leaving: dict[str, str] = {}
         self.number = 0
         self.run_number = 0
@@ -256,13 +260,13 @@ class Conversation:
             messages = {a: {**first, **details} for a, details in request.details.items()}
         beginning = messages
         since: dict[tuple[str, str], float] = {}  # task -> when it was first heard to run
-        pending = list(addresses)
+        pending = asked = list(addresses)
         replies: dict[str, Message] = {}
         is_failed = False
         while True:
             unheard: set[str] = set()
             for address, answer in (
-                await self._ask(messages, pending, wait_seconds, request.epoch)
+                await self._ask(messages, asked, wait_seconds, request.epoch)
             ).items():
                 if answer is AGAIN:
                     unheard.add(address)
@@ -282,6 +286,8 @@ class Conversation:
                 is_failed = True
                 if request.call == "run":  # else it has nothing to do with a run meanwhile
                     await self.abort(pending, "another worker's part has failed", TELL_SECONDS)
+            # A worker's part is done before others have what it made, and that may fail still.
+            asked = list(addresses) if request.call == "run" and not is_failed else pending
             wait_seconds = POLL_SECONDS
             if request.deadline_seconds is not None:
                 left = request.deadline_seconds - (time.monotonic() - started)
@@ -300,7 +306,7 @@ class Conversation:
             if unheard:
                 # Whether they heard how it began is not known; it counts once.
                 poll = messages
-                messages = {a: _for(a, beginning if a in unheard else poll) for a in pending}
+                messages = {a: _for(a, beginning if a in unheard else poll) for a in asked}
 
     async def operate_each(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
         """The same as `operate`, where no worker is to wait for the answers of others."""
@@ -414,6 +420,7 @@ class Conversation:
             await asyncio.wait_for(self._interrupted.wait(), LOSS_SECONDS)
         except TimeoutError:
             self.lost[answer["suspect"]] = answer["reason"]
+            self.cut.add(answer["suspect"])
         raise await self._node_lost(epoch)
 
     async def _ask_leaving(self, address: str, message: Message, wait_seconds: float) -> Answer:
@@ -458,7 +465,9 @@ class Conversation:
         # By now it may be known of others as well.
         lost = dict(self.lost)
         nodes = tuple(node for node, its in self._placement.items() if its in lost)
-        running = [f"{node}/{task}" for a in lost for node, task in self._running.get(a, ())]
+        # No task is to blame for the network.
+        died = [address for address in lost if address not in self.cut]
+        running = [f"{node}/{task}" for a in died for node, task in self._running.get(a, ())]
         when = f" at epoch {epoch}" if epoch is not None else ""
         told = [self._tell_of_loss(address, how) for address, how in lost.items()]
         said = f"worker {told[0]}" if len(told) == 1 else f"{len(told)} workers: {'; '.join(told)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import pickle
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
@@ -48,9 +49,15 @@ class Operation:
         self._reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
     def finish(self, reply: Message) -> None:
-        """Say what came of it; the first one counts."""
-        if not self._reply.done():
-            self._reply.set_result(reply)
+        """Say what came of it; the first one counts.
+
+        But that all is done was said too early where a worker then could not be handed its values.
+        """
+        if self._reply.done():
+            if self._reply.result()["status"] != "done" or "suspect" not in reply:
+                return
+            self._reply = asyncio.get_running_loop().create_future()
+        self._reply.set_result(reply)
 
     @property
     def is_done(self) -> bool:
@@ -95,6 +102,8 @@ class HostedBinding:
         ``await call_peer(address, message)`` gives another worker's reply.
     straggler_seconds : float
         How long a run waits for functions that an aborted one left behind.
+    silence_seconds : float
+        How long another worker may be silent: see `Runs`.
     used_bytes, limit_bytes, memory_share
         When to end a run for want of memory: see `Room`.
     can_move : bool
@@ -115,6 +124,7 @@ class HostedBinding:
         context: Context,
         call_peer: Callable[[str, Message], Awaitable[Message]],
         straggler_seconds: float = STRAGGLER_SECONDS,
+        silence_seconds: float = math.inf,
         used_bytes: Callable[[], int] = lambda: 0,
         limit_bytes: int = 0,
         memory_share: float = 0.0,
@@ -157,6 +167,7 @@ class HostedBinding:
             crew=self.crew,
             call_peer=call_peer,
             straggler_seconds=straggler_seconds,
+            silence_seconds=silence_seconds,
             room=self._room,
         )
         self._timer: asyncio.TimerHandle | None = None

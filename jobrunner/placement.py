@@ -7,7 +7,7 @@ definition together, since neighbours are who exchange values most.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jobrunner.errors import PlacementError
@@ -114,6 +114,42 @@ def place(
             take(node, address)
         easy = easy[count:]
     return {node.name: placed[node.name] for node in nodes}
+
+
+def within_reach(
+    workers: Sequence[WorkerInfo], cuts: Collection[frozenset[str]]
+) -> list[list[WorkerInfo]]:
+    """Leave out workers until all that stay reach each other.
+
+    Parameters
+    ----------
+    workers : sequence of WorkerInfo
+    cuts : collection of frozenset of str
+        Pairs of addresses of workers that don't reach each other.
+
+    Returns
+    -------
+    list of list of WorkerInfo
+        Who may stay, in the given order: the side of the cuts with most threads first, then
+        others, for nodes that it does not suit.
+    """
+    apart: dict[str, set[str]] = {worker.address: set() for worker in workers}
+    for one, other in map(tuple, cuts):
+        if one in apart and other in apart:
+            apart[one].add(other)
+            apart[other].add(one)
+    sides: list[list[WorkerInfo]] = []
+    seen: set[str] = set()
+    for worker in workers:
+        if worker.address in seen:
+            continue
+        side = apart.keys() - apart[worker.address]
+        while most := max((len(apart[address] & side) for address in side), default=0):
+            # Of several the last, so that the same workers give the same placement.
+            side.remove([a for a in apart if a in side and len(apart[a] & side) == most][-1])
+        seen |= side
+        sides.append([w for w in workers if w.address in side])
+    return sorted(sides, key=lambda side: -sum(w.nthreads for w in side))
 
 
 def check_fit(

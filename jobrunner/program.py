@@ -226,6 +226,18 @@ class Program:
             and not (task.outputs or capture.retain or is_handed_over),
         )
 
+    def tell_of_crossings(self, crossings: Collection[int]) -> str:
+        """What crosses, for the end of a message; numbers below 0 are no values."""
+        names: dict[str, None] = {}
+        for crossing in (self._crossings[c] for c in crossings if c >= 0):
+            name = f"blob {crossing.source}/{crossing.blob}"
+            for task in self._slices[crossing.source].tasks if crossing.blob is None else ():
+                if task.index == crossing.source_task:
+                    name = f"what {crossing.source}/{task.name} returned"
+            names[name] = None
+        told = ", ".join([*list(names)[:3], *(["…"] if len(names) > 3 else [])])
+        return f" (under way: {told})" if names else ""
+
     def _connect(self, task: PlannedTask) -> None:
         position = self._positions[task.index]
         sources = {self._positions[index] for index in task.waits_for}

@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 GRANT, REPORT = -1, -2
 """In place of a crossing: what a stint's lead and its followers tell each other."""
 
+PING_SECONDS = 5.0
+"""How long another worker may take to say that it is there; or for as long as it may be silent."""
+
 
 class GroupCode:
     """A group as this worker runs it."""
@@ -61,6 +64,9 @@ class Runs:
         ``await call_peer(address, message)`` gives another worker's reply.
     straggler_seconds : float
         How long a run waits for functions that an aborted one left behind.
+    silence_seconds : float
+        How long another worker may leave a message unanswered before it has to show, by the
+        answer to a second one, that it can be reached.
     room : Room
         No run begins where there is none.
     """
@@ -77,6 +83,7 @@ class Runs:
         crew: Crew,
         call_peer: Callable[[str, Message], Awaitable[Message]],
         straggler_seconds: float,
+        silence_seconds: float,
         room: Room,
     ) -> None:
         self._name = name
@@ -86,6 +93,7 @@ class Runs:
         self._crew = crew
         self._call_peer = call_peer
         self._straggler_seconds = straggler_seconds
+        self._silence_seconds = silence_seconds
         self._room = room
         self._loop = asyncio.get_running_loop()
         self._group: GroupCode
@@ -93,6 +101,7 @@ class Runs:
         self._epoch: int | None = None
         self._step = 0
         self._reply: Callable[[Message], None] = _ignore
+        self._amend: Callable[[Message], None] = _ignore  # the same, also once there was a reply
         self._clearance: Clearance | None = None
         self._run: GroupRun | None = None
         self._run_number = 0
@@ -118,7 +127,9 @@ class Runs:
         reply: Callable[[Message], None],
         clearance: Clearance | None = None,
     ) -> None:
-        """Begin a stint; `reply` is called once, with what came of it.
+        """Begin a stint; `reply` is called with what came of it.
+
+        It is called again where values then could not be handed to another worker.
 
         With a clearance, tasks run one at a time, and each begins when it is cleared.
         """
@@ -203,7 +214,8 @@ class Runs:
         clearance: Clearance | None,
     ) -> Callable[[], None]:
         def start() -> None:
-            self._group, self._stint, self._reply = group, stint, reply
+            self._group, self._stint = group, stint
+            self._reply = self._amend = reply
             self._clearance = clearance
             self._epoch, self._step = epoch, step
             group.program.keeps_running = stint.epochs * stint.steps_per_epoch > 1
@@ -258,6 +270,8 @@ class Runs:
             self._is_held = True
         elif action == "run":
             self._start_run()
+        elif action == "end" and self._clearance is not None and self._outbox.waiting_bytes():
+            self._is_held = True  # the client asks each worker for itself, and none twice
         elif action == "end":
             self._finish({"status": "done"})
         elif action == "abort":
@@ -356,16 +370,37 @@ class Runs:
     async def _push(self, address: str, batch: Batch) -> str | None:
         message = {"call": "push", "binding": self._name, "batch": batch}
         try:
-            reply = await self._call_peer(address, message)
+            reply = await self._ask_peer(address, message)
             while reply.get("is_full"):
-                reply = await self._call_peer(address, {**message, "batch": []})
+                reply = await self._ask_peer(address, {**message, "batch": []})
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
+            # Of another stint, they may be another group's.
+            values = [its for number, its in batch if self._stint.covers(number)]
+            what = self._group.program.tell_of_crossings([c for its in values for c, _ in its])
+            return f"{type(error).__name__}: {error}{what}"
         return None if reply.get("status") == "done" else f"it answered {reply}"
+
+    async def _ask_peer(self, address: str, message: Message) -> Message:
+        """Another worker's reply; much may be long under way, so silence is what ends it."""
+        asking = asyncio.ensure_future(self._call_peer(address, message))
+        ping_seconds = min(PING_SECONDS, self._silence_seconds)
+        try:
+            while not (await asyncio.wait((asking,), timeout=self._silence_seconds))[0]:
+                try:
+                    await asyncio.wait_for(
+                        self._call_peer(address, {"call": "hello"}), ping_seconds
+                    )
+                except TimeoutError:
+                    seconds = self._silence_seconds + ping_seconds
+                    raise TimeoutError(f"it did not answer within {seconds:g} s") from None
+            return asking.result()
+        finally:
+            asking.cancel()
 
     def _could_not_push(self, address: str, number: int, problem: str) -> None:
         if self._stint.covers(number):
             reason = f"worker {self._address} could not hand values to worker {address}: {problem}"
+            self._reply = self._amend  # "done", perhaps: then the client asks once more
             self._finish({"status": "aborted", "reason": reason, "suspect": address})
             self._abort(reason)
             self._tell_peers(number, reason, but=address)

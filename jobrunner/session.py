@@ -97,6 +97,7 @@ class Session:
         self._num_bindings = 0
         self._attempts: tuple[Plan | None, int] = (None, 0)  # of the plan bound last
         self._doubted: set[str] = set()  # addresses of workers that were lost
+        self._is_cut = False  # some of them only to each other
         self._groups: weakref.WeakKeyDictionary[TaskGroup, str] = weakref.WeakKeyDictionary()
         self._num_groups = 0
         self._dead_keys: list[str] = []
@@ -466,6 +467,7 @@ class Session:
         if old is not None:
             old.release(heir=name if is_again else "")
             self._doubted.update(old.lost)
+            self._is_cut = old.is_cut
         attempt = self._attempts[1] + 1 if is_again else 0
         self._attempts = (plan, attempt)
         self._groups.clear()
@@ -478,6 +480,7 @@ class Session:
             attempt,
             can_move=can_move,
             doubted=self._doubted,
+            is_cut=self._is_cut,
             previous=old.placement if stays and is_again and old is not None else None,
         )
         try:
@@ -564,10 +567,18 @@ class SessionBinding(Binding):
         *,
         can_move: bool,
         doubted: Collection[str],
+        is_cut: bool,
         previous: Mapping[str, str] | None,
     ) -> None:
         super().__init__(
-            cluster, name, plan, attempt, can_move=can_move, doubted=doubted, previous=previous
+            cluster,
+            name,
+            plan,
+            attempt,
+            can_move=can_move,
+            doubted=doubted,
+            is_cut=is_cut,
+            previous=previous,
         )
         self._session = weakref.ref(session)
 

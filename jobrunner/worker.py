@@ -38,6 +38,9 @@ LEASE_PREFIX = f"{PLUGIN_NAME}-lease"
 LEGACY_SECONDS = 60.0
 """How long what a binding leaves waits for its heir: as long as nodes wait for workers."""
 
+MOST_PINGS = 64
+"""How many other workers one asks at the same time whether they are there."""
+
 CLOSE_SECONDS = 2.0
 """How long a release waits for a binding's threads to end."""
 
@@ -118,6 +121,8 @@ class WorkspaceHost(WorkerPlugin):
         try:
             if call == "hello":
                 return {"status": "done", "incarnation": self.incarnation}
+            if call == "reach":
+                return await self._reach(**details)
             if call == "bind":
                 return await self._bind(binding, **details)
             hosted = self.bindings.get(binding)
@@ -141,6 +146,7 @@ class WorkspaceHost(WorkerPlugin):
         seed: int,
         attempt: int,
         can_move: bool,
+        silence_seconds: float,
     ) -> Message:
         """Host a binding, once its lease task runs here."""
         key = leases[self._worker.address]
@@ -169,6 +175,7 @@ class WorkspaceHost(WorkerPlugin):
                 limit_bytes=(self._worker.nanny and self._worker.memory_manager.memory_limit) or 0,
                 memory_share=get_share("memory-share"),
                 can_move=can_move,
+                silence_seconds=silence_seconds,
                 rollbacks=self._legacies.pop(binding, None) or self._make_rollbacks(),
             )
         return {"status": "done"}
@@ -180,6 +187,24 @@ class WorkspaceHost(WorkerPlugin):
             return Rollbacks(get_bytes("rollback-memory", limit))
         except ValueError as error:
             raise DefinitionError(f"On worker {self._worker.address}: {error}") from None
+
+    async def _reach(self, addresses: Sequence[str], wait_seconds: float) -> Message:
+        """Which of some workers this one cannot reach; each has that time to answer."""
+        slots = asyncio.Semaphore(MOST_PINGS)
+
+        async def is_cut(address: str) -> bool:
+            async with slots:
+                try:
+                    ping = self._call_peer(address, {"call": "hello"})
+                    await asyncio.wait_for(ping, wait_seconds)
+                except (OSError, TimeoutError):
+                    return True
+            return False
+
+        others = [address for address in addresses if address != self._worker.address]
+        found = await asyncio.gather(*map(is_cut, others))
+        cut = [address for address, is_it in zip(others, found, strict=True) if is_it]
+        return {"status": "done", "cut": cut}
 
     async def _release(self, binding: str, hosted: HostedBinding, heir: str = "") -> Message:
         self._drop(binding, "the session released it")

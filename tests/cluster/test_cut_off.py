@@ -1,4 +1,4 @@
-"""A worker in a network namespace of its own, whose cable is pulled and put back."""
+"""Workers in network namespaces of their own: cut off from all, or from one another only."""
 
 import os
 import shutil
@@ -139,4 +139,132 @@ def test_a_worker_that_is_cut_off_is_replaced_and_changes_nothing_when_it_is_bac
     flag.touch()
     with Session(inproc_client) as session:
         JobRunner(build(flag)).run(session)
+        assert state == [session.fetch(Node(name)["x"]).tobytes() for name in "ab"]
+
+
+BRIDGE, MIDDLE = "jr-bridge", "10.231.78.1"
+ENDS = {"a": ("jr-a", "10.231.78.2"), "b": ("jr-b", "10.231.78.3")}
+
+
+@pytest.fixture
+def two_spaces():
+    """Two namespaces on a bridge; gives what cuts them from each other only."""
+    if shutil.which("ip") is None:
+        pytest.skip("there is no `ip` (iproute2) on this machine")
+    made = []
+    try:
+        ip("link", "add", BRIDGE, "type", "bridge")
+        made.append(("link", "del", BRIDGE))
+        ip("addr", "add", f"{MIDDLE}/24", "dev", BRIDGE)
+        ip("link", "set", BRIDGE, "up")
+        for space, address in ENDS.values():
+            ip("netns", "add", space)
+            made.append(("netns", "del", space))
+            ip("link", "add", f"{space}-1", "type", "veth", "peer", "name", "eth0", "netns", space)
+            ip("link", "set", f"{space}-1", "master", BRIDGE, "up")
+            ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
+            ip("-n", space, "link", "set", "lo", "up")
+            ip("-n", space, "link", "set", "eth0", "up")
+    except subprocess.CalledProcessError as error:
+        for undo in reversed(made):
+            ip(*undo)
+        pytest.skip(f"no bridge between network namespaces here: {error.stderr.strip()}")
+
+    def cut():
+        for (space, _), (_, other) in (ENDS.values(), [*ENDS.values()][::-1]):
+            # To an address that no card has: what is sent there arrives nowhere, silently.
+            ip("-n", space, "neigh", "replace", other, "lladdr", "02:00:00:00:00:99", "dev", "eth0")
+
+    yield cut
+    for undo in reversed(made):
+        ip(*undo)
+
+
+@pytest.fixture
+def between(two_spaces, tmp_path):
+    """A scheduler here and a worker in each of two namespaces; gives its address."""
+    python = [sys.executable, "-m", "dask"]
+    address = f"tcp://{MIDDLE}:18787"
+    worker = ["worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
+    commands = [
+        [*python, "scheduler", "--host", MIDDLE, "--port", "18787", "--dashboard-address", ":0"],
+        *(
+            ["ip", "netns", "exec", space, *python, *worker, "--host", host, "--name", name]
+            for name, (space, host) in ENDS.items()
+        ),
+    ]
+    with (tmp_path / "dask.log").open("ab") as log:
+        processes = [
+            subprocess.Popen(
+                command,
+                env={**os.environ, "PYTHONPATH": os.getcwd()},
+                cwd=tmp_path,
+                stdout=log,
+                stderr=log,
+            )
+            for command in commands
+        ]
+        yield address
+        for process in processes:
+            process.kill()
+            process.wait(20)
+
+
+def feed(x, flag):
+    if current_task().epoch == 4 and flag and not Path(flag).exists():
+        Path(flag).touch()
+        deadline = time.monotonic() + 20
+        while not Path(f"{flag}.cut").exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+    return x + current_task().rng.standard_normal(x.size)
+
+
+def build_one_way(flag):
+    """What a makes goes to b and nothing comes back: a's part is done before b has it."""
+    with Job("feed", seed=3) as job:
+        for name in "ab":
+            with job.init_group:
+                Task(lambda: np.zeros(100), outputs="x", node=name)
+        Task(feed, inputs="x", outputs="x", node="a", kwargs={"flag": str(flag)})
+        Task(mix, ["x", Node("a")["x"]], outputs="x", node="b")
+    epoch_limiter(job, EPOCHS)
+    return job
+
+
+class Warnings(list):
+    on_warning = list.append
+
+
+def test_workers_that_are_cut_off_from_each_other_only_hold_no_nodes_together(
+    between, two_spaces, tmp_path, inproc_client
+):
+    flag, manager = tmp_path / "flag", MultiNodeCheckpointManager(tmp_path / "ckpt")
+    warnings = Warnings()
+
+    def cut():
+        while not flag.exists():
+            time.sleep(0.005)
+        two_spaces()
+        (tmp_path / "flag.cut").touch()
+
+    with (
+        dask.config.set({"jobrunner.worker-silence-seconds": 1}),
+        Client(between, set_as_default=False, timeout=30) as client,
+        Session(client) as session,
+    ):
+        client.wait_for_workers(2, timeout=30)
+        thread = threading.Thread(target=cut)
+        thread.start()
+        result = JobRunner(build_one_way(flag), manager, callbacks=[warnings]).run(session)
+        thread.join()
+        assert (result.epoch, result.restarts) == (EPOCHS, 1)
+        assert len(client.scheduler_info()["workers"]) == 2  # the scheduler has both
+        (told,) = warnings
+        for _, address in ENDS.values():
+            assert address in told
+        assert "could not hand values to" in told
+        assert "did not answer within 2 s (under way: " in told
+        state = [session.fetch(Node(name)["x"]).tobytes() for name in "ab"]
+    with Session(inproc_client) as session:
+        JobRunner(build_one_way(flag)).run(session)
         assert state == [session.fetch(Node(name)["x"]).tobytes() for name in "ab"]

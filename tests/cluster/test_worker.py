@@ -405,6 +405,60 @@ def test_a_worker_that_cannot_be_reached_is_named_as_suspect(peers):
     asyncio.run(asyncio.wait_for(test(), 20))
 
 
+class Silent(Peers):
+    """Takes values and never says so; whether it answers a ping is told."""
+
+    def __init__(self, is_there):
+        super().__init__()
+        self.is_there, self.pings = is_there, 0
+
+    async def __call__(self, address, message):
+        if message["call"] == "hello":
+            self.pings += 1
+            if self.is_there():
+                return self.answer
+        elif message["call"] != "push":
+            return self.answer
+        return await asyncio.get_running_loop().create_future()
+
+
+@in_a_loop
+async def test_a_worker_that_answers_nothing_is_a_suspect_even_when_the_senders_part_was_done():
+    peers = Silent(lambda: False)
+    async with Host(sender(lambda: 1), peers, silence_seconds=0.02) as hosted:
+        reply = await hosted.run(3, 5, key="epoch")
+        while reply["status"] == "done":
+            await asyncio.sleep(0.005)
+            reply = await hosted.run(3, 5)
+        assert (reply["status"], reply["suspect"]) == ("aborted", THERE)
+        assert reply["reason"] == (
+            f"worker {HERE} could not hand values to worker {THERE}: TimeoutError: it did not "
+            f"answer within 0.04 s (under way: what a/t0 returned)"
+        )
+
+
+@in_a_loop
+async def test_a_worker_that_takes_values_for_long_is_waited_for_while_it_answers_a_ping():
+    peers = Silent(lambda: peers.pings < 4)
+    async with Host(sender(lambda: 1), peers, silence_seconds=0.02) as hosted:
+        while (await hosted.run(3, 5, key="epoch"))["status"] == "done":
+            await asyncio.sleep(0.005)
+        assert peers.pings == 4
+
+
+@in_a_loop
+async def test_a_careful_run_is_not_done_before_what_it_made_was_taken():
+    peers = Peers()
+    async with Host(sender(lambda: 1), peers) as hosted:
+        peers.gate.clear()
+        asking = {"key": "epoch", "is_careful": True}
+        while not peers.messages:
+            assert (await hosted.run(3, 0.01, **asking))["status"] == "running"
+        assert (await hosted.run(3, 0.01))["status"] == "running"
+        peers.gate.set()
+        assert (await hosted.run(3, 5))["status"] == "done"
+
+
 @in_a_loop
 async def test_a_failed_task_is_told_to_the_other_workers_at_once():
     peers = Peers()

@@ -2,8 +2,8 @@
 
 Decisions are the runner's own (`jobrunner.decisions`) and so is the meaning of the log
 (`jobrunner.checkpoint.records`); what is simulated is everything that can go wrong around them:
-messages that arrive late and in any order, workers that die, workers and drivers that stop and come
-back, a driver that is killed and started again. A node's state is a hash of all epochs before, so
+messages that arrive late and in any order, workers that die, workers that don't reach each other,
+workers and drivers that stop and come back, a driver that is killed and started again. A node's state is a hash of all epochs before, so
 an epoch that is lost, run twice or mixed with another attempt's shows.
 
     python tests/simulation/simulation.py 5000          seeds 0 to 4999
@@ -21,6 +21,7 @@ from collections.abc import Callable, Generator
 
 from jobrunner.checkpoint.records import State, fold, make_entry, store_names
 from jobrunner.decisions import Boundary, Losses, next_step
+from jobrunner.placement import WorkerInfo, within_reach
 
 NODES = ("a", "b", "c")
 EPOCHS = 6
@@ -88,6 +89,8 @@ class Worker:
             files = self.world.store.files
             spaces.update({node: files[name] for node, name in message["stores"].items()})
         elif kind == "run":
+            if any(frozenset((self.name, peer)) in self.world.cuts for peer in message["peers"]):
+                return "cut"
             for node in spaces:
                 spaces[node] = after_epoch(spaces[node], node, message["epoch"])
         elif kind == "save":
@@ -108,6 +111,7 @@ class Driver:
         self.loop = self.run()
         self.waits_for: dict[str, object | None] = {}  # worker -> its answer
         self.lost: set[str] = set()
+        self.is_cut = False
 
     # ---- the log
 
@@ -171,6 +175,8 @@ class Driver:
             self.lost -= set(list(self.lost)[:1])  # as one that answers again
             self.world.add_worker()
             yield
+        infos = [WorkerInfo(name, name, "", 1) for name in there]
+        there = [w.name for w in within_reach(infos, self.world.cuts if self.is_cut else ())[0]]
         self.number += 1
         self.binding = f"{self.name}-{self.number}" if self.world.fresh_bindings else "always"
         self.placement = {node: there[i % len(there)] for i, node in enumerate(NODES)}
@@ -212,12 +218,15 @@ class Driver:
             told = dict(details)
             if "stores" in told:
                 told["stores"] = {node: told["stores"][node] for node in nodes}
-            self.world.send(
-                self, worker, {"kind": kind, "binding": self.binding, "nodes": nodes, **told}
-            )
+            place = {"binding": self.binding, "nodes": nodes, "peers": list(by_worker)}
+            self.world.send(self, worker, {"kind": kind, **place, **told})
         while any(answer is None for answer in self.waits_for.values()):
             yield
             if self.lost & set(by_worker) or "unknown" in self.waits_for.values():
+                raise LostError
+            if "cut" in self.waits_for.values():
+                self.world.counts["losses to a cut"] += 1
+                self.is_cut = True
                 raise LostError
         return dict(self.waits_for)
 
@@ -238,6 +247,7 @@ class World:
         self.store = Store()
         self.workers: dict[str, Worker] = {}
         self.leaving: set[str] = set()
+        self.cuts: set[frozenset[str]] = set()  # pairs of workers
         self.counts: Counter[str] = Counter()
         self.in_flight: list[tuple] = []
         self.drivers: list[Driver] = []
@@ -329,6 +339,7 @@ class World:
         """A fault."""
         what = self.chance.choice(
             ["kill worker", "stop worker", "continue worker", "retire worker", "add worker"] * 2
+            + ["cut workers", "mend network"]
             + ["kill driver", "stop driver", "continue driver", "ask to stop"]
         )
         self.counts[what] += 1
@@ -338,6 +349,10 @@ class World:
         driver = self.chance.choice(drivers) if drivers else None
         if what == "add worker" and len(self.workers) < 5:
             self.add_worker()
+        elif what == "cut workers" and len(self.workers) > 1:
+            self.cuts.add(frozenset(self.chance.sample(sorted(self.workers), 2)))
+        elif what == "mend network":
+            self.cuts.clear()
         elif what == "continue worker":
             for worker in self.workers.values():
                 worker.is_stopped = False

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobrunner import PlacementError
-from jobrunner.placement import WorkerInfo, check_fit, place
+from jobrunner.placement import WorkerInfo, check_fit, place, within_reach
 from jobrunner.plan import PlannedNode
 
 
@@ -95,3 +95,27 @@ def test_nodes_that_do_not_fit_are_named_with_sizes_and_limit():
     assert "tcp://w1, with 16 MiB in 12 nodes and a limit of 10 MiB: 'n3' 5 MiB" in text
     assert "and 2 more" in text
     assert "Start more workers" in text
+
+
+names = st.sampled_from("abcdef")
+
+
+@given(
+    st.lists(names, min_size=1, unique=True),
+    st.sets(st.tuples(names, names).filter(lambda pair: pair[0] != pair[1]).map(frozenset)),
+)
+def test_whoever_stays_reaches_all_the_others_and_nobody_is_left_out_of_every_side(there, cuts):
+    workers = [worker(name) for name in there]
+    cuts = {frozenset(f"tcp://{name}:1" for name in pair) for pair in cuts}
+    sides = within_reach(workers, cuts)
+    for side in sides:
+        found = {frozenset((w.address, o.address)) for w in side for o in side if w is not o}
+        assert not found & cuts
+    assert {w.name for side in sides for w in side} == set(there)
+
+
+def test_of_a_network_in_two_parts_the_one_with_more_threads_comes_first():
+    a, b, c, d, e = [worker(*its) for its in (("a",), ("b",), ("c",), ("d", 2), ("e", 2))]
+    cuts = [frozenset((one.address, other.address)) for one in (a, b, c) for other in (d, e)]
+    assert within_reach([a, b, c, d, e], cuts) == [[d, e], [a, b, c]]
+    assert within_reach([a, b, c, d, e], ()) == [[a, b, c, d, e]]
