@@ -174,7 +174,7 @@ class DirectLines:
         comm = await connect(
             address, timeout=self._connect_seconds, deserialize=False, **self._arguments
         )
-        comm.allow_offload = False  # or each message is weighed, which takes as long as to pack it
+        comm.allow_offload = False  # or each message is weighed, longer than it takes to pack
         try:
             await comm.write({"op": OPERATION, "call": "hello", "reply": True})
             answer = await comm.read()
