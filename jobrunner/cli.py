@@ -64,7 +64,7 @@ def main() -> None:
     "--checkpoint",
     required=True,
     metavar="DIR",
-    help="Directory of the checkpoints; workers must see it under the same path.",
+    help="Directory of the checkpoints, under the path that workers see it by; or its URL, s3://...",
 )
 @click.option(
     "--on-save-error",

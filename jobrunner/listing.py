@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,8 +34,14 @@ def open_directory(directory: str, *, allow_pickle: bool = False) -> MultiNodeCh
         No directory is at the path: most likely a mistyped one.
     """
     manager = MultiNodeCheckpointManager(directory, allow_pickle=allow_pickle)
-    if not os.path.isdir(manager.path):
-        found = ", but a file" if os.path.lexists(manager.path) else ""
+    try:
+        is_there = manager.files.is_directory(manager.path)
+        found = ", but a file" if not is_there and manager.files.is_taken(manager.path) else ""
+    except OSError as error:
+        raise CheckpointError(
+            f"{manager.path} cannot be read: {type(error).__name__}: {error}."
+        ) from error
+    if not is_there:
         raise CheckpointNotFoundError(
             f"There is no directory {manager.path!r}{found}. Name the one that the job was run "
             f"with, as --checkpoint."

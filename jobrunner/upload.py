@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from jobrunner.checkpoint.files import PosixFiles
+from jobrunner.checkpoint.objects import files_beside
+from jobrunner.checkpoint.paths import absolute_path, is_url
 from jobrunner.errors import CheckpointWriteError, DefinitionError
 from jobrunner.node import Node
 from jobrunner.task import Task, TaskGroup
@@ -33,20 +34,17 @@ class UploadTaskGroupBuilder(Protocol):
 
 
 class CopyTo:
-    """Copy each node's store of the last epoch to a directory, on the node itself.
+    """Copy each node's store of the last epoch elsewhere, on the node itself.
 
     Parameters
     ----------
     path : str or os.PathLike
-        A directory that the workers can write; made if it is not there. A store there of the
-        same name is replaced; until its copy is whole no Zarr reader opens it.
+        A directory, or the URL of one, that the workers can write; made if it is not there. A
+        store there of the same name is replaced; until its copy is whole no Zarr reader opens it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        text = os.fspath(path)
-        if not text or "://" in text:
-            raise DefinitionError(f"CopyTo takes the path of a directory; got {text!r}.")
-        self.path = Path(text).absolute()
+        self.path = absolute_path(path)
 
     def build(self, epoch: int, manager: MultiNodeCheckpointManager) -> TaskGroup:
         """One task for each node of the checkpoint.
@@ -56,37 +54,49 @@ class CopyTo:
         DefinitionError
             The copies would go into the checkpoint directory itself.
         """
-        here = os.path.realpath(manager.path)
-        if os.path.commonpath([here, os.path.realpath(self.path)]) == here:
+        if _lies_in(self.path, manager.path):
             raise DefinitionError(
-                f"CopyTo({str(self.path)!r}) would copy the stores of {manager.path} into that "
+                f"CopyTo({self.path!r}) would copy the stores of {manager.path} into that "
                 f"very directory, over themselves. Name another one."
             )
+        copy = functools.partial(
+            _copy_store, manager.files, files_beside(self.path, manager.files), self.path
+        )
         with TaskGroup() as group:
             for node in manager.record(epoch)["stores"]:
-                source = Path(manager.get_ckpt_db_name(node, epoch))
-                copy = functools.partial(_copy_store, str(source), str(self.path / source.name))
-                Task(copy, name="copy store", node=Node(node))
+                source = manager.get_ckpt_db_name(node, epoch)
+                Task(functools.partial(copy, source), name="copy store", node=Node(node))
         return group
 
 
-def _copy_store(source: str, target: str) -> None:
+def _lies_in(path: str, directory: str) -> bool:
+    if is_url(path) or is_url(directory):
+        return f"{path}/".startswith(f"{directory}/")
+    here = os.path.realpath(directory)
+    return os.path.commonpath([here, os.path.realpath(path)]) == here
+
+
+def _copy_store(from_files: PosixFiles, to_files: PosixFiles, directory: str, source: str) -> None:
     # Without its root document no reader takes a directory for a store: it goes first and comes last.
     root = "zarr.json"
+    target = os.path.join(directory, os.path.basename(source))
     try:
-        if os.path.exists(target) and os.path.samefile(source, target):
+        both = os.path.exists(source) and os.path.exists(target)
+        if both and os.path.samefile(source, target):
             raise CheckpointWriteError(
                 f"The store {source!r} and its copy {target!r} are one directory; nothing was "
                 f"touched. Let CopyTo name a directory of its own."
             )
-        if os.path.lexists(target):
-            Path(target, root).unlink(missing_ok=True)
-            shutil.rmtree(target)
-        shutil.copytree(
-            source, target, ignore=lambda at, _: {root} if Path(at) == Path(source) else set()
-        )
-        shutil.copyfile(Path(source, root), Path(target, f"{root}.partial"))
-        Path(target, f"{root}.partial").replace(Path(target, root))
+        if to_files.is_taken(target):
+            if to_files.is_taken(os.path.join(target, root)):
+                to_files.remove_file(os.path.join(target, root))
+            to_files.remove_tree(target)
+        names = [name for name, _ in from_files.walk(source) if name != root]
+        for name in (*names, root):
+            copied = os.path.join(target, name if name != root else f"{root}.partial")
+            to_files.make_directories(os.path.dirname(copied))
+            to_files.write(copied, [from_files.read(os.path.join(source, name))])
+        to_files.rename(os.path.join(target, f"{root}.partial"), os.path.join(target, root))
     except OSError as error:
         raise CheckpointWriteError(
             f"Could not copy the store {source!r} to {target!r}: {error}. The checkpoint itself "

@@ -3,7 +3,8 @@
 The way of the data, one module a stage; a module imports only from those above it::
 
     linux             what Linux can do besides
-    files, paths      what is asked of a file system, one method an operation; where
+    paths, files      where; what is asked of a file system, one method an operation
+    objects           ... and of an object store
     dtypes, codecs, tensors, states, compression
     encoding          values -> JSON trees and arrays       (pure)
     aliasing, blobs   ... all blobs of a node together      (pure)

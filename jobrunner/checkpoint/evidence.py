@@ -372,7 +372,7 @@ def _record_again(
             abouts[node] = {**abouts[node], "states": manifest["states"]}
         record = manifest.get("record", record)
         runs.add(manifest["run"])
-        newest = max(newest, os.lstat(path).st_mtime)
+        newest = max(newest, directory.files.modified_seconds(path))
     if record is None:
         raise CheckpointCorruptError(
             f"None of the stores {', '.join(names.values())} tells the record of epoch "

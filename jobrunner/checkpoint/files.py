@@ -12,10 +12,12 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from crc32c import crc32c
 
 from jobrunner.checkpoint import linux
+from jobrunner.checkpoint.paths import is_url
 
 logger = logging.getLogger("jobrunner.checkpoint.files")
 
@@ -37,8 +39,23 @@ class PosixFiles:
     Notes
     -----
     Runs on client and workers; instances are picklable and hold no state. All methods raise the
-    OSError they meet; who calls them knows what it means.
+    OSError they meet; who calls them knows what it means. Another backend, such as `ObjectFiles`,
+    has all methods that touch storage of its own.
+
+    Attributes
+    ----------
+    threads : int
+        That write or read at once: more of them are not faster. The calling one is among them.
+    poll_seconds : float
+        From one look for a file that somebody may have put there to the next, at least.
     """
+
+    threads = 2
+    poll_seconds = 0.0
+
+    def reaches(self, path: str) -> bool:
+        """Whether `path`, of a checkpoint directory or in one, is of this backend."""
+        return not is_url(path)
 
     def before(self, operation: str, path: str) -> None:
         """Run before every primitive step; here for subclasses that inject faults.
@@ -218,6 +235,12 @@ class PosixFiles:
                 self.remove_file(temporary)
         self.sync_directory(os.path.dirname(path))
         return True
+
+    def prove_creation(self, directory: str) -> None:
+        """See that `create_whole` has one winner in this directory, before any relies on it.
+
+        Nothing on a file system: where it has no links, `create_whole` itself fails.
+        """
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another name in the same directory."""
@@ -399,6 +422,31 @@ class PosixFiles:
                 return False
             raise
         return True
+
+    def is_directory(self, path: str) -> bool:
+        """Whether this is a directory."""
+        return os.path.isdir(path)
+
+    def walk(self, path: str) -> Iterator[tuple[str, int]]:
+        """All files in a directory and those in it: path within, with ``/``, and size in bytes."""
+        for directory, _, names in os.walk(path):
+            for name in names:
+                full = os.path.join(directory, name)
+                yield os.path.relpath(full, path).replace(os.sep, "/"), os.lstat(full).st_size
+
+    def modified_seconds(self, path: str) -> float:
+        """When a file was last written, in seconds since 1970, by whatever clock it has."""
+        return os.lstat(path).st_mtime
+
+    def locate(self, path: str) -> tuple[Any, str]:
+        """Where a Zarr reader finds an array: an obstore store and a path in it; None: a file's.
+
+        Raises
+        ------
+        OSError
+            The array is not there.
+        """
+        return None, path
 
 
 def _explain_link(error: OSError) -> OSError:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -60,6 +62,7 @@ class HeldDirectory(CheckpointDirectory):
         self._sweeper = Sweeper(self._files, self.path)
         self._hold: Hold | None = None
         self._resumed_from: int | None = None
+        self._next_look = -math.inf
         self._metrics: dict[int, Mapping[str, Any]] = {}  # by number of the commit entry
 
     # --- a run
@@ -235,6 +238,10 @@ class HeldDirectory(CheckpointDirectory):
 
     def take_request(self) -> bool:
         """Whether somebody has asked for a save by the file `SAVE_REQUEST`; removes it."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + self._files.poll_seconds
         path = os.path.join(self.path, SAVE_REQUEST)
         try:
             if not self._files.is_taken(path):

@@ -110,6 +110,7 @@ class Hold:
         self._files.make_directories(self._path)
         self._heartbeat.start()
         try:
+            self._files.prove_creation(self._heartbeat.directory)
             self.number = self._journal.take(self.run, body, judge)
             self._heartbeat.restore()
         except BaseException:

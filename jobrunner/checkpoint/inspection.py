@@ -299,7 +299,7 @@ def _inspect_recorded(
         yield Finding(name, "damaged", str(error))
         return
     expected = {path: size for path, (size, _) in reader.list_files(manifest)}
-    there = dict(_walk(reader.root))
+    there = dict(directory.files.walk(reader.root))
     problems = 0
     for path, size in expected.items():
         found = there.pop(path, None)
@@ -317,13 +317,6 @@ def _inspect_recorded(
     if not problems:
         why = f"Epoch {epoch} of node {manifest['node']!r}, {len(expected) + 1} files."
         yield Finding(name, "live", why)
-
-
-def _walk(root: str) -> Iterator[tuple[str, int]]:
-    for directory, _, names in os.walk(root):
-        for name in names:
-            full = os.path.join(directory, name)
-            yield os.path.relpath(full, root).replace(os.sep, "/"), os.lstat(full).st_size
 
 
 def _find_missing(directory: CheckpointDirectory, history: _History) -> Iterator[Finding]:

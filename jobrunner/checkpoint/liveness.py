@@ -201,6 +201,7 @@ class Heartbeat:
         self._files = files
         self.directory = os.path.join(path, RUNS_DIRECTORY, run)
         self._interval_seconds = interval_seconds
+        self._process = json.dumps(own_process()).encode()
         self._stopped = threading.Event()
         self._thread = threading.Thread(
             target=self._beat, name=_THREAD_NAME.format(run=run), daemon=True
@@ -215,7 +216,7 @@ class Heartbeat:
             It cannot be written.
         """
         self._files.make_directories(self.directory)
-        self._show(0, json.dumps(own_process()).encode())
+        self._show(0)
         self._thread.start()
 
     def restore(self) -> None:
@@ -238,18 +239,18 @@ class Heartbeat:
             except OSError as error:
                 logger.warning("No sign of life could be written: %s", error)
 
-    def _show(self, count: int, process: bytes = b"") -> None:
+    def _show(self, count: int) -> None:
         try:
-            self._write(count, process)
+            self._write(count)
         except FileNotFoundError:
             # Whoever cleans up may have looked before there was a heartbeat.
             self._make_again(count)
 
     def _make_again(self, count: int) -> None:
         self._files.make_directories(self.directory)
-        self._write(count, json.dumps(own_process()).encode())
+        self._write(count)
 
-    def _write(self, count: int, process: bytes = b"") -> None:
-        # The count alone changes; who beats stays behind it.
+    def _write(self, count: int) -> None:
+        # The count alone changes, and keeps its length: a file that is read meanwhile is whole.
         path = os.path.join(self.directory, HEARTBEAT)
-        self._files.overwrite(path, b"%020d\n" % count + process)
+        self._files.overwrite(path, b"%020d\n" % count + self._process)

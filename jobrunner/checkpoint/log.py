@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from jobrunner.checkpoint.files import PosixFiles
+from jobrunner.checkpoint.objects import files_of
 from jobrunner.checkpoint.records import RESTARTS, STATE_INTERVAL, Entry, State
 from jobrunner.errors import CheckpointCorruptError
 
@@ -108,18 +109,20 @@ class FileMetadataHandler:
 
     Notes
     -----
-    Entry 7 is ``_log/0000000007.json``, created with ``link``, which succeeds for one of any
-    number of writers, and made durable before `append` returns. Each file holds the digest of its
+    Entry 7 is ``_log/0000000007.json``, created with ``link``, or a conditional put in an object
+    store, which succeeds for one of any number of writers, and made durable before `append` returns. Each file holds the digest of its
     entry.
     """
 
     def __init__(self, files: PosixFiles | None = None) -> None:
+        self._given = files
         self._files = files if files is not None else PosixFiles()
         self._directory = ""
         self.stats: dict[str, dict[str, float]] = {}
 
     def set_params(self, path: str, node_names: Sequence[str]) -> None:
         """See `MetadataHandler`."""
+        self._files = files_of(path, self._given)
         self._directory = os.path.join(path, LOG_DIRECTORY)
 
     def append(self, entry: Entry) -> bool:

@@ -14,6 +14,8 @@ from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.held import HeldDirectory, as_json
 from jobrunner.checkpoint.liveness import Patience
 from jobrunner.checkpoint.log import MetadataHandler
+from jobrunner.checkpoint.objects import files_beside
+from jobrunner.checkpoint.paths import absolute_path
 from jobrunner.checkpoint.policies import RetentionPolicy
 from jobrunner.checkpoint.records import Claim, store_names
 from jobrunner.checkpoint.save import BlobCheck, SaveOrder
@@ -54,8 +56,9 @@ class MultiNodeCheckpointManager(HeldDirectory):
     Parameters
     ----------
     path : str or os.PathLike
-        A directory that the client and all workers have in common; made absolute here, created
-        when a run begins.
+        A directory that the client and all workers have in common, made absolute here and
+        created when a run begins; or the URL of one in an object store, ``s3://bucket/name``,
+        ``gs://...``, ``az://...`` or ``memory://...``.
     metadata_handler : MetadataHandler, optional
         Keeps the log; by default a `FileMetadataHandler`.
     save : SavePolicy
@@ -138,11 +141,12 @@ class MultiNodeCheckpointManager(HeldDirectory):
         if budget_bytes is not None and not asynchronous:
             raise DefinitionError("budget_bytes bounds the copies of asynchronous=True; give both.")
         self.budget_bytes = budget_bytes
-        self._origin = (
-            None
-            if load_path is None
-            else CheckpointDirectory(load_path, None, allow_pickle=allow_pickle, files=files)
-        )
+        self._origin = None
+        if load_path is not None:
+            beside = files_beside(absolute_path(load_path), files)
+            self._origin = CheckpointDirectory(
+                load_path, None, allow_pickle=allow_pickle, files=beside
+            )
         if self._origin is not None and self._origin.path == self.path:
             raise DefinitionError(
                 f"load_path is another directory than path, and both are {self.path}. Leave "

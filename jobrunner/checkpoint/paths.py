@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import urllib.parse
 import urllib.request
 
 from jobrunner.errors import DefinitionError
 
+OBJECT_SCHEMES = ("s3", "gs", "az", "memory")
+
+_SAFE_NAME = re.compile(r"[\w.~!$&'()*+,;=:@-]+")
+
+
+def is_url(path: str) -> bool:
+    """Whether an absolute path is the URL of a directory in an object store."""
+    return path.partition("://")[0] in OBJECT_SCHEMES and "://" in path
+
 
 def absolute_path(path: str | os.PathLike[str]) -> str:
-    """The absolute path of a checkpoint directory.
+    """The absolute path of a checkpoint directory, or its URL in an object store.
 
     Raises
     ------
     DefinitionError
-        `path` is a URL of anything but files, or no path at all.
+        `path` is a URL of something else, or no path at all.
     """
     try:
         text = os.fspath(path)
@@ -25,13 +35,29 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
         raise DefinitionError(f"path is that of a directory (a str or os.PathLike); got {path!r}.")
     scheme, separator, rest = text.partition("://")
     if separator and scheme.isalnum():
+        if scheme in OBJECT_SCHEMES:
+            return _absolute_url(text, scheme, rest)
         if scheme != "file":
             raise DefinitionError(
-                f"{text}: checkpoints are kept in directories, and not behind {scheme}://. Name "
-                f"a directory that the client and all workers have in common."
+                f"{text}: checkpoints are kept in directories and in object stores "
+                f"({', '.join(f'{known}://' for known in OBJECT_SCHEMES)}), and not behind "
+                f"{scheme}://. Name one that the client and all workers have in common."
             )
         host, _, _ = rest.partition("/")
         if host not in ("", "localhost"):
             raise DefinitionError(f"{text}: a file URL names a path, file:///..., and no host.")
         text = urllib.request.url2pathname(urllib.parse.urlsplit(text).path)
     return os.path.abspath(text)
+
+
+def _absolute_url(text: str, scheme: str, rest: str) -> str:
+    names = rest.rstrip("/").split("/")
+    if scheme == "memory" and names[0] == "":
+        names = names[1:]
+    for name in names:
+        if not _SAFE_NAME.fullmatch(name) or name in (".", ".."):
+            raise DefinitionError(
+                f"{text}: the URL of a checkpoint directory is {scheme}://bucket/name/name, of "
+                f"names of letters, digits and -._~!$&'()*+,;=:@; found {name!r} among them."
+            )
+    return f"{scheme}://{'/'.join(names)}"

@@ -22,7 +22,7 @@ from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.grid import Grid, Piece
 from jobrunner.checkpoint.layout import MANIFEST, STORE_FORMAT, grid_of
 from jobrunner.checkpoint.states import StatefulBlob
-from jobrunner.checkpoint.store import THREADS, join_path, run_all
+from jobrunner.checkpoint.store import join_path, run_all
 from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
@@ -103,7 +103,6 @@ class StoreReader:
         *,
         codecs: Sequence[Codec] = (),
         allow_pickle: bool = False,
-        threads: int = THREADS,
         keeps_states: bool = False,
     ) -> dict[str, Any]:
         """Read blobs, every byte of them verified.
@@ -114,7 +113,6 @@ class StoreReader:
             By default all. Of the store's documents, those of these blobs are verified as well.
         codecs : sequence of Codec
         allow_pickle : bool
-        threads : int
         keeps_states : bool
             Give a `StatefulBlob` for a blob of objects that were saved by their state; by default
             the states stand in their places.
@@ -150,7 +148,7 @@ class StoreReader:
                 if "/" not in path or path.split("/")[0] in tops
             ),
         )
-        run_all(jobs, threads, _stored_bytes(wanted))
+        run_all(jobs, self.files.threads, _stored_bytes(wanted))
         return {
             name: self._decode(
                 name,
@@ -215,7 +213,7 @@ class StoreReader:
                         )
                     )
                 position += length
-        run_all(jobs, THREADS, data.nbytes)
+        run_all(jobs, self.files.threads, data.nbytes)
         return data.transpose(np.argsort(grid.order)) if grid.order else data
 
     def _read_piece(
@@ -248,12 +246,12 @@ class StoreReader:
             )
         return found
 
-    def verify(self, threads: int = THREADS) -> None:
+    def verify(self) -> None:
         """Read and digest every file of the store."""
         manifest = self.read_manifest()
         listed = self.list_files(manifest)
         jobs = [partial(self._read_file, path, None, *about) for path, about in listed]
-        run_all(jobs, threads, _stored_bytes(manifest["blobs"]))
+        run_all(jobs, self.files.threads, _stored_bytes(manifest["blobs"]))
 
     def list_files(self, manifest: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, int]]]:
         """All files of the store but the manifest: path, size and crc32c."""
@@ -412,7 +410,7 @@ class StoreReader:
         """One array of a blob, read and verified."""
         array: np.ndarray[Any, Any]
         array, jobs = self._read_array(entry["arrays"][i])
-        run_all(jobs, THREADS, array.nbytes)
+        run_all(jobs, self.files.threads, array.nbytes)
         return array
 
     def _open_lazily(self, path: str) -> Any:
@@ -422,7 +420,11 @@ class StoreReader:
         with self._reading(full), warnings.catch_warnings():
             # Zarr warns of data types whose specification is young; they are read all the same.
             warnings.simplefilter("ignore")
-            return zarr.open_array(full, mode="r", zarr_format=3)
+            store, within = self.files.locate(full)
+            if store is None:
+                return zarr.open_array(within, mode="r", zarr_format=3)
+            objects = zarr.storage.ObjectStore(store, read_only=True)
+            return zarr.open_array(objects, path=within, mode="r", zarr_format=3)
 
     def _decode(
         self,

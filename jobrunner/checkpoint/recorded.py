@@ -13,6 +13,7 @@ from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.journal import Journal
 from jobrunner.checkpoint.layout import MANIFEST
 from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler, each_entry
+from jobrunner.checkpoint.objects import files_of
 from jobrunner.checkpoint.paths import absolute_path
 from jobrunner.checkpoint.records import Entry, State, commit_in, loose_json
 from jobrunner.errors import (
@@ -48,7 +49,7 @@ class RecordedEpochs:
         only_node: str | None = None,
     ) -> None:
         self.path = absolute_path(path)
-        self._files = files if files is not None else PosixFiles()
+        self._files = files_of(self.path, files)
         if metadata_handler is None:
             metadata_handler = FileMetadataHandler(self._files)
         elif not isinstance(metadata_handler, MetadataHandler):

@@ -39,8 +39,8 @@ from jobrunner.checkpoint.layout import (
 
 logger = logging.getLogger("jobrunner.checkpoint.store")
 
-THREADS = 2
-"""More of them do not write faster; the calling thread is one of them."""
+THREADS = PosixFiles.threads
+"""For what only copies memory, too."""
 
 _WORTH_A_THREAD_BYTES = 1 << 20
 _WORTH_A_THREAD_JOBS = 64
@@ -178,7 +178,7 @@ class StoreBatch:
         for store in self._stores:
             yield from store.layout.arrays
 
-    def write(self, arrays: Collection[PlannedArray] | None = None, threads: int = THREADS) -> None:
+    def write(self, arrays: Collection[PlannedArray] | None = None) -> None:
         """Write some arrays, or all and the documents.
 
         Raises
@@ -206,7 +206,7 @@ class StoreBatch:
                         partial(_write_document, self._files, store, path, document)
                         for path, document in store.layout.documents.items()
                     )
-            run_all(jobs, threads, nbytes)
+            run_all(jobs, self._files.threads, nbytes)
         except BaseException as error:
             self._stack.__exit__(type(error), error, error.__traceback__)
             raise
@@ -251,11 +251,10 @@ def write_stores(
     directory: str,
     stores: Mapping[str, tuple[Mapping[str, Any], Mapping[str, EncodedBlob]]],
     former: Mapping[str, FormerStore] | None = None,
-    threads: int = THREADS,
 ) -> list[Receipt]:
     """Write several stores and make them durable; `StoreBatch` documents it."""
     batch = StoreBatch(files, directory, stores, former)
-    batch.write(threads=threads)
+    batch.write()
     return batch.finish()
 
 
@@ -419,12 +418,14 @@ def run_all(jobs: Iterable[Callable[[], None]], threads: int, nbytes: int) -> No
     ----------
     jobs : iterable of callable
     threads : int
-        At most, the calling one included; only one where the work is not worth another.
+        At most, the calling one included; of as few as `THREADS` only one where the work is not
+        worth another. More are for what waits for a network, and always worth it.
     nbytes : int
         How much they read or write.
     """
     pending = list(jobs)
-    if nbytes < _WORTH_A_THREAD_BYTES and len(pending) < _WORTH_A_THREAD_JOBS:
+    is_short = nbytes < _WORTH_A_THREAD_BYTES and len(pending) < _WORTH_A_THREAD_JOBS
+    if is_short and threads <= THREADS:
         threads = 1
     queue = iter(pending)
     failures: list[BaseException] = []

@@ -17,9 +17,11 @@ from jobrunner.checkpoint.directory import CheckpointDirectory
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
+from jobrunner.checkpoint.objects import files_beside
+from jobrunner.checkpoint.paths import absolute_path
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.records import Claim, commit_in, commits_in, loose_json
-from jobrunner.checkpoint.store import THREADS, Receipt, join_path, run_all
+from jobrunner.checkpoint.store import Receipt, join_path, run_all
 from jobrunner.errors import (
     CheckpointNotFoundError,
     CheckpointWriteError,
@@ -189,7 +191,8 @@ def copy_epoch(
     Runs on the client. *Atomicity*: that of a save. *Safe to retry*: yes. A job resumes from the
     copy as from the original.
     """
-    other = CheckpointDirectory(target, None, allow_pickle=False, files=directory.files)
+    files = files_beside(absolute_path(target), directory.files)
+    other = CheckpointDirectory(target, None, allow_pickle=False, files=files)
     if epoch in other.state().recorded:
         raise DefinitionError(
             f"Epoch {epoch} is recorded in {other.path} already. Name another directory."
@@ -198,9 +201,7 @@ def copy_epoch(
     entry = commit_in(directory.entry(directory.state().commit_number(epoch)), epoch)
     record = Record.from_entry(entry)
     is_done = directory.is_done() and directory.latest() == epoch
-    _save_again(
-        directory, record, other.path, directory.files, take_over=take_over, is_done=is_done
-    )
+    _save_again(directory, record, other.path, files, take_over=take_over, is_done=is_done)
     return record
 
 
@@ -219,7 +220,7 @@ def _save_again(
     try:
         order = manager.begin(record.epoch)
         readers = {
-            node: StoreReader(files, source.path, about["store"], about["manifest"])
+            node: StoreReader(source.files, source.path, about["store"], about["manifest"])
             for node, about in record.stores.items()
         }
         try:
@@ -263,15 +264,15 @@ def _copy_store(
     for path in _directories((MANIFEST, *listed)):
         files.make_directory(join_path(root, path))
     # A store that was set aside keeps its root document under another name.
-    is_hidden = not files.is_taken(os.path.join(source.root, ROOT_DOCUMENT))
+    is_hidden = not source.files.is_taken(os.path.join(source.root, ROOT_DOCUMENT))
 
     def copy(path: str, size: int, digest: int) -> None:
         name = RETIRED_DOCUMENT if is_hidden and path == ROOT_DOCUMENT else path
         files.write(join_path(root, path), [source.read_file(name, size, digest)])
 
     jobs = [partial(copy, path, *about) for path, about in listed.items() if path != ROOT_DOCUMENT]
-    run_all(jobs, THREADS, record.stores[node]["nbytes"])
-    files.write(join_path(root, MANIFEST), [files.read(join_path(source.root, MANIFEST))])
+    run_all(jobs, max(files.threads, source.files.threads), record.stores[node]["nbytes"])
+    files.write(join_path(root, MANIFEST), [source.files.read(join_path(source.root, MANIFEST))])
     copy(ROOT_DOCUMENT, *listed[ROOT_DOCUMENT])
     again = StoreReader(files, directory, store, source.manifest)
     again.read_manifest()  # what was just written is what was verified before

@@ -8,16 +8,56 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 from jobrunner.checkpoint.files import PosixFiles
+from jobrunner.checkpoint.objects import ObjectFiles
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+How = Literal["fail", "die", "kill"]
 
 
 class PowerCutError(BaseException):
     """Raised by every operation after a `FaultyFiles` has died; no handler of errors sees it."""
 
 
-class FaultyFiles(PosixFiles):
+class _Faults:
+    """Counts operations on storage, and goes wrong at the k-th; see `FaultyFiles`."""
+
+    def __init__(
+        self,
+        at: int | None = None,
+        how: How = "fail",
+        *,
+        number: int = errno.EIO,
+    ) -> None:
+        self.at = at
+        self.how = how
+        self.number = number
+        self.count = 0
+        self.trace: list[tuple[str, str]] = []
+        self._lock = threading.Lock()
+
+    def before(self, operation: str, path: str) -> None:
+        """Count, and go wrong where it is time to."""
+        with self._lock:
+            self.count += 1
+            count = self.count
+            self.trace.append((operation, path))
+        if self.at is None or count < self.at:
+            return
+        if self.how == "die":
+            raise PowerCutError(f"{operation} {path}")
+        if count == self.at:
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError(self.number, os.strerror(self.number), path)
+
+
+class FaultyFiles(_Faults, PosixFiles):
     """A file system whose k-th operation goes wrong.
 
     Parameters
@@ -47,33 +87,13 @@ class FaultyFiles(PosixFiles):
     def __init__(
         self,
         at: int | None = None,
-        how: Literal["fail", "die", "kill"] = "fail",
+        how: How = "fail",
         *,
         number: int = errno.EIO,
         sync: bool = True,
     ) -> None:
-        self.at = at
-        self.how = how
-        self.number = number
+        super().__init__(at, how, number=number)
         self.sync = sync
-        self.count = 0
-        self.trace: list[tuple[str, str]] = []
-        self._lock = threading.Lock()
-
-    def before(self, operation: str, path: str) -> None:
-        """Count, and go wrong where it is time to."""
-        with self._lock:
-            self.count += 1
-            count = self.count
-            self.trace.append((operation, path))
-        if self.at is None or count < self.at:
-            return
-        if self.how == "die":
-            raise PowerCutError(f"{operation} {path}")
-        if count == self.at:
-            if self.how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise OSError(self.number, os.strerror(self.number), path)
 
     def _sync_path(self, path: str) -> None:
         if self.sync:
@@ -95,7 +115,54 @@ class FaultyFiles(PosixFiles):
         return (_rebuild, (self.at, self.how, self.number, self.sync))
 
 
-def _rebuild(
-    at: int | None, how: Literal["fail", "die", "kill"], number: int, sync: bool
-) -> FaultyFiles:
+def _rebuild(at: int | None, how: How, number: int, sync: bool) -> FaultyFiles:
     return FaultyFiles(at, how, number=number, sync=sync)
+
+
+class FaultyObjects(_Faults, ObjectFiles):
+    """An object store, kept in a directory, whose k-th request goes wrong.
+
+    Parameters
+    ----------
+    root : str
+        The URL that it stands for, such as ``s3://bucket/run``: the path of a manager.
+    directory : str or os.PathLike
+        Holds the objects, for all processes of this machine; made if it is not there.
+    at, how, number
+        As those of `FaultyFiles`.
+
+    Attributes
+    ----------
+    count : int
+        Requests so far.
+    trace : list of (operation, path)
+    """
+
+    def __init__(
+        self,
+        root: str,
+        directory: str | os.PathLike[str],
+        at: int | None = None,
+        how: How = "fail",
+        *,
+        number: int = errno.EIO,
+    ) -> None:
+        _Faults.__init__(self, at, how, number=number)
+        ObjectFiles.__init__(self, root, partial(_open_local, os.fspath(directory)))
+        self._directory = os.fspath(directory)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        what = (self.root, self._directory, self.at, self.how, self.number)
+        return (_rebuild_objects, what)
+
+
+def _open_local(directory: str, root: str) -> ObjectStore:
+    from obstore.store import LocalStore
+
+    return LocalStore(directory, mkdir=True, automatic_cleanup=True)
+
+
+def _rebuild_objects(
+    root: str, directory: str, at: int | None, how: How, number: int
+) -> FaultyObjects:
+    return FaultyObjects(root, directory, at, how, number=number)

@@ -11,6 +11,7 @@ from pathlib import Path
 from jobrunner import FileMetadataHandler
 from jobrunner.checkpoint import read_state
 from jobrunner.checkpoint.records import Entry
+from jobrunner.testing import FaultyObjects
 from jobrunner.testing.contracts import MetadataHandlerContract
 
 
@@ -72,3 +73,9 @@ class TestSqliteMetadataHandler(MetadataHandlerContract):
     @staticmethod
     def make_handler(directory: str) -> SqliteMetadataHandler:
         return SqliteMetadataHandler(Path(directory) / "log.sqlite")
+
+
+class TestFileMetadataHandlerOnObjects(MetadataHandlerContract):
+    @staticmethod
+    def make_handler(directory: str) -> FileMetadataHandler:
+        return FileMetadataHandler(FaultyObjects(directory, f"{directory}/objects"))

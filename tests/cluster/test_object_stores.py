@@ -1,0 +1,154 @@
+"""Runs whose checkpoints are objects: worker processes that are killed, and S3 as it is spoken."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+import uuid
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from jobrunner import (
+    CheckpointError,
+    Job,
+    JobRunner,
+    KeepLast,
+    MultiNodeCheckpointManager,
+    Node,
+    Session,
+    Task,
+    current_task,
+    epoch_limiter,
+)
+from jobrunner.testing import FaultyObjects, Struck, assert_identical
+
+URL = "s3://bucket/runs/walk"
+
+
+def wander(x):
+    return x + current_task().rng.standard_normal(x.size)
+
+
+def walk(epochs, *, flag=None, init=lambda: np.zeros(20_000)):
+    with Job("walk", seed=5) as job:
+        for i in range(2):
+            with Node(f"n{i}"):
+                with job.init_group:
+                    Task(init, outputs="x", name="init")
+                    Task(lambda: np.arange(20_000.0), outputs="fixed", name="fix")
+                step = wander if flag is None or i else Struck(wander, epoch=3, flag=flag)
+                Task(step, inputs="x", outputs="x", name="step")
+        epoch_limiter(job, epochs)
+    return job
+
+
+def must_not_run():
+    raise AssertionError("a resumed job makes nothing anew")
+
+
+@pytest.mark.slow
+def test_a_killed_worker_and_a_new_run_go_on_from_objects(tmp_path):
+    files = FaultyObjects(URL, tmp_path / "objects")
+
+    def manager():
+        return MultiNodeCheckpointManager(URL, keep=KeepLast(2), files=files)
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        with Session(client) as session:
+            result = JobRunner(walk(4, flag=tmp_path / "flag"), manager()).run(session)
+            assert (result.epoch, result.restarts) == (4, 1)
+        with Session(client) as session:
+            result = JobRunner(walk(6, init=must_not_run), manager()).run(session)
+            assert (result.epoch, result.resumed_from) == (6, 4)
+            found = [session.fetch(Node(f"n{i}")["x"]) for i in range(2)]
+        with Session(client) as session:
+            JobRunner(walk(6)).run(session)
+            expected = [session.fetch(Node(f"n{i}")["x"]) for i in range(2)]
+    assert_identical(expected, found)
+    assert manager().epochs() == [4, 5, 6]  # the one resumed from is kept
+    manager().verify(6)
+
+
+@pytest.mark.slow
+def test_what_other_processes_do_not_see_is_not_taken_for_shared(process_client):
+    with (
+        Session(process_client) as session,
+        pytest.raises(CheckpointError, match="is not shared"),
+    ):
+        JobRunner(walk(2), MultiNodeCheckpointManager(f"memory://{uuid.uuid4().hex}")).run(session)
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    """The URL of a bucket of its own in a server that speaks S3."""
+    server = shutil.which("moto_server")
+    if server is None:
+        pytest.skip("moto_server is not installed: pip install 'jobrunner[test]'")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [server, "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        address, bucket = f"http://127.0.0.1:{port}", f"b{uuid.uuid4().hex}"
+        request = urllib.request.Request(f"{address}/{bucket}", method="PUT")
+        while True:
+            assert process.poll() is None, "moto_server has ended"
+            try:
+                urllib.request.urlopen(request, timeout=10).close()
+                break
+            except urllib.error.HTTPError:
+                raise
+            except OSError:
+                continue
+        for name, value in {
+            "AWS_ENDPOINT_URL": address,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "name",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield f"s3://{bucket}/runs/walk"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_run_in_s3_is_recorded_resumed_and_read(s3, inproc_client):
+    def manager():
+        return MultiNodeCheckpointManager(s3, keep=KeepLast(1))
+
+    with Session(inproc_client) as session:
+        assert JobRunner(walk(2), manager()).run(session).epoch == 2
+    with Session(inproc_client) as session:
+        assert JobRunner(walk(4, init=must_not_run), manager()).run(session).resumed_from == 2
+        expected = session.fetch(Node("n1")["x"])
+    assert manager().epochs() == [2, 4]  # the one resumed from is kept
+    manager().verify(4)
+    checkpoint = manager().open(4)
+    assert_identical(expected, checkpoint["n1"].load("x"))
+    assert checkpoint["n0"]["x"].shape == (20_000,)
+    files = manager().files
+    assert not files.create_whole(f"{s3}/_log/0000000000.json", b"another", "")
+    long = np.random.default_rng(0).bytes(40 << 20)
+    digest = files.write(f"{s3}/long", [long])  # in parts
+    assert files.read_into(f"{s3}/long", None, len(long)) == (len(long), digest)
+    assert files.link(f"{s3}/long", f"{s3}/again", len(long))
+    assert files.read(f"{s3}/again") == long
+    files.remove_tree(s3)
+    assert not files.is_taken(s3)
+    with pytest.raises(CheckpointError, match="no such bucket"):
+        MultiNodeCheckpointManager("s3://nowhere/k").start_run(["a"], {})

@@ -1,0 +1,364 @@
+"""Checkpoints in an object store: one life of a directory, one process, and what it refuses."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import inspect
+import json
+import pickle
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner, Result
+from obstore.store import LocalStore
+
+from jobrunner import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointWriteError,
+    CommitConflictError,
+    CopyTo,
+    DefinitionError,
+    FileMetadataHandler,
+    KeepLast,
+    MultiNodeCheckpointManager,
+)
+from jobrunner.checkpoint import Receipt, inspect_directory
+from jobrunner.checkpoint.files import PosixFiles
+from jobrunner.checkpoint.liveness import Patience
+from jobrunner.checkpoint.objects import ObjectFiles, open_store
+from jobrunner.checkpoint.paths import absolute_path
+from jobrunner.cli import main
+from jobrunner.testing import FaultyObjects, assert_identical
+from jobrunner.workspace import Workspace
+
+BIG = 100_000
+VALUES = {
+    "w": np.arange(6.0).reshape(2, 3),
+    "fixed": np.arange(float(BIG)),
+    "text": np.array(["a", "ü"], np.dtypes.StringDType()),
+    "empty": np.zeros((0, 3)),
+    "scalar": np.float32(1.5),
+    "raw": b"\0\1",
+    "nested": {"layer": [np.ones(3), {"k": (1, None)}]},
+}
+
+
+class Rig:
+    """A run in an object store that a directory stands for."""
+
+    def __init__(self, tmp_path: Path, **options: Any) -> None:
+        self.objects = tmp_path / "objects"
+        self.path = "s3://bucket/runs/k"
+        self.manager = self.again(**options)
+
+    def again(self, **options: Any) -> MultiNodeCheckpointManager:
+        options.setdefault("files", FaultyObjects(self.path, self.objects))
+        return MultiNodeCheckpointManager(self.path, **options)
+
+    def save(self, epoch: int) -> Receipt:
+        return save(self.manager, epoch)
+
+
+def save(manager: MultiNodeCheckpointManager, epoch: int) -> Receipt:
+    workspace = Workspace("a:0")
+    workspace.globals.update(VALUES, epoch=epoch)
+    order = pickle.loads(pickle.dumps(manager.begin(epoch)))
+    receipts = order({"a:0": workspace})
+    manager.commit(order, receipts, {})
+    manager.settle()
+    return receipts["a:0"]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 0.2}):
+        rig.manager.start_run(["a:0"], {})
+        yield rig
+        rig.manager.end_run()
+
+
+@pytest.fixture
+def memory() -> str:
+    """A URL in memory, with epochs 0 and 1."""
+    url = f"memory://{uuid.uuid4().hex}"
+    manager = MultiNodeCheckpointManager(url)
+    manager.start_run(["a:0"], {})
+    save(manager, 0)
+    save(manager, 1)
+    manager.end_run()
+    return url
+
+
+def invoke(*args: object) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def test_every_method_that_touches_storage_is_its_own() -> None:
+    shared = {"digest", "digest_zeros", "sync_file", "sync_directory", "sync_name"}
+    inherited = {
+        name
+        for name, member in inspect.getmembers(PosixFiles)
+        if not name.startswith("_")
+        and (callable(member) or isinstance(member, property))
+        and name not in vars(ObjectFiles)
+    }
+    assert inherited == shared
+
+
+def test_what_is_loaded_is_what_was_saved(rig: Rig) -> None:
+    rig.save(0)
+    rig.manager.verify(0)
+    loaded = rig.again().open(0)["a:0"]
+    for name, value in VALUES.items():
+        assert_identical(value, loaded.load(name))
+    assert isinstance(loaded["w"], zarr.Array)
+    assert loaded["w"][1].tolist() == [3, 4, 5]
+    (rig.objects / "a:0.0/w/zarr.json").unlink()
+    with pytest.raises(CheckpointError, match=r"s3://bucket/runs/k/a:0\.0/w"):
+        loaded["w"]
+
+
+def test_any_zarr_reader_opens_a_store(rig: Rig) -> None:
+    rig.save(0)
+    store = zarr.storage.ObjectStore(LocalStore(str(rig.objects)), read_only=True)
+    group = zarr.open_group(store, path="a:0.0", mode="r")
+    assert group["w"][:].tolist() == VALUES["w"].tolist()  # type: ignore[index, union-attr, attr-defined]
+    assert group.attrs["epoch"] == 0
+
+
+def test_what_is_unchanged_is_copied_by_the_store(rig: Rig) -> None:
+    assert rig.save(0).linked_bytes == 0
+    files = rig.manager.files
+    assert isinstance(files, FaultyObjects)
+    assert rig.save(1).linked_bytes == 8 * BIG
+    rig.manager.verify(1)
+    # Each is a store by itself.
+    (rig.objects / "a:0.0/fixed/c.0").unlink()
+    rig.manager.verify(1)
+    with pytest.raises(CheckpointCorruptError, match=r"a:0\.0/fixed/c\.0 is missing"):
+        rig.manager.verify(0)
+    # Nothing to copy any more: it is written.
+    (rig.objects / "a:0.1/fixed/c.0").write_bytes(b"cut")
+    assert rig.save(2).linked_bytes == 0
+    rig.manager.verify(2)
+
+
+def test_damage_is_found_and_named(rig: Rig) -> None:
+    rig.save(0)
+    chunk = rig.objects / "a:0.0/fixed/c.0"
+    data = bytearray(chunk.read_bytes())
+    data[-1] ^= 1
+    chunk.write_bytes(data)
+    with pytest.raises(CheckpointCorruptError, match=r"s3://bucket/runs/k/a:0\.0/fixed/c\.0.*crc"):
+        rig.manager.verify(0)
+    chunk.write_bytes(data[:-1])
+    with pytest.raises(CheckpointCorruptError, match="expected 800000 bytes, found 799999"):
+        rig.manager.verify(0)
+
+
+def test_an_epoch_that_is_given_up_is_hidden_and_then_deleted(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, keep=KeepLast(1))
+    rig.manager.start_run(["a:0"], {})
+    for epoch in range(3):
+        rig.save(epoch)
+    rig.manager.rewind(None, "test")
+    rig.manager.end_run()
+    assert sorted(path.name for path in rig.objects.iterdir() if path.is_dir()) == ["_log", "a:0.2"]
+    hidden = rig.objects / "a:0.2"
+    assert not (hidden / "zarr.json").exists()
+    assert (hidden / "zarr.retired.json").exists()
+    assert {finding.status for finding in inspect_directory(rig.again())} == {"live", "aside"}
+
+
+def test_of_two_runs_that_are_alive_the_second_is_refused(rig: Rig) -> None:
+    rival = rig.again(patience=Patience(0.1, wait=lambda _: None))
+    with pytest.raises(CommitConflictError, match="alive"):
+        rival.start_run(["a:0"], {})
+    rig.again(take_over=True).start_run(["a:0"], {})
+    with pytest.raises(CommitConflictError, match="taken s3://bucket/runs/k over"):
+        rig.save(0)
+
+
+def test_a_lost_answer_is_settled_by_reading_back(tmp_path: Path) -> None:
+    class Deaf(FaultyObjects):
+        def _create(self, path: str, data: bytes) -> None:
+            super()._create(path, data)
+            if data not in (b"first", b"second"):
+                raise OSError(errno.EIO, "no answer", path)
+
+    rig = Rig(tmp_path)
+    rig.manager = rig.again(files=Deaf(rig.path, rig.objects))
+    rig.manager.start_run(["a:0"], {})
+    assert Deaf(rig.path, rig.objects).create_whole(f"{rig.path}/x", b"mine", "")
+    assert Deaf(rig.path, rig.objects).create_whole(f"{rig.path}/x", b"mine", "")
+    assert not Deaf(rig.path, rig.objects).create_whole(f"{rig.path}/x", b"theirs", "")
+    rig.manager.end_run()
+    numbers = [entry["number"] for entry in rig.manager.entries()]
+    assert numbers == [0, 1]  # run and end, once each
+
+
+def test_a_store_that_overwrites_what_is_to_be_created_is_refused(tmp_path: Path) -> None:
+    class Careless(FaultyObjects):
+        def _create(self, path: str, data: bytes) -> None:
+            self._put(path, [data])
+
+    rig = Rig(tmp_path)
+    manager = rig.again(files=Careless(rig.path, rig.objects))
+    with pytest.raises(CheckpointWriteError, match="conditional put"):
+        manager.start_run(["a:0"], {})
+    assert not (rig.objects / "_log").exists()
+    assert list(rig.objects.rglob("heartbeat")) == []
+
+
+def test_long_objects_are_put_in_parts(tmp_path: Path) -> None:
+    files = FaultyObjects("s3://b", tmp_path)
+    data = np.random.default_rng(0).bytes(40 << 20)
+    seen = []
+    digest = files.write("s3://b/x", [data[:5], b"", memoryview(data)[5:]], 3, seen.append)
+    assert b"".join(seen) == data
+    assert files.read("s3://b/x") == data + bytes(3)
+    target = bytearray(len(data))
+    assert files.read_into("s3://b/x", memoryview(target), len(data) + 3) == (
+        len(data) + 3,
+        digest,
+    )
+    assert target == data
+    assert files.read_span("s3://b/x", 7, 5) == (len(data) + 3, data[7:12])
+    assert files.read_span("s3://b/x", len(data), 9) == (len(data) + 3, bytes(3))
+    assert files.read_span("s3://b/x", len(data) + 3, 9) == (len(data) + 3, b"")
+    assert files.read_into("s3://b/x", None, 7) == (len(data) + 3, 0)
+
+
+def test_errors_of_the_store_are_oserrors_that_name_the_object(tmp_path: Path) -> None:
+    files = FaultyObjects("s3://b", tmp_path)
+    for call in (files.read, files.remove_file, files.modified_seconds):
+        with pytest.raises(FileNotFoundError) as caught:
+            call("s3://b/no")
+        assert caught.value.filename == "s3://b/no"
+    with pytest.raises(OSError, match="does not lie below s3://b"):
+        files.read("s3://other/x")
+    closed = ObjectFiles("s3://b", lambda _: LocalStore(str(tmp_path / "none")))
+    with pytest.raises(OSError, match="Unable to canonicalize") as failed:
+        closed.read("s3://b/x")
+    assert failed.value.filename == "s3://b/x"
+
+
+def test_what_is_pickled_holds_no_client_and_no_credentials() -> None:
+    files = ObjectFiles("memory://x", open_store)
+    files.overwrite("memory://x/k", b"1")
+    assert b"obstore" not in pickle.dumps(files)  # of the client's own class
+    assert pickle.loads(pickle.dumps(files)).read("memory://x/k") == b"1"
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("s3://bucket/runs/k/", "s3://bucket/runs/k"),
+        ("gs://bucket", "gs://bucket"),
+        ("az://container/a:0", "az://container/a:0"),
+        ("memory:///a", "memory://a"),
+    ],
+)
+def test_a_url_is_a_path(given: str, path: str) -> None:
+    assert absolute_path(given) == path
+    assert MultiNodeCheckpointManager(given).path == path
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["s3://", "s3://b//x", "s3://b/../c", "s3://b/a b", "s3://b/x?versionId=1", "gs://b/%41"],
+)
+def test_a_url_of_other_form_is_refused(url: str) -> None:
+    with pytest.raises(DefinitionError, match=r"bucket/name/name"):
+        MultiNodeCheckpointManager(url)
+
+
+def test_other_schemes_and_files_that_do_not_reach_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DefinitionError, match=r"s3://, gs://, az://, memory://.*not behind http"):
+        MultiNodeCheckpointManager("http://host/x")
+    with pytest.raises(DefinitionError, match=r"PosixFiles does not reach s3://b/x"):
+        MultiNodeCheckpointManager("s3://b/x", files=PosixFiles())
+    with pytest.raises(DefinitionError, match="FaultyObjects does not reach"):
+        MultiNodeCheckpointManager(tmp_path, files=FaultyObjects("s3://b", tmp_path))
+
+
+def test_without_obstore_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DefinitionError, match=r"pip install 'jobrunner\[object\]'"):
+        MultiNodeCheckpointManager("s3://b/x")
+
+
+def test_a_handler_of_ones_own_making_keeps_the_log_there_too() -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    manager = MultiNodeCheckpointManager(url, FileMetadataHandler())
+    manager.start_run(["a:0"], {})
+    save(manager, 0)
+    manager.end_run()
+    assert MultiNodeCheckpointManager(url).epochs() == [0]
+
+
+def test_a_request_for_a_save_is_looked_for_now_and_then(rig: Rig) -> None:
+    (rig.objects / "_save_now").touch()
+    assert rig.manager.take_request()
+    (rig.objects / "_save_now").touch()
+    assert not rig.manager.take_request()  # not asked so soon again
+    assert (rig.objects / "_save_now").exists()
+
+
+# --- commands
+
+
+def test_commands_read_a_url(memory: str) -> None:
+    listed = json.loads(invoke("ls", memory, "--json").stdout)
+    assert [epoch["epoch"] for epoch in listed["epochs"]] == [0, 1]
+    assert "785.2 KiB" in invoke("info", memory, 1).stdout
+    assert invoke("verify", memory).exit_code == 0
+    assert "epoch" in invoke("diff", f"{memory}@0", "@1").stdout
+    assert invoke("fsck", memory).exit_code == 0
+    missing = invoke("ls", "memory://nothing")
+    assert missing.exit_code != 0
+    assert "There is no directory 'memory://nothing'" in missing.stderr
+
+
+def test_epochs_are_copied_to_a_directory_and_back(memory: str, tmp_path: Path) -> None:
+    assert invoke("copy", memory, 1, tmp_path / "here").exit_code == 0
+    back = f"memory://{uuid.uuid4().hex}"
+    assert invoke("copy", tmp_path / "here", 1, back).exit_code == 0
+    for path in (tmp_path / "here", back):
+        manager = MultiNodeCheckpointManager(path)
+        manager.verify(1)
+        assert_identical(VALUES["fixed"], manager.open(1)["a:0"].load("fixed"))
+    assert MultiNodeCheckpointManager(tmp_path / "new", load_path=back).source().epochs() == [1]
+
+
+def test_a_log_that_is_lost_is_made_again_from_the_stores(memory: str) -> None:
+    files = MultiNodeCheckpointManager(memory).files
+    files.remove_tree(f"{memory}/_log")
+    assert MultiNodeCheckpointManager(memory).epochs() == []
+    assert "2 stray" in invoke("fsck", memory).stdout
+    assert invoke("fsck", memory, "--repair").exit_code == 0
+    assert MultiNodeCheckpointManager(memory).epochs() == [0, 1]
+
+
+def test_stores_are_uploaded(memory: str, tmp_path: Path) -> None:
+    manager = MultiNodeCheckpointManager(memory)
+    url = f"memory://{uuid.uuid4().hex}"
+    for target in (str(tmp_path / "copies"), url):
+        for _ in range(2):  # again: what is there is replaced
+            for task in CopyTo(target).build(1, manager).tasks():
+                task.fn()
+    local = zarr.open_group(tmp_path / "copies" / "a:0.1", mode="r")
+    assert local.attrs["epoch"] == 1
+    there = zarr.open_group(zarr.storage.ObjectStore(open_store(url)), path="a:0.1", mode="r")
+    assert there.attrs["epoch"] == 1
+    with pytest.raises(DefinitionError, match="into that very directory"):
+        CopyTo(f"{memory}/below").build(1, manager)
