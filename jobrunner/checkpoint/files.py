@@ -95,7 +95,7 @@ class PosixFiles:
         path: str,
         buffers: Sequence[bytes | memoryview],
         padding_bytes: int = 0,
-        watch: Callable[[memoryview], object] | None = None,
+        digest: Callable[[memoryview, int], int] = crc32c,
     ) -> int:
         """Create a file that must not exist; durable only once synced.
 
@@ -106,17 +106,18 @@ class PosixFiles:
             Written one after the other.
         padding_bytes : int
             So many zero bytes follow.
-        watch : callable, optional
-            Called with each block of the buffers while it is in the core's cache.
+        digest : callable, optional
+            Given a block of the buffers, which lies in the core's cache then, and what it gave
+            for the block before, or 0; by default the crc32c of all blocks so far.
 
         Returns
         -------
         int
-            The crc32c of all that was written.
+            What `digest` gave for the last block; the padding is added by crc32c.
         """
         self.before("create", path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        digest = position = 0
+        found = position = 0
         try:
             for buffer in buffers:
                 view = memoryview(buffer)
@@ -124,9 +125,7 @@ class PosixFiles:
                     view = view.cast("B")
                     for start in range(0, len(view), BLOCK_BYTES):
                         block = view[start : start + BLOCK_BYTES]
-                        digest = crc32c(block, digest)
-                        if watch is not None:
-                            watch(block)
+                        found = digest(block, found)
                         self._write_block(descriptor, path, block)
                         if len(block) >= _WRITTEN_BACK_BYTES:
                             # The disk works while the next block is copied, not after them all.
@@ -134,7 +133,7 @@ class PosixFiles:
                         position += len(block)
             while padding_bytes > 0:
                 block = memoryview(_ZEROS)[:padding_bytes]
-                digest = crc32c(block, digest)
+                found = crc32c(block, found)
                 self._write_block(descriptor, path, block)
                 padding_bytes -= len(block)
         except BaseException:
@@ -142,7 +141,7 @@ class PosixFiles:
             raise
         # Closing is where some network file systems report that there is no room.
         os.close(descriptor)
-        return digest
+        return found
 
     def _write_block(self, descriptor: int, path: str, block: memoryview) -> None:
         while block:

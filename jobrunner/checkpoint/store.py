@@ -18,13 +18,14 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jobrunner.checkpoint.content import Content, encode_texts, file_content
+from jobrunner.checkpoint.digests import HEAD_BYTES, Sums, WrittenChunk, digest_content
 from jobrunner.checkpoint.encoding import EncodedBlob
-from jobrunner.checkpoint.files import BLOCK_BYTES, PosixFiles
+from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import (
     MANIFEST,
     ROOT_DOCUMENT,
@@ -52,9 +53,6 @@ LINKED_BYTES = 64 << 10
 
 READ_AGAIN_SAVES = 8
 """At one save in so many, on average, a file is read before it is shared once more."""
-
-HEAD_BYTES = 16 << 10
-"""What of a chunk is compared first: most arrays that change at all change there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,31 +84,6 @@ class Receipt:
     linked_bytes: int = 0
     replicas: Mapping[str, str] = field(default_factory=dict)
     states: tuple[str, ...] = ()
-
-
-class WrittenChunk(NamedTuple):
-    """A chunk as a manifest describes it: two chunks of which all this is equal are the same.
-
-    Attributes
-    ----------
-    size : int
-        In bytes, padding included.
-    crc : int
-        The crc32c of the file.
-    total : int
-        The sum, modulo 2**64, of the file's 64-bit words: with the crc32c, which finds what a sum
-        does not, it leaves a changed chunk no practical chance to pass for an unchanged one.
-    head : int
-        The crc32c of its first `HEAD_BYTES`.
-    pieces : tuple of (int, int)
-        Size and crc32c of each of its pieces, where it has an index of them.
-    """
-
-    size: int
-    crc: int
-    total: int
-    head: int
-    pieces: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,14 +268,14 @@ def _write_chunk(
         store.former is not None
         and known is not None
         and (known.size, known.head) == (content.size, head)
-        and _digest(files, content, head) == known
+        and digest_content(files, content, head) == known
         and _is_whole(files, store, path, known)
         and files.link(join_path(store.former.root, path), target, content.size)
     ):
         store.linked_bytes += content.size
         store.chunks[path] = known
         return
-    sums = _Sums(files, content)
+    sums = Sums(content)
     crc = files.write(target, content.buffers, content.padding_bytes, sums.add)
     store.chunks[path] = WrittenChunk(content.size, crc, sums.total, head, tuple(sums.pieces))
 
@@ -327,49 +300,6 @@ def _is_whole(files: PosixFiles, store: _StoreInWriting, path: str, known: Writt
     return True
 
 
-class _Sums:
-    """Sums the 64-bit words of blocks, modulo 2**64, and digests pieces as they go by.
-
-    The zeros that pad a file add nothing.
-    """
-
-    __slots__ = ("_crc", "_files", "_left", "_lengths", "pieces", "total")
-
-    def __init__(self, files: PosixFiles, content: Content) -> None:
-        self.total = 0
-        self.pieces: list[tuple[int, int]] = []
-        self._files = files
-        self._lengths = content.pieces or []
-        self._left = self._lengths[0] if self._lengths else 0
-        self._crc = 0
-
-    def add(self, block: memoryview) -> None:
-        whole = len(block) & ~7
-        total = int(np.add.reduce(np.frombuffer(block[:whole], np.uint64)))
-        total += int.from_bytes(block[whole:], "little")
-        self.total = (self.total + total) & 0xFFFF_FFFF_FFFF_FFFF
-        if self._left:  # no block reaches beyond a piece: each is in buffers of its own
-            self._crc = self._files.digest(block, self._crc)
-            self._left -= len(block)
-            if not self._left:
-                self.pieces.append((self._lengths[len(self.pieces)], self._crc))
-                self._crc = 0
-                if len(self.pieces) < len(self._lengths):
-                    self._left = self._lengths[len(self.pieces)]
-
-
-def _digest(files: PosixFiles, content: Content, head: int) -> WrittenChunk:
-    sums, crc = _Sums(files, content), 0
-    for buffer in content.buffers:
-        view = memoryview(buffer)
-        for start in range(0, len(view), BLOCK_BYTES):
-            block = view[start : start + BLOCK_BYTES]
-            crc = files.digest(block, crc)
-            sums.add(block)
-    crc = files.digest_zeros(content.padding_bytes, crc)
-    return WrittenChunk(content.size, crc, sums.total, head, tuple(sums.pieces))
-
-
 def digest_blob(files: PosixFiles, blob: EncodedBlob) -> str:
     """A digest of a blob's value, types and shapes: equal for equal blobs."""
     about = [[str(part.data.dtype), part.data.shape, part.order] for part in blob.parts]
@@ -379,7 +309,7 @@ def digest_blob(files: PosixFiles, blob: EncodedBlob) -> str:
             digests.append(files.digest(encode_texts(part.data, part.data.size)))
         else:
             memory = memoryview(np.ascontiguousarray(part.data).reshape(-1).view(np.uint8).data)
-            digests += _digest(files, Content([memory], 0, None), 0)
+            digests += digest_content(files, Content([memory], 0, None), 0)
     return hashlib.sha256(to_json(digests)).hexdigest()
 
 

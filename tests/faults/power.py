@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from crc32c import crc32c
+
 from jobrunner.checkpoint.files import PosixFiles
 
 Tree = dict[str, "bytes | Tree"]
@@ -60,11 +62,11 @@ class TracingFiles(PosixFiles):
         path: str,
         buffers: Sequence[bytes | memoryview],
         padding_bytes: int = 0,
-        watch: Callable[[memoryview], object] | None = None,
+        digest: Callable[[memoryview, int], int] = crc32c,
     ) -> int:
-        digest = super().write(path, buffers, padding_bytes, watch)
+        found = super().write(path, buffers, padding_bytes, digest)
         self.trace.append(Operation("write", path, Path(path).read_bytes()))
-        return digest
+        return found
 
     def overwrite(self, path: str, data: bytes) -> None:
         if not os.path.exists(path):
