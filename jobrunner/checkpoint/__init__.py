@@ -10,6 +10,7 @@ The way of the data, one module a stage; a module imports only from those above 
     aliasing, blobs   ... all blobs of a node together      (pure)
     decoding          ... and back                          (pure)
     grid, content     arrays -> files, and their pieces, as bytes   (pure)
+    digests           ... told from others, in one pass     (pure)
     layout            trees and arrays -> Zarr documents and chunks   (pure)
     store             write stores, and make them durable
     reader            read and verify them, or look into them lazily

@@ -20,6 +20,7 @@ PIECE_BYTES = 4 << 20
 """Longest piece, by default; files of two pieces and less are not cut."""
 
 _PADDING_SHARE = 1 / 16
+_PAGE_BYTES = 4096
 
 
 class Piece(NamedTuple):
@@ -149,7 +150,7 @@ def plan_grid(
         for axis, length in enumerate(shape):
             row_bytes = itemsize * math.prod(shape[axis + 1 :])
             if length > 1 and row_bytes <= CHUNK_BYTES:
-                rows = max(1, PIECE_BYTES // row_bytes)
+                rows = _choose_piece_rows(length, row_bytes)
                 pieces = min(-(-length // rows), CHUNK_BYTES // (rows * row_bytes))
                 if pieces < 2:
                     break
@@ -178,6 +179,18 @@ def plan_chunks(shape: Sequence[int], itemsize: int, limit: int) -> tuple[int, .
     else:
         return (1,) * len(shape)
     return tuple(max(1, length) for length in shape)
+
+
+def _choose_piece_rows(length: int, row_bytes: int) -> int:
+    """Rows a piece, so that little of the last one is padding; whole pages where that may be."""
+    most = max(1, PIECE_BYTES // row_bytes)
+    rows = _choose_rows(length, most)
+    a_page = _PAGE_BYTES // math.gcd(_PAGE_BYTES, row_bytes)
+    for larger in (most, math.ceil(rows / a_page) * a_page):
+        padding = larger * math.ceil(length / larger) - length
+        if larger <= most and padding <= length * _PADDING_SHARE:
+            return larger
+    return rows
 
 
 def _choose_rows(length: int, most: int) -> int:

@@ -13,12 +13,13 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from jobrunner.checkpoint.compression import suit_dtype
-from jobrunner.checkpoint.dtypes import dtype_to_spec, zarr_data_type
+from jobrunner.checkpoint.dtypes import dtype_from_spec, dtype_to_spec, zarr_data_type
 from jobrunner.checkpoint.encoding import ArrayPart, EncodedBlob, child_names
 from jobrunner.checkpoint.grid import Grid, plan_grid, to_logical
 from jobrunner.storage import Storage
@@ -170,19 +171,28 @@ def _mean_text_bytes(data: np.ndarray[Any, Any]) -> int:
 
 
 def _array_document(array: PlannedArray) -> bytes:
-    data, grid = array.part.data, array.grid
+    spec, holds = array.entry["dtype"], array.part.holds
+    if isinstance(spec, str) and not array.compressors:
+        return _plain_document(spec, array.grid, holds)
+    return _describe_array(spec, array.grid, holds, array.compressors)
+
+
+def _describe_array(
+    spec: Any, grid: Grid, holds: str, compressors: Sequence[dict[str, Any]] = ()
+) -> bytes:
+    dtype = dtype_from_spec(spec)
     codecs: list[dict[str, Any]] = []
     if grid.order:
         codecs.append({"name": "transpose", "configuration": {"order": list(grid.order)}})
-    if isinstance(data.dtype, np.dtypes.StringDType):
+    if isinstance(dtype, np.dtypes.StringDType):
         data_type: Any = "string"
         fill: Any = ""
         codecs.append({"name": "vlen-utf8"})
     else:
-        data_type, fill, endian = zarr_data_type(data.dtype)
+        data_type, fill, endian = zarr_data_type(dtype)
         configuration = {"configuration": {"endian": endian}} if endian else {}
         codecs.append({"name": "bytes", **configuration})
-    codecs += array.compressors
+    codecs += compressors
     if grid.piece_shape is not None:
         shard = {
             "chunk_shape": to_logical(grid.piece_shape, grid.order),
@@ -195,7 +205,7 @@ def _array_document(array: PlannedArray) -> bytes:
         {
             "zarr_format": 3,
             "node_type": "array",
-            "shape": to_logical(data.shape, grid.order),
+            "shape": to_logical(grid.shape, grid.order),
             "data_type": data_type,
             "chunk_grid": {
                 "name": "regular",
@@ -204,10 +214,14 @@ def _array_document(array: PlannedArray) -> bytes:
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
             "fill_value": fill,
             "codecs": codecs,
-            "attributes": {OWN_KEY: {"holds": array.part.holds, "dtype": array.entry["dtype"]}},
+            "attributes": {OWN_KEY: {"holds": holds, "dtype": spec}},
             "storage_transformers": [],
         }
     )
+
+
+_plain_document = lru_cache(maxsize=4096)(_describe_array)
+"""The same, kept: the arrays of one epoch are those of the one before, and often alike."""
 
 
 def group_document(attributes: Mapping[str, Any]) -> bytes:

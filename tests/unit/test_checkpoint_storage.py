@@ -158,6 +158,16 @@ def test_large_arrays_are_files_of_64_mib_in_pieces_of_4() -> None:
     )
 
 
+@given(st.integers((2 * grid.PIECE_BYTES >> 2) + 1, 1 << 26))
+def test_little_of_what_is_in_pieces_is_padding(length: int) -> None:
+    shape = plan_grid((length,), 4, None).piece_shape
+    assert shape is not None
+    (rows,) = shape
+    assert 4 * rows <= grid.PIECE_BYTES
+    assert -length % rows <= length / 16
+    assert 4 * rows % 4096 == 0
+
+
 @given(
     shape=st.lists(st.integers(1, 9), min_size=1, max_size=3),
     data=st.data(),
