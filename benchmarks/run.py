@@ -20,7 +20,7 @@ DOCS = HERE.parent / "docs"
 BEGIN, END = "<!-- table: python benchmarks/run.py --docs -->", "<!-- end of the table -->"
 PAGES = {
     "performance.md": ["epoch", "in_process", "hop", "lag", "start", "scale", "real"],
-    "checkpoint-speed.md": ["checkpoint"],
+    "checkpoint-speed.md": ["checkpoint", "background"],
 }
 NAMES = [name for of_page in PAGES.values() for name in of_page]
 QUICK = {
@@ -32,6 +32,7 @@ QUICK = {
     "scale": ["--nodes", "1000", "--epochs", "5000", "--workers", "8"],
     "real": ["--rounds", "1", "--epochs", "10"],
     "checkpoint": ["--rounds", "1", "--cases", "big,features"],
+    "background": ["--rounds", "1"],
 }
 
 

@@ -17,6 +17,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from crc32c import crc32c
+
 from jobrunner.checkpoint.files import BLOCK_BYTES, PosixFiles
 from jobrunner.checkpoint.paths import is_url
 from jobrunner.errors import DefinitionError
@@ -136,7 +138,7 @@ class ObjectFiles(PosixFiles):
         path: str,
         buffers: Sequence[bytes | memoryview],
         padding_bytes: int = 0,
-        watch: Callable[[memoryview], object] | None = None,
+        digest: Callable[[memoryview, int], int] = crc32c,
     ) -> int:
         """Put an object; durable once this returns. See `PosixFiles.write`.
 
@@ -145,7 +147,7 @@ class ObjectFiles(PosixFiles):
         *Atomicity*: the object is there whole or not at all. *Safe to retry*: yes, unlike with
         files: an object of that name is replaced.
         """
-        digest = 0
+        found = 0
         content: list[bytes | memoryview] = []
         for buffer in buffers:
             view = memoryview(buffer)
@@ -153,15 +155,12 @@ class ObjectFiles(PosixFiles):
                 view = view.cast("B")
                 content.append(view)
                 for start in range(0, len(view), BLOCK_BYTES):
-                    block = view[start : start + BLOCK_BYTES]
-                    digest = self.digest(block, digest)
-                    if watch is not None:
-                        watch(block)
+                    found = digest(view[start : start + BLOCK_BYTES], found)
         if padding_bytes:
-            digest = self.digest_zeros(padding_bytes, digest)
+            found = self.digest_zeros(padding_bytes, found)
             content.append(bytes(padding_bytes))
         self._put(path, content)
-        return digest
+        return found
 
     def _put(self, path: str, content: Sequence[bytes | memoryview]) -> None:
         is_long = sum(map(len, content)) > _PART_BYTES

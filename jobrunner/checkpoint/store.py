@@ -16,7 +16,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -161,6 +161,7 @@ class StoreBatch:
         """
         started = time.perf_counter()
         jobs: list[Callable[[], None]] = []
+        written: list[PlannedArray] = []
         nbytes = 0
         wanted = None if arrays is None else {id(array) for array in arrays}
         try:
@@ -169,6 +170,7 @@ class StoreBatch:
                 for array in store.layout.arrays:
                     if wanted is None or id(array) in wanted:
                         nbytes += array.part.data.nbytes
+                        written.append(array)
                         jobs += (
                             partial(_write_chunk, self._files, store, array, path, corner)
                             for path, corner in array.files()
@@ -180,6 +182,10 @@ class StoreBatch:
                         for path, document in store.layout.documents.items()
                     )
             run_all(jobs, self._files.threads, nbytes)
+            # Nothing refers to them any longer: what tasks then change in place needs no copy.
+            for array in written:
+                data = array.part.data
+                array.part = replace(array.part, data=np.empty(0, data.dtype))
         except BaseException as error:
             self._stack.__exit__(type(error), error, error.__traceback__)
             raise

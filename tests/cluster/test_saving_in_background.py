@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ from jobrunner import (
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import PlannedArray
 from jobrunner.checkpoint.snapshot import Arena, copy_arrays
+from jobrunner.workspace import Workspace
 
 GATE = threading.Event()
 """Open: files may be written."""
@@ -201,6 +203,21 @@ def test_copies_stay_within_the_budget_and_memory_is_given_back():
     assert arena.nbytes <= 1700
     copy_arrays(planned(np.ones(10)), arena, None)
     assert arena.nbytes < 200
+
+
+def test_what_was_written_at_once_is_not_held_while_copies_are_written(tmp_path):
+    workspace = Workspace("a")
+    workspace.globals.update(copied=np.ones(8), written=np.ones(1000))
+    manager = manager_of(tmp_path)
+    manager.start_run(["a"], {})
+    before = {name: sys.getrefcount(workspace.globals[name]) for name in workspace.globals}
+    order = manager.begin(0)
+    order.copy(64)({"a": workspace})
+    # An array that anybody else holds is copied before a task changes it in place.
+    assert {name: sys.getrefcount(workspace.globals[name]) for name in before} == before
+    manager.commit(order, order.write_copies()({"a": workspace}), {})
+    assert np.array_equal(manager.open(0)["a"].load("written"), np.ones(1000))
+    manager.end_run()
 
 
 def test_views_and_texts_are_copied_as_they_are():
