@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import importlib.util
 import inspect
@@ -30,6 +31,7 @@ from jobrunner import (
     KeepLast,
     MultiNodeCheckpointManager,
 )
+from jobrunner import checkpoint as package
 from jobrunner.checkpoint import Receipt, inspect_directory
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.liveness import Patience
@@ -112,6 +114,37 @@ def test_every_method_that_touches_storage_is_its_own() -> None:
         and name not in vars(ObjectFiles)
     }
     assert inherited == shared
+
+
+def calls_of_the_system(tree: ast.AST) -> set[str]:
+    """What a module calls that reaches files by itself, and not through `PosixFiles`."""
+    harmless = {"path.join", "path.dirname", "path.basename", "path.abspath"}
+    harmless |= {"fspath", "getpid", "kill", "environ.get", "setpriority"}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [getattr(node, "module", None), *(alias.name for alias in node.names)]
+            found |= {"shutil", "tempfile", "glob", "pathlib", "io"} & set(names)
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name == "open" or name.startswith("os.") and name[3:] not in harmless:
+                found.add(name)
+    return found
+
+
+def test_no_other_module_reaches_files_by_itself() -> None:
+    found = {
+        path.stem: calls_of_the_system(ast.parse(path.read_text()))
+        for path in Path(package.__file__).parent.glob("*.py")
+    }
+    assert len(found["files"]) > 10
+    # The system is asked about processes and priorities; that is no checkpoint's business.
+    about_processes = {"liveness": {"open", "os.readlink"}}
+    assert {
+        module: calls
+        for module, calls in found.items()
+        if calls and module not in ("files", "linux")
+    } == about_processes
 
 
 def test_what_is_loaded_is_what_was_saved(rig: Rig) -> None:
