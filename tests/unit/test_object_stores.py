@@ -127,7 +127,7 @@ def calls_of_the_system(tree: ast.AST) -> set[str]:
             found |= {"shutil", "tempfile", "glob", "pathlib", "io"} & set(names)
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            if name == "open" or name.startswith("os.") and name[3:] not in harmless:
+            if name == "open" or (name.startswith("os.") and name[3:] not in harmless):
                 found.add(name)
     return found
 
