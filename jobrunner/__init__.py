@@ -21,6 +21,7 @@ The way of the data, one module a stage; a module imports only from those above 
     worker                      the Dask plugin that hosts workspaces
     local_cluster               workers on this machine that leave signals to their client
     direct                      the driver's own connections to workers
+    connection                  how a session comes by its client
     session                     the driver's side of Dask
     checkpoint/     5 save      codecs, stores, the log, policies, managers
     result, resume, decisions, recorder, upload, loop, runner

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import logging
-import math
 import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
 from distributed import Client
-from distributed.comm.addressing import get_address_host
 
 from jobrunner.binding import RELEASE_SECONDS, Binding
-from jobrunner.cluster import Cluster, OwnClient
+from jobrunner.cluster import Cluster
 from jobrunner.compiler import compile_group, planned_nodes
+from jobrunner.connection import Connection
 from jobrunner.errors import (
     BlobNotFoundError,
     DefinitionError,
     ExecutionError,
     SchedulerLostError,
 )
-from jobrunner.local_cluster import OwnCluster
 from jobrunner.node import Blob
 from jobrunner.outcome import GroupResult
 from jobrunner.plan import GroupPlan, Plan, PlannedNode
@@ -33,12 +30,8 @@ from jobrunner.task import Task, TaskGroup, TaskOutput
 
 __all__ = ["Binding", "GroupResult", "Session"]
 
-logger = logging.getLogger(__name__)
-
 DEFAULT_WAIT_SECONDS = 60.0
 RECONNECT_POLL_SECONDS = 0.1
-TELL_AFTER_SECONDS = 1.5
-"""How long one may wait without knowing for what."""
 HURRIED_RELEASE_SECONDS = 0.3
 """How long workers may take to hear that their session ends, when somebody waits for that."""
 
@@ -83,14 +76,12 @@ class Session:
                 "with Client(..., asynchronous=False), and run the session in a thread of its own "
                 "where an event loop is running: await asyncio.to_thread(...)."
             )
-        self.client = client
+        self._connection = Connection(client)
         self._cluster = Cluster(client)
         self._cluster.check_open()
         self._cluster.install()
         self._address = str(self._cluster.scheduler.address)
         self._id = secrets.token_hex(6)
-        self._owned: list[Client | OwnCluster] = []
-        self._connect: Callable[[float], Client] | None = None
         self._lock = threading.Lock()
         self._runner: tuple[str, int] | None = None  # what it is, and its thread
         self._binding: Binding | None = None
@@ -132,20 +123,7 @@ class Session:
                 not isinstance(count, int) or isinstance(count, bool) or count < 1
             ):
                 raise DefinitionError(f"Session.local: {what} is an int from 1 on; got {count!r}.")
-        own = OwnCluster(workers, threads_per_worker, processes)
-        try:
-            client = Client(own.cluster, set_as_default=False)
-            try:
-                session = cls(client)
-            except BaseException:
-                client.close()
-                raise
-        except BaseException:
-            own.kill()
-            own.close()
-            raise
-        session._owned = [client, own]
-        return session
+        return cls._over(Connection.local(workers, threads_per_worker, processes))
 
     @classmethod
     def connect(cls, address: str, **client_kwargs: Any) -> Self:
@@ -166,37 +144,23 @@ class Session:
         ExecutionError
             No scheduler answers there.
         """
+        return cls._over(Connection.to(address, **client_kwargs))
+
+    @classmethod
+    def _over(cls, connection: Connection) -> Self:
         try:
-            get_address_host(address)  # a client takes a minute to end that never began
-        except (TypeError, ValueError, AttributeError) as error:
-            raise DefinitionError(
-                f"{address!r} is no address of a Dask scheduler: {error}. One looks like "
-                f"tcp://host:8786."
-            ) from error
-        told = threading.Timer(
-            TELL_AFTER_SECONDS, logger.warning, ("Waiting for the scheduler at %s.", address)
-        )
-        told.daemon = True
-        told.start()
-        try:
-            client = OwnClient(address, **{"set_as_default": False, **client_kwargs})
-        except (OSError, TimeoutError) as error:
-            raise ExecutionError(
-                f"No Dask scheduler answers at {address}: {error}. Check the address, and that "
-                f"the scheduler runs and can be reached from here."
-            ) from error
-        finally:
-            told.cancel()
-        try:
-            session = cls(client)
+            session = cls(connection.client)
         except BaseException:
-            client.close()  # type: ignore[no-untyped-call]
+            connection.kill()
+            connection.close()
             raise
-        session._owned = [client]
-        session._connect = lambda seconds: OwnClient(
-            address, **{"set_as_default": False, **client_kwargs, "timeout": seconds}
-        )
+        session._connection = connection
         return session
+
+    @property
+    def client(self) -> Client:
+        """The client; another one after `reconnect` had to make it anew."""
+        return self._connection.client
 
     # ---- for users
 
@@ -288,8 +252,7 @@ class Session:
             if self._binding is not None:
                 self._binding.release(release_seconds)
         finally:
-            for opened in self._owned:
-                opened.close()
+            self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -299,9 +262,7 @@ class Session:
             self.close()
             return
         # Whoever presses Ctrl-C again does not wait for a task that does not return.
-        for opened in self._owned:
-            if isinstance(opened, OwnCluster):
-                opened.kill()
+        self._connection.kill()
         self._close(HURRIED_RELEASE_SECONDS)
 
     def __repr__(self) -> str:
@@ -404,15 +365,10 @@ class Session:
             if left <= 0:
                 break
             if self.client.status == "closed":
-                if self._connect is None:
+                if not self._connection.is_renewable:
                     break
-                try:
-                    client = self._connect(left)
-                except (OSError, TimeoutError):
-                    continue
-                self._owned = [client]
-                self.client = client
-                self._cluster = Cluster(client)
+                if self._connection.renew(left):
+                    self._cluster = Cluster(self.client)
             else:
                 time.sleep(RECONNECT_POLL_SECONDS)
         raise SchedulerLostError(
@@ -484,7 +440,7 @@ class Session:
             previous=old.placement if stays and is_again and old is not None else None,
         )
         try:
-            binding.extend(plan.nodes, wait_seconds, self._most_workers())
+            binding.extend(plan.nodes, wait_seconds, self._connection.most_workers)
             binding.ship(plan.groups)
         except BaseException:
             binding.release()
@@ -493,11 +449,6 @@ class Session:
         self._binding = binding
         return binding
 
-    def _most_workers(self) -> float:
-        """How many workers the cluster will ever have, where that is known."""
-        sizes = [len(o.cluster.worker_spec) for o in self._owned if isinstance(o, OwnCluster)]
-        return sizes[0] if sizes else math.inf
-
     def _extend(self, nodes: Sequence[PlannedNode]) -> Binding:
         """The session's binding, with these nodes placed too."""
         binding = self._binding
@@ -505,7 +456,7 @@ class Session:
             binding = self._bind(_EMPTY_PLAN, DEFAULT_WAIT_SECONDS)
         new = [node for node in nodes if node.name not in binding.placement]
         if new:
-            binding.extend(new, DEFAULT_WAIT_SECONDS, self._most_workers())
+            binding.extend(new, DEFAULT_WAIT_SECONDS, self._connection.most_workers)
         return binding
 
     def _run_group(self, group: TaskGroup, epoch: int | None) -> GroupResult:

@@ -446,7 +446,7 @@ def test_a_new_binding_drops_what_the_session_had(client):
 
 def test_a_session_opens_and_closes_its_own_cluster():
     with Session.local(workers=1, threads_per_worker=1, processes=False) as session:
-        client, own = session._owned
+        client, own = session.client, session._connection._cluster
         address = session.client.scheduler.address
         assert session.run(Task(lambda: 1, node=A)) == 1
     assert client.status == "closed"
