@@ -20,7 +20,10 @@ The way of the data, one module a stage; a module imports only from those above 
     stint                       several epochs for one message
     worker                      the Dask plugin that hosts workspaces
     local_cluster               workers on this machine that leave signals to their client
-    direct                      the driver's own connections to workers
+    cluster, direct             the driver's messages, through the scheduler and past it
+    membership, candidates      a binding's workers, and those that it may place nodes on
+    request, conversation       what it asks of them, and how
+    shipping, binding           a plan's nodes on workers
     connection                  how a session comes by its client
     session                     the driver's side of Dask
     checkpoint/     5 save      codecs, stores, the log, policies, managers

@@ -13,21 +13,18 @@ from typing import Any
 
 from distributed import wait
 
+from jobrunner.candidates import Candidates
 from jobrunner.cluster import Cluster
-from jobrunner.config import get_share
-from jobrunner.conversation import Conversation, Request
-from jobrunner.errors import (
-    BlobNotFoundError,
-    DefinitionError,
-    ExecutionError,
-    NodeLostError,
-    PlacementError,
-    TaskFailedError,
-)
+from jobrunner.config import get_count, get_share
+from jobrunner.conversation import Conversation
+from jobrunner.direct import DirectLines
+from jobrunner.errors import ExecutionError, NodeLostError, PlacementError
+from jobrunner.membership import Membership
 from jobrunner.outbox import Message
-from jobrunner.outcome import Failure, GroupResult, UnderWay, merge_runs
-from jobrunner.placement import WorkerInfo, check_fit, place, within_reach
+from jobrunner.outcome import GroupResult, UnderWay, merge_runs
+from jobrunner.placement import check_fit
 from jobrunner.plan import GroupPlan, Plan, PlannedNode
+from jobrunner.request import Request
 from jobrunner.shipping import Parcel, nodes_of, pickle_function
 from jobrunner.values import from_frames
 from jobrunner.worker import hold_lease, lease_key
@@ -55,10 +52,8 @@ class Binding:
         How many bindings of this plan there were before.
     can_move : bool
         A worker that is to leave may wait for its nodes to be bound elsewhere.
-    doubted : collection of str
-        Addresses of workers that were lost before: they take no nodes unless they answer.
-    is_cut : bool
-        Workers could not reach each other before: those that still can't take no nodes together.
+    doubted, is_cut
+        See `Candidates`.
     previous : mapping of str to str, optional
         Node -> address of the worker that it stays on, if that is still there.
 
@@ -85,17 +80,15 @@ class Binding:
         self.plan = plan
         self.recorded = ""
         self._previous = previous or {}
-        self._doubted = set(doubted)
-        self._silent: set[str] = set()  # of those, the ones that did not answer
-        self._is_cut = is_cut
-        self._cuts: set[frozenset[str]] = set()
-        self._asked: frozenset[str] = frozenset()  # who they were looked for among
         self._can_move = can_move
         self.attempt = attempt
         self.placement: dict[str, str] = {}
         self._cluster = cluster
         self._name = name
-        self._talk = Conversation(cluster, name, self.placement)
+        lines = DirectLines(cluster.client, get_count("direct-workers"))
+        self._members = Membership(cluster, self.placement, lines.hang_up)
+        self._candidates = Candidates(cluster, self._members.lost, doubted, is_cut)
+        self._talk = Conversation(cluster, name, self._members, lines)
         self._under_way: tuple[str, int | None, float] | None = None
         self._is_released = False
         self._numbering = threading.Lock()
@@ -107,21 +100,21 @@ class Binding:
     @property
     def lost(self) -> dict[str, str]:
         """Workers that are lost to this binding: address -> how we know."""
-        return self._talk.lost
+        return self._members.lost
 
     @property
     def is_cut(self) -> bool:
         """Whether workers that the scheduler has could not reach each other, now or before."""
-        return self._is_cut or bool(self._talk.cut)
+        return self._candidates.is_cut or bool(self._members.cut)
 
     @property
     def leaving(self) -> dict[str, str]:
         """Workers in use that are about to leave: address -> how we know."""
-        return self._talk.leaving
+        return self._members.leaving
 
     def check_fit(self, sizes: Mapping[str, int], what: str) -> None:
         """Refuse to fill the workers beyond what they may use; see `placement.check_fit`."""
-        limits = {address: held.info.limit_bytes for address, held in self._talk.workers.items()}
+        limits = {address: held.info.limit_bytes for address, held in self._members.workers.items()}
         check_fit(sizes, self.placement, limits, get_share("memory-share"), what)
 
     @property
@@ -131,7 +124,12 @@ class Binding:
         if run is None:
             return None
         group, epoch, started = run
-        return UnderWay(group, epoch, time.perf_counter() - started, self._talk.running)
+        return UnderWay(
+            group,
+            epoch,
+            time.perf_counter() - started,
+            self._members.running_on(list(self._members.running)),
+        )
 
     def count_spread(self) -> int:
         """How many workers the nodes would be on if they were placed anew now."""
@@ -295,7 +293,7 @@ class Binding:
             if "stint" not in details:
                 result = dataclasses.replace(result, seconds=wall_seconds)
             ended((epoch or 0) + i, result)
-        self._check(replies, request)
+        request.check(replies, self.plan.job)
 
     def apply(
         self, fn: Callable[[dict[str, Any]], Any], *, channel: str = "apply"
@@ -323,7 +321,7 @@ class Binding:
         """
         details = {"fn": pickle_function(fn, "The function to apply")}
         request = Request("apply", details, channel=channel)
-        replies = self._operate(request, list(self._talk.workers))
+        replies = self._operate(request, list(self._members.workers))
         return {address: _own_value(reply["frames"]) for address, reply in replies.items()}
 
     def abort(self, reason: str = "the client asked for it") -> None:
@@ -333,7 +331,7 @@ class Binding:
         """
         if not self._is_released:
             with suppress(ExecutionError):  # without a scheduler, nobody is there to be told
-                self._cluster.sync(self._talk.abort, self._talk.alive, reason, ABORT_SECONDS)
+                self._cluster.sync(self._talk.abort, self._members.alive, reason, ABORT_SECONDS)
 
     def release(self, wait_seconds: float = RELEASE_SECONDS, *, heir: str = "") -> None:
         """Free the workspaces, threads and leases on the workers. Once is enough.
@@ -351,13 +349,13 @@ class Binding:
         with suppress(ExecutionError):  # without a scheduler, workers free it of themselves
             self._cluster.sync(self._talk.part, wait_seconds, heir)
         self._talk.leave()
-        alive = [lease for a in self._talk.alive for lease in self._talk.workers[a].leases]
+        alive = [lease for a in self._members.alive for lease in self._members.workers[a].leases]
         pending = [lease for lease in alive if lease.status == "pending"]
         if pending and self._cluster.client.status == "running":
             # Or a worker that closes right after this would warn of a task cut short.
             with suppress(Exception):
                 wait(pending, timeout=wait_seconds)
-        for worker in self._talk.workers.values():
+        for worker in self._members.workers.values():
             for lease in worker.leases:
                 lease.release()
             worker.leases.clear()
@@ -398,7 +396,7 @@ class Binding:
                 time.sleep(PLACE_AGAIN_SECONDS)
         self._take_leases(nodes, placed, deadline)
         self.placement.update(placed)
-        news: dict[str, Any] = {a: {"nodes": {}} for a in self._talk.workers}
+        news: dict[str, Any] = {a: {"nodes": {}} for a in self._members.workers}
         for node, address in placed.items():
             news[address]["nodes"][node] = sorted(self.plan.transient.get(node, ()))
         for details in news.values():
@@ -445,41 +443,18 @@ class Binding:
 
     async def _place_anew(self) -> dict[str, str]:
         try:
-            return self._place_together(self.plan.nodes, await self._workers(), {})
+            workers = await self._candidates.find()
+            return self._candidates.place(self.plan.nodes, workers, {})
         except PlacementError:
             return {}
 
-    async def _workers(self) -> list[WorkerInfo]:
-        there = await self._cluster.workers()
-        workers = [w for w in there if w.address not in self._talk.lost]
-        doubted = [w.address for w in workers if w.address in self._doubted - self._silent]
-        # One that hangs is among Dask's workers still, and would be given nodes for ever.
-        if doubted:
-            self._silent.update(await self._cluster.find_silent(doubted))
-        workers = [w for w in workers if w.address not in self._silent]
-        addresses = frozenset(w.address for w in workers)
-        if self._is_cut and not addresses <= self._asked:
-            self._cuts, self._asked = await self._cluster.find_cuts(addresses), addresses
-        return workers
-
-    def _place_together(
-        self,
-        nodes: Sequence[PlannedNode],
-        workers: Sequence[WorkerInfo],
-        previous: Mapping[str, str],
-    ) -> dict[str, str]:
-        """Place nodes on workers that reach each other, where such suit them."""
-        for some in within_reach(workers, self._cuts):
-            with suppress(PlacementError):
-                return place(nodes, some, previous)
-        return place(nodes, workers, previous)
-
     async def _place(self, nodes: Sequence[PlannedNode]) -> dict[str, str]:
-        workers = await self._workers()
-        placed = self._place_together(nodes, workers, {**self._previous, **self.placement})
-        used = set(placed.values()) - set(self._talk.workers)
+        workers = await self._candidates.find()
+        stays = {**self._previous, **self.placement}
+        placed = self._candidates.place(nodes, workers, stays)
+        used = set(placed.values()) - set(self._members.workers)
         strange = await self._talk.meet([w for w in workers if w.address in used]) if used else {}
-        self._doubted.update(strange)
+        self._candidates.doubt(strange)
         for address, answer in strange.items():
             raise PlacementError(
                 f"Worker {address} does not answer jobrunner (found {answer!r}): it is gone or "
@@ -499,7 +474,7 @@ class Binding:
                 need[resource] = need.get(resource, 0) + amount
         leases: dict[str, str] = {}
         for address, need in needs.items():
-            worker = self._talk.workers[address]
+            worker = self._members.workers[address]
             if worker.leases and not need:
                 continue  # a further lease is for further resources only
             key = leases[address] = lease_key(self._name, worker.incarnation, len(worker.leases))
@@ -524,9 +499,9 @@ class Binding:
         late = self._cluster.sync(self._talk.bind, leases, deadline, details)
         if late:
             for address in late:
-                self._talk.workers[address].leases.pop().release()
+                self._members.workers[address].leases.pop().release()
             offers = "; ".join(
-                f"{address} offers {dict(self._talk.workers[address].info.resources) or 'none'}, "
+                f"{address} offers {dict(self._members.workers[address].info.resources) or 'none'}, "
                 f"of which {needs[address] or 'none'} was asked for"
                 for address in late
             )
@@ -538,7 +513,7 @@ class Binding:
 
     def _operate(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
         replies = self._ask(request, addresses)
-        self._check(replies, request)
+        request.check(replies, self.plan.job)
         return replies
 
     def _ask(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
@@ -556,48 +531,6 @@ class Binding:
         operate = self._talk.operate_each if request.is_careful else self._talk.operate
         replies: dict[str, Message] = self._cluster.sync(operate, request, addresses)
         return replies
-
-    def _check(self, replies: Mapping[str, Message], request: Request) -> None:
-        """Raise what workers say went wrong."""
-        for reply in replies.values():
-            if reply["status"] == "failed":
-                epoch = reply.get("epoch", request.epoch)
-                raise self._error(Failure(**reply["failure"]), request, epoch)
-        for address, reply in replies.items():
-            if reply["status"] != "done":
-                reason = reply.get("reason") or f"it answered {reply['status']!r}"
-                raise ExecutionError(
-                    f"Worker {address} did not end its part of {request.call} {request.group}: "
-                    f"{reason}. Start the job again."
-                )
-
-    def _error(self, failure: Failure, request: Request, epoch: int | None) -> BaseException:
-        cause = failure.exception()
-        when = f" at epoch {epoch}" if epoch is not None else ""
-        if failure.is_own:
-            error = cause
-            is_ours = not failure.traceback and isinstance(
-                error, DefinitionError | BlobNotFoundError
-            )
-            if failure.node and is_ours:
-                error.args = (f"Job {self.plan.job!r}, group {request.group!r}{when}: {error}",)
-        else:
-            where = f"node {failure.node!r}, group {request.group!r}, job {self.plan.job!r}"
-            hint = "The remote traceback says where; mend" if failure.traceback else "Mend"
-            error = TaskFailedError(
-                f"Task {failure.task!r} ({where}) failed{when}: {failure.summary.rstrip('.')}. "
-                f"{hint} the task and start the same command again.",
-                job=self.plan.job,
-                node=failure.node,
-                task=failure.task,
-                group=request.group,
-                epoch=epoch,
-                remote_traceback=failure.traceback,
-            )
-            error.__cause__ = cause
-        if failure.traceback:
-            error.add_note(f"On the worker:\n{failure.traceback}")
-        return error
 
 
 def _own_value(frames: Sequence[Any]) -> Any:

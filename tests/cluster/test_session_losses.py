@@ -29,7 +29,7 @@ from jobrunner import (
     WorkspaceType,
 )
 from jobrunner.cluster import Cluster, LossWatch
-from jobrunner.conversation import Conversation
+from jobrunner.membership import Membership
 from jobrunner.worker import OPERATION, PLUGIN_NAME, PROTOCOL_VERSION, hold_lease, lease_key
 
 SECOND = 1.0
@@ -206,7 +206,7 @@ def test_a_value_for_a_lost_worker_does_not_hold_up_the_end(session, client, tmp
 
 def test_a_cancelled_lease_is_a_loss_and_frees_the_worker(session, client, cluster):
     binding, _ = bind(session)
-    held_leases = [lease for worker in binding._talk.workers.values() for lease in worker.leases]
+    held_leases = [lease for worker in binding._members.workers.values() for lease in worker.leases]
     client.cancel(held_leases[:1])
     with pytest.raises(NodeLostError):
         run_until_it_fails(binding)
@@ -482,9 +482,9 @@ def test_losses_are_heard_by_every_listener_of_a_client():
 
 def test_workers_that_are_lost_together_are_all_told_with_their_nodes(inproc_client):
     placement = {"a": "tcp://h:1", "b": "tcp://h:2", "c": "tcp://h:2"}
-    talk = Conversation(Cluster(inproc_client), "binding", placement)
-    talk.lost.update({"tcp://h:1": "the scheduler removed it", "tcp://h:2": "it is silent"})
-    error = inproc_client.sync(talk._node_lost, 3)
+    members = Membership(Cluster(inproc_client), placement, lambda: None)
+    members.lost.update({"tcp://h:1": "the scheduler removed it", "tcp://h:2": "it is silent"})
+    error = members.error(epoch=3)
     assert error.nodes == ("a", "b", "c")
     assert str(error) == (
         "Lost at epoch 3: 2 workers: tcp://h:1, which held 'a' (the scheduler removed it); "
