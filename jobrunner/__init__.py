@@ -23,6 +23,7 @@ The way of the data, one module a stage; a module imports only from those above 
     cluster, direct             the driver's messages, through the scheduler and past it
     membership, candidates      a binding's workers, and those that it may place nodes on
     request, conversation       what it asks of them, and how
+    leases                      what holds workers and their resources
     shipping, binding           a plan's nodes on workers
     connection                  how a session comes by its client
     session                     the driver's side of Dask

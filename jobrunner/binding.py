@@ -11,14 +11,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from distributed import wait
-
 from jobrunner.candidates import Candidates
 from jobrunner.cluster import Cluster
 from jobrunner.config import get_count, get_share
 from jobrunner.conversation import Conversation
 from jobrunner.direct import DirectLines
 from jobrunner.errors import ExecutionError, NodeLostError, PlacementError
+from jobrunner.leases import Leases
 from jobrunner.membership import Membership
 from jobrunner.outbox import Message
 from jobrunner.outcome import GroupResult, UnderWay, merge_runs
@@ -27,7 +26,6 @@ from jobrunner.plan import GroupPlan, Plan, PlannedNode
 from jobrunner.request import Request
 from jobrunner.shipping import Parcel, nodes_of, pickle_function
 from jobrunner.values import from_frames
-from jobrunner.worker import hold_lease, lease_key
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +82,10 @@ class Binding:
         self.attempt = attempt
         self.placement: dict[str, str] = {}
         self._cluster = cluster
-        self._name = name
         lines = DirectLines(cluster.client, get_count("direct-workers"))
         self._members = Membership(cluster, self.placement, lines.hang_up)
         self._candidates = Candidates(cluster, self._members.lost, doubted, is_cut)
+        self._leases = Leases(cluster, name, self._members)
         self._talk = Conversation(cluster, name, self._members, lines)
         self._under_way: tuple[str, int | None, float] | None = None
         self._is_released = False
@@ -349,16 +347,7 @@ class Binding:
         with suppress(ExecutionError):  # without a scheduler, workers free it of themselves
             self._cluster.sync(self._talk.part, wait_seconds, heir)
         self._talk.leave()
-        alive = [lease for a in self._members.alive for lease in self._members.workers[a].leases]
-        pending = [lease for lease in alive if lease.status == "pending"]
-        if pending and self._cluster.client.status == "running":
-            # Or a worker that closes right after this would warn of a task cut short.
-            with suppress(Exception):
-                wait(pending, timeout=wait_seconds)
-        for worker in self._members.workers.values():
-            for lease in worker.leases:
-                lease.release()
-            worker.leases.clear()
+        self._leases.release(wait_seconds)
 
     # ---- for the session
 
@@ -394,7 +383,7 @@ class Binding:
                     is_told = True
                     logger.warning("%s Waiting for at most %g s.", error, wait_seconds)
                 time.sleep(PLACE_AGAIN_SECONDS)
-        self._take_leases(nodes, placed, deadline)
+        self._hold(nodes, placed, deadline)
         self.placement.update(placed)
         news: dict[str, Any] = {a: {"nodes": {}} for a in self._members.workers}
         for node, address in placed.items():
@@ -463,32 +452,10 @@ class Binding:
             )
         return placed
 
-    def _take_leases(
+    def _hold(
         self, nodes: Sequence[PlannedNode], placed: Mapping[str, str], deadline: float
     ) -> None:
-        """Hold the workers, and what the nodes ask of their resources, by tasks of Dask's."""
-        needs: dict[str, dict[str, float]] = {address: {} for address in placed.values()}
-        for node in nodes:
-            need = needs[placed[node.name]]
-            for resource, amount in (node.resources or {}).items():
-                need[resource] = need.get(resource, 0) + amount
-        leases: dict[str, str] = {}
-        for address, need in needs.items():
-            worker = self._members.workers[address]
-            if worker.leases and not need:
-                continue  # a further lease is for further resources only
-            key = leases[address] = lease_key(self._name, worker.incarnation, len(worker.leases))
-            worker.leases.append(
-                self._cluster.client.submit(
-                    hold_lease,
-                    key,
-                    key=key,
-                    workers=[address],
-                    allow_other_workers=False,
-                    resources=need,
-                    pure=False,
-                )
-            )
+        """Take leases, and let their workers host this binding."""
         details = {
             "job": self.plan.job,
             "seed": self.plan.seed,
@@ -496,20 +463,10 @@ class Binding:
             "can_move": self._can_move,
             "silence_seconds": self._cluster.silence_seconds,
         }
-        late = self._cluster.sync(self._talk.bind, leases, deadline, details)
+        keys = self._leases.take(nodes, placed)
+        late = self._cluster.sync(self._talk.bind, keys, deadline, details)
         if late:
-            for address in late:
-                self._members.workers[address].leases.pop().release()
-            offers = "; ".join(
-                f"{address} offers {dict(self._members.workers[address].info.resources) or 'none'}, "
-                f"of which {needs[address] or 'none'} was asked for"
-                for address in late
-            )
-            raise PlacementError(
-                f"Workers did not start this session's lease tasks in time. They are paused or "
-                f"closing, or others hold their resources: {offers}. Close what holds them, start "
-                f"more workers, or wait longer."
-            )
+            raise self._leases.give_up(late, nodes, placed)
 
     def _operate(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
         replies = self._ask(request, addresses)
