@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from jobrunner import resume
-from jobrunner.checkpoint import MultiNodeCheckpointManager, load_waiting_states
+from jobrunner.callbacks import Callbacks
+from jobrunner.checkpoint import load_waiting_states
 from jobrunner.config import get_seconds
 from jobrunner.decisions import Boundary, Losses, next_step
 from jobrunner.errors import (
@@ -22,14 +22,13 @@ from jobrunner.errors import (
     SchedulerLostError,
     TaskFailedError,
 )
-from jobrunner.job import Job
+from jobrunner.options import Options, Requests
 from jobrunner.outcome import UnderWay
 from jobrunner.plan import Plan
-from jobrunner.recorder import Recorder, SaveErrorPolicy
+from jobrunner.recorder import Recorder
 from jobrunner.result import ResumePlan, RunResult, SaveReport
 from jobrunner.session import GroupResult, Session
 from jobrunner.signals import TerminatedError
-from jobrunner.upload import UploadTaskGroupBuilder
 
 logger = logging.getLogger("jobrunner.runner")
 
@@ -40,39 +39,6 @@ SPARE_SECONDS = 1.0
 """How often a run that lost workers looks for new ones."""
 
 Loss = NodeLostError | SchedulerLostError | TaskFailedError
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a `JobRunner` was made with; its parameters say what each is."""
-
-    job: Job
-    manager: MultiNodeCheckpointManager | None
-    policy: resume.Policy
-    upload_task_group_builder: UploadTaskGroupBuilder | None
-    max_restarts: int
-    on_save_error: SaveErrorPolicy
-    worker_wait_seconds: float
-    scheduler_wait_seconds: float
-    epoch_deadline_seconds: float | None
-    task_deadline_seconds: float | None
-    callbacks: tuple[object, ...]
-
-
-@dataclass(slots=True)
-class Requests:
-    """What the user may ask of a run while it runs.
-
-    Attributes
-    ----------
-    stop : str
-        Who asked it to stop once its epoch has ended; empty: nobody.
-    save : threading.Event
-        Set: save when the step that is under way ends.
-    """
-
-    stop: str = ""
-    save: threading.Event = field(default_factory=threading.Event)
 
 
 class Run:
@@ -92,6 +58,7 @@ class Run:
         self.requests = requests
         self.plan = plan
         self.session = session
+        self.callbacks = Callbacks(options.callbacks)
         self.policy = options.policy
         self.limit = self.policy.epoch_limit(plan)
         manager = options.manager
@@ -99,7 +66,12 @@ class Run:
             None
             if manager is None
             else Recorder(
-                manager, plan, options.on_save_error, self._warn, self._saved, requests.save
+                manager,
+                plan,
+                options.on_save_error,
+                self.callbacks.warn,
+                self._saved,
+                requests.save,
             )
         )
         self.fired: tuple[str, ...] = ()
@@ -117,10 +89,6 @@ class Run:
         self.metrics: dict[int, dict[str, Any]] = {}
         self.pace = float("inf")  # seconds that the last epoch took
         self.stint_seconds = get_seconds("stint-seconds")
-        self.is_watched_passively = all(
-            getattr(callback, "is_passive", False) or not hasattr(callback, "on_epoch")
-            for callback in options.callbacks
-        )
 
     @property
     def under_way(self) -> UnderWay | None:
@@ -140,7 +108,7 @@ class Run:
         finally:
             if self.recorder is not None:
                 self.recorder.end()
-        self._notify("on_finish", result)
+        self.callbacks.notify("on_finish", result)
         return result
 
     def _run_to_end(self) -> RunResult:
@@ -154,9 +122,9 @@ class Run:
                 decision = self._decide()
                 if not self.is_announced:
                     self.is_announced = True
-                    self._notify("on_start", decision, self.limit)
+                    self.callbacks.notify("on_start", decision, self.limit)
                     for warning in decision.warnings:
-                        self._warn(warning)
+                        self.callbacks.warn(warning)
                 epoch = self._start(decision)
                 # Falling back past a damaged epoch makes a finished job an unfinished one.
                 is_finished = decision.is_finished and epoch == decision.epoch
@@ -245,13 +213,13 @@ class Run:
                 if is_asked_for:
                     raise
                 damaged[epoch] = str(error)
-                self._warn(
+                self.callbacks.warn(
                     f"Epoch {epoch} of {manager.path} is damaged"
                     f"{' and set aside' if manager is recorder.manager else ''}, going back "
                     f"further: {error}"
                 )
         else:
-            self._warn(f"No recorded epoch of {manager.path} is whole; starting afresh.")
+            self.callbacks.warn(f"No recorded epoch of {manager.path} is whole; starting afresh.")
             if manager is recorder.manager:
                 recorder.set_aside(damaged)
             return None
@@ -304,7 +272,7 @@ class Run:
             or self.options.epoch_deadline_seconds is not None
             or self.options.task_deadline_seconds is not None
             or 4 * self.pace > self.stint_seconds
-            or not self.is_watched_passively
+            or not self.callbacks.are_passive
             or self.losses.call_for_care(epoch)
         ):
             return 1
@@ -360,7 +328,7 @@ class Run:
     ) -> None:
         self.fired, self.pace = stopped, seconds
         self.metrics[epoch] = {**metrics, "epoch": epoch}
-        self._notify("on_epoch", epoch, seconds, metrics)
+        self.callbacks.notify("on_epoch", epoch, seconds, metrics)
 
     def _leave_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Save where that is due; the client decides what comes next."""
@@ -407,7 +375,7 @@ class Run:
                 group = builder.build(epoch, self.recorder.manager)
                 self.binding.run_group(group, epoch=epoch)
             else:
-                self._warn(
+                self.callbacks.warn(
                     f"The last epoch, {epoch}, could not be recorded, so there is nothing to "
                     f"upload. Mend the storage and run the same command again: it goes on from "
                     f"{self._where_to_go_on()}."
@@ -437,7 +405,7 @@ class Run:
         if report.error is None:
             self.losses = self.losses.after_record()
             self.recorded = None if step else report.epoch
-        self._notify("on_save", report)
+        self.callbacks.notify("on_save", report)
 
     def _survive(self, error: Loss) -> Loss:
         """Take note of a loss, and wait for a scheduler; raises when that is no use."""
@@ -469,7 +437,7 @@ class Run:
         if isinstance(error, SchedulerLostError) or not self.session.is_connected:
             logger.info("The scheduler is lost: %s", error)
             seconds = self.options.scheduler_wait_seconds
-            self._warn(
+            self.callbacks.warn(
                 f"The scheduler is lost; waiting, for at most {seconds:g} s, for it to be back at "
                 f"its address."
             )
@@ -489,7 +457,7 @@ class Run:
 
     def _recover(self, error: Loss) -> None:
         """Place the nodes anew after a loss."""
-        self._warn(f"{error} Beginning again from {self._where_to_go_on()}.")
+        self.callbacks.warn(f"{error} Beginning again from {self._where_to_go_on()}.")
         self._bind_again(stays=True)
 
     def _bind_again(self, *, stays: bool) -> None:
@@ -532,16 +500,6 @@ class Run:
             reason=reason,
             epoch=epoch,
         )
-
-    def _warn(self, message: str) -> None:
-        logger.warning(message)
-        self._notify("on_warning", message)
-
-    def _notify(self, event: str, *args: object) -> None:
-        for callback in self.options.callbacks:
-            handle = getattr(callback, event, None)
-            if handle is not None:
-                handle(*args)
 
 
 def _with_message(error: Loss, message: str) -> Loss:

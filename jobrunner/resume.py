@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from jobrunner.checkpoint import CheckpointDirectory, MultiNodeCheckpointManager
 from jobrunner.compiler import compile_resume
-from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, PlanMismatchError
+from jobrunner.errors import (
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    CheckpointNotFoundError,
+    PlanMismatchError,
+)
 from jobrunner.fingerprint import changes, describe
 from jobrunner.job import Job
+from jobrunner.node import Blob
 from jobrunner.plan import GroupPlan, Plan
 from jobrunner.result import ResumePlan, format_ranges
 
@@ -180,6 +186,35 @@ def required_blobs(
             f"(resume_from_epoch=None, --resume none)."
         )
     return needed
+
+
+def find_blobs(
+    manager: CheckpointDirectory, epoch: int, asked: Sequence[str | Blob]
+) -> dict[str, set[str]]:
+    """The blobs that are meant, by node; a name means those of all nodes.
+
+    Raises
+    ------
+    BlobNotFoundError
+        No checkpointed node has the blob.
+    """
+    there = manager.blobs(epoch)
+    found: dict[str, set[str]] = {}
+    for one in [asked] if isinstance(asked, str | Blob) else asked:
+        blob = Blob(one) if isinstance(one, str) else one
+        nodes = [
+            node
+            for node, names in there.items()
+            if blob.name in names and (blob.node is None or blob.node.name == node)
+        ]
+        if not nodes:
+            raise BlobNotFoundError(
+                f"Epoch {epoch} of {manager.path} has no blob {blob!r}. It holds: "
+                + "; ".join(f"{n}: {', '.join(sorted(b))}" for n, b in there.items())
+            )
+        for node in nodes:
+            found.setdefault(node, set()).add(blob.name)
+    return found
 
 
 def rebuild(

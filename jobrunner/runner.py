@@ -2,61 +2,28 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
-from numbers import Real
-from typing import Any, Literal, Protocol, get_args
+from collections.abc import Sequence
+from typing import Literal
 
 from jobrunner import resume
+from jobrunner.callbacks import Callbacks
 from jobrunner.checkpoint import MultiNodeCheckpointManager, load_waiting_states
 from jobrunner.compiler import compile_resume
-from jobrunner.errors import (
-    BlobNotFoundError,
-    DefinitionError,
-)
+from jobrunner.errors import DefinitionError
 from jobrunner.job import Job
-from jobrunner.loop import Options, Requests, Run
+from jobrunner.loop import Run
 from jobrunner.node import Blob
+from jobrunner.options import Options, Requests
 from jobrunner.outcome import UnderWay
 from jobrunner.plan import Plan
 from jobrunner.recorder import SaveErrorPolicy
 from jobrunner.replay import Replay, ReplayReport
-from jobrunner.result import ResumePlan, RunResult, SaveReport
+from jobrunner.result import ResumePlan, RunResult
 from jobrunner.session import Session
 from jobrunner.signals import stop_on_signals
 from jobrunner.upload import UploadTaskGroupBuilder
 
-logger = logging.getLogger("jobrunner.runner")
-
 ResumeFrom = int | Literal["latest"] | None
-
-
-class Callback(Protocol):
-    """What a runner tells while it runs; an object may have any of these methods.
-
-    They run on the client, between epochs; what one raises ends the run. One that only looks on
-    says so with an attribute ``is_passive = True``: where nothing else needs the client either,
-    the workers then run short epochs on their own for `jobrunner.stint-seconds`, and `on_epoch`
-    comes for all of these together, after the last.
-    """
-
-    def on_start(self, plan: ResumePlan, total_epochs: int | None) -> None:
-        """The run begins; `total_epochs` is the limit, if there is one."""
-
-    def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, Any]) -> None:
-        """An epoch has ended; its checkpoint has not been written yet."""
-
-    def on_save(self, report: SaveReport) -> None:
-        """A checkpoint is recorded, or could not be (`SaveReport.error`)."""
-
-    def on_warning(self, message: str) -> None:
-        """Something went wrong that does not end the run."""
-
-    def on_stop_asked(self, reason: str, at_once: str) -> None:
-        """A signal asked the run to end with its epoch; `at_once` says what ends it now."""
-
-    def on_finish(self, result: RunResult) -> None:
-        """The exit group has ended."""
 
 
 class JobRunner:
@@ -118,42 +85,6 @@ class JobRunner:
         num_epochs: int | None = None,
         callbacks: Sequence[object] = (),
     ) -> None:
-        if not isinstance(job, Job):
-            raise DefinitionError(f"JobRunner runs a Job; got {type(job).__name__}.")
-        where = f"JobRunner of job {job.name!r}"
-        if on_save_error not in get_args(SaveErrorPolicy):
-            raise DefinitionError(
-                f"{where}: on_save_error is 'warn', 'refuse' or 'raise'; got {on_save_error!r}."
-            )
-        if resume_from_epoch not in ("latest", None):
-            _check_int(where, "resume_from_epoch, unless 'latest' or None,", resume_from_epoch, 0)
-        _check_int(where, "max_restarts", max_restarts, 0)
-        if num_epochs is not None:
-            _check_int(where, "num_epochs", num_epochs, 1)
-        for what, seconds in (
-            ("worker_wait_seconds", worker_wait_seconds),
-            ("scheduler_wait_seconds", scheduler_wait_seconds),
-            ("epoch_deadline_seconds", epoch_deadline_seconds),
-            ("task_deadline_seconds", task_deadline_seconds),
-            ("grace_seconds", grace_seconds),
-        ):
-            if seconds is not None and not _is_duration(seconds):
-                raise DefinitionError(f"{where}: {what} is a number of seconds; got {seconds!r}.")
-        if not isinstance(checkpoint_manager, MultiNodeCheckpointManager | None):
-            raise DefinitionError(
-                f"{where}: checkpoint_manager is a MultiNodeCheckpointManager or a "
-                f"CheckpointManager; got {checkpoint_manager!r}. For a directory, write "
-                f"MultiNodeCheckpointManager(path)."
-            )
-        if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
-            raise DefinitionError(f"{where}: callbacks is a list of them; got {callbacks!r}.")
-        if checkpoint_manager is None:
-            for what, value in (
-                ("resume_from_epoch", isinstance(resume_from_epoch, int)),
-                ("upload_task_group_builder", upload_task_group_builder is not None),
-            ):
-                if value:
-                    raise DefinitionError(f"{where}: {what} needs a checkpoint_manager.")
         self.job = job
         self.checkpoint_manager = checkpoint_manager
         self.resume_from_epoch = resume_from_epoch
@@ -166,6 +97,8 @@ class JobRunner:
         self.task_deadline_seconds = task_deadline_seconds
         self.grace_seconds = grace_seconds
         self.num_epochs = num_epochs
+        self.callbacks: Sequence[object] = callbacks
+        self._options().check()
         self.callbacks = tuple(callbacks)
         self._requests = Requests()
         self._run: Run | None = None
@@ -235,21 +168,8 @@ class JobRunner:
         plan = self._compile()
         resume.plan_resume(self.job, plan, self.checkpoint_manager, self._policy())
         self._requests.stop = ""
-        options = Options(
-            job=self.job,
-            manager=self.checkpoint_manager,
-            policy=self._policy(),
-            upload_task_group_builder=self.upload_task_group_builder,
-            max_restarts=self.max_restarts,
-            on_save_error=self.on_save_error,
-            worker_wait_seconds=self.worker_wait_seconds,
-            scheduler_wait_seconds=self.scheduler_wait_seconds,
-            epoch_deadline_seconds=self.epoch_deadline_seconds,
-            task_deadline_seconds=self.task_deadline_seconds,
-            callbacks=self.callbacks,
-        )
         with session.exclusive(f"Job {plan.job!r}"):
-            self._run = Run(options, self._requests, plan, session)
+            self._run = Run(self._options(), self._requests, plan, session)
             try:
                 with stop_on_signals(self._ask_to_stop, self.grace_seconds):
                     return self._run.run()
@@ -381,22 +301,7 @@ class JobRunner:
             )
         if epoch not in manager.epochs():
             return False
-        there = manager.blobs(epoch)
-        wanted: dict[str, set[str]] = {}
-        for asked in [blob_names] if isinstance(blob_names, str | Blob) else blob_names:
-            blob = Blob(asked) if isinstance(asked, str) else asked
-            nodes = [
-                node
-                for node, names in there.items()
-                if blob.name in names and (blob.node is None or blob.node.name == node)
-            ]
-            if not nodes:
-                raise BlobNotFoundError(
-                    f"Epoch {epoch} of {manager.path} has no blob {blob!r}. It holds: "
-                    + "; ".join(f"{n}: {', '.join(sorted(b))}" for n, b in there.items())
-                )
-            for node in nodes:
-                wanted.setdefault(node, set()).add(blob.name)
+        wanted = resume.find_blobs(manager, epoch, blob_names)
         with session.exclusive(f"The load of epoch {epoch} of {manager.path}"):
             stateful = {
                 n: b & wanted.get(n, set()) for n, b in manager.stateful_blobs(epoch).items()
@@ -430,21 +335,26 @@ class JobRunner:
             self.checkpoint_manager.check_storage(plan.storage)
         return plan
 
+    def _options(self) -> Options:
+        return Options(
+            job=self.job,
+            manager=self.checkpoint_manager,
+            policy=self._policy(),
+            upload_task_group_builder=self.upload_task_group_builder,
+            max_restarts=self.max_restarts,
+            on_save_error=self.on_save_error,
+            worker_wait_seconds=self.worker_wait_seconds,
+            scheduler_wait_seconds=self.scheduler_wait_seconds,
+            epoch_deadline_seconds=self.epoch_deadline_seconds,
+            task_deadline_seconds=self.task_deadline_seconds,
+            grace_seconds=self.grace_seconds,
+            callbacks=self.callbacks,
+        )
+
     def _policy(self) -> resume.Policy:
         return resume.Policy(self.resume_from_epoch, self.num_epochs)
 
     def _ask_to_stop(self, signal_name: str) -> None:
         self.stop(signal_name)
         again = "Ctrl-C again" if signal_name == "SIGINT" else "the same signal again"
-        for callback in self.callbacks:
-            getattr(callback, "on_stop_asked", lambda *_: None)(signal_name, again)
-
-
-def _check_int(where: str, what: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise DefinitionError(f"{where}: {what} is an int from {least} on; got {value!r}.")
-
-
-def _is_duration(value: object) -> bool:
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    return is_number and 0 <= float(value) < float("inf")  # type: ignore[arg-type]
+        Callbacks(self.callbacks).notify("on_stop_asked", signal_name, again)
