@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from distributed import Client, LocalCluster
 
     from jobrunner import Session
+
+# A shell starts with SIGINT ignored what it runs in the background, and so would be all programs
+# that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # "quick" draws the same examples every time, so that a failure comes from a change and not from
 # luck; "thorough" looks for new ones. Other programs share the machine, so time is no criterion.

@@ -304,6 +304,8 @@ def main():
     if asked.drive:
         drive(*asked.drive, epochs, asked.seconds)
     else:
+        # Or drivers would ignore it too, where a shell runs this in the background.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(soak(asked.minutes, asked.seed, asked.every, epochs, asked.seconds))
 
 

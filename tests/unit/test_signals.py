@@ -1,4 +1,4 @@
-"""Signals that come when the block that handles them ends."""
+"""Signals that come when the block that handles them ends, and that nobody is to handle."""
 
 import signal
 import sys
@@ -56,3 +56,15 @@ def test_the_grace_period_ends_the_block_and_nothing_after_it(outer):
     with pytest.raises(TerminatedError), stop_on_signals(terminate_and_wait, grace_seconds=0.01):
         signal.raise_signal(signal.SIGTERM)
     assert outer == []
+
+
+def test_ctrl_c_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asked = []
+    try:
+        with stop_on_signals(asked.append):
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert asked == []
