@@ -18,7 +18,7 @@ from jobrunner.checkpoint import (
     repair_log,
     restore_epoch,
 )
-from jobrunner.checkpoint.policies import KeepBest, KeepEvery, KeepLast, RetentionPolicy
+from jobrunner.checkpoint.policies import KeepAny, KeepBest, KeepEvery, KeepLast, RetentionPolicy
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
 from jobrunner.listing import format_table
 from jobrunner.progress import format_bytes
@@ -28,7 +28,7 @@ _MOST_ALIKE = 3
 _DIGITS = re.compile(r"[0-9a-f]{8,}|\d+")
 
 
-def read_policy(last: int | None, every: int | None, best: Sequence[str]) -> RetentionPolicy:
+def read_policy(last: int | None, every: int | None, best: Sequence[str]) -> KeepAny:
     """Join what the options of ``prune`` say.
 
     Parameters
@@ -63,14 +63,11 @@ def read_policy(last: int | None, every: int | None, best: Sequence[str]) -> Ret
             "Say which epochs to keep: --keep-last N, --keep-every N, --keep-best METRIC; what "
             "any of them keeps is kept."
         )
-    policy = policies[0]
-    for more in policies[1:]:
-        policy = policy | more  # type: ignore[operator]  # those above can all be joined
-    return policy
+    return KeepAny(tuple(policies))
 
 
 def prune(
-    path: str, policy: RetentionPolicy, *, dry_run: bool, take_over: bool
+    path: str, policy: KeepAny, *, dry_run: bool, take_over: bool
 ) -> tuple[dict[str, Any], str]:
     """Give up what `policy` does not keep.
 
@@ -80,9 +77,15 @@ def prune(
         ``path``, ``dry_run``, ``retired`` and ``kept`` (epochs), ``pinned``, ``nbytes`` of the
         retired.
     text : str
+
+    Raises
+    ------
+    DefinitionError
+        It goes by a metric that no epoch has, so that nearly all would go.
     """
     manager = MultiNodeCheckpointManager(path, keep=policy, take_over=take_over)
-    if dry_run:
+    _check_reported(manager, policy)
+    if dry_run or manager.state().number < 0:
         retired = manager.retirable()
         nbytes = _sizes(manager, retired)
     else:
@@ -92,7 +95,8 @@ def prune(
             retired = manager.retire()
         finally:
             manager.end_run()
-    kept = [epoch for epoch in manager.epochs() if epoch not in set(retired)]
+    gone = set(retired)
+    kept = [epoch for epoch in manager.epochs() if epoch not in gone]
     data = {
         "path": manager.path,
         "dry_run": dry_run,
@@ -105,17 +109,29 @@ def prune(
     if not retired:
         return data, f"Nothing {would}given up; {len(kept)} epochs are kept."
     return data, (
-        f"{would}given up: {_name(retired)} ({format_bytes(nbytes)})\nkept: {_name(kept)}"
+        f"{would}given up: {format_ranges(retired)} ({format_bytes(nbytes)})\n"
+        f"kept: {format_ranges(kept)}"
     )
+
+
+def _check_reported(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None:
+    metrics = manager.metrics()
+    for part in policy.policies:
+        if (
+            isinstance(part, KeepBest)
+            and metrics
+            and not any(part.metric in reported for reported in metrics.values())
+        ):
+            there = sorted({name for reported in metrics.values() for name in reported})
+            raise DefinitionError(
+                f"No epoch of {manager.path} has reported {part.metric!r}, so --keep-best would "
+                f"keep the newest only; reported are: {', '.join(there) or 'none'}."
+            )
 
 
 def _sizes(manager: CheckpointDirectory, epochs: Sequence[int]) -> int:
     records = (manager.record(epoch) for epoch in epochs)
     return sum(about["nbytes"] for record in records for about in record["stores"].values())
-
-
-def _name(epochs: Sequence[int]) -> str:
-    return " ".join(map(str, epochs)) or "none"
 
 
 def pin(manager: CheckpointDirectory, epoch: int, label: str) -> tuple[dict[str, Any], str]:
@@ -157,7 +173,7 @@ def copy(
         copy_epoch(manager, epoch, target, take_over=take_over)
     path = CheckpointDirectory(target, None, allow_pickle=False, files=None).path
     data = {"path": manager.path, "target": path, "epochs": list(epochs)}
-    return data, f"Copied to {path}: {_name(epochs)}"
+    return data, f"Copied to {path}: {format_ranges(epochs)}"
 
 
 def fsck(

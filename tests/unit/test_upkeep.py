@@ -150,6 +150,26 @@ def test_prune_keeps_what_any_option_keeps_the_pinned_and_the_newest(runs: Path)
     assert invoke("prune", runs, "--keep-best", "loss:least").exit_code == 2
 
 
+def test_prune_by_a_metric_that_nobody_has_reported_is_refused(runs: Path) -> None:
+    result = invoke("prune", runs, "--keep-best", "los")
+    assert result.exit_code == 2
+    assert "reported 'los'" in result.stderr
+    assert "reported are: loss" in result.stderr
+    assert recorded(runs) == [0, 1, 2, 3]
+
+
+def test_prune_writes_nothing_where_there_is_no_log(tmp_path: Path) -> None:
+    for options in (["--keep-last", 1], ["--keep-best", "loss"], ["--keep-last", 1, "--dry-run"]):
+        assert ask("prune", tmp_path, *options)["retired"] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prune_tells_epochs_as_ranges(runs: Path) -> None:
+    result = invoke("prune", runs, "--keep-last", 1)
+    assert result.stdout.startswith("given up: 0 to 2 (")
+    assert result.stdout.endswith("\nkept: 3\n")
+
+
 def test_prune_of_a_directory_that_a_run_holds_is_refused_and_pin_is_not(tmp_path: Path) -> None:
     run = begin(tmp_path / "k", keep=KeepLast(1))
     save(run, 0)
