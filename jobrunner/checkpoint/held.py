@@ -64,6 +64,7 @@ class HeldDirectory(CheckpointDirectory):
         self._resumed_from: int | None = None
         self._next_look = -math.inf
         self._metrics: dict[int, Mapping[str, Any]] = {}  # by number of the commit entry
+        self._unclaimed: list[int] | None = None  # of this run, once looked for
 
     # --- a run
 
@@ -101,7 +102,7 @@ class HeldDirectory(CheckpointDirectory):
         beat_seconds = _configured_seconds("checkpoint.heartbeat-seconds")
         patience = self._patience or Patience(_configured_seconds("checkpoint.silence-seconds"))
         hold = Hold(self._files, self.path, self._journal, nodes, beat_seconds)
-        self._resumed_from = None
+        self._resumed_from = self._unclaimed = None
         try:
             with self._writing("the directory could not be taken"):
                 hold.take(as_json(info, "info"), patience, take_over=self._take_over)
@@ -124,6 +125,17 @@ class HeldDirectory(CheckpointDirectory):
         if is_known_dead(run.get("process", {}), run["run"]):
             return None
         return describe_holder(run)
+
+    def unclaimed(self) -> list[int]:
+        """See `RecordedEpochs.unclaimed`; in a run, as it was when it was first asked for.
+
+        Whoever holds the directory claims all that is written there.
+        """
+        if self._hold is None:
+            return super().unclaimed()
+        if self._unclaimed is None:
+            self._unclaimed = super().unclaimed()
+        return self._unclaimed
 
     def end_run(self) -> None:
         """Leave the directory, so that another run may take it at once.
@@ -205,6 +217,10 @@ class HeldDirectory(CheckpointDirectory):
             )
         self._give_up(state, [epoch], "rewind", {"only": epoch, "reason": reason})
         self._sweeper.drain(_DRAIN_SECONDS)
+
+    def metrics(self) -> Mapping[int, Mapping[str, Any]]:
+        """What tasks reported at each recorded epoch; read as it is asked for."""
+        return _RecordedMetrics(self, self._journal.refresh())
 
     def retirable(self) -> list[int]:
         """The recorded epochs that the retention policy would give up now, in ascending order."""

@@ -197,6 +197,20 @@ def test_a_log_that_is_gone_is_made_again_from_the_stores(copies: Iterator[Path]
     check_that_a_run_goes_on(path, (1, 2, 3))
 
 
+def test_a_run_looks_once_for_stores_that_nobody_claims(copies: Iterator[Path]) -> None:
+    path = next(copies)
+    (path / "_log").rename(path / "gone")
+    files = FaultyFiles(sync=False)
+    manager = MultiNodeCheckpointManager(path, files=files)
+    for _ in range(2):
+        manager.start_run(NODES, {})
+        found = [manager.unclaimed() for _ in range(3)]
+        assert found == [[1, 2, 3]] * 3
+        save(manager, 4)
+        manager.end_run()
+    assert files.trace.count(("list", str(path))) == 2
+
+
 def test_newest_entries_that_are_gone_are_made_again_from_the_stores(
     copies: Iterator[Path],
 ) -> None:
