@@ -40,6 +40,8 @@ def compare_checkpoints(
     -----
     Of each checkpoint one blob at a time is in memory.
     """
+    for checkpoint in (one, other):
+        checkpoint.read_ahead([node for node in one if node in other])
     only_in = [
         [node for node in mine if node not in theirs]
         for mine, theirs in ((one, other), (other, one))

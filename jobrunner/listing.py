@@ -82,11 +82,11 @@ def list_epochs(manager: MultiNodeCheckpointManager) -> tuple[dict[str, Any], st
         A table.
     """
     epochs, damaged = [], {}
-    for epoch in manager.epochs():
-        try:
-            epochs.append(_describe_epoch(manager.record(epoch)))
-        except CheckpointCorruptError as error:
-            damaged[epoch] = str(error)
+    for epoch, record in manager.records():
+        if isinstance(record, CheckpointCorruptError):
+            damaged[epoch] = str(record)
+        else:
+            epochs.append(_describe_epoch(record))
     is_done = manager.is_done()
     pins = manager.pins()
     for found in epochs:
@@ -154,6 +154,7 @@ def describe_checkpoint(
     text : str
     """
     checkpoint = manager.open(epoch)
+    checkpoint.read_ahead(checkpoint.nodes)
     about = _describe_epoch(checkpoint.record)
     nodes = {
         node: {

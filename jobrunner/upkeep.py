@@ -130,8 +130,12 @@ def _check_reported(manager: MultiNodeCheckpointManager, policy: KeepAny) -> Non
 
 
 def _sizes(manager: CheckpointDirectory, epochs: Sequence[int]) -> int:
-    records = (manager.record(epoch) for epoch in epochs)
-    return sum(about["nbytes"] for record in records for about in record["stores"].values())
+    nbytes = 0
+    for _, record in manager.records(epochs):
+        if isinstance(record, CheckpointCorruptError):
+            raise record
+        nbytes += sum(about["nbytes"] for about in record["stores"].values())
+    return nbytes
 
 
 def pin(manager: CheckpointDirectory, epoch: int, label: str) -> tuple[dict[str, Any], str]:

@@ -127,8 +127,8 @@ class Sweeper:
             # What was deleted by earlier chores is gone for good now as well.
             self._settle_removed(removed)
             if action == "delete":
-                for store in stores:
-                    self._files.remove_tree(os.path.join(self._path, store))
+                roots = [os.path.join(self._path, store) for store in stores]
+                list(self._files.each(self._files.remove_tree, roots))
         except OSError as error:
             logger.warning(
                 "Stores of epoch %d could not be %s, and are left for the next run: %s",
@@ -151,9 +151,11 @@ class Sweeper:
         roots = [os.path.join(self._path, store) for store in stores]
         # Durable before anything goes, so that no store opens as live with chunks missing.
         with self._files.durable(self._path, ()):
-            for root in roots:
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    self._files.rename(
-                        os.path.join(root, ROOT_DOCUMENT), os.path.join(root, RETIRED_DOCUMENT)
-                    )
-                    self._files.sync_name(root)
+            list(self._files.each(self._hide_store, roots))
+
+    def _hide_store(self, root: str) -> None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            self._files.rename(
+                os.path.join(root, ROOT_DOCUMENT), os.path.join(root, RETIRED_DOCUMENT)
+            )
+            self._files.sync_name(root)

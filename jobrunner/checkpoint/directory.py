@@ -34,6 +34,8 @@ REPLICATED = "replicated"
 PARTITIONS = "partitions"
 """Detail of a record: name of a blob -> its axis, and the nodes that hold its parts, in order."""
 
+_VERIFIED_AT_ONCE = 4  # stores, each by threads of its own
+
 
 class CheckpointDirectory(RecordedEpochs):
     """The recorded epochs of a directory, and what their stores hold.
@@ -69,9 +71,11 @@ class CheckpointDirectory(RecordedEpochs):
             A manifest is missing or not what was written.
         """
         with self._reading(epoch):
+            readers = self._readers(epoch)
+            manifests = self._files.each(StoreReader.read_manifest, readers.values())
             found = {
-                node: list(reader.read_manifest()["blobs"])
-                for node, reader in self._readers(epoch).items()
+                node: list(manifest["blobs"])
+                for node, manifest in zip(readers, manifests, strict=True)
             }
         for name, nodes in self.record(epoch)["details"].get(REPLICATED, {}).items():
             for node in nodes[1:]:
@@ -98,8 +102,8 @@ class CheckpointDirectory(RecordedEpochs):
             Naming the first file that is not what was written, what was expected and found.
         """
         with self._reading(epoch):
-            for reader in self._readers(epoch).values():
-                reader.verify()
+            readers = self._readers(epoch).values()
+            list(self._files.each(StoreReader.verify, readers, _VERIFIED_AT_ONCE))
 
     def open(self, epoch: int, *, pin: bool = False) -> Checkpoint:
         """Look into a recorded epoch: ``checkpoint[node][blob]``.
@@ -209,6 +213,7 @@ class CheckpointDirectory(RecordedEpochs):
         with self._reading(epoch):
             parts = self._cut(readers, details.get(PARTITIONS, {}), partitions or {})
             readings = {}
+            named: list[tuple[str, Collection[str]]] = []
             for node in wanted:
                 asked = None if blobs is None else frozenset(blobs[node])
                 borrowed = {
@@ -222,10 +227,11 @@ class CheckpointDirectory(RecordedEpochs):
                     if asked is None or name in asked
                 }
                 own = None if asked is None else asked - borrowed.keys() - cut.keys()
-                self._check_blobs(epoch, node, readers.get(node), own or ())
+                named.append((node, own or ()))
                 reader = None if own is not None and not own else readers.get(node)
                 memory = readers[node] if from_memory and node in readers else None
                 readings[node] = Reading(reader, own, borrowed, cut, moment, memory)
+            list(self._files.each(partial(self._check_blobs, epoch, readers), named))
         group, seconds = load_group(
             readings,
             registered_codecs(),
@@ -288,15 +294,21 @@ class CheckpointDirectory(RecordedEpochs):
                 continue
             axis = recorded[name]["axis"]
             stores = [readers[node] for node in recorded[name]["nodes"]]
-            lengths = [reader.axis_length(name, axis) for reader in stores]
+            measure = partial(StoreReader.axis_length, blob=name, axis=axis)
+            lengths = list(self._files.each(measure, stores))
             for node, pieces in zip(nodes, cut_evenly(lengths, len(nodes)), strict=True):
                 found = [(stores[i], start, stop) for i, start, stop in pieces]
                 parts.setdefault(node, {})[name] = Part(axis, found)
         return parts
 
     def _check_blobs(
-        self, epoch: int, node: str, reader: StoreReader | None, blobs: Collection[str]
+        self,
+        epoch: int,
+        readers: Mapping[str, StoreReader],
+        named: tuple[str, Collection[str]],
     ) -> None:
+        node, blobs = named
+        reader = readers.get(node)
         there = [] if reader is None or not blobs else reader.read_manifest()["blobs"]
         for blob in blobs:
             if reader is None:

@@ -39,7 +39,6 @@ from jobrunner.checkpoint.records import (
 )
 from jobrunner.checkpoint.store import join_path
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, DefinitionError
-from jobrunner.names import parse_store_name
 
 
 @dataclass(slots=True)
@@ -233,12 +232,8 @@ Stores = Mapping[Claim, Mapping[str, str]]
 
 def _list_stores(directory: CheckpointDirectory) -> Stores:
     found: dict[Claim, dict[str, str]] = defaultdict(dict)
-    for name in directory.files.list_names(directory.path):
-        store = parse_store_name(name)
-        if store is not None and directory.files.is_taken(
-            join_path(os.path.join(directory.path, name), MANIFEST)
-        ):
-            found[Claim(store.epoch, store.retry)][store.node] = name
+    for name, store in directory.stores_among(directory.files.list_names(directory.path)):
+        found[Claim(store.epoch, store.retry)][store.node] = name
     return found
 
 

@@ -11,8 +11,8 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from crc32c import crc32c
 
@@ -20,6 +20,9 @@ from jobrunner.checkpoint import linux
 from jobrunner.checkpoint.paths import is_url
 
 logger = logging.getLogger("jobrunner.checkpoint.files")
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 BLOCK_BYTES = 1 << 20
 """Digested and written (or read and digested) at once: small enough to stay in a core's cache."""
@@ -46,11 +49,14 @@ class PosixFiles:
     ----------
     threads : int
         That write or read at once: more of them are not faster. The calling one is among them.
+    lookups : int
+        That `each` makes at once.
     poll_seconds : float
         From one look for a file that somebody may have put there to the next, at least.
     """
 
     threads = 2
+    lookups = 1
     poll_seconds = 0.0
 
     def reaches(self, path: str) -> bool:
@@ -67,6 +73,26 @@ class PosixFiles:
             ``unlink``, ``rmdir``, ``open`` or ``list``.
         path : str
         """
+
+    def each(
+        self,
+        call: Callable[[Item], Result],
+        items: Iterable[Item],
+        at_once: int | None = None,
+    ) -> Iterator[Result]:
+        """What `call` gives for each item, in order, as it is asked for.
+
+        Parameters
+        ----------
+        call : callable
+            Reads or writes little: whether there is a file of some name, say. Where the storage is
+            far away, it is called from several threads, and for more than was asked for.
+        items : iterable
+        at_once : int, optional
+            So many calls at most; by default `lookups`. Fewer are for calls that have threads of
+            their own.
+        """
+        return map(call, items)
 
     # --- writing
 

@@ -305,12 +305,14 @@ class HeldDirectory(CheckpointDirectory):
         kind: str,
         body: Mapping[str, Any],
     ) -> None:
-        chores = []
-        for epoch in epochs:
+        def name(epoch: int) -> tuple[Claim, list[str]] | None:
             try:
-                chores.append(self._names_of(state, epoch))
+                return self._names_of(state, epoch)
             except CheckpointError as error:
                 logger.warning("The stores of epoch %d cannot be named: %s", epoch, error)
+                return None
+
+        chores = [found for found in self._files.each(name, epochs) if found is not None]
         self._append(kind, body)
         for claim, stores in chores:
             self._sweep(claim, stores)
@@ -375,12 +377,23 @@ class _RecordedMetrics(Mapping[int, Mapping[str, Any]]):
         number = self._state.recorded[epoch]
         known = self._directory._metrics
         if number not in known:
-            try:
-                known[number] = self._directory.record(epoch)["details"].get("metrics", {})
-            except CheckpointError as error:
-                logger.warning("The metrics of epoch %d cannot be read: %s", epoch, error)
-                known[number] = {}
+            # Whoever asks for the first will ask for more.
+            epochs = [epoch] if known else list(self._state.recorded)
+            for asked, metrics in zip(
+                epochs, self._directory.files.each(self._read, epochs), strict=True
+            ):
+                known[self._state.recorded[asked]] = metrics
         return known[number]
+
+    def _read(self, epoch: int) -> Mapping[str, Any]:
+        number = self._state.commit_number(epoch)
+        try:
+            record = self._directory._read_record(epoch, number)
+        except CheckpointError as error:
+            logger.warning("The metrics of epoch %d cannot be read: %s", epoch, error)
+            return {}
+        metrics: Mapping[str, Any] = record["details"].get("metrics", {})
+        return metrics
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._state.recorded)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from jobrunner.checkpoint.directory import CheckpointDirectory
+from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.held import SAVE_REQUEST
 from jobrunner.checkpoint.journal import describe_holder
 from jobrunner.checkpoint.layout import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT
@@ -22,7 +24,6 @@ from jobrunner.checkpoint.log import (
 )
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.records import Claim, Entry, State, commits_in, given_up_by
-from jobrunner.checkpoint.store import join_path
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
 from jobrunner.names import StoreName, parse_store_name
 
@@ -136,7 +137,9 @@ def inspect_directory(directory: CheckpointDirectory) -> list[Finding]:
         except CheckpointCorruptError as error:
             found[-1] = Finding(finding.path, "damaged", str(error))
             is_whole = False
-    for name in sorted(directory.files.list_names(directory.path)):
+    stores: list[tuple[str, StoreName]] = []
+    names = directory.files.list_names(directory.path)
+    for name in names:
         if name == LOG_DIRECTORY:
             continue
         if name == RUNS_DIRECTORY:
@@ -149,9 +152,11 @@ def inspect_directory(directory: CheckpointDirectory) -> list[Finding]:
             why = "The log is damaged, so it is not known what this store is."
             found.append(Finding(name, "damaged", why))
         else:
-            found += _inspect_store(directory, history, name, store)
+            stores.append((name, store))
+    for findings in directory.files.each(partial(_inspect_store, directory, history), stores):
+        found += findings
     if is_whole:
-        found += _find_missing(directory, history)
+        found += _find_missing(history, names)
     return sorted(found, key=lambda finding: finding.path)
 
 
@@ -181,32 +186,43 @@ def _inspect_log(directory: CheckpointDirectory) -> Iterator[tuple[Finding, Entr
         else:
             why = "Nothing that jobrunner makes has such a name."
             yield Finding(f"{LOG_DIRECTORY}/{name}", "stray", why), None
-    number = 0
-    for listed in sorted(numbers):
-        while number <= listed:
-            path, full = f"{LOG_DIRECTORY}/{number:010d}.json", path_of(number)
-            data = files.read_if_there(full)
-            if data is None:
-                why = f"Missing, as are all before {listed:010d}.json. {_way_out(directory)}"
-                yield Finding(path, "damaged", why), None
-                number = listed if number < listed else listed + 1
-                continue
-            number += 1
-            try:
-                entry = decode_entry(data, number - 1, full)
-            except CheckpointCorruptError as error:
-                mended = mend_bit(data)
-                if mended is None:
-                    yield Finding(path, "damaged", str(error)), None
-                else:
-                    why = "One bit of it is wrong; it is read as it was written."
-                    yield Finding(path, "damaged", why), decode_entry(mended, number - 1, full)
-                continue
-            if entry["kind"] == "gap":
-                why = f"Holds the place of an entry that was lost. {_way_out(directory)}"
-                yield Finding(path, "damaged", why), None
+    for number, listed, data in _read_files(files, path_of, sorted(numbers)):
+        path, full = f"{LOG_DIRECTORY}/{number:010d}.json", path_of(number)
+        if data is None:
+            why = f"Missing, as are all before {listed:010d}.json. {_way_out(directory)}"
+            yield Finding(path, "damaged", why), None
+            continue
+        try:
+            entry = decode_entry(data, number, full)
+        except CheckpointCorruptError as error:
+            mended = mend_bit(data)
+            if mended is None:
+                yield Finding(path, "damaged", str(error)), None
             else:
-                yield Finding(path, "live", _explain_entry(entry)), entry
+                why = "One bit of it is wrong; it is read as it was written."
+                yield Finding(path, "damaged", why), decode_entry(mended, number, full)
+            continue
+        if entry["kind"] == "gap":
+            why = f"Holds the place of an entry that was lost. {_way_out(directory)}"
+            yield Finding(path, "damaged", why), None
+        else:
+            yield Finding(path, "live", _explain_entry(entry)), entry
+
+
+def _read_files(
+    files: PosixFiles, path_of: Callable[[int], str], numbers: Sequence[int]
+) -> Iterator[tuple[int, int, bytes | None]]:
+    """Each entry's number, the one listed at or after it, and its file; of a gap only the first."""
+    number = 0
+    reads = files.each(files.read_if_there, map(path_of, numbers))
+    for listed, data in zip(numbers, reads, strict=True):
+        # What was not listed may have been made meanwhile.
+        while number < listed:
+            found = files.read_if_there(path_of(number))
+            yield number, listed, found
+            number = listed if found is None else number + 1
+        yield listed, listed, data
+        number = listed + 1
 
 
 def _way_out(directory: CheckpointDirectory) -> str:
@@ -240,6 +256,12 @@ def _inspect_runs(directory: CheckpointDirectory, state: State) -> Iterator[Find
 
 
 def _inspect_store(
+    directory: CheckpointDirectory, history: _History, named: tuple[str, StoreName]
+) -> list[Finding]:
+    return list(_explain_store(directory, history, *named))
+
+
+def _explain_store(
     directory: CheckpointDirectory, history: _History, name: str, store: StoreName
 ) -> Iterator[Finding]:
     claim = Claim(store.epoch, store.retry)
@@ -319,10 +341,11 @@ def _inspect_recorded(
         yield Finding(name, "live", why)
 
 
-def _find_missing(directory: CheckpointDirectory, history: _History) -> Iterator[Finding]:
+def _find_missing(history: _History, there: Collection[str]) -> Iterator[Finding]:
+    there = frozenset(there)
     for epoch, claim in history.recorded.items():
         stores = history.commits[claim]["stores"] if claim in history.commits else {}
         for node, about in stores.items():
-            if not directory.files.is_taken(join_path(directory.path, about["store"])):
+            if about["store"] not in there:
                 why = f"Epoch {epoch} of node {node!r} is recorded, and its store is not there."
                 yield Finding(about["store"], "damaged", why)

@@ -145,8 +145,7 @@ class FileMetadataHandler:
 
     def entries(self, first: int = 0) -> Iterator[Entry]:
         """See `MetadataHandler`."""
-        number = first
-        while (data := self._read(number)) is not None:
+        for number, data in enumerate(self._read_on(first), first):
             path = self._path(number)
             try:
                 yield decode_entry(data, number, path)
@@ -156,19 +155,36 @@ class FileMetadataHandler:
                     raise
                 logger.warning("One bit of %s is wrong; it is read as it was written.", path)
                 yield decode_entry(mended, number, path)
-            number += 1
 
-    def _read(self, number: int) -> bytes | None:
+    def _read_on(self, number: int) -> Iterator[bytes]:
+        """The files of entry `number` and those after it; more of them at once, the more there are."""
+        count = 1
+        while True:
+            count = min(2 * count, self._files.lookups)
+            paths = [self._path(number + i) for i in range(count)]
+            found = list(self._files.each(self._files.read_if_there, paths))
+            for i, read in enumerate(found):
+                data = read
+                if data is None:
+                    more = found[i + 1 : i + 2]
+                    if not (more[0] is not None if more else self._is_there(number + 1)):
+                        return
+                    data = self._read_again(number)
+                yield data
+                number += 1
+
+    def _is_there(self, number: int) -> bool:
+        return self._files.is_taken(self._path(number))
+
+    def _read_again(self, number: int) -> bytes:
+        """An entry that was not there, unlike the next one: both may have been made since."""
         data = self._files.read_if_there(self._path(number))
-        if data is None and self._files.is_taken(self._path(number + 1)):
-            # Both may have been made since.
-            data = self._files.read_if_there(self._path(number))
-            if data is None:
-                raise CheckpointCorruptError(
-                    f"Entry {number} of the log is missing: expected {self._path(number)}, as "
-                    f"entry {number + 1} is there. {_way_out(self._path(number))}",
-                    path=self._path(number),
-                )
+        if data is None:
+            raise CheckpointCorruptError(
+                f"Entry {number} of the log is missing: expected {self._path(number)}, as "
+                f"entry {number + 1} is there. {_way_out(self._path(number))}",
+                path=self._path(number),
+            )
         return data
 
     def last_epoch(self, user_epoch: int | None = None) -> int | None:

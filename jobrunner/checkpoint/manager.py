@@ -301,8 +301,13 @@ class MultiNodeCheckpointManager(HeldDirectory):
             retry = self._journal.check_held().claims.get(epoch, 0)
             # What lies there without a claim is none of ours, and stays.
             while any(
-                self._files.is_taken(os.path.join(self.path, store))
-                for store in store_names(hold.nodes, epoch, retry).values()
+                self._files.each(
+                    self._files.is_taken,
+                    [
+                        os.path.join(self.path, store)
+                        for store in store_names(hold.nodes, epoch, retry).values()
+                    ],
+                )
             ):
                 retry += 1
             self._append("begin", {"epoch": epoch, "retry": retry})

@@ -14,12 +14,14 @@ import errno
 import functools
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
-from jobrunner.checkpoint.files import BLOCK_BYTES, PosixFiles
+from jobrunner.checkpoint.files import BLOCK_BYTES, Item, PosixFiles, Result
 from jobrunner.checkpoint.paths import is_url
 from jobrunner.errors import DefinitionError
 
@@ -74,6 +76,7 @@ class ObjectFiles(PosixFiles):
     """
 
     threads = 8
+    lookups = 32
     poll_seconds = 2.0
 
     def __init__(self, root: str, open_store: Callable[[str], ObjectStore] = open_store) -> None:
@@ -97,6 +100,30 @@ class ObjectFiles(PosixFiles):
     def reaches(self, path: str) -> bool:
         """See `PosixFiles.reaches`."""
         return path == self.root or path.startswith(f"{self.root}/")
+
+    def each(
+        self,
+        call: Callable[[Item], Result],
+        items: Iterable[Item],
+        at_once: int | None = None,
+    ) -> Iterator[Result]:
+        """See `PosixFiles.each`."""
+        items = list(items)
+        at_once = min(at_once or self.lookups, len(items))
+        if at_once < 2:
+            yield from map(call, items)
+            return
+        waiting: deque[Future[Result]] = deque()
+        with ThreadPoolExecutor(at_once, "jobrunner-requests") as pool:
+            try:
+                for item in items:
+                    waiting.append(pool.submit(call, item))
+                    if len(waiting) > 2 * at_once:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def _key(self, path: str) -> str:
         if not self.reaches(path):

@@ -89,6 +89,10 @@ class Probe:
         CheckpointWriteError
             A worker sees the directory and cannot write there.
         """
+        reads = self.files.each(
+            lambda answer: self.files.read_if_there(os.path.join(self.directory, answer.wrote)),
+            [answer for answer in answers.values() if answer.wrote is not None],
+        )
         for worker, answer in answers.items():
             if answer.error is not None:
                 raise CheckpointWriteError(
@@ -102,8 +106,7 @@ class Probe:
                     f"wrote there, and it found {found}. Give the checkpoint manager a directory "
                     f"that the client and all workers have in common."
                 )
-            answered = self.files.read_if_there(os.path.join(self.directory, answer.wrote))
-            if answered != self.token:
+            if next(reads) != self.token:
                 raise CheckpointError(
                     f"{path} is not shared: expected to find what worker {worker} wrote there, "
                     f"and found nothing. Give the checkpoint manager a directory that the client "

@@ -6,7 +6,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import compress
 from typing import Any
 
 from jobrunner.checkpoint.files import PosixFiles
@@ -21,7 +22,7 @@ from jobrunner.errors import (
     CheckpointNotFoundError,
     DefinitionError,
 )
-from jobrunner.names import format_store_name, parse_store_name
+from jobrunner.names import StoreName, format_store_name, parse_store_name
 
 logger = logging.getLogger("jobrunner.checkpoint.recorded")
 
@@ -104,7 +105,37 @@ class RecordedEpochs:
         """
         state = self._journal.refresh()
         self._check_recorded(epoch, state)
-        entry = self._journal.read_entry(state.commit_number(epoch))
+        return self._read_record(epoch, state.commit_number(epoch))
+
+    def records(
+        self, epochs: Iterable[int] | None = None
+    ) -> Iterator[tuple[int, Mapping[str, Any] | CheckpointCorruptError]]:
+        """Recorded epochs, each with its record, or why it has none.
+
+        Parameters
+        ----------
+        epochs : iterable of int, optional
+            By default all, in ascending order.
+
+        Raises
+        ------
+        CheckpointError
+            The storage fails.
+        """
+        state = self._journal.refresh()
+        wanted = state.recorded if epochs is None else epochs
+        numbers = {epoch: state.commit_number(epoch) for epoch in wanted}
+
+        def read(epoch: int) -> Mapping[str, Any] | CheckpointCorruptError:
+            try:
+                return self._read_record(epoch, numbers[epoch])
+            except CheckpointCorruptError as error:
+                return error
+
+        return zip(numbers, self._files.each(read, numbers), strict=True)
+
+    def _read_record(self, epoch: int, number: int) -> Mapping[str, Any]:
+        entry = self._journal.read_entry(number)
         try:
             entry = commit_in(entry, epoch)
             for node, about in entry["stores"].items():
@@ -113,7 +144,7 @@ class RecordedEpochs:
                     raise ValueError(f"{about['store']!r} cannot be the store of node {node!r}")
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointCorruptError(
-                f"{self.path}: entry {state.commit_number(epoch)} of the log is not the record of "
+                f"{self.path}: entry {number} of the log is not the record of "
                 f"epoch {epoch} that it should be: {error}. Restore it from a copy, or let "
                 f"`jobrunner fsck {self.path} --repair` make the record again."
             ) from error
@@ -182,15 +213,18 @@ class RecordedEpochs:
         # Names are claimed before they are used: whoever lists first misses no claim.
         names = self._files.list_names(self.path)
         claims = self._journal.refresh().claims
-        found = set()
+        suspects = []
         for name in names:
             match = _EPOCH_AND_RETRY.search(name)
-            if match is None or int(match[2] or 0) < claims.get(int(match[1]), 0):
-                continue
-            store = parse_store_name(name)
-            if store is not None and self._files.is_taken(os.path.join(self.path, name, MANIFEST)):
-                found.add(store.epoch)
-        return sorted(found)
+            if match is not None and int(match[2] or 0) >= claims.get(int(match[1]), 0):
+                suspects.append(name)
+        return sorted({store.epoch for _, store in self.stores_among(suspects)})
+
+    def stores_among(self, names: Iterable[str]) -> list[tuple[str, StoreName]]:
+        """What of `names` is the name of a store whose manifest is here, and what it says."""
+        stores = [(name, store) for name in names if (store := parse_store_name(name)) is not None]
+        manifests = [os.path.join(self.path, name, MANIFEST) for name, _ in stores]
+        return list(compress(stores, self._files.each(self._files.is_taken, manifests)))
 
     def get_ckpt_db_name(self, node: str, epoch: int) -> str:
         """Where the store of `node` at `epoch` lies, or would lie if it were saved next.

@@ -210,10 +210,11 @@ class SaveOrder:
             self.stores[node]: (self._about(node, states[node]), blobs)
             for node, blobs in encoded.items()
         }
+        known = self.files.each(lambda node: self._former(node, encoded[node]), encoded)
         former = {
             self.stores[node]: found
-            for node, blobs in encoded.items()
-            if (found := self._former(node, blobs)) is not None
+            for node, found in zip(encoded, known, strict=True)
+            if found is not None
         }
         batch = StoreBatch(self.files, self.path, stores, former)
         return _Prepared(list(encoded), batch, replicas, states)

@@ -206,7 +206,7 @@ class StoreBatch:
         started = time.perf_counter()
         with self._stack:
             self._open()
-            digests = [_finish_store(self._files, store) for store in self._stores]
+            digests = list(self._files.each(partial(_finish_store, self._files), self._stores))
         seconds = self._seconds + time.perf_counter() - started
         return [
             Receipt(store.store, digest, nbytes, seconds, store.linked_bytes)

@@ -84,6 +84,7 @@ def find_set_aside(directory: CheckpointDirectory, epoch: int | None = None) -> 
         In the order of the log.
     """
     state = directory.state()
+    there = set(directory.files.list_names(directory.path))
     found = []
     for entry in itertools.chain.from_iterable(map(commits_in, directory.entries())):
         if epoch not in (None, entry["epoch"]):
@@ -96,7 +97,7 @@ def find_set_aside(directory: CheckpointDirectory, epoch: int | None = None) -> 
             continue
         record = Record.from_entry(entry)
         stores = [about["store"] for about in record.stores.values()]
-        if all(directory.files.is_taken(os.path.join(directory.path, name)) for name in stores):
+        if there.issuperset(stores):
             found.append(record)
     return found
 

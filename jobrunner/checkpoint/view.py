@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from jobrunner.checkpoint.codecs import Codec
+from jobrunner.checkpoint.files import Result
 from jobrunner.checkpoint.parts import PartitionedArray
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.errors import BlobNotFoundError, CheckpointNotFoundError
@@ -150,6 +151,15 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def read_ahead(self, nodes: Collection[str]) -> None:
+        """Read the manifests of nodes, many at once where they are far away."""
+        list(self._each(self.__getitem__, nodes))
+
+    def _each(self, call: Callable[[str], Result], nodes: Collection[str]) -> Iterator[Result]:
+        for reader in self._readers.values():
+            return reader.files.each(call, nodes)
+        return map(call, nodes)
+
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes that were saved."""
@@ -194,7 +204,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
                 f"Epoch {self.epoch} has no partitioned blob {blob!r}. It has {there}."
             )
         about = partitions[blob]
-        parts = [self[node][blob] for node in about["nodes"]]
+        parts = list(self._each(lambda node: self[node][blob], about["nodes"]))
         return PartitionedArray(blob, about["axis"], parts)
 
     def __iter__(self) -> Iterator[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import errno
 import importlib.util
 import inspect
 import json
 import pickle
+import re
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +31,7 @@ from jobrunner import (
     CopyTo,
     DefinitionError,
     FileMetadataHandler,
+    KeepBest,
     KeepLast,
     MultiNodeCheckpointManager,
 )
@@ -38,6 +42,7 @@ from jobrunner.checkpoint.liveness import Patience
 from jobrunner.checkpoint.objects import ObjectFiles, open_store
 from jobrunner.checkpoint.paths import absolute_path
 from jobrunner.cli import main
+from jobrunner.listing import describe_checkpoint, list_epochs
 from jobrunner.testing import FaultyObjects, assert_identical
 from jobrunner.workspace import Workspace
 
@@ -400,3 +405,122 @@ def test_stores_are_uploaded(memory: str, tmp_path: Path) -> None:
     assert there.attrs["epoch"] == 1
     with pytest.raises(DefinitionError, match="into that very directory"):
         CopyTo(f"{memory}/below").build(1, manager)
+
+
+# --- requests that are made at once
+
+NODES = [f"n{i}" for i in range(8)]
+
+
+class Gate(FaultyObjects):
+    """Lets requests of a kind go on only when `count` of them are waiting."""
+
+    def expect(self, operation: str, pattern: str, count: int = len(NODES)) -> None:
+        self._wanted = operation, re.compile(pattern)
+        self._barrier = threading.Barrier(count)
+        self.passed = 0
+
+    def before(self, operation: str, path: str) -> None:
+        super().before(operation, path)
+        wanted, pattern = getattr(self, "_wanted", (None, re.compile("")))
+        if operation == wanted and pattern.search(path):
+            self._barrier.wait(timeout=20)
+            with self._lock:
+                self.passed += 1
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Gate, (self.root, self._directory))
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate("s3://bucket/k", tmp_path / "objects")
+
+
+def save_nodes(manager: MultiNodeCheckpointManager, epoch: int, gate: Gate | None = None) -> None:
+    workspaces = {node: Workspace(node) for node in NODES}
+    for workspace in workspaces.values():
+        workspace.globals.update(fixed=VALUES["fixed"], epoch=epoch)
+    order = dataclasses.replace(manager.begin(epoch), files=manager.files)
+    if gate is not None:
+        gate.expect("get", "_manifest")
+        order._prepare(workspaces)
+        assert gate.passed == 8
+        gate.expect("put", "_manifest")
+    receipts = order(workspaces)
+    assert gate is None or gate.passed == 8
+    manager.commit(order, receipts, {"metrics": {"loss": epoch}})
+
+
+def test_what_is_asked_for_each_node_is_asked_at_once(gate: Gate) -> None:
+    manager = MultiNodeCheckpointManager(gate.root, files=gate, keep=KeepLast(1))
+    manager.start_run(NODES, {})
+    save_nodes(manager, 0)
+    gate.expect("head", r"k/n\d\.1$")
+    save_nodes(manager, 1, gate)
+    gate.expect("copy", r"zarr\.json$")  # hidden, and then deleted
+    assert manager.settle()
+    assert gate.passed % 8 == 0
+    gate.expect("get", "_manifest")
+    manager.blobs(1)
+    manager.load(1, blobs={node: ["epoch"] for node in NODES})
+    assert gate.passed == 16
+    manager.end_run()
+    list_epochs(manager)
+    describe_checkpoint(manager, 1)
+    assert gate.passed == 24
+    assert {finding.status for finding in inspect_directory(manager)} == {"live"}
+    assert gate.passed == 32
+    gate.expect("get", "_manifest", 4)
+    manager.verify(1)
+    assert gate.passed == 8
+
+
+def test_of_a_long_log_many_entries_are_read_at_once(gate: Gate) -> None:
+    manager = MultiNodeCheckpointManager(gate.root, files=gate)
+    manager.start_run(NODES, {})
+    for epoch in range(9):
+        save_nodes(manager, epoch)
+    manager.end_run()
+    gate.expect("get", r"_log/00000000(0[6-9]|1[0-3])\.json")  # after two and four
+    again = MultiNodeCheckpointManager(gate.root, files=gate, keep=KeepBest("loss", mode="max"))
+    assert again.epochs() == list(range(9))
+    assert gate.passed == 8
+    commits = "|".join(f"{again.state().commit_number(epoch):02}" for epoch in range(9))
+    gate.expect("get", rf"_log/00000000({commits})\.json", 9)
+    listed = again.records()
+    assert [
+        epoch for epoch, record in listed if not isinstance(record, Exception)
+    ] == again.epochs()
+    assert gate.passed == 9
+    assert again.retirable() == list(range(8))
+    assert gate.passed == 18
+
+
+def test_an_entry_that_is_missing_among_those_read_at_once_is_named(gate: Gate) -> None:
+    manager = MultiNodeCheckpointManager(gate.root, files=gate)
+    manager.start_run(NODES, {})
+    for epoch in range(4):
+        save_nodes(manager, epoch)
+    manager.end_run()
+    gate.remove_file(f"{gate.root}/_log/0000000003.json")
+    with pytest.raises(CheckpointCorruptError, match=r"expected .*0003\.json, as entry 4 is there"):
+        MultiNodeCheckpointManager(gate.root, files=gate).epochs()
+    gate.remove_file(f"{gate.root}/_log/0000000004.json")
+    with pytest.raises(CheckpointCorruptError, match="Entry 3 of the log is missing"):
+        MultiNodeCheckpointManager(gate.root, files=gate).epochs()
+
+
+def test_calls_at_once_keep_their_order_and_end_with_the_first_that_fails(gate: Gate) -> None:
+    def square(i: int) -> int:
+        if i in (100, 101):
+            raise OSError(errno.EIO, str(i))
+        return i * i
+
+    assert list(gate.each(square, range(99))) == [i * i for i in range(99)]
+    with pytest.raises(OSError, match="100"):
+        list(gate.each(square, range(1000)))
+    assert list(gate.each(square, [])) == []
+    asked: list[int] = []
+    assert next(PosixFiles().each(asked.append, range(9))) is None
+    assert asked == [0]  # nothing that was not asked for
