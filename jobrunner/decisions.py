@@ -110,6 +110,20 @@ class Losses:
         return self.in_a_row > self.limit
 
     @property
+    def accusation(self) -> str:
+        """What to say of the suspects, as a sentence after others."""
+        suspects = " and ".join(self.suspects)
+        if not suspects:
+            return ""
+        if not self.careful:
+            return f" Each time {suspects} was running."
+        times = "the last time" if self.careful == 1 else "the last times"
+        return (
+            f" {suspects} was running {times}, when each task was told of before it began and no "
+            f"other ran beside it: see whether it kills its worker."
+        )
+
+    @property
     def suspects(self) -> list[str]:
         """Tasks that ran at every one of several losses: they may well be the cause."""
         if self.careful:

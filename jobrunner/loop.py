@@ -26,6 +26,7 @@ from jobrunner.options import Options, Requests
 from jobrunner.outcome import UnderWay
 from jobrunner.plan import Plan
 from jobrunner.recorder import Recorder
+from jobrunner.restoring import load_newest
 from jobrunner.result import ResumePlan, RunResult, SaveReport
 from jobrunner.session import GroupResult, Session
 from jobrunner.signals import TerminatedError
@@ -189,58 +190,49 @@ class Run:
     def _load(self, recorder: Recorder, wanted: int | None) -> int | None:
         """Load `wanted`, or for "latest" the newest epoch that is whole; None if none is."""
         manager = recorder.manager.source()
+        is_own = manager is recorder.manager
         damaged: dict[int, str] = {}
         is_asked_for = self.policy.resume_from != "latest"
+
+        def pass_over(epoch: int, error: CheckpointCorruptError) -> None:
+            if is_asked_for:
+                raise error
+            damaged[epoch] = str(error)
+            self.callbacks.warn(
+                f"Epoch {epoch} of {manager.path} is damaged{' and set aside' if is_own else ''}, "
+                f"going back further: {error}"
+            )
+
         # Those that are known to be damaged are tried as well, to be told of and set aside. One
         # that was asked for and is gone meanwhile is an error.
         latest = reversed(manager.epochs())
-        candidates = [wanted] if is_asked_for and wanted is not None else list(latest)
-        for epoch in candidates:
-            try:
-                blobs = resume.required_blobs(self.plan, manager, epoch)
-                partitions = {name: nodes for name, (_, nodes) in self.plan.partitions.items()}
-                sizes = resume.least_bytes(blobs, manager, epoch)
-                self.binding.check_fit(sizes, f"Epoch {epoch} of {manager.path}")
-                again, anew = resume.rebuild(self.options.job, self.plan, manager, epoch)
-                group = manager.load(
-                    epoch, blobs=blobs, partitions=partitions, anew=anew, from_memory=True
-                )
-                self.binding.run_group(group, epoch=epoch)
-                self.binding.recorded = manager.moment(epoch)
-                manager.report_load(group)
-                break
-            except CheckpointCorruptError as error:
-                if is_asked_for:
-                    raise
-                damaged[epoch] = str(error)
-                self.callbacks.warn(
-                    f"Epoch {epoch} of {manager.path} is damaged"
-                    f"{' and set aside' if manager is recorder.manager else ''}, going back "
-                    f"further: {error}"
-                )
-        else:
+        candidates = [wanted] if is_asked_for and wanted is not None else latest
+        loaded = load_newest(
+            self.binding, self.options.job, self.plan, manager, candidates, pass_over
+        )
+        if loaded is None:
             self.callbacks.warn(f"No recorded epoch of {manager.path} is whole; starting afresh.")
-            if manager is recorder.manager:
+            if is_own:
                 recorder.set_aside(damaged)
             return None
-        record = manager.record(epoch)
-        if anew:
+        epoch, record = loaded.epoch, manager.record(loaded.epoch)
+        if loaded.anew:
             # With all the others, for what their functions share to stay shared.
-            self.binding.ship({**self.plan.groups, "resume": again})
-        if again.slices:
+            self.binding.ship({**self.plan.groups, "resume": loaded.again})
+        if loaded.again.slices:
             self._run_group("resume", 0)  # init tasks, with the random numbers they had then
-        if anew:
+        if loaded.anew:
             self.binding.apply(load_waiting_states)
         self.fired = resume.recorded_stops(self.plan, record)
         self.steps_done = resume.steps_done(self.plan, record)
-        if manager is recorder.manager:
+        if is_own:
             recorder.set_aside(damaged)
             recorder.rewind(epoch, f"resumed from epoch {epoch}")
             self.recorded = None if self.steps_done else epoch
         metrics = record["details"].get("metrics", {})
         if self.steps_done:
             self.metrics[epoch] = dict(metrics)
-        if manager is not recorder.manager:
+        if not is_own:
             # From now on the run can go on from its own directory, whatever becomes of the other.
             self._save(epoch, metrics, self.steps_done or None)
         return epoch
@@ -418,18 +410,10 @@ class Run:
         else:
             self.losses = self.losses.after_loss()
         if self.losses.are_too_many:
-            suspects = self.losses.suspects
-            named = f" Each time {' and '.join(suspects)} was running." if suspects else ""
-            if suspects and self.losses.careful:
-                times = "the last time" if self.losses.careful == 1 else "the last times"
-                named = (
-                    f" {' and '.join(suspects)} was running {times}, when each task was told of "
-                    f"before it began and no other ran beside it: see whether it kills its worker."
-                )
             raise _with_message(
                 error,
                 f"{error} That was loss {self.losses.in_a_row} with no epoch recorded in between, "
-                f"and max_restarts is {self.losses.limit}.{named} Run the same command again to go "
+                f"and max_restarts is {self.losses.limit}.{self.losses.accusation} Run the same command again to go "
                 f"on from {self._where_to_go_on()}.",
             ) from error
         if self.requests.stop:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from jobrunner import resume
 from jobrunner.checkpoint import CheckpointDirectory, Codec, load_waiting_states
-from jobrunner.checkpoint.blobs import encode_blobs
 from jobrunner.checkpoint.codecs import registered_codecs
-from jobrunner.checkpoint.decoding import Decoder
-from jobrunner.checkpoint.encoding import EncodedBlob
-from jobrunner.checkpoint.layout import to_json
-from jobrunner.comparison import compare_values, format_difference
+from jobrunner.comparison import format_difference
+from jobrunner.exactness import compare_bits
 from jobrunner.fingerprint import changes, describe
 from jobrunner.job import Job
 from jobrunner.plan import GroupPlan
+from jobrunner.restoring import Loaded, load
 from jobrunner.session import DEFAULT_WAIT_SECONDS, Session, SessionBinding
 from jobrunner.tracing import Call, Dataflow, Trace, Value, read_trace, traced
 from jobrunner.workspace import Workspace
@@ -230,11 +226,11 @@ class Replay:
         if self._from is None:
             run("init", self._plan.groups["init"], 0)
         else:
-            again, anew = self._load(self._from)
-            if again.slices:
-                run("resume", again, 0)  # with the random numbers that init tasks had then
+            loaded = self._load(self._from)
+            if loaded.again.slices:
+                run("resume", loaded.again, 0)  # with the random numbers that init tasks had then
             self._binding.apply(load_waiting_states)
-            flow.forget(anew)
+            flow.forget(loaded.anew)
         for epoch, step in self._steps():
             run("epoch", self._plan.groups["epoch"], epoch, step)
         return trace, flow
@@ -248,24 +244,20 @@ class Replay:
             for step in range(start, stop or self._plan.steps_per_epoch):
                 yield epoch, step
 
-    def _load(self, epoch: int) -> tuple[GroupPlan, Mapping[str, Collection[str]]]:
-        """Load an epoch; gives what makes the objects whose states wait, and their blobs."""
-        blobs = resume.required_blobs(self._plan, self._manager, epoch)
-        partitions = {name: nodes for name, (_, nodes) in self._plan.partitions.items()}
-        again, anew = resume.rebuild(self._job, self._plan, self._manager, epoch)
-        group = self._manager.load(epoch, blobs=blobs, partitions=partitions, anew=anew)
-        self._binding.run_group(group, epoch=epoch)
-        if anew:
+    def _load(self, epoch: int) -> Loaded:
+        """Load an epoch, and ship what makes the objects whose states wait."""
+        loaded = load(self._binding, self._job, self._plan, self._manager, epoch)
+        if loaded.anew:
             # With all the others, for what their functions share to stay shared.
-            self._binding.ship({**self._traced.groups, "resume": traced(again, self._codecs)})
-        return again, anew
+            again = traced(loaded.again, self._codecs)
+            self._binding.ship({**self._traced.groups, "resume": again})
+        return loaded
 
     def _compare(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
         """The differences of each blob; none for one that is equal."""
         blobs = resume.required_blobs(self._plan, self._manager, self._epoch)
         self._binding.apply(_SetAside(blobs))
-        _, anew = self._load(self._epoch)
-        if anew:
+        if self._load(self._epoch).anew:
             self._binding.run("resume", epoch=0, step=0, **self._deadlines)
             self._binding.apply(load_waiting_states)
         found: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -356,73 +348,3 @@ class _Compare:
                     compare_bits(node, name, recorded, replayed.pop(name), self.codecs)
                 )
         return found
-
-
-def compare_bits(
-    node: str, blob: str, recorded: Any, replayed: Any, codecs: Sequence[Codec] = ()
-) -> Iterator[dict[str, Any]]:
-    """How a value differs from one that was loaded, in anything that a save would keep.
-
-    Parameters
-    ----------
-    node, blob : str
-        For messages.
-    recorded : object
-        As it was loaded.
-    replayed : object
-        As a task made it.
-    codecs : sequence of Codec
-
-    Yields
-    ------
-    dict
-        As `compare_values`.
-    """
-    loaded = _encode(node, blob, recorded, codecs)
-    made = _encode(node, blob, replayed, codecs)
-    if _is_same(loaded, made):
-        return
-    # By way of a checkpoint once more: what was loaded has come that way already.
-    one, other = (_decode(encoded, codecs) for encoded in (loaded, made))
-    if _is_same(_encode(node, blob, one, codecs), _encode(node, blob, other, codecs)):
-        return
-    differences = list(compare_values(one, other))
-    yield from differences or [{"where": "", "what": "content"}]
-
-
-def _decode(blob: EncodedBlob, codecs: Sequence[Codec]) -> Any:
-    """The value again; the states of objects that are saved by their state."""
-
-    def array(part: int) -> np.ndarray[Any, Any]:
-        data, order = blob.parts[part].data, blob.parts[part].order
-        return data if order is None else data.transpose(np.argsort(order))
-
-    # What was pickled just now is no stranger's.
-    return Decoder(array, codecs, allow_pickle=True).decode(blob.tree)
-
-
-def _encode(node: str, blob: str, value: Any, codecs: Sequence[Codec]) -> EncodedBlob:
-    return encode_blobs(node, {blob: value}, codecs, allow_pickle=True)[blob]
-
-
-def _is_same(one: EncodedBlob, other: EncodedBlob) -> bool:
-    return (
-        to_json(one.tree) == to_json(other.tree)
-        and len(one.parts) == len(other.parts)
-        and all(
-            a.order == b.order and _are_same_bits(a.data, b.data)
-            for a, b in zip(one.parts, other.parts, strict=True)
-        )
-    )
-
-
-def _are_same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    if isinstance(one.dtype, np.dtypes.StringDType):
-        return bool(np.array_equal(one, other))
-    return bool(np.array_equal(_bytes(one), _bytes(other)))
-
-
-def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

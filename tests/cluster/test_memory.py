@@ -92,6 +92,8 @@ def test_an_epoch_that_does_not_fit_the_workers_is_not_loaded(client, tmp_path):
     with dask.config.set({"jobrunner.memory-share": 0.02}), Session(client) as session:
         with pytest.raises(PlacementError, match="Epoch 1 of .* does not fit") as caught:
             runner(2).run(session)
+        with pytest.raises(PlacementError, match="Epoch 0 of .* does not fit"):
+            runner(2).replay(session, 1)
         assert "16 MiB in 2 nodes and a limit of 600 MiB: 'a' 8 MiB, 'b' 8 MiB" in str(caught.value)
     with Session(client) as session:
         assert runner(2).run(session).resumed_from == 1
