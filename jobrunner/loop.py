@@ -413,8 +413,8 @@ class Run:
             raise _with_message(
                 error,
                 f"{error} That was loss {self.losses.in_a_row} with no epoch recorded in between, "
-                f"and max_restarts is {self.losses.limit}.{self.losses.accusation} Run the same command again to go "
-                f"on from {self._where_to_go_on()}.",
+                f"and max_restarts is {self.losses.limit}.{self.losses.accusation} Run the same "
+                f"command again to go on from {self._where_to_go_on()}.",
             ) from error
         if self.requests.stop:
             raise self._stopped(None, "a loss ended its epoch") from error
