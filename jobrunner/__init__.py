@@ -4,7 +4,7 @@ The way of the data, one module a stage; a module imports only from those above 
 
     errors          the error tree
     names           what things may be called; the only formatter and parser of ``node.epoch``
-    storage, node, task, job
+    arguments, storage, node, task, job
                     1 define    Node, Blob; Task, TaskGroup; Job
     drawing                     a job as a picture
     plan            2 compile   what a compiled job is: slices and crossings
@@ -12,13 +12,17 @@ The way of the data, one module a stage; a module imports only from those above 
     group_compiler, compiler    Job -> Plan
     placement       3 place     nodes x workers
     memory          4 run       whether a worker still has room
+    values                      the rules that make blobs values
     rollback                    states kept in memory, to go back to
     workspace                   one node's blobs, global and private
     current                     what a task can ask about itself
     clearance                   tasks that wait until the client knows of them
+    program, calls, crew, outcome
+                                slices made ready, one call, the threads, what a run came to
     slice                       runs slices in threads, without Dask
     stint                       several epochs for one message
-    worker                      the Dask plugin that hosts workspaces
+    outbox, peers, running      values on their way to other workers, and a binding's runs on one
+    operation, hosting, worker  the Dask plugin that hosts bindings and their workspaces
     local_cluster               workers on this machine that leave signals to their client
     cluster, direct             the driver's messages, through the scheduler and past it
     membership, candidates      a binding's workers, and those that it may place nodes on

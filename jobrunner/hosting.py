@@ -21,6 +21,7 @@ from jobrunner.collector import collector_paused
 from jobrunner.crew import Crew
 from jobrunner.errors import ExecutionError
 from jobrunner.memory import ROOM, Room
+from jobrunner.operation import Operation
 from jobrunner.outbox import Batch, Message, wrap_frames
 from jobrunner.outcome import describe_failure
 from jobrunner.plan import Crossing, Slice
@@ -38,49 +39,6 @@ SMALL_BYTES = 1 << 20
 
 FULL_SECONDS = 0.5
 """How long the answer to another worker waits for room."""
-
-
-class Operation:
-    """Something under way on the worker, and in the end its reply."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.clearance: Clearance | None = None  # of a run whose tasks wait to be heard of
-        self._reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-
-    def finish(self, reply: Message) -> None:
-        """Say what came of it; the first one counts.
-
-        But that all is done was said too early where a worker then could not be handed its values.
-        """
-        if self._reply.done():
-            if self._reply.result()["status"] != "done" or "suspect" not in reply:
-                return
-            self._reply = asyncio.get_running_loop().create_future()
-        self._reply.set_result(reply)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the reply is there."""
-        return self._reply.done()
-
-    async def reply(self, wait_seconds: float) -> Message | None:
-        """The reply, if it is there within that time, and before there is news to tell."""
-        if not self._reply.done():
-            if self.clearance is None:
-                await asyncio.wait((self._reply,), timeout=wait_seconds)
-            else:
-                await self._wait_for_news(wait_seconds, self.clearance)
-        return self._reply.result() if self._reply.done() else None
-
-    async def _wait_for_news(self, wait_seconds: float, clearance: Clearance) -> None:
-        clearance.clear()
-        news = asyncio.ensure_future(clearance.news())
-        await asyncio.wait(
-            (self._reply, news), timeout=wait_seconds, return_when=asyncio.FIRST_COMPLETED
-        )
-        news.cancel()
-        clearance.tell()
 
 
 class HostedBinding:

@@ -18,6 +18,7 @@ from jobrunner.current import RunInfo
 from jobrunner.memory import Room
 from jobrunner.outbox import Batch, Message, Outbox, size_of
 from jobrunner.outcome import Outcome, describe_failure
+from jobrunner.peers import Peers
 from jobrunner.program import Program
 from jobrunner.slice import GroupRun
 from jobrunner.stint import Grant, Stint
@@ -27,9 +28,6 @@ logger = logging.getLogger(__name__)
 
 GRANT, REPORT = -1, -2
 """In place of a crossing: what a stint's lead and its followers tell each other."""
-
-PING_SECONDS = 5.0
-"""How long another worker may take to say that it is there; or for as long as it may be silent."""
 
 
 class GroupCode:
@@ -60,13 +58,10 @@ class Runs:
     nthreads : int
         This worker's.
     crew : Crew
-    call_peer : callable
-        ``await call_peer(address, message)`` gives another worker's reply.
+    call_peer, silence_seconds
+        See `Peers`.
     straggler_seconds : float
         How long a run waits for functions that an aborted one left behind.
-    silence_seconds : float
-        How long another worker may leave a message unanswered before it has to show, by the
-        answer to a second one, that it can be reached.
     room : Room
         No run begins where there is none.
     """
@@ -86,14 +81,12 @@ class Runs:
         silence_seconds: float,
         room: Room,
     ) -> None:
-        self._name = name
         self._job, self._seed, self._attempt = job, seed, attempt
         self._address = address
         self._nthreads = nthreads
         self._crew = crew
-        self._call_peer = call_peer
+        self._peers = Peers(name, call_peer, silence_seconds)
         self._straggler_seconds = straggler_seconds
-        self._silence_seconds = silence_seconds
         self._room = room
         self._loop = asyncio.get_running_loop()
         self._group: GroupCode
@@ -368,34 +361,13 @@ class Runs:
     # ---- to other workers
 
     async def _push(self, address: str, batch: Batch) -> str | None:
-        message = {"call": "push", "binding": self._name, "batch": batch}
-        try:
-            reply = await self._ask_peer(address, message)
-            while reply.get("is_full"):
-                reply = await self._ask_peer(address, {**message, "batch": []})
-        except Exception as error:
-            # Of another stint, they may be another group's.
-            values = [its for number, its in batch if self._stint.covers(number)]
-            what = self._group.program.tell_of_crossings([c for its in values for c, _ in its])
-            return f"{type(error).__name__}: {error}{what}"
-        return None if reply.get("status") == "done" else f"it answered {reply}"
-
-    async def _ask_peer(self, address: str, message: Message) -> Message:
-        """Another worker's reply; much may be long under way, so silence is what ends it."""
-        asking = asyncio.ensure_future(self._call_peer(address, message))
-        ping_seconds = min(PING_SECONDS, self._silence_seconds)
-        try:
-            while not (await asyncio.wait((asking,), timeout=self._silence_seconds))[0]:
-                try:
-                    await asyncio.wait_for(
-                        self._call_peer(address, {"call": "hello"}), ping_seconds
-                    )
-                except TimeoutError:
-                    seconds = self._silence_seconds + ping_seconds
-                    raise TimeoutError(f"it did not answer within {seconds:g} s") from None
-            return asking.result()
-        finally:
-            asking.cancel()
+        problem = await self._peers.push(address, batch)
+        if problem is None:
+            return None
+        # Of another stint, they may be another group's.
+        values = [its for number, its in batch if self._stint.covers(number)]
+        crossings = [c for its in values for c, _ in its]
+        return f"{problem}{self._group.program.tell_of_crossings(crossings)}"
 
     def _could_not_push(self, address: str, number: int, problem: str) -> None:
         if self._stint.covers(number):
@@ -408,14 +380,7 @@ class Runs:
     def _tell_peers(self, number: int, reason: str, but: str = "") -> None:
         for address in self._group.peers:
             if address != but:
-                self._soon(self._tell(address, number, reason))
-
-    async def _tell(self, address: str, number: int, reason: str) -> None:
-        message = {"call": "abort", "binding": self._name, "number": number, "reason": reason}
-        try:
-            await asyncio.wait_for(self._call_peer(address, message), 5)
-        except Exception:  # the client tells it too
-            logger.info("Could not tell %s that %s", address, reason, exc_info=True)
+                self._soon(self._peers.abort(address, number, reason))
 
     def _soon(self, work: Coroutine[Any, Any, None]) -> None:
         task: asyncio.Task[None] = asyncio.ensure_future(work)

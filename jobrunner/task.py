@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Self
 
+from jobrunner.arguments import check_call, check_constants, dask_hint
 from jobrunner.errors import DefinitionError, ExecutionError
 from jobrunner.names import check_name
 from jobrunner.node import Blob, Node, WorkspaceType
@@ -188,7 +189,7 @@ class Task:
         if isinstance(value, Task):
             hint = "write task.output() for the value it returns"
         else:
-            hint = _dask_hint(value) or "pass constants through kwargs= or functools.partial"
+            hint = dask_hint(value) or "pass constants through kwargs= or functools.partial"
         raise DefinitionError(
             f"Task {self.full_name!r}: an input is a blob's name, a Blob or a TaskOutput; got "
             f"{type(value).__name__}. To mend it, {hint}."
@@ -198,7 +199,7 @@ class Task:
         blobs = []
         for value in _sequence(values, Blob):
             if not isinstance(value, str | Blob):
-                hint = _dask_hint(value)
+                hint = dask_hint(value)
                 raise DefinitionError(
                     f"Task {self.full_name!r}: {what} are names or Blobs; got "
                     f"{type(value).__name__}{f'. To mend it, {hint}' if hint else ''}."
@@ -216,7 +217,7 @@ class Task:
     def _check(self) -> None:
         where = f"Task {self.full_name!r}"
         if not callable(self.fn):
-            hint = _dask_hint(self.fn) or "pass a function"
+            hint = dask_hint(self.fn) or "pass a function"
             raise DefinitionError(
                 f"{where}: fn is a callable; got {type(self.fn).__name__}. To mend it, {hint}."
             )
@@ -252,33 +253,8 @@ class Task:
                     f"{where}: blob {blob!r} is in {what} and in updates. An updated blob is "
                     f"passed to fn and counts as written already; name it in updates only."
                 )
-        if any(not isinstance(key, str) for key in self.kwargs):
-            raise DefinitionError(f"{where}: the keys of kwargs are str; got {list(self.kwargs)}.")
-        constants = [*self.kwargs.values(), *_partial_values(self.fn)]
-        for value in constants:
-            for item in _items(value):
-                hint = _dask_hint(item)
-                if hint:
-                    raise DefinitionError(
-                        f"{where}: got a {type(item).__name__} as a constant argument. "
-                        f"To mend it, {hint}."
-                    )
-        self._check_signature(where)
-
-    def _check_signature(self, where: str) -> None:
-        try:
-            signature = inspect.signature(self.fn)
-        except (TypeError, ValueError):  # builtins without one
-            return
-        positional = (*self.inputs, *self.updates)
-        try:
-            signature.bind(*positional, **self.kwargs)
-        except TypeError as error:
-            raise DefinitionError(
-                f"{where}: {self.name}{signature} cannot be called with {len(self.inputs)} "
-                f"inputs, {len(self.updates)} updates and the keywords {sorted(self.kwargs)}: "
-                f"{error}."
-            ) from None
+        check_constants(where, self.fn, self.kwargs)
+        check_call(where, self.name, self.fn, self.inputs, self.updates, self.kwargs)
 
 
 class TaskGroup:
@@ -397,35 +373,3 @@ def _name_of(fn: object) -> str:
         fn = fn.func
     name = getattr(fn, "__name__", None) or type(fn).__name__
     return check_name(name.strip("<>"), "task")
-
-
-def _partial_values(fn: object) -> list[object]:
-    values: list[object] = []
-    while isinstance(fn, functools.partial):
-        values += [*fn.args, *fn.keywords.values()]
-        fn = fn.func
-    return values
-
-
-def _items(value: object) -> Sequence[Any]:
-    """What an exact container holds, or the value itself."""
-    if type(value) is dict:
-        return tuple(value.values())
-    return value if isinstance(value, list | tuple) else (value,)
-
-
-def _dask_hint(value: object) -> str | None:
-    """What to do with a Dask collection or future that stands where none can; else None."""
-    cls = type(value)
-    if hasattr(cls, "__dask_graph__"):
-        return (
-            "compute it first, or let each node compute its own part: build the collection "
-            "inside the task's function, or pass what .compute() returns"
-        )
-    if cls.__name__.endswith("Future") and cls.__module__.split(".")[0] in {
-        "distributed",
-        "concurrent",
-        "asyncio",
-    }:
-        return "pass what .result() returns, or let a task make the value on its node"
-    return None
