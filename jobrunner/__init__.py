@@ -9,7 +9,8 @@ The way of the data, one module a stage; a module imports only from those above 
     drawing                     a job as a picture
     plan            2 compile   what a compiled job is: slices and crossings
     fingerprint                 its digest, and what differs from another's
-    group_compiler, compiler    Job -> Plan
+    group_compiler, job_blobs, compiler
+                                Job -> Plan
     placement       3 place     nodes x workers
     memory          4 run       whether a worker still has room
     values                      the rules that make blobs values
