@@ -406,7 +406,7 @@ def test_a_dtype_that_the_platform_lacks_is_no_damage(
         raise TypeError(f"data type {spec!r} not understood")
 
     reader = save(tmp_path, {"x": np.zeros(3)})
-    monkeypatch.setattr("jobrunner.checkpoint.reader.dtype_from_spec", lack)
+    monkeypatch.setattr("jobrunner.checkpoint.arrays.dtype_from_spec", lack)
     with pytest.raises(CheckpointError, match="not understood") as caught:
         reader.load()
     assert type(caught.value) is CheckpointError
