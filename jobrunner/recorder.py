@@ -218,7 +218,9 @@ class Recorder:
             step,
             self._plan.steps_per_epoch,
             time.monotonic() - self._last_save,
-            statistics.median(self._stalls) if self._stalls else None,
+            # Not the median: of saves that cost more now and then, the whole cost counts.
+            statistics.fmean(self._stalls) if self._stalls else None,
+            self._in_flight is not None,
         )
         if self._holds_directory and self.manager.take_request():
             self._save_now.set()

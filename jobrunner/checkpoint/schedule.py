@@ -24,7 +24,9 @@ class Moment:
     seconds_since_save : float
         Since the last save began, or since the run did.
     seconds_to_save : float or None
-        How long the epochs lately waited for a save; None before the first.
+        How long the epochs waited for a save, on average of the last few; None before the first.
+    is_saving : bool
+        Whether a save in the background is still being written; the next one would wait for it.
     """
 
     epoch: int
@@ -32,6 +34,7 @@ class Moment:
     steps_per_epoch: int
     seconds_since_save: float
     seconds_to_save: float | None = None
+    is_saving: bool = False
 
     @property
     def is_boundary(self) -> bool:
@@ -176,6 +179,8 @@ class Auto(_Composable):
 
     def is_due(self, moment: Moment) -> bool:
         """See `SavePolicy`."""
+        if moment.is_saving:
+            return False
         if moment.seconds_to_save is None:
             return moment.is_boundary
         return moment.seconds_since_save * self.max_overhead >= moment.seconds_to_save

@@ -20,11 +20,12 @@ _EPOCHS = (0, 1, 2, 3, 5, 8, 9, 10, 20, 21)
 
 def _moments() -> list[Moment]:
     return [
-        Moment(epoch, step, 4, seconds, cost)
+        Moment(epoch, step, 4, seconds, cost, is_saving)
         for epoch in (1, 2, 7, 100)
         for step in (1, 3, 4)
         for seconds in (0.0, 5.0, 1e5)
         for cost in (None, 0.0, 0.1, 60.0)
+        for is_saving in (False, True)
     ]
 
 

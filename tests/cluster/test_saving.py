@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -64,6 +65,23 @@ def test_epochs_are_saved_by_policy_and_the_last_one_always(session, tmp_path):
     assert manager.epochs() == [0, 3, 6, 7]
     assert [report.epoch for report in result.saves] == [0, 3, 6, 7]
     assert JobRunner(counter(7), manager).plan_resume().is_finished
+
+
+def test_policies_are_told_what_a_save_has_cost_on_average(session, tmp_path):
+    class Told:
+        def __init__(self):
+            self.costs = []
+
+        def is_due(self, moment):
+            self.costs.append(moment.seconds_to_save)
+            return moment.epoch != 3
+
+    told = Told()
+    manager = MultiNodeCheckpointManager(tmp_path / "k", save=told)
+    stalls = [report.stall_seconds for report in JobRunner(counter(8), manager).run(session).saves]
+    assert len(stalls) == 8
+    known = [1, 2, 3, 3, 4, 5, 6, 7]  # saves before each epoch's end
+    assert told.costs == [pytest.approx(fmean(stalls[max(0, n - 5) : n])) for n in known]
 
 
 def test_a_run_goes_on_in_mid_epoch(session, tmp_path):

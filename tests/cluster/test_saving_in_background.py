@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jobrunner import (
+    Auto,
     CheckpointWriteError,
     DefinitionError,
     Job,
@@ -106,6 +107,20 @@ def test_at_most_one_save_is_in_flight(session, tmp_path):
     assert manager.epochs() == list(range(7))
     assert [values(manager, epoch)[0] for epoch in manager.epochs()] == [{e} for e in range(7)]
     assert all(report.stall_seconds <= report.seconds + 1 for report in result.saves)
+
+
+def test_an_interval_that_is_chosen_never_waits_for_a_save_in_flight(session, tmp_path, gate):
+    class Watch:
+        def on_epoch(self, epoch, seconds, metrics):
+            if epoch == 3:
+                gate.set()
+
+    gate.clear()  # epoch 0 cannot be written
+    manager = manager_of(tmp_path, save=Auto(0.99))
+    result = JobRunner(growing(5), manager, callbacks=[Watch()]).run(session)
+    assert result.epoch == 5
+    assert manager.epochs()[0] == 0
+    assert not {1, 2, 3} & set(manager.epochs())
 
 
 @pytest.mark.parametrize("budget_bytes", [0, 1_300_000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -55,6 +56,28 @@ def test_auto_keeps_the_wait_within_its_share_of_the_time() -> None:
     assert policy.is_due(Moment(1, 2, 2, 0.0))  # what a save costs is not known yet
     assert not policy.is_due(Moment(5, 1, 1, 9.9, seconds_to_save=1.0))
     assert policy.is_due(Moment(5, 1, 1, 10.0, seconds_to_save=1.0))
+
+
+@pytest.mark.parametrize("slow", [1, 2, 3])
+def test_auto_keeps_its_share_where_some_saves_cost_much_more_than_others(slow: int) -> None:
+    policy = Auto(max_overhead=0.1)
+    costs = [10.0 if n % 5 < slow else 0.1 for n in range(400)]
+    now = began = waited = 0.0
+    for n, cost in enumerate(costs):
+        lately = fmean(costs[max(0, n - 5) : n]) if n else None
+        while not policy.is_due(Moment(1, 1, 1, now - began, lately)):
+            now += 0.25
+        began = now
+        now += cost
+        waited += cost
+    assert 0.09 < waited / now < 0.101
+
+
+def test_auto_waits_for_no_save_that_is_still_written() -> None:
+    policy = Auto(max_overhead=0.1)
+    assert not policy.is_due(Moment(5, 1, 1, 1e9, seconds_to_save=1.0, is_saving=True))
+    assert not policy.is_due(Moment(1, 1, 1, 1e9, is_saving=True))
+    assert SaveEvery(epochs=1).is_due(Moment(5, 1, 1, 0.0, is_saving=True))
 
 
 @pytest.mark.parametrize(
