@@ -200,8 +200,8 @@ class PosixFiles:
         bool
             False where it is gone or of another size, or cannot be linked: write it then.
         """
-        self.before("link", target)
         try:
+            self.before("link", target)
             os.link(source, target)
         except OSError as error:
             if error.errno in _NO_LINK:

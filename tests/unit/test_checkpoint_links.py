@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,7 +13,12 @@ import numpy as np
 import pytest
 import zarr
 
-from jobrunner import CheckpointCorruptError, KeepLast, MultiNodeCheckpointManager
+from jobrunner import (
+    CheckpointCorruptError,
+    CheckpointWriteError,
+    KeepLast,
+    MultiNodeCheckpointManager,
+)
 from jobrunner.checkpoint import Receipt
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace import Workspace
@@ -172,6 +178,42 @@ def test_a_file_system_without_links_only_costs_the_links(tmp_path: Path) -> Non
     assert receipts["a"].linked_bytes == 0
     rig.manager.commit(order, receipts, {})
     rig.manager.verify(1)
+    rig.manager.end_run()
+
+
+class RefusedLinks(FaultyFiles):
+    """A file system that answers a link of a chunk with an error."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number=number, sync=False)
+
+    def before(self, operation: str, path: str) -> None:
+        if operation == "link" and os.path.basename(path).startswith("c."):
+            raise OSError(self.number, os.strerror(self.number), path)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [errno.EPERM, errno.EMLINK, errno.EXDEV, errno.EOPNOTSUPP, errno.EACCES, errno.ENOSYS],
+    ids=errno.errorcode.get,
+)
+def test_a_link_that_is_refused_only_costs_the_link(tmp_path: Path, number: int) -> None:
+    rig = Rig(tmp_path / "k", files=RefusedLinks(number))
+    for epoch in range(2):
+        assert rig.save(epoch).linked_bytes == 0
+    chunks = [rig.chunk(epoch) for epoch in range(2)]
+    assert [chunk.stat().st_nlink for chunk in chunks] == [1, 1]
+    assert chunks[0].read_bytes() == chunks[1].read_bytes()
+    rig.manager.verify(1)
+    rig.manager.end_run()
+
+
+def test_a_link_that_fails_otherwise_is_an_error(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "k", files=RefusedLinks(errno.EIO))
+    rig.save(0)
+    with pytest.raises(CheckpointWriteError, match=os.strerror(errno.EIO)):
+        rig.save(1)
+    assert rig.manager.epochs() == [0]
     rig.manager.end_run()
 
 
