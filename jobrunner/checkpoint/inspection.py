@@ -291,7 +291,9 @@ def _explain_store(
     elif chore is not None:
         doing = "deleted" if chore.action == "delete" else "hidden"
         yield Finding(name, "pending", f"{_explain_end(ended)} It is being {doing}, or will be.")
-    elif directory.files.is_taken(os.path.join(directory.path, name, RETIRED_DOCUMENT)):
+    elif (ended is not None and ended["kind"] == "rewind") or directory.files.is_taken(
+        os.path.join(directory.path, name, RETIRED_DOCUMENT)
+    ):
         way = "To record it again: jobrunner restore DIR EPOCH."
         yield Finding(name, "aside", f"{_explain_end(ended)} {way}")
     else:
@@ -307,7 +309,7 @@ def _explain_end(entry: Entry | None) -> str:
         return f"Saved again by entry {number}."
     if kind == "retire":
         return f"Given up by the retention policy (entry {number})."
-    return f"Set aside by entry {number}: {entry.get('reason', 'no reason given')}."
+    return f"Set aside by entry {number}: {entry.get('reason', 'no reason given').rstrip('.')}."
 
 
 def _inspect_recorded(

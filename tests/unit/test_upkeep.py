@@ -295,6 +295,21 @@ def test_fsck_explains_every_object(runs: Path) -> None:
     again.end_run()
 
 
+def test_a_store_set_aside_for_its_missing_root_document_is_no_stray(runs: Path) -> None:
+    root = runs / "a.3" / "zarr.json"
+    content = root.read_bytes()
+    root.unlink()
+    again = begin(runs)
+    again.set_aside(3, "a.3/zarr.json is missing.")
+    again.end_run()
+    found = {finding["path"]: finding for finding in ask("fsck", runs)["objects"]}
+    assert [found[name]["status"] for name in ("a.3", "b.3")] == ["aside", "aside"]
+    assert "is missing. To record it again: jobrunner restore" in found["a.3"]["explanation"]
+    root.write_bytes(content)
+    assert invoke("restore", runs, 3).exit_code == 0
+    assert recorded(runs) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "damaged"])
 def test_fsck_of_a_damaged_log_says_so_of_each_entry_and_store(
     runs: Path, is_missing: bool
