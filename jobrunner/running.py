@@ -126,11 +126,31 @@ class Runs:
 
         With a clearance, tasks run one at a time, and each begins when it is cleared.
         """
-        work = self._start(group, stint, epoch, step, reply, clearance)
+
+        def begin() -> None:
+            self._group, self._stint = group, stint
+            self._reply = self._amend = reply
+            self._clearance = clearance
+            self._epoch, self._step = epoch, step
+            group.program.keeps_running = stint.epochs * stint.steps_per_epoch > 1
+            self._outbox.start(stint.number)
+            for early in (
+                self._early,
+                self._early_bytes,
+                self._early_aborts,
+                self._early_notes,
+            ):
+                for number in [n for n in early if n < stint.number]:
+                    del early[number]  # of runs that are over
+            self._hear(self._early_notes.pop(stint.number, []), goes_on=False)
+            for number in [n for n in self._early_aborts if stint.covers(n)]:
+                stint.abort_reason = self._early_aborts.pop(number)
+            self._go_on()
+
         if self._drained.is_set():
-            work()
+            begin()
         else:
-            self._soon(self._start_later(work, reply))
+            self._soon(self._begin_later(begin, reply))
 
     def progress(self) -> tuple[int, list[tuple[str, str]]]:
         """How many steps of the run are left, and which (node, task) are running."""
@@ -197,39 +217,8 @@ class Runs:
 
     # ---- a stint
 
-    def _start(
-        self,
-        group: GroupCode,
-        stint: Stint,
-        epoch: int | None,
-        step: int,
-        reply: Callable[[Message], None],
-        clearance: Clearance | None,
-    ) -> Callable[[], None]:
-        def start() -> None:
-            self._group, self._stint = group, stint
-            self._reply = self._amend = reply
-            self._clearance = clearance
-            self._epoch, self._step = epoch, step
-            group.program.keeps_running = stint.epochs * stint.steps_per_epoch > 1
-            self._outbox.start(stint.number)
-            for early in (
-                self._early,
-                self._early_bytes,
-                self._early_aborts,
-                self._early_notes,
-            ):
-                for number in [n for n in early if n < stint.number]:
-                    del early[number]  # of runs that are over
-            self._hear(self._early_notes.pop(stint.number, []), goes_on=False)
-            for number in [n for n in self._early_aborts if stint.covers(n)]:
-                stint.abort_reason = self._early_aborts.pop(number)
-            self._go_on()
-
-        return start
-
-    async def _start_later(
-        self, work: Callable[[], None], reply: Callable[[Message], None]
+    async def _begin_later(
+        self, begin: Callable[[], None], reply: Callable[[Message], None]
     ) -> None:
         """An aborted run left a function running: wait for it, it may change the blobs."""
         left_behind = self._run
@@ -246,7 +235,7 @@ class Runs:
                 }
             )
         else:
-            work()
+            begin()
 
     def _go_on(self) -> None:
         """Decide what comes next, when no run is under way or a note has come."""

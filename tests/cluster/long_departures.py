@@ -24,6 +24,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
+from tests.cluster.processes import dask_process
 
 NODES, EPOCHS = 2, 60
 
@@ -59,30 +60,11 @@ def run(client, tmp_path, nodes=NODES):
         return result, dict(session._binding.placement)
 
 
-@contextlib.contextmanager
-def dask(*command, cwd):
-    with (Path(cwd) / "dask.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dask", *command],
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
-            cwd=cwd,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(20)
-
-
 @pytest.fixture
 def scheduler(tmp_path):
     file = tmp_path / "scheduler.json"
     command = ["scheduler", "--scheduler-file", str(file), "--port", "0"]
-    with dask(*command, "--host", "127.0.0.1", "--dashboard-address", ":0", cwd=tmp_path):
+    with dask_process(*command, "--host", "127.0.0.1", "--dashboard-address", ":0", cwd=tmp_path):
         yield ["--scheduler-file", str(file), "--nthreads", "1", "--dashboard-address", ":0"]
 
 
@@ -104,9 +86,9 @@ def test_workers_whose_lifetime_ends_are_replaced_and_no_epoch_runs_twice(schedu
     worker = ["worker", *scheduler, "--no-nanny"]
     short = [*worker, "--lifetime", "4s", "--lifetime-stagger", "1s"]
     with (
-        dask(*short, "--name", "a", cwd=tmp_path),
-        dask(*short, "--name", "b", cwd=tmp_path),
-        dask(*worker, "--name", "stays", cwd=tmp_path),
+        dask_process(*short, "--name", "a", cwd=tmp_path),
+        dask_process(*short, "--name", "b", cwd=tmp_path),
+        dask_process(*worker, "--name", "stays", cwd=tmp_path),
         Client(scheduler_file=scheduler[1], set_as_default=False, timeout=30) as client,
     ):
         client.wait_for_workers(3, timeout=30)

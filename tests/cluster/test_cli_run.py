@@ -219,16 +219,7 @@ def test_an_interrupted_run_keeps_its_epochs_and_tells_how_to_go_on(
 ) -> None:
     # A quick epoch for each number but the third, which would go on for ever.
     script = _write(tmp_path, step="lambda n: n + 1 if n != 2 else time.sleep(1e6)", limit=5)
-    command = [sys.executable, "-m", "jobrunner", "run", str(script), "--checkpoint", "runs"]
-    with subprocess.Popen(
-        [*command, "--workers", "1", "--grace", "1"],
-        cwd=tmp_path,
-        env=_environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    with _start(script, "--workers", "1", "--grace", "1") as process:
         manager = MultiNodeCheckpointManager(tmp_path / "runs")
         while manager.latest() != 2 and process.poll() is None:
             time.sleep(0.05)
@@ -269,15 +260,8 @@ def wait(n):
     return n + 1
 """
     script.write_text(f"import os\n{wait}{script.read_text()}")
-    command = [sys.executable, "-m", "jobrunner", "run", str(script), "--checkpoint", "runs"]
-    with subprocess.Popen(
-        [*command, "--workers", "1", "--save-every", "100"],
-        cwd=tmp_path,
-        env={**_environment(), "DASK_JOBRUNNER__STINT_SECONDS": "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    options = ["--workers", "1", "--save-every", "100"]
+    with _start(script, *options, DASK_JOBRUNNER__STINT_SECONDS="0") as process:
         manager = MultiNodeCheckpointManager(tmp_path / "runs")
         while manager.latest() != 0 and process.poll() is None:
             time.sleep(0.02)
@@ -294,15 +278,7 @@ def wait(n):
 @pytest.mark.slow
 def test_ctrl_c_while_workers_start_is_one_line(tmp_path: Path) -> None:
     script = _write(tmp_path)
-    with subprocess.Popen(
-        [sys.executable, "-m", "jobrunner", "run", str(script), "--checkpoint", "runs"],
-        cwd=tmp_path,
-        env=_environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    with _start(script) as process:
         parent = psutil.Process(process.pid)
         while len(parent.children()) < 2 and process.poll() is None:  # with a helper of Python's
             time.sleep(0.01)
@@ -364,6 +340,19 @@ def _environment() -> dict[str, str]:
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path}
+
+
+def _start(script: Path, *options: str, **settings: str) -> subprocess.Popen[str]:
+    """``jobrunner run`` as a terminal starts it, a group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "jobrunner", "run", str(script), "--checkpoint", "runs", *options],
+        cwd=script.parent,
+        env={**_environment(), **settings},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """Workers in network namespaces of their own: cut off from all, or from one another only."""
 
+import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -23,10 +23,18 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
+from tests.cluster.processes import dask_process
 
 HERE, THERE = "10.231.77.1", "10.231.77.2"
 SPACE, OURS, THEIRS = "jr-test", "jr-ours", "jr-theirs"
 EPOCHS = 8
+
+SCHEDULER = ["scheduler", "--dashboard-address", ":0"]
+WORKER = ["--nthreads", "1", "--no-nanny", "--no-dashboard"]
+
+
+def within(space):
+    return ["ip", "netns", "exec", space]
 
 
 def ip(*command):
@@ -59,29 +67,14 @@ def cable():
 @pytest.fixture
 def scheduler(cable, tmp_path):
     """A scheduler here with a worker here and one there; gives its address."""
-    python = [sys.executable, "-m", "dask"]
     address = f"tcp://{HERE}:18786"
-    worker = ["worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard", "--host"]
-    commands = [
-        [*python, "scheduler", "--host", HERE, "--port", "18786", "--dashboard-address", ":0"],
-        [*python, *worker, HERE, "--name", "here"],
-        ["ip", "netns", "exec", SPACE, *python, *worker, THERE, "--name", "there"],
-    ]
-    with (tmp_path / "dask.log").open("ab") as log:
-        processes = [
-            subprocess.Popen(
-                command,
-                env={**os.environ, "PYTHONPATH": os.getcwd()},
-                cwd=tmp_path,
-                stdout=log,
-                stderr=log,
-            )
-            for command in commands
-        ]
+    command = ["worker", address, *WORKER, "--host"]
+    with (
+        dask_process(*SCHEDULER, "--host", HERE, "--port", "18786", cwd=tmp_path),
+        dask_process(*command, HERE, "--name", "here", cwd=tmp_path),
+        dask_process(*command, THERE, "--name", "there", cwd=tmp_path, prefix=within(SPACE)),
+    ):
         yield address
-        for process in processes:
-            process.kill()
-            process.wait(20)
 
 
 def walk(x, flag):
@@ -183,31 +176,14 @@ def two_spaces():
 @pytest.fixture
 def between(two_spaces, tmp_path):
     """A scheduler here and a worker in each of two namespaces; gives its address."""
-    python = [sys.executable, "-m", "dask"]
     address = f"tcp://{MIDDLE}:18787"
-    worker = ["worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
-    commands = [
-        [*python, "scheduler", "--host", MIDDLE, "--port", "18787", "--dashboard-address", ":0"],
-        *(
-            ["ip", "netns", "exec", space, *python, *worker, "--host", host, "--name", name]
-            for name, (space, host) in ENDS.items()
-        ),
-    ]
-    with (tmp_path / "dask.log").open("ab") as log:
-        processes = [
-            subprocess.Popen(
-                command,
-                env={**os.environ, "PYTHONPATH": os.getcwd()},
-                cwd=tmp_path,
-                stdout=log,
-                stderr=log,
-            )
-            for command in commands
-        ]
+    with contextlib.ExitStack() as stack:
+        host = ["--host", MIDDLE, "--port", "18787"]
+        stack.enter_context(dask_process(*SCHEDULER, *host, cwd=tmp_path))
+        for name, (space, end) in ENDS.items():
+            command = ["worker", address, *WORKER, "--host", end, "--name", name]
+            stack.enter_context(dask_process(*command, cwd=tmp_path, prefix=within(space)))
         yield address
-        for process in processes:
-            process.kill()
-            process.wait(20)
 
 
 def feed(x, flag):

@@ -1,10 +1,6 @@
 """Dask's scheduler dies under a running job, and comes back at the same address or does not."""
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -24,6 +20,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
+from tests.cluster.processes import await_file, kill, start_dask
 
 EPOCHS = 8
 
@@ -31,7 +28,7 @@ EPOCHS = 8
 def walk(x, flag):
     task = current_task()
     if task.epoch == 4 and not Path(flag).exists():
-        Path(flag).touch()
+        Path(flag).write_text("4")
         time.sleep(3)  # the scheduler dies meanwhile
     return x + task.rng.standard_normal(x.size)
 
@@ -69,20 +66,13 @@ class Dask:
         self._run("worker", self.address, "--nthreads", "1", "--no-nanny")
 
     def _run(self, *command):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dask", *command, "--dashboard-address", ":0"],
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
-            cwd=self.path,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        process = start_dask(*command, "--dashboard-address", ":0", cwd=self.path)
         self.processes.append(process)
         return process
 
     def kill(self):
         for process in self.processes:
-            process.send_signal(signal.SIGKILL)
-            process.wait(20)
+            kill(process)
         self.processes.clear()
 
 
@@ -92,13 +82,6 @@ def dask_processes(tmp_path):
     processes.start()
     yield processes
     processes.kill()
-
-
-def await_file(path):
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.mark.slow
@@ -139,11 +122,11 @@ def test_the_run_goes_on_when_the_scheduler_is_back(dask_processes, tmp_path, un
 def test_a_scheduler_that_stays_away_ends_the_run_and_says_how_to_go_on(dask_processes, tmp_path):
     flag = tmp_path / "flag"
 
-    def kill():
+    def end():
         await_file(flag)
         dask_processes.kill()
 
-    thread = threading.Thread(target=kill)
+    thread = threading.Thread(target=end)
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     with Session.connect(dask_processes.address, timeout=10) as session:
         thread.start()

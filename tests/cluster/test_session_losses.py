@@ -31,6 +31,7 @@ from jobrunner import (
 from jobrunner.cluster import Cluster, LossWatch
 from jobrunner.membership import Membership
 from jobrunner.worker import OPERATION, PLUGIN_NAME, PROTOCOL_VERSION, hold_lease, lease_key
+from tests.cluster.processes import await_file, start_dask
 
 SECOND = 1.0
 """What a loss may cost, from Dask's noticing it to the error."""
@@ -43,18 +44,6 @@ def cluster():
         n_workers=2, threads_per_worker=2, processes=True, dashboard_address=":0"
     ) as cluster:
         yield cluster
-
-
-@pytest.fixture
-def client(cluster):
-    with Client(cluster, set_as_default=False) as client:
-        yield client
-
-
-@pytest.fixture
-def session(client):
-    with Session(client) as session:
-        yield session
 
 
 def job_of_two():
@@ -87,13 +76,6 @@ def bind(session, flag=""):
     binding.run("init", epoch=0)
     pids = {name: session.fetch(Node(name)["pid"]) for name in "ab"}
     return binding, pids
-
-
-def await_file(path):
-    deadline = time.monotonic() + 20
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @contextlib.contextmanager
@@ -320,13 +302,8 @@ def dask_processes(path, worker_options):
     with contextlib.ExitStack() as stack:
         started = {}
         for command, options in commands.items():
-            started[command] = process = subprocess.Popen(
-                [sys.executable, "-m", "dask", command, *options, "--scheduler-file", str(file)],
-                env={**os.environ, "PYTHONPATH": os.getcwd()},
-                cwd=path,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+            options = [*options, "--scheduler-file", str(file)]
+            started[command] = process = start_dask(command, *options, cwd=path)
             stack.enter_context(process)
             stack.callback(process.terminate)  # a nanny then ends its worker
             await_file(file)

@@ -23,18 +23,6 @@ def cluster():
         yield cluster
 
 
-@pytest.fixture
-def client(cluster):
-    with Client(cluster, set_as_default=False) as client:
-        yield client
-
-
-@pytest.fixture
-def session(client):
-    with Session(client) as session:
-        yield session
-
-
 def name_of_worker():
     return str(get_worker().name)
 

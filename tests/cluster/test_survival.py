@@ -24,6 +24,7 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.testing import Struck
+from tests.cluster.processes import await_file
 
 NODES = 3
 
@@ -86,14 +87,6 @@ def undisturbed(inproc_client, tmp_path):
         return state(session)
 
 
-def await_file(path):
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return path.read_text()
-
-
 @pytest.mark.slow
 def test_a_worker_that_hangs_and_comes_back_changes_nothing(cluster, tmp_path, undisturbed):
     flag, pids = tmp_path / "flag", []
@@ -137,7 +130,7 @@ def test_a_worker_that_joins_later_takes_the_place_of_a_lost_one(cluster, tmp_pa
             if len(now) == 3 and now != before:
                 break
             time.sleep(0.02)
-        joined.touch()
+        joined.write_text("x")
 
     with Client(cluster, set_as_default=False) as client, Session(client) as session:
         thread = threading.Thread(target=kill)

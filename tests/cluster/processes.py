@@ -1,0 +1,47 @@
+"""Dask's schedulers and workers as processes, each of which may be ended by itself."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+
+def start_dask(*command, cwd, prefix=()):
+    """Start ``dask`` with some arguments; what it says goes to a file in `cwd`."""
+    with (cwd / "dask.log").open("ab") as log:
+        return subprocess.Popen(
+            [*prefix, sys.executable, "-m", "dask", *command],
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+            cwd=cwd,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def kill(process):
+    """End a process that `start_dask` started, and those that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(20)
+
+
+@contextlib.contextmanager
+def dask_process(*command, cwd, prefix=()):
+    """Such a process for a block."""
+    process = start_dask(*command, cwd=cwd, prefix=prefix)
+    try:
+        yield process
+    finally:
+        kill(process)
+
+
+def await_file(path):
+    """Wait until a file has content, and give that."""
+    deadline = time.monotonic() + 30
+    while not (path.exists() and (text := path.read_text())):
+        assert time.monotonic() < deadline, f"{path} did not come"
+        time.sleep(0.005)
+    return text
