@@ -33,7 +33,7 @@ The way of the data, one module a stage; a module imports only from those above 
     connection                  how a session comes by its client
     session                     the driver's side of Dask
     checkpoint/     5 save      codecs, stores, the log, policies, managers
-    result, resume, restoring, decisions, recorder, upload
+    result, resume, restoring, decisions, survival, recorder, upload
                     6 loop      its parts: where to begin, what comes next, what is written
     callbacks, options          what a run tells, and what it is told
     loop, runner                init or resume, then epochs, then download and exit

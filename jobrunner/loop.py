@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from jobrunner import resume
 from jobrunner.callbacks import Callbacks
 from jobrunner.checkpoint import load_waiting_states
 from jobrunner.config import get_seconds
-from jobrunner.decisions import Boundary, Losses, next_step
+from jobrunner.decisions import Boundary, next_step
 from jobrunner.errors import (
     CheckpointCorruptError,
     NodeLostError,
@@ -30,6 +29,7 @@ from jobrunner.restoring import load_newest
 from jobrunner.result import ResumePlan, RunResult, SaveReport
 from jobrunner.session import GroupResult, Session
 from jobrunner.signals import TerminatedError
+from jobrunner.survival import Loss, Survival
 
 logger = logging.getLogger("jobrunner.runner")
 
@@ -38,8 +38,6 @@ MAX_STINT_EPOCHS = 10_000
 
 SPARE_SECONDS = 1.0
 """How often a run that lost workers looks for new ones."""
-
-Loss = NodeLostError | SchedulerLostError | TaskFailedError
 
 
 class Run:
@@ -77,11 +75,11 @@ class Run:
         )
         self.fired: tuple[str, ...] = ()
         self.steps_done = 0  # of the epoch after the one that `_start` gives
-        self.losses = Losses(options.max_restarts)
+        self.survival = Survival(
+            options.job, options.max_restarts, self.callbacks, self._where_to_go_on
+        )
         self.recorded: int | None = None  # the state in the workspaces, if it is recorded
         self.saved_steps: dict[int, int | None] = {}  # of epochs whose save is under way
-        self.epochs_under_way = range(0)
-        self.is_careful = False  # with them
         self.most_workers = 0  # in use at once
         self.look_again = 0.0  # for spare workers
         self.is_announced = False
@@ -144,21 +142,21 @@ class Run:
             except (NodeLostError, SchedulerLostError) as error:
                 lost = self._survive(error)
             except TaskFailedError as error:
-                if not self._is_transient(error):
+                if not self.survival.is_transient(error):
                     raise
                 lost = self._survive(error)
         return RunResult(
             epoch=epoch,
             resumed_from=self.resumed_from,
             stopped_by=stopped_by,
-            restarts=self.losses.in_all,
+            restarts=self.survival.losses.in_all,
             metrics=[self.metrics[key] for key in sorted(self.metrics)],
             saves=[] if self.recorder is None else self.recorder.saves,
             failed_saves=[] if self.recorder is None else self.recorder.failed_saves,
         )
 
     def _bind(self, *, stays: bool = False) -> None:
-        self.epochs_under_way, self.is_careful = range(0), False
+        self.survival.begin(range(0))
         self.binding = self.session.bind(
             self.plan,
             wait_seconds=self.options.worker_wait_seconds,
@@ -240,7 +238,7 @@ class Run:
     def _run_on(self, epoch: int) -> int:
         """Run the next epoch, or several in one go where nothing needs the client in between."""
         count = self._epochs_alone(epoch)
-        self.epochs_under_way = range(epoch, epoch + count)
+        self.survival.begin(range(epoch, epoch + count))
         if count == 1:
             return self._run_epoch(epoch)
         last = epoch
@@ -265,7 +263,7 @@ class Run:
             or self.options.task_deadline_seconds is not None
             or 4 * self.pace > self.stint_seconds
             or not self.callbacks.are_passive
-            or self.losses.call_for_care(epoch)
+            or self.survival.losses.call_for_care(epoch)
         ):
             return 1
         bounds = [MAX_STINT_EPOCHS]
@@ -276,20 +274,17 @@ class Run:
         return min(bounds)
 
     def _run_group(self, group: str, epoch: int) -> None:
-        self.epochs_under_way, self.is_careful = (
-            range(epoch, epoch + 1),
-            self.losses.call_for_care(epoch),
-        )
+        self.survival.begin(range(epoch, epoch + 1))
         self.binding.run(
             group,
             epoch=epoch,
             task_deadline_seconds=self.options.task_deadline_seconds,
-            is_careful=self.is_careful,
+            is_careful=self.survival.is_careful,
         )
 
     def _run_epoch(self, epoch: int) -> int:
         started = time.monotonic()
-        self.recorded, self.is_careful = None, self.losses.call_for_care(epoch)
+        self.recorded = None
         first_step, self.steps_done = self.steps_done, 0
         # What was reported in this epoch before it was saved and resumed from.
         metrics: dict[str, Any] = self.metrics.pop(epoch, {}) if first_step else {}
@@ -301,7 +296,7 @@ class Run:
                 step=step,
                 deadline_seconds=self.options.epoch_deadline_seconds,
                 task_deadline_seconds=self.options.task_deadline_seconds,
-                is_careful=self.is_careful,
+                is_careful=self.survival.is_careful,
             )
             metrics.update(outcome.metrics)
             if step + 1 < last_step:
@@ -395,7 +390,7 @@ class Run:
     def _saved(self, report: SaveReport) -> None:
         step = self.saved_steps.pop(report.epoch, None)
         if report.error is None:
-            self.losses = self.losses.after_record()
+            self.survival.record()
             self.recorded = None if step else report.epoch
         self.callbacks.notify("on_save", report)
 
@@ -403,41 +398,11 @@ class Run:
         """Take note of a loss, and wait for a scheduler; raises when that is no use."""
         if self.recorder is not None:
             self.recorder.settle_quietly()
-        if isinstance(error, NodeLostError):
-            self.losses = self.losses.after_loss(
-                error.running, self.epochs_under_way, was_careful=self.is_careful
-            )
-        else:
-            self.losses = self.losses.after_loss()
-        if self.losses.are_too_many:
-            raise _with_message(
-                error,
-                f"{error} That was loss {self.losses.in_a_row} with no epoch recorded in between, "
-                f"and max_restarts is {self.losses.limit}.{self.losses.accusation} Run the same "
-                f"command again to go on from {self._where_to_go_on()}.",
-            ) from error
+        self.survival.count(error)
         if self.requests.stop:
             raise self._stopped(None, "a loss ended its epoch") from error
-        if isinstance(error, SchedulerLostError) or not self.session.is_connected:
-            logger.info("The scheduler is lost: %s", error)
-            seconds = self.options.scheduler_wait_seconds
-            self.callbacks.warn(
-                f"The scheduler is lost; waiting, for at most {seconds:g} s, for it to be back at "
-                f"its address."
-            )
-            try:
-                self.session.reconnect(seconds)
-            except SchedulerLostError as lost:
-                raise SchedulerLostError(
-                    f"{lost} Run the same command again to go on from {self._where_to_go_on()}."
-                ) from error
+        self.survival.await_scheduler(self.session, self.options.scheduler_wait_seconds, error)
         return error
-
-    def _is_transient(self, error: TaskFailedError) -> bool:
-        """Whether the task that failed had said that such an error passes."""
-        group = self.options.job.groups.get(error.group)
-        task = group.find(error.node, error.task) if group is not None else None
-        return task is not None and isinstance(error.__cause__, task.transient_errors)
 
     def _recover(self, error: Loss) -> None:
         """Place the nodes anew after a loss."""
@@ -484,9 +449,3 @@ class Run:
             reason=reason,
             epoch=epoch,
         )
-
-
-def _with_message(error: Loss, message: str) -> Loss:
-    told = copy.copy(error)
-    told.args = (message,)
-    return told
