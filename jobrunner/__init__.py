@@ -31,7 +31,7 @@ The way of the data, one module a stage; a module imports only from those above 
     leases                      what holds workers and their resources
     shipping, binding           a plan's nodes on workers
     connection                  how a session comes by its client
-    session                     the driver's side of Dask
+    session_binding, session    the driver's side of Dask
     checkpoint/     5 save      codecs, stores, the log, policies, managers
     result, resume, restoring, decisions, survival, recorder, upload
                     6 loop      its parts: where to begin, what comes next, what is written

@@ -17,7 +17,8 @@ from jobrunner.fingerprint import changes, describe
 from jobrunner.job import Job
 from jobrunner.plan import GroupPlan
 from jobrunner.restoring import Loaded, load
-from jobrunner.session import DEFAULT_WAIT_SECONDS, Session, SessionBinding
+from jobrunner.session import DEFAULT_WAIT_SECONDS, Session
+from jobrunner.session_binding import SessionBinding
 from jobrunner.tracing import Call, Dataflow, Trace, Value, read_trace, traced
 from jobrunner.workspace import Workspace
 

@@ -10,7 +10,7 @@ from jobrunner.checkpoint import CheckpointDirectory
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.job import Job
 from jobrunner.plan import GroupPlan, Plan
-from jobrunner.session import SessionBinding
+from jobrunner.session_binding import SessionBinding
 from jobrunner.task import TaskGroup
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -14,7 +13,7 @@ from distributed import Client
 
 from jobrunner.binding import RELEASE_SECONDS, Binding
 from jobrunner.cluster import Cluster
-from jobrunner.compiler import compile_group, planned_nodes
+from jobrunner.compiler import planned_nodes
 from jobrunner.connection import Connection
 from jobrunner.errors import (
     BlobNotFoundError,
@@ -25,6 +24,7 @@ from jobrunner.errors import (
 from jobrunner.node import Blob
 from jobrunner.outcome import GroupResult
 from jobrunner.plan import GroupPlan, Plan, PlannedNode
+from jobrunner.session_binding import SessionBinding
 from jobrunner.shipping import nodes_of
 from jobrunner.task import Task, TaskGroup, TaskOutput
 
@@ -84,14 +84,11 @@ class Session:
         self._id = secrets.token_hex(6)
         self._lock = threading.Lock()
         self._runner: tuple[str, int] | None = None  # what it is, and its thread
-        self._binding: Binding | None = None
+        self._binding: SessionBinding | None = None
         self._num_bindings = 0
         self._attempts: tuple[Plan | None, int] = (None, 0)  # of the plan bound last
         self._doubted: set[str] = set()  # addresses of workers that were lost
         self._is_cut = False  # some of them only to each other
-        self._groups: weakref.WeakKeyDictionary[TaskGroup, str] = weakref.WeakKeyDictionary()
-        self._num_groups = 0
-        self._dead_keys: list[str] = []
         self._is_closed = False
 
     @classmethod
@@ -426,10 +423,7 @@ class Session:
             self._is_cut = old.is_cut
         attempt = self._attempts[1] + 1 if is_again else 0
         self._attempts = (plan, attempt)
-        self._groups.clear()
-        self._dead_keys.clear()
         binding = SessionBinding(
-            self,
             self._cluster,
             name,
             plan,
@@ -438,6 +432,7 @@ class Session:
             doubted=self._doubted,
             is_cut=self._is_cut,
             previous=old.placement if stays and is_again and old is not None else None,
+            run_in_session=self._run_on,
         )
         try:
             binding.extend(plan.nodes, wait_seconds, self._connection.most_workers)
@@ -449,7 +444,7 @@ class Session:
         self._binding = binding
         return binding
 
-    def _extend(self, nodes: Sequence[PlannedNode]) -> Binding:
+    def _extend(self, nodes: Sequence[PlannedNode]) -> SessionBinding:
         """The session's binding, with these nodes placed too."""
         binding = self._binding
         if binding is None:
@@ -459,20 +454,15 @@ class Session:
             binding.extend(new, DEFAULT_WAIT_SECONDS, self._connection.most_workers)
         return binding
 
+    def _run_on(self, binding: SessionBinding, group: TaskGroup, epoch: int | None) -> GroupResult:
+        if self._binding is not binding:
+            raise binding.left()
+        with self._operation(f"run of the {group.name} group"):
+            return self._run_group(group, epoch)
+
     def _run_group(self, group: TaskGroup, epoch: int | None) -> GroupResult:
         binding = self._extend(planned_nodes(group))
-        if self._dead_keys:
-            dead = list(self._dead_keys)
-            del self._dead_keys[: len(dead)]  # in place: finalizers add to this very list
-            binding.forget(dead)
-        plan = compile_group(group, binding.blob_names())
-        if group not in self._groups:
-            self._num_groups += 1
-            key = self._groups[group] = f"{group.name}#{self._num_groups}"
-            weakref.finalize(group, self._dead_keys.append, key).atexit = False
-        key = self._groups[group]
-        binding.ship({key: plan})
-        result = binding.run(key, epoch=epoch)
+        result = binding.run_alone(group, epoch)
         for task in group.tasks():
             task.session, task.plan = self, binding.plan
         return result
@@ -481,20 +471,9 @@ class Session:
         task = output.task
         if task.group is None:
             raise ExecutionError(f"{output} has no value: its task has not run.")
-        key = self._groups.get(task.group, task.group.name)
-        # A resume runs some of the init group's tasks.
-        keys = [key, "resume"] if key == "init" else [key]
-        node = task.node.name
-        binding = self._holder_of(node, task.name)
-        if task.plan is not None and task.plan is not binding.plan:
-            raise ExecutionError(
-                f"{output} is not there any more: job {binding.plan.job!r} was bound in this "
-                f"session since, and what ran before went with its workspaces. Fetch before the "
-                f"next job runs, or run that one in another session."
-            )
-        return binding.fetch(node, task.name, keys, output.part)
+        return self._holder_of(task.node.name, task.name).fetch_output(output)
 
-    def _holder_of(self, node: str, name: str) -> Binding:
+    def _holder_of(self, node: str, name: str) -> SessionBinding:
         binding = self._binding
         if binding is None or node not in binding.placement:
             there = ", ".join(map(repr, binding.placement)) if binding is not None else ""
@@ -503,46 +482,6 @@ class Session:
                 f"{there or 'none'}. Check the name, or run something on that node first."
             )
         return binding
-
-
-class SessionBinding(Binding):
-    """A binding that can also run groups of no job, as `Session.run` does."""
-
-    def __init__(
-        self,
-        session: Session,
-        cluster: Cluster,
-        name: str,
-        plan: Plan,
-        attempt: int,
-        *,
-        can_move: bool,
-        doubted: Collection[str],
-        is_cut: bool,
-        previous: Mapping[str, str] | None,
-    ) -> None:
-        super().__init__(
-            cluster,
-            name,
-            plan,
-            attempt,
-            can_move=can_move,
-            doubted=doubted,
-            is_cut=is_cut,
-            previous=previous,
-        )
-        self._session = weakref.ref(session)
-
-    def run_group(self, group: TaskGroup, epoch: int | None = None) -> GroupResult:
-        """Run a group that is no job's on this binding's workspaces; see `Session.run`."""
-        session = self._session()
-        if session is None or session._binding is not self:
-            raise ExecutionError(
-                "This binding is not its session's any more: another job was run since, or the "
-                "session was closed. Bind the plan again."
-            )
-        with session._operation(f"run of the {group.name} group"):
-            return session._run_group(group, epoch)
 
 
 _EMPTY_PLAN = Plan(
