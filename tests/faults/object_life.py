@@ -1,0 +1,74 @@
+"""One life of a directory in an object store, without a cluster: ``python object_life.py URL``."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jobrunner import CheckpointError, KeepLast, MultiNodeCheckpointManager
+from jobrunner.checkpoint.store import LINKED_BYTES
+from jobrunner.testing import assert_identical
+from jobrunner.workspace import Workspace
+
+SAME = np.zeros(LINKED_BYTES // 8)
+
+
+def blobs(epoch: int) -> dict[str, Any]:
+    return {"w": np.arange(10.0) + epoch, "epoch": epoch, "same": SAME}
+
+
+def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
+    order = manager.begin(epoch)
+    workspace = Workspace("a")
+    workspace.globals.update(blobs(epoch))
+    try:
+        manager.commit(order, order({"a": workspace}), {})
+    except CheckpointError:
+        manager.abandon(order)
+        raise
+    manager.settle()
+
+
+def live(manager: MultiNodeCheckpointManager, tell: Callable[[int], object]) -> None:
+    """Save epochs 0 and 1, of which the last one stays, and leave; tells which have succeeded."""
+    manager.start_run(["a"], {})
+    try:
+        for epoch in range(2):
+            with contextlib.suppress(CheckpointError):
+                save(manager, epoch)
+                tell(epoch)
+    finally:
+        manager.end_run()
+
+
+def go_on(manager: MultiNodeCheckpointManager) -> None:
+    """The next run: it saves epoch 9, and nothing is left that no epoch has."""
+    found = manager.epochs()
+    check(manager)
+    manager.start_run(["a"], {})
+    save(manager, 9)
+    manager.end_run()
+    assert manager.epochs() == [*found, 9]
+    check(manager)
+    stores = {f"a.{epoch}" for epoch in manager.epochs()}
+    keys = [key for key, _ in manager.files.walk(manager.path)]
+    left = {key.partition("/")[0].partition(".r")[0] for key in keys}
+    assert left - {"_log", "_runs"} == stores
+
+
+def check(manager: MultiNodeCheckpointManager) -> None:
+    for epoch in manager.epochs():
+        manager.verify(epoch)
+        for name, value in blobs(epoch).items():
+            assert_identical(value, manager.open(epoch)["a"].load(name))
+
+
+if __name__ == "__main__":
+    live(
+        MultiNodeCheckpointManager(sys.argv[1], keep=KeepLast(1)),
+        lambda epoch: print(epoch, flush=True),
+    )

@@ -1,0 +1,180 @@
+"""What writes to S3 is killed at a request, before it counts or after: the next run goes on.
+
+A process is killed from the server's side, so at a request that has really been made. ``refused``: the
+request changes nothing. ``unheard``: it is carried out, and nobody hears of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from jobrunner import JobRunner, MultiNodeCheckpointManager, Session
+
+pytest.importorskip("moto")
+sys.path.insert(0, str(Path(__file__).parent))
+import drift_job
+from object_life import go_on
+from thorough import IS_THOROUGH
+from watched_s3 import Request, WatchedS3
+
+HERE = Path(__file__).parent
+EPOCHS = 7
+
+How = Literal["refused", "unheard"]
+Aim = Callable[[Request], object]
+
+
+class Killer:
+    """Kills a process, and all of its group, at the first request that is aimed at."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._aim: Aim | None = None
+        self.seen = 0
+        self.has_struck = False
+
+    def start(self, command: list[str], aim: Aim | None, how: How) -> subprocess.Popen[bytes]:
+        """Start what is to be killed; with no aim, it is let live."""
+        with self._lock:
+            self._aim, self._how, self.seen, self.has_struck = aim, how, 0, False
+            self.process = subprocess.Popen(
+                [sys.executable, *command],
+                start_new_session=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        return self.process
+
+    def __call__(self, request: Request) -> bool | Callable[[], None]:
+        with self._lock:
+            self.seen += 1
+            if self._aim is None or not self._aim(request):
+                return False
+            self._aim = None
+            self.has_struck = True
+            if self._how == "unheard":
+                return self._kill
+            self._kill()
+            return True
+
+    def _kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def killer() -> Killer:
+    return Killer()
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch, killer: Killer) -> Iterator[str]:
+    """The URL of a bucket of its own."""
+    server = WatchedS3(killer)
+    try:
+        bucket = f"bucket-{uuid.uuid4().hex}"
+        server.make_bucket(bucket)
+        for name, value in {
+            "AWS_ENDPOINT_URL": server.address,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "name",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield f"s3://{bucket}"
+    finally:
+        server.close()
+
+
+def of_store(method: str, part: str) -> Aim:
+    return lambda request: request.method == method and part in request.path
+
+
+def is_kind(kind: bytes, epoch: int) -> Aim:
+    return lambda request: request.is_entry(kind, epoch)
+
+
+def is_number(killer: Killer, k: int, _: Request) -> bool:
+    return killer.seen == k
+
+
+def deletes(part: bytes) -> Aim:
+    return lambda request: request.query == "delete" and part in request.body
+
+
+def final_state(path: str | Path) -> dict[str, object]:
+    manager = MultiNodeCheckpointManager(path)
+    manager.verify(EPOCHS)
+    checkpoint = manager.open(EPOCHS)
+    return {
+        node: (np.asarray(checkpoint[node]["x"]).tobytes(), checkpoint[node]["history"])
+        for node in checkpoint
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_in_mid_save_and_mid_commit_the_job_goes_on_from_what_is_recorded(
+    s3: str, killer: Killer, inproc_client, tmp_path
+) -> None:
+    url = f"{s3}/drift"
+    command = ["-m", "jobrunner", "run", str(HERE / "drift_job.py"), "--checkpoint", url]
+    command += ["--workers", "2", "--threads", "1", "--keep-last", "2", "--epochs", str(EPOCHS)]
+    # Where it is killed, how, and the newest epoch that is recorded then.
+    strikes: list[tuple[Aim, How, int | None]] = [
+        (is_kind(b"commit", 0), "refused", None),
+        (of_store("PUT", "/part:1.2/x/c"), "refused", 1),
+        (is_kind(b"commit", 3), "refused", 2),
+        (is_kind(b"commit", 4), "unheard", 4),
+        (is_kind(b"begin", 5), "unheard", 4),
+        (of_store("PUT", "/part:2.5.r1/zarr.json"), "unheard", 4),
+        (deletes(b"/part:0.5.r1/"), "unheard", 4),
+    ]
+    for aim, how, latest in strikes:
+        process = killer.start(command, aim, how)
+        output = process.communicate(timeout=120)[0].decode()
+        assert process.returncode == -signal.SIGKILL, output
+        assert MultiNodeCheckpointManager(url).latest() == latest
+    process = killer.start(command, None, "refused")
+    assert process.wait(timeout=120) == 0, process.stdout.read().decode()
+    process.stdout.close()
+    with Session(inproc_client) as session:
+        manager = MultiNodeCheckpointManager(tmp_path)
+        JobRunner(drift_job.build(), manager, num_epochs=EPOCHS).run(session)
+    assert final_state(url) == final_state(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800 if IS_THOROUGH else 300)
+@pytest.mark.parametrize("how", ["refused", "unheard"])
+def test_killed_at_any_request_what_was_told_is_recorded_and_whole(
+    s3: str, killer: Killer, how: How
+) -> None:
+    for k in itertools.count(1, 1 if IS_THOROUGH else 9):
+        url = f"{s3}/{k}"
+        command = [str(HERE / "object_life.py"), url]
+        process = killer.start(command, partial(is_number, killer, k), how)
+        output = process.communicate(timeout=120)[0].decode()
+        if not killer.has_struck:
+            assert (process.returncode, output.split(), k > 50) == (0, ["0", "1"], True), output
+            return
+        assert process.returncode == -signal.SIGKILL, output
+        manager = MultiNodeCheckpointManager(url)
+        told = max(map(int, output.split()), default=-1)
+        found = manager.epochs()
+        assert set(found) <= {0, 1}
+        assert max(found, default=-1) >= told, (k, told, found)
+        go_on(manager)
