@@ -9,13 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 if TYPE_CHECKING:
     from distributed import Client, LocalCluster
+    from object_servers import S3Server
 
     from jobrunner import Session
 
@@ -189,3 +193,16 @@ def session(client: Client) -> Iterator[Session]:
 
     with Session(client) as session:
         yield session
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """A server that speaks S3, with a bucket; this process and its children can reach it."""
+    pytest.importorskip("moto", reason="moto is not installed: pip install 'jobrunner[test]'")
+    from object_servers import S3Server
+
+    server = S3Server()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.close()
