@@ -13,7 +13,8 @@ The way of the data, one module a stage; a module imports only from those above 
     digests           ... told from others, in one pass     (pure)
     layout            trees and arrays -> Zarr documents and chunks   (pure)
     store             write stores, and make them durable
-    reader            read and verify them, or look into them lazily
+    verified, arrays  read their files and arrays, and verify them
+    reader            ... as values, or look into them lazily
     epochmap, records log entries -> what is recorded       (pure)
     log               the metadata handler, which keeps the entries
     journal           a run's hold on the log

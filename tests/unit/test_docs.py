@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import types
@@ -61,3 +62,11 @@ def test_links_between_documents_lead_somewhere() -> None:
         if not (path.parent / link).exists()
     ]
     assert not broken
+
+
+@pytest.mark.parametrize("package", ["jobrunner", "jobrunner/checkpoint"])
+def test_the_map_of_a_package_names_every_module(package: str) -> None:
+    front = ast.get_docstring(ast.parse((_ROOT / package / "__init__.py").read_text())) or ""
+    words = set(re.findall(r"\w+", front))
+    modules = {path.stem for path in (_ROOT / package).glob("[!_]*.py")}
+    assert modules <= words, f"Put {sorted(modules - words)} on the map."
