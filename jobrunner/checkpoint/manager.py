@@ -297,6 +297,8 @@ class MultiNodeCheckpointManager(HeldDirectory):
         check = self.blob_check(initial, storage)
         for order in list(self._unfinished.values()):
             self.abandon(order)
+        # The disk needs room for what is kept and one epoch more, however slowly it deletes.
+        self.settle()
         with self._writing(f"the save of epoch {epoch} could not be begun"):
             retry = self._journal.check_held().claims.get(epoch, 0)
             # What lies there without a claim is none of ours, and stays.

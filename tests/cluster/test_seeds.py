@@ -1,5 +1,6 @@
 """What users of the systems that this one unites rely on, where no other test shows it."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from jobrunner import (
     TaskFailedError,
     epoch_limiter,
 )
+from jobrunner.checkpoint.files import PosixFiles
 
 
 @pytest.fixture
@@ -52,18 +54,32 @@ def test_interrupted_at_4_of_10_the_second_run_makes_6_more(session, manager):
     )
 
 
-def test_keep_last_1_has_at_most_two_epochs_on_disk(session, tmp_path):
-    class Count:
-        def on_save(self, report):
-            manager.settle()
-            seen.append(len([p for p in Path(manager.path).iterdir() if p.name.startswith("a.")]))
+BEGUN = threading.Event()
+"""Another store is about to be made."""
 
-    seen = []
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", keep=KeepLast(1))
-    JobRunner(counter(5), manager, callbacks=[Count()]).run(session)
-    assert len(seen) == 6
-    # Before it is given up the old epoch stays until the new one is recorded: two while it saves.
-    assert set(seen) == {1}
+
+class SlowToDelete(PosixFiles):
+    """Storage that deletes nothing before the next save begins, unless that waits for it."""
+
+    most = 0
+
+    def before(self, operation, path):
+        root = Path(path).parent
+        if operation == "mkdir" and Path(path).name.startswith("a."):
+            BEGUN.set()
+            stores = [p for p in root.iterdir() if p.name.startswith("a.")]
+            SlowToDelete.most = max(SlowToDelete.most, len(stores) + 1)
+        elif operation == "unlink" and root.name.startswith("a."):
+            BEGUN.clear()
+            BEGUN.wait(0.1)
+
+
+def test_keep_last_1_has_at_most_two_epochs_on_disk(session, tmp_path):
+    path = tmp_path / "ckpt"
+    manager = MultiNodeCheckpointManager(path, keep=KeepLast(1), files=SlowToDelete())
+    JobRunner(counter(5), manager).run(session)
+    assert SlowToDelete.most == 2
+    assert [p.name for p in path.iterdir() if p.name.startswith("a.")] == ["a.5"]
 
 
 def test_a_resume_falls_back_over_as_many_damaged_epochs_as_there_are(session, manager):
