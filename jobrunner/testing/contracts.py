@@ -118,9 +118,11 @@ class MetadataHandlerContract:
             for i in range(_RIVALS)
         ]
         for rival in rivals:
-            if rival.stdin is not None:
-                rival.stdin.write(work)
-                rival.stdin.flush()
+            _tell(rival, work)
+        for rival in rivals:
+            _hear(rival)  # it is ready; they start as one, or there would be no race
+        for rival in rivals:
+            _tell(rival, b"go\n")
         won = []
         for rival in rivals:
             answer, _ = rival.communicate()
@@ -201,6 +203,17 @@ class MetadataHandlerContract:
         old.end_run()
 
 
+def _tell(process: subprocess.Popen[bytes], what: bytes) -> None:
+    if process.stdin is not None:
+        process.stdin.write(what)
+        process.stdin.flush()
+
+
+def _hear(process: subprocess.Popen[bytes]) -> None:
+    if process.stdout is not None:
+        process.stdout.readline()
+
+
 def compete(handler: MetadataHandler, rival: str) -> list[Entry]:
     """Append entries at the log's end, as fast as others; gives those that are there."""
     won: list[Entry] = []
@@ -248,6 +261,8 @@ def _same(expected: object, found: object, what: str) -> None:
 
 if __name__ == "__main__":
     factory, where = pickle.load(sys.stdin.buffer)
-    sys.stdout.write(
-        json.dumps([dict(entry) for entry in compete(_open(factory, where), sys.argv[1])])
-    )
+    competitor = _open(factory, where)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.buffer.readline()
+    sys.stdout.write(json.dumps([dict(entry) for entry in compete(competitor, sys.argv[1])]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -50,6 +51,16 @@ def test_the_python_blocks_run(
         lines_before = text.count("\n", 0, block.start("code"))
         source = "\n" * lines_before + block["code"]
         exec(compile(source, str(document), "exec"), vars(main_module))
+
+
+def test_the_parts_of_ones_own_pass_the_suites_as_the_guide_runs_them(tmp_path: Path) -> None:
+    for block in _BLOCK.finditer((_ROOT / "docs" / "extending.md").read_text()):
+        if block["file"]:
+            (tmp_path / block["file"]).write_text(block["code"])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_parts.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^2\d passed", done.stdout, re.M), done.stdout
 
 
 def test_links_between_documents_lead_somewhere() -> None:
