@@ -51,12 +51,15 @@ class PosixFiles:
         That write or read at once: more of them are not faster. The calling one is among them.
     lookups : int
         That `each` makes at once.
+    linked_bytes : int
+        A shorter chunk that has not changed is written again: that costs no more than `link`.
     poll_seconds : float
         From one look for a file that somebody may have put there to the next, at least.
     """
 
     threads = 2
     lookups = 1
+    linked_bytes = 64 << 10
     poll_seconds = 0.0
 
     def reaches(self, path: str) -> bool:

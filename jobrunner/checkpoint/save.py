@@ -18,7 +18,6 @@ from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.records import Claim, moment_of
 from jobrunner.checkpoint.snapshot import Arena, copy_arrays
 from jobrunner.checkpoint.store import (
-    LINKED_BYTES,
     FormerStore,
     Receipt,
     StoreBatch,
@@ -238,7 +237,9 @@ class SaveOrder:
 
     def _former(self, node: str, blobs: Mapping[str, EncodedBlob]) -> FormerStore | None:
         if node not in self.former or not any(
-            part.data.nbytes >= LINKED_BYTES for blob in blobs.values() for part in blob.parts
+            part.data.nbytes >= self.files.linked_bytes
+            for blob in blobs.values()
+            for part in blob.parts
         ):
             return None
         store, manifest = self.former[node]

@@ -48,8 +48,8 @@ _WORTH_A_THREAD_JOBS = 64
 
 _GENTLE = 15
 
-LINKED_BYTES = 64 << 10
-"""A shorter chunk is written again though it is unchanged: that costs no more than a link."""
+LINKED_BYTES = PosixFiles.linked_bytes
+"""What tells a shorter chunk from another is not kept: it is never linked."""
 
 READ_AGAIN_SAVES = 8
 """At one save in so many, on average, a file is read before it is shared once more."""
@@ -269,7 +269,9 @@ def _write_chunk(
         store.chunks[path] = WrittenChunk(content.size, crc, 0, 0)
         return
     head = files.digest(memoryview(content.buffers[0])[:HEAD_BYTES])
-    known = store.former.chunks.get(path) if store.former is not None else None
+    known = None
+    if store.former is not None and content.size >= files.linked_bytes:
+        known = store.former.chunks.get(path)
     if (
         store.former is not None
         and known is not None

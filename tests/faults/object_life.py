@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from jobrunner import CheckpointError, KeepLast, MultiNodeCheckpointManager
-from jobrunner.checkpoint.store import LINKED_BYTES
+from jobrunner.checkpoint.objects import ObjectFiles
 from jobrunner.testing import assert_identical
 from jobrunner.workspace import Workspace
 
-SAME = np.zeros(LINKED_BYTES // 8)
+SAME = np.zeros(ObjectFiles.linked_bytes // 8)
+"""Is copied by the store."""
 
 
 def blobs(epoch: int) -> dict[str, Any]:

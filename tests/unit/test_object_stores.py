@@ -46,7 +46,7 @@ from jobrunner.listing import describe_checkpoint, list_epochs
 from jobrunner.testing import FaultyObjects, assert_identical
 from jobrunner.workspace import Workspace
 
-BIG = 100_000
+BIG = 600_000  # items, so that the store copies them
 VALUES = {
     "w": np.arange(6.0).reshape(2, 3),
     "fixed": np.arange(float(BIG)),
@@ -190,6 +190,14 @@ def test_what_is_unchanged_is_copied_by_the_store(rig: Rig) -> None:
     rig.manager.verify(2)
 
 
+def test_what_is_unchanged_and_short_is_written_again(rig: Rig) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(VALUES, "fixed", VALUES["fixed"][: BIG // 2])
+        rig.save(0)
+        assert rig.save(1).linked_bytes == 0  # a copy would wait for the store twice
+    rig.manager.verify(1)
+
+
 def test_damage_is_found_and_named(rig: Rig) -> None:
     rig.save(0)
     chunk = rig.objects / "a:0.0/fixed/c.0"
@@ -199,7 +207,7 @@ def test_damage_is_found_and_named(rig: Rig) -> None:
     with pytest.raises(CheckpointCorruptError, match=r"s3://bucket/runs/k/a:0\.0/fixed/c\.0.*crc"):
         rig.manager.verify(0)
     chunk.write_bytes(data[:-1])
-    with pytest.raises(CheckpointCorruptError, match="expected 800000 bytes, found 799999"):
+    with pytest.raises(CheckpointCorruptError, match="expected 4800000 bytes, found 4799999"):
         rig.manager.verify(0)
 
 
@@ -363,7 +371,7 @@ def test_a_request_for_a_save_is_looked_for_now_and_then(rig: Rig) -> None:
 def test_commands_read_a_url(memory: str) -> None:
     listed = json.loads(invoke("ls", memory, "--json").stdout)
     assert [epoch["epoch"] for epoch in listed["epochs"]] == [0, 1]
-    assert "785.2 KiB" in invoke("info", memory, 1).stdout
+    assert "4.6 MiB" in invoke("info", memory, 1).stdout
     assert invoke("verify", memory).exit_code == 0
     assert "epoch" in invoke("diff", f"{memory}@0", "@1").stdout
     assert invoke("fsck", memory).exit_code == 0
