@@ -71,6 +71,28 @@ class Answer:
     is_error: bool = False
 
 
+_AS_JSON = "jobrunner.json"
+
+
+class Commands(click.Group):
+    """Commands that tell wrong usage as JSON, too, where they are asked for JSON."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take note of ``--json``, which an error may keep from being read later."""
+        ctx.meta[_AS_JSON] = "--json" in args
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; click writes the usage and the message to stderr."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            if ctx.meta[_AS_JSON]:
+                told = _failure("UsageError", error.format_message(), "", error.exit_code, {})
+                _print(json.dumps(told.data, indent=2))
+            raise
+
+
 def answers(command: Callable[..., Answer]) -> Callable[..., None]:
     """Print what `command` returns or raises, and exit with the code for it."""
 

@@ -17,7 +17,7 @@ import click
 
 from jobrunner import checkpoint_commands, errors
 from jobrunner._version import __version__
-from jobrunner.answers import EPILOG, SAVES_FAILED, Answer, answers
+from jobrunner.answers import EPILOG, SAVES_FAILED, Answer, Commands, answers
 from jobrunner.cluster_options import check_cluster, cluster_options, open_session
 from jobrunner.signals import terminated_as_interrupt
 
@@ -50,6 +50,7 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
 
 @click.group(
     "jobrunner",
+    cls=Commands,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

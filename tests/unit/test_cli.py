@@ -219,6 +219,10 @@ def test_wrong_usage_exits_with_2_and_no_traceback(
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Error: " in result.stderr
     assert "Traceback" not in result.stderr
+    told = json.loads(_invoke(*args, "--json").stdout)
+    assert told["exit_code"] == 2
+    assert told["error"]["type"] in ("UsageError", "DefinitionError")
+    assert told["error"]["message"].splitlines()[0] in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

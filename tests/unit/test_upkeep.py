@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -358,3 +359,41 @@ def test_copies_without_a_log_become_a_checkpoint_directory(runs: Path, tmp_path
     assert invoke("fsck", tmp_path / "copies", "--repair").exit_code == 0
     assert recorded(tmp_path / "copies") == [3]
     assert MultiNodeCheckpointManager(tmp_path / "copies").open(3)["a"].load("step") == 3
+
+
+# --- what programs read
+
+
+def documented(command: str) -> tuple[set[str], dict[str, set[str]]]:
+    """The keys that the guide names for a command, and those of what some of them hold."""
+    guide = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+    found = re.search(rf"^\| `{command}` \| (`path`.*|`a`.*) \|$", guide, re.M)
+    assert found is not None, command
+    each = dict(re.findall(r"`(\w+)` \(each ([^)]*)\)", found[1]))
+    keys = re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", found[1]))
+    return set(keys), {key: set(re.findall(r"`(\w+)`", text)) for key, text in each.items()}
+
+
+def test_every_command_answers_in_the_keys_that_the_guide_names(runs: Path, tmp_path: Path) -> None:
+    again = begin(runs)
+    again.rewind(2, "a try")
+    again.end_run()
+    for command, *arguments in (
+        ("ls", runs),
+        ("info", runs, 2),
+        ("verify", runs, "--deep"),
+        ("diff", f"{runs}@1", "@2"),
+        ("pin", runs, 1),
+        ("unpin", runs, 1),
+        ("restore", runs, 3),
+        ("copy", runs, 3, tmp_path / "copy"),
+        ("prune", runs, "--keep-last", 2),
+        ("fsck", runs),
+    ):
+        keys, each = documented(command)
+        told = ask(command, *arguments)
+        assert set(told) == keys, command
+        for key, expected in each.items():
+            items = list(told[key].values() if isinstance(told[key], dict) else told[key])
+            assert items, (command, key)
+            assert all(set(item) <= expected for item in items), (command, key)
