@@ -13,6 +13,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +22,15 @@ from crc32c import crc32c
 from jobrunner.checkpoint.files import PosixFiles
 
 Tree = dict[str, "bytes | Tree"]
-Choose = Callable[[int], int]
-"""Picks one of so many ways, in which 0 loses most and the last one loses nothing."""
+Choose = Callable[[int, Sequence[str]], int]
+"""Picks one of so many ways, in which 0 loses most and the last one loses nothing.
+
+Told are the paths below the root that it is about: of names, or that of a file and ``/`` for its
+content.
+"""
+
+Matters = Callable[[str], bool]
+"""Whether it makes a difference to recovery what becomes of a path."""
 
 
 class Operation(NamedTuple):
@@ -95,10 +103,18 @@ class _File:
     def sync(self) -> None:
         self.flushed = self.content
 
-    def build(self, choose: Choose) -> bytes:
+    def _ways(self) -> list[bytes]:
+        if self.content == self.flushed:
+            return [self.content]
         half = self.content[: len(self.content) // 2]
-        ways = list(dict.fromkeys((self.flushed, half, self.content)))
-        return self.content if self.content == self.flushed else ways[choose(len(ways))]
+        return list(dict.fromkeys((self.flushed, half, self.content)))
+
+    def count(self) -> int:
+        return len(self._ways())
+
+    def build(self, choose: Choose, path: str) -> bytes:
+        ways = self._ways()
+        return ways[choose(len(ways), [f"{path}/"])] if len(ways) > 1 else ways[0]
 
 
 Change = dict[str, "_File | _Directory | None"]
@@ -126,13 +142,30 @@ class _Directory:
             elif child is not None:
                 child.sync()
 
-    def build(self, choose: Choose) -> Tree:
+    def build(self, choose: Choose, path: str) -> Tree:
         names = dict(self.flushed)
         for group in self._groups():
+            about = [os.path.join(path, name) for change in group for name in change]
             # Of changes to one name, the later ones are not there without the earlier.
-            for change in group[: choose(len(group) + 1)]:
+            for change in group[: choose(len(group) + 1, about)]:
                 names.update(change)
-        return {name: names[name].build(choose) for name in sorted(names) if names[name]}  # type: ignore[union-attr]
+        return {
+            name: node.build(choose, os.path.join(path, name))
+            for name, node in sorted(names.items())
+            if node is not None
+        }
+
+    def count(self) -> int:
+        found, settled = 1, dict(self.flushed)
+        for group in self._groups():
+            about = {name for change in group for name in change}
+            names = {name: settled.pop(name, None) for name in about}
+            ways = _count_together(names)
+            for change in group:
+                names.update(change)
+                ways += _count_together(names)
+            found *= ways
+        return found * _count_together(settled)
 
     def _groups(self) -> list[list[Change]]:
         """Changes that share names, in order; a rename is one change of two names."""
@@ -142,6 +175,10 @@ class _Directory:
             groups = [group for group in groups if group not in touched]
             groups.append([*itertools.chain(*touched), change])
         return groups
+
+
+def _count_together(names: Change) -> int:
+    return math.prod(node.count() for node in names.values() if node is not None)
 
 
 class Disk:
@@ -181,37 +218,71 @@ class Disk:
         elif what == "rename" and node is not None:
             parent.change({name: None, os.path.basename(str(detail)): node})
 
+    def is_synced(self, path: str) -> bool:
+        """Whether nothing of a file or directory waits to be synced."""
+        node = self._top if path == self._root else self._find(path)
+        if isinstance(node, _Directory):
+            return not node.pending
+        return node is not None and node.content == node.flushed
+
+    def count(self) -> int:
+        """How many states a power loss may leave."""
+        return self._top.count()
+
     def build(self, choose: Choose) -> Tree:
         """One state that a power loss may leave."""
-        return self._top.build(choose)
+        return self._top.build(choose, "")
 
 
-def states(disk: Disk, limit: int, draw: random.Random, sample: int) -> Iterator[Tree]:
-    """All states that a power loss may leave; of more than `limit`, the telling ones and a sample.
+def states(disk: Disk, matters: Matters, limit: int | None = None) -> Iterator[Tree]:
+    """All states that a power loss may leave and that differ in what matters.
 
-    Telling are: nothing lost, all lost, one thing lost, one thing kept.
+    What does not matter is kept once and lost once, for each choice of what does. Of more than
+    `limit` such choices only the telling ones are made: nothing lost, all lost, one thing lost, one
+    thing kept.
     """
-    kept = _arities(disk.build, lambda ways: ways - 1)
-    if count_states(disk) <= limit:
-        yield from _every(disk.build)
-        return
-    for base in ([ways - 1 for ways in kept], [0] * len(kept)):
-        yield disk.build(_follow(base))
-        for i, ways in enumerate(kept):
-            for other in range(ways):
-                yield disk.build(_follow([*base[:i], other, *base[i + 1 :]]))
-    for _ in range(sample):
-        yield disk.build(draw.randrange)
+    for other in (_keep, _lose):
+        build = partial(_build, disk, matters, other)
+        found = list(itertools.islice(_every(build), limit and limit + 1))
+        if limit is None or len(found) <= limit:
+            yield from found
+            continue
+        kept = _arities(build)
+        for base in ([ways - 1 for ways in kept], [0] * len(kept)):
+            yield build(_follow(base))
+            for i, ways in enumerate(kept):
+                for choice in range(ways):
+                    yield build(_follow([*base[:i], choice, *base[i + 1 :]]))
 
 
-def count_states(disk: Disk) -> int:
-    """How many states there are, at most."""
-    return math.prod(_arities(disk.build, lambda ways: ways - 1))
+def some_state(disk: Disk, draw: random.Random) -> Tree:
+    """A state that a power loss may leave, whether what is lost matters or not."""
+    return disk.build(lambda ways, paths: draw.randrange(ways))
 
 
 def all_lost(disk: Disk) -> Tree:
     """What is left where everything goes that may."""
-    return disk.build(lambda ways: 0)
+    return disk.build(_lose)
+
+
+def all_kept(disk: Disk) -> Tree:
+    """What is there."""
+    return disk.build(_keep)
+
+
+def _keep(ways: int, paths: Sequence[str]) -> int:
+    return ways - 1
+
+
+def _lose(ways: int, paths: Sequence[str]) -> int:
+    return 0
+
+
+def _build(disk: Disk, matters: Matters, other: Choose, choose: Choose) -> Tree:
+    """Choose where it matters, and take the `other` choice elsewhere."""
+    return disk.build(
+        lambda ways, paths: (choose if any(map(matters, paths)) else other)(ways, paths)
+    )
 
 
 def _every(build: Callable[[Choose], Tree]) -> Iterator[Tree]:
@@ -220,7 +291,7 @@ def _every(build: Callable[[Choose], Tree]) -> Iterator[Tree]:
     while True:
         arities: list[int] = []
 
-        def choose(ways: int, arities: list[int] = arities) -> int:
+        def choose(ways: int, paths: Sequence[str], arities: list[int] = arities) -> int:
             arities.append(ways)
             if len(choices) < len(arities):
                 choices.append(0)
@@ -234,12 +305,12 @@ def _every(build: Callable[[Choose], Tree]) -> Iterator[Tree]:
         choices[-1] += 1
 
 
-def _arities(build: Callable[[Choose], Tree], choose: Choose) -> list[int]:
+def _arities(build: Callable[[Choose], Tree]) -> list[int]:
     found: list[int] = []
 
-    def note(ways: int) -> int:
+    def note(ways: int, paths: Sequence[str]) -> int:
         found.append(ways)
-        return choose(ways)
+        return ways - 1
 
     build(note)
     return found
@@ -248,7 +319,7 @@ def _arities(build: Callable[[Choose], Tree], choose: Choose) -> list[int]:
 def _follow(choices: Sequence[int]) -> Choose:
     """Choose as listed; what was not foreseen is kept."""
     listed = iter(choices)
-    return lambda ways: min(next(listed, ways - 1), ways - 1)
+    return lambda ways, paths: min(next(listed, ways - 1), ways - 1)
 
 
 def materialize(tree: Tree, path: Path) -> None:

@@ -114,11 +114,13 @@ def live(
     return manager
 
 
-def check_recovery(path: Path, step: str, before: Recorded) -> None:
+def check_recovery(
+    path: Path, step: str, before: Recorded, files: FaultyFiles | None = None
+) -> None:
     """Old or new, each epoch whole; and the next run goes on from there, leaving no litter."""
     found = recorded(path)
     assert found in outcomes(step, before) | {before}
-    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+    manager = MultiNodeCheckpointManager(path, files=files or FaultyFiles(sync=False))
     check_epochs(manager)
     manager.start_run(NODES, {})
     assert tuple(manager.epochs()) == found

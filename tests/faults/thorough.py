@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 IS_THOROUGH = os.environ.get("FAULTS") == "thorough"
-EVERY_STATE = 1_000
 EVERY_KTH = 1 if IS_THOROUGH else 3
 FLIPS_A_FILE = 500 if IS_THOROUGH else 2
 CUTS_A_FILE = 50 if IS_THOROUGH else 0
