@@ -1,20 +1,27 @@
 """A fault at every operation of prune, restore, copy, and of a run that follows a killed one.
 
-The k-th operation fails, or all from the k-th on do, for k = 1, 2, ... until the command ends
-untouched (every third k, or each with ``FAULTS=thorough``). After each, every epoch that was recorded is recorded and whole (but for those that were
-to be pruned), the same command succeeds, and nothing stray or damaged is left.
+The k-th operation fails, or all from the k-th on do, or the process is killed there, for k = 1, 2,
+... until the command ends untouched (every third k, or each with ``FAULTS=thorough``). After each,
+every epoch that was recorded is recorded and whole (but for those that were to be pruned), the same
+command succeeds, and nothing stray or damaged is left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import itertools
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import dask
 import pytest
 
 from jobrunner import CheckpointError, DefinitionError, KeepLast, MultiNodeCheckpointManager
@@ -70,28 +77,50 @@ COMMANDS = {
 """What may be recorded after each, whatever happens."""
 
 
-@pytest.fixture(scope="module")
-def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Epochs 0 to 2; 3 set aside; 4 half saved by a run that was killed."""
-    path = tmp_path_factory.mktemp("left") / "k"
+def leave(path: Path, how: Literal["die", "kill"]) -> None:
+    """Leave epochs 0 to 2; 3 set aside; and 4 half saved, where the run ends."""
     files = FaultyFiles(sync=False)
     manager = MultiNodeCheckpointManager(path, files=files)
     manager.start_run(NODES, {})
     for epoch in range(4):
         save(manager, epoch)
     manager.rewind(2, "test")
-    files.at, files.how = files.count + 20, "die"
+    files.at, files.how = files.count + 20, how
+    save(manager, 4)
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `leave` has left."""
+    path = tmp_path_factory.mktemp("left") / "k"
     with pytest.raises(PowerCutError):
-        save(manager, 4)
-    del manager
+        leave(path, "die")
     gc.collect()
     assert recorded(path) == (0, 1, 2)
-    assert any(finding.status == "pending" for finding in inspect(path))
+    assert any(finding.status == "pending" for finding in inspect(path))  # type: ignore[attr-defined]
     return path
 
 
 def inspect(path: Path) -> list[object]:
     return list(inspect_directory(CheckpointDirectory(path, None, allow_pickle=False, files=None)))
+
+
+def check(command: Callable[[Path, FaultyFiles], None], path: Path) -> None:
+    """Nothing recorded is lost, the command can be repeated, and nothing stray is left."""
+    assert recorded(path) in COMMANDS[command]
+    check_epochs(MultiNodeCheckpointManager(path))
+    command(path, FaultyFiles(sync=False))
+    leave = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+    leave.start_run([], {})  # cleans up, also where the command had nothing left to do
+    leave.end_run()
+    assert recorded(path) in COMMANDS[command]
+    check_epochs(MultiNodeCheckpointManager(path))
+    if command is copy:
+        assert recorded(path / "copy") == (1,)
+        check_epochs(MultiNodeCheckpointManager(path / "copy"))
+        shutil.rmtree(path / "copy")
+    assert [f for f in inspect(path) if f.status not in ("live", "aside")] == []  # type: ignore[attr-defined]
+    shutil.rmtree(path)
 
 
 @pytest.mark.slow
@@ -111,23 +140,73 @@ def test_whatever_goes_wrong_nothing_recorded_is_lost_and_the_command_can_be_rep
             command(path, files)
         if how == "die":
             gc.collect()  # the process is gone, and with it the manager and its heartbeat
-        assert recorded(path) in COMMANDS[command], k
-        check_epochs(MultiNodeCheckpointManager(path))
-        command(path, FaultyFiles(sync=False))
-        leave = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
-        leave.start_run([], {})  # cleans up, also where the command had nothing left to do
-        leave.end_run()
-        assert recorded(path) in COMMANDS[command], k
-        check_epochs(MultiNodeCheckpointManager(path))
-        if command is copy:
-            assert recorded(path / "copy") == (1,)
-            check_epochs(MultiNodeCheckpointManager(path / "copy"))
-            shutil.rmtree(path / "copy")
-        odd = [f for f in inspect(path) if f.status not in ("live", "aside")]  # type: ignore[attr-defined]
-        assert odd == [], k
-        shutil.rmtree(path)
+        check(command, path)
         if files.count < k:
-            print(f"{command.__name__}: {files.count} operations, 0 losses")
+            print(f"{command.__name__}, {how}: {files.count} operations, 0 losses")
             assert k > 30
             return
     raise DefinitionError("not reached")
+
+
+class UnlistedFiles(FaultyFiles):
+    """No directory can be listed but those of the log and of runs."""
+
+    def before(self, operation: str, path: str) -> None:
+        if operation == "list" and not path.endswith(("_log", "_runs")):
+            raise OSError(errno.EIO, "lost", path)
+        super().before(operation, path)
+
+
+def test_what_cannot_be_listed_is_an_error_of_the_checkpoint(left: Path) -> None:
+    with pytest.raises(CheckpointError, match=str(left)):
+        restore(left, UnlistedFiles(sync=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_sigkill_at_any_operation_of_a_command_loses_nothing(
+    command: Callable[[Path, FaultyFiles], None], tmp_path: Path
+) -> None:
+    """Real processes, each killed at its k-th operation, after one that was killed in a save."""
+    subprocess.run(
+        [sys.executable, __file__, command.__name__, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        check=True,
+    )
+    killed = sorted(tmp_path.iterdir())
+    for path in killed:
+        check(command, path)
+    print(f"{command.__name__}, SIGKILL: {len(killed)} operations, 0 losses")
+    assert len(killed) > 30 / EVERY_KTH
+
+
+def _is_killed(run: Callable[[], None]) -> bool:
+    """Let a forked process run; False if it came to its end."""
+    child = os.fork()
+    if not child:
+        run()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status and not os.WIFSIGNALED(status):
+        raise RuntimeError(f"it ended with status {status} and not by SIGKILL")
+    return bool(status)
+
+
+def _kill_at_every_operation(command: Callable[[Path, FaultyFiles], None], directory: Path) -> None:
+    """Leave what each process has left that was killed at its k-th operation."""
+    left = directory / "left"
+    assert _is_killed(lambda: leave(left, "kill"))
+    for k in itertools.count(1, EVERY_KTH):
+        path = shutil.copytree(left, directory / str(k))
+        if not _is_killed(partial(command, path, FaultyFiles(k, "kill", sync=False))):
+            shutil.rmtree(path)
+            break
+    shutil.rmtree(left)
+
+
+if __name__ == "__main__":
+    with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 3600}):
+        _kill_at_every_operation(
+            next(command for command in COMMANDS if command.__name__ == sys.argv[1]),
+            Path(sys.argv[2]),
+        )
