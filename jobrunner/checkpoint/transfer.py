@@ -23,6 +23,7 @@ from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.records import Claim, commit_in, commits_in, loose_json
 from jobrunner.checkpoint.store import Receipt, join_path, run_all
 from jobrunner.errors import (
+    CheckpointError,
     CheckpointNotFoundError,
     CheckpointWriteError,
     DefinitionError,
@@ -82,9 +83,20 @@ def find_set_aside(directory: CheckpointDirectory, epoch: int | None = None) -> 
     -------
     list of Record
         In the order of the log.
+
+    Raises
+    ------
+    CheckpointError
+        The log or the directory cannot be read.
     """
     state = directory.state()
-    there = set(directory.files.list_names(directory.path))
+    try:
+        there = set(directory.files.list_names(directory.path))
+    except OSError as error:
+        raise CheckpointError(
+            f"{directory.path} cannot be listed: {type(error).__name__}: {error}. Nothing was "
+            f"changed; mend the storage and try again."
+        ) from error
     found = []
     for entry in itertools.chain.from_iterable(map(commits_in, directory.entries())):
         if epoch not in (None, entry["epoch"]):
