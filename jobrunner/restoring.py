@@ -80,7 +80,7 @@ def load_newest(
         try:
             loaded = load(binding, job, plan, manager, epoch, from_memory=True)
             binding.recorded = manager.moment(epoch)
-            manager.report_load(loaded.group)
+            manager.report_load(loaded.group, "checkpoint_load")  # all that the job needs
         except CheckpointCorruptError as error:
             pass_over(epoch, error)
         else:

@@ -247,13 +247,16 @@ class CheckpointDirectory(RecordedEpochs):
         """What workers call the states of a recorded epoch that they keep in memory."""
         return moment_of(self.path, Claim(epoch, self.record(epoch)["retry"]))
 
-    def report_load(self, group: TaskGroup) -> None:
+    def report_load(self, group: TaskGroup, action: str | None = None) -> None:
         """Report to the metadata handler how long each node took, once `group` has run.
 
         Parameters
         ----------
         group : TaskGroup
             One that `load` made.
+        action : str, optional
+            By default ``checkpoint_partial_load`` where `load` was told which blobs to load, else
+            ``checkpoint_load``.
 
         Raises
         ------
@@ -264,8 +267,10 @@ class CheckpointDirectory(RecordedEpochs):
         """
         if group not in self._load_seconds:
             raise DefinitionError(f"{group!r} was not made by load() of this manager.")
-        action, seconds = self._load_seconds[group]
-        self._handler.report(action, {node: output.fetch() for node, output in seconds.items()})
+        default, seconds = self._load_seconds[group]
+        self._handler.report(
+            action or default, {node: output.fetch() for node, output in seconds.items()}
+        )
 
     # --- helpers
 

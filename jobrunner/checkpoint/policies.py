@@ -153,6 +153,8 @@ class KeepBest(_Composable):
     def _badness(self, metrics: Mapping[str, Any]) -> tuple[bool, float]:
         try:
             value = float(metrics[self.metric])
+        except OverflowError:  # an int beyond what a double holds
+            value = math.inf if metrics[self.metric] > 0 else -math.inf
         except (KeyError, TypeError, ValueError):
             value = math.nan
         if math.isnan(value):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobrunner import (
+    FileMetadataHandler,
     Job,
     JobRunner,
     KeepLast,
@@ -96,3 +97,22 @@ def test_epoch_10_comes_after_epoch_9(session, manager):
     JobRunner(counter(10), manager).run(session)
     assert (manager.latest(), manager.epochs()) == (10, list(range(11)))
     assert JobRunner(counter(12), manager).run(session).resumed_from == 10
+
+
+def test_times_of_each_node_are_reported_by_action(session, tmp_path):
+    def handled():
+        handler = FileMetadataHandler()
+        return handler, MultiNodeCheckpointManager(tmp_path / "ckpt", handler)
+
+    handler, manager = handled()
+    JobRunner(counter(2), manager).run(session)
+    assert list(handler.stats) == ["checkpoint_save"]
+    handler, manager = handled()
+    runner = JobRunner(counter(3), manager)
+    runner.run(session)
+    assert list(handler.stats) == ["checkpoint_load", "checkpoint_save"]
+    assert runner.load_blobs_from_checkpoints(["n"], 1, session)
+    assert list(handler.stats)[2:] == ["checkpoint_partial_load"]
+    for seconds in handler.stats.values():
+        assert list(seconds) == ["a"]
+        assert seconds["a"] > 0

@@ -122,6 +122,12 @@ def test_what_is_no_number_ranks_worst() -> None:
     assert kept(KeepBest("loss"), {1: {"loss": 9.0}, 2: {"loss": "low"}, 3: {"loss": None}}) == [1]
 
 
+def test_numbers_beyond_what_a_double_holds_rank_as_infinities() -> None:
+    huge = {1: {"n": 10**400}, 2: {"n": 5}, 3: {"n": -(10**400)}}
+    assert kept(KeepBest("n"), huge) == [3]
+    assert kept(KeepBest("n", mode="max"), huge) == [1]
+
+
 def test_joined_policies_keep_what_either_keeps() -> None:
     assert kept(KeepLast(1) | KeepBest("loss")) == [3, 4]
     assert kept(KeepEvery(3) | KeepLast(1)) == [0, 3, 4]
