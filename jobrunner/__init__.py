@@ -15,6 +15,7 @@ The way of the data, one module a stage; a module imports only from those above 
     memory          4 run       whether a worker still has room
     values                      the rules that make blobs values
     rollback                    states kept in memory, to go back to
+    spares                      memory for copies of what is kept and updated, used again
     workspace                   one node's blobs, global and private
     current                     what a task can ask about itself
     clearance                   tasks that wait until the client knows of them

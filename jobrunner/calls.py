@@ -49,7 +49,8 @@ def gather(step: Step, instance: int = 0) -> list[Any]:
                 value = view(value)
             elif instance == 0:
                 del value  # or it would count as another reference
-                value = own(values, key)
+                step.workspace.updated.add(key)
+                value = own(values, key, step.workspace.rollbacks.spares.copy)
         arguments.append(value)
     return arguments
 

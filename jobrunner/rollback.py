@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from jobrunner.spares import Spares
 from jobrunner.values import IMMUTABLE, SOLE_ITEM, copy_tensor, has_own_memory
 
 _COPIED_BYTES = 1 << 20
@@ -60,6 +61,8 @@ class Rollbacks:
         Node -> names of the blobs that its tasks change from one epoch to the next.
     is_suspended : bool
         Nothing is kept now.
+    spares : Spares
+        For copies of what tasks update although it is kept here.
 
     Notes
     -----
@@ -72,6 +75,7 @@ class Rollbacks:
         self.budget_bytes = budget_bytes
         self.changing: dict[str, set[str]] = {}
         self.is_suspended = False
+        self.spares = Spares()
         self._rollbacks: dict[str, _Rollback] = {}
         self._lock = threading.Lock()
 
@@ -162,7 +166,9 @@ class Rollbacks:
             moments = list(self._rollbacks)
             place = moments.index(moment) if moment in moments else len(moments)
             dropped = [self._rollbacks.pop(older) for older in moments[:place]]
-        del dropped
+        for rollback in dropped:
+            for state in rollback.states.values():
+                self.spares.offer(state)
 
     def void(self) -> None:
         """Drop everything, unless something is being kept just now."""
@@ -170,6 +176,12 @@ class Rollbacks:
             dropped, self._rollbacks = self._rollbacks, {}
             self._lock.release()
             del dropped
+        self.spares.clear()
+
+    def references(self, array: np.ndarray) -> int:
+        """How many references to an array are of what is kept here."""
+        with self._lock:
+            return sum(id(array) in rollback.arrays for rollback in self._rollbacks.values())
 
 
 class _NotKeptError(Exception):
@@ -193,7 +205,8 @@ class _Keeper:
     def keep(self, holder: Any, key: Any, *, is_hidden: bool = False) -> Any:
         """What to keep of ``holder[key]``.
 
-        `is_hidden`: it lies in what `own` does not look into, so that it must be copied.
+        `is_hidden`: it can be reached without `own`, so that arrays in it must be copied: it lies
+        in what that does not look into, or in a container that something else refers to.
         """
         references = sys.getrefcount(holder[key])
         value = holder[key]
@@ -205,6 +218,7 @@ class _Keeper:
         if kind is np.ndarray and not value.dtype.hasobject:
             held = sum(id(value) in arrays for arrays in self._others)
             return self._array(value, references - held <= SOLE_ITEM and not is_hidden)
+        is_hidden = is_hidden or references > SOLE_ITEM
         if kind is list or kind is tuple:
             self._spend(sys.getsizeof(value))
             if IMMUTABLE.issuperset(map(type, value)):

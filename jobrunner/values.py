@@ -18,7 +18,7 @@ import mmap
 import pickle
 import sys
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import cloudpickle
@@ -78,7 +78,7 @@ def view(value: Any) -> Any:
     return value
 
 
-def own(holder: Any, key: Any) -> Any:
+def own(holder: Any, key: Any, copy: Callable[[np.ndarray, str], np.ndarray] = copied) -> Any:
     """What a task is given to update: the blob itself, its arrays made its own.
 
     Parameters
@@ -87,6 +87,8 @@ def own(holder: Any, key: Any) -> Any:
         What holds the blob; an array of it that has to be copied is replaced there.
     key : object
         The caller has no reference to ``holder[key]``: who else has is told by counting.
+    copy : callable, optional
+        Copies an array, and is told why.
 
     Returns
     -------
@@ -99,22 +101,23 @@ def own(holder: Any, key: Any) -> Any:
     kind = type(value)
     if issubclass(kind, np.ndarray):
         del value  # or it would count
-        value = _settle_array(holder[key], is_sole, ())
-        holder[key] = value
+        if not _is_own(holder[key], is_sole, ()):
+            holder[key] = copy(holder[key], "that something else refers to and a task updates")
+        value = holder[key]
     elif kind is dict:
         if not IMMUTABLE.issuperset(map(type, value.values())):
             for name in value:
-                own(value, name)
+                own(value, name, copy)
     elif kind is list:
         if not IMMUTABLE.issuperset(map(type, value)):
             for i in range(len(value)):
-                own(value, i)
+                own(value, i, copy)
     elif kind is tuple and not IMMUTABLE.issuperset(map(type, value)):
         items = list(value)
         del value  # or it would count for each item
         holder[key] = None
         for i in range(len(items)):
-            own(items, i)
+            own(items, i, copy)
         holder[key] = value = tuple(items)
     return value
 
@@ -169,13 +172,17 @@ def _settle(holder: Any, key: Any, is_sole: bool, arguments: Iterable[Any]) -> A
 
 
 def _settle_array(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) -> np.ndarray:
+    if _is_own(array, is_sole, arguments):
+        return array
+    return copied(array, "that a task returned and something else can reach")
+
+
+def _is_own(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) -> bool:
     if array.base is None or type(array.base) is np.ndarray:
-        is_own = has_own_memory(array, is_sole)
-    else:
-        # Who else has the memory of a buffer or of another library, nothing tells; but to copy a
-        # map on suspicion would read in a file.
-        is_own = _is_steady(array) and not _overlaps(array, arguments)
-    return array if is_own else copied(array, "that a task returned and something else can reach")
+        return has_own_memory(array, is_sole)
+    # Who else has the memory of a buffer or of another library, nothing tells; but to copy a map
+    # on suspicion would read in a file.
+    return _is_steady(array) and not _overlaps(array, arguments)
 
 
 def has_own_memory(array: np.ndarray, is_sole: bool) -> bool:
@@ -194,6 +201,39 @@ def has_own_memory(array: np.ndarray, is_sole: bool) -> bool:
         return False
     del base  # or it would count
     return is_sole and sys.getrefcount(array.base) <= _SOLE_BASE and array.base.flags.owndata  # type: ignore[union-attr]
+
+
+def sole_arrays(
+    holder: Any, key: Any, least_bytes: int, held: Callable[[np.ndarray], int] = lambda array: 0
+) -> Iterator[np.ndarray]:
+    """Arrays of a blob that nothing else can reach, and that so change through `own` alone.
+
+    Whoever refers to one of them has it as it is now: `own` copies what something else refers to.
+
+    Parameters
+    ----------
+    holder : dict or list
+        What holds the blob.
+    key : object
+        The caller has no reference to ``holder[key]``: who else has is told by counting.
+    least_bytes : int
+        Shorter ones are left out.
+    held : callable, optional
+        How many references to an array do not count.
+    """
+    references = sys.getrefcount(holder[key])
+    value = holder[key]
+    kind = type(value)
+    if kind is np.ndarray:
+        if value.nbytes >= least_bytes:
+            is_sole = references - held(value) <= SOLE_ITEM
+            if has_own_memory(value, is_sole):
+                yield value
+    elif kind in (dict, list, tuple) and references <= SOLE_ITEM:
+        items = value.values() if kind is dict else value
+        if not IMMUTABLE.issuperset(map(type, items)):
+            for name in value if kind is dict else range(len(value)):
+                yield from sole_arrays(value, name, least_bytes, held)
 
 
 def _is_steady(array: np.ndarray) -> bool:

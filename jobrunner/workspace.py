@@ -57,6 +57,8 @@ class Workspace:
     retained : dict
         Group -> (task, part) -> frozen value, or the error that stands for it, of the group's last
         run: what `TaskOutput.fetch` brings to the client.
+    updated : set of str
+        Names of the blobs that tasks were given to change in place, since somebody cleared it.
     companions : dict of str to object
         What others keep as long as the workspace lives.
 
@@ -76,6 +78,7 @@ class Workspace:
         "retained",
         "rollbacks",
         "transient",
+        "updated",
     )
 
     def __init__(
@@ -90,6 +93,7 @@ class Workspace:
         self.globals: dict[str, Any] = {}
         self.private: dict[str, Any] = {}
         self.retained: dict[str, dict[tuple[str, int], Any]] = {}
+        self.updated: set[str] = set()
         self.companions: dict[str, Any] = {}
         self._detached: set[str] = set()
         self._waiting: Mapping[str, Callable[[Any], Any]] = {}
@@ -146,6 +150,7 @@ class Workspace:
 
     def apply(self, update: BlobUpdate) -> None:
         """Set the global blobs of `update`, all at once as far as other tasks can tell."""
+        self.updated.update(update.changes)
         changed = {name: make(self.globals.get(name)) for name, make in update.changes.items()}
         if update.replace:
             self.globals.clear()

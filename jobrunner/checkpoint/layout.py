@@ -45,13 +45,29 @@ OWN_KEY = "/jobrunner"
 
 @dataclass(slots=True)
 class PlannedArray:
-    """An array part with its place in the store; the part may give way to a copy of it."""
+    """An array part with its place in the store; the part may give way to a copy of it.
 
+    Attributes
+    ----------
+    blob : str
+        Name of the blob that it is of.
+    is_sole : bool
+        Nothing but its blob can reach its memory, so that it stays as it is while it is referred to.
+    is_constant : bool
+        No task changes its blob from one epoch to the next.
+    is_unchanged : bool
+        It is the very array of the store before, and nothing was given it to change.
+    """
+
+    blob: str
     path: str
     part: ArrayPart
     grid: Grid
     compressors: Sequence[dict[str, Any]]
     entry: dict[str, Any]
+    is_sole: bool = False
+    is_constant: bool = False
+    is_unchanged: bool = False
 
     def files(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Path within the store, with ``/``, and place in the grid of every file."""
@@ -103,7 +119,8 @@ def lay_out(blobs: Mapping[str, EncodedBlob], about: Mapping[str, Any]) -> Store
     for name, top in zip(blobs, child_names(blobs), strict=True):
         blob = blobs[name]
         planned = [
-            _plan_array(part, "/".join((top, *part.trail)), blob.storage) for part in blob.parts
+            _plan_array(name, part, "/".join((top, *part.trail)), blob.storage)
+            for part in blob.parts
         ]
         for array in planned:
             pieces = array.path.split("/")
@@ -128,7 +145,7 @@ def lay_out(blobs: Mapping[str, EncodedBlob], about: Mapping[str, Any]) -> Store
     return StoreLayout(list(directories), documents, root, arrays, entries, full)
 
 
-def _plan_array(part: ArrayPart, path: str, storage: Storage) -> PlannedArray:
+def _plan_array(blob: str, part: ArrayPart, path: str, storage: Storage) -> PlannedArray:
     data = part.data
     is_text = isinstance(data.dtype, np.dtypes.StringDType)
     if storage.chunks is not None:
@@ -150,7 +167,7 @@ def _plan_array(part: ArrayPart, path: str, storage: Storage) -> PlannedArray:
         **({"piece_shape": list(grid.piece_shape)} if grid.piece_shape else {}),
         **({"compressors": compressors} if compressors else {}),
     }
-    return PlannedArray(path, part, grid, compressors, entry)
+    return PlannedArray(blob, path, part, grid, compressors, entry)
 
 
 def grid_of(entry: Mapping[str, Any]) -> Grid:

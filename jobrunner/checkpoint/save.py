@@ -14,6 +14,7 @@ from jobrunner.checkpoint.blobs import encode_blobs, store_as
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.encoding import EncodedBlob
 from jobrunner.checkpoint.files import PosixFiles
+from jobrunner.checkpoint.provenance import Provenance
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.records import Claim, moment_of
 from jobrunner.checkpoint.snapshot import Arena, copy_arrays
@@ -164,7 +165,7 @@ class SaveOrder:
         prepared = self._prepare(workspaces)
         with self._writing(prepared.nodes):
             prepared.batch.write()
-            return self._identify(workspaces, prepared.finish())
+            return self._identify(workspaces, prepared)
 
     @property
     def moment(self) -> str:
@@ -187,9 +188,11 @@ class SaveOrder:
 
     def _prepare(self, workspaces: Mapping[str, Workspace]) -> _Prepared:
         # Before the blobs are encoded, for then nothing else refers to their arrays.
+        provenance = {}
         for node in self.stores.keys() & workspaces.keys():
             workspace = workspaces[node]
             names = [name for name in workspace.globals if name not in workspace.transient]
+            provenance[node] = Provenance(workspace, names)
             workspace.rollbacks.keep(self.moment, node, workspace.globals, names)
         # All of it before anything is written: what cannot be saved is no fault of the storage.
         encoded = self.check.encode(workspaces)
@@ -215,8 +218,13 @@ class SaveOrder:
             for node, found in zip(encoded, known, strict=True)
             if found is not None
         }
-        batch = StoreBatch(self.files, self.path, stores, former)
-        return _Prepared(list(encoded), batch, replicas, states)
+        spares = next((workspace.rollbacks.spares for workspace in workspaces.values()), None)
+        batch = StoreBatch(self.files, self.path, stores, former, spares)
+        arrays = batch.arrays()
+        for node in encoded:
+            origin = (self.path, *self.former[node]) if node in self.former else None
+            provenance[node].tell(arrays[self.stores[node]], origin)
+        return _Prepared(list(encoded), batch, replicas, states, provenance)
 
     def _about(self, node: str, states: Sequence[str]) -> dict[str, Any]:
         about: dict[str, Any] = {"node": node, "epoch": self.epoch, "run": self.run}
@@ -227,12 +235,14 @@ class SaveOrder:
         return about
 
     def _identify(
-        self, workspaces: Mapping[str, Workspace], receipts: dict[str, Receipt]
+        self, workspaces: Mapping[str, Workspace], prepared: _Prepared
     ) -> dict[str, Receipt]:
-        """Let what was kept in memory be known by what was written; gives the receipts."""
+        """Make all durable, and let what is kept in memory be known by it; gives the receipts."""
+        receipts = prepared.finish()
         for node, receipt in receipts.items():
             identity = (self.path, receipt.store, receipt.manifest)
             workspaces[node].rollbacks.identify(self.moment, {node: identity})
+            prepared.provenance[node].leave(workspaces[node], identity)
         return receipts
 
     def _former(self, node: str, blobs: Mapping[str, EncodedBlob]) -> FormerStore | None:
@@ -274,6 +284,7 @@ class _Prepared:
     batch: StoreBatch
     replicas: Mapping[str, Mapping[str, str]]
     states: Mapping[str, tuple[str, ...]]
+    provenance: Mapping[str, Provenance]
 
     def finish(self) -> dict[str, Receipt]:
         """Make what was written durable; gives the nodes' receipts."""
@@ -323,7 +334,8 @@ class SnapshotOrder:
         copies = _Copies.of(workspaces)
         copies.save = None
         prepared = self.order._prepare(workspaces)
-        left = copy_arrays(prepared.batch.arrays(), copies.arena, self.budget_bytes)
+        arrays = [array for its in prepared.batch.arrays().values() for array in its]
+        left = copy_arrays(arrays, copies.arena, self.budget_bytes)
         if left:
             with self.order._writing(prepared.nodes):
                 prepared.batch.write(left)
@@ -352,4 +364,4 @@ class CopiesOrder:
             )
         with self.order._writing(prepared.nodes):
             run_gently(prepared.batch.write)
-            return self.order._identify(workspaces, prepared.finish())
+            return self.order._identify(workspaces, prepared)

@@ -40,30 +40,40 @@ class Arena:
 
 
 def copy_arrays(
-    arrays: Iterable[PlannedArray], arena: Arena, budget_bytes: int | None, threads: int = THREADS
+    arrays: Iterable[PlannedArray],
+    arena: Arena,
+    budget_bytes: int | None,
+    threads: int = THREADS,
 ) -> list[PlannedArray]:
     """Let arrays be parts of copies, as far as the budget goes.
+
+    An array that only its blob refers to is as good as a copy of it: it changes through
+    `values.own` alone, and that copies what something else refers to, as the save then does.
 
     Parameters
     ----------
     arrays : iterable of PlannedArray
     arena : Arena
     budget_bytes : int or None
-        Longest that all copies together may be; None: no limit.
+        Longest that all copies, those of `own` included, may be together; None: no limit.
     threads : int
 
     Returns
     -------
     list of PlannedArray
-        Those that were not copied: they must be written before anything changes them.
+        Those that were left out: they must be written before anything changes them.
     """
     left: list[PlannedArray] = []
     copied: list[tuple[PlannedArray, int]] = []
     total = 0
     for array in arrays:
         size = -(-array.part.data.nbytes // _ALIGNMENT) * _ALIGNMENT
+        if array.is_sole and array.is_constant:
+            continue
         if budget_bytes is not None and total + size > budget_bytes:
             left.append(array)
+        elif array.is_sole:
+            budget_bytes = None if budget_bytes is None else budget_bytes - size
         elif isinstance(array.part.data.dtype, np.dtypes.StringDType):
             array.part = dataclasses.replace(array.part, data=array.part.data.copy())
             budget_bytes = None if budget_bytes is None else budget_bytes - size

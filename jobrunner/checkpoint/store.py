@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -37,6 +37,7 @@ from jobrunner.checkpoint.layout import (
     seal,
     to_json,
 )
+from jobrunner.spares import Spares
 
 logger = logging.getLogger("jobrunner.checkpoint.store")
 
@@ -51,7 +52,7 @@ _GENTLE = 15
 LINKED_BYTES = PosixFiles.linked_bytes
 """What tells a shorter chunk from another is not kept: it is never linked."""
 
-READ_AGAIN_SAVES = 8
+READ_AGAIN_SAVES = 16
 """At one save in so many, on average, a file is read before it is shared once more."""
 
 
@@ -118,6 +119,8 @@ class StoreBatch:
         Name of a store -> what its documents say of it (JSON), and its blobs.
     former : mapping, optional
         Name of a store -> the one whose unchanged chunks it may link.
+    spares : Spares, optional
+        Gets what nobody needs once it is written.
 
     Notes
     -----
@@ -131,8 +134,10 @@ class StoreBatch:
         directory: str,
         stores: Mapping[str, tuple[Mapping[str, Any], Mapping[str, EncodedBlob]]],
         former: Mapping[str, FormerStore] | None = None,
+        spares: Spares | None = None,
     ) -> None:
         self._files = files
+        self._spares = spares
         self._directory = directory
         self._stack = contextlib.ExitStack()
         self._is_open = False
@@ -146,10 +151,9 @@ class StoreBatch:
                 _StoreInWriting(store, root, full, layout, (former or {}).get(store))
             )
 
-    def arrays(self) -> Iterator[PlannedArray]:
-        """All arrays; a part may be replaced by a copy of it until it is written."""
-        for store in self._stores:
-            yield from store.layout.arrays
+    def arrays(self) -> dict[str, list[PlannedArray]]:
+        """The arrays of each store; a part may give way to a copy of it until it is written."""
+        return {store.store: store.layout.arrays for store in self._stores}
 
     def write(self, arrays: Collection[PlannedArray] | None = None) -> None:
         """Write some arrays, or all and the documents.
@@ -161,7 +165,6 @@ class StoreBatch:
         """
         started = time.perf_counter()
         jobs: list[Callable[[], None]] = []
-        written: list[PlannedArray] = []
         nbytes = 0
         wanted = None if arrays is None else {id(array) for array in arrays}
         try:
@@ -170,11 +173,11 @@ class StoreBatch:
                 for array in store.layout.arrays:
                     if wanted is None or id(array) in wanted:
                         nbytes += array.part.data.nbytes
-                        written.append(array)
+                        chunks = [it for it in array.files() if it[0] not in store.chunks]
+                        written = _Written(array, len(chunks), self._spares)
                         jobs += (
-                            partial(_write_chunk, self._files, store, array, path, corner)
-                            for path, corner in array.files()
-                            if path not in store.chunks
+                            partial(_write_chunk, self._files, store, array, *chunk, written)
+                            for chunk in chunks
                         )
                 if wanted is None:
                     jobs += (
@@ -182,10 +185,6 @@ class StoreBatch:
                         for path, document in store.layout.documents.items()
                     )
             run_all(jobs, self._files.threads, nbytes)
-            # Nothing refers to them any longer: what tasks then change in place needs no copy.
-            for array in written:
-                data = array.part.data
-                array.part = replace(array.part, data=np.empty(0, data.dtype))
         except BaseException as error:
             self._stack.__exit__(type(error), error, error.__traceback__)
             raise
@@ -225,6 +224,27 @@ class StoreBatch:
                 self._files.make_directory(join_path(store.root, name))
 
 
+class _Written:
+    """Lets an array go once all its chunks are written: what tasks then change needs no copy."""
+
+    __slots__ = ("_array", "_left", "_spares")
+
+    def __init__(self, array: PlannedArray, num_chunks: int, spares: Spares | None) -> None:
+        self._array = array
+        self._spares = spares
+        self._left = list(range(num_chunks))
+
+    def add_chunk(self) -> None:
+        """Count one more."""
+        if self._left.pop():  # each is taken by one thread, and 0 by the last
+            return
+        array = self._array
+        holder = {array.path: array.part.data}
+        array.part = replace(array.part, data=np.empty(0, array.part.data.dtype))
+        if array.is_sole and self._spares is not None:
+            self._spares.offer(holder)
+
+
 def write_stores(
     files: PosixFiles,
     directory: str,
@@ -261,41 +281,89 @@ def _write_chunk(
     array: PlannedArray,
     path: str,
     corner: tuple[int, ...],
+    written: _Written,
 ) -> None:
+    store.chunks[path] = _make_chunk(files, store, array, path, corner)
+    written.add_chunk()
+
+
+def _make_chunk(
+    files: PosixFiles,
+    store: _StoreInWriting,
+    array: PlannedArray,
+    path: str,
+    corner: tuple[int, ...],
+) -> WrittenChunk:
+    known = store.former.chunks.get(path) if store.former is not None else None
+    if known is not None and known.size < files.linked_bytes:
+        known = None
+    # To compress it again would cost more than anything that could be found.
+    is_costly = bool(array.compressors)
+    if known is not None and is_costly and array.is_unchanged and not _is_due(store, path):
+        chunk = _link_chunk(files, store, path, known)
+        if chunk is not None:
+            return chunk
     content = file_content(array.part.data, array.grid, corner, array.compressors)
+    return _write_content(files, store, array, path, content, known)
+
+
+def _write_content(
+    files: PosixFiles,
+    store: _StoreInWriting,
+    array: PlannedArray,
+    path: str,
+    content: Content,
+    known: WrittenChunk | None,
+) -> WrittenChunk:
     target = join_path(store.root, path)
     if content.size < LINKED_BYTES and content.pieces is None:
         crc = files.write(target, content.buffers, content.padding_bytes)
-        store.chunks[path] = WrittenChunk(content.size, crc, 0, 0)
-        return
+        return WrittenChunk(content.size, crc, 0, 0)
     head = files.digest(memoryview(content.buffers[0])[:HEAD_BYTES])
-    known = None
-    if store.former is not None and content.size >= files.linked_bytes:
-        known = store.former.chunks.get(path)
-    if (
-        store.former is not None
-        and known is not None
-        and (known.size, known.head) == (content.size, head)
-        and digest_content(files, content, head) == known
-        and _is_whole(files, store, path, known)
-        and files.link(join_path(store.former.root, path), target, content.size)
-    ):
-        store.linked_bytes += content.size
-        store.chunks[path] = known
-        return
+    if known is not None:
+        is_due = _is_due(store, path)
+        is_same = (known.size, known.head) == (content.size, head) and (
+            (array.is_unchanged and not is_due) or digest_content(files, content, head) == known
+        )
+        if is_same and (not is_due or _is_whole(files, store, path, known)):
+            chunk = _link_chunk(files, store, path, known)
+            if chunk is not None:
+                return chunk
+        elif array.is_unchanged and not is_same:
+            logger.warning(
+                "Blob %r of node %r has changed although no task that updates it has run; what it "
+                "is now is saved. Name it in the updates= of the task that changes it.",
+                array.blob,
+                store.about["node"],
+            )
     sums = Sums(content)
     crc = files.write(target, content.buffers, content.padding_bytes, sums.add)
-    store.chunks[path] = WrittenChunk(content.size, crc, sums.total, head, tuple(sums.pieces))
+    return WrittenChunk(content.size, crc, sums.total, head, tuple(sums.pieces))
 
 
-def _is_whole(files: PosixFiles, store: _StoreInWriting, path: str, known: WrittenChunk) -> bool:
-    """Whether a file may be shared once more: now and then it is read to find out.
+def _link_chunk(
+    files: PosixFiles, store: _StoreInWriting, path: str, known: WrittenChunk
+) -> WrittenChunk | None:
+    """Share a file of the store before; None where it cannot be shared."""
+    assert store.former is not None
+    source, target = (join_path(root, path) for root in (store.former.root, store.root))
+    if not files.link(source, target, known.size):
+        return None
+    store.linked_bytes += known.size
+    return known
+
+
+def _is_due(store: _StoreInWriting, path: str) -> bool:
+    """Whether memory and file are read before the file is shared once more, as now and then.
 
     By its name and the epoch, so that it comes to any file's turn whatever the save policy is.
     """
+    return not zlib.crc32(f"{path} {store.about['epoch']}".encode()) % READ_AGAIN_SAVES
+
+
+def _is_whole(files: PosixFiles, store: _StoreInWriting, path: str, known: WrittenChunk) -> bool:
+    """Whether a file of the store before holds what was written to it."""
     assert store.former is not None
-    if zlib.crc32(f"{path} {store.about['epoch']}".encode()) % READ_AGAIN_SAVES:
-        return True
     old = join_path(store.former.root, path)
     try:
         found = files.read_into(old, None, known.size)

@@ -190,6 +190,7 @@ def planned(*arrays):
 
     return [
         PlannedArray(
+            "w",
             str(i),
             ArrayPart(array, None, (), "ndarray"),
             plan_grid(array.shape, array.itemsize, None),

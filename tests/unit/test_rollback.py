@@ -68,6 +68,15 @@ def test_an_array_that_something_else_refers_to_is_copied(rollbacks):
     assert recall(rollbacks)["x"].tolist() == [0, 0, 0]
 
 
+def test_what_lies_in_a_container_that_something_else_refers_to_is_copied(rollbacks):
+    mine = {"w": np.zeros(3), "rest": [np.zeros(3)]}
+    keep(rollbacks, {"x": mine})
+    mine["w"] += 1  # as of a task that kept what it was given to update
+    mine["rest"][0] += 1
+    kept = recall(rollbacks)["x"]
+    assert (kept["w"].tolist(), kept["rest"][0].tolist()) == ([0, 0, 0], [0, 0, 0])
+
+
 def test_an_array_that_does_not_change_is_shared_by_moments(rollbacks):
     blobs = {"x": np.zeros(3)}
     for moment in "123":
