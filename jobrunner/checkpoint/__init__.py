@@ -12,7 +12,9 @@ The way of the data, one module a stage; a module imports only from those above 
     grid, content     arrays -> files, and their pieces, as bytes   (pure)
     digests           ... told from others, in one pass     (pure)
     layout            trees and arrays -> Zarr documents and chunks   (pure)
+    chunks            an array's files, written or shared with the store before
     store             write stores, and make them durable
+    threads           several files at once
     verified, arrays  read their files and arrays, and verify them
     reader            ... as values, or look into them lazily
     epochmap, records log entries -> what is recorded       (pure)
@@ -21,6 +23,7 @@ The way of the data, one module a stage; a module imports only from those above 
     policies, schedule   which epochs are kept, and when to save   (pure)
     liveness, probe, hold   a run's hold on the directory
     chores            hides and deletes in the background
+    provenance        which arrays are the very ones that the last store was written from
     snapshot          copies, so that epochs go on while they are written
     save, load        what is sent to the workers
     parts             arrays whose parts are several nodes' blobs

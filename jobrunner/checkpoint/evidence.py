@@ -27,6 +27,7 @@ from jobrunner.checkpoint.log import (
     each_entry,
     read_content,
 )
+from jobrunner.checkpoint.paths import join_path
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.records import (
     RESTARTS,
@@ -37,7 +38,6 @@ from jobrunner.checkpoint.records import (
     commit_in,
     given_up_by,
 )
-from jobrunner.checkpoint.store import join_path
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, DefinitionError
 
 

@@ -61,3 +61,8 @@ def _absolute_url(text: str, scheme: str, rest: str) -> str:
                 f"names of letters, digits and -._~!$&'()*+,;=:@; found {name!r} among them."
             )
     return f"{scheme}://{'/'.join(names)}"
+
+
+def join_path(root: str, path: str) -> str:
+    """Path of a file within a store; manifests write ``/`` on every system."""
+    return f"{root}/{path}" if os.sep == "/" else os.path.join(root, *path.split("/"))

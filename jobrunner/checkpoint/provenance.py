@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from jobrunner.checkpoint.chunks import LINKED_BYTES
 from jobrunner.checkpoint.layout import PlannedArray
-from jobrunner.checkpoint.store import LINKED_BYTES
 from jobrunner.values import sole_arrays
 from jobrunner.workspace import Workspace
 

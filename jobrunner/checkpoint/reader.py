@@ -19,8 +19,9 @@ from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.decoding import Decoder
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import MANIFEST, STORE_FORMAT
+from jobrunner.checkpoint.paths import join_path
 from jobrunner.checkpoint.states import StatefulBlob
-from jobrunner.checkpoint.store import join_path, run_all
+from jobrunner.checkpoint.threads import run_all
 from jobrunner.checkpoint.verified import WAY_OUT, VerifiedFiles
 from jobrunner.errors import (
     BlobNotFoundError,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobrunner.checkpoint.blobs import encode_blobs, store_as
+from jobrunner.checkpoint.chunks import FormerStore, former_store
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.encoding import EncodedBlob
 from jobrunner.checkpoint.files import PosixFiles
@@ -19,13 +20,11 @@ from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.records import Claim, moment_of
 from jobrunner.checkpoint.snapshot import Arena, copy_arrays
 from jobrunner.checkpoint.store import (
-    FormerStore,
     Receipt,
     StoreBatch,
     digest_blob,
-    former_store,
-    run_gently,
 )
+from jobrunner.checkpoint.threads import run_gently
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.storage import DEFAULT_STORAGE, Storage
 from jobrunner.workspace import Workspace

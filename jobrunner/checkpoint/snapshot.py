@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.checkpoint.layout import PlannedArray
-from jobrunner.checkpoint.store import THREADS, run_all
+from jobrunner.checkpoint.threads import THREADS, run_all
 
 _ALIGNMENT = 64
 _COPY_BYTES = 16 << 20

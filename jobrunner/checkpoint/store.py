@@ -11,19 +11,17 @@ import contextlib
 import hashlib
 import logging
 import os
-import sys
-import threading
 import time
-import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from jobrunner.checkpoint.content import Content, encode_texts, file_content
-from jobrunner.checkpoint.digests import HEAD_BYTES, Sums, WrittenChunk, digest_content
+from jobrunner.checkpoint.chunks import LINKED_BYTES, ChunkWriter, FormerStore
+from jobrunner.checkpoint.content import Content, encode_texts
+from jobrunner.checkpoint.digests import digest_content
 from jobrunner.checkpoint.encoding import EncodedBlob
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import (
@@ -31,29 +29,16 @@ from jobrunner.checkpoint.layout import (
     ROOT_DOCUMENT,
     PlannedArray,
     StoreLayout,
-    grid_of,
     group_document,
     lay_out,
     seal,
     to_json,
 )
+from jobrunner.checkpoint.paths import join_path
+from jobrunner.checkpoint.threads import run_all
 from jobrunner.spares import Spares
 
 logger = logging.getLogger("jobrunner.checkpoint.store")
-
-THREADS = PosixFiles.threads
-"""For what only copies memory, too."""
-
-_WORTH_A_THREAD_BYTES = 1 << 20
-_WORTH_A_THREAD_JOBS = 64
-
-_GENTLE = 15
-
-LINKED_BYTES = PosixFiles.linked_bytes
-"""What tells a shorter chunk from another is not kept: it is never linked."""
-
-READ_AGAIN_SAVES = 16
-"""At one save in so many, on average, a file is read before it is shared once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +72,14 @@ class Receipt:
     states: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FormerStore:
-    """A store of the same node at an earlier epoch, whose unchanged chunks can be linked."""
-
-    root: str
-    chunks: Mapping[str, WrittenChunk]
-
-
 @dataclass(slots=True)
 class _StoreInWriting:
     store: str
     root: str
     about: dict[str, Any]
     layout: StoreLayout
-    former: FormerStore | None
+    chunks: ChunkWriter
     documents: dict[str, list[int]] = field(default_factory=dict)
-    chunks: dict[str, WrittenChunk] = field(default_factory=dict)
-    linked_bytes: int = 0
 
 
 class StoreBatch:
@@ -146,10 +121,12 @@ class StoreBatch:
         for store, (about, blobs) in stores.items():
             root = os.path.join(directory, store)
             layout = lay_out(blobs, about)
-            full = layout.about
-            self._stores.append(
-                _StoreInWriting(store, root, full, layout, (former or {}).get(store))
+            former_one = (former or {}).get(store)
+            about = layout.about
+            chunks = ChunkWriter(
+                files, root, about.get("node", ""), about.get("epoch", 0), former_one
             )
+            self._stores.append(_StoreInWriting(store, root, about, layout, chunks))
 
     def arrays(self) -> dict[str, list[PlannedArray]]:
         """The arrays of each store; a part may give way to a copy of it until it is written."""
@@ -173,11 +150,10 @@ class StoreBatch:
                 for array in store.layout.arrays:
                     if wanted is None or id(array) in wanted:
                         nbytes += array.part.data.nbytes
-                        chunks = [it for it in array.files() if it[0] not in store.chunks]
+                        chunks = [it for it in array.files() if it[0] not in store.chunks.written]
                         written = _Written(array, len(chunks), self._spares)
                         jobs += (
-                            partial(_write_chunk, self._files, store, array, *chunk, written)
-                            for chunk in chunks
+                            partial(_write_chunk, store, array, *chunk, written) for chunk in chunks
                         )
                 if wanted is None:
                     jobs += (
@@ -208,7 +184,7 @@ class StoreBatch:
             digests = list(self._files.each(partial(_finish_store, self._files), self._stores))
         seconds = self._seconds + time.perf_counter() - started
         return [
-            Receipt(store.store, digest, nbytes, seconds, store.linked_bytes)
+            Receipt(store.store, digest, nbytes, seconds, store.chunks.linked_bytes)
             for store, (digest, nbytes) in zip(self._stores, digests, strict=True)
         ]
 
@@ -257,123 +233,15 @@ def write_stores(
     return batch.finish()
 
 
-def former_store(root: str, manifest: Mapping[str, Any]) -> FormerStore:
-    """What of a store can be linked, by its manifest."""
-    chunks: dict[str, WrittenChunk] = {}
-    for entry in manifest["blobs"].values():
-        for array in entry["arrays"]:
-            if "sums" not in array:
-                continue
-            grid = grid_of(array)
-            pieces = array.get("pieces") or [()] * len(array["files"])
-            for corner, (size, crc), (total, head), told in zip(
-                grid.corners(), array["files"], array["sums"], pieces, strict=True
-            ):
-                chunks[f"{array['path']}/{grid.key(corner)}"] = WrittenChunk(
-                    size, crc, int(total, 16), head, tuple(map(tuple, told))
-                )
-    return FormerStore(root, chunks)
-
-
 def _write_chunk(
-    files: PosixFiles,
     store: _StoreInWriting,
     array: PlannedArray,
     path: str,
     corner: tuple[int, ...],
     written: _Written,
 ) -> None:
-    store.chunks[path] = _make_chunk(files, store, array, path, corner)
+    store.chunks.write(array, path, corner)
     written.add_chunk()
-
-
-def _make_chunk(
-    files: PosixFiles,
-    store: _StoreInWriting,
-    array: PlannedArray,
-    path: str,
-    corner: tuple[int, ...],
-) -> WrittenChunk:
-    known = store.former.chunks.get(path) if store.former is not None else None
-    if known is not None and known.size < files.linked_bytes:
-        known = None
-    # To compress it again would cost more than anything that could be found.
-    is_costly = bool(array.compressors)
-    if known is not None and is_costly and array.is_unchanged and not _is_due(store, path):
-        chunk = _link_chunk(files, store, path, known)
-        if chunk is not None:
-            return chunk
-    content = file_content(array.part.data, array.grid, corner, array.compressors)
-    return _write_content(files, store, array, path, content, known)
-
-
-def _write_content(
-    files: PosixFiles,
-    store: _StoreInWriting,
-    array: PlannedArray,
-    path: str,
-    content: Content,
-    known: WrittenChunk | None,
-) -> WrittenChunk:
-    target = join_path(store.root, path)
-    if content.size < LINKED_BYTES and content.pieces is None:
-        crc = files.write(target, content.buffers, content.padding_bytes)
-        return WrittenChunk(content.size, crc, 0, 0)
-    head = files.digest(memoryview(content.buffers[0])[:HEAD_BYTES])
-    if known is not None:
-        is_due = _is_due(store, path)
-        is_same = (known.size, known.head) == (content.size, head) and (
-            (array.is_unchanged and not is_due) or digest_content(files, content, head) == known
-        )
-        if is_same and (not is_due or _is_whole(files, store, path, known)):
-            chunk = _link_chunk(files, store, path, known)
-            if chunk is not None:
-                return chunk
-        elif array.is_unchanged and not is_same:
-            logger.warning(
-                "Blob %r of node %r has changed although no task that updates it has run; what it "
-                "is now is saved. Name it in the updates= of the task that changes it.",
-                array.blob,
-                store.about["node"],
-            )
-    sums = Sums(content)
-    crc = files.write(target, content.buffers, content.padding_bytes, sums.add)
-    return WrittenChunk(content.size, crc, sums.total, head, tuple(sums.pieces))
-
-
-def _link_chunk(
-    files: PosixFiles, store: _StoreInWriting, path: str, known: WrittenChunk
-) -> WrittenChunk | None:
-    """Share a file of the store before; None where it cannot be shared."""
-    assert store.former is not None
-    source, target = (join_path(root, path) for root in (store.former.root, store.root))
-    if not files.link(source, target, known.size):
-        return None
-    store.linked_bytes += known.size
-    return known
-
-
-def _is_due(store: _StoreInWriting, path: str) -> bool:
-    """Whether memory and file are read before the file is shared once more, as now and then.
-
-    By its name and the epoch, so that it comes to any file's turn whatever the save policy is.
-    """
-    return not zlib.crc32(f"{path} {store.about['epoch']}".encode()) % READ_AGAIN_SAVES
-
-
-def _is_whole(files: PosixFiles, store: _StoreInWriting, path: str, known: WrittenChunk) -> bool:
-    """Whether a file of the store before holds what was written to it."""
-    assert store.former is not None
-    old = join_path(store.former.root, path)
-    try:
-        found = files.read_into(old, None, known.size)
-    except OSError as error:
-        logger.warning("%s cannot be read, and is written anew: %s", old, error)
-        return False
-    if found != (known.size, known.crc):
-        logger.warning("%s is not what was written; the new epoch gets a file of its own.", old)
-        return False
-    return True
 
 
 def digest_blob(files: PosixFiles, blob: EncodedBlob) -> str:
@@ -398,7 +266,7 @@ def _finish_store(files: PosixFiles, store: _StoreInWriting) -> tuple[str, int]:
     """Write manifest and root document; the digest of the one, and the size of all files."""
     layout = store.layout
     for array in layout.arrays:
-        chunks = [store.chunks[path] for path, _ in array.files()]
+        chunks = [store.chunks.written[path] for path, _ in array.files()]
         array.entry["files"] = [[chunk.size, chunk.crc] for chunk in chunks]
         if chunks and chunks[0].size >= LINKED_BYTES:
             # Hexadecimal: JSON's readers in other languages lose digits of such numbers.
@@ -412,73 +280,6 @@ def _finish_store(files: PosixFiles, store: _StoreInWriting) -> tuple[str, int]:
     manifest = seal(group_document(about))
     files.write(join_path(store.root, MANIFEST), [manifest])
     files.write(os.path.join(store.root, ROOT_DOCUMENT), [layout.root])
-    nbytes = sum(chunk.size for chunk in store.chunks.values())
+    nbytes = sum(chunk.size for chunk in store.chunks.written.values())
     nbytes += sum(size for size, _ in documents.values())
     return hashlib.sha256(manifest).hexdigest(), nbytes + len(manifest)
-
-
-def run_all(jobs: Iterable[Callable[[], None]], threads: int, nbytes: int) -> None:
-    """Call all jobs, from several threads; the first error ends it and is raised.
-
-    Parameters
-    ----------
-    jobs : iterable of callable
-    threads : int
-        At most, the calling one included; of as few as `THREADS` only one where the work is not
-        worth another. More are for what waits for a network, and always worth it.
-    nbytes : int
-        How much they read or write.
-    """
-    pending = list(jobs)
-    is_short = nbytes < _WORTH_A_THREAD_BYTES and len(pending) < _WORTH_A_THREAD_JOBS
-    if is_short and threads <= THREADS:
-        threads = 1
-    queue = iter(pending)
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            for job in queue:  # a list's iterator hands each item out once, to any thread
-                if failures:
-                    return
-                job()
-        except BaseException as error:
-            failures.append(error)
-
-    helpers = [
-        threading.Thread(target=work, name=f"jobrunner-files-{i}", daemon=True)
-        for i in range(min(threads, len(pending)) - 1)
-    ]
-    for helper in helpers:
-        helper.start()
-    work()
-    for helper in helpers:
-        helper.join()
-    if failures:
-        raise failures[0]
-
-
-def run_gently(write: Callable[[], None]) -> None:
-    """Call `write` in a thread that gives way to others, where the system knows priorities."""
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        # Only this thread's: Linux keeps them apart, and nobody may raise one again.
-        with contextlib.suppress(AttributeError, OSError):
-            if sys.platform == "linux":
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _GENTLE)
-        try:
-            write()
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=work, name="jobrunner-gentle-files", daemon=True)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
-
-
-def join_path(root: str, path: str) -> str:
-    """Path of a file within a store; manifests write ``/`` on every system."""
-    return f"{root}/{path}" if os.sep == "/" else os.path.join(root, *path.split("/"))

@@ -18,10 +18,11 @@ from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.objects import files_beside
-from jobrunner.checkpoint.paths import absolute_path
+from jobrunner.checkpoint.paths import absolute_path, join_path
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.records import Claim, commit_in, commits_in, loose_json
-from jobrunner.checkpoint.store import Receipt, join_path, run_all
+from jobrunner.checkpoint.store import Receipt
+from jobrunner.checkpoint.threads import run_all
 from jobrunner.errors import (
     CheckpointError,
     CheckpointNotFoundError,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import MANIFEST
-from jobrunner.checkpoint.store import join_path
+from jobrunner.checkpoint.paths import join_path
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
 
 WAY_OUT = "Resume with 'latest' to fall back to the epoch before, or restore the file from a copy."

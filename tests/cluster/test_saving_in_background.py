@@ -26,6 +26,7 @@ from jobrunner import (
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import PlannedArray
 from jobrunner.checkpoint.snapshot import Arena, copy_arrays
+from jobrunner.values import SOLE_ITEM, own
 from jobrunner.workspace import Workspace
 
 GATE = threading.Event()
@@ -182,6 +183,86 @@ def test_a_budget_without_copies_is_refused(tmp_path):
         MultiNodeCheckpointManager(tmp_path, budget_bytes=5)
     with pytest.raises(DefinitionError, match="budget_bytes"):
         manager_of(tmp_path, budget_bytes=-1)
+
+
+class Snapshot:
+    """A save in the background of a node's blobs, taken and not yet written."""
+
+    def __init__(self, tmp_path, blobs, budget_bytes=None, changing=None):
+        self.manager = manager_of(tmp_path)
+        self.workspace = Workspace("a")
+        self.workspace.globals.update(blobs)
+        blobs.clear()  # as in a run, nothing else refers to them
+        self.workspace.rollbacks.changing.update(changing or {})
+        self.manager.start_run(["a"], {})
+        self.order = self.manager.begin(0)
+        self.order.copy(budget_bytes)({"a": self.workspace})
+
+    def is_referred_to(self, name):
+        return sys.getrefcount(self.workspace.globals[name]) > SOLE_ITEM
+
+    @property
+    def copied_bytes(self):
+        return self.workspace.companions["copies to be saved"].arena.nbytes
+
+    def update(self, name):
+        return own(self.workspace.globals, name, self.workspace.rollbacks.spares.copy)
+
+    def write(self):
+        receipts = self.order.write_copies()({"a": self.workspace})
+        self.manager.commit(self.order, receipts, {})
+        self.manager.end_run()
+        return self.manager.open(0)["a"]
+
+
+LARGE = (1 << 20) // 8
+
+
+def test_what_only_a_blob_holds_is_not_copied_until_a_task_updates_it(tmp_path):
+    taken = Snapshot(tmp_path, {"x": np.zeros(LARGE), "y": [np.ones(LARGE)]})
+    assert taken.copied_bytes == 0
+    before = taken.workspace.globals["x"].ctypes.data
+    assert taken.update("x").ctypes.data != before
+    taken.update("x")[:] = 5
+    taken.workspace.globals["y"] = None
+    store = taken.write()
+    assert store.load("x").max() == 0
+    assert store.load("y")[0].min() == 1
+    # The array that the copy took the place of takes the next one.
+    assert taken.workspace.rollbacks.spares.nbytes == 8 * LARGE
+
+
+def test_what_something_else_can_change_is_copied_at_once(tmp_path):
+    mine, box = np.zeros(LARGE), {"w": np.zeros(LARGE)}
+    taken = Snapshot(tmp_path, {"x": mine, "box": box})
+    assert taken.copied_bytes == 2 * 8 * LARGE
+    mine += 1
+    box["w"] += 1
+    store = taken.write()
+    assert store.load("x").max() == store.load("box")["w"].max() == 0
+
+
+def test_what_is_referred_to_counts_towards_the_budget_unless_no_task_changes_it(tmp_path):
+    blobs = {name: np.zeros(LARGE) for name in ("data", "x", "y", "z")}
+    taken = Snapshot(tmp_path, blobs, 2 * 8 * LARGE, {"a": {"x", "y", "z"}})
+    is_held = [taken.is_referred_to(name) for name in ("data", "x", "y", "z")]
+    assert is_held == [True, True, True, False]
+    taken.write()
+
+
+def test_an_array_is_let_go_of_as_soon_as_it_is_written(tmp_path, gate):
+    class Stop(GatedFiles):
+        def before(self, operation, path):
+            if operation == "syncfs":
+                seen.append([taken.is_referred_to(name) for name in ("x", "y")])
+
+    seen = []
+    taken = Snapshot(tmp_path, {"x": np.zeros(9 * LARGE), "y": np.zeros(LARGE)})
+    assert taken.is_referred_to("x")
+    object.__setattr__(taken.order, "files", Stop())
+    taken.workspace.companions["copies to be saved"].save.batch._files = Stop()
+    taken.write()
+    assert [False, False] in seen
 
 
 def planned(*arrays):

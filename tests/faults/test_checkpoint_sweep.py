@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 
 from jobrunner import CheckpointError, CheckpointWriteError, KeepLast, MultiNodeCheckpointManager
-from jobrunner.checkpoint.store import LINKED_BYTES
+from jobrunner.checkpoint.chunks import LINKED_BYTES
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
 from jobrunner.workspace import Workspace
 

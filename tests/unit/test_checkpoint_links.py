@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from jobrunner import (
     KeepLast,
     MultiNodeCheckpointManager,
 )
-from jobrunner.checkpoint import Receipt
+from jobrunner.checkpoint import Receipt, content
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace import Workspace
 
@@ -157,6 +157,97 @@ def test_damage_that_epochs_share_ends_when_the_file_is_read_again(rig: Rig) -> 
     for epoch in range(mended, 40):
         rig.manager.verify(epoch)
     assert is_linked.count(False) == 1
+
+
+def change_unseen(rig: Rig, place: int) -> None:
+    """As a task does that writes past NumPy's back to what it was given to read."""
+    rig.blobs["fixed"][place] += 1
+
+
+def test_what_nothing_can_have_changed_is_not_read_and_yet_now_and_then(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.save(0)
+    change_unseen(rig, BIG - 1)
+    epochs = range(1, 60)
+    is_linked = [rig.save(epoch).linked_bytes > 0 for epoch in epochs]
+    assert is_linked[0]  # or it was read
+    found = is_linked.index(False) + 1
+    assert is_linked.count(False) == 1
+    assert "'fixed' of node 'a' has changed although no task that updates it" in caplog.text
+    assert rig.manager.open(found)["a"].load("fixed")[-1] == BIG
+
+
+def test_a_change_where_an_array_begins_is_found_at_once_whoever_made_it(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.save(0)
+    change_unseen(rig, 0)
+    assert rig.save(1).linked_bytes == 0
+    assert rig.manager.open(1)["a"].load("fixed")[0] == 1
+    assert "name it in the updates=" in caplog.text
+
+
+def updates(rig: Rig) -> None:
+    rig.workspace.updated.add("fixed")
+    change_unseen(rig, BIG - 1)
+
+
+def keeps(rig: Rig) -> None:
+    kept = rig.blobs["fixed"]
+    rig.save(1)
+    kept[BIG - 1] += 1
+
+
+def keeps_the_container(rig: Rig) -> None:
+    kept = rig.blobs["box"]
+    rig.save(1)
+    kept["fixed"][BIG - 1] += 1
+
+
+def fails_to_save(rig: Rig) -> None:
+    def before(operation: str, path: str) -> None:
+        if operation == "syncfs":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    updates(rig)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.manager._files, "before", before)
+        with pytest.raises(CheckpointWriteError):
+            rig.save(1)
+
+
+def saves_what_is_not_recorded(rig: Rig) -> None:
+    updates(rig)
+    order = rig.manager.begin(1)
+    order({"a": rig.workspace})
+    rig.manager.abandon(order)
+
+
+@pytest.mark.parametrize(
+    "happens", [updates, keeps, keeps_the_container, fails_to_save, saves_what_is_not_recorded]
+)
+def test_what_may_have_changed_is_read(rig: Rig, happens: Callable[[Rig], None]) -> None:
+    if happens is keeps_the_container:
+        rig.blobs["box"] = {"fixed": rig.blobs.pop("fixed")}
+    rig.save(0)
+    happens(rig)
+    assert rig.save(2).linked_bytes == 0
+    value = rig.manager.open(2)["a"].load("box" if "box" in rig.blobs else "fixed")
+    assert (value["fixed"] if "box" in rig.blobs else value)[-1] == BIG
+
+
+def test_a_compressed_array_that_nothing_can_have_changed_is_not_compressed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path / "k", compressors="zstd")
+    rig.blobs["fixed"] = np.random.default_rng(0).random(BIG)
+    size = rig.save(0).nbytes
+    monkeypatch.setattr(content, "compress", None)
+    # The other blob is short; none of those two epochs is one that reads.
+    del rig.blobs["small"]
+    assert rig.save(2).linked_bytes > size // 2
+    rig.manager.end_run()
 
 
 def test_a_former_store_that_cannot_be_read_only_costs_the_links(rig: Rig) -> None:

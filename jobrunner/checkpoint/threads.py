@@ -1,0 +1,81 @@
+"""Work on files and memory in a few threads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+
+from jobrunner.checkpoint.files import PosixFiles
+
+THREADS = PosixFiles.threads
+"""For what only copies memory, too."""
+
+_WORTH_A_THREAD_BYTES = 1 << 20
+_WORTH_A_THREAD_JOBS = 64
+
+_GENTLE = 15
+
+
+def run_all(jobs: Iterable[Callable[[], None]], threads: int, nbytes: int) -> None:
+    """Call all jobs, from several threads; the first error ends it and is raised.
+
+    Parameters
+    ----------
+    jobs : iterable of callable
+    threads : int
+        At most, the calling one included; of as few as `THREADS` only one where the work is not
+        worth another. More are for what waits for a network, and always worth it.
+    nbytes : int
+        How much they read or write.
+    """
+    pending = list(jobs)
+    is_short = nbytes < _WORTH_A_THREAD_BYTES and len(pending) < _WORTH_A_THREAD_JOBS
+    if is_short and threads <= THREADS:
+        threads = 1
+    queue = iter(pending)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for job in queue:  # a list's iterator hands each item out once, to any thread
+                if failures:
+                    return
+                job()
+        except BaseException as error:
+            failures.append(error)
+
+    helpers = [
+        threading.Thread(target=work, name=f"jobrunner-files-{i}", daemon=True)
+        for i in range(min(threads, len(pending)) - 1)
+    ]
+    for helper in helpers:
+        helper.start()
+    work()
+    for helper in helpers:
+        helper.join()
+    if failures:
+        raise failures[0]
+
+
+def run_gently(write: Callable[[], None]) -> None:
+    """Call `write` in a thread that gives way to others, where the system knows priorities."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        # Only this thread's: Linux keeps them apart, and nobody may raise one again.
+        with contextlib.suppress(AttributeError, OSError):
+            if sys.platform == "linux":
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _GENTLE)
+        try:
+            write()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work, name="jobrunner-gentle-files", daemon=True)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
