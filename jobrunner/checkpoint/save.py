@@ -191,8 +191,8 @@ class SaveOrder:
         for node in self.stores.keys() & workspaces.keys():
             workspace = workspaces[node]
             names = [name for name in workspace.globals if name not in workspace.transient]
-            provenance[node] = Provenance(workspace, names)
             workspace.rollbacks.keep(self.moment, node, workspace.globals, names)
+            provenance[node] = Provenance(workspace, names)
         # All of it before anything is written: what cannot be saved is no fault of the storage.
         encoded = self.check.encode(workspaces)
         states = {
