@@ -28,6 +28,7 @@ from harness import Report, Row, arguments, two_workers, write
 from jobrunner import (
     Job,
     JobRunner,
+    KeepLast,
     MultiNodeCheckpointManager,
     Node,
     SaveEvery,
@@ -40,7 +41,7 @@ from jobrunner.result import RunResult
 
 NODES = ("a", "b")
 ITEMS, ITEM_BYTES, BUDGET_BYTES = 8, 64 << 20, 128 << 20
-EPOCHS_A_SAVE = 40
+EPOCHS_A_SAVE = 100
 SLOWDOWN_TARGET = 1.15
 
 Work = Callable[[np.ndarray[Any, Any]], None]
@@ -50,9 +51,18 @@ def make_item(i: int) -> np.ndarray[Any, Any]:
     return np.full(ITEM_BYTES // 8, float(i))
 
 
-def change(item: np.ndarray[Any, Any]) -> None:
+def change_once(item: np.ndarray[Any, Any]) -> None:
     if (current_task().epoch or 0) % EPOCHS_A_SAVE == 0:
         item += 1
+
+
+def change_twice(item: np.ndarray[Any, Any]) -> None:
+    if (current_task().epoch or 0) % EPOCHS_A_SAVE in (1, EPOCHS_A_SAVE - 1):
+        item += 1
+
+
+def begin(item: np.ndarray[Any, Any]) -> None:
+    current_task().report(**{f"{current_task().node} begun": time.perf_counter()})
 
 
 def multiply(item: np.ndarray[Any, Any]) -> None:
@@ -77,7 +87,7 @@ def _tell(part: Callable[[], object], times: int) -> None:
     current_task().report(**{f"{current_task().node} {key}": values[key] for key in values})
 
 
-def build(work: Work, saves: int) -> Job:
+def build(work: Work, saves: int, change: Work) -> Job:
     """A job that is saved once more than counts, for the first copies touch fresh memory."""
     with Job("background") as job:
         for name in NODES:
@@ -85,22 +95,27 @@ def build(work: Work, saves: int) -> Job:
                 with job.init_group:
                     for i in range(ITEMS):
                         Task(make_item, outputs=f"item{i}", kwargs={"i": i})
+                Task(begin, inputs="item0", name="begin")
                 for i in range(ITEMS):
                     Task(change, updates=f"item{i}", name=f"change{i}")
-                Task(work, inputs="item0", name="work")
+                Task(work, inputs=f"item{ITEMS - 1}", name="work")
         epoch_limiter(job, EPOCHS_A_SAVE * (saves + 2) - 1)
     return job
 
 
-def run(parent: Path, work: Work, saves: int, **options: Any) -> RunResult:
+def run(
+    parent: Path, work: Work, saves: int, change: Work = change_once, **options: Any
+) -> RunResult:
     """Run the job, saved with `options` or, without any, not at all."""
     directory = Path(tempfile.mkdtemp(dir=parent))
     manager = None
     if options:
         save = SaveEvery(epochs=EPOCHS_A_SAVE)
-        manager = MultiNodeCheckpointManager(directory / "k", save=save, **options)
+        manager = MultiNodeCheckpointManager(
+            directory / "k", save=save, keep=KeepLast(1), **options
+        )
     with two_workers() as client, Session(client) as session:
-        result = JobRunner(build(work, saves), manager).run(session)
+        result = JobRunner(build(work, saves, change), manager).run(session)
     for folder, _, names in os.walk(directory):  # see bench_checkpoint: deleted at the end
         for name in names:
             os.truncate(os.path.join(folder, name), 0)
@@ -144,6 +159,23 @@ def slowdown(report: Report, parent: Path, saves: int) -> None:
         report.add(row)
 
 
+def next_epoch(report: Report, parent: Path, saves: int) -> None:
+    """An epoch that updates all 1 GiB in place: right after a save began, and long after."""
+    result = run(parent, multiply, saves, asynchronous=True, change=change_twice)
+    took: dict[int, list[float]] = {1: [], EPOCHS_A_SAVE - 1: []}
+    for metrics in result.metrics[EPOCHS_A_SAVE:]:  # before, memory is fresh
+        place = metrics["epoch"] % EPOCHS_A_SAVE
+        if place in took:
+            spans = [metrics[f"{node} started"] - metrics[f"{node} begun"] for node in NODES]
+            took[place].append(1000 * max(spans))
+    after, alone = map(statistics.median, took.values())
+    row = Row("an epoch that updates 1 GiB in place, as a save begins", "ms", {"jobrunner": after})
+    row.figures["no save"] = alone
+    stall = 1000 * statistics.median(save.stall_seconds for save in result.saves[1:-1])
+    row.note = f"{len(took[1])} saves, which the epochs waited {stall:.1f} ms for"
+    report.add(row)
+
+
 def memory(report: Report, parent: Path) -> None:
     """The most that a worker takes more than without saves, with a budget for copies."""
     peaks = []
@@ -170,6 +202,7 @@ def main() -> None:
     parent = Path(tempfile.mkdtemp(dir=args.directory or None, prefix="jobrunner-bench-"))
     try:
         slowdown(report, parent, args.rounds)
+        next_epoch(report, parent, args.rounds)
         memory(report, parent)
     finally:
         shutil.rmtree(parent)
