@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import logging
 import os
+import pickle
 import random
 import signal
 import socket
@@ -58,12 +59,23 @@ def walk(x, seconds, flag=""):
     return x + current_task().rng.standard_normal(x.size)
 
 
+def add_up(x, sums):
+    """Changes in place what saves and rollbacks refer to."""
+    sums[0] = 0.5 * sums[0] + np.resize(x, sums[0].size)
+    sums[1]["last"][: x.size] = x
+
+
 def build(epochs, seconds, flag=""):
     nodes = [Node(f"n{i}") for i in range(NODES)]
     with Job("soak", seed=11) as job:
         for i, node in enumerate(nodes):
             with job.init_group:
                 Task(lambda: np.zeros(10_000), outputs="x", node=node)
+                Task(
+                    lambda: [np.zeros(30_000), {"last": np.zeros(20_000)}],
+                    outputs="sums",
+                    node=node,
+                )
             drift = Task(
                 walk,
                 inputs="x",
@@ -78,6 +90,7 @@ def build(epochs, seconds, flag=""):
                 outputs="x",
                 node=node,
             )
+            Task(add_up, inputs="x", updates="sums", node=node)
     epoch_limiter(job, epochs)
     return job
 
@@ -87,7 +100,7 @@ def drive(address, path, epochs, seconds):
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("jobrunner.runner").setLevel(logging.INFO)
     with Session.connect(address, timeout=30) as session:
-        manager = MultiNodeCheckpointManager(path)
+        manager = MultiNodeCheckpointManager(path, asynchronous=os.getpid() % 2 == 0)
         job = build(epochs, seconds, f"{path}.fail")
         result = JobRunner(job, manager, max_restarts=20).run(session)
     print(f"restarts {result.restarts}", flush=True)
@@ -216,7 +229,10 @@ def undisturbed(epochs, path):
 
 def state(path, epoch):
     checkpoint = MultiNodeCheckpointManager(path).open(epoch)
-    return {node: np.asarray(checkpoint[node]["x"]).tobytes() for node in checkpoint}
+    return {
+        node: (checkpoint[node].load("x").tobytes(), pickle.dumps(checkpoint[node].load("sums")))
+        for node in checkpoint
+    }
 
 
 def soak(minutes, seed, every, epochs, seconds):
