@@ -231,7 +231,7 @@ class Recorder:
     ) -> None:
         """Write and record the checkpoint of `epoch`, or of its first `step` steps.
 
-        With an asynchronous manager it returns once everything is copied; `is_due` and `settle`
+        With an asynchronous manager it returns once nothing can change what is saved; `is_due` and `settle`
         tell what became of it.
 
         Raises

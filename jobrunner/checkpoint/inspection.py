@@ -118,6 +118,8 @@ def inspect_directory(directory: CheckpointDirectory) -> list[Finding]:
     every byte. Raises only what keeps it from reading at all.
     """
     found: list[Finding] = []
+    # Before the log is read, so that what a run claims meanwhile is not taken for a stray.
+    names = directory.files.list_names(directory.path)
     history = _History()
     is_whole = True
     for finding, entry in _inspect_log(directory):
@@ -138,7 +140,6 @@ def inspect_directory(directory: CheckpointDirectory) -> list[Finding]:
             found[-1] = Finding(finding.path, "damaged", str(error))
             is_whole = False
     stores: list[tuple[str, StoreName]] = []
-    names = directory.files.list_names(directory.path)
     for name in names:
         if name == LOG_DIRECTORY:
             continue
@@ -156,7 +157,7 @@ def inspect_directory(directory: CheckpointDirectory) -> list[Finding]:
     for findings in directory.files.each(partial(_inspect_store, directory, history), stores):
         found += findings
     if is_whole:
-        found += _find_missing(history, names)
+        found += _find_missing(history, [*names, *directory.files.list_names(directory.path)])
     return sorted(found, key=lambda finding: finding.path)
 
 

@@ -66,11 +66,12 @@ class MultiNodeCheckpointManager(HeldDirectory):
     keep : RetentionPolicy
         Which epochs to keep.
     asynchronous : bool
-        Let the epochs go on once all blobs are copied, and write the copies meanwhile. At most
-        one save is in flight; the next one waits for it.
+        Let the epochs go on, and write meanwhile what the blobs were: arrays that only a blob
+        holds by reference, anything else from copies that are made before. At most one save is in
+        flight; the next one waits for it.
     budget_bytes : int, optional
-        With `asynchronous`: longest that the copies on one worker may be together. What is beyond
-        is written before the epochs go on.
+        With `asynchronous`: longest that copies, and arrays that tasks may replace meanwhile, may
+        be together on one worker. What is beyond is written before the epochs go on.
     delete_on_success : bool
         Give all epochs up once the job has ended, exit group and all.
     load_path : str or os.PathLike, optional

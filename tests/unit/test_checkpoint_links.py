@@ -19,7 +19,8 @@ from jobrunner import (
     KeepLast,
     MultiNodeCheckpointManager,
 )
-from jobrunner.checkpoint import Receipt, content
+from jobrunner.checkpoint import CheckpointDirectory, Receipt, content, inspect_directory
+from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace import Workspace
 
@@ -322,6 +323,28 @@ def test_a_link_that_fails_otherwise_is_an_error(tmp_path: Path) -> None:
         rig.save(1)
     assert rig.manager.epochs() == [0]
     rig.manager.end_run()
+
+
+@pytest.mark.parametrize("folder", ["", "_log"], ids=["beside the names", "beside the log"])
+def test_fsck_beside_a_run_calls_nothing_stray_that_the_run_saves_meanwhile(
+    rig: Rig, folder: str
+) -> None:
+    class Busy(PosixFiles):
+        is_first = True
+
+        def before(self, operation: str, path: str) -> None:
+            if self.is_first and (operation, path) == ("list", listed):
+                self.is_first = False
+                rig.save(1)
+
+    rig.save(0)
+    listed = str(Path(rig.manager.path, folder))
+    found = inspect_directory(
+        CheckpointDirectory(rig.manager.path, None, allow_pickle=False, files=Busy())
+    )
+    assert [finding for finding in found if finding.status in ("stray", "damaged")] == []
+    assert "a.0" in [finding.path for finding in found]
+    assert rig.manager.epochs() == [0, 1]
 
 
 def test_a_new_run_links_to_what_it_resumed_from(tmp_path: Path) -> None:
