@@ -18,7 +18,15 @@ from jobrunner.checkpoint import (
     repair_log,
     restore_epoch,
 )
-from jobrunner.checkpoint.policies import KeepAny, KeepBest, KeepEvery, KeepLast, RetentionPolicy
+from jobrunner.checkpoint.policies import (
+    KeepAny,
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    RetentionPolicy,
+    find_unreported,
+    name_reported,
+)
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
 from jobrunner.listing import format_table
 from jobrunner.progress import format_bytes
@@ -116,17 +124,12 @@ def prune(
 
 def _check_reported(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None:
     metrics = manager.metrics()
-    for part in policy.policies:
-        if (
-            isinstance(part, KeepBest)
-            and metrics
-            and not any(part.metric in reported for reported in metrics.values())
-        ):
-            there = sorted({name for reported in metrics.values() for name in reported})
-            raise DefinitionError(
-                f"No epoch of {manager.path} has reported {part.metric!r}, so --keep-best would "
-                f"keep the newest only; reported are: {', '.join(there) or 'none'}."
-            )
+    names = find_unreported(policy, metrics) if metrics else []
+    if names:
+        raise DefinitionError(
+            f"No epoch of {manager.path} has reported {names[0]!r}, so --keep-best would keep the "
+            f"newest only; reported are: {name_reported(metrics)}."
+        )
 
 
 def _sizes(manager: CheckpointDirectory, epochs: Sequence[int]) -> int:

@@ -18,7 +18,12 @@ from jobrunner.checkpoint.hold import Hold
 from jobrunner.checkpoint.journal import describe_holder
 from jobrunner.checkpoint.liveness import Patience, is_known_dead
 from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler
-from jobrunner.checkpoint.policies import KeepAll, RetentionPolicy
+from jobrunner.checkpoint.policies import (
+    KeepAll,
+    RetentionPolicy,
+    find_unreported,
+    name_reported,
+)
 from jobrunner.checkpoint.records import Claim, Entry, State, nodes_of, store_names, strict_json
 from jobrunner.config import get_seconds
 from jobrunner.errors import (
@@ -65,6 +70,7 @@ class HeldDirectory(CheckpointDirectory):
         self._next_look = -math.inf
         self._metrics: dict[int, Mapping[str, Any]] = {}  # by number of the commit entry
         self._unclaimed: list[int] | None = None  # of this run, once looked for
+        self._has_told_unreported = False  # in this run
 
     # --- a run
 
@@ -103,6 +109,7 @@ class HeldDirectory(CheckpointDirectory):
         patience = self._patience or Patience(_configured_seconds("checkpoint.silence-seconds"))
         hold = Hold(self._files, self.path, self._journal, nodes, beat_seconds)
         self._resumed_from = self._unclaimed = None
+        self._has_told_unreported = False
         try:
             with self._writing("the directory could not be taken"):
                 hold.take(as_json(info, "info"), patience, take_over=self._take_over)
@@ -237,6 +244,7 @@ class HeldDirectory(CheckpointDirectory):
         state = self._journal.check_held()
         retired = self._choose_retired(state)
         if retired:
+            self._tell_unreported(state)
             self._give_up(state, retired, "retire", {"epochs": retired})
         return retired
 
@@ -297,6 +305,20 @@ class HeldDirectory(CheckpointDirectory):
         kept = {state.latest, self._resumed_from, *state.pins}
         proposed = self._keep.retires(epochs, _RecordedMetrics(self, state))
         return sorted(e for e in proposed if e not in kept and e in state.recorded)
+
+    def _tell_unreported(self, state: State) -> None:
+        """Warn, once a run, that epochs go though what they are judged by was never reported."""
+        metrics = _RecordedMetrics(self, state)
+        if self._has_told_unreported or not (names := find_unreported(self._keep, metrics)):
+            return
+        self._has_told_unreported = True
+        logger.warning(
+            "%s: no recorded epoch has reported %s, so KeepBest keeps no epoch for it, and those "
+            "that nothing else keeps are deleted; reported are: %s. Is the name mistyped?",
+            self.path,
+            " or ".join(map(repr, names)),
+            name_reported(metrics),
+        )
 
     def _give_up(
         self,

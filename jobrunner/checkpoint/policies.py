@@ -125,7 +125,8 @@ class KeepBest(_Composable):
 
     Notes
     -----
-    NaN ranks worst, and so does an epoch without the metric. Of equals the newer is better.
+    NaN ranks worst, and so does an epoch without the metric. Of equals the newer is better. A run
+    that gives epochs up warns, once, where no recorded epoch has the metric.
 
     Examples
     --------
@@ -160,6 +161,31 @@ class KeepBest(_Composable):
         if math.isnan(value):
             return True, 0.0
         return False, value if self.mode == "min" else -value
+
+
+def find_unreported(policy: RetentionPolicy, metrics: Metrics) -> list[str]:
+    """The metrics that a policy goes by, and that no recorded epoch has: mistyped, most likely.
+
+    Parameters
+    ----------
+    policy : RetentionPolicy
+        Only `KeepBest`, alone or joined with others, says what it goes by.
+    metrics : mapping of int to mapping of str to object
+        Recorded epoch -> what its tasks reported.
+    """
+    if isinstance(policy, KeepAny):
+        found = [name for part in policy.policies for name in find_unreported(part, metrics)]
+        return list(dict.fromkeys(found))
+    if isinstance(policy, KeepBest):
+        is_reported = any(policy.metric in reported for reported in metrics.values())
+        return [] if is_reported else [policy.metric]
+    return []
+
+
+def name_reported(metrics: Metrics) -> str:
+    """The names of all metrics that recorded epochs have, in words."""
+    names = sorted({name for reported in metrics.values() for name in reported})
+    return ", ".join(names) or "none"
 
 
 def _check_count(what: str, n: object) -> None:

@@ -15,6 +15,8 @@ from jobrunner import (
     Job,
     JobRunner,
     KeepBest,
+    KeepEvery,
+    KeepLast,
     MultiNodeCheckpointManager,
     Node,
     PlanMismatchError,
@@ -157,6 +159,23 @@ def test_the_best_epochs_are_kept_by_what_tasks_report(session, tmp_path):
     JobRunner(counter(6), manager).run(session)
     # The loss is 0 at epoch 3 and 1 at 2 and 4, of which the newer counts; 6 is the newest.
     assert manager.epochs() == [3, 4, 6]
+
+
+@pytest.mark.parametrize("keep", [KeepBest("los"), KeepLast(2) | (KeepEvery(4) | KeepBest("los"))])
+def test_a_metric_to_keep_by_that_nobody_reports_is_told_once_a_run(
+    session, tmp_path, caplog, keep
+):
+    manager = manager_of(tmp_path, keep=keep)
+    for limit in (6, 9):
+        caplog.clear()
+        JobRunner(counter(limit), manager).run(session)
+        told = [record.getMessage() for record in caplog.records if "'los'" in record.getMessage()]
+        assert len(told) == 1
+        assert told[0].startswith(manager.path)
+        assert "reported are: loss, n" in told[0]
+    caplog.clear()
+    JobRunner(counter(12), manager_of(tmp_path, keep=KeepBest("loss"))).run(session)
+    assert not [record for record in caplog.records if record.name.startswith("jobrunner")]
 
 
 def test_a_run_that_succeeds_deletes_its_checkpoints_if_told_to(session, tmp_path):
