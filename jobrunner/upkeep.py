@@ -90,9 +90,11 @@ def prune(
     ------
     DefinitionError
         It goes by a metric that no epoch has, so that nearly all would go.
+    CheckpointCorruptError
+        The record of an epoch that it would judge, or give up, cannot be read.
     """
     manager = MultiNodeCheckpointManager(path, keep=policy, take_over=take_over)
-    _check_reported(manager, policy)
+    _check_records(manager, policy)
     if dry_run or manager.state().number < 0:
         retired = manager.retirable()
         nbytes = _sizes(manager, retired)
@@ -122,8 +124,25 @@ def prune(
     )
 
 
-def _check_reported(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None:
-    metrics = manager.metrics()
+def _check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None:
+    goes_by_metrics = any(isinstance(part, KeepBest) for part in policy.policies)
+    judged = manager.epochs() if goes_by_metrics else manager.retirable()
+    metrics = {}
+    unreadable: dict[int, CheckpointCorruptError] = {}
+    for epoch, record in manager.records(judged):
+        if isinstance(record, CheckpointCorruptError):
+            unreadable[epoch] = record
+        else:
+            metrics[epoch] = record["details"].get("metrics", {})
+    if unreadable:
+        which = f"records of epochs {format_ranges(list(unreadable))}"
+        if len(unreadable) == 1:
+            which = f"record of epoch {next(iter(unreadable))}"
+        first = next(iter(unreadable.values()))
+        raise CheckpointCorruptError(
+            f"Nothing is given up in {manager.path}, for the {which} cannot be read: {first}",
+            path=first.path,
+        ) from first
     names = find_unreported(policy, metrics) if metrics else []
     if names:
         raise DefinitionError(

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jobrunner import KeepLast, MultiNodeCheckpointManager
+from jobrunner.checkpoint.records import STATE_INTERVAL
 from jobrunner.cli import main
 from jobrunner.comparison import compare_values
 from jobrunner.testing import FaultyFiles, assert_identical
@@ -157,6 +158,30 @@ def test_prune_by_a_metric_that_nobody_has_reported_is_refused(runs: Path) -> No
     assert "reported 'los'" in result.stderr
     assert "reported are: loss" in result.stderr
     assert recorded(runs) == [0, 1, 2, 3]
+
+
+def test_prune_gives_nothing_up_where_a_record_it_goes_by_cannot_be_read(runs: Path) -> None:
+    manager = MultiNodeCheckpointManager(runs)
+    for _ in range(STATE_INTERVAL // 2):  # so that the log can be read without the records
+        manager.pin(3)
+        manager.unpin(3)
+    (runs / "_log" / "0000000004.json").write_bytes(b"")  # of epoch 1
+    assert "Epoch 1 is damaged" in invoke("ls", runs).stdout
+    before = sorted(runs.rglob("*"))
+    for options in (["--keep-best", "loss"], ["--keep-last", 2], ["--keep-last", 2, "--dry-run"]):
+        result = invoke("prune", runs, *options)
+        assert result.exit_code == 7
+        assert "the record of epoch 1 cannot be read" in result.stderr
+        assert "0000000004.json, is empty" in result.stderr
+        assert sorted(runs.rglob("*")) == before
+    # That of an epoch that stays tells only its metrics.
+    assert ask("prune", runs, "--keep-last", 3, "--dry-run")["retired"] == [0]
+    (runs / "_log" / "0000000008.json").write_bytes(b"")  # of epoch 3, the newest
+    assert ask("prune", runs, "--keep-last", 3)["retired"] == [0]
+    result = invoke("prune", runs, "--keep-best", "loss:5")
+    assert result.exit_code == 7
+    assert "the records of epochs 1, 3 cannot be read" in result.stderr
+    assert recorded(runs) == [1, 2, 3]
 
 
 def test_prune_writes_nothing_where_there_is_no_log(tmp_path: Path) -> None:
