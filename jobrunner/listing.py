@@ -206,7 +206,7 @@ def _format_blob(blob: Mapping[str, Any]) -> tuple[str, str]:
 def verify_epochs(
     manager: MultiNodeCheckpointManager, epochs: Sequence[int], *, is_deep: bool = False
 ) -> tuple[dict[str, Any], str, CheckpointError | None]:
-    """Verify epochs, each of them whatever the others are like.
+    """Verify epochs, each of them whatever the others and the log are like.
 
     Parameters
     ----------
@@ -218,17 +218,27 @@ def verify_epochs(
     Returns
     -------
     data : dict
-        ``path`` and ``epochs``, each of those with ``epoch``, ``is_whole`` and ``error``.
+        ``path``; ``log``, None unless `is_deep`: ``is_whole``, ``error`` and ``repaired``, lost
+        entries that a repair makes up for; ``epochs``, each of those with ``epoch``, ``is_whole``
+        and ``error``.
     text : str
     error : CheckpointError or None
         The first one that was found.
     """
     found, lines = [], []
     first: CheckpointError | None = None
+    log = None
     if is_deep:
-        made_up_for = manager.verify_log()
-        but = f", but for entries {format_ranges(made_up_for)}, which were repaired"
-        lines.append(f"log: whole{but if made_up_for else ''}")
+        repaired: list[int] = []
+        told = "whole"
+        try:
+            repaired = manager.verify_log()
+        except CheckpointCorruptError as caught:
+            first, told = caught, str(caught)
+        if repaired:
+            told = f"whole, but for entries {format_ranges(repaired)}, which were repaired"
+        log = {"is_whole": first is None, "error": first and str(first), "repaired": repaired}
+        lines.append(f"log: {told}")
     for epoch in epochs:
         try:
             manager.verify(epoch)
@@ -242,11 +252,12 @@ def verify_epochs(
             first = first or caught
         found.append({"epoch": epoch, "is_whole": error is None, "error": error and str(error)})
         lines.append(f"epoch {epoch}: {'whole' if error is None else error}")
-    data = {"path": manager.path, "epochs": found}
+    data = {"path": manager.path, "log": log, "epochs": found}
     if not epochs:
         # Whoever asks whether all is well must not take nothing at all for a yes.
-        first = CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.")
-        lines.append(str(first))
+        nothing = CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.")
+        first = first or nothing
+        lines.append(str(nothing))
     return data, "\n".join(lines), first
 
 

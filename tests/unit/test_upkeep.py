@@ -57,6 +57,14 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+def _lengthen_log(path: Path) -> None:
+    """Let there be a full state, so that what is recorded is known without the entries before."""
+    manager = MultiNodeCheckpointManager(path)
+    for _ in range(STATE_INTERVAL // 2):
+        manager.pin(3)
+        manager.unpin(3)
+
+
 def recorded(path: Path) -> list[int]:
     return MultiNodeCheckpointManager(path).epochs()
 
@@ -161,10 +169,7 @@ def test_prune_by_a_metric_that_nobody_has_reported_is_refused(runs: Path) -> No
 
 
 def test_prune_gives_nothing_up_where_a_record_it_goes_by_cannot_be_read(runs: Path) -> None:
-    manager = MultiNodeCheckpointManager(runs)
-    for _ in range(STATE_INTERVAL // 2):  # so that the log can be read without the records
-        manager.pin(3)
-        manager.unpin(3)
+    _lengthen_log(runs)
     (runs / "_log" / "0000000004.json").write_bytes(b"")  # of epoch 1
     assert "Epoch 1 is damaged" in invoke("ls", runs).stdout
     before = sorted(runs.rglob("*"))
@@ -271,6 +276,27 @@ def test_verify_deep_reads_the_log_from_its_first_entry(runs: Path) -> None:
     entry = runs / "_log" / "0000000001.json"
     entry.write_bytes(entry.read_bytes()[:-2])
     assert invoke("verify", runs, "--deep").exit_code == 7
+
+
+def test_verify_deep_tells_of_the_log_as_json_what_it_tells_as_text(runs: Path) -> None:
+    assert ask("verify", runs)["log"] is None
+    assert ask("verify", runs, "--deep")["log"] == {"is_whole": True, "error": None, "repaired": []}
+    _lengthen_log(runs)
+    (runs / "_log" / "0000000004.json").write_bytes(b"")  # of epoch 1
+    result = invoke("verify", runs, 2, "--deep")
+    assert result.exit_code == 7
+    first, second, *_ = result.stdout.splitlines()
+    assert second == "epoch 2: whole"  # whatever the log is like
+    told = ask("verify", runs, 2, "--deep")
+    assert told["log"] == {"is_whole": False, "error": first.removeprefix("log: "), "repaired": []}
+    assert "0000000004.json, is empty" in first
+    assert [epoch["is_whole"] for epoch in told["epochs"]] == [True]
+    assert invoke("fsck", runs, "--repair").exit_code == 0
+    result = invoke("verify", runs, "--deep")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("log: whole, but for entries 4, which were repaired\n")
+    told = ask("verify", runs, "--deep")["log"]
+    assert told == {"is_whole": True, "error": None, "repaired": [4]}
 
 
 def test_fsck_of_a_directory_without_strays_shows_none(runs: Path) -> None:
