@@ -21,6 +21,7 @@ logger = logging.getLogger("jobrunner.checkpoint.log")
 LOG_DIRECTORY = "_log"
 ENTRY_NAME = re.compile(r"(\d{10,})\.json")
 _MENDED_BYTES = 16 << 10
+_PLAIN_BYTES = range(0x20, 0x80)  # JSON escapes all others
 TEMPORARY_NAME = re.compile(r"\.(\d{10,})\.[0-9a-f]+\.tmp")
 
 
@@ -289,7 +290,8 @@ def mend_bit(data: bytes) -> bytes | None:
 
     Notes
     -----
-    Tries every bit, so long files (more than 16 KiB) are left as they are.
+    A byte that no entry holds is the wrong one. Without one, every bit is tried, so long files
+    (more than 16 KiB) are then left as they are.
     """
     named, text, digest = _take_apart(data)
     framed = _frame(text, digest)
@@ -297,14 +299,23 @@ def mend_bit(data: bytes) -> bytes | None:
         return None
     if sum((a ^ b).bit_count() for a, b in zip(framed, data, strict=True)) == 1:
         return framed  # the text is whole, and so is all of its digest but that bit
-    if len(data) > _MENDED_BYTES or data != _frame(text, named):
+    if data != _frame(text, named):
         return None
-    tried = bytearray(text)
-    for bit in range(8 * len(tried)):
-        tried[bit // 8] ^= 1 << bit % 8
-        if hashlib.sha256(tried).hexdigest() == named:
-            return _frame(bytes(tried), named)
-        tried[bit // 8] ^= 1 << bit % 8
+    wrong = [at for at, byte in enumerate(text) if byte not in _PLAIN_BYTES]
+    if len(wrong) > 1 or (not wrong and len(data) > _MENDED_BYTES):
+        return None
+    before = hashlib.sha256()
+    done = 0
+    for at in wrong or range(len(text)):
+        before.update(text[done:at])
+        done = at
+        for bit in range(8):
+            byte = text[at] ^ 1 << bit
+            if byte in _PLAIN_BYTES:
+                tried = before.copy()
+                tried.update(bytes([byte]) + text[at + 1 :])
+                if tried.hexdigest() == named:
+                    return _frame(text[:at] + bytes([byte]) + text[at + 1 :], named)
     return None
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -294,6 +297,43 @@ def test_a_flipped_bit_of_an_entry_is_mended_and_nothing_else_is(
     assert mend_bit(bytes(damaged)) is None
     assert mend_bit(content[:-1]) is None
     assert mend_bit(b"") is None
+
+
+@given(histories(), st.data())
+def test_a_byte_that_no_entry_holds_shows_where_the_flipped_bit_is(
+    history: History, data: st.DataObject
+) -> None:
+    entry = data.draw(st.sampled_from(history.entries))
+    content = encode_entry({**entry, "padding": "x" * (20 << 10)})  # every bit would take too long
+    start, stop = content.index(b'"entry":') + 8, len(content) - 2
+    at = data.draw(st.integers(start, stop - 1))
+    damaged = bytearray(content)
+    damaged[at] ^= 128
+    with count_hashes() as count:
+        assert mend_bit(bytes(damaged)) == content
+    assert count() <= 10
+    # As a block that was never written is.
+    damaged[at : at + 2] = bytes(2)
+    with count_hashes() as count:
+        assert mend_bit(bytes(damaged)) is None
+    assert count() <= 2
+
+
+@contextmanager
+def count_hashes() -> Iterator[Callable[[], int]]:
+    """How many digests were made within, in this thread."""
+    found = 0
+
+    def note(frame: object, event: str, arg: Any) -> None:
+        nonlocal found
+        found += event == "c_call" and arg.__name__ in ("digest", "hexdigest")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield lambda: found
+    finally:
+        sys.setprofile(before)
 
 
 JSON = st.recursive(
