@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 from jobrunner.checkpoint.files import PosixFiles
@@ -14,7 +15,10 @@ THREADS = PosixFiles.threads
 """For what only copies memory, too."""
 
 _WORTH_A_THREAD_BYTES = 1 << 20
-_WORTH_A_THREAD_JOBS = 64
+
+_TRIED_JOBS = 64
+_QUICK_SECONDS = 100e-6
+"""What a job takes that a second thread would but get in the way of, as both run Python."""
 
 _GENTLE = 15
 
@@ -27,14 +31,19 @@ def run_all(jobs: Iterable[Callable[[], None]], threads: int, nbytes: int) -> No
     jobs : iterable of callable
     threads : int
         At most, the calling one included; of as few as `THREADS` only one where the work is not
-        worth another. More are for what waits for a network, and always worth it.
+        worth another: short, of few jobs or of quick ones, which the first of them tell. More are
+        for what waits for a network, and always worth it.
     nbytes : int
         How much they read or write.
     """
     pending = list(jobs)
-    is_short = nbytes < _WORTH_A_THREAD_BYTES and len(pending) < _WORTH_A_THREAD_JOBS
-    if is_short and threads <= THREADS:
-        threads = 1
+    if threads <= THREADS and nbytes < _WORTH_A_THREAD_BYTES:
+        first, pending = pending[:_TRIED_JOBS], pending[_TRIED_JOBS:]
+        started = time.perf_counter()
+        for job in first:
+            job()
+        if time.perf_counter() - started < _QUICK_SECONDS * len(first):
+            threads = 1
     queue = iter(pending)
     failures: list[BaseException] = []
 
