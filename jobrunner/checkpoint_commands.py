@@ -158,21 +158,28 @@ def diff_command(*, a: str, b: str, is_deep: bool) -> Answer:
     """
     from jobrunner.comparison import compare_checkpoints
 
-    one = _open_checkpoint(a, "")
-    other = _open_checkpoint(b, a.rpartition("@")[0] or a)
+    directory_a, epoch_a = _read_place(a)
+    directory_b, epoch_b = _read_place(b)
+    one = _open_checkpoint(a, directory_a, epoch_a)
+    other = _open_checkpoint(b, directory_b or directory_a, epoch_b)
     data, text, is_equal = compare_checkpoints(one, other, is_deep=is_deep)
     return Answer({"a": a, "b": b, **data}, text, 0 if is_equal else DIFFERENT)
 
 
-def _open_checkpoint(text: str, default_directory: str) -> Checkpoint:
+def _read_place(text: str) -> tuple[str, str]:
+    """The directory and the epoch of ``DIR@EPOCH``, ``@EPOCH`` or ``DIR``, which may hold a '@'."""
+    directory, at, epoch = text.rpartition("@")
+    return (
+        (directory, epoch) if at and (epoch == "latest" or epoch.isdecimal()) else (text, "latest")
+    )
+
+
+def _open_checkpoint(text: str, directory: str, epoch: str) -> Checkpoint:
     from jobrunner.listing import open_directory, read_epoch
 
-    directory, at, epoch = text.rpartition("@")
-    if not at or not (epoch == "latest" or epoch.isdecimal()):
-        directory, epoch = text, "latest"
-    if not (directory or default_directory):
+    if not directory:
         raise DefinitionError(f"{text!r} names no directory: expected DIR or DIR@EPOCH.")
-    manager = open_directory(directory or default_directory)
+    manager = open_directory(directory)
     return manager.open(read_epoch(epoch, manager))
 
 

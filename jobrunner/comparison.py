@@ -156,8 +156,9 @@ def _compare_arrays(
         # NaN is unlike itself; a zero's sign is seen only in the bits.
         both_missing = np.asarray((one != one) & (other != other))
         differs = differs & ~both_missing
-        if one.dtype.kind == "f":
-            differs = differs | (np.signbit(one) != np.signbit(other)) & ~both_missing
+        for part in {"f": ("real",), "c": ("real", "imag")}.get(one.dtype.kind, ()):
+            a, b = np.signbit(getattr(one, part)), np.signbit(getattr(other, part))
+            differs = differs | (a != b) & ~both_missing
     count = int(np.count_nonzero(differs))
     if not count:
         return
@@ -169,11 +170,12 @@ def _compare_arrays(
 
 def _measure(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any], size: int) -> dict[str, Any]:
     """How far elements that differ are apart."""
-    kind = np.complex128 if "c" in (one.dtype.kind, other.dtype.kind) else np.float64
+    # Wider than doubles where the machine has such: the difference of two long ones is small.
+    kind = np.clongdouble if "c" in (one.dtype.kind, other.dtype.kind) else np.longdouble
     about: dict[str, Any] = {"what": "elements", "count": int(one.size), "size": int(size)}
     try:
         a, b = one.astype(kind), other.astype(kind)
-    except (OverflowError, TypeError, ValueError):  # numbers beyond what a double holds
+    except (OverflowError, TypeError, ValueError):  # numbers beyond what such a float holds
         return about
     with np.errstate(all="ignore"):
         apart = np.abs(a - b)

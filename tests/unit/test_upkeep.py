@@ -110,6 +110,8 @@ def test_diff_of_equal_checkpoints_exits_with_0_deep_or_not(runs: Path, tmp_path
         ({"x": 1, "y": 2}, {"y": 2, "x": 1}, "order of the keys"),
         (0.0, -0.0, "elements"),
         (np.array([0.0]), np.array([-0.0]), "elements"),
+        (0j, complex(0.0, -0.0), "elements"),
+        (np.array([0j]), np.array([complex(0.0, -0.0)]), "elements"),
         (np.array([1, np.nan]), np.array([np.nan, 1]), "elements"),
         (np.array(["a", "b"]), np.array(["a", "c"]), "elements"),
         (np.array([True]), np.array([False]), "elements"),
@@ -119,6 +121,25 @@ def test_diff_of_equal_checkpoints_exits_with_0_deep_or_not(runs: Path, tmp_path
 def test_every_kind_of_difference_is_told(one: Any, other: Any, expected: str) -> None:
     assert expected in [found["what"] for found in compare_values(one, other)]
     assert list(compare_values(one, one)) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.array([2**62]), np.array([2**62 + 1])),
+        (np.ones(1, np.longdouble), np.ones(1, np.longdouble) + np.finfo(np.longdouble).eps),
+    ],
+    ids=["int64", "longdouble"],
+)
+def test_what_is_closer_than_doubles_can_tell_is_apart_all_the_same(one: Any, other: Any) -> None:
+    (found,) = compare_values(one, other)
+    assert found["max_abs"] == float((other - one)[0])
+
+
+def test_the_second_of_two_epochs_is_sought_where_the_first_is(runs: Path, tmp_path: Path) -> None:
+    moved = runs.rename(tmp_path / "k@home")
+    assert ask("diff", moved, "@1") == {**ask("diff", f"{moved}@3", "@1"), "a": str(moved)}
+    assert ask("diff", f"{moved}@latest", "@1")["is_equal"] is False
 
 
 # --- prune, pin
