@@ -99,7 +99,7 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _explain(error, str(path), str(path.resolve())) from error
     cloudpickle.register_pickle_by_value(module)
@@ -117,7 +117,7 @@ def _import(name: str) -> ModuleType:
             f"There is no module {name!r}: {error.name!r} was not found in {os.getcwd()!r} or "
             f"among the installed packages. A file is named with its '.py'."
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         spec = importlib.util.find_spec(name) if "." not in name else None
         raise _explain(error, name, spec.origin if spec else None) from error
 
@@ -127,7 +127,7 @@ def _put_first(directory: str) -> None:
         sys.path.insert(0, directory)
 
 
-def _explain(error: Exception, source: str, file: str | None) -> DefinitionError:
+def _explain(error: Exception | SystemExit, source: str, file: str | None) -> DefinitionError:
     """Say where in the user's own file the import failed, rather than in what it called."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if file is not None and frame.filename == file]
@@ -139,7 +139,10 @@ def _explain(error: Exception, source: str, file: str | None) -> DefinitionError
         where = f"{frame.filename if not own else source}, line {frame.lineno}"
         what = str(error)
     kind = "" if isinstance(error, DefinitionError) else f"{type(error).__name__}: "
-    return DefinitionError(f"{source} cannot be imported ({where}): {kind}{what}")
+    hint = ""
+    if isinstance(error, SystemExit):  # which would end the command, as if all were done
+        hint = ". Only under `if __name__ == '__main__':` may it end the process."
+    return DefinitionError(f"{source} cannot be imported ({where}): {kind}{what}{hint}")
 
 
 def _find_job(module: ModuleType, target: Target) -> Job:
@@ -172,7 +175,7 @@ def _find_job(module: ModuleType, target: Target) -> Job:
         ) from None
     try:
         job = found()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         file = getattr(module, "__file__", None)
         explained = _explain(error, target.source, file)
         raise DefinitionError(str(explained).replace("cannot be imported", "failed", 1)) from error

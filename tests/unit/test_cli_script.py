@@ -82,6 +82,8 @@ def test_a_name_is_a_variable_or_a_function(tmp_path: Path) -> None:
             "",
             r"cannot be imported \(.*script\.py, line 2\): The name of a job is a str",
         ),
+        ("job = Job('j')\nraise SystemExit(0)\n", "", r"line 3\): SystemExit: 0.*__main__"),
+        ("def make(): exit('no')\n", ":make", r"failed \(.*, line 2\): SystemExit: no"),
         ("import no_such_thing\n", "", r"script\.py, line 2\): ModuleNotFoundError"),
         ("def f(:\n", "", r"line 2\): SyntaxError|line 2\): .*invalid syntax"),
     ],
@@ -107,6 +109,15 @@ def test_a_module_is_found_in_the_current_directory(
     assert load_job("cli_module_for_test").name == "module"
     with pytest.raises(DefinitionError, match="There is no module 'cli_absent_for_test'"):
         load_job("cli_absent_for_test:job")
+
+
+def test_a_module_that_ends_the_process_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(tmp_path, "exit()\n", "cli_exit_for_test.py")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DefinitionError, match="cannot be imported.*line 2.*SystemExit"):
+        load_job("cli_exit_for_test")
 
 
 def test_a_module_that_misses_another_says_which(
