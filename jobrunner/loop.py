@@ -79,7 +79,6 @@ class Run:
             options.job, options.max_restarts, self.callbacks, self._where_to_go_on
         )
         self.recorded: int | None = None  # the state in the workspaces, if it is recorded
-        self.saved_steps: dict[int, int | None] = {}  # of epochs whose save is under way
         self.most_workers = 0  # in use at once
         self.look_again = 0.0  # for spare workers
         self.is_announced = False
@@ -374,7 +373,6 @@ class Run:
 
     def _save(self, epoch: int, metrics: Mapping[str, Any], step: int | None = None) -> None:
         if self.recorder is not None:
-            self.saved_steps[epoch] = step
             self.recorder.save(epoch, () if step else self.fired, metrics, step)
 
     def _record(self, epoch: int) -> None:
@@ -387,8 +385,7 @@ class Run:
         if self.recorder is not None:
             self.recorder.settle()
 
-    def _saved(self, report: SaveReport) -> None:
-        step = self.saved_steps.pop(report.epoch, None)
+    def _saved(self, report: SaveReport, step: int | None) -> None:
         if report.error is None:
             self.survival.record()
             self.recorded = None if step else report.epoch

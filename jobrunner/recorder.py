@@ -38,10 +38,11 @@ _NUMBERS = re.compile(r"[0-9a-f]{32}|[0-9]+")
 
 
 class _Save:
-    """A save under way, or ended."""
+    """A save under way, or ended; of so many steps of its epoch, or None: of all."""
 
-    def __init__(self, epoch: int, started: float) -> None:
+    def __init__(self, epoch: int, step: int | None, started: float) -> None:
         self.epoch = epoch
+        self.step = step
         self.started = started
         self.seconds = 0.0
         self.stall_seconds = 0.0
@@ -114,7 +115,8 @@ class Recorder:
     warn : callable
         Told in a sentence what went wrong without ending the run.
     saved : callable
-        Told of every save that is recorded, or has failed without ending the run.
+        Told of every save that is recorded, or has failed without ending the run: its report, and
+        of how many steps of the epoch it is, None for all.
     save_now : threading.Event
         Set by whoever asks for a save; cleared when it begins.
     """
@@ -125,7 +127,7 @@ class Recorder:
         plan: Plan,
         on_save_error: SaveErrorPolicy,
         warn: Callable[[str], None],
-        saved: Callable[[SaveReport], None],
+        saved: Callable[[SaveReport, int | None], None],
         save_now: threading.Event,
     ) -> None:
         self.manager = manager
@@ -258,7 +260,7 @@ class Recorder:
                 for name, (axis, nodes) in self._plan.partitions.items()
             }
         write = partial(self._write, self._binding, details)
-        save = _Save(epoch, started)
+        save = _Save(epoch, step, started)
         try:
             order = self._begin(epoch, details)
             if self.manager.asynchronous:
@@ -310,7 +312,7 @@ class Recorder:
             self._failures.add(save.epoch, save.error, "")
         else:
             self._failures.close()
-        self._saved(report)
+        self._saved(report, save.step)
 
     def _begin(self, epoch: int, details: Mapping[str, Any]) -> SaveOrder:
         if not self._holds_directory:

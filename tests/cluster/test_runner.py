@@ -530,12 +530,16 @@ class FullDisk(PosixFiles):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["at once", "in the background"])
 @pytest.mark.parametrize(("steps", "store"), [(1, "a.2"), (2, "a.2.r1")], ids=["whole", "partial"])
 def test_an_epoch_that_is_not_recorded_is_not_uploaded_and_the_job_is_not_done(
-    session, tmp_path, steps, store
+    session, tmp_path, steps, store, asynchronous
 ):
     manager = MultiNodeCheckpointManager(
-        tmp_path / "ckpt", files=FullDisk(f"/{store}/"), save=SaveEvery(steps=1)
+        tmp_path / "ckpt",
+        files=FullDisk(f"/{store}/"),
+        save=SaveEvery(steps=1),
+        asynchronous=asynchronous,
     )
     job = counter(2, steps_per_epoch=steps)
     last = Task(lambda n: n, inputs="n", node="a", group=job.exit_group).output()
