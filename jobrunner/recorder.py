@@ -21,7 +21,7 @@ from jobrunner.checkpoint import (
     SaveOrder,
     epochs_until,
 )
-from jobrunner.errors import CheckpointWriteError, CommitConflictError, JobRunnerError
+from jobrunner.errors import CheckpointWriteError, CommitConflictError
 from jobrunner.fingerprint import describe
 from jobrunner.plan import Plan
 from jobrunner.result import NodeSave, SaveReport
@@ -290,8 +290,8 @@ class Recorder:
         """Wait for the save that is in flight, when something else has gone wrong already."""
         try:
             self.settle()
-        except JobRunnerError as error:
-            logger.warning("A save in the background failed as well: %s", error)
+        except Exception as error:
+            logger.warning("A save in the background failed as well: %r", error)
 
     def _tell(self, save: _Save) -> None:
         if save.error is not None and not isinstance(save.error, CheckpointWriteError):

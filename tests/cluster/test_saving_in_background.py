@@ -21,6 +21,8 @@ from jobrunner import (
     SaveEvery,
     Session,
     Task,
+    TaskFailedError,
+    current_task,
     epoch_limiter,
 )
 from jobrunner.checkpoint.files import PosixFiles
@@ -176,6 +178,27 @@ def test_a_failure_in_the_background_of_the_last_save_is_raised_at_the_end(sessi
     with pytest.raises(CheckpointWriteError, match="No space left"):
         JobRunner(growing(2), manager, callbacks=[watch], on_save_error="raise").run(session)
     assert not manager.is_done()
+
+
+class NoMemory(PosixFiles):
+    """Storage that fails as no storage does, from epoch 1 on."""
+
+    def before(self, operation, path):
+        if operation == "create" and "/a.1/" in path:
+            raise MemoryError("by hand")
+
+
+def test_a_task_that_failed_is_told_whatever_became_of_the_save_beside_it(session, tmp_path):
+    job = growing(3)
+    Task(fail_at_epoch_2, name="fail", node="a", group=job.epoch_group)
+    with pytest.raises(TaskFailedError, match="by hand"):
+        JobRunner(job, manager_of(tmp_path, files=NoMemory())).run(session)
+    assert manager_of(tmp_path).held_by() is None
+
+
+def fail_at_epoch_2():
+    if current_task().epoch == 2:
+        raise ZeroDivisionError("by hand")
 
 
 def test_a_budget_without_copies_is_refused(tmp_path):
