@@ -23,6 +23,9 @@ from jobrunner.values import IMMUTABLE, SOLE_ITEM, copy_tensor, has_own_memory
 _COPIED_BYTES = 1 << 20
 """Of files that are mapped into memory, no more is read in for a copy."""
 
+_MOST_MOMENTS = 3
+"""Kept at once: the last one that is known to be recorded, one that may be, and the newest."""
+
 
 @dataclass(slots=True)
 class _Rollback:
@@ -111,6 +114,7 @@ class Rollbacks:
         """
         if self.budget_bytes <= 0 or self.is_suspended:
             return
+        self._make_room_for(moment)
         with self._lock:
             rollback = self._rollbacks.setdefault(moment, _Rollback())
             if node in rollback.states:
@@ -166,9 +170,7 @@ class Rollbacks:
             moments = list(self._rollbacks)
             place = moments.index(moment) if moment in moments else len(moments)
             dropped = [self._rollbacks.pop(older) for older in moments[:place]]
-        for rollback in dropped:
-            for state in rollback.states.values():
-                self.spares.offer(state)
+        self._give_up(dropped)
 
     def void(self) -> None:
         """Drop everything, unless something is being kept just now."""
@@ -182,6 +184,21 @@ class Rollbacks:
         """How many references to an array are of what is kept here."""
         with self._lock:
             return sum(id(array) in rollback.arrays for rollback in self._rollbacks.values())
+
+    def _make_room_for(self, moment: str) -> None:
+        """Where saves fail, nobody settles: drop the one that cannot have been recorded."""
+        with self._lock:
+            moments = list(self._rollbacks)
+            if moment in moments or len(moments) < _MOST_MOMENTS:
+                return
+            dropped = self._rollbacks.pop(moments[1])
+        self._give_up([dropped])
+
+    def _give_up(self, rollbacks: Iterable[_Rollback]) -> None:
+        self.spares.expire()
+        for rollback in rollbacks:
+            for state in rollback.states.values():
+                self.spares.offer(state)
 
 
 class _NotKeptError(Exception):

@@ -28,12 +28,13 @@ class Spares:
     Notes
     -----
     There is at most one for each copy that was made: what tasks replace by arrays of their own
-    comes never here.
+    comes never here. What no copy needs for long is freed.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._left: dict[_Key, list[np.ndarray]] = {}
+        self._old: dict[_Key, list[np.ndarray]] = {}  # those that `expire` has seen already
         # By identity, what copies have taken the place of: it comes back, unless somebody has it.
         self._replaced: dict[int, weakref.ref[np.ndarray]] = {}
 
@@ -41,14 +42,20 @@ class Spares:
     def nbytes(self) -> int:
         """What all that is spare takes."""
         with self._lock:
-            return sum(array.nbytes for arrays in self._left.values() for array in arrays)
+            return sum(
+                array.nbytes
+                for some in (self._old, self._left)
+                for arrays in some.values()
+                for array in arrays
+            )
 
     def copy(self, array: np.ndarray, why: str) -> np.ndarray:
         """A copy, in memory that is spare if there is such; see `memory.copied`."""
         if array.nbytes < LEAST_BYTES or array.dtype.hasobject or not array.flags.forc:
             return copied(array, why)
+        key = _key(array)
         with self._lock:
-            alike = self._left.get(_key(array))
+            alike = self._old.get(key) or self._left.get(key)
             spare = alike.pop() if alike else None
         if spare is None:
             spare = copied(array, why)
@@ -76,10 +83,16 @@ class Spares:
                             del self._replaced[id(array)]
         holder.clear()
 
+    def expire(self) -> None:
+        """Free what no copy has needed since this was called last."""
+        with self._lock:
+            expired, self._old, self._left = self._old, self._left, {}
+        del expired  # without the lock: much memory is given back in milliseconds
+
     def clear(self) -> None:
         """Free all."""
-        with self._lock:
-            self._left.clear()
+        self.expire()
+        self.expire()
 
 
 def _key(array: np.ndarray) -> _Key:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobrunner.rollback import Rollbacks
+from jobrunner.spares import LEAST_BYTES
 from jobrunner.values import own, view
 
 IDENTITY = ("directory", "a.1", "digest")
@@ -254,3 +255,25 @@ def own_all(value):
     if isinstance(value, list | tuple):
         return type(value)(map(own_all, value))
     return value.copy() if isinstance(value, set) else value
+
+
+def test_saves_that_nobody_records_do_not_pile_up(rollbacks):
+    array = np.zeros(1000)
+    keep(rollbacks, {"x": array.copy()}, "recorded", IDENTITY)
+    rollbacks.settle("recorded")
+    for attempt in range(20):
+        blobs = {"x": np.full(1000, attempt)}
+        keep(rollbacks, blobs, f"failed {attempt}", (*IDENTITY, attempt))
+    assert rollbacks.nbytes <= 3 * array.nbytes
+    assert recall(rollbacks)["x"].tolist() == array.tolist()
+    assert recall(rollbacks, identity=(*IDENTITY, 19))["x"].tolist() == [19] * 1000
+
+
+def test_the_memory_of_states_whose_shape_changes_does_not_pile_up(rollbacks):
+    rollbacks.budget_bytes = 1 << 30
+    for epoch in range(20):
+        blobs = {"x": np.zeros(LEAST_BYTES + epoch)}
+        keep(rollbacks, blobs, str(epoch), (*IDENTITY, epoch))
+        rollbacks.settle(str(epoch))
+        own(blobs, "x", rollbacks.spares.copy)
+    assert rollbacks.spares.nbytes <= 2 * 8 * (LEAST_BYTES + 20)
