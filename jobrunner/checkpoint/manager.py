@@ -335,7 +335,7 @@ class MultiNodeCheckpointManager(HeldDirectory):
         latest = state.latest
         if latest is None:
             return {}
-        number = state.recorded[latest]
+        number = state.commit_number(latest)
         if self._newest is None or self._newest[0] != number:
             try:
                 stores = self.record(latest)["stores"]

@@ -32,6 +32,7 @@ from jobrunner import (
     register_codec,
 )
 from jobrunner.checkpoint.probe import ProbeAnswer
+from jobrunner.checkpoint.records import STATE_INTERVAL
 from jobrunner.testing import FaultyFiles, assert_identical
 from jobrunner.workspace import BlobUpdate, Workspace
 
@@ -240,6 +241,16 @@ def test_store_names_are_claimed_once(rig: Rig) -> None:
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r2")
     assert not (root / "server.0.r1").exists()
     manager.verify(0)
+
+
+@pytest.mark.parametrize("epochs", [2, STATE_INTERVAL])
+def test_the_record_of_the_epoch_before_is_not_read_again(rig: Rig, epochs: int) -> None:
+    for epoch in range(epochs):
+        rig.save(epoch)
+    done, there = len(rig.files.trace), os.listdir(os.path.join(rig.manager.path, "_log"))
+    rig.manager.begin(epochs)
+    read = [path for operation, path in rig.files.trace[done:] if operation == "open"]
+    assert [path for path in read if os.path.basename(path) in there] == []
 
 
 def test_what_lies_in_the_way_stays_and_is_passed_by(rig: Rig) -> None:
