@@ -33,6 +33,8 @@ def refuse_shared_memory(node: str, memory: Sequence[Window]) -> None:
     DefinitionError
         Naming both.
     """
+    if len(memory) < 2:
+        return
     spans = sorted(
         (
             (*np.lib.array_utils.byte_bounds(array), index)

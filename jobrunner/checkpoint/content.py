@@ -59,15 +59,17 @@ def file_content(
     compressors : sequence of mapping
     """
     if grid.piece_shape is None:
-        (piece,) = grid.pieces(corner)
-        buffers, padding_bytes = _encode(data, piece, grid.chunk_shape, compressors)
+        # Without the dots, no axes would give a scalar.
+        part = data[(*grid.part(corner), ...)]
+        buffers, padding_bytes = _encode(part, grid.chunk_shape, compressors)
         return Content(buffers, padding_bytes, None)
     buffers = []
     lengths = []
     index = np.full((grid.num_places, 2), _NOWHERE, "<u8")
     start = 0
     for piece in grid.pieces(corner):
-        content, padding_bytes = _encode(data, piece, grid.piece_shape, compressors)
+        part = data[(*piece.part, ...)]
+        content, padding_bytes = _encode(part, grid.piece_shape, compressors)
         buffers += content
         if padding_bytes:
             buffers.append(bytes(padding_bytes))
@@ -81,13 +83,11 @@ def file_content(
 
 
 def _encode(
-    data: np.ndarray[Any, Any],
-    piece: Piece,
+    part: np.ndarray[Any, Any],
     shape: tuple[int, ...],
     compressors: Sequence[Compressor],
 ) -> tuple[list[bytes | memoryview], int]:
     """A piece as bytes, and how many zero bytes follow to make it whole."""
-    part = data[(*piece.part, ...)]  # without the dots, no axes would give a scalar
     if part.shape != shape and not _is_padded_at_the_end(part.shape, shape):
         whole = np.zeros(shape, part.dtype)
         whole[tuple(slice(size) for size in part.shape)] = part

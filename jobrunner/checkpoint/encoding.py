@@ -275,7 +275,7 @@ class Encoder:
             spec = dtype_to_spec(value.dtype)
         except UnsupportedDtypeError as error:
             return self._pickle(value, trail, str(error))
-        if same := self._window(value, value.dtype, trail):
+        if same := self._window(value, str(spec), trail):
             return same
         if value.dtype.itemsize == 0:
             return {"$": "hollow", "dtype": spec, "shape": list(value.shape)}
@@ -284,12 +284,12 @@ class Encoder:
         return {"$": "array", "at": self._part(value, trail, "ndarray")}
 
     def _window(
-        self, value: np.ndarray[Any, Any], dtype: object, trail: tuple[str, ...]
+        self, value: np.ndarray[Any, Any], holds: str, trail: tuple[str, ...]
     ) -> Tree | None:
         """Count an array; two that are the same window on the same memory are one."""
         key: object = id(value)
         if value.size and value.itemsize:
-            key = (value.__array_interface__["data"][0], value.shape, value.strides, str(dtype))
+            key = (value.__array_interface__["data"][0], value.shape, value.strides, holds)
             if key not in self._numbers:
                 self.memory.append((trail, value))
         return self._number(key, value)
@@ -298,7 +298,7 @@ class Encoder:
         items = value.ravel().tolist()
         if any(type(item) is not str for item in items):
             raise UnsupportedDtypeError("it holds Python objects other than str")
-        if same := self._window(value, value.dtype, trail):
+        if same := self._window(value, "objects", trail):
             return same
         if items and all(map(_is_clean, items)):
             texts = value.astype(np.dtypes.StringDType())
@@ -340,7 +340,7 @@ class Encoder:
     def _tensor(self, value: Any, trail: tuple[str, ...]) -> Tree:
         # Whoever loads a state puts it on the device where the object is.
         array, description = tensors.to_array(value, from_device=self._holder == _STATE)
-        if same := self._window(array, description, trail):
+        if same := self._window(array, str(description), trail):
             return same
         part = self._part(array, trail, "torch.Tensor") if array.size else None
         return {"$": "tensor", "at": part, "shape": list(array.shape), **description}

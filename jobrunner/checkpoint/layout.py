@@ -35,6 +35,7 @@ MANIFEST = "_manifest/zarr.json"
 
 ROOT_DOCUMENT = "zarr.json"
 RETIRED_DOCUMENT = "zarr.retired.json"
+_ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
 _INDEX_CODECS = [
     {"name": "bytes", "configuration": {"endian": "little"}},
     {"name": "crc32c"},
@@ -260,5 +261,5 @@ def is_sealed(document: bytes) -> bool:
 
 
 def to_json(document: object) -> bytes:
-    """Strict JSON in ASCII."""
-    return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+    """Strict JSON in ASCII, of what does not contain itself."""
+    return _ENCODER.encode(document).encode()
