@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from jobrunner.errors import DefinitionError
@@ -82,6 +83,7 @@ def check_distinct(names: Iterable[str], what: str) -> None:
             )
 
 
+@lru_cache(maxsize=1 << 14)
 def escape(name: str) -> str:
     """Write a name so that every file system keeps it; `unescape` gives it back."""
     unsafe = _UNSAFE_WINDOWS if os.name == "nt" else _UNSAFE

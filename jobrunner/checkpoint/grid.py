@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 CHUNK_BYTES = 64 << 20
@@ -128,8 +129,9 @@ class Grid:
         return [size // step for size, step in zip(self.chunk_shape, inner, strict=True)]
 
 
+@lru_cache(maxsize=4096)
 def plan_grid(
-    shape: Sequence[int], itemsize: int, order: tuple[int, ...] | None, *, in_pieces: bool = True
+    shape: tuple[int, ...], itemsize: int, order: tuple[int, ...] | None, *, in_pieces: bool = True
 ) -> Grid:
     """Cut an array by default: files of at most 64 MiB, their pieces of 4 MiB where that pays.
 
@@ -137,7 +139,7 @@ def plan_grid(
 
     Parameters
     ----------
-    shape : sequence of int
+    shape : tuple of int
     itemsize : int
         In bytes.
     order : tuple of int or None
@@ -145,7 +147,6 @@ def plan_grid(
     in_pieces : bool
         Whether files may be cut further.
     """
-    shape = tuple(shape)
     if in_pieces and itemsize * math.prod(shape) > 2 * PIECE_BYTES:
         for axis, length in enumerate(shape):
             row_bytes = itemsize * math.prod(shape[axis + 1 :])
@@ -216,7 +217,7 @@ def _cut_axis(shape: Sequence[int], cut: Sequence[int]) -> int | None:
 
 def chunk_corners(shape: Sequence[int], chunk_shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Grid coordinates of all chunks; none where the array has no items."""
-    counts = (math.ceil(length / size) for length, size in zip(shape, chunk_shape, strict=True))
+    counts = [-(-length // size) for length, size in zip(shape, chunk_shape, strict=True)]
     return itertools.product(*map(range, counts))
 
 

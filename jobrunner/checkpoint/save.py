@@ -187,11 +187,11 @@ class SaveOrder:
 
     def _prepare(self, workspaces: Mapping[str, Workspace]) -> _Prepared:
         # Before the blobs are encoded, for then nothing else refers to their arrays.
-        provenance = {}
+        provenance, moment = {}, self.moment
         for node in self.stores.keys() & workspaces.keys():
             workspace = workspaces[node]
             names = [name for name in workspace.globals if name not in workspace.transient]
-            workspace.rollbacks.keep(self.moment, node, workspace.globals, names)
+            workspace.rollbacks.keep(moment, node, workspace.globals, names)
             provenance[node] = Provenance(workspace, names)
         # All of it before anything is written: what cannot be saved is no fault of the storage.
         encoded = self.check.encode(workspaces)
@@ -237,10 +237,10 @@ class SaveOrder:
         self, workspaces: Mapping[str, Workspace], prepared: _Prepared
     ) -> dict[str, Receipt]:
         """Make all durable, and let what is kept in memory be known by it; gives the receipts."""
-        receipts = prepared.finish()
+        receipts, moment = prepared.finish(), self.moment
         for node, receipt in receipts.items():
             identity = (self.path, receipt.store, receipt.manifest)
-            workspaces[node].rollbacks.identify(self.moment, {node: identity})
+            workspaces[node].rollbacks.identify(moment, {node: identity})
             prepared.provenance[node].leave(workspaces[node], identity)
         return receipts
 
@@ -287,12 +287,12 @@ class _Prepared:
 
     def finish(self) -> dict[str, Receipt]:
         """Make what was written durable; gives the nodes' receipts."""
-        return {
-            node: dataclasses.replace(
-                receipt, replicas=self.replicas.get(node, {}), states=self.states[node]
-            )
-            for node, receipt in zip(self.nodes, self.batch.finish(), strict=True)
-        }
+        receipts = dict(zip(self.nodes, self.batch.finish(), strict=True))
+        for node, receipt in receipts.items():
+            replicas, states = self.replicas.get(node, {}), self.states[node]
+            if replicas or states:
+                receipts[node] = dataclasses.replace(receipt, replicas=replicas, states=states)
+        return receipts
 
 
 class _Copies:
