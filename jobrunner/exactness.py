@@ -10,8 +10,8 @@ import numpy as np
 from jobrunner.checkpoint import Codec
 from jobrunner.checkpoint.blobs import encode_blobs
 from jobrunner.checkpoint.decoding import Decoder
+from jobrunner.checkpoint.documents import to_json
 from jobrunner.checkpoint.encoding import EncodedBlob
-from jobrunner.checkpoint.layout import to_json
 from jobrunner.comparison import compare_values
 
 

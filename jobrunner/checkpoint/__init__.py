@@ -10,8 +10,10 @@ The way of the data, one module a stage; a module imports only from those above 
     aliasing, blobs   ... all blobs of a node together      (pure)
     decoding          ... and back                          (pure)
     grid, content     arrays -> files, and their pieces, as bytes   (pure)
+    stacks            short arrays of which many are alike, as one   (pure)
     digests           ... told from others, in one pass     (pure)
-    layout            trees and arrays -> Zarr documents and chunks   (pure)
+    documents         Zarr documents, as bytes                      (pure)
+    layout            trees and arrays -> documents and chunks, and what they are called   (pure)
     chunks            an array's files, written or shared with the store before
     store             write stores, and make them durable
     threads           several files at once

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jobrunner.errors import DefinitionError
+
+_NONE: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({})
 
 
 class Window(NamedTuple):
@@ -18,7 +21,9 @@ class Window(NamedTuple):
     array: np.ndarray[Any, Any]
 
 
-def refuse_shared_memory(node: str, memory: Sequence[Window]) -> None:
+def refuse_shared_memory(
+    node: str, memory: Sequence[Window], beside: Mapping[str, np.ndarray[Any, Any]] = _NONE
+) -> None:
     """Refuse arrays of one node of which one would no longer change with the other.
 
     Parameters
@@ -27,14 +32,17 @@ def refuse_shared_memory(node: str, memory: Sequence[Window]) -> None:
         For the message.
     memory : sequence of Window
         Each array once.
+    beside : mapping of str to numpy.ndarray, optional
+        Blobs, each an array that owns its memory.
 
     Raises
     ------
     DefinitionError
         Naming both.
     """
-    if len(memory) < 2:
+    if _all_apart(memory, beside):
         return
+    memory = [*memory, *(Window(name, (), array) for name, array in beside.items())]
     spans = sorted(
         (
             (*np.lib.array_utils.byte_bounds(array), index)
@@ -56,6 +64,14 @@ def refuse_shared_memory(node: str, memory: Sequence[Window]) -> None:
                     f"only one and make the other from it."
                 )
         reaching.append((high, index))
+
+
+def _all_apart(memory: Sequence[Window], beside: Mapping[str, np.ndarray[Any, Any]]) -> bool:
+    """Whether each array owns its memory, and none is there twice: so none share any."""
+    arrays = [*(array for _, _, array in memory), *beside.values()]
+    return len(set(map(id, arrays))) == len(arrays) and all(
+        array.flags.owndata for _, _, array in memory
+    )
 
 
 def _overlap(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:

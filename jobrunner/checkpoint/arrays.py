@@ -17,6 +17,9 @@ from jobrunner.checkpoint.verified import VerifiedFiles
 Jobs = list[Callable[[], None]]
 """What is left to do, in any order and in several threads."""
 
+_WORTH_THE_STACK = 8
+"""Of a stack of which less than one row in so many is wanted, only those are read."""
+
 
 class StoredArray:
     """An array in the files of a store.
@@ -60,7 +63,10 @@ class StoredArray:
                 jobs.append(partial(self._read_file, files, path, size, digest, corner, data))
                 continue
             stop = start + data[(*self._grid.part(corner), ...)].nbytes
-            jobs.append(partial(files.read_into, path, flat[start:stop], size, digest))
+            if "within" in self._entry:
+                jobs.append(partial(_read_row, files, self._entry["within"], digest, flat))
+            else:
+                jobs.append(partial(files.read_into, path, flat[start:stop], size, digest))
             start = stop
         return result, jobs
 
@@ -91,8 +97,8 @@ class StoredArray:
                     inside[along] = slice(low - held.start, high - held.start)
                     into = [*piece.part]
                     into[along] = slice(low - start, high - start)
-                    span = (position, length, crc) if told else (0, size, digest)
-                    read = partial(files.read_span, path, size, *span)
+                    file, nbytes, at = self._entry.get("within", (path, size, position))
+                    read = partial(files.read_span, file, nbytes, at, length, crc)
                     target = data[tuple(into)]
                     jobs.append(partial(self._read_piece, read, piece, tuple(inside), target))
                 position += length
@@ -127,6 +133,43 @@ class StoredArray:
 
     def _decode(self, content: bytes, piece: Piece) -> np.ndarray[Any, Any]:
         return decode_piece(content, piece, self._grid.stored_shape, self.dtype, self._compressors)
+
+
+class WantedRows:
+    """Rows of one stack that are to be read."""
+
+    def __init__(self) -> None:
+        self._places: list[tuple[list[Any], int, Mapping[str, Any]]] = []
+
+    def add(self, found: list[Any], i: int, entry: Mapping[str, Any]) -> None:
+        """One more, to become ``found[i]``."""
+        self._places.append((found, i, entry))
+
+    def read(self, files: VerifiedFiles, stack: Mapping[str, Any]) -> Jobs:
+        """The jobs that read them: all at once where they are a good part of the stack."""
+        if len(self._places) * _WORTH_THE_STACK >= stack["shape"][0]:
+            return [partial(self._split, files, stack)]
+        jobs: Jobs = []
+        for found, i, entry in self._places:
+            found[i], row_jobs = StoredArray(entry).read(files)
+            jobs += row_jobs
+        return jobs
+
+    def _split(self, files: VerifiedFiles, stack: Mapping[str, Any]) -> None:
+        data, jobs = StoredArray(stack).read(files)
+        for job in jobs:
+            job()
+        size = stack["files"][0][0] // stack["shape"][0]
+        for found, i, entry in self._places:
+            _, _, start = entry["within"]
+            found[i] = data[start // size, ...].copy(order="K")
+
+
+def _read_row(
+    files: VerifiedFiles, within: tuple[str, int, int], digest: int, target: memoryview
+) -> None:
+    """Put a row of a stack into its place."""
+    target[:] = files.read_span(*within, len(target), digest)
 
 
 def logical_shape(entry: Mapping[str, Any]) -> tuple[int, ...]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from jobrunner.checkpoint.aliasing import Window, refuse_shared_memory
 from jobrunner.checkpoint.codecs import Codec
@@ -18,6 +21,7 @@ def encode_blobs(
     codecs: Sequence[Codec] = (),
     *,
     allow_pickle: bool = False,
+    beside: Mapping[str, np.ndarray[Any, Any]] | None = None,
 ) -> dict[str, EncodedBlob]:
     """Encode the blobs of a node.
 
@@ -29,6 +33,8 @@ def encode_blobs(
     codecs : sequence of Codec
     allow_pickle : bool
         Pickle what there is no other way for.
+    beside : mapping of str to numpy.ndarray, optional
+        Other blobs of the node, arrays that need no encoding.
 
     Returns
     -------
@@ -60,7 +66,7 @@ def encode_blobs(
                     f"{type(held).__name__} object, and would come apart after a resume. Give "
                     f"one of them a copy, or keep both in one blob (a dict or a list)."
                 )
-    refuse_shared_memory(node, memory)
+    refuse_shared_memory(node, memory, beside or {})
     return encoded
 
 

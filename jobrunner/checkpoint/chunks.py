@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from jobrunner.checkpoint.content import Content, file_content
 from jobrunner.checkpoint.digests import HEAD_BYTES, Sums, WrittenChunk, digest_content
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import PlannedArray, grid_of
 from jobrunner.checkpoint.paths import join_path
+from jobrunner.checkpoint.stacks import Rows
 
 logger = logging.getLogger("jobrunner.checkpoint.chunks")
 
@@ -83,15 +86,32 @@ class ChunkWriter:
 
     def write(self, array: PlannedArray, path: str, corner: tuple[int, ...]) -> None:
         """Write one, or share it; from several threads at once."""
+        data = array.data
+        if isinstance(data, Rows):
+            data = data.gather()
+        if array.is_stack:
+            self.written[path] = self._write_stack(array, path, data)
+            return
         known = self._former.chunks.get(path)
         if known is not None and known.size < self._files.linked_bytes:
             known = None
         self.written[path] = self._share_blindly(array, path, known) or self._share_or_write(
             array,
             path,
-            file_content(array.part.data, array.grid, corner, array.compressors),
+            file_content(data, array.grid, corner, array.compressors),
             known,
         )
+
+    def _write_stack(
+        self, array: PlannedArray, path: str, data: np.ndarray[Any, Any]
+    ) -> WrittenChunk:
+        """Write a stack, which is one file; the manifest says of each row what it is."""
+        memory = memoryview(data.reshape(-1).view(np.uint8).data)
+        crc = self._files.write(join_path(self._root, path), [memory])
+        step = len(memory) // len(data)
+        digest = self._files.digest
+        array.entry["rows"] = [digest(memory[i : i + step]) for i in range(0, len(memory), step)]
+        return WrittenChunk(len(memory), crc, 0, 0)
 
     def _share_blindly(
         self, array: PlannedArray, path: str, known: WrittenChunk | None

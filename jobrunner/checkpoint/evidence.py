@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobrunner.checkpoint.directory import CheckpointDirectory
+from jobrunner.checkpoint.documents import is_sealed
 from jobrunner.checkpoint.files import PosixFiles
-from jobrunner.checkpoint.layout import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT, is_sealed
+from jobrunner.checkpoint.layout import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT
 from jobrunner.checkpoint.log import (
     ENTRY_NAME,
     LOG_DIRECTORY,
@@ -361,7 +362,7 @@ def _record_again(
                 path=reader.root,
             )
         reader.verify()
-        nbytes = sum(size for _, (size, _) in reader.list_files(manifest))
+        nbytes = sum(size for _, (size, _) in reader.list_files(reader.read_manifest()))
         abouts[node] = {"store": name, "manifest": digest, "nbytes": nbytes, "seconds": 0.0}
         if "states" in manifest:
             abouts[node] = {**abouts[node], "states": manifest["states"]}

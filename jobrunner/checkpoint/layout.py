@@ -1,57 +1,73 @@
 """Where a store keeps what: Zarr documents, chunks and their names. Pure: no I/O.
 
 A store is a Zarr v3 group. An array blob is an array in it; a container of arrays is a group;
-whatever is small is an attribute of the store's group, for people and other readers: what
-jobrunner loads, it takes from the manifest.
+short arrays of which many are alike are rows of one; whatever is small is an attribute of the
+store's group, for people and other readers: what jobrunner loads, it takes from the manifest.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from jobrunner.checkpoint.compression import suit_dtype
-from jobrunner.checkpoint.dtypes import dtype_from_spec, dtype_to_spec, zarr_data_type
+from jobrunner.checkpoint.documents import (
+    OWN_KEY,
+    describe_array,
+    describe_usual_array,
+    group_document,
+)
+from jobrunner.checkpoint.dtypes import dtype_to_spec
 from jobrunner.checkpoint.encoding import ArrayPart, EncodedBlob, child_names
-from jobrunner.checkpoint.grid import Grid, plan_grid, to_logical
+from jobrunner.checkpoint.grid import Grid, plan_grid
+from jobrunner.checkpoint.stacks import (
+    MOST_BYTES,
+    Alike,
+    Rows,
+    are_worth_stacking,
+    cut_stacks,
+)
 from jobrunner.storage import Storage
 
 FORMAT = 1
 """Of log entries; readers refuse what is newer."""
 
-STORE_FORMAT = 2
-"""Newest of stores and manifests. A store is 1 where nothing in it is compressed or in pieces."""
+STORE_FORMAT = 3
+"""Newest of stores and manifests. A store is 3 where arrays are stacked, 2 where one is compressed
+or in pieces, and else 1."""
 
 MANIFEST = "_manifest/zarr.json"
 """A group's document, so that readers of Zarr find nothing strange in a store."""
 
 ROOT_DOCUMENT = "zarr.json"
 RETIRED_DOCUMENT = "zarr.retired.json"
-_ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
-_INDEX_CODECS = [
-    {"name": "bytes", "configuration": {"endian": "little"}},
-    {"name": "crc32c"},
-]
-OWN_KEY = "/jobrunner"
-"""Attribute that holds our own words; no blob can be called so."""
+STACKS = "_stacks"
+"""Group of the arrays of which many short ones are rows; no blob's name begins so."""
+
+LONE_ARRAY = {"$": "array", "at": 0}
+"""What stands for a blob that is an array and nothing else; see `encoding`."""
 
 
 @dataclass(slots=True)
 class PlannedArray:
-    """An array part with its place in the store; the part may give way to a copy of it.
+    """An array with its place in the store; what it is made of may give way to a copy.
 
     Attributes
     ----------
     blob : str
-        Name of the blob that it is of.
+        Name of the blob that it is of; a stack is of many, and of none by itself.
+    data : numpy.ndarray or Rows
+        Its axes in the order they lie in memory, outermost first.
+    entry : dict
+        What the manifest says of it; its files are filled in while writing.
+    document : bytes
+    is_stack : bool
+        It is made of many blobs' arrays, a row each.
     is_sole : bool
         Nothing but its blob can reach its memory, so that it stays as it is while it is referred to.
     is_constant : bool
@@ -62,10 +78,12 @@ class PlannedArray:
 
     blob: str
     path: str
-    part: ArrayPart
+    data: np.ndarray[Any, Any] | Rows
     grid: Grid
     compressors: Sequence[dict[str, Any]]
     entry: dict[str, Any]
+    document: bytes
+    is_stack: bool = False
     is_sole: bool = False
     is_constant: bool = False
     is_unchanged: bool = False
@@ -89,8 +107,11 @@ class StoreLayout:
     root : bytes
         The root document.
     arrays : list of PlannedArray
+        Stacks included.
+    stacks : list of dict
+        The manifest's entries for them.
     blobs : dict
-        The manifest's entry for each blob; its arrays' files are filled in while writing.
+        The manifest's entry for each blob; of one that is a row, its stack and its place there.
     about : dict
         What root and manifest say of the store: its format, node, epoch and run.
     """
@@ -99,16 +120,17 @@ class StoreLayout:
     documents: dict[str, bytes]
     root: bytes
     arrays: list[PlannedArray]
-    blobs: dict[str, dict[str, Any]]
+    stacks: list[dict[str, Any]]
+    blobs: dict[str, Any]
     about: dict[str, Any]
 
 
-def lay_out(blobs: Mapping[str, EncodedBlob], about: Mapping[str, Any]) -> StoreLayout:
+def lay_out(blobs: Mapping[str, EncodedBlob | Alike], about: Mapping[str, Any]) -> StoreLayout:
     """Decide where each part of each blob goes.
 
     Parameters
     ----------
-    blobs : mapping of str to EncodedBlob
+    blobs : mapping of str to EncodedBlob or Alike
     about : mapping
         JSON for the root's own attribute: node, epoch, run.
     """
@@ -116,14 +138,20 @@ def lay_out(blobs: Mapping[str, EncodedBlob], about: Mapping[str, Any]) -> Store
     documents: dict[str, bytes] = {}
     attributes: dict[str, Any] = {OWN_KEY: {}}
     arrays: list[PlannedArray] = []
-    entries: dict[str, dict[str, Any]] = {}
-    for name, top in zip(blobs, child_names(blobs), strict=True):
-        blob = blobs[name]
-        planned = [
-            _plan_array(name, part, "/".join((top, *part.trail)), blob.storage)
-            for part in blob.parts
-        ]
-        for array in planned:
+    entries: dict[str, Any] = dict.fromkeys(blobs)  # in the order of the blobs
+    single = {name: blob for name, blob in blobs.items() if isinstance(blob, EncodedBlob)}
+    stacks: list[PlannedArray] = []
+    for alike in {id(blob): blob for blob in blobs.values() if isinstance(blob, Alike)}.values():
+        entries |= zip(alike.arrays, _stack(stacks, alike.arrays, None), strict=True)
+    rows = _stack_parts(stacks, single)
+    for name, top in zip(single, child_names(single), strict=True):
+        blob = single[name]
+        planned = {
+            i: _plan_array(name, part, "/".join((top, *part.trail)), blob.storage)
+            for i, part in enumerate(blob.parts)
+            if (name, i) not in rows
+        }
+        for array in planned.values():
             pieces = array.path.split("/")
             for depth in range(1, len(pieces)):
                 group = "/".join(pieces[:depth])
@@ -134,16 +162,65 @@ def lay_out(blobs: Mapping[str, EncodedBlob], about: Mapping[str, Any]) -> Store
                         {} if tree is None else {OWN_KEY: {"value": tree}}
                     )
             directories[array.path] = None
-            documents[f"{array.path}/zarr.json"] = _array_document(array)
-        if not planned:
+            documents[f"{array.path}/zarr.json"] = array.document
+        if not planned and not (blob.parts and not blob.parts[0].trail):
             attributes[name] = blob.tree
-        arrays += planned
-        entries[name] = {"value": blob.tree, "arrays": [array.entry for array in planned]}
+        arrays += planned.values()
+        places = [
+            planned[i].entry if i in planned else rows[name, i] for i in range(len(blob.parts))
+        ]
+        entries[name] = {"value": blob.tree, "arrays": places}
+    if stacks:
+        directories[STACKS] = None
+        documents[f"{STACKS}/zarr.json"] = group_document({})
+    for array in stacks:
+        directories[array.path] = None
+        documents[f"{array.path}/zarr.json"] = array.document
     is_plain = all(a.grid.piece_shape is None and not a.compressors for a in arrays)
-    full = {"format": 1 if is_plain else STORE_FORMAT, **about}
+    full = {"format": STORE_FORMAT if stacks else 1 if is_plain else 2, **about}
     attributes[OWN_KEY] = full
     root = group_document(attributes)
-    return StoreLayout(list(directories), documents, root, arrays, entries, full)
+    told = [array.entry for array in stacks]
+    return StoreLayout(list(directories), documents, root, arrays + stacks, told, entries, full)
+
+
+def _stack_parts(
+    stacks: list[PlannedArray], blobs: Mapping[str, EncodedBlob]
+) -> dict[tuple[str, int], list[int]]:
+    """Stack short arrays within blobs of which many are alike: name and number -> its place."""
+    classes: dict[tuple[Any, ...], dict[tuple[str, int], ArrayPart]] = {}
+    for name, blob in blobs.items():
+        if blob.storage.compressors or blob.storage.chunks is not None:
+            continue
+        for i, part in enumerate(blob.parts):
+            data = part.data
+            if 0 < data.nbytes <= MOST_BYTES and data.flags.c_contiguous:
+                parts = classes.setdefault((data.dtype, data.shape, part.order), {})
+                parts[name, i] = part
+    places: dict[tuple[str, int], list[int]] = {}
+    for (dtype, _, order), parts in classes.items():
+        if are_worth_stacking(dtype, len(parts)):
+            arrays = {"/".join((name, *part.trail)): part.data for (name, _), part in parts.items()}
+            places |= zip(parts, _stack(stacks, arrays, order), strict=True)
+    return places
+
+
+def _stack(
+    stacks: list[PlannedArray],
+    arrays: Mapping[str, np.ndarray[Any, Any]],
+    order: tuple[int, ...] | None,
+) -> Iterator[list[int]]:
+    """Stack arrays that are alike, which are called so; which stack each is in, and which row."""
+    names, members = list(arrays), list(arrays.values())
+    spec = dtype_to_spec(members[0].dtype)
+    for cut in cut_stacks(len(members), members[0].nbytes):
+        rows = Rows(members[cut])
+        grid = Grid(rows.shape, rows.shape, None, order and (0, *(axis + 1 for axis in order)))
+        path = f"{STACKS}/{len(stacks)}"
+        document = describe_array(spec, grid, "stack", names=names[cut])
+        entry = _entry(path, spec, grid)
+        stacks.append(PlannedArray("", path, rows, grid, (), entry, document, is_stack=True))
+        yield from ([len(stacks) - 1, row] for row in range(len(names[cut])))
 
 
 def _plan_array(blob: str, part: ArrayPart, path: str, storage: Storage) -> PlannedArray:
@@ -159,16 +236,28 @@ def _plan_array(blob: str, part: ArrayPart, path: str, storage: Storage) -> Plan
     else:
         grid = plan_grid(data.shape, data.dtype.itemsize, part.order)
     compressors = suit_dtype(storage.compressors or (), 1 if is_text else data.dtype.itemsize)
-    entry = {
+    spec = dtype_to_spec(data.dtype)
+    if isinstance(spec, str) and not compressors:
+        document = describe_usual_array(spec, grid, part.holds)
+    else:
+        document = describe_array(spec, grid, part.holds, compressors)
+    entry = _entry(path, spec, grid, compressors)
+    return PlannedArray(blob, path, data, grid, compressors, entry, document)
+
+
+def _entry(
+    path: str, spec: Any, grid: Grid, compressors: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    """What the manifest says of an array, but for its files."""
+    return {
         "path": path,
-        "dtype": dtype_to_spec(data.dtype),
-        "shape": list(data.shape),
-        "order": list(part.order) if part.order else None,
+        "dtype": spec,
+        "shape": list(grid.shape),
+        "order": list(grid.order) if grid.order else None,
         "chunk_shape": list(grid.chunk_shape),
         **({"piece_shape": list(grid.piece_shape)} if grid.piece_shape else {}),
         **({"compressors": compressors} if compressors else {}),
     }
-    return PlannedArray(blob, path, part, grid, compressors, entry)
 
 
 def grid_of(entry: Mapping[str, Any]) -> Grid:
@@ -182,84 +271,53 @@ def grid_of(entry: Mapping[str, Any]) -> Grid:
     )
 
 
+def resolve_rows(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest with an entry for each array that is a row of a stack, like those of others.
+
+    Such an entry also says where the row lies (``within``: the stack's file, its size, and where
+    in it the row begins, in bytes).
+    """
+    stacks = manifest.get("stacks", ())
+    if not stacks:
+        return manifest
+    told = [_row_entry(stack) for stack in stacks]
+
+    def resolve(place: Any) -> dict[str, Any]:
+        if isinstance(place, dict):
+            return place
+        number, row = place
+        path, size, nbytes, digests, about = told[number]
+        entry = dict(about)
+        entry["files"] = [[nbytes, digests[row]]]
+        entry["within"] = (path, size, row * nbytes)
+        return entry
+
+    blobs = {
+        name: {"value": entry["value"], "arrays": list(map(resolve, entry["arrays"]))}
+        if isinstance(entry, dict)
+        else {"value": LONE_ARRAY, "arrays": [resolve(entry)]}
+        for name, entry in manifest["blobs"].items()
+    }
+    return {**manifest, "blobs": blobs}
+
+
+def _row_entry(stack: Mapping[str, Any]) -> tuple[str, int, int, Sequence[int], dict[str, Any]]:
+    """A stack's file, its size, that of a row, the rows' digests, and what is said of each row."""
+    path, shape, order = stack["path"], stack["shape"], stack["order"]
+    grid = grid_of(stack)
+    (corner,) = grid.corners()
+    ((size, _),) = stack["files"]
+    about = {
+        "path": path,
+        "dtype": stack["dtype"],
+        "shape": shape[1:],
+        "order": order and [axis - 1 for axis in order[1:]],
+        "chunk_shape": shape[1:],
+    }
+    return f"{path}/{grid.key(corner)}", size, size // shape[0], stack["rows"], about
+
+
 def _mean_text_bytes(data: np.ndarray[Any, Any]) -> int:
     if not data.size:
         return 1
     return 4 + math.ceil(int(np.strings.str_len(data).sum()) / data.size)
-
-
-def _array_document(array: PlannedArray) -> bytes:
-    spec, holds = array.entry["dtype"], array.part.holds
-    if isinstance(spec, str) and not array.compressors:
-        return _plain_document(spec, array.grid, holds)
-    return _describe_array(spec, array.grid, holds, array.compressors)
-
-
-def _describe_array(
-    spec: Any, grid: Grid, holds: str, compressors: Sequence[dict[str, Any]] = ()
-) -> bytes:
-    dtype = dtype_from_spec(spec)
-    codecs: list[dict[str, Any]] = []
-    if grid.order:
-        codecs.append({"name": "transpose", "configuration": {"order": list(grid.order)}})
-    if isinstance(dtype, np.dtypes.StringDType):
-        data_type: Any = "string"
-        fill: Any = ""
-        codecs.append({"name": "vlen-utf8"})
-    else:
-        data_type, fill, endian = zarr_data_type(dtype)
-        configuration = {"configuration": {"endian": endian}} if endian else {}
-        codecs.append({"name": "bytes", **configuration})
-    codecs += compressors
-    if grid.piece_shape is not None:
-        shard = {
-            "chunk_shape": to_logical(grid.piece_shape, grid.order),
-            "codecs": codecs,
-            "index_codecs": _INDEX_CODECS,
-            "index_location": "end",
-        }
-        codecs = [{"name": "sharding_indexed", "configuration": shard}]
-    return to_json(
-        {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": to_logical(grid.shape, grid.order),
-            "data_type": data_type,
-            "chunk_grid": {
-                "name": "regular",
-                "configuration": {"chunk_shape": to_logical(grid.chunk_shape, grid.order)},
-            },
-            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-            "fill_value": fill,
-            "codecs": codecs,
-            "attributes": {OWN_KEY: {"holds": holds, "dtype": spec}},
-            "storage_transformers": [],
-        }
-    )
-
-
-_plain_document = lru_cache(maxsize=4096)(_describe_array)
-"""The same, kept: the arrays of one epoch are those of the one before, and often alike."""
-
-
-def group_document(attributes: Mapping[str, Any]) -> bytes:
-    """The Zarr document of a group."""
-    return to_json({"zarr_format": 3, "node_type": "group", "attributes": attributes})
-
-
-_SEAL = b',"sha256":"%s"}}'
-
-
-def seal(document: bytes) -> bytes:
-    """The document of a group with its own digest as a last attribute."""
-    return document[:-2] + _SEAL % hashlib.sha256(document).hexdigest().encode()
-
-
-def is_sealed(document: bytes) -> bool:
-    """Whether it is, to the last bit, what `seal` has made."""
-    return document == seal(document[: -len(_SEAL % bytes(64))] + b"}}")
-
-
-def to_json(document: object) -> bytes:
-    """Strict JSON in ASCII, of what does not contain itself."""
-    return _ENCODER.encode(document).encode()

@@ -16,6 +16,7 @@ import numpy as np
 
 from jobrunner.checkpoint.chunks import LINKED_BYTES
 from jobrunner.checkpoint.layout import PlannedArray
+from jobrunner.checkpoint.stacks import Rows
 from jobrunner.values import sole_arrays
 from jobrunner.workspace import Workspace
 
@@ -62,9 +63,10 @@ class Provenance:
         # Without a plan, nobody knows.
         self._changing = changing.get(workspace.node, ()) if changing else names
         self._updated, workspace.updated = workspace.updated, set()
+        worth_a_look = [name for name in names if not _is_short(workspace.globals[name])]
         self._sole = {
             _address(array): array
-            for name in names
+            for name in worth_a_look
             for array in sole_arrays(
                 workspace.globals, name, LINKED_BYTES, workspace.rollbacks.references
             )
@@ -82,9 +84,9 @@ class Provenance:
         """
         last = self._last.arrays if self._last and self._last.origin == former else {}
         for array in arrays:
-            if array.part.data.nbytes < LINKED_BYTES:
+            if isinstance(array.data, Rows) or array.data.nbytes < LINKED_BYTES:
                 continue
-            found = self._sole.get(_address(array.part.data))
+            found = self._sole.get(_address(array.data))
             if found is None:
                 continue
             array.is_sole = True
@@ -99,6 +101,10 @@ class Provenance:
     def leave(self, workspace: Workspace, origin: Origin) -> None:
         """Let the next save know what this store, now durable, was written from."""
         workspace.companions[_LAST] = _Written(origin, self._arrays)
+
+
+def _is_short(value: object) -> bool:
+    return type(value) is np.ndarray and value.nbytes < LINKED_BYTES
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:

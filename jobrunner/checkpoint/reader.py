@@ -7,18 +7,19 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from jobrunner.checkpoint.arrays import StoredArray, chunk_files, logical_shape
+from jobrunner.checkpoint.arrays import StoredArray, WantedRows, chunk_files, logical_shape
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.decoding import Decoder
+from jobrunner.checkpoint.dtypes import zarr_data_type
 from jobrunner.checkpoint.files import PosixFiles
-from jobrunner.checkpoint.layout import MANIFEST, STORE_FORMAT
+from jobrunner.checkpoint.layout import LONE_ARRAY, MANIFEST, STACKS, STORE_FORMAT, resolve_rows
 from jobrunner.checkpoint.paths import join_path
 from jobrunner.checkpoint.states import StatefulBlob
 from jobrunner.checkpoint.threads import run_all
@@ -99,7 +100,7 @@ class StoreReader:
                 f"{path} has format {manifest['format']}, and this version of jobrunner reads up "
                 f"to {STORE_FORMAT}. Read it with a later version."
             )
-        return manifest
+        return resolve_rows(manifest)
 
     def load(
         self,
@@ -135,26 +136,27 @@ class StoreReader:
                     f"{manifest['epoch']} ({self.root}). It has {', '.join(map(repr, entries))}."
                 )
         wanted = {name: entry for name, entry in entries.items() if blobs is None or name in blobs}
-        tops = {array["path"].split("/")[0] for e in wanted.values() for array in e["arrays"]}
         loaded: dict[str, list[Any]] = {}
+        rows: dict[str, WantedRows] = {}
         jobs: list[Callable[[], None]] = []
         for name, entry in wanted.items():
-            loaded[name] = [None] * len(entry["arrays"])
+            loaded[name] = found = [None] * len(entry["arrays"])
             for i, array in enumerate(entry["arrays"]):
+                if "within" in array:
+                    rows.setdefault(array["path"], WantedRows()).add(found, i, array)
+                    continue
                 with self._decoding(name):
-                    loaded[name][i], array_jobs = StoredArray(array).read(self._verified)
+                    found[i], array_jobs = StoredArray(array).read(self._verified)
                 jobs += array_jobs
-        jobs += self._document_jobs(
-            manifest,
-            (
-                path
-                for path in manifest["documents"]
-                if "/" not in path or path.split("/")[0] in tops
-            ),
-        )
+        for stack in manifest.get("stacks", ()):
+            if stack["path"] in rows:
+                jobs += rows[stack["path"]].read(self._verified, stack)
+        jobs += self._document_jobs(manifest, wanted)
         run_all(jobs, self.files.threads, _stored_bytes(wanted))
         return {
-            name: self._decode(
+            name: loaded[name][0]
+            if entry["value"] == LONE_ARRAY
+            else self._decode(
                 name,
                 entry,
                 loaded[name].__getitem__,
@@ -215,19 +217,30 @@ class StoreReader:
     def list_files(self, manifest: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, int]]]:
         """All files of the store but the manifest: path, size and crc32c."""
         yield from manifest["documents"].items()
+        for array in manifest.get("stacks", ()):
+            yield from chunk_files(array)
         for entry in manifest["blobs"].values():
             for array in entry["arrays"]:
-                yield from chunk_files(array)
+                if "within" not in array:
+                    yield from chunk_files(array)
 
     def read_file(self, path: str, size: int, digest: int) -> bytes:
         """Content of one file, verified."""
         return self._verified.read(path, size, digest)
 
     def _document_jobs(
-        self, manifest: Mapping[str, Any], paths: Iterable[str]
+        self, manifest: Mapping[str, Any], wanted: Mapping[str, Any]
     ) -> Iterator[Callable[[], None]]:
-        documents = manifest["documents"]
-        return (partial(self._verified.read_into, path, None, *documents[path]) for path in paths)
+        """Verify the documents of some blobs, and the root's."""
+        arrays = [array for entry in wanted.values() for array in entry["arrays"]]
+        groups = {array["path"].split("/")[0] for array in arrays if "within" not in array}
+        stacks = {array["path"] for array in arrays if "within" in array}
+        if stacks:
+            stacks.add(STACKS)
+        for path, about in manifest["documents"].items():
+            group, _, rest = path.partition("/")
+            if not rest or group in groups or path.rpartition("/")[0] in stacks:
+                yield partial(self._verified.read_into, path, None, *about)
 
     def peek(
         self,
@@ -249,8 +262,8 @@ class StoreReader:
 
         Notes
         -----
-        Arrays that are parts of something else (bytes, long texts, tensors) are read and
-        verified; what is read through a `zarr.Array` later is not.
+        Arrays that are parts of something else (bytes, long texts, tensors), and rows of stacks,
+        are read and verified; what is read through a `zarr.Array` later is not.
         """
         entry = manifest["blobs"][blob]
 
@@ -260,7 +273,7 @@ class StoreReader:
             partial(self._read_part, entry),
             codecs,
             allow_pickle,
-            leaf=lambda i: self._open_lazily(entry["arrays"][i]["path"]),
+            leaf=lambda i: self._open_lazily(entry["arrays"][i]),
         )
 
     def outline(
@@ -288,10 +301,12 @@ class StoreReader:
         run_all(jobs, self.files.threads, array.nbytes)
         return array
 
-    def _open_lazily(self, path: str) -> Any:
+    def _open_lazily(self, entry: Mapping[str, Any]) -> Any:
         import zarr  # only who looks into a store pays for the import
 
-        full = self._verified.path(path)
+        if "within" in entry:
+            return self._open_row(entry)
+        full = self._verified.path(entry["path"])
         with self._verified.reading(full), warnings.catch_warnings():
             # Zarr warns of data types whose specification is young; they are read all the same.
             warnings.simplefilter("ignore")
@@ -300,6 +315,22 @@ class StoreReader:
                 return zarr.open_array(within, mode="r", zarr_format=3)
             objects = zarr.storage.ObjectStore(store, read_only=True)
             return zarr.open_array(objects, path=within, mode="r", zarr_format=3)
+
+    def _open_row(self, entry: Mapping[str, Any]) -> Any:
+        """A row of a stack as an array by itself, in memory."""
+        import zarr
+
+        data, jobs = StoredArray(entry).read(self._verified)
+        for job in jobs:
+            job()
+        kind, _, _ = zarr_data_type(data.dtype)
+        if isinstance(kind, dict) and kind["name"] == "raw_bytes":
+            data = data.view(f"V{data.dtype.itemsize}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            store = zarr.storage.MemoryStore()
+            zarr.create_array(store, data=data, chunks=data.shape, compressors=None, zarr_format=3)
+            return zarr.open_array(store, mode="r", zarr_format=3)
 
     def _decode(
         self,

@@ -19,6 +19,7 @@ from jobrunner.checkpoint.provenance import Provenance
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.records import Claim, moment_of
 from jobrunner.checkpoint.snapshot import Arena, copy_arrays
+from jobrunner.checkpoint.stacks import Alike, find_alike
 from jobrunner.checkpoint.store import (
     Receipt,
     StoreBatch,
@@ -65,8 +66,16 @@ class BlobCheck:
         """Raise what `encode` raises."""
         self.encode(workspaces)
 
-    def encode(self, workspaces: Mapping[str, Workspace]) -> dict[str, dict[str, EncodedBlob]]:
+    def encode(
+        self, workspaces: Mapping[str, Workspace], apart: Collection[str] = ()
+    ) -> dict[str, dict[str, EncodedBlob | Alike]]:
         """Encode all that a save writes of each node: its global blobs but the transient ones.
+
+        Parameters
+        ----------
+        workspaces : mapping of str to Workspace
+        apart : collection of str
+            Names of blobs that are not to be stacked.
 
         Raises
         ------
@@ -74,23 +83,14 @@ class BlobCheck:
             A blob cannot be encoded; names it and the ways out.
         """
         encoded = {
-            node: encode_blobs(
-                node,
-                {
-                    name: value
-                    for name, value in workspace.globals.items()
-                    if name not in workspace.transient
-                },
-                self.codecs,
-                allow_pickle=self.allow_pickle,
-            )
+            node: self._encode_node(node, workspace, apart)
             for node, workspace in workspaces.items()
             if node in self.nodes
         }
         if self.initial is not None:
             for node, blobs in encoded.items():
                 for name, blob in blobs.items():
-                    if blob.has_state and name not in self.initial.get(node, ()):
+                    if _has_state(blob) and name not in self.initial.get(node, ()):
                         raise DefinitionError(
                             f"Node {node!r}, blob {name!r}: it holds an object that is saved by "
                             f"its state_dict(), and no task of the init group makes that blob, so "
@@ -98,13 +98,32 @@ class BlobCheck:
                             f"in the init group, or put its state_dict() into the blob instead, or "
                             f"keep it out of checkpoints, outputs=Blob({name!r}, transient=True)."
                         )
+        return encoded
+
+    def _encode_node(
+        self, node: str, workspace: Workspace, apart: Collection[str]
+    ) -> dict[str, EncodedBlob | Alike]:
+        blobs = workspace.globals
+        if workspace.transient:
+            blobs = {name: blobs[name] for name in blobs if name not in workspace.transient}
+        storage = self.storage.get(node, {})
+        alike: dict[str, Alike] = {}
+        if not self.default.compressors:
+            alike = find_alike(blobs, {*apart, *storage})
+        single = {name: value for name, value in blobs.items() if name not in alike}
+        beside = {name: blobs[name] for name in alike}
+        encoded = encode_blobs(
+            node, single, self.codecs, allow_pickle=self.allow_pickle, beside=beside
+        )
         return {
-            node: {
-                name: store_as(node, name, blob, self.storage.get(node, {}).get(name), self.default)
-                for name, blob in blobs.items()
-            }
-            for node, blobs in encoded.items()
+            name: alike.get(name)
+            or store_as(node, name, encoded[name], storage.get(name), self.default)
+            for name in blobs
         }
+
+
+def _has_state(blob: EncodedBlob | Alike) -> bool:
+    return isinstance(blob, EncodedBlob) and blob.has_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,16 +213,17 @@ class SaveOrder:
             workspace.rollbacks.keep(moment, node, workspace.globals, names)
             provenance[node] = Provenance(workspace, names)
         # All of it before anything is written: what cannot be saved is no fault of the storage.
-        encoded = self.check.encode(workspaces)
+        encoded = self.check.encode(workspaces, self.replicated)
         states = {
-            node: tuple(name for name, blob in blobs.items() if blob.has_state)
+            node: tuple(name for name, blob in blobs.items() if _has_state(blob))
             for node, blobs in encoded.items()
         }
         replicas: dict[str, dict[str, str]] = {}
         for name, nodes in self.replicated.items():
             for node in nodes:
-                if name in encoded.get(node, ()):
-                    digest = digest_blob(self.files, encoded[node][name])
+                blob = encoded.get(node, {}).get(name)
+                if isinstance(blob, EncodedBlob):
+                    digest = digest_blob(self.files, blob)
                     replicas.setdefault(node, {})[name] = digest
                     if node != nodes[0]:
                         del encoded[node][name]
@@ -244,10 +264,11 @@ class SaveOrder:
             prepared.provenance[node].leave(workspaces[node], identity)
         return receipts
 
-    def _former(self, node: str, blobs: Mapping[str, EncodedBlob]) -> FormerStore | None:
+    def _former(self, node: str, blobs: Mapping[str, EncodedBlob | Alike]) -> FormerStore | None:
         if node not in self.former or not any(
             part.data.nbytes >= self.files.linked_bytes
             for blob in blobs.values()
+            if isinstance(blob, EncodedBlob)
             for part in blob.parts
         ):
             return None

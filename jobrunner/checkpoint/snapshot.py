@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.checkpoint.layout import PlannedArray
+from jobrunner.checkpoint.stacks import Rows
 from jobrunner.checkpoint.threads import THREADS, run_all
 
 _ALIGNMENT = 64
@@ -64,29 +64,29 @@ def copy_arrays(
         Those that were left out: they must be written before anything changes them.
     """
     left: list[PlannedArray] = []
-    copied: list[tuple[PlannedArray, int]] = []
+    copied: list[tuple[PlannedArray, np.ndarray[Any, Any], int]] = []
     total = 0
     for array in arrays:
-        size = -(-array.part.data.nbytes // _ALIGNMENT) * _ALIGNMENT
+        data = array.data
+        size = -(-data.nbytes // _ALIGNMENT) * _ALIGNMENT
         if array.is_sole and array.is_constant:
             continue
         if budget_bytes is not None and total + size > budget_bytes:
             left.append(array)
         elif array.is_sole:
             budget_bytes = None if budget_bytes is None else budget_bytes - size
-        elif isinstance(array.part.data.dtype, np.dtypes.StringDType):
-            array.part = dataclasses.replace(array.part, data=array.part.data.copy())
+        elif isinstance(data, Rows) or isinstance(data.dtype, np.dtypes.StringDType):
+            array.data = data.gather() if isinstance(data, Rows) else data.copy()
             budget_bytes = None if budget_bytes is None else budget_bytes - size
         else:
-            copied.append((array, total))
+            copied.append((array, data, total))
             total += size
     memory = arena.reserve(total)
     jobs = []
-    for array, start in copied:
-        data = array.part.data
+    for array, data, start in copied:
         place = memory[start : start + data.nbytes].view(data.dtype).reshape(data.shape)
         jobs += _copy_jobs(place, data)
-        array.part = dataclasses.replace(array.part, data=place)
+        array.data = place
     run_all(jobs, threads, total)
     return left
 

@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 from jobrunner.checkpoint.chunks import LINKED_BYTES, ChunkWriter, FormerStore
 from jobrunner.checkpoint.content import Content, encode_texts
 from jobrunner.checkpoint.digests import digest_content
+from jobrunner.checkpoint.documents import group_document, seal, to_json
 from jobrunner.checkpoint.encoding import EncodedBlob
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import (
@@ -29,12 +30,10 @@ from jobrunner.checkpoint.layout import (
     ROOT_DOCUMENT,
     PlannedArray,
     StoreLayout,
-    group_document,
     lay_out,
-    seal,
-    to_json,
 )
 from jobrunner.checkpoint.paths import join_path
+from jobrunner.checkpoint.stacks import Alike
 from jobrunner.checkpoint.threads import run_all
 from jobrunner.spares import Spares
 
@@ -107,7 +106,7 @@ class StoreBatch:
         self,
         files: PosixFiles,
         directory: str,
-        stores: Mapping[str, tuple[Mapping[str, Any], Mapping[str, EncodedBlob]]],
+        stores: Mapping[str, tuple[Mapping[str, Any], Mapping[str, EncodedBlob | Alike]]],
         former: Mapping[str, FormerStore] | None = None,
         spares: Spares | None = None,
     ) -> None:
@@ -149,7 +148,7 @@ class StoreBatch:
             for store in self._stores:
                 for array in store.layout.arrays:
                     if wanted is None or id(array) in wanted:
-                        nbytes += array.part.data.nbytes
+                        nbytes += array.data.nbytes
                         chunks = [it for it in array.files() if it[0] not in store.chunks.written]
                         written = _Written(array, len(chunks), self._spares)
                         jobs += (
@@ -215,8 +214,8 @@ class _Written:
         if self._left.pop():  # each is taken by one thread, and 0 by the last
             return
         array = self._array
-        holder = {array.path: array.part.data}
-        array.part = replace(array.part, data=np.empty(0, array.part.data.dtype))
+        holder = {array.path: array.data}
+        array.data = np.empty(0, array.data.dtype)
         if array.is_sole and self._spares is not None:
             self._spares.offer(holder)
 
@@ -224,7 +223,7 @@ class _Written:
 def write_stores(
     files: PosixFiles,
     directory: str,
-    stores: Mapping[str, tuple[Mapping[str, Any], Mapping[str, EncodedBlob]]],
+    stores: Mapping[str, tuple[Mapping[str, Any], Mapping[str, EncodedBlob | Alike]]],
     former: Mapping[str, FormerStore] | None = None,
 ) -> list[Receipt]:
     """Write several stores and make them durable; `StoreBatch` documents it."""
@@ -268,7 +267,7 @@ def _finish_store(files: PosixFiles, store: _StoreInWriting) -> tuple[str, int]:
     for array in layout.arrays:
         chunks = [store.chunks.written[path] for path, _ in array.files()]
         array.entry["files"] = [[chunk.size, chunk.crc] for chunk in chunks]
-        if chunks and chunks[0].size >= LINKED_BYTES:
+        if chunks and chunks[0].size >= LINKED_BYTES and not array.is_stack:
             # Hexadecimal: JSON's readers in other languages lose digits of such numbers.
             array.entry["sums"] = [[f"{chunk.total:016x}", chunk.head] for chunk in chunks]
         if array.grid.piece_shape is not None:
@@ -276,7 +275,8 @@ def _finish_store(files: PosixFiles, store: _StoreInWriting) -> tuple[str, int]:
     # The root's digest is in the manifest, so the manifest can be written before it.
     documents = {path: store.documents[path] for path in layout.documents}
     documents[ROOT_DOCUMENT] = [len(layout.root), files.digest(layout.root)]
-    about = {**store.about, "blobs": layout.blobs, "documents": documents}
+    stacks = {"stacks": layout.stacks} if layout.stacks else {}
+    about = {**store.about, "blobs": layout.blobs, **stacks, "documents": documents}
     manifest = seal(group_document(about))
     files.write(join_path(store.root, MANIFEST), [manifest])
     files.write(os.path.join(store.root, ROOT_DOCUMENT), [layout.root])

@@ -81,7 +81,8 @@ class NodeCheckpoint(Mapping[str, Any]):
             return self._borrowed[blob].digest(blob)
         self._check(blob)
         entry = self._manifest["blobs"][blob]
-        arrays = [{**array, "path": None} for array in entry["arrays"]]
+        # Where it lies does not matter, nor whether it is a row of a stack.
+        arrays = [{**array, "path": None, "within": None} for array in entry["arrays"]]
         text = json.dumps([entry["value"], arrays], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

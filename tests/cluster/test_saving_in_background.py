@@ -289,17 +289,17 @@ def test_an_array_is_let_go_of_as_soon_as_it_is_written(tmp_path, gate):
 
 
 def planned(*arrays):
-    from jobrunner.checkpoint.encoding import ArrayPart
     from jobrunner.checkpoint.grid import plan_grid
 
     return [
         PlannedArray(
             "w",
             str(i),
-            ArrayPart(array, None, (), "ndarray"),
+            array,
             plan_grid(array.shape, array.itemsize, None),
             (),
             {},
+            b"",
         )
         for i, array in enumerate(arrays)
     ]
@@ -311,8 +311,8 @@ def test_copies_are_made_in_the_same_memory_save_after_save():
     for epoch in range(3):
         arrays = planned(np.full(1000, epoch, "<f4"), np.full((3, 5), epoch), np.array(epoch))
         assert copy_arrays(arrays, arena, None) == []
-        assert [set(np.unique(a.part.data)) for a in arrays] == [{epoch}] * 3
-        places.append([a.part.data.__array_interface__["data"][0] for a in arrays])
+        assert [set(np.unique(a.data)) for a in arrays] == [{epoch}] * 3
+        places.append([a.data.__array_interface__["data"][0] for a in arrays])
     assert places[0] == places[1] == places[2]
 
 
@@ -348,5 +348,5 @@ def test_views_and_texts_are_copied_as_they_are():
     for array, original in zip(
         arrays, (source, texts, np.arange(5 << 20).reshape(5, -1)), strict=False
     ):
-        assert np.array_equal(array.part.data, original)
-        assert not np.shares_memory(array.part.data, original)
+        assert np.array_equal(array.data, original)
+        assert not np.shares_memory(array.data, original)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jobrunner import CheckpointCorruptError, CheckpointError, MultiNodeCheckpointManager
+from jobrunner.checkpoint.stacks import LEAST_ALIKE
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace import Workspace
 from tests.faults.thorough import CUTS_A_FILE, FLIPS_A_FILE, IS_THOROUGH
@@ -22,6 +23,7 @@ BLOBS = {
     "fortran": np.asfortranarray(np.arange(50).reshape(5, 10)),
     "bytes": bytes(3000),
     "lr": 0.1,
+    **{f"row{i}": np.arange(3) + i for i in range(LEAST_ALIKE)},
 }
 
 

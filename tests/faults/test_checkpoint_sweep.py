@@ -28,6 +28,7 @@ import pytest
 
 from jobrunner import CheckpointError, CheckpointWriteError, KeepLast, MultiNodeCheckpointManager
 from jobrunner.checkpoint.chunks import LINKED_BYTES
+from jobrunner.checkpoint.stacks import LEAST_ALIKE
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
 from jobrunner.workspace import Workspace
 
@@ -41,7 +42,8 @@ Recorded = tuple[int, ...]
 
 def blobs(node: str, epoch: int) -> dict[str, Any]:
     if node == "a":
-        return {"w": np.arange(100.0) + epoch, "epoch": epoch}
+        rows = {f"row{i}": np.arange(3) + epoch + i for i in range(LEAST_ALIKE)}
+        return {"w": np.arange(100.0) + epoch, "epoch": epoch, **rows}
     return {"epoch": epoch, "same": SAME}
 
 

@@ -10,15 +10,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from jobrunner.checkpoint import stacks
 from jobrunner.checkpoint.blobs import encode_blobs
 from jobrunner.checkpoint.grid import plan_chunks
 from jobrunner.checkpoint.reader import StoreReader
+from jobrunner.checkpoint.save import BlobCheck
 from jobrunner.checkpoint.store import write_stores
 from jobrunner.testing import FaultyFiles, assert_identical
+from jobrunner.workspace import Workspace
 
 FILES = FaultyFiles(sync=False)
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)
@@ -80,6 +84,44 @@ def test_any_blobs_come_back_as_they_were(blobs: dict[str, Any]) -> None:
         reader = StoreReader(FILES, path, "n.0", receipt.manifest)
         assert_identical(blobs, reader.load())
         for name, value in blobs.items():
+            assert_identical({name: value}, reader.load([name]))
+
+
+ALIKE = st.builds(
+    lambda array, count, repeats: (
+        [np.roll(array, i).copy(order="K") for i in range(count)] * repeats
+    ),
+    arrays(),
+    st.integers(1, 5),
+    st.integers(1, 2),
+)
+
+
+@given(
+    st.dictionaries(NAMES, VALUES | ALIKE | ALIKE.map(lambda a: {"a": a[0]}), max_size=4),
+    st.dictionaries(NAMES, ALIKE.map(lambda arrays: arrays[0]), min_size=1, max_size=3),
+    st.integers(1, 3),
+    st.integers(0, 2000),
+)
+@settings(max_examples=300)
+def test_any_blobs_come_back_where_those_that_are_alike_are_stacked(
+    blobs: dict[str, Any], alike: dict[str, Any], least: int, stack_bytes: int
+) -> None:
+    workspace = Workspace("n")
+    for name, array in alike.items():
+        for i in range(4):
+            workspace.globals[f"{name}.{i}"] = np.roll(array, i).copy(order="K")
+    workspace.globals.update(blobs)
+    with directory() as path, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stacks, "LEAST_ALIKE", least)
+        patch.setattr(stacks, "_STACK_BYTES", stack_bytes)
+        encoded = BlobCheck(frozenset("n")).encode({"n": workspace})["n"]
+        about = {"node": "n", "epoch": 0, "run": "r"}
+        (receipt,) = write_stores(FILES, path, {"n.0": (about, encoded)})
+        reader = StoreReader(FILES, path, "n.0", receipt.manifest)
+        reader.verify()
+        assert_identical(workspace.globals, reader.load())
+        for name, value in workspace.globals.items():
             assert_identical({name: value}, reader.load([name]))
 
 
