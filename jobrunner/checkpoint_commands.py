@@ -30,12 +30,13 @@ _take_over = click.option(
 
 @click.command("ls", epilog=EPILOG)
 @_directory
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="List only the newest N.")
 @answers
-def list_command(*, directory: str) -> Answer:
+def list_command(*, directory: str, last: int | None) -> Answer:
     """List the recorded epochs of DIR."""
     from jobrunner.listing import list_epochs, open_directory
 
-    return Answer(*list_epochs(open_directory(directory)))
+    return Answer(*list_epochs(open_directory(directory), last))
 
 
 @click.command("info", epilog=EPILOG)

@@ -13,6 +13,7 @@ from jobrunner.checkpoint import (
     MultiNodeCheckpointManager,
     NodeCheckpoint,
 )
+from jobrunner.collector import collector_paused
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -69,8 +70,17 @@ def read_epoch(text: str, manager: MultiNodeCheckpointManager) -> int:
     return epoch
 
 
-def list_epochs(manager: MultiNodeCheckpointManager) -> tuple[dict[str, Any], str]:
-    """Describe all recorded epochs.
+@collector_paused()  # of 100,000 records none is garbage
+def list_epochs(
+    manager: MultiNodeCheckpointManager, last: int | None = None
+) -> tuple[dict[str, Any], str]:
+    """Describe recorded epochs.
+
+    Parameters
+    ----------
+    manager : MultiNodeCheckpointManager
+    last : int, optional
+        How many, the newest; by default all.
 
     Returns
     -------
@@ -81,8 +91,10 @@ def list_epochs(manager: MultiNodeCheckpointManager) -> tuple[dict[str, Any], st
     text : str
         A table.
     """
+    recorded = manager.epochs()
+    shown = recorded if last is None else recorded[-last:]
     epochs, damaged = [], {}
-    for epoch, record in manager.records():
+    for epoch, record in manager.records(shown):
         if isinstance(record, CheckpointCorruptError):
             damaged[epoch] = str(record)
         else:
@@ -100,6 +112,8 @@ def list_epochs(manager: MultiNodeCheckpointManager) -> tuple[dict[str, Any], st
         "unclaimed": lost,
     }
     notes = [f"Epoch {epoch} is damaged: {why}" for epoch, why in damaged.items()]
+    if len(shown) < len(recorded):
+        notes.insert(0, f"The newest {len(shown)} of {len(recorded)} epochs.")
     if lost:
         notes.append(
             f"Stores of epochs {format_ranges(lost)} lie here, and no entry of the log claims "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from jobrunner.checkpoint.log import MetadataHandler, each_entry, read_on, read_state
+from jobrunner.checkpoint.log import MetadataHandler, each_entry, read_entry, read_on, read_state
 from jobrunner.checkpoint.records import STATE_INTERVAL, Entry, State, make_entry
 from jobrunner.errors import (
     CheckpointCorruptError,
@@ -64,9 +64,7 @@ class Journal:
     def read_entry(self, number: int) -> Entry:
         """Entry `number`, which must exist."""
         with self._reading():
-            for entry in self._handler.entries(number):
-                return entry
-        raise CheckpointCorruptError(f"{self._path}: entry {number} of the log is gone.")
+            return read_entry(self._handler, number)
 
     def read_entries(self) -> Iterator[Entry]:
         """All entries that can be read, in order, read as they are asked for."""

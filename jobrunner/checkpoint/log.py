@@ -147,15 +147,36 @@ class FileMetadataHandler:
     def entries(self, first: int = 0) -> Iterator[Entry]:
         """See `MetadataHandler`."""
         for number, data in enumerate(self._read_on(first), first):
-            path = self._path(number)
-            try:
-                yield decode_entry(data, number, path)
-            except CheckpointCorruptError:
-                mended = mend_bit(data)
-                if mended is None:
-                    raise
-                logger.warning("One bit of %s is wrong; it is read as it was written.", path)
-                yield decode_entry(mended, number, path)
+            yield self._decode(data, number, self._path(number))
+
+    def entry(self, number: int) -> Entry:
+        """One entry, which must exist.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            It is missing, or not what was written.
+        OSError
+            Reading failed.
+        """
+        path = self._path(number)
+        data = self._files.read_if_there(path)
+        if data is None:
+            raise CheckpointCorruptError(
+                f"Entry {number} of the log is missing: expected {path}. {_way_out(path)}",
+                path=path,
+            )
+        return self._decode(data, number, path)
+
+    def _decode(self, data: bytes, number: int, path: str) -> Entry:
+        try:
+            return decode_entry(data, number, path)
+        except CheckpointCorruptError:
+            mended = mend_bit(data)
+            if mended is None:
+                raise
+            logger.warning("One bit of %s is wrong; it is read as it was written.", path)
+            return decode_entry(mended, number, path)
 
     def _read_on(self, number: int) -> Iterator[bytes]:
         """The files of entry `number` and those after it; more of them at once, the more there are."""
@@ -336,7 +357,7 @@ def read_state(handler: MetadataHandler) -> State:
     first = last - last % STATE_INTERVAL
     while first > 0:
         try:
-            state.restart(_entry_at(handler, first))
+            state.restart(read_entry(handler, first))
             break
         except CheckpointCorruptError as error:
             # A state only sums up what other entries say: an earlier one will do.
@@ -382,7 +403,7 @@ def _find_restart(handler: MetadataHandler, first: int, last: int) -> Entry | No
     """The next entry from which the log can be read whatever came before."""
     for number in range(first, last + 1):
         try:
-            entry = _entry_at(handler, number)
+            entry = read_entry(handler, number)
         except CheckpointCorruptError:
             continue
         if entry["kind"] in RESTARTS:
@@ -390,7 +411,16 @@ def _find_restart(handler: MetadataHandler, first: int, last: int) -> Entry | No
     return None
 
 
-def _entry_at(handler: MetadataHandler, number: int) -> Entry:
+def read_entry(handler: MetadataHandler, number: int) -> Entry:
+    """Entry `number`, which must exist.
+
+    Raises
+    ------
+    CheckpointCorruptError
+        It is missing, or not what was written.
+    """
+    if isinstance(handler, FileMetadataHandler):
+        return handler.entry(number)  # `entries` looks ahead
     for entry in handler.entries(number):
         return entry
     raise CheckpointCorruptError(f"Entry {number} of the log is missing.")

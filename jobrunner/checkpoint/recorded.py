@@ -139,8 +139,8 @@ class RecordedEpochs:
         try:
             entry = commit_in(entry, epoch)
             for node, about in entry["stores"].items():
-                expected = (node, epoch, entry["retry"])
-                if parse_store_name(about["store"]) != expected or not about["manifest"]:
+                expected = format_store_name(node, epoch, entry["retry"])
+                if about["store"] != expected or not about["manifest"]:
                     raise ValueError(f"{about['store']!r} cannot be the store of node {node!r}")
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointCorruptError(
@@ -148,11 +148,10 @@ class RecordedEpochs:
                 f"epoch {epoch} that it should be: {error}. Restore it from a copy, or let "
                 f"`jobrunner fsck {self.path} --repair` make the record again."
             ) from error
-        record: Mapping[str, Any] = loose_json(entry)
-        if self._only_node is None:
-            return record
-        stores = {node: s for node, s in record["stores"].items() if node == self._only_node}
-        return {**record, "stores": stores}
+        stores = entry["stores"]
+        if self._only_node is not None:
+            stores = {node: s for node, s in stores.items() if node == self._only_node}
+        return {**entry, "stores": stores, "details": loose_json(entry["details"])}
 
     def state(self) -> State:
         """All that the log says."""
