@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
@@ -79,13 +79,18 @@ class Job:
         self.seed = seed
         self.epoch_limit: int | None = None
         self.stop_conditions: list[TaskOutput | Blob] = []
-        for condition in stop_conditions or ():
+        for condition in self._listed("stop_conditions", stop_conditions):
             self.add_stop_condition(condition)
-        self._nodes_to_checkpoint = (
-            None
-            if nodes_to_checkpoint is None
-            else [Node(node) if isinstance(node, str) else node for node in nodes_to_checkpoint]
-        )
+        self._nodes_to_checkpoint: list[Node] | None = None
+        if nodes_to_checkpoint is not None:
+            listed = self._listed("nodes_to_checkpoint", nodes_to_checkpoint)
+            nodes = [Node(node) if isinstance(node, str) else node for node in listed]
+            for node in nodes:
+                if not isinstance(node, Node):
+                    raise DefinitionError(
+                        f"Job {self.name!r}: nodes_to_checkpoint are Nodes or names; got {node!r}."
+                    )
+            self._nodes_to_checkpoint = nodes
 
     @property
     def groups(self) -> dict[str, TaskGroup]:
@@ -208,6 +213,11 @@ class Job:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name} {len(group.tasks())}" for name, group in self.groups.items())
         return f"<Job {self.name!r}: tasks {sizes}>"
+
+    def _listed(self, what: str, values: Iterable[Any] | None) -> list[Any]:
+        if values is None or (isinstance(values, Iterable) and not isinstance(values, str)):
+            return list(values or ())
+        raise DefinitionError(f"Job {self.name!r}: {what} is a list of them; got {values!r}.")
 
     def _adopt(self, group: TaskGroup | None, name: str) -> TaskGroup:
         if group is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Self
 
@@ -59,20 +59,20 @@ class Node:
         if isinstance(workers, str):
             workers = (workers,)
         if workers is not None:
-            if not workers or not all(isinstance(worker, str) for worker in workers):
+            is_some = isinstance(workers, Collection) and len(workers) > 0
+            if not is_some or not all(isinstance(worker, str) for worker in workers):
                 raise DefinitionError(
                     f"Node {name!r}: workers are addresses, names or hosts (str), at least one; "
                     f"got {workers!r}."
                 )
             workers = tuple(workers)
         if resources is not None:
-            for key, amount in resources.items():
-                is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
-                if not isinstance(key, str) or not is_number or not 0 < amount < float("inf"):
-                    raise DefinitionError(
-                        f"Node {name!r}: resources map a name to a positive number, as in Dask "
-                        f"({{'GPU': 1}}); got {key!r}: {amount!r}."
-                    )
+            is_mapping = isinstance(resources, Mapping)
+            if not is_mapping or not all(map(_is_resource, resources, resources.values())):
+                raise DefinitionError(
+                    f"Node {name!r}: resources map a name to a positive number, as in Dask "
+                    f"({{'GPU': 1}}); got {resources!r}."
+                )
             resources = dict(resources)
         self.workers: tuple[str, ...] | None = workers
         self.resources: Mapping[str, float] | None = resources
@@ -105,6 +105,11 @@ class Node:
 
     def __repr__(self) -> str:
         return f"Node({self.name!r})"
+
+
+def _is_resource(key: object, amount: object) -> bool:
+    is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
+    return isinstance(key, str) and is_number and 0 < amount < float("inf")  # type: ignore[operator]
 
 
 class Blob:

@@ -13,7 +13,7 @@ from jobrunner.errors import DefinitionError
 from jobrunner.job import Job
 from jobrunner.recorder import SaveErrorPolicy
 from jobrunner.resume import Policy
-from jobrunner.upload import UploadTaskGroupBuilder
+from jobrunner.upload import CopyTo, UploadTaskGroupBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ class Options:
             "grace_seconds",
         ):
             seconds = getattr(self, what)
-            if seconds is not None and not _is_duration(seconds):
+            is_left_out = seconds is None and not what.endswith("wait_seconds")
+            if not is_left_out and not _is_duration(seconds):
                 raise DefinitionError(f"{where}: {what} is a number of seconds; got {seconds!r}.")
         if not isinstance(self.manager, MultiNodeCheckpointManager | None):
             raise DefinitionError(
@@ -73,6 +74,12 @@ class Options:
             )
         if isinstance(self.callbacks, str) or not isinstance(self.callbacks, Sequence):
             raise DefinitionError(f"{where}: callbacks is a list of them; got {self.callbacks!r}.")
+        for callback in self.callbacks:
+            if isinstance(callback, type):
+                raise DefinitionError(
+                    f"{where}: a callback is an object; got the class {callback.__name__}. Write "
+                    f"{callback.__name__}()."
+                )
         if self.manager is None:
             for what, is_given in (
                 ("resume_from_epoch", isinstance(resume_from, int)),
@@ -80,6 +87,19 @@ class Options:
             ):
                 if is_given:
                     raise DefinitionError(f"{where}: {what} needs a checkpoint_manager.")
+        elif self.upload_task_group_builder is not None:
+            self._check_upload(where, self.upload_task_group_builder, self.manager)
+
+    def _check_upload(
+        self, where: str, builder: UploadTaskGroupBuilder, manager: MultiNodeCheckpointManager
+    ) -> None:
+        if isinstance(builder, type) or not callable(getattr(builder, "build", None)):
+            raise DefinitionError(
+                f"{where}: upload_task_group_builder is an object with a method "
+                f"build(epoch, manager), such as CopyTo(path); got {builder!r}."
+            )
+        if isinstance(builder, CopyTo):
+            builder.check(manager)
 
 
 @dataclass(slots=True)

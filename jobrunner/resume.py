@@ -13,6 +13,7 @@ from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
     CheckpointNotFoundError,
+    DefinitionError,
     PlanMismatchError,
 )
 from jobrunner.fingerprint import changes, describe
@@ -195,12 +196,16 @@ def find_blobs(
 
     Raises
     ------
+    DefinitionError
+        It is neither a name nor a blob.
     BlobNotFoundError
         No checkpointed node has the blob.
     """
     there = manager.blobs(epoch)
     found: dict[str, set[str]] = {}
     for one in [asked] if isinstance(asked, str | Blob) else asked:
+        if not isinstance(one, str | Blob):
+            raise DefinitionError(f"Blobs to load are names or Blobs; got {one!r}.")
         blob = Blob(one) if isinstance(one, str) else one
         nodes = [
             node

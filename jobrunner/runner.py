@@ -160,11 +160,7 @@ class JobRunner:
         SIGTERM the end of `grace_seconds`, stop the tasks at once (`KeyboardInterrupt`) and leave
         the last recorded epoch as it is.
         """
-        if not isinstance(session, Session):
-            raise DefinitionError(
-                f"JobRunner.run takes a Session; got {type(session).__name__}. Write Session(client), "
-                f"Session.local() or Session.connect(address)."
-            )
+        _check_session(session, "run")
         plan = self._compile()
         resume.plan_resume(self.job, plan, self.checkpoint_manager, self._policy())
         self._requests.stop = ""
@@ -252,6 +248,7 @@ class JobRunner:
         it is run a second time, to tell tasks that do not repeat themselves from those that
         have changed. *Safe to retry*: yes.
         """
+        _check_session(session, "replay")
         if self.checkpoint_manager is None:
             raise DefinitionError(
                 f"JobRunner of job {self.job.name!r} has no checkpoint_manager, so nothing is "
@@ -289,16 +286,21 @@ class JobRunner:
 
         Raises
         ------
+        DefinitionError
+            An argument is none of these.
         BlobNotFoundError
             No checkpointed node has the blob.
         CheckpointCorruptError
             A store is not what was written; then no blob is loaded.
         """
+        _check_session(session, "load_blobs_from_checkpoints")
         manager = self.checkpoint_manager
         if manager is None:
             raise DefinitionError(
                 f"JobRunner of job {self.job.name!r} has no checkpoint_manager to load blobs from."
             )
+        if type(epoch) is not int:
+            raise DefinitionError(f"An epoch is an int; got {epoch!r}.")
         if epoch not in manager.epochs():
             return False
         wanted = resume.find_blobs(manager, epoch, blob_names)
@@ -358,3 +360,11 @@ class JobRunner:
         self.stop(signal_name)
         again = "Ctrl-C again" if signal_name == "SIGINT" else "the same signal again"
         Callbacks(self.callbacks).notify("on_stop_asked", signal_name, again)
+
+
+def _check_session(session: object, method: str) -> None:
+    if not isinstance(session, Session):
+        raise DefinitionError(
+            f"JobRunner.{method} takes a Session; got {type(session).__name__}. Write "
+            f"Session(client), Session.local() or Session.connect(address)."
+        )

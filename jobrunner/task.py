@@ -142,6 +142,10 @@ class Task:
         )
         self.updates: tuple[Blob, ...] = self._own_blobs(updates, "updates")
         self.output_blobs: tuple[Blob, ...] = self._own_blobs(outputs, "outputs")
+        if not isinstance(kwargs, Mapping | None):
+            raise DefinitionError(
+                f"Task {self.full_name!r}: kwargs maps names to values; got {kwargs!r}."
+            )
         self.kwargs: Mapping[str, Any] = dict(kwargs or {})
         self.workspace_type = workspace_type
         self.num_instances = num_instances
@@ -152,6 +156,11 @@ class Task:
         if group is None:
             active = _active_groups.get()
             group = active[-1] if active else None
+        if not isinstance(group, TaskGroup | None):
+            raise DefinitionError(
+                f"Task {self.full_name!r}: group is a TaskGroup, such as job.init_group; got "
+                f"{group!r}."
+            )
         if group is not None:
             group.add(self)
 
@@ -334,13 +343,16 @@ class TaskGroup:
         self.check_open("a report step")
         if isinstance(node, str):
             node = Node(node)
+        node = node if node is not None else Node.current()
+        if not isinstance(node, Node):
+            raise DefinitionError(f"report_step: node is a Node or a name; got {node!r}.")
         if not callable(fn):
             raise DefinitionError(f"report_step: fn is a callable; got {type(fn).__name__}.")
         if not isinstance(interval_ms, int) or isinstance(interval_ms, bool) or interval_ms < 1:
             raise DefinitionError(
                 f"report_step: interval_ms is an int from 1 on; got {interval_ms!r}."
             )
-        self.reports.append((node if node is not None else Node.current(), fn, interval_ms))
+        self.reports.append((node, fn, interval_ms))
 
     def check_open(self, what: str) -> None:
         """Refuse a change once the group was compiled."""

@@ -46,8 +46,8 @@ class CopyTo:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = absolute_path(path)
 
-    def build(self, epoch: int, manager: MultiNodeCheckpointManager) -> TaskGroup:
-        """One task for each node of the checkpoint.
+    def check(self, manager: MultiNodeCheckpointManager) -> None:
+        """Refuse to copy what a manager saves to where it saves it.
 
         Raises
         ------
@@ -59,6 +59,10 @@ class CopyTo:
                 f"CopyTo({self.path!r}) would copy the stores of {manager.path} into that "
                 f"very directory, over themselves. Name another one."
             )
+
+    def build(self, epoch: int, manager: MultiNodeCheckpointManager) -> TaskGroup:
+        """One task for each node of the checkpoint; raises what `check` does."""
+        self.check(manager)
         copy = functools.partial(
             _copy_store, manager.files, files_beside(self.path, manager.files), self.path
         )

@@ -434,13 +434,35 @@ def test_saves_are_accounted_for_each_node(session, manager):
         {"worker_wait_seconds": -1},
         {"epoch_deadline_seconds": float("nan")},
         {"num_epochs": 0},
-        {"upload_task_group_builder": object()},
+        {"worker_wait_seconds": None},
+        {"scheduler_wait_seconds": None},
+        {"callbacks": [PosixFiles]},
+        {"upload_task_group_builder": CopyTo("/elsewhere")},  # without a manager
     ],
-    ids=range(13),
+    ids=range(16),
 )
 def test_arguments_that_cannot_be_are_refused(arguments):
     with pytest.raises(DefinitionError, match="counter"):
         JobRunner(counter(1), **arguments)
+
+
+@pytest.mark.parametrize("builder", [CopyTo, "/elsewhere"])
+def test_what_builds_no_upload_is_refused_before_anything_runs(manager, builder):
+    with pytest.raises(DefinitionError, match=r"build\(epoch, manager\)"):
+        JobRunner(counter(1), manager, upload_task_group_builder=builder)
+
+
+def test_a_replay_and_a_load_say_what_they_cannot_be_given(session, manager):
+    JobRunner(counter(1), manager).run(session)
+    runner = JobRunner(counter(1), manager)
+    for call in (
+        lambda: runner.replay(session.client, 1),
+        lambda: runner.load_blobs_from_checkpoints(["n"], 1, session.client),
+        lambda: runner.load_blobs_from_checkpoints(["n"], "1", session),
+        lambda: runner.load_blobs_from_checkpoints([3], 1, session),
+    ):
+        with pytest.raises(DefinitionError, match="got"):
+            call()
 
 
 def draw(n=None):
@@ -564,7 +586,10 @@ def test_copies_never_go_over_the_checkpoint_itself(session, tmp_path, where):
     (tmp_path / "link").symlink_to(tmp_path / "ckpt")
     upload = CopyTo(tmp_path / "link" / where)
     with pytest.raises(DefinitionError, match="over themselves"):
-        JobRunner(counter(1), manager, upload_task_group_builder=upload).run(session)
+        JobRunner(counter(1), manager, upload_task_group_builder=upload)
+    JobRunner(counter(1), manager).run(session)
+    with pytest.raises(DefinitionError, match="over themselves"):
+        upload.build(1, manager)
     manager.verify(1)
 
 
