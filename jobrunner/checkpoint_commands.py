@@ -121,7 +121,7 @@ def verify_command(
             raise click.UsageError(f"{option} goes with --replay EPOCH; nothing else runs a job.")
     manager = open_directory(directory)
     epochs = manager.epochs() if epoch is None else [read_epoch(epoch, manager)]
-    data, text, error = verify_epochs(manager, epochs, is_deep=is_deep)
+    data, text, error = verify_epochs(manager, epochs, is_all=epoch is None, is_deep=is_deep)
     return Answer(data, text, 0 if error is None else exit_code_of(error))
 
 
@@ -287,8 +287,9 @@ def copy_command(*, directory: str, epoch: str, target: str, take_over: bool) ->
     from jobrunner.upkeep import copy
 
     manager = open_directory(directory)
-    epochs = manager.epochs() if epoch == "all" else [read_epoch(epoch, manager)]
-    return Answer(*copy(manager, epochs, target, take_over=take_over))
+    is_all = epoch == "all"
+    epochs = manager.epochs() if is_all else [read_epoch(epoch, manager)]
+    return Answer(*copy(manager, epochs, target, is_all=is_all, take_over=take_over))
 
 
 @click.command("fsck", epilog=EPILOG)

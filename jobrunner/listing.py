@@ -218,7 +218,11 @@ def _format_blob(blob: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def verify_epochs(
-    manager: MultiNodeCheckpointManager, epochs: Sequence[int], *, is_deep: bool = False
+    manager: MultiNodeCheckpointManager,
+    epochs: Sequence[int],
+    *,
+    is_all: bool = False,
+    is_deep: bool = False,
 ) -> tuple[dict[str, Any], str, CheckpointError | None]:
     """Verify epochs, each of them whatever the others and the log are like.
 
@@ -226,6 +230,8 @@ def verify_epochs(
     ----------
     manager : MultiNodeCheckpointManager
     epochs : sequence of int
+    is_all : bool
+        They are all that are recorded: one that a run gives up meanwhile is left out.
     is_deep : bool
         Read the log from its first entry on, and decode every blob that can be decoded here.
 
@@ -238,6 +244,11 @@ def verify_epochs(
     text : str
     error : CheckpointError or None
         The first one that was found.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        An epoch is not recorded, and was asked for.
     """
     found, lines = [], []
     first: CheckpointError | None = None
@@ -260,7 +271,10 @@ def verify_epochs(
                 _load_all(manager.open(epoch))
             error = None
         except CheckpointNotFoundError:
-            raise
+            if not is_all:
+                raise
+            lines.append(f"epoch {epoch}: given up meanwhile")
+            continue
         except CheckpointError as caught:
             error = caught
             first = first or caught

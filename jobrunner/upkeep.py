@@ -27,7 +27,11 @@ from jobrunner.checkpoint.policies import (
     find_unreported,
     name_reported,
 )
-from jobrunner.errors import CheckpointCorruptError, DefinitionError
+from jobrunner.errors import (
+    CheckpointCorruptError,
+    CheckpointNotFoundError,
+    DefinitionError,
+)
 from jobrunner.listing import format_table
 from jobrunner.progress import format_bytes
 from jobrunner.result import format_ranges
@@ -192,14 +196,39 @@ def restore(
 
 
 def copy(
-    manager: CheckpointDirectory, epochs: Sequence[int], target: str, *, take_over: bool
+    manager: CheckpointDirectory,
+    epochs: Sequence[int],
+    target: str,
+    *,
+    is_all: bool = False,
+    take_over: bool,
 ) -> tuple[dict[str, Any], str]:
-    """Record epochs in another directory as well."""
+    """Record epochs in another directory as well.
+
+    `is_all`: they are all that are recorded, and one that a run gives up meanwhile is left out.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        There is no epoch to copy, or one that was asked for is not recorded.
+    """
+    copied: list[int] = []
+    gone: list[int] = []
     for epoch in epochs:
-        copy_epoch(manager, epoch, target, take_over=take_over)
+        try:
+            copy_epoch(manager, epoch, target, take_over=take_over)
+        except CheckpointNotFoundError:
+            if not is_all or epoch in manager.epochs():
+                raise
+            gone.append(epoch)
+        else:
+            copied.append(epoch)
+    if not copied:  # or who backs a directory up would take this for a copy of it
+        raise CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.")
     path = CheckpointDirectory(target, None, allow_pickle=False, files=None).path
-    data = {"path": manager.path, "target": path, "epochs": list(epochs)}
-    return data, f"Copied to {path}: {format_ranges(epochs)}"
+    data = {"path": manager.path, "target": path, "epochs": copied}
+    but = f" (given up meanwhile: {format_ranges(gone)})" if gone else ""
+    return data, f"Copied to {path}: {format_ranges(copied)}{but}"
 
 
 def fsck(

@@ -70,7 +70,7 @@ class CheckpointDirectory(RecordedEpochs):
         CheckpointCorruptError
             A manifest is missing or not what was written.
         """
-        with self._reading(epoch):
+        with self.reading(epoch):
             readers = self._readers(epoch)
             manifests = self._files.each(StoreReader.read_manifest, readers.values())
             found = {
@@ -101,7 +101,7 @@ class CheckpointDirectory(RecordedEpochs):
         CheckpointCorruptError
             Naming the first file that is not what was written, what was expected and found.
         """
-        with self._reading(epoch):
+        with self.reading(epoch):
             readers = self._readers(epoch).values()
             list(self._files.each(StoreReader.verify, readers, _VERIFIED_AT_ONCE))
 
@@ -210,7 +210,7 @@ class CheckpointDirectory(RecordedEpochs):
         wanted = [
             node for node in (readers if blobs is None else blobs) if nodes is None or node in nodes
         ]
-        with self._reading(epoch):
+        with self.reading(epoch):
             parts = self._cut(readers, details.get(PARTITIONS, {}), partitions or {})
             readings = {}
             named: list[tuple[str, Collection[str]]] = []
@@ -328,7 +328,7 @@ class CheckpointDirectory(RecordedEpochs):
                 )
 
     @contextmanager
-    def _reading(self, epoch: int) -> Iterator[None]:
+    def reading(self, epoch: int) -> Iterator[None]:
         """Tell damage from an epoch that was retired while it was read."""
         try:
             yield

@@ -195,6 +195,8 @@ def copy_epoch(
     ------
     DefinitionError
         The epoch is recorded there already.
+    CheckpointNotFoundError
+        The epoch is not recorded, or was given up while it was copied.
     CheckpointCorruptError
         What is here is not what was written; nothing is recorded there.
     CommitConflictError
@@ -215,7 +217,8 @@ def copy_epoch(
     entry = commit_in(directory.entry(directory.state().commit_number(epoch)), epoch)
     record = Record.from_entry(entry)
     is_done = directory.is_done() and directory.latest() == epoch
-    _save_again(directory, record, other.path, files, take_over=take_over, is_done=is_done)
+    with directory.reading(epoch):
+        _save_again(directory, record, other.path, files, take_over=take_over, is_done=is_done)
     return record
 
 

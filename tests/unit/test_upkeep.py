@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from jobrunner import KeepLast, MultiNodeCheckpointManager
+from jobrunner import CheckpointNotFoundError, KeepLast, MultiNodeCheckpointManager
+from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.records import STATE_INTERVAL
 from jobrunner.cli import main
 from jobrunner.comparison import compare_values
+from jobrunner.listing import verify_epochs
 from jobrunner.testing import FaultyFiles, assert_identical
+from jobrunner.upkeep import copy
 from jobrunner.workspace import Workspace
 
 
@@ -290,6 +293,46 @@ def test_copies_are_checkpoints_like_their_originals(runs: Path, tmp_path: Path)
 
 
 # --- verify --deep, fsck
+
+
+class PrunedMeanwhile(PosixFiles):
+    """A directory in which epochs are given up when the first of their files is looked at."""
+
+    def __init__(self, path: Path, at: str) -> None:
+        self.path, self.at = path, at
+
+    def before(self, operation: str, path: str) -> None:
+        if self.at and self.at in path:
+            self.at = ""
+            assert invoke("prune", self.path, "--keep-last", 2).exit_code == 0
+
+
+@pytest.mark.parametrize("at", ["/_log/", "/a.0/"])
+def test_verify_of_all_leaves_out_what_is_given_up_meanwhile(runs: Path, at: str) -> None:
+    manager = MultiNodeCheckpointManager(runs, files=PrunedMeanwhile(runs, at))
+    epochs = MultiNodeCheckpointManager(runs).epochs()
+    data, text, error = verify_epochs(manager, epochs, is_all=True)
+    assert error is None
+    assert [found["epoch"] for found in data["epochs"]] == [2, 3]
+    assert text.startswith("epoch 0: given up meanwhile\nepoch 1: given up meanwhile\n")
+    with pytest.raises(CheckpointNotFoundError):
+        verify_epochs(manager, [0])
+
+
+def test_a_copy_of_all_leaves_out_what_is_given_up_meanwhile(runs: Path, tmp_path: Path) -> None:
+    manager = MultiNodeCheckpointManager(runs, files=PrunedMeanwhile(runs, "/a.0/"))
+    target = str(tmp_path / "copy")
+    data, text = copy(manager, manager.epochs(), target, is_all=True, take_over=False)
+    assert data["epochs"] == [2, 3] == recorded(tmp_path / "copy")
+    assert text == f"Copied to {target}: 2, 3 (given up meanwhile: 0, 1)"
+    with pytest.raises(CheckpointNotFoundError):
+        copy(manager, [0], str(tmp_path / "other"), take_over=False)
+
+
+def test_a_copy_of_all_epochs_where_there_are_none_is_no_success(tmp_path: Path) -> None:
+    result = invoke("copy", tmp_path, "all", tmp_path / "copy")
+    assert result.exit_code == 6
+    assert "No epoch is recorded" in result.stderr
 
 
 def test_verify_deep_reads_the_log_from_its_first_entry(runs: Path) -> None:
