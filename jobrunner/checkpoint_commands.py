@@ -6,7 +6,8 @@ runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -161,9 +162,11 @@ def diff_command(*, a: str, b: str, is_deep: bool) -> Answer:
 
     directory_a, epoch_a = _read_place(a)
     directory_b, epoch_b = _read_place(b)
-    one = _open_checkpoint(a, directory_a, epoch_a)
-    other = _open_checkpoint(b, directory_b or directory_a, epoch_b)
-    data, text, is_equal = compare_checkpoints(one, other, is_deep=is_deep)
+    with (
+        _open_checkpoint(a, directory_a, epoch_a) as one,
+        _open_checkpoint(b, directory_b or directory_a, epoch_b) as other,
+    ):
+        data, text, is_equal = compare_checkpoints(one, other, is_deep=is_deep)
     return Answer({"a": a, "b": b, **data}, text, 0 if is_equal else DIFFERENT)
 
 
@@ -175,13 +178,17 @@ def _read_place(text: str) -> tuple[str, str]:
     )
 
 
-def _open_checkpoint(text: str, directory: str, epoch: str) -> Checkpoint:
+@contextmanager
+def _open_checkpoint(text: str, directory: str, epoch: str) -> Iterator[Checkpoint]:
+    """A checkpoint to be read; that it was given up meanwhile is told."""
     from jobrunner.listing import open_directory, read_epoch
 
     if not directory:
         raise DefinitionError(f"{text!r} names no directory: expected DIR or DIR@EPOCH.")
     manager = open_directory(directory)
-    return manager.open(read_epoch(epoch, manager))
+    number = read_epoch(epoch, manager)
+    with manager.reading(number):
+        yield manager.open(number)
 
 
 @click.command("prune", epilog=EPILOG)

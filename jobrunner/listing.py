@@ -167,17 +167,20 @@ def describe_checkpoint(
         ``dtype`` for an array, else ``value`` as text (of an array without axes, both).
     text : str
     """
-    checkpoint = manager.open(epoch)
-    checkpoint.read_ahead(checkpoint.nodes)
-    about = _describe_epoch(checkpoint.record)
-    nodes = {
-        node: {
-            "store": checkpoint.record["stores"][node]["store"],
-            "nbytes": checkpoint.record["stores"][node]["nbytes"],
-            "blobs": {name: _describe_blob(checkpoint[node], name) for name in checkpoint[node]},
+    with manager.reading(epoch):
+        checkpoint = manager.open(epoch)
+        checkpoint.read_ahead(checkpoint.nodes)
+        about = _describe_epoch(checkpoint.record)
+        nodes = {
+            node: {
+                "store": checkpoint.record["stores"][node]["store"],
+                "nbytes": checkpoint.record["stores"][node]["nbytes"],
+                "blobs": {
+                    name: _describe_blob(checkpoint[node], name) for name in checkpoint[node]
+                },
+            }
+            for node in checkpoint.nodes
         }
-        for node in checkpoint.nodes
-    }
     data = {"path": manager.path, **about, "run": checkpoint.record["run"], "nodes": nodes}
     pace = f"{format_bytes(about['nbytes'])} in {format_seconds(about['seconds'])}"
     lines = [

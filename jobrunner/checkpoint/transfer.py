@@ -23,6 +23,7 @@ from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.records import Claim, commit_in, commits_in, loose_json
 from jobrunner.checkpoint.store import Receipt
 from jobrunner.checkpoint.threads import run_all
+from jobrunner.checkpoint.verified import VerifiedFiles
 from jobrunner.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -213,8 +214,8 @@ def copy_epoch(
         raise DefinitionError(
             f"Epoch {epoch} is recorded in {other.path} already. Name another directory."
         )
-    directory.record(epoch)  # names those that are recorded, where this one is not
-    entry = commit_in(directory.entry(directory.state().commit_number(epoch)), epoch)
+    number = directory.record(epoch)["number"]
+    entry = commit_in(directory.entry(number), epoch)
     record = Record.from_entry(entry)
     is_done = directory.is_done() and directory.latest() == epoch
     with directory.reading(epoch):
@@ -289,7 +290,10 @@ def _copy_store(
 
     jobs = [partial(copy, path, *about) for path, about in listed.items() if path != ROOT_DOCUMENT]
     run_all(jobs, max(files.threads, source.files.threads), record.stores[node]["nbytes"])
-    files.write(join_path(root, MANIFEST), [source.files.read(join_path(source.root, MANIFEST))])
+    path = join_path(source.root, MANIFEST)
+    with VerifiedFiles(source.files, source.root).reading(path):
+        data = source.files.read(path)
+    files.write(join_path(root, MANIFEST), [data])
     copy(ROOT_DOCUMENT, *listed[ROOT_DOCUMENT])
     again = StoreReader(files, directory, store, source.manifest)
     again.read_manifest()  # what was just written is what was verified before

@@ -18,7 +18,7 @@ from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.records import STATE_INTERVAL
 from jobrunner.cli import main
 from jobrunner.comparison import compare_values
-from jobrunner.listing import verify_epochs
+from jobrunner.listing import describe_checkpoint, verify_epochs
 from jobrunner.testing import FaultyFiles, assert_identical
 from jobrunner.upkeep import copy
 from jobrunner.workspace import Workspace
@@ -296,14 +296,14 @@ def test_copies_are_checkpoints_like_their_originals(runs: Path, tmp_path: Path)
 
 
 class PrunedMeanwhile(PosixFiles):
-    """A directory in which epochs are given up when the first of their files is looked at."""
+    """A directory in which epochs are given up at the n-th operation on such a path."""
 
-    def __init__(self, path: Path, at: str) -> None:
-        self.path, self.at = path, at
+    def __init__(self, path: Path, at: str, count: int = 1) -> None:
+        self.path, self.at, self.left = path, at, count
 
     def before(self, operation: str, path: str) -> None:
-        if self.at and self.at in path:
-            self.at = ""
+        self.left -= self.at in path
+        if self.at in path and self.left == 0:
             assert invoke("prune", self.path, "--keep-last", 2).exit_code == 0
 
 
@@ -317,6 +317,29 @@ def test_verify_of_all_leaves_out_what_is_given_up_meanwhile(runs: Path, at: str
     assert text.startswith("epoch 0: given up meanwhile\nepoch 1: given up meanwhile\n")
     with pytest.raises(CheckpointNotFoundError):
         verify_epochs(manager, [0])
+
+
+@pytest.mark.parametrize("command", ["copy", "info"])
+def test_an_epoch_that_is_given_up_at_any_time_is_told_as_that(
+    runs: Path, tmp_path: Path, command: str
+) -> None:
+    shutil.copytree(runs, tmp_path / "saved")
+    told = set()
+    for count in range(1, 1000):
+        shutil.rmtree(runs)
+        shutil.copytree(tmp_path / "saved", runs)
+        files = PrunedMeanwhile(runs, str(runs), count)
+        manager = MultiNodeCheckpointManager(runs, files=files)
+        try:
+            if command == "copy":
+                copy(manager, [0], str(tmp_path / f"copy{count}"), take_over=False)
+            else:
+                describe_checkpoint(manager, 0)
+        except CheckpointNotFoundError as error:
+            told.add("given up" in str(error))
+        if files.left > 0:
+            break
+    assert told == {False, True}
 
 
 def test_a_copy_of_all_leaves_out_what_is_given_up_meanwhile(runs: Path, tmp_path: Path) -> None:
