@@ -9,11 +9,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import RETIRED_DOCUMENT, ROOT_DOCUMENT
 from jobrunner.checkpoint.records import Claim
+from jobrunner.checkpoint.threads import run_all
 
 logger = logging.getLogger("jobrunner.checkpoint.chores")
 
@@ -128,7 +130,8 @@ class Sweeper:
             self._settle_removed(removed)
             if action == "delete":
                 roots = [os.path.join(self._path, store) for store in stores]
-                list(self._files.each(self._files.remove_tree, roots))
+                removals = [partial(self._files.remove_tree, root) for root in roots]
+                run_all(removals, self._files.removals, 0)
         except OSError as error:
             logger.warning(
                 "Stores of epoch %d could not be %s, and are left for the next run: %s",

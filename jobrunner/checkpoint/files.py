@@ -49,6 +49,9 @@ class PosixFiles:
     ----------
     threads : int
         That write or read at once: more of them are not faster. The calling one is among them.
+    removals : int
+        Trees that are removed at once, where that takes long: a file system may wait for its disk,
+        or a server, at each file.
     lookups : int
         That `each` makes at once.
     linked_bytes : int
@@ -58,6 +61,7 @@ class PosixFiles:
     """
 
     threads = 2
+    removals = 4
     lookups = 1
     linked_bytes = 64 << 10
     poll_seconds = 0.0

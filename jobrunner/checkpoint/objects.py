@@ -76,7 +76,7 @@ class ObjectFiles(PosixFiles):
     """
 
     threads = 8
-    lookups = 32
+    removals = lookups = 32
     linked_bytes = 4 << 20  # a link waits for the store twice, and what is written only once
     poll_seconds = 2.0
 

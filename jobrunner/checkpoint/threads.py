@@ -16,6 +16,8 @@ THREADS = PosixFiles.threads
 
 _WORTH_A_THREAD_BYTES = 1 << 20
 
+_NEAR_THREADS = max(PosixFiles.threads, PosixFiles.removals)
+
 _TRIED_JOBS = 64
 _QUICK_SECONDS = 100e-6
 """What a job takes that a second thread would but get in the way of, as both run Python."""
@@ -30,20 +32,24 @@ def run_all(jobs: Iterable[Callable[[], None]], threads: int, nbytes: int) -> No
     ----------
     jobs : iterable of callable
     threads : int
-        At most, the calling one included; of as few as `THREADS` only one where the work is not
-        worth another: short, of few jobs or of quick ones, which the first of them tell. More are
-        for what waits for a network, and always worth it.
+        At most, the calling one included; of as few as `PosixFiles` asks for only one where the
+        work is not worth another: short, and of quick jobs, which the first of them tell. More
+        are for what waits for a network, and always worth it.
     nbytes : int
         How much they read or write.
     """
     pending = list(jobs)
-    if threads <= THREADS and nbytes < _WORTH_A_THREAD_BYTES:
-        first, pending = pending[:_TRIED_JOBS], pending[_TRIED_JOBS:]
-        started = time.perf_counter()
-        for job in first:
+    if threads <= _NEAR_THREADS and nbytes < _WORTH_A_THREAD_BYTES:
+        patience = time.perf_counter() + _TRIED_JOBS * _QUICK_SECONDS
+        tried = 0
+        for job in pending[:_TRIED_JOBS]:
             job()
-        if time.perf_counter() - started < _QUICK_SECONDS * len(first):
+            tried += 1
+            if time.perf_counter() > patience:
+                break
+        else:
             threads = 1
+        pending = pending[tried:]
     queue = iter(pending)
     failures: list[BaseException] = []
 

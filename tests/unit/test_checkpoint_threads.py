@@ -6,6 +6,10 @@ from functools import partial
 
 import pytest
 
+from jobrunner.checkpoint.chores import Sweeper
+from jobrunner.checkpoint.files import PosixFiles
+from jobrunner.checkpoint.objects import ObjectFiles
+from jobrunner.checkpoint.records import Claim
 from jobrunner.checkpoint.threads import THREADS, run_all
 
 MANY = 200
@@ -23,11 +27,13 @@ def test_many_quick_jobs_stay_in_one_thread():
 
 def test_jobs_that_turn_out_slow_are_shared():
     met = threading.Barrier(2, timeout=30)
-    run_all([partial(work_for, 0.001)] * 64 + [met.wait] * 2, THREADS, 0)
+    run_all([partial(work_for, 0.01), met.wait, met.wait], THREADS, 0)
 
 
 @pytest.mark.parametrize(
-    ("threads", "nbytes"), [(THREADS, 1 << 20), (THREADS + 1, 0)], ids=["long", "far away"]
+    ("threads", "nbytes"),
+    [(THREADS, 1 << 20), (ObjectFiles.threads, 0), (ObjectFiles.removals, 0)],
+    ids=["long", "far away", "removed far away"],
 )
 def test_what_is_long_or_far_away_is_shared_at_once(threads, nbytes):
     met = threading.Barrier(threads, timeout=30)
@@ -46,6 +52,25 @@ def test_the_first_error_ends_it(failing):
     with pytest.raises(OSError, match=str(failing)):
         run_all([partial(work, i) for i in range(MANY)], THREADS, 0)
     assert done == list(range(failing))
+
+
+def test_what_is_slow_to_delete_is_deleted_by_several_threads(tmp_path):
+    met = threading.Barrier(PosixFiles.removals, timeout=30)
+
+    class Slow(PosixFiles):
+        def remove_tree(self, path):
+            if path.endswith("first"):
+                work_for(0.01)
+            else:
+                met.wait()
+            removed.append(path)
+
+    removed = []
+    stores = ["first", *map(str, range(PosixFiles.removals))]
+    sweeper = Sweeper(Slow(), str(tmp_path))
+    sweeper.add(Claim(0, 0), "delete", stores)
+    assert sweeper.drain(60)
+    assert len(removed) == len(stores)
 
 
 def work_for(seconds):
