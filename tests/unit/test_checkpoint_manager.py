@@ -573,7 +573,7 @@ def test_an_epoch_given_up_while_it_is_read_is_not_called_damaged(tmp_path: Path
     rig.save(1)
     with (
         pytest.raises(CheckpointNotFoundError, match="given up while it was read"),
-        rig.manager._reading(0),
+        rig.manager.reading(0),
     ):
         checkpoint["server"].read_manifest()
     rig.manager.end_run()
