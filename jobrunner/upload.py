@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.objects import files_beside
 from jobrunner.checkpoint.paths import absolute_path, is_url
+from jobrunner.checkpoint.threads import run_all
 from jobrunner.errors import CheckpointWriteError, DefinitionError
 from jobrunner.node import Node
 from jobrunner.task import Task, TaskGroup
@@ -41,6 +42,11 @@ class CopyTo:
     path : str or os.PathLike
         A directory, or the URL of one, that the workers can write; made if it is not there. A
         store there of the same name is replaced; until its copy is whole no Zarr reader opens it.
+
+    Notes
+    -----
+    Runs on the nodes' workers. Copies, and so holds in memory, two files of a store at a time, or
+    eight where either side is an object store; a file is 64 MiB at most, and most are shorter.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -95,11 +101,17 @@ def _copy_store(from_files: PosixFiles, to_files: PosixFiles, directory: str, so
             if to_files.is_taken(os.path.join(target, root)):
                 to_files.remove_file(os.path.join(target, root))
             to_files.remove_tree(target)
-        names = [name for name, _ in from_files.walk(source) if name != root]
-        for name in (*names, root):
-            copied = os.path.join(target, name if name != root else f"{root}.partial")
-            to_files.make_directories(os.path.dirname(copied))
-            to_files.write(copied, [from_files.read(os.path.join(source, name))])
+        sizes = dict(from_files.walk(source))
+        for directory in sorted({os.path.dirname(os.path.join(target, name)) for name in sizes}):
+            to_files.make_directories(directory)
+
+        def copy(name: str, copied: str) -> None:
+            data = from_files.read(os.path.join(source, name))
+            to_files.write(os.path.join(target, copied), [data])
+
+        jobs = [functools.partial(copy, name, name) for name in sizes if name != root]
+        run_all(jobs, max(from_files.threads, to_files.threads), sum(sizes.values()))
+        copy(root, f"{root}.partial")
         to_files.rename(os.path.join(target, f"{root}.partial"), os.path.join(target, root))
     except OSError as error:
         raise CheckpointWriteError(

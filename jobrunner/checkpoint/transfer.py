@@ -7,8 +7,7 @@ crash of a save leaves. Every byte is compared with what was recorded while it i
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -237,16 +236,8 @@ def _save_again(
     manager.start_run(list(record.stores), info)
     try:
         order = manager.begin(record.epoch)
-        readers = {
-            node: StoreReader(source.files, source.path, about["store"], about["manifest"])
-            for node, about in record.stores.items()
-        }
         try:
-            with files.durable(target, list(order.stores.values())):
-                receipts = {
-                    node: _copy_store(files, reader, target, order.stores[node], record, node)
-                    for node, reader in readers.items()
-                }
+            receipts = _copy_stores(source, record, files, target, order.stores)
         except OSError as error:
             manager.abandon(order)
             if isinstance(error, CheckpointNotFoundError):
@@ -266,45 +257,77 @@ def _save_again(
         manager.end_run()
 
 
-def _copy_store(
-    files: PosixFiles,
-    source: StoreReader,
-    directory: str,
-    store: str,
+def _copy_stores(
+    source: CheckpointDirectory,
     record: Record,
-    node: str,
-) -> Receipt:
-    """Copy a store file by file, comparing each with its record; not durable yet."""
-    manifest = source.read_manifest()
-    listed = dict(source.list_files(manifest))
-    root = os.path.join(directory, store)
-    files.make_directory(root)
-    for path in _directories((MANIFEST, *listed)):
-        files.make_directory(join_path(root, path))
-    # A store that was set aside keeps its root document under another name.
-    is_hidden = not source.files.is_taken(os.path.join(source.root, ROOT_DOCUMENT))
+    files: PosixFiles,
+    target: str,
+    names: Mapping[str, str],
+) -> dict[str, Receipt]:
+    """Copy all stores of an epoch, comparing each file with its record, and make them durable.
 
-    def copy(path: str, size: int, digest: int) -> None:
-        name = RETIRED_DOCUMENT if is_hidden and path == ROOT_DOCUMENT else path
-        files.write(join_path(root, path), [source.read_file(name, size, digest)])
+    `names` says what each node's is called there.
+    """
+    readers = [
+        (
+            StoreReader(source.files, source.path, about["store"], about["manifest"]),
+            StoreReader(files, target, names[node], about["manifest"]),
+        )
+        for node, about in record.stores.items()
+    ]
+    farther = max(source.files, files, key=lambda it: it.lookups)
+    threads = max(source.files.threads, files.threads)
+    with files.durable(target, list(names.values())):
+        copies = list(farther.each(_StoreCopy, readers))
+        for copy in copies:
+            copy.make_directories()
+        jobs = [job for copy in copies for job in copy.jobs()]
+        run_all(jobs, threads, sum(about["nbytes"] for about in record.stores.values()))
+        list(farther.each(_StoreCopy.finish, copies))
+    return {
+        node: Receipt(
+            names[node],
+            about["manifest"],
+            about["nbytes"],
+            about["seconds"],
+            states=tuple(about.get("states", ())),
+        )
+        for node, about in record.stores.items()
+    }
 
-    jobs = [partial(copy, path, *about) for path, about in listed.items() if path != ROOT_DOCUMENT]
-    run_all(jobs, max(files.threads, source.files.threads), record.stores[node]["nbytes"])
-    path = join_path(source.root, MANIFEST)
-    with VerifiedFiles(source.files, source.root).reading(path):
-        data = source.files.read(path)
-    files.write(join_path(root, MANIFEST), [data])
-    copy(ROOT_DOCUMENT, *listed[ROOT_DOCUMENT])
-    again = StoreReader(files, directory, store, source.manifest)
-    again.read_manifest()  # what was just written is what was verified before
-    about = record.stores[node]
-    return Receipt(
-        store,
-        source.manifest,
-        about["nbytes"],
-        about["seconds"],
-        states=tuple(about.get("states", ())),
-    )
+
+class _StoreCopy:
+    """A store that is copied file by file; not durable by itself."""
+
+    def __init__(self, from_and_to: tuple[StoreReader, StoreReader]) -> None:
+        self._source, self._target = from_and_to
+        self._listed = dict(self._source.list_files(self._source.read_manifest()))
+        # A store that was set aside keeps its root document under another name.
+        root = join_path(self._source.root, ROOT_DOCUMENT)
+        self._root_name = ROOT_DOCUMENT if self._source.files.is_taken(root) else RETIRED_DOCUMENT
+
+    def make_directories(self) -> None:
+        self._target.files.make_directory(self._target.root)
+        for path in _directories((MANIFEST, *self._listed)):
+            self._target.files.make_directory(join_path(self._target.root, path))
+
+    def jobs(self) -> list[Callable[[], None]]:
+        """Copy all but the root document and the manifest; one job a file."""
+        return [partial(self._copy, path) for path in self._listed if path != ROOT_DOCUMENT]
+
+    def finish(self) -> None:
+        """Copy those two, when all else is there."""
+        path = join_path(self._source.root, MANIFEST)
+        with VerifiedFiles(self._source.files, self._source.root).reading(path):
+            manifest = self._source.files.read(path)
+        self._target.files.write(join_path(self._target.root, MANIFEST), [manifest])
+        self._copy(ROOT_DOCUMENT)
+        self._target.read_manifest()  # what was just written is what was verified before
+
+    def _copy(self, path: str) -> None:
+        name = self._root_name if path == ROOT_DOCUMENT else path
+        data = self._source.read_file(name, *self._listed[path])
+        self._target.files.write(join_path(self._target.root, path), [data])
 
 
 def _directories(paths: Iterable[str]) -> list[str]:

@@ -36,7 +36,7 @@ from jobrunner import (
     MultiNodeCheckpointManager,
 )
 from jobrunner import checkpoint as package
-from jobrunner.checkpoint import Receipt, inspect_directory
+from jobrunner.checkpoint import CheckpointDirectory, Receipt, copy_epoch, inspect_directory
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.liveness import Patience
 from jobrunner.checkpoint.objects import ObjectFiles, open_store
@@ -482,6 +482,62 @@ def test_what_is_asked_for_each_node_is_asked_at_once(gate: Gate) -> None:
     gate.expect("get", "_manifest", 4)
     manager.verify(1)
     assert gate.passed == 8
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Gate:
+    """Two directories, of which ``k`` holds epoch 0 of eight nodes."""
+    bucket = Gate("s3://bucket", tmp_path / "objects")
+    manager = MultiNodeCheckpointManager("s3://bucket/k", files=bucket)
+    manager.start_run(NODES, {})
+    save_nodes(manager, 0)
+    manager.end_run()
+    return bucket
+
+
+@pytest.mark.parametrize(
+    ("operation", "what", "count"),
+    [
+        ("get", r"k/n\d\.0/_manifest", 16),  # verified, and later copied
+        ("get", r"k/n\d\.0/fixed/c\.0", 8),
+        ("put", r"copy/n\d\.0/fixed/c\.0", 8),
+        ("put", r"copy/n\d\.0/_manifest", 8),
+        ("put", r"copy/n\d\.0/zarr\.json", 8),
+    ],
+)
+def test_the_stores_of_all_nodes_are_copied_at_once(
+    bucket: Gate, operation: str, what: str, count: int
+) -> None:
+    source = CheckpointDirectory("s3://bucket/k", None, allow_pickle=False, files=bucket)
+    bucket.expect(operation, what)
+    copy_epoch(source, 0, "s3://bucket/copy")
+    assert bucket.passed == count
+    bucket.expect("put", "nothing")
+    copy = MultiNodeCheckpointManager("s3://bucket/copy", files=bucket)
+    copy.verify(0)
+    assert copy.blobs(0) == source.blobs(0)
+
+
+@pytest.mark.parametrize("where", ["here", "s3://bucket/copy"])
+def test_the_files_of_a_store_are_uploaded_at_once(
+    bucket: Gate, where: str, tmp_path: Path
+) -> None:
+    manager = MultiNodeCheckpointManager("s3://bucket/k", files=bucket)
+    manager.start_run(["a"], {})
+    workspace = Workspace("a")
+    workspace.globals.update({f"b{i}": np.arange(9.0) + i for i in range(ObjectFiles.threads)})
+    order = manager.begin(1)
+    manager.commit(order, order({"a": workspace}), {})
+    manager.end_run()
+    target = where if where.startswith("s3:") else str(tmp_path / where)
+    task, *others = CopyTo(target).build(1, manager).tasks()
+    bucket.expect("get", r"k/a\.1/b\d/c\.0")
+    task.fn()
+    assert (bucket.passed, others) == (8, [])
+    copied = (tmp_path / "objects" / "copy") if where.startswith("s3:") else tmp_path / where
+    group = zarr.open_group(copied / "a.1", mode="r")
+    assert_identical(np.arange(9.0) + 3, group["b3"][:])
+    assert not list(copied.rglob("*.partial"))
 
 
 def test_of_a_long_log_many_entries_are_read_at_once(gate: Gate) -> None:
