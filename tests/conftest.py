@@ -196,6 +196,15 @@ def session(client: Client) -> Iterator[Session]:
 
 
 @pytest.fixture
+def inproc_session(inproc_client: Client) -> Iterator[Session]:
+    """A session on `inproc_cluster` for one test."""
+    from jobrunner import Session
+
+    with Session(inproc_client) as session:
+        yield session
+
+
+@pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     """A server that speaks S3, with a bucket; this process and its children can reach it."""
     pytest.importorskip("moto", reason="moto is not installed: pip install 'jobrunner[test]'")

@@ -13,17 +13,10 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
-    Session,
     Task,
     epoch_limiter,
 )
 from jobrunner.cli import main
-
-
-@pytest.fixture
-def session(inproc_client):
-    with Session(inproc_client) as session:
-        yield session
 
 
 def counter(limit):
@@ -36,10 +29,10 @@ def counter(limit):
 
 
 @pytest.fixture
-def manager(session, tmp_path):
+def manager(inproc_session, tmp_path):
     """Of a job that has ended after epoch 3."""
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
-    JobRunner(counter(3), manager).run(session)
+    JobRunner(counter(3), manager).run(inproc_session)
     return MultiNodeCheckpointManager(tmp_path / "ckpt")
 
 
@@ -51,14 +44,14 @@ def repair(manager):
 
 @pytest.mark.parametrize("resume_from", ["latest", None, 2])
 def test_a_run_on_a_damaged_log_says_what_to_do_and_goes_on_after_that(
-    session, manager, resume_from
+    inproc_session, manager, resume_from
 ):
     entry = Path(manager.path, "_log", "0000000004.json")  # the commit of epoch 1
     entry.write_bytes(entry.read_bytes()[:100])
     stores = sorted(Path(manager.path).glob("a.*"))
     for call in (
         lambda: JobRunner(counter(5), manager, resume_from).plan_resume(),
-        lambda: JobRunner(counter(5), manager, resume_from).run(session),
+        lambda: JobRunner(counter(5), manager, resume_from).run(inproc_session),
     ):
         with pytest.raises(CheckpointCorruptError, match=r"Entry 4 .*is cut.*fsck .* --repair"):
             call()
@@ -67,38 +60,38 @@ def test_a_run_on_a_damaged_log_says_what_to_do_and_goes_on_after_that(
     assert "epochs recorded anew, from stores of which every byte was verified: 1" in told
     assert "epochs that stay recorded: 0, 2, 3" in told
     assert manager.epochs() == [0, 1, 2, 3]
-    result = JobRunner(counter(5), manager, resume_from).run(session)
+    result = JobRunner(counter(5), manager, resume_from).run(inproc_session)
     assert result.resumed_from == {"latest": 3, None: None, 2: 2}[resume_from]
-    assert session.fetch(Node("a")["n"]) == 5
+    assert inproc_session.fetch(Node("a")["n"]) == 5
 
 
-def test_a_lost_log_is_never_a_fresh_start(session, manager):
+def test_a_lost_log_is_never_a_fresh_start(inproc_session, manager):
     shutil.rmtree(Path(manager.path, "_log"))
     with pytest.raises(CheckpointNotFoundError, match=r"has lost that .*fsck .* --repair"):
         JobRunner(counter(5), manager, 2).plan_resume()
     runner = JobRunner(counter(5), MultiNodeCheckpointManager(manager.path))
-    for call in (runner.plan_resume, lambda: runner.run(session)):
+    for call in (runner.plan_resume, lambda: runner.run(inproc_session)):
         with pytest.raises(
             CheckpointCorruptError, match=r"epochs 0 to 3 .*--repair.*--resume none"
         ):
             call()
     assert not Path(manager.path, "_log").exists()
     assert "recorded anew" in repair(manager)
-    result = runner.run(session)
-    assert (result.resumed_from, session.fetch(Node("a")["n"])) == (3, 5)
+    result = runner.run(inproc_session)
+    assert (result.resumed_from, inproc_session.fetch(Node("a")["n"])) == (3, 5)
 
 
-def test_who_starts_over_without_the_log_overwrites_nothing(session, manager):
+def test_who_starts_over_without_the_log_overwrites_nothing(inproc_session, manager):
     shutil.rmtree(Path(manager.path, "_log"))
     before = {p: p.read_bytes() for p in Path(manager.path).rglob("*") if p.is_file()}
     again = MultiNodeCheckpointManager(manager.path)
-    JobRunner(counter(1), again, resume_from_epoch=None).run(session)
+    JobRunner(counter(1), again, resume_from_epoch=None).run(inproc_session)
     assert again.epochs() == [0, 1]
     assert {p: p.read_bytes() for p in before} == before
     assert Path(again.get_ckpt_db_name("a", 1)).name == "a.1.r1"
 
 
-def test_newest_entries_that_are_lost_are_told_of(session, manager):
+def test_newest_entries_that_are_lost_are_told_of(inproc_session, manager):
     for entry in sorted(Path(manager.path, "_log").iterdir())[5:]:
         entry.unlink()
 
@@ -119,13 +112,13 @@ def test_newest_entries_that_are_lost_are_told_of(session, manager):
     for entry in sorted(Path(manager.path, "_log").iterdir())[5:]:
         entry.unlink()
     again = MultiNodeCheckpointManager(manager.path)
-    result = JobRunner(counter(4), again, callbacks=[Hear()]).run(session)
+    result = JobRunner(counter(4), again, callbacks=[Hear()]).run(inproc_session)
     assert (result.resumed_from, result.epoch) == (1, 4)
     assert any(told in message for message in heard)
     again.verify(4)
 
 
-def test_a_plan_tells_what_is_damaged_and_who_is_there(session, manager):
+def test_a_plan_tells_what_is_damaged_and_who_is_there(inproc_session, manager):
     for epoch in (2, 3):
         manifest = Path(manager.get_ckpt_db_name("a", epoch), "_manifest", "zarr.json")
         manifest.write_bytes(b"{}")
@@ -143,11 +136,11 @@ def test_a_plan_tells_what_is_damaged_and_who_is_there(session, manager):
     assert JobRunner(counter(5), manager).plan_resume().warnings == ()
 
 
-def test_nothing_that_is_whole_is_a_start_that_says_so(session, manager):
+def test_nothing_that_is_whole_is_a_start_that_says_so(inproc_session, manager):
     for epoch in range(4):
         Path(manager.get_ckpt_db_name("a", epoch), "_manifest", "zarr.json").unlink()
     plan = JobRunner(counter(2), manager).plan_resume()
     assert (plan.epoch, len(plan.damaged), plan.sets_aside) == (None, 4, (0, 1, 2, 3))
     assert "nothing that is recorded is whole" in plan.reason
-    result = JobRunner(counter(2), manager).run(session)
+    result = JobRunner(counter(2), manager).run(inproc_session)
     assert (result.resumed_from, manager.epochs()) == (None, [0, 1, 2])

@@ -34,12 +34,6 @@ def manager(tmp_path):
     return MultiNodeCheckpointManager(tmp_path / "ckpt")
 
 
-@pytest.fixture
-def session(inproc_client):
-    with Session(inproc_client) as session:
-        yield session
-
-
 def draw(x):
     return x + current_task().rng.standard_normal(x.size)
 
@@ -91,22 +85,22 @@ def test_epochs_of_a_job_that_repeats_itself_are_equal_and_nothing_is_written(cl
         assert runner.run(session).epoch == 4  # and the directory is free
 
 
-def test_epochs_between_records_are_run_as_well(session, tmp_path):
+def test_epochs_between_records_are_run_as_well(inproc_session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(epochs=3))
     runner = JobRunner(build(epochs=6), manager)
-    runner.run(session)
-    report = runner.replay(session, 6)
+    runner.run(inproc_session)
+    report = runner.replay(inproc_session, 6)
     assert (report.from_epoch, report.is_equal) == (3, True)
 
 
-def test_an_epoch_saved_after_some_of_its_steps_is_run_up_to_there(session, tmp_path):
+def test_an_epoch_saved_after_some_of_its_steps_is_run_up_to_there(inproc_session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(steps=2))
     job = build(epochs=2, steps_per_epoch=3)
     runner = JobRunner(job, manager)
-    runner.run(session)
+    runner.run(inproc_session)
     assert manager.record(1)["details"]["step"] == 2
     for epoch, step, base in ((1, 2, 0), (2, 0, 1)):
-        report = runner.replay(session, epoch)
+        report = runner.replay(inproc_session, epoch)
         assert (report.step, report.from_epoch, report.is_equal) == (step, base, True)
 
 
@@ -114,7 +108,9 @@ def unseeded(x):
     return x + np.random.random(x.size)
 
 
-def test_a_task_that_draws_from_elsewhere_is_named_and_not_what_reads_from_it(session, manager):
+def test_a_task_that_draws_from_elsewhere_is_named_and_not_what_reads_from_it(
+    inproc_session, manager
+):
     with Job("mixed", seed=5) as job:
         for name in "ab":
             with Node(name):
@@ -127,8 +123,8 @@ def test_a_task_that_draws_from_elsewhere_is_named_and_not_what_reads_from_it(se
         Task(lambda total: total, inputs=total, outputs="sum", node="a", name="keep")
     epoch_limiter(job, 3)
     runner = JobRunner(job, manager)
-    runner.run(session)
-    report = runner.replay(session, 2)
+    runner.run(inproc_session)
+    report = runner.replay(inproc_session, 2)
     assert [(d.node, d.blob, d.tasks, d.epoch) for d in report.differences] == [
         ("a", "sum", ("b/draw",), 2),
         ("b", "x", ("b/draw",), 2),
@@ -161,10 +157,10 @@ class Counting:
 
 
 @pytest.mark.parametrize("fn", [random_int, with_the_clock])
-def test_what_is_not_of_the_inputs_is_told(session, manager, fn):
+def test_what_is_not_of_the_inputs_is_told(inproc_session, manager, fn):
     runner = JobRunner(build(draw=fn), manager)
-    runner.run(session)
-    report = runner.replay(session, 4)
+    runner.run(inproc_session)
+    report = runner.replay(inproc_session, 4)
     found = {(d.node, d.blob): (d.tasks, d.is_repeatable) for d in report.differences}
     assert found == {
         # What b mixes in is a's state as a task before has left it.
@@ -173,12 +169,14 @@ def test_what_is_not_of_the_inputs_is_told(session, manager, fn):
     }
 
 
-def test_state_that_a_function_keeps_is_told_by_the_value_that_differs_first(session, manager):
+def test_state_that_a_function_keeps_is_told_by_the_value_that_differs_first(
+    inproc_session, manager
+):
     """A fresh copy of the function counts from 0 in each replay, so both replays agree."""
     runner = JobRunner(build(draw=Counting()), manager)
-    runner.run(session)
-    assert runner.replay(session, 1).is_equal
-    report = runner.replay(session, 3)
+    runner.run(inproc_session)
+    assert runner.replay(inproc_session, 1).is_equal
+    report = runner.replay(inproc_session, 3)
     found = {(d.node, d.blob): (d.tasks, d.is_repeatable) for d in report.differences}
     # What `draw` makes is recorded nowhere, so it is that, or what makes `x` of it.
     assert found["a", "x"] == (("a/draw", "a/mix"), True)
@@ -190,9 +188,9 @@ def other_mix(y, other):
     return 0.5 * (y + other) + 1e-9
 
 
-def test_code_that_has_changed_is_told(session, manager):
-    JobRunner(build(), manager).run(session)
-    report = JobRunner(build(mix=other_mix), manager).replay(session, 3)
+def test_code_that_has_changed_is_told(inproc_session, manager):
+    JobRunner(build(), manager).run(inproc_session)
+    report = JobRunner(build(mix=other_mix), manager).replay(inproc_session, 3)
     assert "task epoch:a/mix has other code" in report.changes
     assert {d.blob for d in report.differences} == {"x", "log"}
     assert all("a/mix" in d.tasks for d in report.differences if d.node == "a")
@@ -200,11 +198,11 @@ def test_code_that_has_changed_is_told(session, manager):
     assert "changed since it was recorded:" in str(report)
 
 
-def test_a_changed_seed_is_told_and_where_it_shows_first(session, manager):
-    JobRunner(build(), manager).run(session)
+def test_a_changed_seed_is_told_and_where_it_shows_first(inproc_session, manager):
+    JobRunner(build(), manager).run(inproc_session)
     job = build()
     job.seed = 6
-    report = JobRunner(job, manager).replay(session, 3)
+    report = JobRunner(job, manager).replay(inproc_session, 3)
     assert report.changes == ("the seed was 5 and is 6",)
     assert not report.is_equal
 
@@ -231,7 +229,7 @@ def gradient(noise):
 
 
 @pytest.mark.parametrize("noise", [0, 1])
-def test_objects_that_are_saved_by_their_state_are_compared_by_it(session, manager, noise):
+def test_objects_that_are_saved_by_their_state_are_compared_by_it(inproc_session, manager, noise):
     with Job("model") as job, Node("a"):
         with job.init_group:
             Task(Model, outputs="model", name="model")
@@ -239,8 +237,8 @@ def test_objects_that_are_saved_by_their_state_are_compared_by_it(session, manag
         Task(lambda slope, model: train(model, slope), slope, updates="model", name="train")
     epoch_limiter(job, 3)
     runner = JobRunner(job, manager)
-    runner.run(session)
-    report = runner.replay(session, 3)
+    runner.run(inproc_session)
+    report = runner.replay(inproc_session, 3)
     if not noise:
         assert report.is_equal
         return
@@ -261,7 +259,7 @@ def race(x):
         x[0] = seen + current_task().instance + random.random()
 
 
-def test_updates_and_tasks_of_several_instances_are_followed(session, manager):
+def test_updates_and_tasks_of_several_instances_are_followed(inproc_session, manager):
     with Job("race") as job, Node("a"):
         with job.init_group:
             Task(lambda: np.zeros(3), outputs="n", name="n")
@@ -272,36 +270,36 @@ def test_updates_and_tasks_of_several_instances_are_followed(session, manager):
         Task(lambda n, x: float(n[0] + x[0]), ["n", "x"], outputs="s", name="sum")
     epoch_limiter(job, 2)
     runner = JobRunner(job, manager)
-    runner.run(session)
-    report = runner.replay(session, 2)
+    runner.run(inproc_session)
+    report = runner.replay(inproc_session, 2)
     assert [(d.blob, d.tasks) for d in report.differences] == [
         ("s", ("a/race",)),
         ("x", ("a/race",)),
     ]
 
 
-def test_what_cannot_be_replayed_is_told_before_anything_runs(session, manager):
+def test_what_cannot_be_replayed_is_told_before_anything_runs(inproc_session, manager):
     ran = []
     runner = JobRunner(build(), manager)
     with pytest.raises(CheckpointNotFoundError, match="Epoch 3 .* is not recorded"):
-        runner.replay(session, 3)
+        runner.replay(inproc_session, 3)
     with pytest.raises(DefinitionError, match="has no checkpoint_manager"):
-        JobRunner(build()).replay(session, 1)
-    runner.run(session)
+        JobRunner(build()).replay(inproc_session, 1)
+    runner.run(inproc_session)
     with pytest.raises(CheckpointNotFoundError, match="Epoch 9 .* is not recorded"):
-        runner.replay(session, 9)
+        runner.replay(inproc_session, 9)
     with Job("other") as other, Node("c"):
         with other.init_group:
             Task(lambda: 0, outputs="n")
         Task(ran.append, inputs="n")
     epoch_limiter(other, 2)
     with pytest.raises(PlanMismatchError, match="lacks node 'c'"):
-        JobRunner(other, manager).replay(session, 2)
+        JobRunner(other, manager).replay(inproc_session, 2)
     chunk = Path(manager.path, "a.3", "x", "c.0")
     chunk.write_bytes(bytes(len(chunk.read_bytes())))
     for epoch in (3, 4):  # the one that is compared, the one that it begins from
         with pytest.raises(CheckpointCorruptError, match=r"a\.3/x/c\.0 is not what was written"):
-            runner.replay(session, epoch)
+            runner.replay(inproc_session, epoch)
     assert ran == []
 
 

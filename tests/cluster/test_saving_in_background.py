@@ -19,7 +19,6 @@ from jobrunner import (
     MultiNodeCheckpointManager,
     Node,
     SaveEvery,
-    Session,
     Task,
     TaskFailedError,
     current_task,
@@ -43,12 +42,6 @@ class GatedFiles(PosixFiles):
             assert GATE.wait(30)
             if Path(path.split("/ckpt/")[0], "ckpt", "FAIL").exists():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-
-
-@pytest.fixture
-def session(inproc_client):
-    with Session(inproc_client) as session:
-        yield session
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +75,9 @@ def values(manager, epoch):
     return [set(np.unique(checkpoint[node]["w"][:])) for node in ("a", "b")]
 
 
-def test_epochs_go_on_while_a_save_is_written_and_it_holds_what_was_there(session, tmp_path, gate):
+def test_epochs_go_on_while_a_save_is_written_and_it_holds_what_was_there(
+    inproc_session, tmp_path, gate
+):
     class Watch:
         def on_epoch(self, epoch, seconds, metrics):
             while epoch == 1 and manager.latest() != 0:
@@ -95,7 +90,7 @@ def test_epochs_go_on_while_a_save_is_written_and_it_holds_what_was_there(sessio
 
     seen = []
     manager = manager_of(tmp_path, save=SaveEvery(epochs=2))
-    result = JobRunner(growing(4), manager, callbacks=[Watch()]).run(session)
+    result = JobRunner(growing(4), manager, callbacks=[Watch()]).run(inproc_session)
     assert seen == [[0]]
     assert manager.epochs() == [0, 2, 4]
     assert [values(manager, epoch) for epoch in (2, 4)] == [[{2.0}] * 2, [{4.0}] * 2]
@@ -104,15 +99,17 @@ def test_epochs_go_on_while_a_save_is_written_and_it_holds_what_was_there(sessio
         manager.verify(epoch)
 
 
-def test_at_most_one_save_is_in_flight(session, tmp_path):
+def test_at_most_one_save_is_in_flight(inproc_session, tmp_path):
     manager = manager_of(tmp_path)
-    result = JobRunner(growing(6), manager).run(session)
+    result = JobRunner(growing(6), manager).run(inproc_session)
     assert manager.epochs() == list(range(7))
     assert [values(manager, epoch)[0] for epoch in manager.epochs()] == [{e} for e in range(7)]
     assert all(report.stall_seconds <= report.seconds + 1 for report in result.saves)
 
 
-def test_an_interval_that_is_chosen_never_waits_for_a_save_in_flight(session, tmp_path, gate):
+def test_an_interval_that_is_chosen_never_waits_for_a_save_in_flight(
+    inproc_session, tmp_path, gate
+):
     class Watch:
         def on_epoch(self, epoch, seconds, metrics):
             if epoch == 3:
@@ -120,7 +117,7 @@ def test_an_interval_that_is_chosen_never_waits_for_a_save_in_flight(session, tm
 
     gate.clear()  # epoch 0 cannot be written
     manager = manager_of(tmp_path, save=Auto(0.99))
-    result = JobRunner(growing(5), manager, callbacks=[Watch()]).run(session)
+    result = JobRunner(growing(5), manager, callbacks=[Watch()]).run(inproc_session)
     assert result.epoch == 5
     assert manager.epochs()[0] == 0
     assert not {1, 2, 3} & set(manager.epochs())
@@ -128,10 +125,10 @@ def test_an_interval_that_is_chosen_never_waits_for_a_save_in_flight(session, tm
 
 @pytest.mark.parametrize("budget_bytes", [0, 1_300_000])
 def test_what_exceeds_the_budget_is_written_before_the_epochs_go_on(
-    session, tmp_path, budget_bytes
+    inproc_session, tmp_path, budget_bytes
 ):
     manager = manager_of(tmp_path, budget_bytes=budget_bytes)
-    JobRunner(growing(3), manager).run(session)
+    JobRunner(growing(3), manager).run(inproc_session)
     assert [values(manager, epoch) for epoch in (1, 2, 3)] == [[{e}] * 2 for e in (1, 2, 3)]
 
 
@@ -152,10 +149,10 @@ class FailsAfterEpoch2:
         self.saved.append((report.epoch, report.error is None))
 
 
-def test_a_failure_in_the_background_is_reported_and_the_epochs_go_on(session, tmp_path):
+def test_a_failure_in_the_background_is_reported_and_the_epochs_go_on(inproc_session, tmp_path):
     manager = manager_of(tmp_path)
     watch = FailsAfterEpoch2(manager)
-    result = JobRunner(growing(6), manager, callbacks=[watch]).run(session)
+    result = JobRunner(growing(6), manager, callbacks=[watch]).run(inproc_session)
     assert result.epoch == 6
     assert 2 in [report.epoch for report in result.failed_saves]
     assert "No space left" in result.failed_saves[0].error
@@ -163,20 +160,22 @@ def test_a_failure_in_the_background_is_reported_and_the_epochs_go_on(session, t
     assert sorted(watch.saved) == [(e, e in manager.epochs()) for e in range(7)]
 
 
-def test_a_failure_in_the_background_is_raised_at_the_next_boundary(session, tmp_path):
+def test_a_failure_in_the_background_is_raised_at_the_next_boundary(inproc_session, tmp_path):
     manager = manager_of(tmp_path)
     watch = FailsAfterEpoch2(manager)
     with pytest.raises(CheckpointWriteError, match="No space left"):
-        JobRunner(growing(9), manager, callbacks=[watch], on_save_error="raise").run(session)
+        JobRunner(growing(9), manager, callbacks=[watch], on_save_error="raise").run(inproc_session)
     assert watch.epochs[-1] == 3
     assert manager.latest() == 1
 
 
-def test_a_failure_in_the_background_of_the_last_save_is_raised_at_the_end(session, tmp_path):
+def test_a_failure_in_the_background_of_the_last_save_is_raised_at_the_end(
+    inproc_session, tmp_path
+):
     manager = manager_of(tmp_path)
     watch = FailsAfterEpoch2(manager)
     with pytest.raises(CheckpointWriteError, match="No space left"):
-        JobRunner(growing(2), manager, callbacks=[watch], on_save_error="raise").run(session)
+        JobRunner(growing(2), manager, callbacks=[watch], on_save_error="raise").run(inproc_session)
     assert not manager.is_done()
 
 
@@ -188,11 +187,11 @@ class NoMemory(PosixFiles):
             raise MemoryError("by hand")
 
 
-def test_a_task_that_failed_is_told_whatever_became_of_the_save_beside_it(session, tmp_path):
+def test_a_task_that_failed_is_told_whatever_became_of_the_save_beside_it(inproc_session, tmp_path):
     job = growing(3)
     Task(fail_at_epoch_2, name="fail", node="a", group=job.epoch_group)
     with pytest.raises(TaskFailedError, match="by hand"):
-        JobRunner(job, manager_of(tmp_path, files=NoMemory())).run(session)
+        JobRunner(job, manager_of(tmp_path, files=NoMemory())).run(inproc_session)
     assert manager_of(tmp_path).held_by() is None
 
 

@@ -12,18 +12,11 @@ from jobrunner import (
     KeepLast,
     MultiNodeCheckpointManager,
     Node,
-    Session,
     Task,
     TaskFailedError,
     epoch_limiter,
 )
 from jobrunner.checkpoint.files import PosixFiles
-
-
-@pytest.fixture
-def session(inproc_client):
-    with Session(inproc_client) as session:
-        yield session
 
 
 @pytest.fixture
@@ -45,10 +38,10 @@ def counter(limit, *, fails_at=None):
     return job
 
 
-def test_interrupted_at_4_of_10_the_second_run_makes_6_more(session, manager):
+def test_interrupted_at_4_of_10_the_second_run_makes_6_more(inproc_session, manager):
     with pytest.raises(TaskFailedError):
-        JobRunner(counter(10, fails_at=5), manager).run(session)
-    result = JobRunner(counter(10), manager).run(session)
+        JobRunner(counter(10, fails_at=5), manager).run(inproc_session)
+    result = JobRunner(counter(10), manager).run(inproc_session)
     assert (result.resumed_from, [line["epoch"] for line in result.metrics]) == (
         4,
         [5, 6, 7, 8, 9, 10],
@@ -75,43 +68,43 @@ class SlowToDelete(PosixFiles):
             BEGUN.wait(0.1)
 
 
-def test_keep_last_1_has_at_most_two_epochs_on_disk(session, tmp_path):
+def test_keep_last_1_has_at_most_two_epochs_on_disk(inproc_session, tmp_path):
     path = tmp_path / "ckpt"
     manager = MultiNodeCheckpointManager(path, keep=KeepLast(1), files=SlowToDelete())
-    JobRunner(counter(5), manager).run(session)
+    JobRunner(counter(5), manager).run(inproc_session)
     assert SlowToDelete.most == 2
     assert [p.name for p in path.iterdir() if p.name.startswith("a.")] == ["a.5"]
 
 
-def test_a_resume_falls_back_over_as_many_damaged_epochs_as_there_are(session, manager):
-    JobRunner(counter(6), manager).run(session)
+def test_a_resume_falls_back_over_as_many_damaged_epochs_as_there_are(inproc_session, manager):
+    JobRunner(counter(6), manager).run(inproc_session)
     for epoch in (4, 5, 6):
         manifest = Path(manager.get_ckpt_db_name("a", epoch), "_manifest", "zarr.json")
         manifest.write_bytes(manifest.read_bytes()[:-1] + b" ")
-    result = JobRunner(counter(8), manager).run(session)
-    assert (result.resumed_from, result.epoch, session.fetch(Node("a")["n"])) == (3, 8, 8)
+    result = JobRunner(counter(8), manager).run(inproc_session)
+    assert (result.resumed_from, result.epoch, inproc_session.fetch(Node("a")["n"])) == (3, 8, 8)
     assert manager.epochs() == list(range(9))
 
 
-def test_epoch_10_comes_after_epoch_9(session, manager):
-    JobRunner(counter(10), manager).run(session)
+def test_epoch_10_comes_after_epoch_9(inproc_session, manager):
+    JobRunner(counter(10), manager).run(inproc_session)
     assert (manager.latest(), manager.epochs()) == (10, list(range(11)))
-    assert JobRunner(counter(12), manager).run(session).resumed_from == 10
+    assert JobRunner(counter(12), manager).run(inproc_session).resumed_from == 10
 
 
-def test_times_of_each_node_are_reported_by_action(session, tmp_path):
+def test_times_of_each_node_are_reported_by_action(inproc_session, tmp_path):
     def handled():
         handler = FileMetadataHandler()
         return handler, MultiNodeCheckpointManager(tmp_path / "ckpt", handler)
 
     handler, manager = handled()
-    JobRunner(counter(2), manager).run(session)
+    JobRunner(counter(2), manager).run(inproc_session)
     assert list(handler.stats) == ["checkpoint_save"]
     handler, manager = handled()
     runner = JobRunner(counter(3), manager)
-    runner.run(session)
+    runner.run(inproc_session)
     assert list(handler.stats) == ["checkpoint_load", "checkpoint_save"]
-    assert runner.load_blobs_from_checkpoints(["n"], 1, session)
+    assert runner.load_blobs_from_checkpoints(["n"], 1, inproc_session)
     assert list(handler.stats)[2:] == ["checkpoint_partial_load"]
     for seconds in handler.stats.values():
         assert list(seconds) == ["a"]

@@ -12,16 +12,9 @@ from jobrunner import (
     MultiNodeCheckpointManager,
     Node,
     PlanMismatchError,
-    Session,
     Task,
     epoch_limiter,
 )
-
-
-@pytest.fixture
-def session(inproc_client):
-    with Session(inproc_client) as session:
-        yield session
 
 
 @pytest.fixture(params=[False, True], ids=["at once", "in the background"])
@@ -49,39 +42,39 @@ def replicas(limit, names=("a", "b", "c"), *, diverge=False):
     return job
 
 
-def test_one_copy_is_saved_and_all_nodes_load_it(session, manager):
-    JobRunner(replicas(3), manager).run(session)
+def test_one_copy_is_saved_and_all_nodes_load_it(inproc_session, manager):
+    JobRunner(replicas(3), manager).run(inproc_session)
     checkpoint = manager.open(3)
     assert [set(np.unique(checkpoint[node]["w"][:])) for node in "abc"] == [{3.0}] * 3
     assert np.array_equal(checkpoint["c"].load("w"), checkpoint["a"].load("w"))
     assert "w" in checkpoint["b"]
     nbytes = {node: store["nbytes"] for node, store in manager.record(3)["stores"].items()}
     assert nbytes["a"] > 160_000 > 10_000 > max(nbytes["b"], nbytes["c"])
-    result = JobRunner(replicas(5), manager).run(session)
+    result = JobRunner(replicas(5), manager).run(inproc_session)
     assert result.resumed_from == 3
-    assert [session.fetch(Node(node)["w"])[0] for node in "abc"] == [5.0] * 3
+    assert [inproc_session.fetch(Node(node)["w"])[0] for node in "abc"] == [5.0] * 3
 
 
-def test_a_node_that_was_not_there_loads_its_replica(session, manager):
-    JobRunner(replicas(2, "ab"), manager).run(session)
-    result = JobRunner(replicas(4, "abcd"), manager).run(session)
+def test_a_node_that_was_not_there_loads_its_replica(inproc_session, manager):
+    JobRunner(replicas(2, "ab"), manager).run(inproc_session)
+    result = JobRunner(replicas(4, "abcd"), manager).run(inproc_session)
     assert result.resumed_from == 2
-    assert [session.fetch(Node(node)["w"])[0] for node in "abcd"] == [4.0] * 4
+    assert [inproc_session.fetch(Node(node)["w"])[0] for node in "abcd"] == [4.0] * 4
 
 
-def test_replicas_that_have_come_apart_are_an_error_that_names_both(session, manager):
+def test_replicas_that_have_come_apart_are_an_error_that_names_both(inproc_session, manager):
     with pytest.raises(DefinitionError, match=r"'w' is replicated.*epoch 1.*'b'.*'a'"):
-        JobRunner(replicas(3, diverge=True), manager).run(session)
+        JobRunner(replicas(3, diverge=True), manager).run(inproc_session)
     assert manager.epochs() == [0]
 
 
-def test_one_replica_can_be_loaded_by_itself(session, manager):
+def test_one_replica_can_be_loaded_by_itself(inproc_session, manager):
     runner = JobRunner(replicas(2), manager)
-    runner.run(session)
-    JobRunner(replicas(5), MultiNodeCheckpointManager(manager.path + "2")).run(session)
-    assert runner.load_blobs_from_checkpoints([Blob("w", "c")], 1, session)
-    assert session.fetch(Node("c")["w"])[0] == 1.0
-    assert session.fetch(Node("a")["w"])[0] == 5.0
+    runner.run(inproc_session)
+    JobRunner(replicas(5), MultiNodeCheckpointManager(manager.path + "2")).run(inproc_session)
+    assert runner.load_blobs_from_checkpoints([Blob("w", "c")], 1, inproc_session)
+    assert inproc_session.fetch(Node("c")["w"])[0] == 1.0
+    assert inproc_session.fetch(Node("a")["w"])[0] == 5.0
 
 
 def heat(limit, count, *, axis=0, shape=(10, 6)):
@@ -107,24 +100,24 @@ def fetched(session, count, axis):
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_another_number_of_nodes_goes_on_with_other_parts(session, tmp_path, axis, count):
+def test_another_number_of_nodes_goes_on_with_other_parts(inproc_session, tmp_path, axis, count):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     job, whole = heat(2, 3, axis=axis)
-    JobRunner(job, manager).run(session)
+    JobRunner(job, manager).run(inproc_session)
     job, _ = heat(3, count, axis=axis)
-    result = JobRunner(job, manager).run(session)
+    result = JobRunner(job, manager).run(inproc_session)
     assert (result.resumed_from, result.epoch) == (2, 3)
-    assert np.array_equal(fetched(session, count, axis), whole + 300)
-    lengths = [session.fetch(Node(f"n{i}")["u"]).shape[axis] for i in range(count)]
+    assert np.array_equal(fetched(inproc_session, count, axis), whole + 300)
+    lengths = [inproc_session.fetch(Node(f"n{i}")["u"]).shape[axis] for i in range(count)]
     assert max(lengths) - min(lengths) <= 1
     assert np.array_equal(manager.open(3).array("u")[...], whole + 300)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_the_whole_array_is_read_lazily_and_by_numpys_rules(session, tmp_path, axis):
+def test_the_whole_array_is_read_lazily_and_by_numpys_rules(inproc_session, tmp_path, axis):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     job, whole = heat(1, 3, axis=axis)
-    JobRunner(job, manager).run(session)
+    JobRunner(job, manager).run(inproc_session)
     array, whole = manager.open(1).array("u"), whole + 100
     assert (array.shape, array.dtype, len(array)) == (whole.shape, whole.dtype, len(whole))
     for key in (
@@ -171,11 +164,11 @@ def test_a_blob_that_is_not_saved_cannot_say_how():
         job.compile()
 
 
-def test_a_node_that_lacks_more_than_shared_blobs_is_refused(session, tmp_path):
+def test_a_node_that_lacks_more_than_shared_blobs_is_refused(inproc_session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
-    JobRunner(replicas(1, "ab"), manager).run(session)
+    JobRunner(replicas(1, "ab"), manager).run(inproc_session)
     wider = replicas(2, "abc")
     with wider.init_group:
         Task(lambda: 1, outputs="mine", node="c")
     with pytest.raises(PlanMismatchError, match="node 'c'"):
-        JobRunner(wider, manager).run(session)
+        JobRunner(wider, manager).run(inproc_session)

@@ -96,12 +96,6 @@ def result_of(job):
     return job.download_group.find("a", "result").output().fetch()
 
 
-@pytest.fixture
-def session(inproc_client):
-    with Session(inproc_client) as session:
-        yield session
-
-
 @pytest.fixture(scope="module")
 def expected(inproc_cluster):
     from distributed import Client
@@ -119,32 +113,34 @@ def manager(request, tmp_path):
     return MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=request.param)
 
 
-def test_a_job_goes_on_with_the_same_bits_and_says_what_it_makes_anew(session, manager, expected):
+def test_a_job_goes_on_with_the_same_bits_and_says_what_it_makes_anew(
+    inproc_session, manager, expected
+):
     with pytest.raises(TaskFailedError):
-        JobRunner(training(6, fails_at=4), manager).run(session)
+        JobRunner(training(6, fails_at=4), manager).run(inproc_session)
     job = training(6)
     runner = JobRunner(job, manager)
     assert runner.plan_resume().rebuilds == ("a/model", "a/opt", "a/socket")
-    assert runner.run(session).resumed_from == 3
+    assert runner.run(inproc_session).resumed_from == 3
     assert result_of(job) == expected
 
 
-def test_a_redone_epoch_begins_from_the_recorded_state(session, manager, expected):
+def test_a_redone_epoch_begins_from_the_recorded_state(inproc_session, manager, expected):
     job = training(6, fails_at=4, once=True)
-    assert JobRunner(job, manager).run(session).restarts == 1
+    assert JobRunner(job, manager).run(inproc_session).restarts == 1
     assert result_of(job) == expected
 
 
-def test_a_load_in_a_session_goes_into_the_objects_that_are_there(session, manager):
+def test_a_load_in_a_session_goes_into_the_objects_that_are_there(inproc_session, manager):
     job = training(3)
-    JobRunner(job, manager).run(session)
-    session.run(manager.load(2))
+    JobRunner(job, manager).run(inproc_session)
+    inproc_session.run(manager.load(2))
     count = Task(lambda m, o: (o.steps, o.model is m), inputs=["model", "opt"], node=A)
-    assert session.run(count) == (2, True)
+    assert inproc_session.run(count) == (2, True)
 
 
-def test_a_load_where_no_object_is_says_who_makes_it(inproc_client, session, manager):
-    JobRunner(training(1), manager).run(session)
+def test_a_load_where_no_object_is_says_who_makes_it(inproc_client, inproc_session, manager):
+    JobRunner(training(1), manager).run(inproc_session)
     with (
         Session(inproc_client) as other,
         pytest.raises(PlanMismatchError, match=r"found nothing\. A task of the job's init group"),
@@ -153,10 +149,10 @@ def test_a_load_where_no_object_is_says_who_makes_it(inproc_client, session, man
 
 
 def test_some_blobs_are_loaded_into_objects_that_the_jobs_own_tasks_make(
-    inproc_client, session, manager
+    inproc_client, inproc_session, manager
 ):
     runner = JobRunner(training(3), manager)
-    runner.run(session)
+    runner.run(inproc_session)
     with Session(inproc_client) as other:
         assert runner.load_blobs_from_checkpoints("opt", 2, other)
         assert other.run(Task(lambda o: o.steps, inputs="opt", node=A)) == 2
@@ -168,31 +164,31 @@ def test_some_blobs_are_loaded_into_objects_that_the_jobs_own_tasks_make(
         assert other.run(Task(lambda o: (o.steps, o.mark), inputs="opt", node=A)) == (3, 1)
 
 
-def test_a_checkpoint_is_read_without_the_classes(session, manager):
-    JobRunner(training(2), manager).run(session)
+def test_a_checkpoint_is_read_without_the_classes(inproc_session, manager):
+    JobRunner(training(2), manager).run(inproc_session)
     with manager.open(2) as checkpoint:
         assert isinstance(checkpoint, Checkpoint)
         assert checkpoint["a"]["opt"] == {"steps": 2}
         assert checkpoint["a"]["model"]["weights"].shape == (4,)
 
 
-def test_another_class_is_refused_and_the_checkpoint_stays(session, manager):
+def test_another_class_is_refused_and_the_checkpoint_stays(inproc_session, manager):
     class Other(Model):
         pass
 
-    JobRunner(training(2), manager).run(session)
+    JobRunner(training(2), manager).run(inproc_session)
     with pytest.raises(PlanMismatchError, match=r"expected an object of class .*Model.*Other"):
-        JobRunner(training(3, make=Other), manager).run(session)
+        JobRunner(training(3, make=Other), manager).run(inproc_session)
     assert manager.epochs() == [0, 1, 2]
 
 
-def test_a_job_that_makes_something_else_is_refused(session, manager):
-    JobRunner(training(2), manager).run(session)
+def test_a_job_that_makes_something_else_is_refused(inproc_session, manager):
+    JobRunner(training(2), manager).run(inproc_session)
     with pytest.raises(PlanMismatchError, match=r"found a builtins.int"):
-        JobRunner(training(3, anew=False), manager).run(session)
+        JobRunner(training(3, anew=False), manager).run(inproc_session)
 
 
-def test_an_object_that_only_an_epoch_makes_ends_the_run_by_name(session, manager):
+def test_an_object_that_only_an_epoch_makes_ends_the_run_by_name(inproc_session, manager):
     from jobrunner import WorkspaceType
 
     with Job("late") as job, A:
@@ -201,7 +197,7 @@ def test_an_object_that_only_an_epoch_makes_ends_the_run_by_name(session, manage
         Task(lambda n: Model(n), inputs="n", outputs="m", workspace_type=WorkspaceType.GLOBAL)
         epoch_limiter(job, 2)
     with pytest.raises(DefinitionError, match=r"blob 'm'.*no task of the init group"):
-        JobRunner(job, manager).run(session)
+        JobRunner(job, manager).run(inproc_session)
 
 
 def bump(m):
@@ -218,8 +214,8 @@ def shared(nodes, epochs):
     return job
 
 
-def test_more_nodes_load_a_replicated_object(session, manager):
-    JobRunner(shared("ab", 2), manager).run(session)
-    JobRunner(shared("abc", 3), manager).run(session)
+def test_more_nodes_load_a_replicated_object(inproc_session, manager):
+    JobRunner(shared("ab", 2), manager).run(inproc_session)
+    JobRunner(shared("abc", 3), manager).run(inproc_session)
     weights = Task(lambda m: m.weights[0], inputs="m", node="c")
-    assert session.run(weights) == 3.0
+    assert inproc_session.run(weights) == 3.0

@@ -21,14 +21,6 @@ from jobrunner import (
 
 
 @pytest.fixture
-def session(inproc_client):
-    from jobrunner import Session
-
-    with Session(inproc_client) as session:
-        yield session
-
-
-@pytest.fixture
 def manager(tmp_path):
     return MultiNodeCheckpointManager(tmp_path / "ckpt")
 
@@ -56,22 +48,22 @@ class At:
         self.told.append((reason, at_once))
 
 
-def test_a_run_that_is_stopped_has_recorded_its_epoch_and_goes_on_later(session, manager):
+def test_a_run_that_is_stopped_has_recorded_its_epoch_and_goes_on_later(inproc_session, manager):
     runner = JobRunner(counter(), manager, callbacks=[At(3, lambda: runner.stop("enough"))])
     with pytest.raises(RunStoppedError, match="told to stop") as caught:
-        runner.run(session)
+        runner.run(inproc_session)
     assert (caught.value.reason, caught.value.epoch, manager.latest()) == ("enough", 3, 3)
     assert "the same command again to go on from epoch 3" in str(caught.value)
-    result = runner.run(session)  # what was asked then does not count now
-    assert (result.resumed_from, result.epoch, session.fetch(Node("a")["n"])) == (3, 8, 8)
+    result = runner.run(inproc_session)  # what was asked then does not count now
+    assert (result.resumed_from, result.epoch, inproc_session.fetch(Node("a")["n"])) == (3, 8, 8)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_the_first_signal_lets_the_epoch_end(session, manager, name):
+def test_the_first_signal_lets_the_epoch_end(inproc_session, manager, name):
     listener = At(2, lambda: signal.raise_signal(signal.Signals[name]))
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with pytest.raises(RunStoppedError, match=name) as caught:
-        JobRunner(counter(), manager, callbacks=[listener]).run(session)
+        JobRunner(counter(), manager, callbacks=[listener]).run(inproc_session)
     assert (caught.value.reason, manager.latest()) == (name, 2)
     assert [reason for reason, _ in listener.told] == [name]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
@@ -95,7 +87,7 @@ def hang(n):
     return n + 1
 
 
-def test_the_second_ctrl_c_does_not_wait_for_the_epoch(session, manager, hung):
+def test_the_second_ctrl_c_does_not_wait_for_the_epoch(inproc_session, manager, hung):
     class Again:
         def on_stop_asked(self, reason, at_once):
             assert at_once == "Ctrl-C again"
@@ -103,7 +95,7 @@ def test_the_second_ctrl_c_does_not_wait_for_the_epoch(session, manager, hung):
             threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
 
     with pytest.raises(KeyboardInterrupt):
-        JobRunner(counter(fn=hang), manager, callbacks=[Again()]).run(session)
+        JobRunner(counter(fn=hang), manager, callbacks=[Again()]).run(inproc_session)
     assert manager.latest() == 2
 
 
@@ -114,13 +106,15 @@ def terminate_and_hang(n):
     return n + 1
 
 
-def test_after_sigterm_the_grace_period_ends_an_epoch_that_takes_longer(session, manager, hung):
+def test_after_sigterm_the_grace_period_ends_an_epoch_that_takes_longer(
+    inproc_session, manager, hung
+):
     runner = JobRunner(counter(fn=terminate_and_hang), manager, grace_seconds=0.3)
     with pytest.raises(RunStoppedError, match="no more time") as caught:
-        runner.run(session)
+        runner.run(inproc_session)
     assert (caught.value.reason, manager.latest()) == ("SIGTERM", 2)
-    result = JobRunner(counter(), manager).run(session)
-    assert (result.resumed_from, session.fetch(Node("a")["n"])) == (2, 8)
+    result = JobRunner(counter(), manager).run(inproc_session)
+    assert (result.resumed_from, inproc_session.fetch(Node("a")["n"])) == (2, 8)
 
 
 def stop_in_step_2(n):
@@ -130,18 +124,18 @@ def stop_in_step_2(n):
     return n + 1
 
 
-def test_a_job_of_several_steps_stops_between_two_of_them(session, manager):
+def test_a_job_of_several_steps_stops_between_two_of_them(inproc_session, manager):
     job = counter(3, fn=stop_in_step_2, steps_per_epoch=4)
     with pytest.raises(RunStoppedError, match="step 2 of epoch 2") as caught:
-        JobRunner(job, manager).run(session)
+        JobRunner(job, manager).run(inproc_session)
     assert caught.value.epoch == 1
-    JobRunner(counter(3, steps_per_epoch=4), manager).run(session)
-    assert session.fetch(Node("a")["n"]) == 12
+    JobRunner(counter(3, steps_per_epoch=4), manager).run(inproc_session)
+    assert inproc_session.fetch(Node("a")["n"]) == 12
 
 
-def test_a_job_at_its_end_is_finished_all_the_same(session, manager):
+def test_a_job_at_its_end_is_finished_all_the_same(inproc_session, manager):
     runner = JobRunner(counter(3), manager, callbacks=[At(3, lambda: runner.stop())])
-    assert runner.run(session).epoch == 3
+    assert runner.run(inproc_session).epoch == 3
     assert manager.is_done()
 
 
@@ -151,11 +145,11 @@ def overlong(n):
     return n
 
 
-def test_a_task_past_its_deadline_is_named(session, manager):
+def test_a_task_past_its_deadline_is_named(inproc_session, manager):
     runner = JobRunner(counter(fn=overlong), manager, task_deadline_seconds=0.3)
     started = time.monotonic()
     with pytest.raises(Exception, match=r"Task a/count .* within 0\.3 s at epoch 2"):
-        runner.run(session)
+        runner.run(inproc_session)
     assert time.monotonic() - started < 2
     assert manager.latest() == 1
 
@@ -166,12 +160,12 @@ def test_durations_are_checked():
             JobRunner(counter(), **{name: -1})
 
 
-def test_a_run_that_saves_seldom_records_the_epoch_it_is_stopped_at(session, tmp_path):
+def test_a_run_that_saves_seldom_records_the_epoch_it_is_stopped_at(inproc_session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "seldom", save=SaveEvery(epochs=10**6))
     runner = JobRunner(counter(10**6), manager)
     timer = threading.Timer(0.5, runner.stop)
     timer.start()
     with pytest.raises(RunStoppedError) as caught:
-        runner.run(session)
+        runner.run(inproc_session)
     timer.join()
     assert 0 < caught.value.epoch == manager.latest()
