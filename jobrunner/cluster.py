@@ -189,15 +189,30 @@ class Cluster:
 
     def is_answered(self) -> bool:
         """Whether the scheduler answers now."""
-
-        async def ask() -> None:
-            await asyncio.wait_for(self.scheduler.identity(n_workers=0), PING_SECONDS)
-
         try:
-            self.sync(ask)
-        except (OSError, TimeoutError, SchedulerLostError):
+            self.sync(self.identity)
+        except SchedulerLostError:
             return False
         return True
+
+    async def identity(self, n_workers: int = 0, patience: float = PING_SECONDS) -> dict[str, Any]:
+        """What the scheduler says of itself, and of so many workers, -1: of all.
+
+        Raises
+        ------
+        SchedulerLostError
+            It says nothing for so many seconds.
+        """
+        try:
+            asking = self.scheduler.identity(n_workers=n_workers)
+            found: dict[str, Any] = await asyncio.wait_for(asking, patience)
+        except (OSError, TimeoutError) as error:
+            raise SchedulerLostError(
+                f"The scheduler of {self.client!r} gave no answer within {patience:g} s "
+                f"({type(error).__name__}: {error}): it hangs, is gone, or cannot be reached any "
+                f"more. Start the same command again; it goes on from the last recorded epoch."
+            ) from error
+        return found
 
     def forget_watches(self) -> None:
         """Listen to no worker any more: another scheduler knows of no subscription."""
@@ -220,8 +235,14 @@ class Cluster:
             ) from error
 
     async def workers(self) -> list[WorkerInfo]:
-        """The running workers, in the order of their names and addresses."""
-        identity = await self.scheduler.identity(n_workers=-1)
+        """The running workers, in the order of their names and addresses.
+
+        Raises
+        ------
+        SchedulerLostError
+            The scheduler does not answer, for longer than a worker may be silent.
+        """
+        identity = await self.identity(-1, max(PING_SECONDS, self.silence_seconds))
         found = [
             WorkerInfo(
                 address=address,

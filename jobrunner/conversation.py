@@ -295,6 +295,7 @@ class Conversation:
             for address, task in zip(leaving, asking, strict=True):
                 answers[address] = await task
         except Silence:
+            await self._cluster.identity()  # or it is the scheduler that is silent
             answers = {address: {"status": "running", "tasks": []} for address in addresses}
             seconds = self._cluster.silence_seconds
             for address in await self._cluster.find_silent(addresses):

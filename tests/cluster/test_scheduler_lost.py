@@ -1,10 +1,13 @@
 """Dask's scheduler dies under a running job, and comes back at the same address or does not."""
 
+import os
+import signal
 import socket
 import threading
 import time
 from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
 from distributed import Client
@@ -135,3 +138,41 @@ def test_a_scheduler_that_stays_away_ends_the_run_and_says_how_to_go_on(dask_pro
         thread.join()
     assert "Run the same command again to go on from epoch 3" in str(caught.value)
     assert manager.latest() == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", ["goes on", "is killed"])
+def test_a_scheduler_that_hangs_is_no_reason_to_wait_for_ever(
+    dask_processes, tmp_path, undisturbed, fate
+):
+    (tmp_path / "flag").touch()
+    warnings = []
+
+    class Listener:
+        def on_epoch(self, epoch, seconds, metrics):
+            if epoch == 4 and not warnings:
+                os.kill(dask_processes.scheduler.pid, signal.SIGSTOP)
+
+        def on_warning(self, message):
+            warnings.append(message)
+            if "The scheduler is lost" in message and fate == "goes on":
+                os.kill(dask_processes.scheduler.pid, signal.SIGCONT)
+
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    with dask.config.set({"jobrunner.worker-silence-seconds": 1}):
+        session = Session.connect(dask_processes.address, timeout=20)
+    runner = JobRunner(
+        build(tmp_path / "flag"), manager, callbacks=[Listener()], scheduler_wait_seconds=2
+    )
+    try:
+        if fate == "goes on":
+            runner.scheduler_wait_seconds = 60
+            assert runner.run(session).epoch == EPOCHS
+            assert session.fetch(Node("a")["x"]).tobytes() == undisturbed
+        else:
+            with pytest.raises(SchedulerLostError, match="2 s.* go on from epoch 3"):
+                runner.run(session)
+    finally:
+        os.kill(dask_processes.scheduler.pid, signal.SIGCONT)
+        session.close()
+    assert "The scheduler is lost" in warnings[0]
