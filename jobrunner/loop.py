@@ -15,6 +15,7 @@ from jobrunner.config import get_seconds
 from jobrunner.decisions import Boundary, next_step
 from jobrunner.errors import (
     CheckpointCorruptError,
+    CheckpointError,
     NodeLostError,
     PlacementError,
     RunStoppedError,
@@ -434,7 +435,10 @@ class Run:
         return resume.plan_resume(self.options.job, self.plan, self.options.manager, self.policy)
 
     def _where_to_go_on(self) -> str:
-        decision = self._decide()
+        try:
+            decision = self._decide()
+        except CheckpointError as error:  # what it is asked for has to be told all the same
+            return f"what is recorded, which cannot be read now: {str(error).rstrip('.')}"
         return "the start" if decision.epoch is None else f"epoch {decision.epoch}"
 
     def _stopped(self, epoch: int | None, why: str) -> RunStoppedError:

@@ -1,5 +1,7 @@
 """Runs that are told to stop, by their program, Ctrl-C or SIGTERM."""
 
+import errno
+import os
 import signal
 import threading
 import time
@@ -18,6 +20,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
+from jobrunner.checkpoint.files import PosixFiles
 
 
 @pytest.fixture
@@ -169,3 +172,29 @@ def test_a_run_that_saves_seldom_records_the_epoch_it_is_stopped_at(inproc_sessi
         runner.run(inproc_session)
     timer.join()
     assert 0 < caught.value.epoch == manager.latest()
+
+
+class Unplugged(PosixFiles):
+    """Storage that nobody can use once it is unplugged."""
+
+    is_gone = False
+
+    def before(self, operation, path):
+        if Unplugged.is_gone:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+
+def test_a_run_that_is_stopped_says_so_though_storage_is_gone_meanwhile(session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=Unplugged())
+
+    def stop():
+        Unplugged.is_gone = True
+        runner.stop("enough")
+
+    runner = JobRunner(counter(), manager, callbacks=[At(3, stop)])
+    try:
+        with pytest.raises(RunStoppedError, match=r"enough.*cannot be read now.*Input/output"):
+            runner.run(session)
+    finally:
+        Unplugged.is_gone = False
+    assert JobRunner(counter(), manager).run(session).resumed_from == 2
