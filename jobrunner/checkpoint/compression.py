@@ -112,9 +112,21 @@ def compress(data: bytes | memoryview, compressors: Sequence[Compressor]) -> byt
 
 
 def decompress(data: bytes, compressors: Sequence[Compressor]) -> bytes:
-    """What `compress` was given."""
+    """What `compress` was given.
+
+    Raises
+    ------
+    ValueError
+        The compressors are others than `check_compressors` lets pass, or did not make `data`.
+    """
     for about in reversed(compressors):
-        data = bytes(_codec(about).decode(data))
+        # numcodecs has others, and one of them unpickles.
+        if about["name"] not in _NAMES:
+            raise ValueError(f"{about['name']!r} is none of the compressors {', '.join(_NAMES)}")
+        try:
+            data = bytes(_codec(about).decode(data))
+        except Exception as error:
+            raise ValueError(f"{about['name']} cannot decompress it: {error}") from error
     return data
 
 

@@ -362,7 +362,7 @@ def _record_again(
                 path=reader.root,
             )
         reader.verify()
-        nbytes = sum(size for _, (size, _) in reader.list_files(reader.read_manifest()))
+        nbytes = sum(size for size, _ in reader.list_files(reader.read_manifest()).values())
         abouts[node] = {"store": name, "manifest": digest, "nbytes": nbytes, "seconds": 0.0}
         if "states" in manifest:
             abouts[node] = {**abouts[node], "states": manifest["states"]}

@@ -320,10 +320,11 @@ def _inspect_recorded(
     reader = StoreReader(directory.files, directory.path, name, about["manifest"])
     try:
         manifest = reader.read_manifest()
+        listed = reader.list_files(manifest)
     except CheckpointError as error:
         yield Finding(name, "damaged", str(error))
         return
-    expected = {path: size for path, (size, _) in reader.list_files(manifest)}
+    expected = {path: size for path, (size, _) in listed.items()}
     there = dict(directory.files.walk(reader.root))
     problems = 0
     for path, size in expected.items():

@@ -276,6 +276,11 @@ def resolve_rows(manifest: dict[str, Any]) -> dict[str, Any]:
 
     Such an entry also says where the row lies (``within``: the stack's file, its size, and where
     in it the row begins, in bytes).
+
+    Raises
+    ------
+    LookupError, TypeError, ValueError, AttributeError
+        It is no manifest that jobrunner writes.
     """
     stacks = manifest.get("stacks", ())
     if not stacks:
@@ -286,6 +291,8 @@ def resolve_rows(manifest: dict[str, Any]) -> dict[str, Any]:
         if isinstance(place, dict):
             return place
         number, row = place
+        if number < 0 or row < 0:
+            raise IndexError(f"no stack has a row {place}")
         path, size, nbytes, digests, about = told[number]
         entry = dict(about)
         entry["files"] = [[nbytes, digests[row]]]

@@ -94,13 +94,14 @@ class StoreReader:
                 f"found {digest} ({len(data)} bytes). {WAY_OUT}",
                 path=path,
             )
-        manifest: dict[str, Any] = json.loads(data)["attributes"]
-        if manifest["format"] > STORE_FORMAT:
-            raise CheckpointError(
-                f"{path} has format {manifest['format']}, and this version of jobrunner reads up "
-                f"to {STORE_FORMAT}. Read it with a later version."
-            )
-        return resolve_rows(manifest)
+        with self._understanding():
+            manifest: dict[str, Any] = json.loads(data)["attributes"]
+            if manifest["format"] > STORE_FORMAT:
+                raise CheckpointError(
+                    f"{path} has format {manifest['format']}, and this version of jobrunner reads "
+                    f"up to {STORE_FORMAT}. Read it with a later version."
+                )
+            return resolve_rows(manifest)
 
     def load(
         self,
@@ -127,50 +128,54 @@ class StoreReader:
         dict of str to object
             In the order in which they were saved.
         """
-        manifest = self.read_manifest()
-        entries = manifest["blobs"]
-        for name in blobs or ():
-            if name not in entries:
-                raise BlobNotFoundError(
-                    f"Node {manifest['node']!r} has no blob {name!r} at epoch "
-                    f"{manifest['epoch']} ({self.root}). It has {', '.join(map(repr, entries))}."
+        with self._understanding():
+            manifest = self.read_manifest()
+            entries = manifest["blobs"]
+            for name in blobs or ():
+                if name not in entries:
+                    raise BlobNotFoundError(
+                        f"Node {manifest['node']!r} has no blob {name!r} at epoch "
+                        f"{manifest['epoch']} ({self.root}). It has {', '.join(map(repr, entries))}."
+                    )
+            wanted = {
+                name: entry for name, entry in entries.items() if blobs is None or name in blobs
+            }
+            loaded: dict[str, list[Any]] = {}
+            rows: dict[str, WantedRows] = {}
+            jobs: list[Callable[[], None]] = []
+            for name, entry in wanted.items():
+                loaded[name] = found = [None] * len(entry["arrays"])
+                for i, array in enumerate(entry["arrays"]):
+                    if "within" in array:
+                        rows.setdefault(array["path"], WantedRows()).add(found, i, array)
+                        continue
+                    with self._decoding(name):
+                        found[i], array_jobs = StoredArray(array).read(self._verified)
+                    jobs += array_jobs
+            for stack in manifest.get("stacks", ()):
+                if stack["path"] in rows:
+                    jobs += rows[stack["path"]].read(self._verified, stack)
+            jobs += self._document_jobs(manifest, wanted)
+            run_all(jobs, self.files.threads, _stored_bytes(wanted))
+            return {
+                name: loaded[name][0]
+                if entry["value"] == LONE_ARRAY
+                else self._decode(
+                    name,
+                    entry,
+                    loaded[name].__getitem__,
+                    codecs,
+                    allow_pickle,
+                    keeps_states=keeps_states,
                 )
-        wanted = {name: entry for name, entry in entries.items() if blobs is None or name in blobs}
-        loaded: dict[str, list[Any]] = {}
-        rows: dict[str, WantedRows] = {}
-        jobs: list[Callable[[], None]] = []
-        for name, entry in wanted.items():
-            loaded[name] = found = [None] * len(entry["arrays"])
-            for i, array in enumerate(entry["arrays"]):
-                if "within" in array:
-                    rows.setdefault(array["path"], WantedRows()).add(found, i, array)
-                    continue
-                with self._decoding(name):
-                    found[i], array_jobs = StoredArray(array).read(self._verified)
-                jobs += array_jobs
-        for stack in manifest.get("stacks", ()):
-            if stack["path"] in rows:
-                jobs += rows[stack["path"]].read(self._verified, stack)
-        jobs += self._document_jobs(manifest, wanted)
-        run_all(jobs, self.files.threads, _stored_bytes(wanted))
-        return {
-            name: loaded[name][0]
-            if entry["value"] == LONE_ARRAY
-            else self._decode(
-                name,
-                entry,
-                loaded[name].__getitem__,
-                codecs,
-                allow_pickle,
-                keeps_states=keeps_states,
-            )
-            for name, entry in wanted.items()
-        }
+                for name, entry in wanted.items()
+            }
 
     def axis_length(self, blob: str, axis: int) -> int:
         """How long an array blob is along `axis`."""
-        entry = self._array_entry(self.read_manifest(), blob, axis)
-        return logical_shape(entry)[axis]
+        with self._understanding():
+            entry = self._array_entry(self.read_manifest(), blob, axis)
+            return logical_shape(entry)[axis]
 
     def load_slice(self, blob: str, axis: int, start: int, stop: int) -> np.ndarray[Any, Any]:
         """Part of an array blob along one axis; only the pieces that it lies in are read.
@@ -185,10 +190,11 @@ class StoreReader:
         -----
         What is read is verified, but for the array's own document.
         """
-        entry = self._array_entry(self.read_manifest(), blob, axis)
-        data, jobs = StoredArray(entry).read_slice(self._verified, axis, start, stop)
-        run_all(jobs, self.files.threads, data.nbytes)
-        return data
+        with self._understanding():
+            entry = self._array_entry(self.read_manifest(), blob, axis)
+            data, jobs = StoredArray(entry).read_slice(self._verified, axis, start, stop)
+            run_all(jobs, self.files.threads, data.nbytes)
+            return data
 
     def _array_entry(self, manifest: Mapping[str, Any], blob: str, axis: int) -> Mapping[str, Any]:
         entry = manifest["blobs"].get(blob)
@@ -209,20 +215,28 @@ class StoreReader:
 
     def verify(self) -> None:
         """Read and digest every file of the store."""
-        manifest = self.read_manifest()
-        listed = self.list_files(manifest)
-        jobs = [partial(self._verified.read_into, path, None, *about) for path, about in listed]
-        run_all(jobs, self.files.threads, _stored_bytes(manifest["blobs"]))
+        with self._understanding():
+            manifest = self.read_manifest()
+            listed = self.list_files(manifest)
+            jobs = [
+                partial(self._verified.read_into, path, None, *about)
+                for path, about in listed.items()
+            ]
+            run_all(jobs, self.files.threads, _stored_bytes(manifest["blobs"]))
 
-    def list_files(self, manifest: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, int]]]:
-        """All files of the store but the manifest: path, size and crc32c."""
-        yield from manifest["documents"].items()
-        for array in manifest.get("stacks", ()):
-            yield from chunk_files(array)
-        for entry in manifest["blobs"].values():
-            for array in entry["arrays"]:
-                if "within" not in array:
-                    yield from chunk_files(array)
+    def list_files(self, manifest: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+        """All files of the store but the manifest, by path: size and crc32c."""
+        with self._understanding():
+            listed = {path: (size, crc) for path, (size, crc) in manifest["documents"].items()}
+            for array in manifest.get("stacks", ()):
+                listed.update(chunk_files(array))
+            for entry in manifest["blobs"].values():
+                for array in entry["arrays"]:
+                    if "within" not in array:
+                        listed.update(chunk_files(array))
+            for path in listed:
+                self._verified.path(path)  # which refuses one that lies elsewhere
+            return listed
 
     def read_file(self, path: str, size: int, digest: int) -> bytes:
         """Content of one file, verified."""
@@ -265,16 +279,17 @@ class StoreReader:
         Arrays that are parts of something else (bytes, long texts, tensors), and rows of stacks,
         are read and verified; what is read through a `zarr.Array` later is not.
         """
-        entry = manifest["blobs"][blob]
+        with self._understanding():
+            entry = manifest["blobs"][blob]
 
-        return self._decode(
-            blob,
-            entry,
-            partial(self._read_part, entry),
-            codecs,
-            allow_pickle,
-            leaf=lambda i: self._open_lazily(entry["arrays"][i]),
-        )
+            return self._decode(
+                blob,
+                entry,
+                partial(self._read_part, entry),
+                codecs,
+                allow_pickle,
+                leaf=lambda i: self._open_lazily(entry["arrays"][i]),
+            )
 
     def outline(
         self,
@@ -285,14 +300,15 @@ class StoreReader:
         allow_pickle: bool = False,
     ) -> Any:
         """One blob as `peek` gives it, an `ArrayOutline` in the place of each array."""
-        entry = manifest["blobs"][blob]
+        with self._understanding():
+            entry = manifest["blobs"][blob]
 
-        def outline(i: int) -> ArrayOutline:
-            array = StoredArray(entry["arrays"][i])
-            return ArrayOutline(array.shape, str(array.dtype))
+            def outline(i: int) -> ArrayOutline:
+                array = StoredArray(entry["arrays"][i])
+                return ArrayOutline(array.shape, str(array.dtype))
 
-        read = partial(self._read_part, entry)
-        return self._decode(blob, entry, read, codecs, allow_pickle, leaf=outline)
+            read = partial(self._read_part, entry)
+            return self._decode(blob, entry, read, codecs, allow_pickle, leaf=outline)
 
     def _read_part(self, entry: Mapping[str, Any], i: int) -> np.ndarray[Any, Any]:
         """One array of a blob, read and verified."""
@@ -355,6 +371,21 @@ class StoreReader:
         with self._decoding(name):
             value = decoder.decode(entry["value"])
         return StatefulBlob(value, where) if decoder.has_states else value
+
+    @contextlib.contextmanager
+    def _understanding(self) -> Iterator[None]:
+        """Name the manifest where it makes no sense: its digest tells damage, not who wrote it."""
+        try:
+            yield
+        except JobRunnerError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            path = join_path(self.root, MANIFEST)
+            raise CheckpointCorruptError(
+                f"{path} is what the checkpoint's record names, and says what jobrunner does not "
+                f"write: {type(error).__name__}: {error}. Ask whoever wrote it. {WAY_OUT}",
+                path=path,
+            ) from error
 
     @contextlib.contextmanager
     def _decoding(self, blob: str) -> Iterator[None]:

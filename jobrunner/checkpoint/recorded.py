@@ -142,7 +142,8 @@ class RecordedEpochs:
                 expected = format_store_name(node, epoch, entry["retry"])
                 if about["store"] != expected or not about["manifest"]:
                     raise ValueError(f"{about['store']!r} cannot be the store of node {node!r}")
-        except (KeyError, TypeError, ValueError) as error:
+            details = loose_json(entry["details"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointCorruptError(
                 f"{self.path}: entry {number} of the log is not the record of "
                 f"epoch {epoch} that it should be: {error}. Restore it from a copy, or let "
@@ -151,7 +152,7 @@ class RecordedEpochs:
         stores = entry["stores"]
         if self._only_node is not None:
             stores = {node: s for node, s in stores.items() if node == self._only_node}
-        return {**entry, "stores": stores, "details": loose_json(entry["details"])}
+        return {**entry, "stores": stores, "details": details}
 
     def state(self) -> State:
         """All that the log says."""
