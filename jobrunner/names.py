@@ -109,9 +109,15 @@ class StoreName(NamedTuple):
 
 
 def format_store_name(node: str, epoch: int, retry: int = 0) -> str:
-    """Name of the directory that holds `node` at `epoch`, of the `retry`-th claim on that name."""
-    suffix = f".r{retry}" if retry else ""
-    return f"{escape(node)}.{epoch}{suffix}"
+    """Name of the directory that holds `node` at `epoch`, of the `retry`-th claim on that name.
+
+    Raises
+    ------
+    TypeError, ValueError
+        One is not of the type that it should be: a log may say anything, and no name leads elsewhere.
+    """
+    suffix = f".r{retry:d}" if retry else ""
+    return f"{escape(node)}.{epoch:d}{suffix}"
 
 
 def parse_store_name(text: str) -> StoreName | None:

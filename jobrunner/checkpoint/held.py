@@ -27,6 +27,7 @@ from jobrunner.checkpoint.policies import (
 from jobrunner.checkpoint.records import Claim, Entry, State, nodes_of, store_names, strict_json
 from jobrunner.config import get_seconds
 from jobrunner.errors import (
+    CheckpointCorruptError,
     CheckpointError,
     CheckpointNotFoundError,
     CheckpointWriteError,
@@ -297,8 +298,18 @@ class HeldDirectory(CheckpointDirectory):
     def _names_of(self, state: State, epoch: int) -> tuple[Claim, list[str]]:
         """The claim of a recorded epoch, and the names of its stores."""
         claim = Claim(epoch, state.retries[epoch])
-        entry = self._journal.read_entry(state.commit_number(epoch))
-        return claim, list(store_names(nodes_of(entry, epoch), *claim).values())
+        return claim, self._stores_of(claim, state.commit_number(epoch))
+
+    def _stores_of(self, claim: Claim, source: int) -> list[str]:
+        """The names of a claim's stores, by the entry that tells its nodes."""
+        entry = self._journal.read_entry(source)
+        try:
+            return list(store_names(nodes_of(entry, claim.epoch), *claim).values())
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointCorruptError(
+                f"{self.path}: entry {source} of the log and the claim {list(claim)} name no "
+                f"stores: {error}."
+            ) from error
 
     def _choose_retired(self, state: State) -> list[int]:
         epochs = state.recorded.keys_in_order()
@@ -350,15 +361,11 @@ class HeldDirectory(CheckpointDirectory):
         # Of a run that has taken over meanwhile, nothing is left undone: it is at work.
         for claim, chore in self._journal.check_held().chores.items():
             try:
-                entry = self._journal.read_entry(chore.source)
+                stores = self._stores_of(claim, chore.source)
             except CheckpointError as error:
-                logger.warning("Stores of epoch %d cannot be named: %s", claim.epoch, error)
+                logger.warning("Stores of epoch %s cannot be named: %s", claim.epoch, error)
                 continue
-            self._sweeper.add(
-                claim,
-                chore.action,
-                list(store_names(nodes_of(entry, claim.epoch), *claim).values()),
-            )
+            self._sweeper.add(claim, chore.action, stores)
         hold.remove_traces_of_others()
         if isinstance(self._handler, FileMetadataHandler):
             self._handler.remove_leftovers(hold.number)

@@ -25,6 +25,7 @@ from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import MANIFEST
 from jobrunner.checkpoint.log import encode_entry, read_content
 from jobrunner.checkpoint.reader import StoreReader
+from jobrunner.checkpoint.records import make_entry
 from jobrunner.checkpoint.stacks import LEAST_ALIKE
 from jobrunner.errors import JobRunnerError
 from jobrunner.storage import Storage
@@ -182,3 +183,25 @@ def test_whatever_a_manifest_says_is_read_or_an_error_of_ours(saved: Path, forge
                 assert isinstance(found, JobRunnerError | None), (trail, value)
                 assert found is None or str(saved / "a.0") in str(found), (trail, value)
     assert len(seen) > 50
+
+
+@pytest.mark.parametrize("retry", ["/../../victim", "1", 1.5, None])
+def test_no_claim_names_what_lies_elsewhere(tmp_path: Path, retry: Any) -> None:
+    """A run deletes what the log has given up; by its name, which must be that of a store."""
+    path = tmp_path / "k"
+    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+    manager.start_run(["a"], {})
+    manager.begin(0)
+    manager.end_run()
+    (path / "a.0.r").mkdir()
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "zarr.json").write_bytes(b"mine")
+    state = manager.state()
+    forged = {**state.to_json(), "chores": [[0, retry, "delete", 0]], "is_ended": True}
+    entry = make_entry(state.number + 1, "repair", "r", {"state": forged, "commits": []})
+    (path / "_log" / f"{entry['number']:010d}.json").write_bytes(encode_entry(entry))
+    again = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+    again.start_run(["a"], {})
+    again.end_run()
+    assert (victim / "zarr.json").read_bytes() == b"mine"
