@@ -85,26 +85,28 @@ def measure(cluster: LocalCluster, client: Client, beside: Any, args: Any) -> di
     seconds = args.rounds * BUSY_SECONDS
     late: list[float] = []
     seen: list[float] = []
+    is_over = threading.Event()
 
     def watch() -> None:
         late.extend(client.run(watch_loop, seconds, workers=[here])[here])
 
     def watch_heartbeats() -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        while not is_over.wait(0.01):
             heard = cluster.scheduler.workers[here].last_seen
             if not seen or heard != seen[-1]:
                 seen.append(heard)
-            time.sleep(0.01)
 
     threads = [threading.Thread(target=work) for work in (watch, watch_heartbeats)]
     with Session(client) as session:
         for thread in threads:
             thread.start()
         job = neighbours(beside, args.hops, here, there)
-        result = JobRunner(job, num_epochs=args.rounds).run(session)
-        for thread in threads:
-            thread.join()
+        try:
+            result = JobRunner(job, num_epochs=args.rounds).run(session)
+        finally:
+            is_over.set()
+            for thread in threads:
+                thread.join()
     return {
         "loop": statistics.median(late),
         "worst": max(late),

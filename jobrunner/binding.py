@@ -377,12 +377,14 @@ class Binding:
                 break
             except PlacementError as error:
                 there = len(self._cluster.sync(self._cluster.workers))
-                if there >= most_workers or time.monotonic() >= deadline:
+                left = deadline - time.monotonic()
+                if there >= most_workers or left <= 0:
                     raise
                 if not is_told:
                     is_told = True
                     logger.warning("%s Waiting for at most %g s.", error, wait_seconds)
-                time.sleep(PLACE_AGAIN_SECONDS)
+                # Workers may come, and others make room; of the latter nothing tells.
+                time.sleep(min(PLACE_AGAIN_SECONDS, left))
         self._hold(nodes, placed, deadline)
         self.placement.update(placed)
         news: dict[str, Any] = {a: {"nodes": {}} for a in self._members.workers}

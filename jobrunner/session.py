@@ -366,8 +366,9 @@ class Session:
                     break
                 if self._connection.renew(left):
                     self._cluster = Cluster(self.client)
-            else:
-                time.sleep(RECONNECT_POLL_SECONDS)
+                    continue
+            # A client tells nobody that it is back; and one that is refused may be so at once.
+            time.sleep(min(RECONNECT_POLL_SECONDS, left))
         raise SchedulerLostError(
             f"The scheduler at {self._address} was not back within {wait_seconds:g} s; the client "
             f"is {self.client.status}. Start it again at that address, or another."

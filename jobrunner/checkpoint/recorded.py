@@ -341,7 +341,8 @@ class RecordedEpochs:
         Notes
         -----
         Runs anywhere the directory is mounted. Ends once the run that writes there has ended; as
-        long as nobody has begun one, it waits. A retention policy may give an epoch up before you
+        long as nobody has begun one, it waits, and so it does for the run that follows one that
+        was killed. A retention policy may give an epoch up before you
         have read it: ``open(epoch, pin=True)`` says so, or keeps it.
         """
         seen = -1

@@ -1,9 +1,12 @@
 """Departures as batch systems and long-lived clusters know them. Takes a minute; has a command of its own.
 
+A run goes on until what it is about has happened, and for some epochs more.
+
 python -m pytest tests/cluster/long_departures.py
 """
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -24,9 +27,10 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
-from tests.cluster.processes import dask_process
+from tests.cluster.processes import await_true, dask_process
 
-NODES, EPOCHS = 2, 60
+NODES, EPOCHS, MORE_EPOCHS = 2, 60, 20
+MOST_EPOCHS = 900
 
 
 def walk(x, flag):
@@ -38,14 +42,15 @@ def walk(x, flag):
     return x + task.rng.standard_normal()
 
 
-def build(flag, nodes=NODES):
+def build(flag, nodes=NODES, epochs=EPOCHS):
     with Job("walk", seed=3) as job:
         for i in range(nodes):
             with Node(f"n{i}"):
                 with job.init_group:
                     Task(lambda: 0.0, outputs="x")
                 Task(walk, inputs="x", outputs="x", kwargs={"flag": str(flag)})
-    epoch_limiter(job, EPOCHS)
+        job.add_stop_condition(Task(Path(f"{flag}.stop").exists, node="n0", name="stop").output())
+    epoch_limiter(job, epochs)
     return job
 
 
@@ -53,11 +58,35 @@ def epochs_run(flag, nodes=NODES):
     return [[int(n) for n in Path(f"{flag}.n{i}").read_text().split()] for i in range(nodes)]
 
 
-def run(client, tmp_path, nodes=NODES):
+class Until:
+    """Lets a run go on for some epochs after the workers that are there are as they should be."""
+
+    def __init__(self, flag, session, is_so):
+        self.flag, self.session, self.is_so = flag, session, is_so
+        self.last = math.inf
+        self.placements = []
+
+    def on_epoch(self, epoch, seconds, metrics):
+        workers = self.session.client.scheduler_info(n_workers=-1)["workers"]
+        there = {worker["name"]: address for address, worker in workers.items()}
+        self.placements.append(set(self.session._binding.placement.values()))
+        if self.last == math.inf and self.is_so(there, self.placements[-1]):
+            self.last = epoch + MORE_EPOCHS
+        if epoch >= self.last - 1:
+            Path(f"{self.flag}.stop").touch()
+
+
+def run(client, tmp_path, nodes, is_so):
+    """Run until the workers by name, and those in use, are as they should be; where nodes were."""
+    flag = tmp_path / "flag"
     with Session(client) as session:
+        until = Until(flag, session, is_so)
         manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
-        result = JobRunner(build(tmp_path / "flag", nodes), manager).run(session)
-        return result, dict(session._binding.placement)
+        runner = JobRunner(build(flag, nodes, MOST_EPOCHS), manager, callbacks=[until])
+        result = runner.run(session)
+    assert (result.epoch, result.restarts) == (until.last, 0)
+    assert epochs_run(flag, nodes) == [list(range(1, result.epoch + 1))] * nodes
+    return until.placements
 
 
 @pytest.fixture
@@ -74,17 +103,14 @@ def test_adaptive_scaling_leaves_leased_workers_alone_and_takes_the_idle_one(tmp
         Client(cluster, set_as_default=False) as client,
     ):
         cluster.adapt(minimum=1, maximum=3, interval="100ms", wait_count=2)
-        result, placement = run(client, tmp_path)
-        assert (result.epoch, result.restarts) == (EPOCHS, 0)
-        assert epochs_run(tmp_path / "flag") == [list(range(1, EPOCHS + 1))] * NODES
-        there = set(client.scheduler_info(n_workers=-1)["workers"])
-        assert len(set(placement.values())) == 2
-        assert there == set(placement.values())
+        first, *others = run(client, tmp_path, 2, lambda there, used: {*there.values()} == used)
+        assert len(first) == 2
+        assert all(placement == first for placement in others)
 
 
 def test_workers_whose_lifetime_ends_are_replaced_and_no_epoch_runs_twice(scheduler, tmp_path):
     worker = ["worker", *scheduler, "--no-nanny"]
-    short = [*worker, "--lifetime", "4s", "--lifetime-stagger", "1s"]
+    short = [*worker, "--lifetime", "10s", "--lifetime-stagger", "1s"]
     with (
         dask_process(*short, "--name", "a", cwd=tmp_path),
         dask_process(*short, "--name", "b", cwd=tmp_path),
@@ -92,12 +118,8 @@ def test_workers_whose_lifetime_ends_are_replaced_and_no_epoch_runs_twice(schedu
         Client(scheduler_file=scheduler[1], set_as_default=False, timeout=30) as client,
     ):
         client.wait_for_workers(3, timeout=30)
-        result, placement = run(client, tmp_path, 3)
-        assert (result.epoch, result.restarts) == (EPOCHS, 0)
-        assert epochs_run(tmp_path / "flag", 3) == [list(range(1, EPOCHS + 1))] * 3
-        there = client.scheduler_info(n_workers=-1)["workers"]
-        assert [worker["name"] for worker in there.values()] == ["stays"]
-        assert set(placement.values()) == set(there)
+        first, *_, last = run(client, tmp_path, 3, lambda there, used: there.keys() == {"stays"})
+        assert (len(first), len(last)) == (3, 1)
 
 
 JOB = """
@@ -121,9 +143,7 @@ def test_the_end_of_the_walltime_loses_nothing_and_the_next_run_goes_on(tmp_path
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     driver = start()
     try:
-        deadline = time.monotonic() + 60
-        while (manager.latest() or 0) < 5 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        await_true(lambda: (manager.latest() or 0) >= 5, "epoch 5", driver)
         os.killpg(driver.pid, signal.SIGTERM)
         assert driver.wait(20) == 75
     finally:

@@ -40,8 +40,16 @@ def dask_process(*command, cwd, prefix=()):
 
 def await_file(path):
     """Wait until a file has content, and give that."""
-    deadline = time.monotonic() + 30
-    while not (path.exists() and (text := path.read_text())):
-        assert time.monotonic() < deadline, f"{path} did not come"
+    await_true(lambda: path.exists() and path.read_text(), f"something in {path}")
+    return path.read_text()
+
+
+def await_true(condition, what, process=None):
+    """Wait until a condition holds that nothing tells of; it fails where `process` ends before."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        if process is not None and process.poll() is not None:
+            told = process.stderr.read() if process.stderr is not None else ""
+            raise AssertionError(f"it ended with {process.returncode} before {what}: {told}")
+        assert time.monotonic() < deadline, f"{what} did not come within a minute"
         time.sleep(0.005)
-    return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from distributed import LocalCluster
 
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.cli import main
+from tests.cluster.processes import await_true, kill
 
 _COUNT = """
 import time
@@ -221,16 +223,13 @@ def test_an_interrupted_run_keeps_its_epochs_and_tells_how_to_go_on(
     script = _write(tmp_path, step="lambda n: n + 1 if n != 2 else time.sleep(1e6)", limit=5)
     with _start(script, "--workers", "1", "--grace", "1") as process:
         manager = MultiNodeCheckpointManager(tmp_path / "runs")
-        while manager.latest() != 2 and process.poll() is None:
-            time.sleep(0.05)
+        await_true(lambda: manager.latest() == 2, "epoch 2", process)
         # To the whole group, as a terminal does it.
         os.killpg(process.pid, number)
         asked = time.monotonic()
         assert process.stderr is not None
-        told = ""
-        while number == signal.SIGINT and "the run ends once its epoch" not in told:
-            told += process.stderr.readline()
         if number == signal.SIGINT:
+            assert any("the run ends once its epoch" in line for line in process.stderr)
             os.killpg(process.pid, number)
             asked = time.monotonic()
         _, stderr = process.communicate()
@@ -263,8 +262,7 @@ def wait(n):
     options = ["--workers", "1", "--save-every", "100"]
     with _start(script, *options, DASK_JOBRUNNER__STINT_SECONDS="0") as process:
         manager = MultiNodeCheckpointManager(tmp_path / "runs")
-        while manager.latest() != 0 and process.poll() is None:
-            time.sleep(0.02)
+        await_true(lambda: manager.latest() == 0, "epoch 0", process)
         process.send_signal(signal.SIGUSR1)
         gate.touch()
         _, stderr = process.communicate()
@@ -280,8 +278,8 @@ def test_ctrl_c_while_workers_start_is_one_line(tmp_path: Path) -> None:
     script = _write(tmp_path)
     with _start(script) as process:
         parent = psutil.Process(process.pid)
-        while len(parent.children()) < 2 and process.poll() is None:  # with a helper of Python's
-            time.sleep(0.01)
+        # With a helper of Python's.
+        await_true(lambda: len(parent.children()) >= 2, "the first worker", process)
         os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate()
     assert process.returncode == 130
@@ -342,9 +340,10 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
-def _start(script: Path, *options: str, **settings: str) -> subprocess.Popen[str]:
-    """``jobrunner run`` as a terminal starts it, a group of its own."""
-    return subprocess.Popen(
+@contextlib.contextmanager
+def _start(script: Path, *options: str, **settings: str) -> Iterator[subprocess.Popen[str]]:
+    """``jobrunner run`` as a terminal starts it, a group of its own; none of it is left."""
+    with subprocess.Popen(
         [sys.executable, "-m", "jobrunner", "run", str(script), "--checkpoint", "runs", *options],
         cwd=script.parent,
         env={**_environment(), **settings},
@@ -352,7 +351,11 @@ def _start(script: Path, *options: str, **settings: str) -> subprocess.Popen[str
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            kill(process)
 
 
 @pytest.mark.slow
