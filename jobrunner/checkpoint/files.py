@@ -251,7 +251,12 @@ class PosixFiles:
         """
         try:
             self.write(temporary, [data])
-            self.sync_file(temporary)
+            try:
+                self.sync_file(temporary)
+            except FileNotFoundError:
+                if not self.is_taken(path):
+                    raise
+                return False  # whoever was first has cleaned it up
             try:
                 self.before("link", path)
                 os.link(temporary, path)

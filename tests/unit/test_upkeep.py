@@ -342,6 +342,19 @@ def test_an_epoch_that_is_given_up_at_any_time_is_told_as_that(
     assert told == {False, True}
 
 
+def test_a_pin_is_made_whatever_another_writer_does_meanwhile(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs, tmp_path / "saved")
+    for count in range(1, 1000):
+        shutil.rmtree(runs)
+        shutil.copytree(tmp_path / "saved", runs)
+        files = PrunedMeanwhile(runs, str(runs), count)
+        manager = MultiNodeCheckpointManager(runs, files=files)
+        manager.pin(3, "paper")
+        assert MultiNodeCheckpointManager(runs).pins() == {3: ["paper"]}
+        if files.left > 0:
+            break
+
+
 def test_a_copy_of_all_leaves_out_what_is_given_up_meanwhile(runs: Path, tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(runs, files=PrunedMeanwhile(runs, "/a.0/"))
     target = str(tmp_path / "copy")
