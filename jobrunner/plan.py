@@ -145,11 +145,6 @@ class Crossing(_Record):
     copy: bool
     is_reused: bool = False
 
-    @property
-    def is_signal(self) -> bool:
-        """Whether it only says that the source task has ended."""
-        return self.blob is None and self.part is None
-
 
 @dataclass(frozen=True, slots=True)
 class Report(_Record):

@@ -18,7 +18,6 @@ from jobrunner.plan import (
     Condition,
     Crossing,
     CrossingArgument,
-    GroupPlan,
     PlannedTask,
     Report,
     ResultArgument,
@@ -285,11 +284,6 @@ class Program:
             is_local=any(node in self._slices for node in crossing.targets),
             is_remote=any(node not in self._slices for node in crossing.targets),
         )
-
-
-def make_program(key: str, plan: GroupPlan, workspaces: Mapping[str, Workspace]) -> Program:
-    """The program of a whole group plan, for a worker that holds all its nodes."""
-    return Program(key, plan.name, plan.slices, plan.crossings, plan.conditions, workspaces)
 
 
 def _nothing() -> None:

@@ -127,7 +127,7 @@ def test_after_adds_an_edge_on_the_node_and_a_signal_between_nodes():
     assert tasks["a/second"].waits_for == (0,)
     assert tasks["a/early"].waits_for == (4,)
     (signal,) = plan.groups["epoch"].crossings
-    assert signal.is_signal
+    assert (signal.blob, signal.part) == (None, None)
     assert tasks["b/third"].crossings == (signal.id,)
 
 
