@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from jobrunner.checkpoint.decoding import Decoder
 from jobrunner.checkpoint.documents import to_json
 from jobrunner.checkpoint.encoding import EncodedBlob
 from jobrunner.comparison import compare_values
+
+_X87_MANTISSA_BITS, _X87_BYTES = 63, 10
+"""Of a long double on x86, which takes 12 or 16 bytes in memory."""
 
 
 def compare_bits(
@@ -35,13 +39,13 @@ def compare_bits(
     dict
         As `compare_values`.
     """
-    loaded = _encode(node, blob, recorded, codecs)
-    made = _encode(node, blob, replayed, codecs)
+    loaded = encode(node, blob, recorded, codecs)
+    made = encode(node, blob, replayed, codecs)
     if _is_same(loaded, made):
         return
     # By way of a checkpoint once more: what was loaded has come that way already.
     one, other = (_decode(encoded, codecs) for encoded in (loaded, made))
-    if _is_same(_encode(node, blob, one, codecs), _encode(node, blob, other, codecs)):
+    if _is_same(encode(node, blob, one, codecs), encode(node, blob, other, codecs)):
         return
     differences = list(compare_values(one, other))
     yield from differences or [{"where": "", "what": "content"}]
@@ -58,8 +62,45 @@ def _decode(blob: EncodedBlob, codecs: Sequence[Codec]) -> Any:
     return Decoder(array, codecs, allow_pickle=True).decode(blob.tree)
 
 
-def _encode(node: str, blob: str, value: Any, codecs: Sequence[Codec]) -> EncodedBlob:
-    return encode_blobs(node, {blob: value}, codecs, allow_pickle=True)[blob]
+def encode(node: str, blob: str, value: Any, codecs: Sequence[Codec]) -> EncodedBlob:
+    """A value as a save would write it, but for what pads the items of its arrays: zeros.
+
+    Raises
+    ------
+    DefinitionError
+        It cannot be saved.
+    """
+    encoded = encode_blobs(node, {blob: value}, codecs, allow_pickle=True)[blob]
+    parts = [replace(part, data=_without_padding(part.data)) for part in encoded.parts]
+    return replace(encoded, parts=parts)
+
+
+def _without_padding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if array.dtype.names is None and array.dtype.char not in "gG":
+        return array
+    clean = np.zeros(array.shape, array.dtype)
+    _fill(clean, array)
+    return clean
+
+
+def _fill(clean: np.ndarray[Any, Any], array: np.ndarray[Any, Any]) -> None:
+    if array.dtype.names is not None:
+        for name in array.dtype.names:
+            _fill(clean[name], array[name])
+        return
+    clean[...] = array
+    if array.dtype.char in "gG" and np.finfo(array.dtype).nmant == _X87_MANTISSA_BITS:
+        width = np.dtype(np.longdouble).itemsize
+        offsets = range(_X87_BYTES, array.itemsize, width)
+        padding = np.dtype(
+            {
+                "names": [str(offset) for offset in offsets],
+                "formats": [f"V{width - _X87_BYTES}"] * len(offsets),
+                "offsets": list(offsets),
+                "itemsize": array.itemsize,
+            }
+        )
+        clean.view(padding)[...] = np.zeros((), padding)
 
 
 def _is_same(one: EncodedBlob, other: EncodedBlob) -> bool:

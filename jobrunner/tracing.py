@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from jobrunner.checkpoint.blobs import encode_blobs
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.store import digest_blob
 from jobrunner.current import Metric, current_task
+from jobrunner.exactness import encode
 from jobrunner.plan import (
     Argument,
     BlobArgument,
@@ -86,14 +86,14 @@ class Traced:
         task = current_task()
         for what, part in made.items():
             name = json.dumps([task.node, task.name, what, task.instance])
-            task.report(**{_PREFIX + name: _digest(part, self._codecs)})
+            task.report(**{_PREFIX + name: digest_value(part, self._codecs)})
         return value
 
 
-def _digest(value: Any, codecs: Sequence[Codec]) -> str:
+def digest_value(value: Any, codecs: Sequence[Codec] = ()) -> str:
+    """Digest of all that a save would keep of a value; empty where it could not be saved."""
     try:
-        blob = encode_blobs("", {"": value}, codecs, allow_pickle=True)[""]
-        return digest_blob(PosixFiles(), blob)
+        return digest_blob(PosixFiles(), encode("", "", value, codecs))
     except Exception:  # a socket, a model on a GPU, a view that something else resizes
         return ""
 
