@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from jobrunner.runner import JobRunner, ResumeFrom
 
 
-class _StopTeller:
+class StopTeller:
     """Says at once, from a signal handler, what a signal has set going."""
 
     def on_stop_asked(self, reason: str, at_once: str) -> None:
+        """See `Callback`."""
         message = f"\n{reason}: the run ends once its epoch is recorded; {at_once} ends it now.\n"
-        os.write(2, message.encode())
+        with contextlib.suppress(OSError):  # Ctrl-C may have ended whoever reads it, `tee` say
+            os.write(2, message.encode())
 
 
 def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> ResumeFrom:
@@ -184,7 +186,7 @@ def run(
             on_save_error=on_save_error,
             num_epochs=epochs,
             grace_seconds=grace,
-            callbacks=[progress, _StopTeller()],
+            callbacks=[progress, StopTeller()],
         )
         progress.under_way = runner.under_way
         runner.plan_resume()  # a mistake is told before a cluster starts for it

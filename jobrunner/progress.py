@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, cast
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -42,9 +42,10 @@ def show_progress(stream: TextIO) -> Progress:
     Progress
         A callback for `JobRunner` and a context manager to run it in.
     """
+    kept = cast("TextIO", _Unread(stream))
     if stream.isatty():
-        return Progress(_Bar(stream), interval_seconds=0.1)
-    return Progress(_Lines(stream), interval_seconds=1.0, patience_seconds=10.0)
+        return Progress(_Bar(kept), interval_seconds=0.1)
+    return Progress(_Lines(kept), interval_seconds=1.0, patience_seconds=10.0)
 
 
 class Progress:
@@ -227,6 +228,25 @@ class _Warnings(logging.Handler):
         self._display.say(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
+class _Unread:
+    """A stream that may go away: a job does not end because nobody reads its output any more."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class _Lines:
     """A line for each drawing: for files, pipes and batch systems' logs."""
 
@@ -237,10 +257,8 @@ class _Lines:
         pass
 
     def say(self, text: str) -> None:
-        # A job does not end because nobody reads its output any more.
-        with contextlib.suppress(OSError):
-            self._stream.write(f"{text}\n")
-            self._stream.flush()
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
 
     def draw(self, epoch: int, total_epochs: int | None, text: str) -> None:
         self.say(text)

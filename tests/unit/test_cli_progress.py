@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
+import os
 from typing import Any
 
 import numpy as np
 import pytest
 
+from jobrunner.cli import StopTeller
 from jobrunner.outcome import UnderWay
 from jobrunner.progress import (
     Progress,
@@ -173,6 +176,39 @@ def test_a_reader_that_has_gone_does_not_end_the_run() -> None:
     with show_progress(Broken()) as progress:
         progress.on_start(ResumePlan(3, "it is the last one recorded"), None)
         progress.on_epoch(4, 2.0, {})
+
+
+def test_a_terminal_that_has_gone_does_not_end_the_run() -> None:
+    class Gone(_Terminal):
+        is_gone = False
+
+        def write(self, text: str) -> int:
+            if self.is_gone:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().write(text)
+
+    stream = Gone()
+    with show_progress(stream) as progress:
+        progress.on_start(ResumePlan(3, "it is the last one recorded"), None)
+        stream.is_gone = True
+        progress.on_start(ResumePlan(3, "it is the last one recorded"), None)
+        progress.on_epoch(4, 2.0, {})
+        logging.getLogger("jobrunner").warning("odd")
+    assert stream.closed is False
+
+
+def test_a_signal_is_heeded_though_nobody_can_read_the_answer() -> None:
+    """As where Ctrl-C ends the `tee` that a run's output goes to as well."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    kept = os.dup(2)
+    try:
+        os.dup2(writer, 2)
+        StopTeller().on_stop_asked("SIGINT", "Ctrl-C again")
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(writer)
 
 
 def test_a_terminal_gets_a_bar_that_takes_names_as_they_are() -> None:
