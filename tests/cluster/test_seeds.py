@@ -1,17 +1,22 @@
 """What users of the systems that this one unites rely on, where no other test shows it."""
 
+import logging
+import signal
 import threading
 from pathlib import Path
 
 import pytest
 
 from jobrunner import (
+    CheckpointNotFoundError,
     FileMetadataHandler,
     Job,
     JobRunner,
+    KeepBest,
     KeepLast,
     MultiNodeCheckpointManager,
     Node,
+    RunStoppedError,
     Task,
     TaskFailedError,
     epoch_limiter,
@@ -46,6 +51,40 @@ def test_interrupted_at_4_of_10_the_second_run_makes_6_more(inproc_session, mana
         4,
         [5, 6, 7, 8, 9, 10],
     )
+
+
+class Never:
+    """Saves nothing of itself."""
+
+    def is_due(self, moment):
+        return False
+
+
+class PreemptedAt4:
+    def on_epoch(self, epoch, seconds, metrics):
+        if epoch == 4:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_where_no_save_is_ever_due_a_run_that_is_preempted_still_records_where_it_was(
+    inproc_session, tmp_path
+):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=Never())
+    with pytest.raises(RunStoppedError):
+        JobRunner(counter(10), manager, callbacks=[PreemptedAt4()]).run(inproc_session)
+    assert manager.epochs() == [0, 4]
+    result = JobRunner(counter(10), manager).run(inproc_session)
+    assert (result.resumed_from, len(result.metrics), manager.epochs()) == (4, 6, [0, 4, 10])
+
+
+def test_without_a_manager_nothing_is_written_and_every_run_begins_at_the_start(
+    inproc_session, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        result = JobRunner(counter(3)).run(inproc_session)
+        assert (result.resumed_from, len(result.metrics), result.saves) == (None, 3, [])
+    assert not list(tmp_path.iterdir())
 
 
 BEGUN = threading.Event()
@@ -90,6 +129,41 @@ def test_epoch_10_comes_after_epoch_9(inproc_session, manager):
     JobRunner(counter(10), manager).run(inproc_session)
     assert (manager.latest(), manager.epochs()) == (10, list(range(11)))
     assert JobRunner(counter(12), manager).run(inproc_session).resumed_from == 10
+
+
+def test_a_directory_is_named_and_neither_those_below_nor_the_one_above_are_searched(
+    inproc_session, tmp_path
+):
+    path = tmp_path / "runs" / "this"
+    manager = MultiNodeCheckpointManager(path)
+    JobRunner(counter(10), manager).run(inproc_session)
+    JobRunner(counter(12), MultiNodeCheckpointManager(path / "earlier")).run(inproc_session)
+    assert manager.latest() == 10
+    above = MultiNodeCheckpointManager(tmp_path / "new", load_path=tmp_path / "runs")
+    with pytest.raises(CheckpointNotFoundError, match="Name the directory of a run"):
+        JobRunner(counter(12), above).run(inproc_session)
+    again = MultiNodeCheckpointManager(tmp_path / "new", load_path=path)
+    assert JobRunner(counter(12), again).run(inproc_session).resumed_from == 10
+
+
+@pytest.mark.parametrize(
+    ("level", "heard"),
+    [
+        (logging.CRITICAL, set()),
+        (logging.WARNING, {logging.WARNING}),
+        (logging.DEBUG, {logging.WARNING, logging.DEBUG}),
+    ],
+    ids=["critical", "warning", "debug"],
+)
+def test_the_level_of_one_logger_says_what_is_heard_of_a_run(
+    inproc_session, tmp_path, caplog, level, heard
+):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", keep=KeepBest("mistyped"))
+    with caplog.at_level(level, "jobrunner"):
+        JobRunner(counter(3), manager).run(inproc_session)
+    ours = [record for record in caplog.records if "jobrunner" in record.pathname.split("/")]
+    assert {record.levelno for record in ours} - {logging.INFO} == heard
+    assert all(record.name.startswith("jobrunner.") for record in ours)
 
 
 def test_times_of_each_node_are_reported_by_action(inproc_session, tmp_path):

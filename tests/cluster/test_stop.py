@@ -184,7 +184,7 @@ class Unplugged(PosixFiles):
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
 
-def test_a_run_that_is_stopped_says_so_though_storage_is_gone_meanwhile(session, tmp_path):
+def test_a_run_that_is_stopped_says_so_though_storage_is_gone_meanwhile(inproc_session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=Unplugged())
 
     def stop():
@@ -194,7 +194,7 @@ def test_a_run_that_is_stopped_says_so_though_storage_is_gone_meanwhile(session,
     runner = JobRunner(counter(), manager, callbacks=[At(3, stop)])
     try:
         with pytest.raises(RunStoppedError, match=r"enough.*cannot be read now.*Input/output"):
-            runner.run(session)
+            runner.run(inproc_session)
     finally:
         Unplugged.is_gone = False
-    assert JobRunner(counter(), manager).run(session).resumed_from == 2
+    assert JobRunner(counter(), manager).run(inproc_session).resumed_from == 2
