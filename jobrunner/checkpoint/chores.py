@@ -125,8 +125,7 @@ class Sweeper:
             claim, action, stores, is_final = self._waiting.popleft()
             removed = list(self._removed)
         try:
-            self._hide(stores)
-            # What was deleted by earlier chores is gone for good now as well.
+            self._hide(stores, bool(removed))
             self._settle_removed(removed)
             if action == "delete":
                 roots = [os.path.join(self._path, store) for store in stores]
@@ -150,15 +149,19 @@ class Sweeper:
             self._removed = [claim for claim in self._removed if claim not in removed]
             self._settled += removed
 
-    def _hide(self, stores: Sequence[str]) -> None:
-        roots = [os.path.join(self._path, store) for store in stores]
-        # Durable before anything goes, so that no store opens as live with chunks missing.
-        with self._files.durable(self._path, ()):
-            list(self._files.each(self._hide_store, roots))
+    def _hide(self, stores: Sequence[str], has_removed: bool) -> None:
+        """Hide stores; durable before anything goes, so that none opens with chunks missing.
 
-    def _hide_store(self, root: str) -> None:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            self._files.rename(
-                os.path.join(root, ROOT_DOCUMENT), os.path.join(root, RETIRED_DOCUMENT)
-            )
-            self._files.sync_name(root)
+        What was removed before this began is then gone for good as well.
+        """
+        changed = [self._path] if has_removed else []
+
+        def hide(root: str) -> None:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self._files.rename(
+                    os.path.join(root, ROOT_DOCUMENT), os.path.join(root, RETIRED_DOCUMENT)
+                )
+                changed.append(root)
+
+        with self._files.durable(self._path, (), changed):
+            list(self._files.each(hide, [os.path.join(self._path, store) for store in stores]))

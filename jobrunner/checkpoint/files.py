@@ -11,7 +11,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from crc32c import crc32c
@@ -317,11 +317,6 @@ class PosixFiles:
         """Make the names in a directory durable."""
         self._sync_path(path)
 
-    def sync_name(self, path: str) -> None:
-        """Make the names in a directory durable where the end of `durable` will not do it."""
-        if not self.has_syncfs:
-            self.sync_directory(path)
-
     def _sync_path(self, path: str) -> None:
         self.before("fsync", path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -331,8 +326,17 @@ class PosixFiles:
             os.close(descriptor)
 
     @contextlib.contextmanager
-    def durable(self, path: str, names: Sequence[str]) -> Iterator[None]:
+    def durable(
+        self, path: str, names: Sequence[str], changed: Collection[str] | None = None
+    ) -> Iterator[None]:
         """Make durable, at the end, all that the block wrote below `names` in directory `path`.
+
+        Parameters
+        ----------
+        path : str
+        names : sequence of str
+        changed : collection of str, optional
+            Directories in which names have changed; read at the end. By default `path`.
 
         Notes
         -----
@@ -355,7 +359,8 @@ class PosixFiles:
                     for member in members:
                         self.sync_file(os.path.join(directory, member))
                     self.sync_directory(directory)
-            self.sync_directory(path)
+            for directory in (path,) if changed is None else changed:
+                self.sync_directory(directory)
         finally:
             os.close(descriptor)
 

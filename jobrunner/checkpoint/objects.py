@@ -15,7 +15,7 @@ import functools
 import importlib.util
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -283,7 +283,9 @@ class ObjectFiles(PosixFiles):
         """Nothing: the store answers once an object is durable."""
 
     @contextlib.contextmanager
-    def durable(self, path: str, names: Sequence[str]) -> Iterator[None]:
+    def durable(
+        self, path: str, names: Sequence[str], changed: Collection[str] | None = None
+    ) -> Iterator[None]:
         """Nothing, as `sync_file`: what the block wrote is durable."""
         yield
 

@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -102,10 +102,12 @@ class FaultyFiles(_Faults, PosixFiles):
             self.before("fsync", path)
 
     @contextmanager
-    def durable(self, path: str, names: Sequence[str]) -> Iterator[None]:
+    def durable(
+        self, path: str, names: Sequence[str], changed: Collection[str] | None = None
+    ) -> Iterator[None]:
         """See `PosixFiles.durable`."""
         if self.sync:
-            with super().durable(path, names):
+            with super().durable(path, names, changed):
                 yield
         else:
             yield

@@ -110,7 +110,7 @@ def invoke(*args: object) -> Result:
 
 
 def test_every_method_that_touches_storage_is_its_own() -> None:
-    shared = {"digest", "digest_zeros", "sync_file", "sync_directory", "sync_name"}
+    shared = {"digest", "digest_zeros", "sync_file", "sync_directory"}
     inherited = {
         name
         for name, member in inspect.getmembers(PosixFiles)
