@@ -355,7 +355,7 @@ class PosixFiles:
                 if number not in (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP):
                     raise OSError(number, os.strerror(number), path)
             for name in names:
-                for directory, _, members in os.walk(os.path.join(path, name)):
+                for directory, _, members in os.walk(os.path.join(path, name), onerror=_raise):
                     for member in members:
                         self.sync_file(os.path.join(directory, member))
                     self.sync_directory(directory)
@@ -477,11 +477,16 @@ class PosixFiles:
         return os.path.isdir(path)
 
     def walk(self, path: str) -> Iterator[tuple[str, int]]:
-        """All files in a directory and those in it: path within, with ``/``, and size in bytes."""
-        for directory, _, names in os.walk(path):
+        """All files in a directory and those in it: path within, with ``/``, and size in bytes.
+
+        None of what is not there, or goes meanwhile.
+        """
+        for directory, _, names in os.walk(path, onerror=_raise_unless_gone):
             for name in names:
                 full = os.path.join(directory, name)
-                yield os.path.relpath(full, path).replace(os.sep, "/"), os.lstat(full).st_size
+                with contextlib.suppress(FileNotFoundError):
+                    size = os.lstat(full).st_size
+                    yield os.path.relpath(full, path).replace(os.sep, "/"), size
 
     def modified_seconds(self, path: str) -> float:
         """When a file was last written, in seconds since 1970, by whatever clock it has."""
@@ -496,6 +501,16 @@ class PosixFiles:
             The array is not there.
         """
         return None, path
+
+
+def _raise(error: OSError) -> None:
+    """For `os.walk`, which keeps to itself what it cannot list."""
+    raise error
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if error.errno not in _NOTHING_THERE:
+        raise error
 
 
 def _explain_link(error: OSError) -> OSError:
