@@ -217,7 +217,7 @@ class CheckpointDirectory(RecordedEpochs):
             for node in wanted:
                 asked = None if blobs is None else frozenset(blobs[node])
                 borrowed = {
-                    name: readers[owner]
+                    name: self._reader_of(readers, owner, name)
                     for name, (owner, *others) in details.get(REPLICATED, {}).items()
                     if node != owner and (node in others if asked is None else name in asked)
                 }
@@ -286,6 +286,16 @@ class CheckpointDirectory(RecordedEpochs):
             for node, about in stores.items()
         }
 
+    def _reader_of(self, readers: Mapping[str, StoreReader], node: str, blob: str) -> StoreReader:
+        """What reads a blob that lies in the store of a certain node."""
+        if node not in readers:
+            raise BlobNotFoundError(
+                f"Blob {blob!r} lies in the store of node {node!r} in {self.path}, and this "
+                f"manager reads that of {self._only_node!r} alone. Use a "
+                f"MultiNodeCheckpointManager, or name the blobs to load without it."
+            )
+        return readers[node]
+
     def _cut(
         self,
         readers: Mapping[str, StoreReader],
@@ -298,7 +308,7 @@ class CheckpointDirectory(RecordedEpochs):
             if name not in recorded or list(nodes) == recorded[name]["nodes"]:
                 continue
             axis = recorded[name]["axis"]
-            stores = [readers[node] for node in recorded[name]["nodes"]]
+            stores = [self._reader_of(readers, node, name) for node in recorded[name]["nodes"]]
             measure = partial(StoreReader.axis_length, blob=name, axis=axis)
             lengths = list(self._files.each(measure, stores))
             for node, pieces in zip(nodes, cut_evenly(lengths, len(nodes)), strict=True):

@@ -191,7 +191,7 @@ class HeldDirectory(CheckpointDirectory):
         CheckpointError
             Naming a worker that has another directory under that path.
         CheckpointWriteError
-            Naming a worker that cannot write there.
+            Naming a worker that cannot write there; or what it wrote cannot be read just now.
         """
         self._held().check_answers(answers)
 

@@ -87,12 +87,17 @@ class Probe:
         CheckpointError
             A worker has another directory under that path.
         CheckpointWriteError
-            A worker sees the directory and cannot write there.
+            A worker sees the directory and cannot write there; or what it wrote cannot be read.
         """
-        reads = self.files.each(
-            lambda answer: self.files.read_if_there(os.path.join(self.directory, answer.wrote)),
-            [answer for answer in answers.values() if answer.wrote is not None],
-        )
+        names = [answer.wrote for answer in answers.values() if answer.wrote is not None]
+        try:
+            paths = [os.path.join(self.directory, name) for name in names]
+            written = dict(zip(names, self.files.each(self.files.read_if_there, paths), strict=True))
+        except OSError as error:
+            raise CheckpointWriteError(
+                f"{path}: what the workers wrote there could not be read: {type(error).__name__}: "
+                f"{error}. Mend the storage and run again."
+            ) from error
         for worker, answer in answers.items():
             if answer.error is not None:
                 raise CheckpointWriteError(
@@ -106,7 +111,7 @@ class Probe:
                     f"wrote there, and it found {found}. Give the checkpoint manager a directory "
                     f"that the client and all workers have in common."
                 )
-            if next(reads) != self.token:
+            if written[answer.wrote] != self.token:
                 raise CheckpointError(
                     f"{path} is not shared: expected to find what worker {worker} wrote there, "
                     f"and found nothing. Give the checkpoint manager a directory that the client "

@@ -682,3 +682,29 @@ def test_a_single_node_manager_reads_its_node_out_of_many(rig: Rig) -> None:
     assert manager.open(0).nodes == ("server",)
     assert [task.node.name for task in manager.load(0).tasks()] == ["server"] * 3
     assert set(manager.record(0)["stores"]) == {"server"}
+
+
+def test_a_single_node_manager_says_what_lies_in_another_nodes_store(rig: Rig) -> None:
+    for workspace in rig.workspaces.values():
+        workspace.globals.update(shared=1, part=np.arange(3))
+    order = rig.manager.begin(0, replicated={"shared": NODES})
+    details = {"partitions": {"part": {"axis": 0, "nodes": list(NODES)}}}
+    rig.manager.commit(order, order(rig.workspaces), details)
+    manager = CheckpointManager(rig.manager.path, "trainer:0")
+    node = {"trainer:0": workspaces()["trainer:0"]}
+    run_group(manager.load(0, blobs={"trainer:0": ["part"]}), node)
+    assert node["trainer:0"].globals["part"].tolist() == [0, 1, 2]
+    for ask in (
+        lambda: manager.load(0),
+        lambda: manager.load(0, blobs={"trainer:0": ["shared"]}),
+        lambda: manager.load(0, blobs={"trainer:0": ["part"]}, partitions={"part": ["trainer:0"]}),
+    ):
+        with pytest.raises(BlobNotFoundError, match=r"in the store of node 'server'.*MultiNode"):
+            ask()
+
+
+def test_storage_that_fails_as_answers_are_read_is_told(rig: Rig) -> None:
+    answer = rig.manager.probe()({})  # type: ignore[arg-type]
+    rig.files.at = rig.files.count + 1
+    with pytest.raises(CheckpointWriteError, match=r"could not be read: OSError.*Input/output"):
+        rig.manager.check_probe({"tcp://a": answer})
