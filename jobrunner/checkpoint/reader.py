@@ -17,9 +17,16 @@ import numpy as np
 from jobrunner.checkpoint.arrays import StoredArray, WantedRows, chunk_files, logical_shape
 from jobrunner.checkpoint.codecs import Codec
 from jobrunner.checkpoint.decoding import Decoder
-from jobrunner.checkpoint.dtypes import zarr_data_type
+from jobrunner.checkpoint.documents import describe_usual_array
 from jobrunner.checkpoint.files import PosixFiles
-from jobrunner.checkpoint.layout import LONE_ARRAY, MANIFEST, STACKS, STORE_FORMAT, resolve_rows
+from jobrunner.checkpoint.layout import (
+    LONE_ARRAY,
+    MANIFEST,
+    STACKS,
+    STORE_FORMAT,
+    grid_of,
+    resolve_rows,
+)
 from jobrunner.checkpoint.paths import join_path
 from jobrunner.checkpoint.states import StatefulBlob
 from jobrunner.checkpoint.threads import run_all
@@ -333,19 +340,24 @@ class StoreReader:
             return zarr.open_array(objects, path=within, mode="r", zarr_format=3)
 
     def _open_row(self, entry: Mapping[str, Any]) -> Any:
-        """A row of a stack as an array by itself, in memory."""
+        """A row of a stack as the array that it would be by itself, in memory."""
         import zarr
+        from zarr.buffer import cpu
 
-        data, jobs = StoredArray(entry).read(self._verified)
-        for job in jobs:
-            job()
-        kind, _, _ = zarr_data_type(data.dtype)
-        if isinstance(kind, dict) and kind["name"] == "raw_bytes":
-            data = data.view(f"V{data.dtype.itemsize}")
+        grid, (file, size, start) = grid_of(entry), entry["within"]
+        ((nbytes, digest),) = entry["files"]
+        content = {
+            "zarr.json": describe_usual_array(entry["dtype"], grid, "ndarray"),
+            grid.key((0,) * len(grid.shape)): self._verified.read_span(
+                file, size, start, nbytes, digest
+            ),
+        }
+        buffers: dict[str, Any] = {
+            name: cpu.Buffer.from_bytes(data) for name, data in content.items()
+        }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            store = zarr.storage.MemoryStore()
-            zarr.create_array(store, data=data, chunks=data.shape, compressors=None, zarr_format=3)
+            store = zarr.storage.MemoryStore(buffers, read_only=True)
             return zarr.open_array(store, mode="r", zarr_format=3)
 
     def _decode(

@@ -124,6 +124,7 @@ def test_a_few_are_stored_by_themselves(rig: Rig) -> None:
         np.array([b"a", b"bcd"]),
         np.array(["2026-11-22", "NaT"], "M8[D]"),
         np.array([1, 2], "m8[25s]"),
+        np.arange(3).view("M8"),
         np.arange(4, dtype=np.complex64),
         np.arange(24).reshape(2, 3, 4).transpose(1, 2, 0),
         np.asfortranarray(np.arange(6.0).reshape(2, 3)),
@@ -146,6 +147,7 @@ def test_whatever_is_alike_comes_back_as_it_was(rig: Rig, array: np.ndarray[Any,
             assert found.shape == array.shape
             assert found.astype(array.dtype).tobytes() == rig.blobs[name].tobytes()
             assert checkpoint["a"].outline(name).shape == array.shape
+            assert lazy.attrs["/jobrunner"]["dtype"] == array.dtype.str  # type: ignore[index, call-overload]
 
 
 @pytest.mark.parametrize(
