@@ -212,7 +212,7 @@ def _take_in(state: State, entry: Entry, *, is_sure: bool) -> None:
             state.done = None
     elif kind == "rewind" or (kind == "retire" and is_sure):
         # A pin that is lost may have kept what was to be retired: what lies there tells.
-        for epoch in given_up_by(entry, list(state.recorded)):
+        for epoch in given_up_by(entry, state.recorded):
             if kind == "rewind" or epoch not in state.pins:
                 del state.recorded[epoch], state.retries[epoch]
                 state.pins.pop(epoch, None)

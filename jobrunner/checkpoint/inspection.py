@@ -72,7 +72,7 @@ class _History:
         if kind == "commit":
             self.recorded[entry["epoch"]] = Claim(entry["epoch"], entry["retry"])
         elif kind in ("retire", "rewind"):
-            for epoch in given_up_by(entry, list(self.recorded)):
+            for epoch in given_up_by(entry, self.recorded):
                 if epoch not in self.state.recorded:
                     self._end(epoch, entry)
 

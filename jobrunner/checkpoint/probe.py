@@ -92,7 +92,9 @@ class Probe:
         names = [answer.wrote for answer in answers.values() if answer.wrote is not None]
         try:
             paths = [os.path.join(self.directory, name) for name in names]
-            written = dict(zip(names, self.files.each(self.files.read_if_there, paths), strict=True))
+            written = dict(
+                zip(names, self.files.each(self.files.read_if_there, paths), strict=True)
+            )
         except OSError as error:
             raise CheckpointWriteError(
                 f"{path}: what the workers wrote there could not be read: {type(error).__name__}: "

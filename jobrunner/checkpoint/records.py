@@ -27,7 +27,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -387,8 +387,8 @@ def nodes_of(entry: Entry, epoch: int) -> list[str]:
     return list(entry["nodes"] if entry["kind"] == "run" else commit_in(entry, epoch)["stores"])
 
 
-def given_up_by(entry: Entry, epochs: Sequence[int]) -> list[int]:
-    """Which of some epochs a ``rewind`` or ``retire`` is about."""
+def given_up_by(entry: Entry, epochs: Collection[int]) -> list[int]:
+    """Which of some epochs, best a mapping of them, a ``rewind`` or ``retire`` is about."""
     if entry["kind"] == "retire":
         return [epoch for epoch in entry["epochs"] if epoch in epochs]
     if "only" in entry:

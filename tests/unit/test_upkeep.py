@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 
 from jobrunner import CheckpointNotFoundError, KeepLast, MultiNodeCheckpointManager
 from jobrunner.checkpoint.files import PosixFiles
-from jobrunner.checkpoint.records import STATE_INTERVAL
+from jobrunner.checkpoint.inspection import _History
+from jobrunner.checkpoint.records import STATE_INTERVAL, Claim, make_entry
 from jobrunner.cli import main
 from jobrunner.comparison import compare_values
 from jobrunner.listing import describe_checkpoint, verify_epochs
@@ -548,3 +549,20 @@ def test_every_command_answers_in_the_keys_that_the_guide_names(runs: Path, tmp_
             items = list(told[key].values() if isinstance(told[key], dict) else told[key])
             assert items, (command, key)
             assert all(set(item) <= expected for item in items), (command, key)
+
+
+def test_fsck_looks_up_what_an_entry_gives_up_and_does_not_walk_all_epochs() -> None:
+    class Recorded(dict[int, Claim]):
+        def __iter__(self) -> Any:
+            raise AssertionError("with each entry, it would be quadratic")
+
+    history = _History()
+    bodies: list[tuple[str, dict[str, Any]]] = [("run", {"nodes": ["a"]})]
+    for epoch in range(3):
+        bodies.append(("begin", {"epoch": epoch, "retry": 0}))
+        bodies.append(("commit", {"epoch": epoch, "retry": 0, "stores": {}}))
+    bodies += [("retire", {"epochs": [0]}), ("rewind", {"only": 2, "reason": "damage"})]
+    for number, (kind, body) in enumerate(bodies):
+        history.recorded = Recorded(history.recorded.items())
+        history.take_in(make_entry(number, kind, "r", body))
+    assert list(history.recorded.items()) == [(1, Claim(1, 0))]
