@@ -33,8 +33,12 @@ def dtype_to_spec(dtype: np.dtype[Any]) -> Spec:
         For objects, and for dtypes that come from other packages.
     """
     spec = _describe(dtype)
-    # What another package registered may look like a void of the same size.
-    if dtype_from_spec(spec) != dtype:
+    try:
+        # What another package registered may look like a void of the same size.
+        is_own = dtype_from_spec(spec) == dtype
+    except (TypeError, ValueError):
+        is_own = False
+    if not is_own:
         raise UnsupportedDtypeError(f"the dtype {dtype!r} is not one of NumPy's own")
     return spec
 

@@ -458,3 +458,12 @@ def test_saving_arrays_imports_neither_zarr_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_dtype_of_another_package_is_refused_by_the_blobs_name() -> None:
+    # One of those that NumPy makes for its own tests, by the means that packages have.
+    dtype = np._core._multiarray_umath._get_sfloat_dtype()(1.0)  # type: ignore[attr-defined]
+    array = np.arange(3.0).view(dtype)
+    for blobs in ({"w": array}, {"w": {"layers": [array]}}):
+        with pytest.raises(DefinitionError, match=r"blob 'w'.*not one of NumPy's own"):
+            encode_blobs("n", blobs)
