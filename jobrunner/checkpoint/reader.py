@@ -22,7 +22,7 @@ from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import (
     LONE_ARRAY,
     MANIFEST,
-    STACKS,
+    ROOT_DOCUMENT,
     STORE_FORMAT,
     grid_of,
     resolve_rows,
@@ -114,6 +114,7 @@ class StoreReader:
         self,
         blobs: Collection[str] | None = None,
         *,
+        manifest: Mapping[str, Any] | None = None,
         codecs: Sequence[Codec] = (),
         allow_pickle: bool = False,
         keeps_states: bool = False,
@@ -124,6 +125,8 @@ class StoreReader:
         ----------
         blobs : collection of str, optional
             By default all. Of the store's documents, those of these blobs are verified as well.
+        manifest : mapping, optional
+            As `read_manifest` gave it; by default it is read.
         codecs : sequence of Codec
         allow_pickle : bool
         keeps_states : bool
@@ -136,7 +139,7 @@ class StoreReader:
             In the order in which they were saved.
         """
         with self._understanding():
-            manifest = self.read_manifest()
+            manifest = self.read_manifest() if manifest is None else manifest
             entries = manifest["blobs"]
             for name in blobs or ():
                 if name not in entries:
@@ -144,9 +147,9 @@ class StoreReader:
                         f"Node {manifest['node']!r} has no blob {name!r} at epoch "
                         f"{manifest['epoch']} ({self.root}). It has {', '.join(map(repr, entries))}."
                     )
-            wanted = {
-                name: entry for name, entry in entries.items() if blobs is None or name in blobs
-            }
+            if blobs is not None and len(blobs) > 1:
+                blobs = [name for name in entries if name in blobs]
+            wanted = entries if blobs is None else {name: entries[name] for name in blobs}
             loaded: dict[str, list[Any]] = {}
             rows: dict[str, WantedRows] = {}
             jobs: list[Callable[[], None]] = []
@@ -253,15 +256,16 @@ class StoreReader:
         self, manifest: Mapping[str, Any], wanted: Mapping[str, Any]
     ) -> Iterator[Callable[[], None]]:
         """Verify the documents of some blobs, and the root's."""
-        arrays = [array for entry in wanted.values() for array in entry["arrays"]]
-        groups = {array["path"].split("/")[0] for array in arrays if "within" not in array}
-        stacks = {array["path"] for array in arrays if "within" in array}
-        if stacks:
-            stacks.add(STACKS)
-        for path, about in manifest["documents"].items():
-            group, _, rest = path.partition("/")
-            if not rest or group in groups or path.rpartition("/")[0] in stacks:
-                yield partial(self._verified.read_into, path, None, *about)
+        paths = {array["path"] for entry in wanted.values() for array in entry["arrays"]}
+        documents = {ROOT_DOCUMENT}
+        for path in paths:
+            self._verified.path(path)  # which refuses one that lies elsewhere
+            while path:
+                documents.add(f"{path}/zarr.json")
+                path = path.rpartition("/")[0]
+        for document in documents:
+            about = manifest["documents"][document]
+            yield partial(self._verified.read_into, document, None, *about)
 
     def peek(
         self,

@@ -60,7 +60,12 @@ class NodeCheckpoint(Mapping[str, Any]):
         if blob in self._borrowed:
             return self._borrowed[blob].load(blob)
         self._check(blob)
-        loaded = self._reader.load([blob], codecs=self._codecs, allow_pickle=self._allow_pickle)
+        loaded = self._reader.load(
+            [blob],
+            manifest=self._manifest,
+            codecs=self._codecs,
+            allow_pickle=self._allow_pickle,
+        )
         return loaded[blob]
 
     def outline(self, blob: str) -> Any:

@@ -321,3 +321,12 @@ def test_a_copy_of_the_epoch_has_its_stacks_and_nothing_is_stray(rig: Rig, tmp_p
     for directory in (source, copied):
         assert {finding.status for finding in inspect_directory(directory)} <= {"live", "pending"}
     rig.manager.start_run(["a"], {})
+
+
+def test_who_loads_blob_after_blob_reads_the_manifest_once(rig: Rig) -> None:
+    rig.blobs.update(many(np.arange(4.0)), t={"a": [np.arange(3)]})
+    rig.save()
+    files = FaultyFiles()
+    node = MultiNodeCheckpointManager(rig.path, files=files).open(0)["a"]
+    assert_identical(rig.blobs, {name: node.load(name) for name in node})
+    assert sum(path.endswith(MANIFEST) for _, path in files.trace) == 1
