@@ -26,12 +26,12 @@ class PartitionedArray:
     """
 
     def __init__(self, name: str, axis: int, parts: Sequence[Any]) -> None:
-        shapes = {(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}
-        if len(shapes) != 1 or len({part.dtype for part in parts}) != 1:
-            found = ", ".join(f"{part.dtype}{list(part.shape)}" for part in parts)
+        fit = {_describe_but(part, axis) for part in parts}
+        if len(fit) != 1 or None in fit:
+            found = ", ".join(map(_describe, parts))
             raise CheckpointError(
                 f"The parts of {name!r} do not fit together along axis {axis}: {found}. Saved "
-                f"parts must be alike but for their length along it."
+                f"parts must be arrays with such an axis, alike but for their length along it."
             )
         self.name = name
         self.axis = axis
@@ -122,3 +122,14 @@ class PartitionedArray:
 
     def __repr__(self) -> str:
         return f"<PartitionedArray {self.name!r} {self.dtype}{list(self.shape)}, {len(self.parts)} parts>"
+
+
+def _describe_but(part: Any, axis: int) -> tuple[Any, ...] | None:
+    """Dtype and shape of an array without an axis; None of what has no such axis."""
+    shape = getattr(part, "shape", ())
+    return (part.dtype, *shape[:axis], *shape[axis + 1 :]) if axis < len(shape) else None
+
+
+def _describe(part: Any) -> str:
+    is_array = hasattr(part, "shape") and hasattr(part, "dtype")
+    return f"{part.dtype}{list(part.shape)}" if is_array else f"a {type(part).__name__}"

@@ -708,3 +708,14 @@ def test_storage_that_fails_as_answers_are_read_is_told(rig: Rig) -> None:
     rig.files.at = rig.files.count + 1
     with pytest.raises(CheckpointWriteError, match=r"could not be read: OSError.*Input/output"):
         rig.manager.check_probe({"tcp://a": answer})
+
+
+@pytest.mark.parametrize("part", [np.arange(3), 7, {"w": 1}], ids=["vector", "int", "dict"])
+def test_parts_that_have_no_such_axis_do_not_fit_together(rig: Rig, part: object) -> None:
+    for workspace in rig.workspaces.values():
+        workspace.globals["part"] = part
+    order = rig.manager.begin(0)
+    details = {"partitions": {"part": {"axis": 1, "nodes": list(NODES)}}}
+    rig.manager.commit(order, order(rig.workspaces), details)
+    with pytest.raises(CheckpointError, match=r"'part' do not fit together along axis 1"):
+        rig.manager.open(0).array("part")
