@@ -164,6 +164,13 @@ class Encoder:
             self.identities[id(value)] = value
         return same
 
+    def _object(self, value: object) -> Tree | None:
+        """Count an object of a class that we know nothing of; one with a hash cannot change."""
+        can_change = type(value).__hash__ in (None, object.__hash__)
+        if can_change and not isinstance(value, type | types.FunctionType):
+            return self._mutable(value)
+        return self._number(id(value), value)
+
     # --- plain values
 
     def _plain(self, value: object, trail: tuple[str, ...]) -> Tree:
@@ -348,7 +355,7 @@ class Encoder:
     # --- anything else
 
     def _by_codec(self, value: object, trail: tuple[str, ...], codec: Codec) -> Tree:
-        if same := self._number(id(value), value):
+        if same := self._object(value):
             return same
         try:
             inner = codec.encode(value)
@@ -388,12 +395,7 @@ class Encoder:
     def _pickle(self, value: object, trail: tuple[str, ...], why: str) -> Tree:
         if not self._allow_pickle:
             raise UnsupportedValueError(trail, type(value), why)
-        has_state = type(value).__hash__ in (None, object.__hash__)
-        if has_state and not isinstance(value, type | types.FunctionType):
-            same = self._mutable(value)
-        else:
-            same = self._number(id(value), value)
-        if same:
+        if same := self._object(value):
             return same
         try:
             data = cloudpickle.dumps(value, protocol=5)

@@ -467,3 +467,22 @@ def test_a_dtype_of_another_package_is_refused_by_the_blobs_name() -> None:
     for blobs in ({"w": array}, {"w": {"layers": [array]}}):
         with pytest.raises(DefinitionError, match=r"blob 'w'.*not one of NumPy's own"):
             encode_blobs("n", blobs)
+
+
+class Box:
+    """Can change, as most objects can."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+
+def test_an_object_of_a_codec_in_two_blobs_is_refused_where_it_can_change() -> None:
+    codecs = [
+        Codec(Box, lambda box: box.array.copy(), Box, "box"),
+        Codec(Fraction, Fraction.as_integer_ratio, lambda pair: Fraction(*pair), "fraction"),
+    ]
+    box, half = Box(np.arange(3)), Fraction(1, 2)
+    with pytest.raises(DefinitionError, match=r"'one' and 'two' both hold the same Box"):
+        encode_blobs("n", {"one": box, "two": [box]}, codecs)
+    assert len(encode_blobs("n", {"one": half, "two": [half]}, codecs)) == 2
+    assert len(encode_blobs("n", {"one": [box, box]}, codecs)) == 1
