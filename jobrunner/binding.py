@@ -294,7 +294,12 @@ class Binding:
         request.check(replies, self.plan.job)
 
     def apply(
-        self, fn: Callable[[dict[str, Any]], Any], *, channel: str = "apply"
+        self,
+        fn: Callable[[dict[str, Any]], Any],
+        *,
+        channel: str = "apply",
+        what: str = "a call on the workers",
+        deadline_seconds: float | None = None,
     ) -> dict[str, Any]:
         """Call ``fn(workspaces)`` once on each worker in use.
 
@@ -305,6 +310,10 @@ class Binding:
         channel : str
             Calls on another channel may be made from another thread of the client while this one
             is under way; so may a run.
+        what : str
+            What it is for, in errors.
+        deadline_seconds : float, optional
+            Give up when it takes longer; `fn` cannot be stopped.
 
         Returns
         -------
@@ -315,10 +324,14 @@ class Binding:
         ------
         Exception
             The one that `fn` raised; of several workers' the first by placement.
+        ExecutionError
+            The deadline passed; names the nodes whose workers are late.
         NodeLostError
         """
         details = {"fn": pickle_function(fn, "The function to apply")}
-        request = Request("apply", details, channel=channel)
+        request = Request(
+            "apply", details, channel=channel, what=what, deadline_seconds=deadline_seconds
+        )
         replies = self._operate(request, list(self._members.workers))
         return {address: _own_value(reply["frames"]) for address, reply in replies.items()}
 

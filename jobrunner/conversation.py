@@ -31,6 +31,8 @@ It holds one of the scheduler's connections meanwhile, and with more workers tha
 next ones must get theirs for slices that wait for each other to begin at all.
 """
 POLL_SECONDS = 2.0
+TOLD_SECONDS = 60.0
+"""When a log message first tells who is late, where no progress is shown."""
 TELL_SECONDS = 0.3
 """How long to wait for workers to hear that a run is aborted, when something else is urgent."""
 LEAVING_SECONDS = 3.0
@@ -167,6 +169,7 @@ class Conversation:
             await self._members.await_news()
         members = self._members
         started = request.started
+        told_seconds = TOLD_SECONDS
         common = self._common(request)
         wait_seconds = FIRST_WAIT_SECONDS
         first = {**common, "wait_seconds": wait_seconds}
@@ -205,6 +208,15 @@ class Conversation:
             # A worker's part is done before others have what it made, and that may fail still.
             asked = list(addresses) if request.call == "run" and not is_failed else pending
             wait_seconds = POLL_SECONDS
+            if request.what and time.monotonic() - started > told_seconds:
+                told_seconds *= 2
+                late = ", ".join(map(repr, members.nodes_on(pending)))
+                logger.warning(
+                    "%s has taken %.0f s; late are the workers of %s.",
+                    request.what.capitalize(),
+                    time.monotonic() - started,
+                    late,
+                )
             if request.deadline_seconds is not None:
                 left = request.deadline_seconds - (time.monotonic() - started)
                 if left <= 0:

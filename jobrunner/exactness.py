@@ -12,11 +12,9 @@ from jobrunner.checkpoint import Codec
 from jobrunner.checkpoint.blobs import encode_blobs
 from jobrunner.checkpoint.decoding import Decoder
 from jobrunner.checkpoint.documents import to_json
+from jobrunner.checkpoint.dtypes import without_padding
 from jobrunner.checkpoint.encoding import EncodedBlob
 from jobrunner.comparison import compare_values
-
-_X87_MANTISSA_BITS, _X87_BYTES = 63, 10
-"""Of a long double on x86, which takes 12 or 16 bytes in memory."""
 
 
 def compare_bits(
@@ -71,36 +69,8 @@ def encode(node: str, blob: str, value: Any, codecs: Sequence[Codec]) -> Encoded
         It cannot be saved.
     """
     encoded = encode_blobs(node, {blob: value}, codecs, allow_pickle=True)[blob]
-    parts = [replace(part, data=_without_padding(part.data)) for part in encoded.parts]
+    parts = [replace(part, data=without_padding(part.data)) for part in encoded.parts]
     return replace(encoded, parts=parts)
-
-
-def _without_padding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if array.dtype.names is None and array.dtype.char not in "gG":
-        return array
-    clean = np.zeros(array.shape, array.dtype)
-    _fill(clean, array)
-    return clean
-
-
-def _fill(clean: np.ndarray[Any, Any], array: np.ndarray[Any, Any]) -> None:
-    if array.dtype.names is not None:
-        for name in array.dtype.names:
-            _fill(clean[name], array[name])
-        return
-    clean[...] = array
-    if array.dtype.char in "gG" and np.finfo(array.dtype).nmant == _X87_MANTISSA_BITS:
-        width = np.dtype(np.longdouble).itemsize
-        offsets = range(_X87_BYTES, array.itemsize, width)
-        padding = np.dtype(
-            {
-                "names": [str(offset) for offset in offsets],
-                "formats": [f"V{width - _X87_BYTES}"] * len(offsets),
-                "offsets": list(offsets),
-                "itemsize": array.itemsize,
-            }
-        )
-        clean.view(padding)[...] = np.zeros((), padding)
 
 
 def _is_same(one: EncodedBlob, other: EncodedBlob) -> bool:

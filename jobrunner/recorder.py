@@ -21,6 +21,7 @@ from jobrunner.checkpoint import (
     SaveOrder,
     epochs_until,
 )
+from jobrunner.config import get_seconds
 from jobrunner.errors import CheckpointWriteError, CommitConflictError
 from jobrunner.fingerprint import describe
 from jobrunner.plan import Plan
@@ -141,6 +142,7 @@ class Recorder:
         self._last_save = time.monotonic()
         self._stalls: deque[float] = deque(maxlen=_REMEMBERED_SAVES)
         self._holds_directory = False
+        self._deadline_seconds = get_seconds("checkpoint.deadline-seconds")
         self._is_shared = False  # by the workers there are now
         self._has_started = False
         self._binding: Binding
@@ -265,7 +267,8 @@ class Recorder:
             order = self._begin(epoch, details)
             if self.manager.asynchronous:
                 with self._abandons(order):
-                    self._binding.apply(order.copy(self.manager.budget_bytes))
+                    copy = order.copy(self.manager.budget_bytes)
+                    self._apply(self._binding, copy, f"the copy of epoch {epoch}")
                 save.stall_seconds = time.monotonic() - started
                 save.start(partial(write, order, order.write_copies()))
                 self._in_flight = save
@@ -343,7 +346,7 @@ class Recorder:
     ) -> dict[str, NodeSave]:
         """Let the workers write, and record the epoch; in any thread."""
         with self._abandons(order):
-            answers = binding.apply(write, channel="save")
+            answers = self._apply(binding, write, f"the save of epoch {order.epoch}", "save")
             receipts = {
                 node: receipt for answer in answers.values() for node, receipt in answer.items()
             }
@@ -353,6 +356,14 @@ class Recorder:
             node: NodeSave(receipt.seconds, receipt.nbytes - receipt.linked_bytes)
             for node, receipt in receipts.items()
         }
+
+    def _apply(
+        self, binding: Binding, fn: Callable[..., Any], what: str, channel: str = "apply"
+    ) -> dict[str, Any]:
+        """Call something on all workers that touches storage, which may hang without a word."""
+        return binding.apply(
+            fn, channel=channel, what=what, deadline_seconds=self._deadline_seconds
+        )
 
     @contextlib.contextmanager
     def _abandons(self, order: SaveOrder) -> Iterator[None]:
@@ -371,5 +382,6 @@ class Recorder:
 
     def _prove_shared(self) -> None:
         if not self._is_shared:
-            self.manager.check_probe(self._binding.apply(self.manager.probe()))
+            probe = self.manager.probe()
+            self.manager.check_probe(self._apply(self._binding, probe, "the look for shared files"))
             self._is_shared = True

@@ -36,6 +36,8 @@ class Request:
     deadline_seconds, task_deadline_seconds : float or None
         For the operation, and for each task that runs in it.
     group : str
+    what : str
+        What it is for, where it runs no group.
     epoch : int or None
         What to say in errors.
     is_careful : bool
@@ -51,6 +53,7 @@ class Request:
     deadline_seconds: float | None = None
     task_deadline_seconds: float | None = None
     group: str = ""
+    what: str = ""
     epoch: int | None = None
     is_careful: bool = False
 
@@ -70,8 +73,9 @@ class Request:
 
     def late(self, nodes: Sequence[str], running: Sequence[str]) -> ExecutionError:
         """The error where its deadline passed; `nodes` are those whose workers are late."""
+        what = self.what or f"the {self.group} group"
         return ExecutionError(
-            f"The {self.group} group did not end within {self.deadline_seconds:g} s"
+            f"{what[0].upper()}{what[1:]} did not end within {self.deadline_seconds:g} s"
             f"{_at(self.epoch)}. Late are the workers of {', '.join(map(repr, nodes))}; running "
             f"there: {', '.join(running) or 'nothing'}. Find out what holds these up, or allow "
             f"more time."

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from jobrunner import resume
 from jobrunner.checkpoint import CheckpointDirectory
+from jobrunner.config import get_seconds
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.job import Job
 from jobrunner.plan import GroupPlan, Plan
@@ -59,7 +60,8 @@ def load(
     group = manager.load(
         epoch, blobs=blobs, partitions=partitions, anew=anew, from_memory=from_memory
     )
-    binding.run_group(group, epoch=epoch)
+    deadline_seconds = get_seconds("checkpoint.deadline-seconds")
+    binding.run_group(group, epoch=epoch, deadline_seconds=deadline_seconds)
     return Loaded(epoch, group, again, anew)
 
 

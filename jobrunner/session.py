@@ -455,15 +455,23 @@ class Session:
             binding.extend(new, DEFAULT_WAIT_SECONDS, self._connection.most_workers)
         return binding
 
-    def _run_on(self, binding: SessionBinding, group: TaskGroup, epoch: int | None) -> GroupResult:
+    def _run_on(
+        self,
+        binding: SessionBinding,
+        group: TaskGroup,
+        epoch: int | None,
+        deadline_seconds: float | None,
+    ) -> GroupResult:
         if self._binding is not binding:
             raise binding.left()
         with self._operation(f"run of the {group.name} group"):
-            return self._run_group(group, epoch)
+            return self._run_group(group, epoch, deadline_seconds)
 
-    def _run_group(self, group: TaskGroup, epoch: int | None) -> GroupResult:
+    def _run_group(
+        self, group: TaskGroup, epoch: int | None, deadline_seconds: float | None = None
+    ) -> GroupResult:
         binding = self._extend(planned_nodes(group))
-        result = binding.run_alone(group, epoch)
+        result = binding.run_alone(group, epoch, deadline_seconds)
         for task in group.tasks():
             task.session, task.plan = self, binding.plan
         return result

@@ -37,7 +37,9 @@ class SessionBinding(Binding):
         doubted: Collection[str],
         is_cut: bool,
         previous: Mapping[str, str] | None,
-        run_in_session: Callable[[SessionBinding, TaskGroup, int | None], GroupResult],
+        run_in_session: Callable[
+            [SessionBinding, TaskGroup, int | None, float | None], GroupResult
+        ],
     ) -> None:
         super().__init__(
             cluster,
@@ -54,12 +56,14 @@ class SessionBinding(Binding):
         self._num_keys = 0
         self._dead_keys: list[str] = []
 
-    def run_group(self, group: TaskGroup, epoch: int | None = None) -> GroupResult:
+    def run_group(
+        self, group: TaskGroup, epoch: int | None = None, deadline_seconds: float | None = None
+    ) -> GroupResult:
         """Run a group that is no job's on this binding's workspaces; see `Session.run`."""
         run = self._run_in_session()
         if run is None:
             raise self.left()
-        return run(self, group, epoch)
+        return run(self, group, epoch, deadline_seconds)
 
     def left(self) -> ExecutionError:
         """The error to raise where its session has let go of it."""
@@ -70,7 +74,9 @@ class SessionBinding(Binding):
 
     # ---- for the session
 
-    def run_alone(self, group: TaskGroup, epoch: int | None) -> GroupResult:
+    def run_alone(
+        self, group: TaskGroup, epoch: int | None, deadline_seconds: float | None
+    ) -> GroupResult:
         """Compile a group of no job, whose nodes are all placed, and run it."""
         if self._dead_keys:
             dead = list(self._dead_keys)
@@ -83,7 +89,7 @@ class SessionBinding(Binding):
             weakref.finalize(group, self._dead_keys.append, key).atexit = False
         key = self._keys[group]
         self.ship({key: plan})
-        return self.run(key, epoch=epoch)
+        return self.run(key, epoch=epoch, deadline_seconds=deadline_seconds)
 
     def fetch_output(self, output: TaskOutput) -> Any:
         """What a task returned, or part of it, in its group's last run."""

@@ -19,6 +19,9 @@ _ZARR_NAMES = {
     ) for size in sizes},
 }  # fmt: skip
 
+_X87_MANTISSA_BITS, _X87_BYTES = 63, 10
+"""Of a long double on x86, which takes 12 or 16 bytes in memory."""
+
 
 class UnsupportedDtypeError(TypeError):
     """No bytes on disk can stand for this dtype; the message says why."""
@@ -182,3 +185,32 @@ def _zeros_base64(count: int) -> str:
     """Base64 of `count` zero bytes."""
     full, rest = divmod(count, 3)
     return "AAAA" * full + ("", "AA==", "AAA=")[rest]
+
+
+def without_padding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array with zeros for what pads its items, which is no value: a copy where any is padded."""
+    if array.dtype.names is None and array.dtype.char not in "gG":
+        return array
+    clean = np.zeros(array.shape, array.dtype)
+    _fill(clean, array)
+    return clean
+
+
+def _fill(clean: np.ndarray[Any, Any], array: np.ndarray[Any, Any]) -> None:
+    if array.dtype.names is not None:
+        for name in array.dtype.names:
+            _fill(clean[name], array[name])
+        return
+    clean[...] = array
+    if array.dtype.char in "gG" and np.finfo(array.dtype).nmant == _X87_MANTISSA_BITS:
+        width = np.dtype(np.longdouble).itemsize
+        offsets = range(_X87_BYTES, array.itemsize, width)
+        padding = np.dtype(
+            {
+                "names": [str(offset) for offset in offsets],
+                "formats": [f"V{width - _X87_BYTES}"] * len(offsets),
+                "offsets": list(offsets),
+                "itemsize": array.itemsize,
+            }
+        )
+        clean.view(padding)[...] = np.zeros((), padding)

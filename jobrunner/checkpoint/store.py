@@ -23,6 +23,7 @@ from jobrunner.checkpoint.chunks import LINKED_BYTES, ChunkWriter, FormerStore
 from jobrunner.checkpoint.content import Content, encode_texts
 from jobrunner.checkpoint.digests import digest_content
 from jobrunner.checkpoint.documents import group_document, seal, to_json
+from jobrunner.checkpoint.dtypes import without_padding
 from jobrunner.checkpoint.encoding import EncodedBlob
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import (
@@ -251,7 +252,8 @@ def digest_blob(files: PosixFiles, blob: EncodedBlob) -> str:
         if isinstance(part.data.dtype, np.dtypes.StringDType):
             digests.append(files.digest(encode_texts(part.data, part.data.size)))
         else:
-            memory = memoryview(np.ascontiguousarray(part.data).reshape(-1).view(np.uint8).data)
+            data = np.ascontiguousarray(without_padding(part.data))
+            memory = memoryview(data.reshape(-1).view(np.uint8).data)
             digests += digest_content(files, Content([memory], 0, None), 0)
     return hashlib.sha256(to_json(digests)).hexdigest()
 

@@ -2,9 +2,12 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 from statistics import fmean
 
+import dask
+import numpy as np
 import pytest
 
 from jobrunner import (
@@ -12,6 +15,7 @@ from jobrunner import (
     CheckpointNotFoundError,
     CheckpointWriteError,
     DefinitionError,
+    ExecutionError,
     Job,
     JobRunner,
     KeepBest,
@@ -21,6 +25,7 @@ from jobrunner import (
     Node,
     PlanMismatchError,
     SaveEvery,
+    Session,
     Task,
     TaskFailedError,
     current_task,
@@ -296,3 +301,66 @@ def test_a_codec_that_cannot_decode_sets_nothing_aside(inproc_session, tmp_path)
 class Thing:
     def __init__(self, v):
         self.v = v
+
+
+class HangingFiles(PosixFiles):
+    """A file system whose server is gone: what one node writes or reads of an epoch never ends."""
+
+    hangs = ""
+    gone = threading.Event()
+
+    def before(self, operation, path):
+        if HangingFiles.hangs and HangingFiles.hangs in path:
+            HangingFiles.gone.wait(60)
+
+
+@pytest.fixture
+def hanging():
+    HangingFiles.gone.clear()
+    yield HangingFiles
+    HangingFiles.hangs = ""
+    HangingFiles.gone.set()
+
+
+def two_nodes(epochs):
+    with Job("two") as job:
+        for node in "ab":
+            with job.init_group:
+                Task(lambda: np.zeros(3), outputs="w", node=node)
+            Task(lambda w: w + 1, inputs="w", outputs="w", node=node)
+        epoch_limiter(job, epochs)
+    return job
+
+
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_storage_that_hangs_ends_the_run_with_the_nodes_that_are_late(
+    inproc_client, tmp_path, hanging, caplog, monkeypatch, is_asynchronous
+):
+    monkeypatch.setattr("jobrunner.conversation.TOLD_SECONDS", 0.3)
+    monkeypatch.setattr("jobrunner.checkpoint.held._DRAIN_SECONDS", 0.3)
+    manager = MultiNodeCheckpointManager(tmp_path, files=hanging(), asynchronous=is_asynchronous)
+    hanging.hangs = f"b.2{os.sep}"
+    with (
+        dask.config.set({"jobrunner.checkpoint.deadline-seconds": 1.5}),
+        Session(inproc_client) as session,
+        pytest.raises(ExecutionError, match=r"save of epoch 2 did not end within 1\.5 s.*'b'"),
+    ):
+        JobRunner(two_nodes(5), manager).run(session)
+    assert manager.latest() == 1
+    assert "save of epoch 2 has taken" in caplog.text
+    hanging.gone.set()
+    with Session(inproc_client) as session:
+        assert JobRunner(two_nodes(5), manager).run(session).resumed_from == 1
+
+
+def test_storage_that_hangs_while_it_is_loaded_ends_the_run(inproc_client, tmp_path, hanging):
+    manager = MultiNodeCheckpointManager(tmp_path, files=hanging())
+    with Session(inproc_client) as session:
+        JobRunner(two_nodes(2), manager).run(session)
+    hanging.hangs = f"b.2{os.sep}w"
+    with (
+        dask.config.set({"jobrunner.checkpoint.deadline-seconds": 1.0}),
+        Session(inproc_client) as session,
+        pytest.raises(ExecutionError, match=r"load group did not end within 1 s.*'b'"),
+    ):
+        JobRunner(two_nodes(3), manager).run(session)

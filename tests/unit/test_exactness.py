@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from jobrunner import MultiNodeCheckpointManager
 from jobrunner.exactness import compare_bits
 from jobrunner.tracing import digest_value
+from jobrunner.workspace import Workspace
 
 ALIGNED = np.dtype([("a", "i1"), ("b", "f8")], align=True)
 NESTED = np.dtype([("c", "i1"), ("d", ALIGNED, 2)], align=True)
@@ -67,3 +69,22 @@ def test_any_other_bit_is_one(one, other):
     assert list(compare_bits("a", "x", one, other))
     assert list(compare_bits("a", "x", one, one)) == []
     assert digest_value(one) != digest_value(other)
+
+
+def test_replicas_are_told_by_their_values_and_not_by_what_pads_them(tmp_path):
+    values = {
+        "long": np.arange(5, dtype=np.longdouble),
+        "records": np.zeros(3, np.dtype([("a", "i1"), ("b", "f8")], align=True)),
+    }
+    workspaces = {}
+    for byte, node in ((1, "a"), (7, "b")):
+        workspaces[node] = Workspace(node)
+        workspaces[node].globals.update(
+            {name: garbled(value, byte) for name, value in values.items()}
+        )
+    manager = MultiNodeCheckpointManager(tmp_path)
+    manager.start_run(["a", "b"], {})
+    order = manager.begin(0, replicated=dict.fromkeys(values, ("a", "b")))
+    manager.commit(order, order(workspaces), {})
+    assert manager.epochs() == [0]
+    manager.end_run()
