@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -157,11 +156,14 @@ class Sweeper:
         changed = [self._path] if has_removed else []
 
         def hide(root: str) -> None:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                self._files.rename(
-                    os.path.join(root, ROOT_DOCUMENT), os.path.join(root, RETIRED_DOCUMENT)
-                )
-                changed.append(root)
+            retired = os.path.join(root, RETIRED_DOCUMENT)
+            try:
+                self._files.rename(os.path.join(root, ROOT_DOCUMENT), retired)
+            except (FileNotFoundError, NotADirectoryError):
+                # Whoever renamed it may have ended before that was durable.
+                if not self._files.is_taken(retired):
+                    return
+            changed.append(root)
 
         with self._files.durable(self._path, (), changed):
             list(self._files.each(hide, [os.path.join(self._path, store) for store in stores]))

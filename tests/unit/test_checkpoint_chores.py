@@ -76,3 +76,20 @@ def test_one_syncfs_is_all_where_it_can_be_had(tmp_path: Path) -> None:
         "syncfs",
         "unlink",
     ] * 2
+
+
+def test_what_was_renamed_and_not_made_durable_is_made_so_before_it_is_deleted(
+    tmp_path: Path,
+) -> None:
+    """Whoever renamed it was killed before the fsync that follows."""
+    (tmp_path / "a.0").mkdir()
+    (tmp_path / "a.0" / "zarr.retired.json").touch()
+    files = TracedFiles(None)
+    sweeper = Sweeper(files, str(tmp_path))
+    sweeper.add(Claim(0, 0), "delete", ["a.0"])
+    assert sweeper.drain(60)
+    assert files.trace == [
+        ("rename", "zarr.json"),
+        ("fsync", "a.0"),
+        ("unlink", "zarr.retired.json"),
+    ]
