@@ -20,7 +20,8 @@ The way of the data, one module a stage; a module imports only from those above 
     verified, arrays  read their files and arrays, and verify them
     reader            ... as values, or look into them lazily
     epochmap, records log entries -> what is recorded       (pure)
-    log               the metadata handler, which keeps the entries
+    entries           ... as files                                  (pure)
+    log               the metadata handler, which keeps them
     journal           a run's hold on the log
     policies, schedule   which epochs are kept, and when to save   (pure)
     liveness, probe, hold   a run's hold on the directory

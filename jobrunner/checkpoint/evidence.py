@@ -19,6 +19,7 @@ from typing import Any
 
 from jobrunner.checkpoint.directory import CheckpointDirectory
 from jobrunner.checkpoint.documents import is_sealed
+from jobrunner.checkpoint.entries import read_content
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT
 from jobrunner.checkpoint.log import (
@@ -26,7 +27,6 @@ from jobrunner.checkpoint.log import (
     LOG_DIRECTORY,
     FileMetadataHandler,
     each_entry,
-    read_content,
 )
 from jobrunner.checkpoint.paths import join_path
 from jobrunner.checkpoint.reader import StoreReader

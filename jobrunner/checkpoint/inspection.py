@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from jobrunner.checkpoint.directory import CheckpointDirectory
+from jobrunner.checkpoint.entries import decode_entry, mend_bit
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.held import SAVE_REQUEST
 from jobrunner.checkpoint.journal import describe_holder
@@ -19,8 +20,6 @@ from jobrunner.checkpoint.log import (
     ENTRY_NAME,
     LOG_DIRECTORY,
     TEMPORARY_NAME,
-    decode_entry,
-    mend_bit,
 )
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.records import Claim, Entry, State, commits_in, given_up_by

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from jobrunner import JobRunnerError, KeepLast, MultiNodeCheckpointManager
+from jobrunner.checkpoint.entries import read_content
 from jobrunner.checkpoint.layout import RETIRED_DOCUMENT, ROOT_DOCUMENT
-from jobrunner.checkpoint.log import read_content
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.testing import FaultyFiles
 from tests.faults.power import (

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner import MultiNodeCheckpointManager
-from jobrunner.checkpoint.log import decode_entry, encode_entry
+from jobrunner.checkpoint.entries import decode_entry, encode_entry
 from jobrunner.storage import Storage
 from jobrunner.workspace import Workspace
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner import MultiNodeCheckpointManager
-from jobrunner.checkpoint.log import decode_entry, encode_entry
+from jobrunner.checkpoint.entries import decode_entry, encode_entry
 from jobrunner.workspace import Workspace
 
 COUNT = 70

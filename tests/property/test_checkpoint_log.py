@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobrunner import CheckpointCorruptError
+from jobrunner.checkpoint.entries import decode_entry, encode_entry, mend_bit
 from jobrunner.checkpoint.epochmap import EpochMap
-from jobrunner.checkpoint.log import decode_entry, encode_entry, mend_bit
 from jobrunner.checkpoint.records import (
     STATE_INTERVAL,
     Claim,

@@ -21,9 +21,9 @@ from crc32c import crc32c
 
 from jobrunner import CheckpointCorruptError, MultiNodeCheckpointManager
 from jobrunner.checkpoint import CheckpointDirectory, copy_epoch, inspect_directory
+from jobrunner.checkpoint.entries import encode_entry, read_content
 from jobrunner.checkpoint.files import PosixFiles
 from jobrunner.checkpoint.layout import MANIFEST
-from jobrunner.checkpoint.log import encode_entry, read_content
 from jobrunner.checkpoint.reader import StoreReader
 from jobrunner.checkpoint.records import make_entry
 from jobrunner.checkpoint.stacks import LEAST_ALIKE
