@@ -251,7 +251,7 @@ def is_excused(life: Life, number: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_leaving_out_any_sync_is_caught(life: Life, judge: Judge) -> None:
     syncs = [i for i, done in enumerate(life.trace) if done.what in ("fsync", "syncfs")]
     if not IS_THOROUGH:  # of those that are alike, one
