@@ -129,7 +129,6 @@ class Grid:
         return [size // step for size, step in zip(self.chunk_shape, inner, strict=True)]
 
 
-@lru_cache(maxsize=4096)
 def plan_grid(
     shape: tuple[int, ...], itemsize: int, order: tuple[int, ...] | None, *, in_pieces: bool = True
 ) -> Grid:
@@ -147,18 +146,30 @@ def plan_grid(
     in_pieces : bool
         Whether files may be cut further.
     """
-    if in_pieces and itemsize * math.prod(shape) > 2 * PIECE_BYTES:
+    # The arrays of one epoch are those of the one before, and often alike.
+    return _plan_grid(shape, itemsize, order, CHUNK_BYTES, PIECE_BYTES if in_pieces else None)
+
+
+@lru_cache(maxsize=4096)
+def _plan_grid(
+    shape: tuple[int, ...],
+    itemsize: int,
+    order: tuple[int, ...] | None,
+    chunk_bytes: int,
+    piece_bytes: int | None,
+) -> Grid:
+    if piece_bytes is not None and itemsize * math.prod(shape) > 2 * piece_bytes:
         for axis, length in enumerate(shape):
             row_bytes = itemsize * math.prod(shape[axis + 1 :])
-            if length > 1 and row_bytes <= CHUNK_BYTES:
-                rows = _choose_piece_rows(length, row_bytes)
-                pieces = min(-(-length // rows), CHUNK_BYTES // (rows * row_bytes))
+            if length > 1 and row_bytes <= chunk_bytes:
+                rows = _choose_piece_rows(length, row_bytes, piece_bytes)
+                pieces = min(-(-length // rows), chunk_bytes // (rows * row_bytes))
                 if pieces < 2:
                     break
                 before, rest = (1,) * axis, shape[axis + 1 :]
                 chunk_shape = (*before, rows * pieces, *rest)
                 return Grid(shape, chunk_shape, (*before, rows, *rest), order)
-    return Grid(shape, plan_chunks(shape, itemsize, CHUNK_BYTES), None, order)
+    return Grid(shape, plan_chunks(shape, itemsize, chunk_bytes), None, order)
 
 
 def plan_chunks(shape: Sequence[int], itemsize: int, limit: int) -> tuple[int, ...]:
@@ -182,9 +193,9 @@ def plan_chunks(shape: Sequence[int], itemsize: int, limit: int) -> tuple[int, .
     return tuple(max(1, length) for length in shape)
 
 
-def _choose_piece_rows(length: int, row_bytes: int) -> int:
+def _choose_piece_rows(length: int, row_bytes: int, limit: int) -> int:
     """Rows a piece, so that little of the last one is padding; whole pages where that may be."""
-    most = max(1, PIECE_BYTES // row_bytes)
+    most = max(1, limit // row_bytes)
     rows = _choose_rows(length, most)
     a_page = _PAGE_BYTES // math.gcd(_PAGE_BYTES, row_bytes)
     for larger in (most, math.ceil(rows / a_page) * a_page):
