@@ -37,12 +37,15 @@ STEPS = ("start", "save 0", "save 1", "save 2", "rewind 1", "save 2", "save 3", 
 SAME = np.zeros(LINKED_BYTES // 8)
 """Is linked to the epoch before, as it never changes."""
 
+ROWS = LEAST_ALIKE
+"""Blobs that are alike, and so many that they are stacked."""
+
 Recorded = tuple[int, ...]
 
 
 def blobs(node: str, epoch: int) -> dict[str, Any]:
     if node == "a":
-        rows = {f"row{i}": np.arange(3) + epoch + i for i in range(LEAST_ALIKE)}
+        rows = {f"row{i}": np.arange(3) + epoch + i for i in range(ROWS)}
         return {"w": np.arange(100.0) + epoch, "epoch": epoch, **rows}
     return {"epoch": epoch, "same": SAME}
 

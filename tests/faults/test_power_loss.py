@@ -90,6 +90,14 @@ def live(path: Path, files: TracingFiles) -> Life:
     return Life(path, files.trace, moments, files.has_syncfs)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def without_rows() -> Iterator[None]:
+    """A stack is files like others, and each file more doubles the states there are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.faults.test_checkpoint_sweep.ROWS", 0)
+        yield
+
+
 @pytest.fixture(scope="module", params=["syncfs", "fsync"])
 def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Life:
     root = tmp_path_factory.mktemp(request.param)
