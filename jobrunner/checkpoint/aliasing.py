@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jobrunner.errors import DefinitionError
-
-_NONE: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({})
 
 
 class Window(NamedTuple):
@@ -22,7 +19,7 @@ class Window(NamedTuple):
 
 
 def refuse_shared_memory(
-    node: str, memory: Sequence[Window], beside: Mapping[str, np.ndarray[Any, Any]] = _NONE
+    node: str, memory: Sequence[Window], beside: Mapping[str, np.ndarray[Any, Any]]
 ) -> None:
     """Refuse arrays of one node of which one would no longer change with the other.
 
@@ -32,7 +29,7 @@ def refuse_shared_memory(
         For the message.
     memory : sequence of Window
         Each array once.
-    beside : mapping of str to numpy.ndarray, optional
+    beside : mapping of str to numpy.ndarray
         Blobs, each an array that owns its memory.
 
     Raises
