@@ -23,7 +23,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
-from tests.cluster.processes import dask_process
+from tests.cluster.processes import await_true, dask_process
 
 HERE, THERE = "10.231.77.1", "10.231.77.2"
 SPACE, OURS, THEIRS = "jr-test", "jr-ours", "jr-theirs"
@@ -107,8 +107,7 @@ def test_a_worker_that_is_cut_off_is_replaced_and_changes_nothing_when_it_is_bac
     flag, manager = tmp_path / "flag", MultiNodeCheckpointManager(tmp_path / "ckpt")
 
     def pull():
-        while not flag.exists():
-            time.sleep(0.005)
+        await_true(flag.exists, "the flag")
         cable(False)
 
     with (
@@ -218,8 +217,7 @@ def test_workers_that_are_cut_off_from_each_other_only_hold_no_nodes_together(
     warnings = Warnings()
 
     def cut():
-        while not flag.exists():
-            time.sleep(0.005)
+        await_true(flag.exists, "the flag")
         two_spaces()
         (tmp_path / "flag.cut").touch()
 
