@@ -37,7 +37,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
-from jobrunner.result import RunResult
+from jobrunner.run.result import RunResult
 
 NODES = ("a", "b")
 ITEMS, ITEM_BYTES, BUDGET_BYTES = 8, 64 << 20, 128 << 20

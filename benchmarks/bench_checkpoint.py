@@ -33,9 +33,9 @@ from crc32c import crc32c
 from harness import Report, Row, arguments, caffe2_python, write
 
 from jobrunner import MultiNodeCheckpointManager
-from jobrunner.checkpoint.files import BLOCK_BYTES
-from jobrunner.checkpoint.reader import StoreReader
-from jobrunner.workspace import Workspace
+from jobrunner.checkpoint.storage.posix import BLOCK_BYTES
+from jobrunner.checkpoint.store.reader import StoreReader
+from jobrunner.workspace.workspace import Workspace
 
 Blobs = dict[str, np.ndarray[Any, Any]]
 

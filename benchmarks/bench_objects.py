@@ -26,9 +26,9 @@ import numpy as np
 from harness import OURS, Report, Row, alternate, arguments, write
 
 from jobrunner import KeepLast, MultiNodeCheckpointManager
-from jobrunner.checkpoint.objects import ObjectFiles
-from jobrunner.checkpoint.reader import StoreReader
-from jobrunner.workspace import Workspace
+from jobrunner.checkpoint.storage.object_store import ObjectFiles
+from jobrunner.checkpoint.store.reader import StoreReader
+from jobrunner.workspace.workspace import Workspace
 
 Blobs = dict[str, np.ndarray[Any, Any]]
 

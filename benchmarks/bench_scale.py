@@ -25,8 +25,8 @@ from distributed import Client, LocalCluster
 from harness import OURS, Laps, Report, Row, arguments, counters, two_workers, write
 
 from jobrunner import JobRunner, Session
-from jobrunner.fingerprint import describe
-from jobrunner.shipping import Parcel
+from jobrunner.cluster.shipping import Parcel
+from jobrunner.compile.fingerprint import describe
 
 DRIVER = """
 import json, sys, time

@@ -1,52 +1,28 @@
 """Stateful, iterative work on Dask that survives.
 
-The way of the data, one module a stage; a module imports only from those above it::
+The way of the data, one package a stage; each imports only from those above it, and only from
+their ``__init__.py``, which opens with the package's rule and lists what others may use::
 
-    errors          the error tree
-    names           what things may be called; the only formatter and parser of ``node.epoch``
-    arguments, storage, node, task, job
-                    1 define    Node, Blob; Task, TaskGroup; Job
-    drawing                     a job as a picture
-    plan            2 compile   what a compiled job is: slices and crossings
-    fingerprint                 its digest, and what differs from another's
-    group_compiler, job_blobs, compiler
-                                Job -> Plan
-    placement       3 place     nodes x workers
-    memory          4 run       whether a worker still has room
-    values                      the rules that make blobs values
-    rollback                    states kept in memory, to go back to
-    spares                      memory for copies of what is kept and updated, used again
-    workspace                   one node's blobs, global and private
-    current                     what a task can ask about itself
-    clearance                   tasks that wait until the client knows of them
-    program, calls, crew, outcome
-                                slices made ready, one call, the threads, what a run came to
-    slice                       runs slices in threads, without Dask
-    stint                       several epochs for one message
-    outbox, peers, running      values on their way to other workers, and a binding's runs on one
-    operation, hosting, worker  the Dask plugin that hosts bindings and their workspaces
-    local_cluster               workers on this machine that leave signals to their client
-    cluster, direct             the driver's messages, through the scheduler and past it
-    membership, candidates      a binding's workers, and those that it may place nodes on
-    request, conversation       what it asks of them, and how
-    leases                      what holds workers and their resources
-    shipping, binding           a plan's nodes on workers
-    connection                  how a session comes by its client
-    session_binding, session    the driver's side of Dask
-    checkpoint/     5 save      codecs, stores, the log, policies, managers
-    result, resume, restoring, decisions, survival, recorder, upload
-                    6 loop      its parts: where to begin, what comes next, what is written
-    callbacks, options          what a run tells, and what it is told
-    loop, runner                init or resume, then epochs, then download and exit
-    comparison, exactness, tracing, replay
-                    a recorded epoch run again, what differs, and which task it comes from
-    progress, script, listing, upkeep
-                    what commands tell and do
-    answers, cluster_options, checkpoint_commands, cli
-                    7 show
-    collector                   the garbage collector held off
-    config, preload, signals    Dask's configuration; what local worker processes load; Ctrl-C
-    testing/                    fault injection and contract suites for users' own tests
+    errors, names, config, signals
+                  what everything may import
+    define/       what users write: Node, Blob, Task, TaskGroup, Job
+    compile/      Job -> Plan: slices, edges, blob lifetimes, fingerprint
+    workspace/    one node's values in memory
+    worker/       what runs inside a worker process: a slice, an epoch, what becomes of it
+    cluster/      the client's side of Dask: sessions, placement, messages
+    checkpoint/   what users hold: managers, which save, keep and load epochs
+        storage/      bytes under names, in a file system or an object store
+        encoding/     values <-> JSON trees and arrays
+        store/        one node at one epoch
+        log/          which epochs exist
+        policies/     when to save, what to keep
+        maintenance/  copy, inspect and repair a directory that no run uses
+    run/          the loop: init or resume, then epochs, then upload, download and exit
+        replay/       a recorded epoch run again, and compared
+    cli/          the command line
+    testing/      faults and contract suites for users' own tests
+
+``docs/design/README.md`` follows a call, a value, a blob and a loss through them.
 
 Names are imported when first used, so that ``import jobrunner`` costs nothing.
 """
@@ -77,7 +53,18 @@ if TYPE_CHECKING:
         SavePolicy,
         register_codec,
     )
-    from jobrunner.current import current_task
+    from jobrunner.cluster import Session
+    from jobrunner.compile import Plan
+    from jobrunner.define import (
+        Blob,
+        Job,
+        Node,
+        Task,
+        TaskGroup,
+        TaskOutput,
+        WorkspaceType,
+        epoch_limiter,
+    )
     from jobrunner.errors import (
         BlobNotFoundError,
         CheckpointCorruptError,
@@ -95,15 +82,17 @@ if TYPE_CHECKING:
         SchedulerLostError,
         TaskFailedError,
     )
-    from jobrunner.job import Job, epoch_limiter
-    from jobrunner.node import Blob, Node, WorkspaceType
-    from jobrunner.plan import Plan
-    from jobrunner.replay import BlobDifference, ReplayReport
-    from jobrunner.result import ResumePlan, RunResult, SaveReport
-    from jobrunner.runner import JobRunner
-    from jobrunner.session import Session
-    from jobrunner.task import Task, TaskGroup, TaskOutput
-    from jobrunner.upload import CopyTo, UploadTaskGroupBuilder
+    from jobrunner.run import (
+        BlobDifference,
+        CopyTo,
+        JobRunner,
+        ReplayReport,
+        ResumePlan,
+        RunResult,
+        SaveReport,
+        UploadTaskGroupBuilder,
+    )
+    from jobrunner.worker import current_task
 
 _MODULE_OF = {
     name: module
@@ -113,22 +102,20 @@ _MODULE_OF = {
             "KeepEvery KeepLast MetadataHandler Moment MultiNodeCheckpointManager "
             "RetentionPolicy SaveEvery SavePolicy register_codec"
         ),
-        "current": "current_task",
+        "cluster": "Session",
+        "compile": "Plan",
+        "define": "Blob Job Node Task TaskGroup TaskOutput WorkspaceType epoch_limiter",
         "errors": (
             "BlobNotFoundError CheckpointCorruptError CheckpointError CheckpointNotFoundError "
             "CheckpointWriteError CommitConflictError DefinitionError ExecutionError "
             "JobRunnerError NodeLostError PlacementError PlanMismatchError RunStoppedError "
             "SchedulerLostError TaskFailedError"
         ),
-        "job": "Job epoch_limiter",
-        "node": "Blob Node WorkspaceType",
-        "plan": "Plan",
-        "replay": "BlobDifference ReplayReport",
-        "result": "ResumePlan RunResult SaveReport",
-        "runner": "JobRunner",
-        "session": "Session",
-        "task": "Task TaskGroup TaskOutput",
-        "upload": "CopyTo UploadTaskGroupBuilder",
+        "run": (
+            "BlobDifference CopyTo JobRunner ReplayReport ResumePlan RunResult SaveReport "
+            "UploadTaskGroupBuilder"
+        ),
+        "worker": "current_task",
     }.items()
     for name in names.split()
 }

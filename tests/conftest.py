@@ -95,10 +95,10 @@ def _nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _own_codecs() -> Iterator[None]:
     """Forget the codecs that a test registers."""
-    codecs = sys.modules.get("jobrunner.checkpoint.codecs")
+    codecs = sys.modules.get("jobrunner.checkpoint.encoding.codecs")
     before = {} if codecs is None else dict(codecs._registered)
     yield
-    codecs = sys.modules.get("jobrunner.checkpoint.codecs")
+    codecs = sys.modules.get("jobrunner.checkpoint.encoding.codecs")
     if codecs is not None:
         codecs._registered.clear()
         codecs._registered.update(before)

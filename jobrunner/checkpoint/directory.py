@@ -11,14 +11,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from jobrunner.checkpoint.codecs import registered_codecs
-from jobrunner.checkpoint.files import PosixFiles
+from jobrunner.checkpoint.encoding import registered_codecs
+from jobrunner.checkpoint.epochs import RecordedEpochs, name_some
 from jobrunner.checkpoint.load import Part, Reading, cut_evenly, load_group
-from jobrunner.checkpoint.log import MetadataHandler
-from jobrunner.checkpoint.reader import StoreReader
-from jobrunner.checkpoint.recorded import RecordedEpochs, name_some
-from jobrunner.checkpoint.records import Claim, moment_of
-from jobrunner.checkpoint.view import Checkpoint
+from jobrunner.checkpoint.log import Claim, MetadataHandler, moment_of
+from jobrunner.checkpoint.storage import PosixFiles
+from jobrunner.checkpoint.store import Checkpoint, StoreReader
+from jobrunner.define import TaskGroup, TaskOutput
 from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
@@ -26,7 +25,6 @@ from jobrunner.errors import (
     CheckpointNotFoundError,
     DefinitionError,
 )
-from jobrunner.task import TaskGroup, TaskOutput
 
 REPLICATED = "replicated"
 """Detail of a record: name of a blob -> the nodes that have it; the first one's store holds it."""

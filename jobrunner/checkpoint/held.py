@@ -11,20 +11,29 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jobrunner.checkpoint.chores import Sweeper
 from jobrunner.checkpoint.directory import CheckpointDirectory
-from jobrunner.checkpoint.files import PosixFiles
-from jobrunner.checkpoint.hold import Hold
-from jobrunner.checkpoint.journal import describe_holder
-from jobrunner.checkpoint.liveness import Patience, is_known_dead
-from jobrunner.checkpoint.log import FileMetadataHandler, MetadataHandler
+from jobrunner.checkpoint.log import (
+    Claim,
+    Entry,
+    FileMetadataHandler,
+    Hold,
+    MetadataHandler,
+    Patience,
+    State,
+    describe_holder,
+    is_known_dead,
+    nodes_of,
+    store_names,
+    strict_json,
+)
 from jobrunner.checkpoint.policies import (
     KeepAll,
     RetentionPolicy,
     find_unreported,
     name_reported,
 )
-from jobrunner.checkpoint.records import Claim, Entry, State, nodes_of, store_names, strict_json
+from jobrunner.checkpoint.storage import PosixFiles
+from jobrunner.checkpoint.sweeper import Sweeper
 from jobrunner.config import get_seconds
 from jobrunner.errors import (
     CheckpointCorruptError,
@@ -35,7 +44,7 @@ from jobrunner.errors import (
 )
 from jobrunner.names import check_distinct, check_name
 
-logger = logging.getLogger("jobrunner.checkpoint.held")
+logger = logging.getLogger(__name__)
 
 _DRAIN_SECONDS = 30.0
 

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from jobrunner.checkpoint.codecs import Codec
-from jobrunner.checkpoint.reader import StoreReader
-from jobrunner.checkpoint.states import StatefulBlob
-from jobrunner.current import current_task
-from jobrunner.node import WorkspaceType
-from jobrunner.task import Task, TaskGroup, TaskOutput
+from jobrunner.checkpoint.encoding import Codec, StatefulBlob
+from jobrunner.checkpoint.store import StoreReader
+from jobrunner.define import Task, TaskGroup, TaskOutput, WorkspaceType
+from jobrunner.worker import current_task
 from jobrunner.workspace import BlobUpdate, Workspace
 
 _HELD = "verified checkpoint"

@@ -7,20 +7,15 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypedDict
 
-from jobrunner.checkpoint.codecs import registered_codecs
-from jobrunner.checkpoint.compression import check_compressors, resolve_storage
 from jobrunner.checkpoint.directory import REPLICATED, CheckpointDirectory
-from jobrunner.checkpoint.files import PosixFiles
+from jobrunner.checkpoint.encoding import registered_codecs
 from jobrunner.checkpoint.held import HeldDirectory, as_json
-from jobrunner.checkpoint.liveness import Patience
-from jobrunner.checkpoint.log import MetadataHandler
-from jobrunner.checkpoint.objects import files_beside
-from jobrunner.checkpoint.paths import absolute_path
-from jobrunner.checkpoint.policies import RetentionPolicy
-from jobrunner.checkpoint.records import Claim, store_names
+from jobrunner.checkpoint.log import Claim, MetadataHandler, Patience, store_names
+from jobrunner.checkpoint.policies import RetentionPolicy, SaveEvery, SavePolicy
 from jobrunner.checkpoint.save import BlobCheck, SaveOrder
-from jobrunner.checkpoint.schedule import SaveEvery, SavePolicy
-from jobrunner.checkpoint.store import Receipt
+from jobrunner.checkpoint.storage import PosixFiles, absolute_path, files_beside
+from jobrunner.checkpoint.store import Receipt, check_compressors, resolve_storage
+from jobrunner.define import Storage, TaskGroup, read_compressors
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -28,10 +23,8 @@ from jobrunner.errors import (
     CheckpointWriteError,
     DefinitionError,
 )
-from jobrunner.storage import Storage, read_compressors
-from jobrunner.task import TaskGroup
 
-logger = logging.getLogger("jobrunner.checkpoint.manager")
+logger = logging.getLogger(__name__)
 
 
 class ManagerOptions(TypedDict, total=False):

@@ -10,27 +10,26 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobrunner.checkpoint.blobs import encode_blobs, store_as
-from jobrunner.checkpoint.chunks import FormerStore, former_store
-from jobrunner.checkpoint.codecs import Codec
-from jobrunner.checkpoint.encoding import EncodedBlob
-from jobrunner.checkpoint.files import PosixFiles
-from jobrunner.checkpoint.provenance import Provenance
-from jobrunner.checkpoint.reader import StoreReader
-from jobrunner.checkpoint.records import Claim, moment_of
-from jobrunner.checkpoint.snapshot import Arena, copy_arrays
-from jobrunner.checkpoint.stacks import Alike, find_alike
+from jobrunner.checkpoint.copies import Arena, copy_arrays
+from jobrunner.checkpoint.encoding import Codec, EncodedBlob, encode_blobs, store_as
+from jobrunner.checkpoint.log import Claim, moment_of
+from jobrunner.checkpoint.storage import PosixFiles, run_gently
 from jobrunner.checkpoint.store import (
+    Alike,
+    FormerStore,
     Receipt,
     StoreBatch,
+    StoreReader,
     digest_blob,
+    find_alike,
+    former_store,
 )
-from jobrunner.checkpoint.threads import run_gently
+from jobrunner.checkpoint.unchanged import Provenance
+from jobrunner.define import DEFAULT_STORAGE, Storage
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
-from jobrunner.storage import DEFAULT_STORAGE, Storage
 from jobrunner.workspace import Workspace
 
-logger = logging.getLogger("jobrunner.checkpoint.save")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

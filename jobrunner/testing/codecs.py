@@ -17,10 +17,7 @@ from typing import Any
 
 import cloudpickle
 
-from jobrunner.checkpoint.blobs import encode_blobs
-from jobrunner.checkpoint.codecs import Codec
-from jobrunner.checkpoint.decoding import Decoder
-from jobrunner.checkpoint.encoding import EncodedBlob
+from jobrunner.checkpoint import Codec, Decoder, EncodedBlob, encode_blobs
 from jobrunner.testing.identity import assert_identical
 
 

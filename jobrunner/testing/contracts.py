@@ -24,9 +24,15 @@ from typing import Any
 
 import numpy as np
 
-from jobrunner.checkpoint import MultiNodeCheckpointManager, read_state
-from jobrunner.checkpoint.log import MetadataHandler
-from jobrunner.checkpoint.records import STATE_INTERVAL, Entry, State, make_entry
+from jobrunner.checkpoint import (
+    STATE_INTERVAL,
+    Entry,
+    MetadataHandler,
+    MultiNodeCheckpointManager,
+    State,
+    make_entry,
+    read_state,
+)
 from jobrunner.errors import CommitConflictError
 from jobrunner.testing.identity import assert_identical
 from jobrunner.workspace import Workspace

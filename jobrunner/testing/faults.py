@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from jobrunner.checkpoint.files import PosixFiles
-from jobrunner.checkpoint.objects import ObjectFiles
+from jobrunner.checkpoint import ObjectFiles, PosixFiles
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

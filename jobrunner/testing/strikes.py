@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from jobrunner.current import current_task
+from jobrunner.worker import current_task
 
 
 class Struck:

@@ -27,7 +27,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
-from tests.cluster.processes import await_true, dask_process
+from tests.processes import await_true, dask_process
 
 NODES, EPOCHS, MORE_EPOCHS = 2, 60, 20
 MOST_EPOCHS = 900

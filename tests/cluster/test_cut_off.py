@@ -23,7 +23,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
-from tests.cluster.processes import await_true, dask_process
+from tests.processes import await_true, dask_process
 
 HERE, THERE = "10.231.77.1", "10.231.77.2"
 SPACE, OURS, THEIRS = "jr-test", "jr-ours", "jr-theirs"

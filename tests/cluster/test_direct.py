@@ -13,8 +13,8 @@ from distributed.core import Server
 from distributed.utils import LoopRunner
 
 from jobrunner import Job, JobRunner, Node, Session, Task, current_task
-from jobrunner.direct import DirectLines
-from jobrunner.worker import OPERATION
+from jobrunner.cluster.direct import DirectLines
+from jobrunner.worker.plugin import OPERATION
 
 PATIENCE_SECONDS = 10.0
 

@@ -28,8 +28,8 @@ from jobrunner import (
     WorkspaceType,
     current_task,
 )
-from jobrunner.local_cluster import OwnCluster
-from jobrunner.worker import PLUGIN_NAME
+from jobrunner.cluster.local import OwnCluster
+from jobrunner.worker.plugin import PLUGIN_NAME
 
 A, B = Node("a"), Node("b")
 

@@ -28,10 +28,10 @@ from jobrunner import (
     TaskGroup,
     WorkspaceType,
 )
-from jobrunner.cluster import Cluster, LossWatch
-from jobrunner.membership import Membership
-from jobrunner.worker import OPERATION, PLUGIN_NAME, PROTOCOL_VERSION, hold_lease, lease_key
-from tests.cluster.processes import await_file, start_dask
+from jobrunner.cluster.members import Membership
+from jobrunner.cluster.workers import Cluster, LossWatch
+from jobrunner.worker.plugin import OPERATION, PLUGIN_NAME, PROTOCOL_VERSION, hold_lease, lease_key
+from tests.processes import await_file, start_dask
 
 SECOND = 1.0
 """What a loss may cost, from Dask's noticing it to the error."""

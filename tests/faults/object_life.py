@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from jobrunner import CheckpointError, KeepLast, MultiNodeCheckpointManager
-from jobrunner.checkpoint.objects import ObjectFiles
+from jobrunner.checkpoint.storage.object_store import ObjectFiles
 from jobrunner.testing import assert_identical
-from jobrunner.workspace import Workspace
+from jobrunner.workspace.workspace import Workspace
 
 SAME = np.zeros(ObjectFiles.linked_bytes // 8)
 """Is copied by the store."""

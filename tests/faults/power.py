@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from jobrunner.checkpoint.files import PosixFiles
+from jobrunner.checkpoint.storage.posix import PosixFiles
 
 Tree = dict[str, "bytes | Tree"]
 Choose = Callable[[int, Sequence[str]], int]

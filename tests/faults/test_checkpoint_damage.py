@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from jobrunner import CheckpointCorruptError, CheckpointError, MultiNodeCheckpointManager
-from jobrunner.checkpoint.stacks import LEAST_ALIKE
+from jobrunner.checkpoint.store.stacks import LEAST_ALIKE
 from jobrunner.testing import FaultyFiles
-from jobrunner.workspace import Workspace
+from jobrunner.workspace.workspace import Workspace
 from tests.faults.thorough import CUTS_A_FILE, FLIPS_A_FILE, IS_THOROUGH
 
 BLOBS = {
@@ -39,7 +39,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
             workspace.globals.update(BLOBS)
         order = manager.begin(epoch)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("jobrunner.checkpoint.grid.CHUNK_BYTES", 8000)
+            patch.setattr("jobrunner.checkpoint.store.grid.CHUNK_BYTES", 8000)
             manager.commit(order, order(workspaces), {})
     manager.end_run()
     return path
@@ -225,8 +225,8 @@ def test_a_damaged_full_state_is_read_around(tmp_path: Path) -> None:
 
 def test_a_hundred_thousand_epochs_are_opened_from_the_last_full_state(tmp_path: Path) -> None:
     """Reading takes in less than one interval of entries, whatever lies before."""
-    from jobrunner.checkpoint.log import read_state
-    from jobrunner.checkpoint.records import STATE_INTERVAL, State, make_entry
+    from jobrunner.checkpoint.log.handler import read_state
+    from jobrunner.checkpoint.log.state import STATE_INTERVAL, State, make_entry
 
     state = State()
     state.apply(make_entry(0, "run", "r", {"nodes": []}))

@@ -27,10 +27,10 @@ import numpy as np
 import pytest
 
 from jobrunner import CheckpointError, CheckpointWriteError, KeepLast, MultiNodeCheckpointManager
-from jobrunner.checkpoint.chunks import LINKED_BYTES
-from jobrunner.checkpoint.stacks import LEAST_ALIKE
+from jobrunner.checkpoint.store.chunk_writer import LINKED_BYTES
+from jobrunner.checkpoint.store.stacks import LEAST_ALIKE
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
-from jobrunner.workspace import Workspace
+from jobrunner.workspace.workspace import Workspace
 
 NODES = ("a", "b")
 STEPS = ("start", "save 0", "save 1", "save 2", "rewind 1", "save 2", "save 3", "finish 3", "end")

@@ -20,10 +20,10 @@ from jobrunner import (
     MultiNodeCheckpointManager,
 )
 from jobrunner.checkpoint import inspect_directory, plan_repair, repair_log
-from jobrunner.checkpoint.liveness import Patience
-from jobrunner.checkpoint.records import STATE_INTERVAL
+from jobrunner.checkpoint.log.heartbeat import Patience
+from jobrunner.checkpoint.log.state import STATE_INTERVAL
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
-from jobrunner.workspace import Workspace
+from jobrunner.workspace.workspace import Workspace
 from tests.faults.test_checkpoint_sweep import (  # noqa: F401  # a fixture for here as well
     NODES,
     STEPS,

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from jobrunner import MultiNodeCheckpointManager
-from jobrunner.checkpoint.entries import decode_entry, encode_entry
-from jobrunner.storage import Storage
-from jobrunner.workspace import Workspace
+from jobrunner.checkpoint.log.entry_file import decode_entry, encode_entry
+from jobrunner.define.array_options import Storage
+from jobrunner.workspace.workspace import Workspace
 
 STORAGE = {
     "zstd": Storage(({"name": "zstd", "configuration": {"level": 3}},)),

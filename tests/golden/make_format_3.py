@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from jobrunner import MultiNodeCheckpointManager
-from jobrunner.checkpoint.entries import decode_entry, encode_entry
-from jobrunner.workspace import Workspace
+from jobrunner.checkpoint.log.entry_file import decode_entry, encode_entry
+from jobrunner.workspace.workspace import Workspace
 
 COUNT = 70
 

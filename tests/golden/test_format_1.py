@@ -12,7 +12,7 @@ import zarr
 
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.testing import assert_identical
-from jobrunner.workspace import Workspace
+from jobrunner.workspace.workspace import Workspace
 from tests.golden.make_format_1 import NODES, blobs
 
 GOLDEN = Path(__file__).with_name("format_1")

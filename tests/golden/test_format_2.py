@@ -11,9 +11,9 @@ import zarr
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.checkpoint import load_waiting_states
 from jobrunner.testing import assert_identical
-from jobrunner.workspace import Workspace
+from jobrunner.workspace.workspace import Workspace
+from tests.checkpoint.test_manager import run_group
 from tests.golden.make_format_2 import Optimizer, blobs
-from tests.unit.test_checkpoint_manager import run_group
 
 GOLDEN = Path(__file__).with_name("format_2")
 

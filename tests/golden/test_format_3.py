@@ -10,9 +10,9 @@ import zarr
 
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.testing import assert_identical
-from jobrunner.workspace import Workspace
+from jobrunner.workspace.workspace import Workspace
+from tests.checkpoint.test_manager import run_group
 from tests.golden.make_format_3 import COUNT, blobs
-from tests.unit.test_checkpoint_manager import run_group
 
 GOLDEN = Path(__file__).with_name("format_3")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobrunner.decisions import Boundary, Losses, next_step
+from jobrunner.run.decisions import Boundary, Losses, next_step
 
 sys.path.insert(0, str(Path(__file__).parent))
 from simulation import World

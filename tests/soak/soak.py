@@ -98,7 +98,7 @@ def build(epochs, seconds, flag=""):
 def drive(address, path, epochs, seconds):
     """The driver process: exits with 0 when the job is done."""
     logging.basicConfig(level=logging.WARNING)
-    logging.getLogger("jobrunner.runner").setLevel(logging.INFO)
+    logging.getLogger("jobrunner.run").setLevel(logging.INFO)
     with Session.connect(address, timeout=30) as session:
         manager = MultiNodeCheckpointManager(path, asynchronous=os.getpid() % 2 == 0)
         job = build(epochs, seconds, f"{path}.fail")

@@ -1,0 +1,101 @@
+"""Copies of what is to be saved, so that the epochs can go on while it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jobrunner.checkpoint.storage import THREADS, run_all
+from jobrunner.checkpoint.store import PlannedArray, Rows
+
+_ALIGNMENT = 64
+_COPY_BYTES = 16 << 20
+
+
+class Arena:
+    """Memory that the copies of one save after another are made in.
+
+    The first touch of fresh memory costs several times what a copy does, so it is kept. It is
+    given back when a save needs less than half of it.
+    """
+
+    def __init__(self) -> None:
+        self._memory: np.ndarray[Any, Any] = np.empty(0, np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it holds."""
+        return int(self._memory.nbytes)
+
+    def reserve(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """So many bytes; what was reserved before is written over."""
+        if not nbytes <= self._memory.nbytes <= 2 * nbytes:
+            self._memory = np.empty(0, np.uint8)  # first, so that both are never held at once
+            self._memory = np.empty(nbytes, np.uint8)
+        return self._memory[:nbytes]
+
+
+def copy_arrays(
+    arrays: Iterable[PlannedArray],
+    arena: Arena,
+    budget_bytes: int | None,
+    threads: int = THREADS,
+) -> list[PlannedArray]:
+    """Let arrays be parts of copies, as far as the budget goes.
+
+    An array that only its blob refers to is as good as a copy of it: it changes through
+    `values.own` alone, and that copies what something else refers to, as the save then does.
+
+    Parameters
+    ----------
+    arrays : iterable of PlannedArray
+    arena : Arena
+    budget_bytes : int or None
+        Longest that all copies, those of `own` included, may be together; None: no limit.
+    threads : int
+
+    Returns
+    -------
+    list of PlannedArray
+        Those that were left out: they must be written before anything changes them.
+    """
+    left: list[PlannedArray] = []
+    copied: list[tuple[PlannedArray, np.ndarray[Any, Any], int]] = []
+    total = 0
+    for array in arrays:
+        data = array.data
+        size = -(-data.nbytes // _ALIGNMENT) * _ALIGNMENT
+        if array.is_sole and array.is_constant:
+            continue
+        if budget_bytes is not None and total + size > budget_bytes:
+            left.append(array)
+        elif array.is_sole:
+            budget_bytes = None if budget_bytes is None else budget_bytes - size
+        elif isinstance(data, Rows) or isinstance(data.dtype, np.dtypes.StringDType):
+            array.data = data.gather() if isinstance(data, Rows) else data.copy()
+            budget_bytes = None if budget_bytes is None else budget_bytes - size
+        else:
+            copied.append((array, data, total))
+            total += size
+    memory = arena.reserve(total)
+    jobs = []
+    for array, data, start in copied:
+        place = memory[start : start + data.nbytes].view(data.dtype).reshape(data.shape)
+        jobs += _copy_jobs(place, data)
+        array.data = place
+    run_all(jobs, threads, total)
+    return left
+
+
+def _copy_jobs(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> list[Any]:
+    """A copy, cut along the first axis so that several threads share the work."""
+    if source.nbytes <= _COPY_BYTES or not source.ndim:
+        return [partial(np.copyto, target, source)]
+    rows = max(1, _COPY_BYTES * len(source) // source.nbytes)
+    return [
+        partial(np.copyto, target[start : start + rows], source[start : start + rows])
+        for start in range(0, len(source), rows)
+    ]

@@ -1,0 +1,479 @@
+"""Values as what stands for them on disk: a JSON tree whose leaves may be arrays. Pure: no I/O.
+
+The tree keeps what plain JSON has as it is (None, bool, small int, finite float, str, list, dict
+with str keys) and everything else as an object ``{"$": kind, ...}``. An array leaf says which of
+the blob's array parts it is (``"at"``). Whatever has an identity (list, dict, array, ...) is
+numbered in the order it is met, so that a second mention, ``{"$": "same", "as": n}``, comes back
+as the same object.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import struct
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from jobrunner.checkpoint.encoding import tensors
+from jobrunner.checkpoint.encoding.codecs import Codec
+from jobrunner.checkpoint.encoding.dtypes import (
+    UnsupportedDtypeError,
+    dtype_from_spec,
+    dtype_to_spec,
+)
+from jobrunner.checkpoint.encoding.stateful import has_state, name_class
+from jobrunner.define import DEFAULT_STORAGE, Storage
+from jobrunner.names import escape
+
+Tree = Any
+"""JSON that stands for a value."""
+
+_EXACT_INT = 1 << 53  # beyond it, readers of JSON in other languages lose digits
+_INLINE_BYTES = 1024
+_INLINE_CHARACTERS = 4096
+_PACKED_LENGTH = 256
+_MAX_DEPTH = 150
+_NAME_BYTES = 200
+_STATE = "the state of another object"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPart:
+    """One array that a value is made of.
+
+    Attributes
+    ----------
+    data : numpy.ndarray
+        Its axes in the order they lie in memory, outermost first; not always contiguous.
+    order : tuple of int or None
+        ``data == array.transpose(order)``; None where that changes nothing.
+    trail : tuple of str
+        Names that lead to it from the blob: keys, escaped for file systems, and indices.
+    holds : str
+        What it is a part of: ``ndarray``, ``bytes``, ``str``, ...
+    """
+
+    data: np.ndarray[Any, Any]
+    order: tuple[int, ...] | None
+    trail: tuple[str, ...]
+    holds: str
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBlob:
+    """What stands for a blob: a tree, and the arrays that its leaves name."""
+
+    tree: Tree
+    parts: Sequence[ArrayPart]
+    has_state: bool = False
+    """Whether it holds objects that are saved by their state."""
+    storage: Storage = DEFAULT_STORAGE
+    """How its arrays are stored."""
+
+
+class UnsupportedValueError(Exception):
+    """A value inside a blob cannot be encoded."""
+
+    def __init__(self, trail: tuple[str, ...], cls: type, why: str) -> None:
+        super().__init__(why)
+        self.trail, self.cls, self.why = trail, cls, why
+
+
+class Encoder:
+    """Encodes one blob.
+
+    Parameters
+    ----------
+    codecs : mapping of type to Codec
+    allow_pickle : bool
+
+    Attributes
+    ----------
+    parts : list of ArrayPart
+        The arrays that the tree's leaves name.
+    memory : list of (trail, array)
+        Each array that the value holds, as it holds it.
+    identities : dict of int to object
+        What the value holds and that can change, but for arrays.
+    has_state : bool
+        Whether it holds objects that are saved by their state.
+    """
+
+    def __init__(self, codecs: Mapping[type, Codec], allow_pickle: bool) -> None:
+        self.parts: list[ArrayPart] = []
+        self.memory: list[tuple[tuple[str, ...], np.ndarray[Any, Any]]] = []
+        # Objects that may change, by identity; held, so that no identity is given out again.
+        self.identities: dict[int, object] = {}
+        self._codecs = codecs
+        self._allow_pickle = allow_pickle
+        self._numbers: dict[object, int] = {}
+        self._count = 0
+        self._inside: set[int] = set()
+        self._kept: list[object] = []
+        self.has_state = False
+        self._holder = ""  # of what is encoded now, where no object in it could be made anew
+
+    def encode(self, value: Any, trail: tuple[str, ...] = ()) -> Tree:
+        """The tree that stands for `value`, which lies at `trail` in the blob.
+
+        Raises
+        ------
+        UnsupportedValueError
+            For it or something in it.
+        """
+        cls = type(value)
+        method = _ENCODERS.get(cls)
+        if method is not None:
+            return method(self, value, trail)
+        if codec := self._codecs.get(cls):
+            return self._by_codec(value, trail, codec)
+        try:
+            if isinstance(value, np.generic):
+                return self._scalar(value)
+            if tensors.is_tensor(value):
+                return self._tensor(value, trail)
+        except (UnsupportedDtypeError, tensors.UnsupportedTensorError) as error:
+            return self._pickle(value, trail, str(error))
+        if has_state(value):
+            return self._state(value, trail)
+        if isinstance(value, np.ndarray):
+            why = "a subclass of ndarray would come back as a plain one; np.asarray(...) gives that"
+        else:
+            why = "there is no codec for its type"
+        return self._pickle(value, trail, why)
+
+    # --- identity
+
+    def _number(self, key: object, value: object) -> Tree | None:
+        """Count an object that has an identity; if it was met before, say which it is."""
+        if id(value) in self._inside:
+            raise UnsupportedValueError((), type(value), "it contains itself")
+        known = self._numbers.get(key)
+        if known is not None:
+            return {"$": "same", "as": known}
+        self._numbers[key] = self._count
+        self._count += 1
+        self._kept.append(value)
+        return None
+
+    def _mutable(self, value: object) -> Tree | None:
+        same = self._number(id(value), value)
+        if same is None:
+            self.identities[id(value)] = value
+        return same
+
+    def _object(self, value: object) -> Tree | None:
+        """Count an object of a class that we know nothing of; one with a hash cannot change."""
+        can_change = type(value).__hash__ in (None, object.__hash__)
+        if can_change and not isinstance(value, type | types.FunctionType):
+            return self._mutable(value)
+        return self._number(id(value), value)
+
+    # --- plain values
+
+    def _plain(self, value: object, trail: tuple[str, ...]) -> Tree:
+        return value
+
+    def _int(self, value: int, trail: tuple[str, ...]) -> Tree:
+        if -_EXACT_INT <= value <= _EXACT_INT:
+            return value
+        return {"$": "int", "hex": hex(value)}
+
+    def _float(self, value: float, trail: tuple[str, ...]) -> Tree:
+        return value if math.isfinite(value) else {"$": "float", "hex": _bits(value)}
+
+    def _complex(self, value: complex, trail: tuple[str, ...]) -> Tree:
+        return {"$": "complex", "hex": _bits(value.real, value.imag)}
+
+    def _str(self, value: str, trail: tuple[str, ...]) -> Tree:
+        if len(value) > _INLINE_CHARACTERS:
+            data = value.encode("utf-8", "surrogatepass")
+            return {"$": "str", "at": self._bytes_part(data, trail, "str")}
+        if _is_clean(value):
+            return value
+        return {"$": "str", "hex": value.encode("utf-8", "surrogatepass").hex()}
+
+    def _bytes(self, value: bytes, trail: tuple[str, ...]) -> Tree:
+        return self._data("bytes", value, trail)
+
+    def _bytearray(self, value: bytearray, trail: tuple[str, ...]) -> Tree:
+        return self._mutable(value) or self._data("bytearray", bytes(value), trail)
+
+    def _data(self, kind: str, data: bytes, trail: tuple[str, ...]) -> Tree:
+        if len(data) <= _INLINE_BYTES:
+            return {"$": kind, "hex": data.hex()}
+        return {"$": kind, "at": self._bytes_part(data, trail, kind)}
+
+    def _bytes_part(self, data: bytes, trail: tuple[str, ...], holds: str) -> int:
+        return self._part(np.frombuffer(data, np.uint8), trail, holds)
+
+    # --- containers
+
+    def _list(self, value: list[Any], trail: tuple[str, ...]) -> Tree:
+        if same := self._mutable(value):
+            return same
+        packed = self._packed("list", value, trail)
+        return self._items(value, trail) if packed is None else packed
+
+    def _tuple(self, value: tuple[Any, ...], trail: tuple[str, ...]) -> Tree:
+        packed = self._packed("tuple", value, trail)
+        return {"$": "tuple", "items": self._items(value, trail)} if packed is None else packed
+
+    def _packed(self, kind: str, value: Sequence[Any], trail: tuple[str, ...]) -> Tree | None:
+        """A long sequence of numbers of one type, as an array."""
+        if len(value) < _PACKED_LENGTH:
+            return None
+        types = set(map(type, value))
+        dtype = {float: np.float64, int: np.int64, bool: np.bool_}.get(types.pop())
+        if types or dtype is None:
+            return None
+        try:
+            data: np.ndarray[Any, Any] = np.array(value, dtype)
+        except OverflowError:
+            return None
+        return {"$": kind, "at": self._part(data, trail, kind)}
+
+    def _items(self, value: Sequence[Any], trail: tuple[str, ...]) -> list[Tree]:
+        with _Level(self, value, trail):
+            return [self.encode(item, (*trail, str(i))) for i, item in enumerate(value)]
+
+    def _dict(self, value: dict[Any, Any], trail: tuple[str, ...]) -> Tree:
+        if same := self._mutable(value):
+            return same
+        with _Level(self, value, trail):
+            if "$" not in value and all(type(key) is str and _is_clean(key) for key in value):
+                names = child_names(value)
+                return {
+                    key: self.encode(item, (*trail, name))
+                    for name, (key, item) in zip(names, value.items(), strict=True)
+                }
+            return {"$": "dict", "items": self._pairs(value, trail)}
+
+    def _ordered_dict(
+        self, value: collections.OrderedDict[Any, Any], trail: tuple[str, ...]
+    ) -> Tree:
+        if same := self._mutable(value):
+            return same
+        with _Level(self, value, trail):
+            tree = {"$": "odict", "items": self._pairs(value, trail)}
+            if vars(value):  # torch keeps the versions of a state_dict's modules there
+                tree["attributes"] = self.encode(vars(value), (*trail, "_attributes"))
+            return tree
+
+    def _pairs(self, value: Mapping[Any, Any], trail: tuple[str, ...]) -> list[list[Tree]]:
+        return [
+            [
+                self._encode_within("a key", key, (*trail, f"_{i}_key")),
+                self.encode(item, (*trail, name)),
+            ]
+            for i, (name, (key, item)) in enumerate(
+                zip(child_names(value), value.items(), strict=True)
+            )
+        ]
+
+    # --- arrays
+
+    def _array(self, value: np.ndarray[Any, Any], trail: tuple[str, ...]) -> Tree:
+        try:
+            if value.dtype == object:
+                return self._objects(value, trail)
+            spec = dtype_to_spec(value.dtype)
+        except UnsupportedDtypeError as error:
+            return self._pickle(value, trail, str(error))
+        if same := self._window(value, str(spec), trail):
+            return same
+        if value.dtype.itemsize == 0:
+            return {"$": "hollow", "dtype": spec, "shape": list(value.shape)}
+        if isinstance(value.dtype, np.dtypes.StringDType) and hasattr(value.dtype, "na_object"):
+            return self._strings_with_gaps(value, spec, trail)
+        return {"$": "array", "at": self._part(value, trail, "ndarray")}
+
+    def _window(
+        self, value: np.ndarray[Any, Any], holds: str, trail: tuple[str, ...]
+    ) -> Tree | None:
+        """Count an array; two that are the same window on the same memory are one."""
+        key: object = id(value)
+        if value.size and value.itemsize:
+            key = (value.__array_interface__["data"][0], value.shape, value.strides, holds)
+            if key not in self._numbers:
+                self.memory.append((trail, value))
+        return self._number(key, value)
+
+    def _objects(self, value: np.ndarray[Any, Any], trail: tuple[str, ...]) -> Tree:
+        items = value.ravel().tolist()
+        if any(type(item) is not str for item in items):
+            raise UnsupportedDtypeError("it holds Python objects other than str")
+        if same := self._window(value, "objects", trail):
+            return same
+        if items and all(map(_is_clean, items)):
+            texts = value.astype(np.dtypes.StringDType())
+            return {"$": "objects", "at": self._part(texts, trail, "ndarray of str objects")}
+        trees = [self._str(item, (*trail, str(i))) for i, item in enumerate(items)]
+        return {"$": "objects", "items": trees, "shape": list(value.shape)}
+
+    def _strings_with_gaps(
+        self, value: np.ndarray[Any, Any], spec: Any, trail: tuple[str, ...]
+    ) -> Tree:
+        gaps = np.array([type(item) is not str for item in value.ravel().tolist()], bool)
+        gaps = gaps.reshape(value.shape)
+        plain = np.empty_like(value, dtype=np.dtypes.StringDType(coerce=value.dtype.coerce))
+        plain[~gaps] = value[~gaps]
+        return {
+            "$": "gaps",
+            "dtype": spec,
+            "at": self._part(plain, (*trail, "texts"), "ndarray"),
+            "missing": self._part(gaps, (*trail, "missing"), "ndarray"),
+        }
+
+    def _part(self, array: np.ndarray[Any, Any], trail: tuple[str, ...], holds: str) -> int:
+        order = _memory_order(array)
+        data = array if order is None else array.transpose(order)
+        self.parts.append(ArrayPart(data, order, trail, holds))
+        return len(self.parts) - 1
+
+    def _scalar(self, value: np.generic) -> Tree:
+        cls = type(value)
+        if cls is np.str_:
+            return {"$": "np.str_", "hex": value.encode("utf-8", "surrogatepass").hex()}  # type: ignore[attr-defined]
+        if cls is np.bytes_:
+            return {"$": "np.bytes_", "hex": bytes(value).hex()}  # type: ignore[call-overload]
+        spec = dtype_to_spec(value.dtype)
+        if cls is not dtype_from_spec(spec).type:
+            raise UnsupportedDtypeError(f"{cls.__name__} is not one of NumPy's scalar types")
+        return {"$": "scalar", "dtype": spec, "hex": value.tobytes().hex()}
+
+    def _tensor(self, value: Any, trail: tuple[str, ...]) -> Tree:
+        # Whoever loads a state puts it on the device where the object is.
+        array, description = tensors.to_array(value, from_device=self._holder == _STATE)
+        if same := self._window(array, str(description), trail):
+            return same
+        part = self._part(array, trail, "torch.Tensor") if array.size else None
+        return {"$": "tensor", "at": part, "shape": list(array.shape), **description}
+
+    # --- anything else
+
+    def _by_codec(self, value: object, trail: tuple[str, ...], codec: Codec) -> Tree:
+        if same := self._object(value):
+            return same
+        try:
+            inner = codec.encode(value)
+        except Exception as error:
+            why = f"the encode of its codec {codec.name!r} raised {type(error).__name__}: {error}"
+            raise UnsupportedValueError(trail, type(value), why) from error
+        if type(inner) is type(value):
+            why = f"its codec {codec.name!r} encodes it as another of the same type"
+            raise UnsupportedValueError(trail, type(value), why)
+        with _Level(self, value, trail):
+            tree = self._encode_within(f"what its codec {codec.name!r} made", inner, trail)
+            return {"$": "codec", "name": codec.name, "value": tree}
+
+    def _state(self, value: Any, trail: tuple[str, ...]) -> Tree:
+        if same := self._mutable(value):
+            return same
+        if self._holder:
+            why = f"it is in {self._holder}, so nobody could load its state_dict() into it"
+            raise UnsupportedValueError(trail, type(value), why)
+        try:
+            state = value.state_dict()
+        except Exception as error:
+            why = f"its state_dict() raised {type(error).__name__}: {error}"
+            raise UnsupportedValueError(trail, type(value), why) from error
+        self.has_state = True
+        self._kept.append(state)
+        with _Level(self, value, trail):
+            tree = self._encode_within(_STATE, state, trail)
+        return {"$": "state", "cls": name_class(value), "value": tree}
+
+    def _encode_within(self, holder: str, value: object, trail: tuple[str, ...]) -> Tree:
+        before, self._holder = self._holder, self._holder or holder
+        tree = self.encode(value, trail)
+        self._holder = before
+        return tree
+
+    def _pickle(self, value: object, trail: tuple[str, ...], why: str) -> Tree:
+        if not self._allow_pickle:
+            raise UnsupportedValueError(trail, type(value), why)
+        if same := self._object(value):
+            return same
+        try:
+            data = cloudpickle.dumps(value, protocol=5)
+        except Exception as error:
+            why = f"pickling it raised {type(error).__name__}: {error}"
+            raise UnsupportedValueError(trail, type(value), why) from error
+        return self._data("pickle", data, trail)
+
+
+class _Level:
+    """Guards one level of nesting against cycles and endless depth."""
+
+    def __init__(self, encoder: Encoder, value: object, trail: tuple[str, ...]) -> None:
+        self._inside = encoder._inside
+        if id(value) in self._inside:
+            raise UnsupportedValueError(trail, type(value), "it contains itself")
+        if len(self._inside) >= _MAX_DEPTH:
+            why = f"containers are nested more than {_MAX_DEPTH} deep"
+            raise UnsupportedValueError(trail[:8], type(value), why)
+        self._id = id(value)
+
+    def __enter__(self) -> None:
+        self._inside.add(self._id)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._inside.discard(self._id)
+
+
+_ENCODERS: dict[type, Callable[[Encoder, Any, tuple[str, ...]], Tree]] = {
+    type(None): Encoder._plain,
+    bool: Encoder._plain,
+    int: Encoder._int,
+    float: Encoder._float,
+    complex: Encoder._complex,
+    str: Encoder._str,
+    bytes: Encoder._bytes,
+    bytearray: Encoder._bytearray,
+    list: Encoder._list,
+    tuple: Encoder._tuple,
+    dict: Encoder._dict,
+    collections.OrderedDict: Encoder._ordered_dict,
+    np.ndarray: Encoder._array,
+}
+
+
+def child_names(keys: Iterable[object]) -> list[str]:
+    """Distinct names that any file system keeps, the keys' own where they can be."""
+    names: list[str] = []
+    used: set[str] = set()
+    for i, key in enumerate(keys):
+        name = escape(key) if isinstance(key, str) and key and key.isprintable() else ""
+        if not name or name.casefold() in used or len(name.encode()) > _NAME_BYTES:
+            name = f"_{i}"  # `escape` never begins with "_"
+        used.add(name.casefold())
+        names.append(name)
+    return names
+
+
+def _is_clean(text: str) -> bool:
+    """Whether every reader of JSON gives this text back: no lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _bits(*values: float) -> str:
+    return struct.pack(f">{len(values)}d", *values).hex()
+
+
+def _memory_order(array: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
+    """The order of the axes in memory, outermost first; None if that is their own order."""
+    if array.flags.c_contiguous or 0 in array.strides:
+        return None
+    order = tuple(sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis])))
+    return None if order == tuple(range(array.ndim)) else order

@@ -1,0 +1,171 @@
+"""A run's hold on a checkpoint directory: taken, proved to be shared, kept alive, left."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import uuid
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jobrunner.checkpoint.log.heartbeat import (
+    RUNS_DIRECTORY,
+    Heartbeat,
+    Patience,
+    left_by_the_dead,
+    own_process,
+    refuse_if_alive,
+)
+from jobrunner.checkpoint.log.shared_probe import Probe
+from jobrunner.checkpoint.log.state import State
+from jobrunner.checkpoint.log.writer import Journal
+from jobrunner.checkpoint.storage import PosixFiles
+from jobrunner.errors import CheckpointError, DefinitionError
+
+logger = logging.getLogger(__name__)
+
+
+class Hold:
+    """What a run has while the directory is its own.
+
+    Parameters
+    ----------
+    files : PosixFiles
+    path : str
+        The checkpoint directory.
+    journal : Journal
+    nodes : sequence of str
+        Those that the run saves.
+    beat_seconds : float
+        From one sign of life to the next.
+
+    Attributes
+    ----------
+    run : str
+        Like no other run's.
+    number : int
+        Of its ``run`` entry, once taken.
+    """
+
+    def __init__(
+        self,
+        files: PosixFiles,
+        path: str,
+        journal: Journal,
+        nodes: Sequence[str],
+        beat_seconds: float,
+    ) -> None:
+        self._files = files
+        self._path = path
+        self._journal = journal
+        self._beat_seconds = beat_seconds
+        self.nodes = tuple(nodes)
+        self.run = uuid.uuid4().hex
+        self.number = -1
+        self._heartbeat = Heartbeat(files, path, self.run, beat_seconds)
+        self._probe: Probe | None = None
+
+    def take(self, info: Any, patience: Patience, *, take_over: bool) -> None:
+        """Append the ``run`` entry, unless another run is alive.
+
+        Parameters
+        ----------
+        info : JSON
+        patience : Patience
+        take_over : bool
+            From a run that is alive, too.
+
+        Raises
+        ------
+        CommitConflictError
+            Another run holds the directory.
+        CheckpointWriteError, OSError
+            It cannot be written.
+        """
+        told: set[str] = set()
+
+        def judge(state: State) -> None:
+            if state.run is not None and not state.is_ended:
+                if take_over and state.run["run"] in told:
+                    return  # it has written meanwhile; what was said of it holds
+                told.add(state.run["run"])
+                number = state.number
+
+                def still_holds() -> bool:
+                    return self._journal.refresh().number == number
+
+                refuse_if_alive(
+                    self._files, self._path, state.run, patience, take_over, still_holds
+                )
+
+        body = {
+            "nodes": list(self.nodes),
+            "info": info,
+            "process": own_process(),
+            "heartbeat_seconds": self._beat_seconds,
+        }
+        # The first sign of life comes before the entry that makes others look for it.
+        self._files.make_directories(self._path)
+        self._heartbeat.start()
+        try:
+            self._files.prove_creation(self._heartbeat.directory)
+            self.number = self._journal.take(self.run, body, judge)
+            self._heartbeat.restore()
+        except BaseException:
+            self._let_go()
+            raise
+        # A manager that is dropped without `leave` must not look alive for ever.
+        weakref.finalize(self, self._heartbeat.stop)
+
+    def ask(self) -> Probe:
+        """Write a question that every worker must be able to read and answer."""
+        self._probe = Probe.ask(self._files, self._heartbeat.directory)
+        return self._probe
+
+    def check_answers(self, answers: Mapping[str, Any]) -> None:
+        """Judge the workers' answers; see `Probe.check`."""
+        if self._probe is None:
+            raise DefinitionError("check_probe takes the answers to probe, which comes first.")
+        self._probe.check(self._path, answers)
+
+    def remove_traces_of_others(self) -> None:
+        """Remove what is left of earlier runs, but for their stores.
+
+        Notes
+        -----
+        A newcomer that waits for the directory, or has just taken it over, keeps its traces.
+        """
+        runs = os.path.join(self._path, RUNS_DIRECTORY)
+        try:
+            others = [name for name in self._files.list_names(runs) if name != self.run]
+            earlier: set[str] | None = None
+            for name in others:
+                path = os.path.join(runs, name)
+                if not left_by_the_dead(self._files, path):
+                    earlier = self._earlier_runs() if earlier is None else earlier
+                    if name not in earlier:
+                        continue
+                self._files.remove_tree(path)
+        except (OSError, CheckpointError) as error:
+            logger.warning("Traces of earlier runs are left in %s: %s", runs, error)
+
+    def _earlier_runs(self) -> set[str]:
+        found = set()
+        for entry in self._journal.read_entries():
+            if entry["number"] >= self.number:
+                break
+            if entry["kind"] == "run":
+                found.add(entry["run"])
+        return found
+
+    def leave(self) -> None:
+        """Give no more signs of life, and leave no trace but in the log."""
+        self._journal.leave()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._heartbeat.stop()
+        with contextlib.suppress(OSError):
+            self._files.remove_tree(self._heartbeat.directory)

@@ -1,0 +1,359 @@
+"""What everything that lies in a checkpoint directory is, told from the log. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from jobrunner.checkpoint.directory import CheckpointDirectory
+from jobrunner.checkpoint.held import SAVE_REQUEST
+from jobrunner.checkpoint.log import (
+    ENTRY_NAME,
+    LOG_DIRECTORY,
+    RUNS_DIRECTORY,
+    TEMPORARY_NAME,
+    Claim,
+    Entry,
+    State,
+    commits_in,
+    decode_entry,
+    describe_holder,
+    given_up_by,
+    is_known_dead,
+    mend_bit,
+)
+from jobrunner.checkpoint.storage import PosixFiles
+from jobrunner.checkpoint.store import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT, StoreReader
+from jobrunner.errors import CheckpointCorruptError, CheckpointError
+from jobrunner.names import StoreName, parse_store_name
+
+Status = Literal["live", "pending", "aside", "stray", "damaged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One object of a directory, and why it is there.
+
+    Attributes
+    ----------
+    path : str
+        Relative to the directory, with ``/``.
+    status : {"live", "pending", "aside", "stray", "damaged"}
+        ``live``: part of the log or of a recorded checkpoint. ``pending``: a run uses it, or the
+        next one removes it. ``aside``: kept, and not in use: a store that a rewind has set aside
+        and hidden, a damaged entry of the log that a later one makes up for. ``stray``: no entry of the log speaks of it, and nothing touches it. ``damaged``: it is
+        missing or not what was written.
+    explanation : str
+    """
+
+    path: str
+    status: Status
+    explanation: str
+
+
+@dataclass(slots=True)
+class _History:
+    """What the whole log says of every claim."""
+
+    state: State = field(default_factory=State)
+    nodes: dict[Claim, set[str]] = field(default_factory=dict)
+    ended: dict[Claim, Entry] = field(default_factory=dict)
+    recorded: dict[int, Claim] = field(default_factory=dict)
+    commits: dict[Claim, Entry] = field(default_factory=dict)
+    run_nodes: list[str] = field(default_factory=list)
+
+    def take_in(self, entry: Entry) -> None:
+        """One entry after another; the state knows which epochs it gives up."""
+        kind = entry["kind"]
+        if kind == "commit" and entry["epoch"] in self.recorded:
+            self._end(entry["epoch"], entry)
+        self.state.apply(entry)
+        self.note(entry)
+        if kind == "commit":
+            self.recorded[entry["epoch"]] = Claim(entry["epoch"], entry["retry"])
+        elif kind in ("retire", "rewind"):
+            for epoch in given_up_by(entry, self.recorded):
+                if epoch not in self.state.recorded:
+                    self._end(epoch, entry)
+
+    def note(self, entry: Entry) -> None:
+        """What an entry says by itself, whatever is missing before it."""
+        if entry["kind"] == "run":
+            self.run_nodes = list(entry["nodes"])
+        elif entry["kind"] == "begin":
+            self.nodes[Claim(entry["epoch"], entry["retry"])] = set(self.run_nodes)
+        for commit in commits_in(entry):
+            claim = Claim(commit["epoch"], commit["retry"])
+            self.commits[claim] = commit
+            self.nodes[claim] = set(commit["stores"])
+
+    def restart(self, entry: Entry) -> None:
+        """Go by a full state or a repair, whatever is missing before it."""
+        self.state.restart(entry)
+        self.note(entry)
+        retries = self.state.retries
+        self.recorded = {epoch: Claim(epoch, retries[epoch]) for epoch in self.state.recorded}
+
+    def _end(self, epoch: int, entry: Entry) -> None:
+        self.ended[self.recorded.pop(epoch)] = entry
+
+
+def inspect_directory(directory: CheckpointDirectory) -> list[Finding]:
+    """Explain everything that lies in a checkpoint directory.
+
+    Parameters
+    ----------
+    directory : CheckpointDirectory
+        One whose log is kept in files, by the default metadata handler.
+
+    Returns
+    -------
+    list of Finding
+        In the order of their paths.
+
+    Notes
+    -----
+    Runs on the client; beside a run, too, whose objects may come and go meanwhile. Sizes and
+    manifests of recorded stores are compared with the record; `CheckpointDirectory.verify` reads
+    every byte. Raises only what keeps it from reading at all.
+    """
+    found: list[Finding] = []
+    # Before the log is read, so that what a run claims meanwhile is not taken for a stray.
+    names = directory.files.list_names(directory.path)
+    history = _History()
+    is_whole = True
+    for finding, entry in _inspect_log(directory):
+        found.append(finding)
+        if entry is None:
+            is_whole = is_whole and finding.status != "damaged"
+            continue
+        try:
+            if entry["kind"] == "repair" or (entry["kind"] == "state" and not is_whole):
+                history.restart(entry)
+                is_whole = True
+                found = [_made_up_for(finding, entry) for finding in found]
+            elif is_whole:
+                history.take_in(entry)
+            else:
+                history.note(entry)
+        except CheckpointCorruptError as error:
+            found[-1] = Finding(finding.path, "damaged", str(error))
+            is_whole = False
+    stores: list[tuple[str, StoreName]] = []
+    for name in names:
+        if name == LOG_DIRECTORY:
+            continue
+        if name == RUNS_DIRECTORY:
+            found += _inspect_runs(directory, history.state)
+        elif name == SAVE_REQUEST:
+            found.append(Finding(name, "pending", "Asks the run for a save, which removes it."))
+        elif (store := parse_store_name(name)) is None:
+            found.append(Finding(name, "stray", "Nothing that jobrunner makes has such a name."))
+        elif not is_whole:
+            why = "The log is damaged, so it is not known what this store is."
+            found.append(Finding(name, "damaged", why))
+        else:
+            stores.append((name, store))
+    for findings in directory.files.each(partial(_inspect_store, directory, history), stores):
+        found += findings
+    if is_whole:
+        found += _find_missing(history, [*names, *directory.files.list_names(directory.path)])
+    return sorted(found, key=lambda finding: finding.path)
+
+
+def _made_up_for(finding: Finding, entry: Entry) -> Finding:
+    if finding.status != "damaged":
+        return finding
+    why = f"Damaged or lost; entry {entry['number']} makes up for it, and it stays as it is."
+    return Finding(finding.path, "aside", why)
+
+
+def _inspect_log(directory: CheckpointDirectory) -> Iterator[tuple[Finding, Entry | None]]:
+    files, root = directory.files, os.path.join(directory.path, LOG_DIRECTORY)
+
+    def path_of(number: int) -> str:
+        return os.path.join(root, f"{number:010d}.json")
+
+    numbers: list[int] = []
+    for name in files.list_names(root):
+        match = ENTRY_NAME.fullmatch(name)
+        if match and name == os.path.basename(path_of(int(match[1]))):
+            numbers.append(int(match[1]))
+        elif TEMPORARY_NAME.fullmatch(name):
+            why = (
+                "An entry half made: in the making, or left by a crash and removed by a later run."
+            )
+            yield Finding(f"{LOG_DIRECTORY}/{name}", "pending", why), None
+        else:
+            why = "Nothing that jobrunner makes has such a name."
+            yield Finding(f"{LOG_DIRECTORY}/{name}", "stray", why), None
+    for number, listed, data in _read_files(files, path_of, sorted(numbers)):
+        path, full = f"{LOG_DIRECTORY}/{number:010d}.json", path_of(number)
+        if data is None:
+            why = f"Missing, as are all before {listed:010d}.json. {_way_out(directory)}"
+            yield Finding(path, "damaged", why), None
+            continue
+        try:
+            entry = decode_entry(data, number, full)
+        except CheckpointCorruptError as error:
+            mended = mend_bit(data)
+            if mended is None:
+                yield Finding(path, "damaged", str(error)), None
+            else:
+                why = "One bit of it is wrong; it is read as it was written."
+                yield Finding(path, "damaged", why), decode_entry(mended, number, full)
+            continue
+        if entry["kind"] == "gap":
+            why = f"Holds the place of an entry that was lost. {_way_out(directory)}"
+            yield Finding(path, "damaged", why), None
+        else:
+            yield Finding(path, "live", _explain_entry(entry)), entry
+
+
+def _read_files(
+    files: PosixFiles, path_of: Callable[[int], str], numbers: Sequence[int]
+) -> Iterator[tuple[int, int, bytes | None]]:
+    """Each entry's number, the one listed at or after it, and its file; of a gap only the first."""
+    number = 0
+    reads = files.each(files.read_if_there, map(path_of, numbers))
+    for listed, data in zip(numbers, reads, strict=True):
+        # What was not listed may have been made meanwhile.
+        while number < listed:
+            found = files.read_if_there(path_of(number))
+            yield number, listed, found
+            number = listed if found is None else number + 1
+        yield listed, listed, data
+        number = listed + 1
+
+
+def _way_out(directory: CheckpointDirectory) -> str:
+    return (
+        f"Restore it from a copy, or go on from what can be proven without it: `jobrunner fsck "
+        f"{directory.path} --repair`."
+    )
+
+
+def _explain_entry(entry: Entry) -> str:
+    words = [f"{entry['kind']} of run {entry['run'][:8]}, {entry['time']}"]
+    words += [
+        f"{name} {json.dumps(entry[name])}"
+        for name in ("epoch", "retry", "epochs", "after", "only", "reason", "label")
+        if name in entry
+    ]
+    return ", ".join(words)
+
+
+def _inspect_runs(directory: CheckpointDirectory, state: State) -> Iterator[Finding]:
+    root = os.path.join(directory.path, RUNS_DIRECTORY)
+    holder = state.run
+    for name in sorted(directory.files.list_names(root)):
+        if holder is None or state.is_ended or name != holder["run"]:
+            why = "Left by a run that no longer holds the directory; the next run removes it."
+        elif is_known_dead(holder.get("process", {}), name):
+            why = f"Signs of life of the last run ({describe_holder(holder)}), which is gone."
+        else:
+            why = f"Signs of life of the run that holds the directory ({describe_holder(holder)})."
+        yield Finding(f"{RUNS_DIRECTORY}/{name}", "pending", why)
+
+
+def _inspect_store(
+    directory: CheckpointDirectory, history: _History, named: tuple[str, StoreName]
+) -> list[Finding]:
+    return list(_explain_store(directory, history, *named))
+
+
+def _explain_store(
+    directory: CheckpointDirectory, history: _History, name: str, store: StoreName
+) -> Iterator[Finding]:
+    claim = Claim(store.epoch, store.retry)
+    if store.node not in history.nodes.get(claim, ()):
+        why = (
+            "No entry of the log claims this name: somebody put it here, or the newest entries are "
+            "lost. It is left alone, and saves avoid it."
+        )
+        yield Finding(name, "stray", why)
+        return
+    if history.recorded.get(claim.epoch) == claim:
+        if claim not in history.commits:
+            why = f"Epoch {claim.epoch} is recorded, and the entry that says of what is lost."
+            yield Finding(name, "damaged", f"{why} {_way_out(directory)}")
+            return
+        about = history.commits[claim]["stores"][store.node]
+        yield from _inspect_recorded(directory, name, claim.epoch, about)
+        return
+    chore = history.state.chores.get(claim)
+    ended = history.ended.get(claim)
+    if ended is None and chore is not None:
+        why = (
+            f"Begun for epoch {claim.epoch} and not recorded: in the making, or left by a crash, "
+            f"and then deleted by the next run."
+        )
+        yield Finding(name, "pending", why)
+    elif chore is not None:
+        doing = "deleted" if chore.action == "delete" else "hidden"
+        yield Finding(name, "pending", f"{_explain_end(ended)} It is being {doing}, or will be.")
+    elif (ended is not None and ended["kind"] == "rewind") or directory.files.is_taken(
+        os.path.join(directory.path, name, RETIRED_DOCUMENT)
+    ):
+        way = "To record it again: jobrunner restore DIR EPOCH."
+        yield Finding(name, "aside", f"{_explain_end(ended)} {way}")
+    else:
+        why = f"{_explain_end(ended)} It was deleted once and has come back: remove it."
+        yield Finding(name, "stray", why)
+
+
+def _explain_end(entry: Entry | None) -> str:
+    if entry is None:
+        return "Its save was abandoned."
+    kind, number = entry["kind"], entry["number"]
+    if kind == "commit":
+        return f"Saved again by entry {number}."
+    if kind == "retire":
+        return f"Given up by the retention policy (entry {number})."
+    return f"Set aside by entry {number}: {entry.get('reason', 'no reason given').rstrip('.')}."
+
+
+def _inspect_recorded(
+    directory: CheckpointDirectory, name: str, epoch: int, about: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """A store of a recorded epoch: all its files there, of the right size, and no others."""
+    reader = StoreReader(directory.files, directory.path, name, about["manifest"])
+    try:
+        manifest = reader.read_manifest()
+        listed = reader.list_files(manifest)
+    except CheckpointError as error:
+        yield Finding(name, "damaged", str(error))
+        return
+    expected = {path: size for path, (size, _) in listed.items()}
+    there = dict(directory.files.walk(reader.root))
+    problems = 0
+    for path, size in expected.items():
+        found = there.pop(path, None)
+        if found != size:
+            problems += 1
+            what = "missing" if found is None else f"{found} bytes"
+            why = f"Of recorded epoch {epoch}: expected {size} bytes, found {what}."
+            if found is None and path == ROOT_DOCUMENT and RETIRED_DOCUMENT in there:
+                why = f"{why} It lies in {RETIRED_DOCUMENT} instead."
+            yield Finding(f"{name}/{path}", "damaged", why)
+    there.pop(MANIFEST, None)
+    for path in there:
+        why = f"Lies in a store of epoch {epoch}, whose manifest does not name it. Never read."
+        yield Finding(f"{name}/{path}", "stray", why)
+    if not problems:
+        why = f"Epoch {epoch} of node {manifest['node']!r}, {len(expected) + 1} files."
+        yield Finding(name, "live", why)
+
+
+def _find_missing(history: _History, there: Collection[str]) -> Iterator[Finding]:
+    there = frozenset(there)
+    for epoch, claim in history.recorded.items():
+        stores = history.commits[claim]["stores"] if claim in history.commits else {}
+        for node, about in stores.items():
+            if about["store"] not in there:
+                why = f"Epoch {epoch} of node {node!r} is recorded, and its store is not there."
+                yield Finding(about["store"], "damaged", why)

@@ -1,0 +1,120 @@
+"""A log that has lost entries made readable again: one entry that says what can be proven.
+
+Nothing else is changed: what is damaged stays where it is, and no store is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+
+from jobrunner.checkpoint.directory import CheckpointDirectory
+from jobrunner.checkpoint.log import (
+    HEARTBEAT,
+    RUNS_DIRECTORY,
+    STATE_INTERVAL,
+    Entry,
+    FileMetadataHandler,
+    Patience,
+    describe_holder,
+    left_by_the_dead,
+    make_entry,
+    own_process,
+    refuse_if_alive,
+)
+from jobrunner.checkpoint.maintenance.repair_plan import Repair, file_handler, plan_repair, reading
+from jobrunner.checkpoint.storage import PosixFiles
+from jobrunner.errors import CheckpointWriteError, CommitConflictError
+
+
+def repair_log(directory: CheckpointDirectory, patience: Patience | None = None) -> Repair | None:
+    """Append the entry from which a log that has lost others can be read again.
+
+    Parameters
+    ----------
+    directory : CheckpointDirectory
+    patience : Patience, optional
+        How long a silent run counts as alive.
+
+    Returns
+    -------
+    Repair or None
+        What was done; None where nothing was to be.
+
+    Raises
+    ------
+    CommitConflictError
+        A run holds the directory and is alive, or came in between; nothing was repaired.
+    CheckpointWriteError
+        The entry could not be written.
+
+    Notes
+    -----
+    Runs on the client. *Atomicity*: that of one entry of the log. *Safe to retry*: yes. Nothing is
+    deleted, renamed or written over; the entries that were damaged stay as they are.
+    """
+    repair = plan_repair(directory)
+    if repair is None:
+        return None
+    handler = file_handler(directory)
+    with reading(directory):
+        _refuse_if_held(directory, repair, patience or Patience())
+    run = uuid.uuid4().hex
+    number = repair.last + 1
+    for gap in (*repair.gaps, *([number] if number and number % STATE_INTERVAL == 0 else ())):
+        _append(directory, handler, make_entry(gap, "gap", run, {}))
+        number = max(number, gap + 1)
+    body = {
+        "state": repair.state.to_json(),
+        "commits": repair.commits,
+        "lost": sorted(repair.lost),
+        "process": own_process(),
+    }
+    _append(directory, handler, make_entry(number, "repair", run, body))
+    directory.state()  # what was repaired can be read
+    return repair
+
+
+def _append(directory: CheckpointDirectory, handler: FileMetadataHandler, entry: Entry) -> None:
+    try:
+        is_ours = handler.append(entry)
+    except OSError as error:
+        raise CheckpointWriteError(
+            f"{directory.path}: the log could not be repaired: {type(error).__name__}: {error}. "
+            f"Nothing else has changed; mend the storage and try again."
+        ) from error
+    if not is_ours:
+        raise CommitConflictError(
+            f"{directory.path}: another process has written entry {entry['number']} of the log "
+            f"meanwhile, so it was not repaired. See that no run is alive there, and try again."
+        )
+
+
+def _refuse_if_held(directory: CheckpointDirectory, repair: Repair, patience: Patience) -> None:
+    runs = {entry["run"]: entry for entry in repair.entries.values() if entry["kind"] == "run"}
+    ended = {entry["run"] for entry in repair.entries.values() if entry["kind"] == "end"}
+    last = max(runs.values(), key=lambda entry: int(entry["number"]), default=None)
+    suspects = {} if last is None or last["run"] in ended else {last["run"]: last}
+    root = os.path.join(directory.path, RUNS_DIRECTORY)
+    for name in directory.files.list_names(root):
+        if not left_by_the_dead(directory.files, os.path.join(root, name)):
+            suspects[name] = runs.get(name) or _unknown_run(directory.files, root, name)
+    for run in suspects.values():
+        try:
+            refuse_if_alive(directory.files, directory.path, run, patience, take_over=False)
+        except CommitConflictError as error:
+            raise CommitConflictError(
+                f"{directory.path} is held by a run that is alive ({describe_holder(run)}): its "
+                f"log is not repaired beneath it. Stop it, and try again."
+            ) from error
+
+
+def _unknown_run(files: PosixFiles, root: str, name: str) -> Entry:
+    """A run whose entry is lost, by its signs of life."""
+    beat = files.read_if_there(os.path.join(root, name, HEARTBEAT)) or b""
+    try:
+        process = json.loads(beat.partition(b"\n")[2])
+    except ValueError:
+        process = {}
+    return {"run": name, "time": "a time that is not known", "process": process}

@@ -1,0 +1,23 @@
+"""Bytes under names, in a file system or an object store."""
+
+from __future__ import annotations
+
+from jobrunner.checkpoint.storage.object_store import ObjectFiles, files_beside, files_of
+from jobrunner.checkpoint.storage.paths import absolute_path, is_url, join_path
+from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, PosixFiles, Result
+from jobrunner.checkpoint.storage.threads import THREADS, run_all, run_gently
+
+__all__ = [
+    "BLOCK_BYTES",
+    "THREADS",
+    "ObjectFiles",
+    "PosixFiles",
+    "Result",
+    "absolute_path",
+    "files_beside",
+    "files_of",
+    "is_url",
+    "join_path",
+    "run_all",
+    "run_gently",
+]

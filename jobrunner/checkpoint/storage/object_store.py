@@ -1,0 +1,424 @@
+"""What the checkpoint package asks of an object store, in the place of a file system.
+
+There are no directories, and nothing is linked or renamed: chunks are copied by the store itself,
+and what an object is called changes by a copy and a deletion. An object is there whole, and
+durable, once the store has answered. Log entries rest on conditional creation, which
+`ObjectFiles.prove_creation` tries out before a run begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import errno
+import functools
+import importlib.util
+import os
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from crc32c import crc32c
+
+from jobrunner.checkpoint.storage.paths import is_url
+from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, Item, PosixFiles, Result
+from jobrunner.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore, RetryConfig
+
+_PART_BYTES = 16 << 20
+_PARTS_AT_ONCE = 2  # of one object: each is copied, and so takes memory beside what is saved
+_RETRY: RetryConfig = {"max_retries": 10, "retry_timeout": dt.timedelta(seconds=60)}
+_MISSING = "obstore is not installed, which reaches object stores: pip install 'jobrunner[object]'"
+
+
+@functools.cache
+def open_store(root: str) -> ObjectStore:
+    """The objects below a URL, with the credentials of this process's environment.
+
+    Parameters
+    ----------
+    root : str
+        As `absolute_path` gives it.
+
+    Notes
+    -----
+    One a URL and process: connections, and what ``memory://`` holds, are shared.
+    """
+    from obstore.store import MemoryStore, from_url
+
+    if root.startswith("memory://"):
+        return MemoryStore()
+    account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+    if root.startswith("az://") and account:
+        # An account that obstore finds by itself makes it panic when the store is printed.
+        return from_url(root, account_name=account, retry_config=_RETRY)
+    return from_url(root, retry_config=_RETRY)
+
+
+class ObjectFiles(PosixFiles):
+    """Objects below a URL, as the checkpoint package uses files.
+
+    Parameters
+    ----------
+    root : str
+        URL of the checkpoint directory: all paths lie below it.
+    open_store : callable
+        Gives the store of that URL, whose keys are relative to it; called once in each process.
+        Picklable.
+
+    Notes
+    -----
+    Runs on client and workers. What is pickled is the URL: credentials stay where they are. All
+    methods raise OSError, as those of `PosixFiles` do.
+    """
+
+    threads = 8
+    removals = lookups = 32
+    linked_bytes = 4 << 20  # a link waits for the store twice, and what is written only once
+    poll_seconds = 2.0
+
+    def __init__(self, root: str, open_store: Callable[[str], ObjectStore] = open_store) -> None:
+        self.root = root
+        self._open_store = open_store
+        self._opened: ObjectStore | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def before(self, operation: str, path: str) -> None:
+        """Run before every request; here for subclasses that inject faults.
+
+        Parameters
+        ----------
+        operation : str
+            ``put``, ``create``, ``copy``, ``delete``, ``get``, ``head`` or ``list``.
+        path : str
+        """
+
+    def reaches(self, path: str) -> bool:
+        """See `PosixFiles.reaches`."""
+        return path == self.root or path.startswith(f"{self.root}/")
+
+    def each(
+        self,
+        call: Callable[[Item], Result],
+        items: Iterable[Item],
+        at_once: int | None = None,
+    ) -> Iterator[Result]:
+        """See `PosixFiles.each`."""
+        items = list(items)
+        at_once = min(at_once or self.lookups, len(items))
+        if at_once < 2:
+            yield from map(call, items)
+            return
+        waiting: deque[Future[Result]] = deque()
+        with ThreadPoolExecutor(at_once, "jobrunner-requests") as pool:
+            try:
+                for item in items:
+                    waiting.append(pool.submit(call, item))
+                    if len(waiting) > 2 * at_once:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _key(self, path: str) -> str:
+        if not self.reaches(path):
+            raise OSError(errno.EINVAL, f"does not lie below {self.root}", path)
+        return path[len(self.root) + 1 :]
+
+    @contextlib.contextmanager
+    def _asking(self, operation: str, path: str) -> Iterator[ObjectStore]:
+        """The store, to make one request about `path`; its errors become OSErrors."""
+        self.before(operation, path)
+        try:
+            from obstore import exceptions
+        except ImportError as error:
+            raise OSError(errno.ENOSYS, _MISSING, path) from error
+        try:
+            if self._opened is None:
+                self._opened = self._open_store(self.root)
+            yield self._opened
+        except FileNotFoundError as error:
+            what = "object" if operation not in ("put", "create") else "bucket or container"
+            raise FileNotFoundError(errno.ENOENT, f"no such {what}", path) from error
+        except exceptions.AlreadyExistsError as error:
+            raise FileExistsError(errno.EEXIST, "there is such an object", path) from error
+        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+            raise PermissionError(errno.EACCES, _first_line(error), path) from error
+        except exceptions.BaseError as error:
+            raise OSError(errno.EIO, _first_line(error), path) from error
+
+    # --- writing
+
+    def make_directory(self, path: str) -> None:
+        """Nothing: a directory is there when something lies in it."""
+
+    def make_directories(self, path: str) -> None:
+        """Nothing, as `make_directory`."""
+
+    def write(
+        self,
+        path: str,
+        buffers: Sequence[bytes | memoryview],
+        padding_bytes: int = 0,
+        digest: Callable[[memoryview, int], int] = crc32c,
+    ) -> int:
+        """Put an object; durable once this returns. See `PosixFiles.write`.
+
+        Notes
+        -----
+        *Atomicity*: the object is there whole or not at all. *Safe to retry*: yes, unlike with
+        files: an object of that name is replaced.
+        """
+        found = 0
+        content: list[bytes | memoryview] = []
+        for buffer in buffers:
+            view = memoryview(buffer)
+            if view.nbytes:
+                view = view.cast("B")
+                content.append(view)
+                for start in range(0, len(view), BLOCK_BYTES):
+                    found = digest(view[start : start + BLOCK_BYTES], found)
+        if padding_bytes:
+            found = self.digest_zeros(padding_bytes, found)
+            content.append(bytes(padding_bytes))
+        self._put(path, content)
+        return found
+
+    def _put(self, path: str, content: Sequence[bytes | memoryview]) -> None:
+        is_long = sum(map(len, content)) > _PART_BYTES
+        with self._asking("put", path) as store:
+            store.put(
+                self._key(path),
+                list(content) or b"",
+                use_multipart=is_long,
+                chunk_size=_PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+
+    def link(self, source: str, target: str, nbytes: int) -> bool:
+        """Let the store copy an object, provided it is `nbytes` long; see `PosixFiles.link`."""
+        try:
+            with self._asking("copy", target) as store:
+                store.copy(self._key(source), self._key(target))
+        except FileNotFoundError:
+            return False
+        with self._asking("head", target) as store:
+            if store.head(self._key(target))["size"] == nbytes:
+                return True
+        self.remove_file(target)
+        return False
+
+    def overwrite(self, path: str, data: bytes) -> None:
+        """Put an object in the place of one that may be there."""
+        self._put(path, [data])
+
+    def create_whole(self, path: str, data: bytes, temporary: str) -> bool:
+        """Create an object, unless it exists; see `PosixFiles.create_whole`.
+
+        `temporary` is not used.
+        """
+        try:
+            self._create(path, data)
+        except OSError:
+            # The store may have failed, or found the name taken, after its own success.
+            found = self.read_if_there(path)
+            if found is None:
+                raise
+            return found == data
+        return True
+
+    def _create(self, path: str, data: bytes) -> None:
+        with self._asking("create", path) as store:
+            store.put(self._key(path), data, mode="create")
+
+    def prove_creation(self, directory: str) -> None:
+        """See `PosixFiles.prove_creation`; leaves an object called ``created`` behind."""
+        path = os.path.join(directory, "created")
+        with contextlib.suppress(FileExistsError):
+            self._create(path, b"first")
+        try:
+            self._create(path, b"second")
+        except FileExistsError:
+            return
+        raise OSError(
+            errno.EOPNOTSUPP,
+            "this store creates an object though there is one of its name (it has no conditional "
+            "put, or it is switched off), which the log needs to give each entry one writer; use "
+            "another store",
+            path,
+        )
+
+    def rename(self, source: str, target: str) -> None:
+        """Give an object another name: for a moment it has both, and never none."""
+        with self._asking("copy", source) as store:
+            store.copy(self._key(source), self._key(target))
+        with contextlib.suppress(FileNotFoundError):
+            self.remove_file(source)
+
+    def remove_file(self, path: str) -> None:
+        """Remove an object; some stores do not tell if there was none."""
+        with self._asking("delete", path) as store:
+            store.delete(self._key(path))
+
+    def remove_tree(self, path: str) -> None:
+        """Remove all objects below `path`; what is not there any more counts as removed."""
+        for batch in self._list(path):
+            try:
+                with self._asking("delete", path) as store:
+                    store.delete([found["path"] for found in batch])
+            except FileNotFoundError:
+                for found in batch:
+                    with contextlib.suppress(FileNotFoundError):
+                        self.remove_file(f"{self.root}/{found['path']}")
+
+    # --- durability
+
+    def _sync_path(self, path: str) -> None:
+        """Nothing: the store answers once an object is durable."""
+
+    @contextlib.contextmanager
+    def durable(
+        self, path: str, names: Sequence[str], changed: Collection[str] | None = None
+    ) -> Iterator[None]:
+        """Nothing, as `sync_file`: what the block wrote is durable."""
+        yield
+
+    @property
+    def has_syncfs(self) -> bool:
+        """True: names are durable without more ado."""
+        return True
+
+    # --- reading
+
+    def read(self, path: str) -> bytes:
+        """Whole content of an object."""
+        with self._asking("get", path) as store:
+            return store.get(self._key(path)).bytes().to_bytes()
+
+    def read_if_there(self, path: str) -> bytes | None:
+        """Whole content of an object; None where there is none."""
+        try:
+            return self.read(path)
+        except FileNotFoundError:
+            return None
+
+    def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
+        """Read an object into memory and digest it; see `PosixFiles.read_into`."""
+        wanted = len(target) if target is not None else 0
+        digest = position = 0
+        with self._asking("get", path) as store:
+            result = store.get(self._key(path))
+            size = int(result.meta["size"])
+            if size != nbytes:
+                return size, 0
+            for piece in result.stream(min_chunk_size=BLOCK_BYTES):
+                view = memoryview(piece)
+                digest = self.digest(view, digest)
+                if target is not None and position < wanted:
+                    stop = min(wanted, position + len(view))
+                    target[position:stop] = view[: stop - position]
+                position += len(view)
+        return position, digest if position == nbytes else 0
+
+    def read_span(self, path: str, start: int, nbytes: int) -> tuple[int, bytes]:
+        """Part of an object, and the size of all of it."""
+        stop = start + nbytes
+        try:
+            with self._asking("get", path) as store:
+                result = store.get(self._key(path), options={"range": (start, stop)})
+                return int(result.meta["size"]), result.bytes().to_bytes()
+        except FileNotFoundError:
+            raise
+        except OSError:
+            # Stores refuse a range that begins where the object has ended.
+            with self._asking("head", path) as store:
+                size = int(store.head(self._key(path))["size"])
+            if size > start and nbytes:
+                raise
+            return size, b""
+
+    def list_names(self, path: str) -> list[str]:
+        """Names right below `path`; none where nothing lies there."""
+        with self._asking("list", path) as store:
+            found = store.list_with_delimiter(self._key(path) or None)
+        below = [*found["common_prefixes"], *(about["path"] for about in found["objects"])]
+        return [key.rpartition("/")[2] for key in below]
+
+    def is_taken(self, path: str) -> bool:
+        """Whether there is an object of this name, or any below it."""
+        try:
+            with self._asking("head", path) as store:
+                store.head(self._key(path))
+        except FileNotFoundError:
+            return self.is_directory(path)
+        return True
+
+    def is_directory(self, path: str) -> bool:
+        """Whether there is any object below `path`."""
+        return any(self._list(path, 1))
+
+    def walk(self, path: str) -> Iterator[tuple[str, int]]:
+        """See `PosixFiles.walk`."""
+        start = len(self._key(path)) + 1 if path != self.root else 0
+        for batch in self._list(path):
+            for found in batch:
+                yield found["path"][start:], found["size"]
+
+    def modified_seconds(self, path: str) -> float:
+        """See `PosixFiles.modified_seconds`; by the store's clock."""
+        with self._asking("head", path) as store:
+            return store.head(self._key(path))["last_modified"].timestamp()
+
+    def locate(self, path: str) -> tuple[Any, str]:
+        """See `PosixFiles.locate`."""
+        with self._asking("head", path) as store:
+            store.head(f"{self._key(path)}/zarr.json")
+            return store, self._key(path)
+
+    def _list(self, path: str, count: int = 1000) -> Iterator[Sequence[Any]]:
+        with self._asking("list", path) as store:
+            yield from store.list(self._key(path) or None, chunk_size=count)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
+def files_of(path: str, files: PosixFiles | None = None) -> PosixFiles:
+    """What reaches a checkpoint directory.
+
+    Parameters
+    ----------
+    path : str
+        As `absolute_path` gives it.
+    files : PosixFiles, optional
+        What is to be used.
+
+    Raises
+    ------
+    DefinitionError
+        `files` do not reach it, or the package that reaches object stores is not installed.
+    """
+    if files is not None:
+        if not files.reaches(path):
+            raise DefinitionError(
+                f"files reach the directory that they are given with; {type(files).__name__} "
+                f"does not reach {path}."
+            )
+        return files
+    if not is_url(path):
+        return PosixFiles()
+    if importlib.util.find_spec("obstore") is None:
+        raise DefinitionError(f"{path}: {_MISSING}.")
+    return ObjectFiles(path)
+
+
+def files_beside(path: str, files: PosixFiles | None) -> PosixFiles:
+    """What reaches another directory than `files` are for: the same, where they do."""
+    return files if files is not None and files.reaches(path) else files_of(path)

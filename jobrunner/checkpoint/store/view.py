@@ -1,0 +1,226 @@
+"""A recorded checkpoint to look into: no cluster, no job, none of the job's code."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from jobrunner.checkpoint.encoding import Codec
+from jobrunner.checkpoint.storage import Result
+from jobrunner.checkpoint.store.partitioned import PartitionedArray
+from jobrunner.checkpoint.store.reader import StoreReader
+from jobrunner.errors import BlobNotFoundError, CheckpointNotFoundError
+
+
+class NodeCheckpoint(Mapping[str, Any]):
+    """The blobs of one node at one epoch, by name, in the order in which they were saved.
+
+    Arrays are lazy: `zarr.Array` objects, alone or inside their containers. What is read through
+    those is not verified; `load` verifies.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        reader: StoreReader,
+        codecs: Sequence[Codec],
+        *,
+        allow_pickle: bool,
+        borrowed: Mapping[str, NodeCheckpoint] | None = None,
+    ) -> None:
+        self.node = node
+        self.path = reader.root
+        self._reader = reader
+        self._codecs = codecs
+        self._allow_pickle = allow_pickle
+        self._manifest = reader.read_manifest()
+        self._borrowed = dict(borrowed or {})  # replicated blobs, which other stores hold
+
+    def __getitem__(self, blob: str) -> Any:
+        if blob in self._borrowed:
+            return self._borrowed[blob][blob]
+        self._check(blob)
+        return self._reader.peek(
+            self._manifest, blob, codecs=self._codecs, allow_pickle=self._allow_pickle
+        )
+
+    def load(self, blob: str) -> Any:
+        """The blob as it was saved, every byte verified.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            A file is not what was written.
+        BlobNotFoundError
+            There is no such blob.
+        """
+        if blob in self._borrowed:
+            return self._borrowed[blob].load(blob)
+        self._check(blob)
+        loaded = self._reader.load(
+            [blob],
+            manifest=self._manifest,
+            codecs=self._codecs,
+            allow_pickle=self._allow_pickle,
+        )
+        return loaded[blob]
+
+    def outline(self, blob: str) -> Any:
+        """The blob without its arrays: an `ArrayOutline`, shape and dtype, stands for each."""
+        if blob in self._borrowed:
+            return self._borrowed[blob].outline(blob)
+        self._check(blob)
+        return self._reader.outline(
+            self._manifest, blob, codecs=self._codecs, allow_pickle=self._allow_pickle
+        )
+
+    def digest(self, blob: str) -> str:
+        """Of what was saved of a blob, values, types and shapes: SHA-256 in hex.
+
+        Equal digests mean equal blobs, but for a collision of the CRC-32C of their chunks.
+        """
+        if blob in self._borrowed:
+            return self._borrowed[blob].digest(blob)
+        self._check(blob)
+        entry = self._manifest["blobs"][blob]
+        # Where it lies does not matter, nor whether it is a row of a stack.
+        arrays = [{**array, "path": None, "within": None} for array in entry["arrays"]]
+        text = json.dumps([entry["value"], arrays], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _check(self, blob: str) -> None:
+        if blob not in self._manifest["blobs"]:
+            there = ", ".join(map(repr, self)) or "none"
+            raise BlobNotFoundError(f"{self.path} has no blob {blob!r}. Its blobs are: {there}.")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._manifest["blobs"], *self._borrowed])
+
+    def __len__(self) -> int:
+        return len(self._manifest["blobs"]) + len(self._borrowed)
+
+    def __contains__(self, blob: object) -> bool:
+        return blob in self._manifest["blobs"] or blob in self._borrowed
+
+    def __repr__(self) -> str:
+        return f"<NodeCheckpoint {self.path}: {', '.join(self)}>"
+
+
+class Checkpoint(Mapping[str, NodeCheckpoint]):
+    """A recorded epoch: node -> its blobs.
+
+    Attributes
+    ----------
+    epoch : int
+    record : mapping
+        What the log says of it.
+
+    Examples
+    --------
+    ::
+
+        checkpoint = MultiNodeCheckpointManager("runs/kmeans").open(5)
+        checkpoint["server"]["centroids"][:10]
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        record: Mapping[str, Any],
+        readers: Mapping[str, StoreReader],
+        codecs: Sequence[Codec] = (),
+        *,
+        allow_pickle: bool = False,
+        release: Callable[[], object] | None = None,
+    ) -> None:
+        self.epoch = epoch
+        self.record = record
+        self._readers = readers
+        self._codecs = codecs
+        self._allow_pickle = allow_pickle
+        self._release = release
+        self._open: dict[str, NodeCheckpoint] = {}
+
+    def close(self) -> None:
+        """Take away the pin that ``open(epoch, pin=True)`` made, if it did; once is enough."""
+        release, self._release = self._release, None
+        if release is not None:
+            with contextlib.suppress(CheckpointNotFoundError):  # set aside meanwhile, pin and all
+                release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def read_ahead(self, nodes: Collection[str]) -> None:
+        """Read the manifests of nodes, many at once where they are far away."""
+        list(self._each(self.__getitem__, nodes))
+
+    def _each(self, call: Callable[[str], Result], nodes: Collection[str]) -> Iterator[Result]:
+        for reader in self._readers.values():
+            return reader.files.each(call, nodes)
+        return map(call, nodes)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that were saved."""
+        return tuple(self._readers)
+
+    def __getitem__(self, node: str) -> NodeCheckpoint:
+        if node not in self._readers:
+            there = ", ".join(map(repr, self)) or "none"
+            raise BlobNotFoundError(f"Epoch {self.epoch} has no node {node!r}. It has {there}.")
+        if node not in self._open:
+            replicated = self.record["details"].get("replicated", {})
+            self._open[node] = NodeCheckpoint(
+                node,
+                self._readers[node],
+                self._codecs,
+                allow_pickle=self._allow_pickle,
+                borrowed={
+                    name: self[owner]
+                    for name, (owner, *others) in replicated.items()
+                    if node in others and owner in self._readers
+                },
+            )
+        return self._open[node]
+
+    def array(self, blob: str) -> PartitionedArray:
+        """All parts of a partitioned blob as one array, lazily read.
+
+        Parameters
+        ----------
+        blob : str
+            Declared with ``Blob(..., partition=axis)``.
+
+        Raises
+        ------
+        BlobNotFoundError
+            No such blob was declared.
+        """
+        partitions = self.record["details"].get("partitions", {})
+        if blob not in partitions:
+            there = ", ".join(map(repr, partitions)) or "none"
+            raise BlobNotFoundError(
+                f"Epoch {self.epoch} has no partitioned blob {blob!r}. It has {there}."
+            )
+        about = partitions[blob]
+        parts = list(self._each(lambda node: self[node][blob], about["nodes"]))
+        return PartitionedArray(blob, about["axis"], parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._readers
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint of epoch {self.epoch}: {', '.join(self._readers)}>"

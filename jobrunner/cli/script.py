@@ -1,0 +1,202 @@
+"""Find the job that a script or a module defines, for the command line."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import cloudpickle
+
+from jobrunner.define import Job
+from jobrunner.errors import DefinitionError
+
+
+class Target(NamedTuple):
+    """``FILE_OR_MODULE[:NAME]``, taken apart."""
+
+    source: str
+    is_file: bool
+    name: str | None
+
+
+def parse_target(text: str) -> Target:
+    r"""Read ``FILE_OR_MODULE[:NAME]``.
+
+    Parameters
+    ----------
+    text : str
+        What ends in ``.py`` or holds a path separator is a file, any other a module. A drive
+        (``C:\job.py``) is part of the file.
+
+    Raises
+    ------
+    DefinitionError
+        It is neither.
+    """
+    source, separator, name = text.rpartition(":")
+    if not separator or "/" in name or "\\" in name:
+        source, name = text, ""
+    is_file = source.endswith(".py") or "/" in source or os.sep in source
+    is_module = all(part.isidentifier() for part in source.split("."))
+    if (separator and source != text and not name.isidentifier()) or not (is_file or is_module):
+        raise DefinitionError(
+            f"{text!r} does not say where a job is. Expected FILE.py, FILE.py:NAME, "
+            f"package.module or package.module:NAME, where NAME is a variable or function."
+        )
+    return Target(source, is_file, name or None)
+
+
+def load_job(text: str) -> Job:
+    """Import what `text` names and return its job.
+
+    Parameters
+    ----------
+    text : str
+        ``FILE_OR_MODULE[:NAME]``. NAME is a variable that holds a `Job`, or a function without
+        arguments that returns one; without NAME the module holds exactly one `Job`.
+
+    Returns
+    -------
+    Job
+
+    Raises
+    ------
+    DefinitionError
+        The file or module is not there or fails as it is imported, or there is no such job.
+
+    Notes
+    -----
+    Runs on the client. The directory of a file (of a module: the current one) goes to the front
+    of ``sys.path``, as Python itself does it. A file's functions and classes are sent to workers
+    by value, so workers need not have the file.
+    """
+    target = parse_target(text)
+    module = _import_file(Path(target.source)) if target.is_file else _import(target.source)
+    return _find_job(module, target)
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise DefinitionError(
+            f"There is no file {str(path)!r} in {os.getcwd()!r}. Name a Python file or an "
+            f"importable module that defines a job."
+        )
+    # A name of its own: the stem may be that of a package that the script itself imports.
+    name = "jobrunner_script_" + re.sub(r"\W", "_", path.stem)
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise DefinitionError(f"{str(path)!r} is not a Python file: its name must end in '.py'.")
+    _put_first(str(path.resolve().parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _explain(error, str(path), str(path.resolve())) from error
+    cloudpickle.register_pickle_by_value(module)
+    return module
+
+
+def _import(name: str) -> ModuleType:
+    _put_first(os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise _explain(error, name, None) from error
+        raise DefinitionError(
+            f"There is no module {name!r}: {error.name!r} was not found in {os.getcwd()!r} or "
+            f"among the installed packages. A file is named with its '.py'."
+        ) from error
+    except (Exception, SystemExit) as error:
+        spec = importlib.util.find_spec(name) if "." not in name else None
+        raise _explain(error, name, spec.origin if spec else None) from error
+
+
+def _put_first(directory: str) -> None:
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+
+
+def _explain(error: Exception | SystemExit, source: str, file: str | None) -> DefinitionError:
+    """Say where in the user's own file the import failed, rather than in what it called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if file is not None and frame.filename == file]
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}, line {error.lineno}"
+        what = error.msg
+    else:
+        frame = own[-1] if own else frames[-1]
+        where = f"{frame.filename if not own else source}, line {frame.lineno}"
+        what = str(error)
+    kind = "" if isinstance(error, DefinitionError) else f"{type(error).__name__}: "
+    hint = ""
+    if isinstance(error, SystemExit):  # which would end the command, as if all were done
+        hint = ". Only under `if __name__ == '__main__':` may it end the process."
+    return DefinitionError(f"{source} cannot be imported ({where}): {kind}{what}{hint}")
+
+
+def _find_job(module: ModuleType, target: Target) -> Job:
+    if target.name is None:
+        return _find_only_job(module, target.source)
+    where = f"{target.source}:{target.name}"
+    try:
+        found = getattr(module, target.name)
+    except AttributeError:
+        raise DefinitionError(
+            f"{target.source} has no {target.name!r}.{_offer(module, target.source)}"
+        ) from None
+    if isinstance(found, Job):
+        return found
+    if not callable(found) or isinstance(found, type):
+        raise DefinitionError(
+            f"{where} is a {type(found).__name__}; expected a Job, or a function that returns "
+            f"one.{_offer(module, target.source)}"
+        )
+    try:
+        inspect.signature(found).bind()
+    except ValueError:  # of what is written in C, it is not known
+        raise DefinitionError(
+            f"{where} is a {type(found).__name__}; expected a Job, or a function that returns one."
+        ) from None
+    except TypeError:
+        raise DefinitionError(
+            f"{where}{inspect.signature(found)} cannot be called without arguments, and the "
+            f"command line has none to give. Give each a default value."
+        ) from None
+    try:
+        job = found()
+    except (Exception, SystemExit) as error:
+        file = getattr(module, "__file__", None)
+        explained = _explain(error, target.source, file)
+        raise DefinitionError(str(explained).replace("cannot be imported", "failed", 1)) from error
+    if not isinstance(job, Job):
+        raise DefinitionError(f"{where}() returned a {type(job).__name__}; expected a Job.")
+    return job
+
+
+def _find_only_job(module: ModuleType, source: str) -> Job:
+    jobs = {id(value): value for value in vars(module).values() if isinstance(value, Job)}
+    if len(jobs) == 1:
+        return next(iter(jobs.values()))
+    count = len(jobs) or "no"
+    raise DefinitionError(
+        f"{source} holds {count} jobs; expected one.{_offer(module, source)} A function "
+        f"without arguments that returns a Job is named the same way, {source}:function."
+    )
+
+
+def _offer(module: ModuleType, source: str) -> str:
+    names = sorted(name for name, value in vars(module).items() if isinstance(value, Job))
+    if not names:
+        return f" {source} has no variable that holds a Job."
+    return f" Name one of its jobs: {', '.join(f'{source}:{name}' for name in names)}."

@@ -1,0 +1,186 @@
+"""4 run: a cluster on this machine, whose worker processes leave signals to their client.
+
+A terminal's Ctrl-C reaches every process of a group. The client decides what it means, at any
+time: also while the workers start, and while a task of theirs does not return.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from multiprocessing import resource_tracker
+from typing import Any
+
+import dask
+from distributed import LocalCluster, Nanny, Status
+
+from jobrunner.errors import ExecutionError
+from jobrunner.worker import MemoryOnly
+
+logger = logging.getLogger(__name__)
+
+_ASYNCIO_LOG = logging.getLogger("asyncio")
+
+START_SECONDS = 300.0
+"""How long workers may take to start; they import the script, whatever it imports."""
+STOP_SECONDS = 2.0
+"""How long a start that is given up may take to notice."""
+KILL_AGAIN_SECONDS = 0.02
+
+
+class OwnCluster:
+    """A `LocalCluster` for one session.
+
+    Parameters
+    ----------
+    workers, threads_per_worker : int or None
+        By default as Dask sees fit for this machine.
+    processes : bool
+        Workers as processes of their own, or as threads of this one.
+    start_seconds : float
+        How long they may take to start.
+
+    Attributes
+    ----------
+    cluster : LocalCluster
+
+    Raises
+    ------
+    ExecutionError
+        The workers did not start.
+    KeyboardInterrupt
+        What a signal's handler raises meanwhile; no worker is left then.
+
+    Notes
+    -----
+    Runs on the client. Processes start from a thread that blocks SIGINT, and inherit that:
+    each would print a traceback before `jobrunner.worker.preload` could keep it from doing so. Until
+    `close`, Dask's own log tells of memory only.
+    """
+
+    def __init__(
+        self,
+        workers: int | None,
+        threads_per_worker: int | None,
+        processes: bool,
+        start_seconds: float = START_SECONDS,
+    ) -> None:
+        if processes and getattr(multiprocessing.current_process(), "_inheriting", False):
+            sys.exit(1)  # a worker's process, as it imports the script; the client tells what for
+        self._processes = processes
+        self._nannies: list[Nanny] = []
+        self._filter = MemoryOnly()
+        self._filter.start()
+        self._is_killed = False
+        self._started: list[LocalCluster] = []
+        self._error: BaseException | None = None
+        self._is_started = threading.Event()
+        options = {
+            "n_workers": workers,
+            "threads_per_worker": threads_per_worker,
+            "processes": processes,
+            "dashboard_address": ":0",  # a free port, whoever has Dask's usual one
+        }
+        threading.Thread(
+            target=self._start, args=(options,), name="jobrunner-cluster", daemon=True
+        ).start()
+        try:
+            if not self._is_started.wait(start_seconds):
+                raise ExecutionError(
+                    f"The local cluster did not start within {start_seconds:g} s. Worker processes "
+                    f"import the script: see whether it does more than define things before its "
+                    f"`if __name__ == '__main__':`. Session.local(processes=False) starts none."
+                )
+            if isinstance(self._error, RuntimeError):
+                raise ExecutionError(
+                    f"The local cluster did not start: {_innermost(self._error)}. A script that "
+                    f"calls Session.local does so under `if __name__ == '__main__':`, for worker "
+                    f"processes import it; Session.local(processes=False) starts none."
+                ) from self._error
+            if self._error is not None:
+                raise self._error
+        except BaseException:
+            self._give_up()
+            raise
+        self.cluster = self._started[0]
+
+    def close(self) -> None:
+        """End the workers; what they run may take as long as Dask grants it."""
+        try:
+            self.cluster.close()
+        finally:
+            self._tell_again()
+
+    def kill(self) -> None:
+        """End the worker processes at once, whatever they run; `close` need not wait then."""
+        if not self._is_killed:
+            self._is_killed = True
+            _ASYNCIO_LOG.addFilter(self._filter)  # futures fail that nobody waits for any more
+        for nanny in self._nannies:
+            pid = nanny.pid
+            if pid is not None:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    logger.debug("Worker process %d has ended already", pid)
+
+    def _start(self, options: dict[str, Any]) -> None:
+        settings: dict[str, Any] = {}
+        try:
+            if self._processes:
+                options["worker_class"] = self._nanny_class()
+                preload = dask.config.get("distributed.worker.preload")
+                settings["distributed.worker.preload"] = [*preload, "jobrunner.worker.preload"]
+                resource_tracker.ensure_running()  # it unblocks signals where it is started
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            with dask.config.set(settings):
+                self._started.append(LocalCluster(**options))
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._is_started.set()
+
+    def _nanny_class(self) -> type[Nanny]:
+        own = self
+
+        class OwnNanny(Nanny):
+            """One that is known before the cluster lists it, and that `kill` keeps from reviving."""
+
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                own._nannies.append(self)
+
+            async def instantiate(self) -> Status:
+                return Status.failed if own._is_killed else await super().instantiate()
+
+        return OwnNanny
+
+    def _give_up(self) -> None:
+        deadline = time.monotonic() + STOP_SECONDS
+        while not self._is_started.is_set() and time.monotonic() < deadline:
+            self.kill()
+            self._is_started.wait(KILL_AGAIN_SECONDS)
+        try:
+            for cluster in self._started:
+                self.kill()
+                cluster.close()
+        finally:
+            self._tell_again()
+
+    def _tell_again(self) -> None:
+        if self._is_killed:
+            gc.collect()  # or such futures would be told of later
+            _ASYNCIO_LOG.removeFilter(self._filter)
+        self._filter.stop()
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

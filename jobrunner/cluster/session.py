@@ -1,0 +1,503 @@
+"""4 run: sessions, the way from a client to nodes on workers."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+from distributed import Client
+
+from jobrunner.cluster.binding import RELEASE_SECONDS, Binding
+from jobrunner.cluster.connection import Connection
+from jobrunner.cluster.session_binding import SessionBinding
+from jobrunner.cluster.shipping import nodes_of
+from jobrunner.cluster.workers import Cluster
+from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
+from jobrunner.define import Blob, Task, TaskGroup, TaskOutput
+from jobrunner.errors import (
+    BlobNotFoundError,
+    DefinitionError,
+    ExecutionError,
+    SchedulerLostError,
+)
+from jobrunner.worker import GroupResult
+
+__all__ = ["Binding", "GroupResult", "Session"]
+
+DEFAULT_WAIT_SECONDS = 60.0
+RECONNECT_POLL_SECONDS = 0.1
+HURRIED_RELEASE_SECONDS = 0.3
+"""How long workers may take to hear that their session ends, when somebody waits for that."""
+
+
+class Session:
+    """Runs groups of tasks on the workers of a Dask cluster, and keeps nodes' workspaces there.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        A synchronous client of any cluster. It stays open when the session closes.
+
+    Raises
+    ------
+    DefinitionError
+        `client` is no client, or an asynchronous one.
+    ExecutionError
+        The client is closed, or its workers cannot import jobrunner.
+
+    Notes
+    -----
+    Runs on the client; one operation at a time. Workspaces live until the next job runs in the
+    session, until `close`, or until the client goes away.
+
+    Examples
+    --------
+    >>> from jobrunner import Node, Task
+    >>> with Session.local(workers=1, processes=False) as session:
+    ...     session.run(Task(lambda: 6 * 7, node=Node("a")))
+    42
+    """
+
+    def __init__(self, client: Client) -> None:
+        if not isinstance(client, Client):
+            raise DefinitionError(
+                f"A session needs a dask.distributed Client; got {type(client).__name__}. Use "
+                f"Session.local() for a cluster on this machine, or Session.connect(address)."
+            )
+        if client.asynchronous:
+            raise DefinitionError(
+                "A session needs a synchronous client, and this one is asynchronous. Make one "
+                "with Client(..., asynchronous=False), and run the session in a thread of its own "
+                "where an event loop is running: await asyncio.to_thread(...)."
+            )
+        self._connection = Connection(client)
+        self._cluster = Cluster(client)
+        self._cluster.check_open()
+        self._cluster.install()
+        self._address = str(self._cluster.scheduler.address)
+        self._id = secrets.token_hex(6)
+        self._lock = threading.Lock()
+        self._runner: tuple[str, int] | None = None  # what it is, and its thread
+        self._binding: SessionBinding | None = None
+        self._num_bindings = 0
+        self._attempts: tuple[Plan | None, int] = (None, 0)  # of the plan bound last
+        self._doubted: set[str] = set()  # addresses of workers that were lost
+        self._is_cut = False  # some of them only to each other
+        self._is_closed = False
+
+    @classmethod
+    def local(
+        cls,
+        workers: int | None = None,
+        threads_per_worker: int | None = None,
+        processes: bool = True,
+    ) -> Self:
+        """Start a cluster on this machine, for this session.
+
+        Parameters
+        ----------
+        workers, threads_per_worker : int, optional
+            By default as Dask sees fit for this machine.
+        processes : bool
+            Workers as processes of their own, or as threads of this one. Processes leave Ctrl-C
+            to the client.
+
+        Raises
+        ------
+        DefinitionError
+            Not so many workers or threads can be.
+        ExecutionError
+            The workers did not start.
+        """
+        for what, count in (("workers", workers), ("threads_per_worker", threads_per_worker)):
+            if count is not None and (
+                not isinstance(count, int) or isinstance(count, bool) or count < 1
+            ):
+                raise DefinitionError(f"Session.local: {what} is an int from 1 on; got {count!r}.")
+        return cls._over(Connection.local(workers, threads_per_worker, processes))
+
+    @classmethod
+    def connect(cls, address: str, **client_kwargs: Any) -> Self:
+        """Connect to a cluster's scheduler.
+
+        Parameters
+        ----------
+        address : str
+            Of the scheduler, as in ``Client(address)``.
+        **client_kwargs
+            For `Client`; its default client is left as it is unless you say
+            ``set_as_default=True``.
+
+        Raises
+        ------
+        DefinitionError
+            `address` is none.
+        ExecutionError
+            No scheduler answers there.
+        """
+        return cls._over(Connection.to(address, **client_kwargs))
+
+    @classmethod
+    def _over(cls, connection: Connection) -> Self:
+        try:
+            session = cls(connection.client)
+        except BaseException:
+            connection.kill()
+            connection.close()
+            raise
+        session._connection = connection
+        return session
+
+    @property
+    def client(self) -> Client:
+        """The client; another one after `reconnect` had to make it anew."""
+        return self._connection.client
+
+    # ---- for users
+
+    def run(self, task_or_group: Task | TaskGroup) -> Any:
+        """Run a task or a group of tasks on the workspaces as they are.
+
+        Parameters
+        ----------
+        task_or_group : Task or TaskGroup
+            Of no job. A task must be the only one of its group, or have none. Nodes that the
+            session has not seen are placed first.
+
+        Returns
+        -------
+        object
+            What a task returned: its output's value, or a tuple of several. None for a group.
+
+        Raises
+        ------
+        DefinitionError, PlacementError, TaskFailedError, NodeLostError
+        BlobNotFoundError
+            A blob that is read is neither made in the group nor there.
+
+        Notes
+        -----
+        Runs on the client. A blob that a task makes is private to the run, unless the node has a
+        global blob of that name or the task or group is marked ``WorkspaceType.GLOBAL``.
+        """
+        if isinstance(task_or_group, TaskGroup):
+            with self._operation(f"run of the {task_or_group.name} group"):
+                self._run_group(task_or_group, None)
+            return None
+        if not isinstance(task_or_group, Task):
+            raise DefinitionError(
+                f"Session.run takes a Task or a TaskGroup; got {type(task_or_group).__name__}. "
+                f"A Job is run by JobRunner(job).run(session)."
+            )
+        task = task_or_group
+        if task.group is None:
+            TaskGroup().add(task)
+        assert task.group is not None
+        if len(task.group.tasks()) > 1:
+            raise DefinitionError(
+                f"Task {task.full_name!r} is one of {len(task.group.tasks())} in its group. Run "
+                f"the group, or make a task outside of any group."
+            )
+        outputs = task.outputs()
+        with self._operation(f"run of task {task.full_name!r}"):
+            self._run_group(task.group, None)
+            values = tuple(self._fetch_output(output) for output in outputs)
+        return values[0] if len(values) == 1 else values
+
+    def fetch(self, blob_or_output: Blob | TaskOutput) -> Any:
+        """Bring a value to the client, as a copy.
+
+        Parameters
+        ----------
+        blob_or_output : Blob or TaskOutput
+            A blob must name its node. Of a task's output, what it returned in its group's last
+            run.
+
+        Raises
+        ------
+        BlobNotFoundError
+            The node has no such blob, or the session no such node.
+        ExecutionError
+            The task's value is not there.
+        """
+        with self._operation("fetch"):
+            if isinstance(blob_or_output, TaskOutput):
+                return self._fetch_output(blob_or_output)
+            if not isinstance(blob_or_output, Blob) or blob_or_output.node is None:
+                raise DefinitionError(
+                    f"fetch takes a TaskOutput or a Blob with its node; got {blob_or_output!r}. "
+                    f"Write node['name'], or task.output()."
+                )
+            node = blob_or_output.node.name
+            return self._holder_of(node, blob_or_output.name).fetch(node, blob_or_output.name)
+
+    def close(self) -> None:
+        """Free what the session has on the workers; close the client and cluster it opened."""
+        self._close(RELEASE_SECONDS)
+
+    def _close(self, release_seconds: float) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if self._binding is not None:
+                self._binding.release(release_seconds)
+        finally:
+            self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        if kind is None or not issubclass(kind, KeyboardInterrupt):
+            self.close()
+            return
+        # Whoever presses Ctrl-C again does not wait for a task that does not return.
+        self._connection.kill()
+        self._close(HURRIED_RELEASE_SECONDS)
+
+    def __repr__(self) -> str:
+        state = "closed " if self._is_closed else ""
+        nodes = len(self._binding.placement) if self._binding is not None else 0
+        return f"<{state}Session of {self._address}: {nodes} nodes>"
+
+    # ---- for runners
+
+    def bind(
+        self,
+        plan: Plan,
+        wait_seconds: float = DEFAULT_WAIT_SECONDS,
+        *,
+        can_move: bool = False,
+        stays: bool = False,
+    ) -> SessionBinding:
+        """Place a plan's nodes on workers, with empty workspaces; drops what the session had.
+
+        Where the very same plan was bound before, workers hand on the states that they keep.
+
+        Parameters
+        ----------
+        plan : Plan
+        wait_seconds : float
+            How long to wait for workers that suit and have the resources free.
+        can_move : bool
+            Whoever binds will bind anew when `Binding.leaving` names a worker; until then the
+            worker stays, for a while.
+        stays : bool
+            Nodes stay on the workers that they were on, as far as these are there.
+
+        Raises
+        ------
+        PlacementError
+            Saying what was asked for and what there is.
+        """
+        with self._operation(f"binding of job {plan.job!r}"):
+            return self._bind(plan, wait_seconds, can_move, stays)
+
+    def blob_names(self) -> dict[str, frozenset[str]]:
+        """The names of the global blobs that there are, by node."""
+        return {} if self._binding is None else self._binding.blob_names()
+
+    def run_compiled(self, key: str, plan: GroupPlan, nodes: Sequence[PlannedNode]) -> Binding:
+        """Run a group that was compiled for a job, on the workspaces as they are.
+
+        Parameters
+        ----------
+        key : str
+            To tell it from other groups that the session runs.
+        plan : GroupPlan
+        nodes : sequence of PlannedNode
+            Those that it may use; what is missing is placed.
+
+        Returns
+        -------
+        Binding
+            The one that it ran on.
+        """
+        with self._operation(f"run of the {plan.name} group"):
+            used = nodes_of(plan)
+            binding = self._extend([node for node in nodes if node.name in used])
+            binding.ship({key: plan})
+            binding.run(key, epoch=0)
+            return binding
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the client has a scheduler, as far as it knows."""
+        return bool(self.client.status == "running")
+
+    def reconnect(self, wait_seconds: float) -> None:
+        """Wait until a lost scheduler is back at its address; its workers come later.
+
+        Parameters
+        ----------
+        wait_seconds : float
+
+        Raises
+        ------
+        SchedulerLostError
+            It is not back in time, or the client was closed and is not this session's own.
+
+        Notes
+        -----
+        Runs on the client. What the session had on the cluster is gone; bind again. A client gives
+        up after its own ``timeout``; one that `connect` made is then replaced by another.
+        """
+        deadline = time.monotonic() + wait_seconds
+        if self._binding is not None:
+            binding, self._binding = self._binding, None
+            binding.release()
+        while True:
+            left = deadline - time.monotonic()
+            if self.is_connected and self._cluster.is_answered():
+                self._cluster.forget_watches()
+                self._cluster.install()
+                return
+            if left <= 0:
+                break
+            if self.client.status == "closed":
+                if not self._connection.is_renewable:
+                    break
+                if self._connection.renew(left):
+                    self._cluster = Cluster(self.client)
+                    continue
+            # A client tells nobody that it is back; and one that is refused may be so at once.
+            time.sleep(min(RECONNECT_POLL_SECONDS, left))
+        raise SchedulerLostError(
+            f"The scheduler at {self._address} was not back within {wait_seconds:g} s; the client "
+            f"is {self.client.status}. Start it again at that address, or another."
+        )
+
+    @contextmanager
+    def exclusive(self, what: str) -> Iterator[None]:
+        """Keep other runners out of the session.
+
+        Raises
+        ------
+        ExecutionError
+            Another one runs in it.
+        """
+        with self._lock:
+            if self._runner is not None:
+                raise ExecutionError(
+                    f"{what} cannot start: {self._runner[0]} runs in this session, and a session "
+                    f"has one runner at a time. Wait for it, or make another session of the same "
+                    f"client."
+                )
+            self._runner = (what, threading.get_ident())
+        try:
+            yield
+        finally:
+            self._runner = None
+
+    # ---- within
+
+    @contextmanager
+    def _operation(self, what: str) -> Iterator[None]:
+        if self._is_closed:
+            raise ExecutionError(
+                f"This session is closed, so there can be no {what}. Make a new one; workspaces "
+                f"end with their session."
+            )
+        if self._runner is not None and self._runner[1] == threading.get_ident():
+            yield  # the runner's own
+            return
+        with self.exclusive(f"The {what}"):
+            yield
+
+    def _bind(
+        self, plan: Plan, wait_seconds: float, can_move: bool = False, stays: bool = False
+    ) -> SessionBinding:
+        self._num_bindings += 1
+        name = f"{self._id}-{self._num_bindings}"
+        is_again = self._attempts[0] is plan
+        old, self._binding = self._binding, None
+        if old is not None:
+            old.release(heir=name if is_again else "")
+            self._doubted.update(old.lost)
+            self._is_cut = old.is_cut
+        attempt = self._attempts[1] + 1 if is_again else 0
+        self._attempts = (plan, attempt)
+        binding = SessionBinding(
+            self._cluster,
+            name,
+            plan,
+            attempt,
+            can_move=can_move,
+            doubted=self._doubted,
+            is_cut=self._is_cut,
+            previous=old.placement if stays and is_again and old is not None else None,
+            run_in_session=self._run_on,
+        )
+        try:
+            binding.extend(plan.nodes, wait_seconds, self._connection.most_workers)
+            binding.ship(plan.groups)
+        except BaseException:
+            binding.release()
+            self._doubted.update(binding.lost)
+            raise
+        self._binding = binding
+        return binding
+
+    def _extend(self, nodes: Sequence[PlannedNode]) -> SessionBinding:
+        """The session's binding, with these nodes placed too."""
+        binding = self._binding
+        if binding is None:
+            binding = self._bind(_EMPTY_PLAN, DEFAULT_WAIT_SECONDS)
+        new = [node for node in nodes if node.name not in binding.placement]
+        if new:
+            binding.extend(new, DEFAULT_WAIT_SECONDS, self._connection.most_workers)
+        return binding
+
+    def _run_on(
+        self,
+        binding: SessionBinding,
+        group: TaskGroup,
+        epoch: int | None,
+        deadline_seconds: float | None,
+    ) -> GroupResult:
+        if self._binding is not binding:
+            raise binding.left()
+        with self._operation(f"run of the {group.name} group"):
+            return self._run_group(group, epoch, deadline_seconds)
+
+    def _run_group(
+        self, group: TaskGroup, epoch: int | None, deadline_seconds: float | None = None
+    ) -> GroupResult:
+        binding = self._extend(planned_nodes(group))
+        result = binding.run_alone(group, epoch, deadline_seconds)
+        for task in group.tasks():
+            task.session, task.plan = self, binding.plan
+        return result
+
+    def _fetch_output(self, output: TaskOutput) -> Any:
+        task = output.task
+        if task.group is None:
+            raise ExecutionError(f"{output} has no value: its task has not run.")
+        return self._holder_of(task.node.name, task.name).fetch_output(output)
+
+    def _holder_of(self, node: str, name: str) -> SessionBinding:
+        binding = self._binding
+        if binding is None or node not in binding.placement:
+            there = ", ".join(map(repr, binding.placement)) if binding is not None else ""
+            raise BlobNotFoundError(
+                f"There is no {name!r} of node {node!r}: the session's nodes are "
+                f"{there or 'none'}. Check the name, or run something on that node first."
+            )
+        return binding
+
+
+_EMPTY_PLAN = Plan(
+    job="session",
+    seed=0,
+    steps_per_epoch=1,
+    epoch_limit=None,
+    nodes=(),
+    groups={},
+    checkpointed=(),
+    globals={},
+)

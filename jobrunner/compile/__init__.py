@@ -1,0 +1,47 @@
+"""From a job to its plan. Pure."""
+
+from __future__ import annotations
+
+from jobrunner.compile.fingerprint import changes, describe
+from jobrunner.compile.gc_pause import collector_paused
+from jobrunner.compile.job import compile_group, compile_job, compile_resume, planned_nodes
+from jobrunner.compile.plan import (
+    Argument,
+    BlobArgument,
+    Capture,
+    Condition,
+    Crossing,
+    CrossingArgument,
+    GroupPlan,
+    Plan,
+    PlannedNode,
+    PlannedTask,
+    Report,
+    ResultArgument,
+    Slice,
+    UpdateArgument,
+)
+
+__all__ = [
+    "Argument",
+    "BlobArgument",
+    "Capture",
+    "Condition",
+    "Crossing",
+    "CrossingArgument",
+    "GroupPlan",
+    "Plan",
+    "PlannedNode",
+    "PlannedTask",
+    "Report",
+    "ResultArgument",
+    "Slice",
+    "UpdateArgument",
+    "changes",
+    "collector_paused",
+    "compile_group",
+    "compile_job",
+    "compile_resume",
+    "describe",
+    "planned_nodes",
+]

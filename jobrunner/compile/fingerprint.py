@@ -1,0 +1,155 @@
+"""2 compile: what a job is, in digests that another process, machine or day gives again.
+
+The *structure* of a task is its group, node, name, arguments, outputs and order: what decides
+whether a checkpoint fits. Its *code* is told apart, and only reported: mending a function is no
+reason to refuse a resume. Pure.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from types import CodeType
+from typing import Any
+
+from jobrunner.compile.plan import Plan
+from jobrunner.define import Task, TaskOutput
+
+DESCRIPTION_VERSION = 1
+
+_as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    """What a plan is, as JSON-able data that `changes` can compare with another's.
+
+    Returns
+    -------
+    dict
+        ``fingerprint`` (hex; equal where nodes, tasks, blobs and edges are), ``job``, ``seed``,
+        ``steps_per_epoch``, ``python`` (code digests compare within a minor version only),
+        ``nodes`` (checkpointed node -> sorted names of its saved blobs), ``structure``, ``code``.
+    """
+    return {
+        "version": DESCRIPTION_VERSION,
+        "fingerprint": fingerprint(plan),
+        "job": plan.job,
+        "seed": plan.seed,
+        "steps_per_epoch": plan.steps_per_epoch,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "nodes": {node: sorted(blobs) for node, blobs in plan.saved_blobs(1).items()},
+        "structure": dict(plan.structure),
+        "code": dict(plan.code),
+    }
+
+
+def fingerprint(plan: Plan) -> str:
+    """Digest of a plan's structure: 32 hexadecimal digits, the same in every process."""
+    nodes = {node: sorted(plan.globals.get(node, ())) for node in plan.checkpointed}
+    return _digest([plan.steps_per_epoch, nodes, list(plan.structure.items())], 16)
+
+
+def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Say what differs between two descriptions, one sentence a difference, none if nothing does.
+
+    Parameters
+    ----------
+    then, now : mapping
+        What `describe` returned, of the recorded plan and of this one.
+    """
+    found = [
+        f"{what} was {then.get(key)!r} and is {now.get(key)!r}"
+        for key, what in (
+            ("job", "the job's name"),
+            ("seed", "the seed"),
+            ("steps_per_epoch", "steps_per_epoch"),
+        )
+        if then.get(key) != now.get(key)
+    ]
+    old_nodes, new_nodes = then.get("nodes", {}), now["nodes"]
+    found += [f"node {name!r} is no longer checkpointed" for name in old_nodes.keys() - new_nodes]
+    found += [f"node {name!r} is newly checkpointed" for name in new_nodes.keys() - old_nodes]
+    for name in old_nodes.keys() & new_nodes.keys():
+        gone, come = set(old_nodes[name]) - set(new_nodes[name]), set(new_nodes[name])
+        found += [f"blob {blob!r} of node {name!r} is no longer saved" for blob in sorted(gone)]
+        come -= set(old_nodes[name])
+        found += [f"blob {blob!r} of node {name!r} is new" for blob in sorted(come)]
+    found.sort()
+
+    old, new = then.get("structure", {}), now["structure"]
+    found += [f"task {name} is gone" for name in old if name not in new]
+    found += [f"task {name} is new" for name in new if name not in old]
+    shared = [name for name in new if name in old]
+    found += [
+        f"task {name} has other inputs, outputs or edges"
+        for name in shared
+        if old[name] != new[name]
+    ]
+    if [name for name in old if name in new] != shared:
+        found.append("the tasks are defined in another order")
+    if then.get("python") == now["python"]:
+        old_code, new_code = then.get("code", {}), now["code"]
+        found += [
+            f"task {name} has other code" for name in shared if old_code.get(name) != new_code[name]
+        ]
+    return found
+
+
+def structure_of(task: Task, outputs: Iterable[Mapping[str, Any]]) -> str:
+    """Digest of one task's structure; 16 hexadecimal digits."""
+    return _digest(
+        {
+            "inputs": [_name_input(value) for value in task.inputs],
+            "updates": [blob.name for blob in task.updates],
+            "outputs": list(outputs),
+            "kwargs": sorted(task.kwargs),
+            "num_instances": task.num_instances,
+            "after": sorted(
+                other if isinstance(other, str) else other.full_name for other in task.after
+            ),
+        },
+        8,
+    )
+
+
+def code_of(fn: Any) -> str:
+    """Digest of a function's code; 16 hexadecimal digits.
+
+    Of a function: its compiled code, with that of the functions inside it; not its defaults.
+    Of a partial: its function's. Of any other callable: the code of its class's ``__call__``.
+    """
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = getattr(fn, "__func__", fn)
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        code = getattr(vars(type(fn)).get("__call__"), "__code__", None)
+    name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    return _digest([name, _flatten(code) if code is not None else None], 8)
+
+
+def _flatten(code: CodeType) -> list[Any]:
+    constants = [
+        _flatten(value) if isinstance(value, CodeType) else _stable(value)
+        for value in code.co_consts
+    ]
+    return [code.co_code.hex(), list(code.co_names), list(code.co_varnames), constants]
+
+
+def _stable(value: Any) -> str:
+    # The order of a frozenset's repr changes with the process's hash seed.
+    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
+
+
+def _name_input(value: Any) -> str:
+    if isinstance(value, TaskOutput):
+        group = value.task.group.name if value.task.group else ""
+        return f"output {group}:{value.task.full_name}[{value.part}]"
+    return f"blob {value.node.name}/{value.name}"
+
+
+def _digest(value: Any, size: int) -> str:
+    return hashlib.blake2b(_as_json(value).encode(), digest_size=size).hexdigest()

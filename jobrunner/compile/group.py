@@ -1,0 +1,386 @@
+"""2 compile: one group, from tasks in order of definition to slices and crossings. Pure.
+
+One pass keeps for each blob its last writer and who has read it since; those give the edges. What
+crosses nodes is taken at the end of the task that wrote it, so a later write of that blob need not
+wait for its remote readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+
+from jobrunner.compile.plan import (
+    Argument,
+    BlobArgument,
+    Capture,
+    Condition,
+    Crossing,
+    CrossingArgument,
+    GroupPlan,
+    Output,
+    PlannedTask,
+    Report,
+    ResultArgument,
+    Slice,
+    UpdateArgument,
+)
+from jobrunner.define import Blob, Task, TaskGroup, TaskOutput
+from jobrunner.errors import DefinitionError
+
+Names = Mapping[str, frozenset[str]]
+"""Node -> names of blobs."""
+
+CrossingKey = tuple[str, int | None, str | None, int | None]
+"""Source node, source task, blob, part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A task as it takes part in a group; `kept` None: with all its outputs."""
+
+    task: Task
+    kept: frozenset[str] | None = None
+
+    def keeps(self, blob: str) -> bool:
+        """Whether the blob is written, or left as it is."""
+        return self.kept is None or blob in self.kept
+
+
+@dataclass(slots=True)
+class _Draft:
+    arguments: list[Argument] = field(default_factory=list)
+    waits_for: set[int] = field(default_factory=set)
+    crossings: dict[int, None] = field(default_factory=dict)
+    hands_over: list[int] = field(default_factory=list)
+    read_parts: set[int] = field(default_factory=set)
+
+
+class GroupCompiler:
+    """Compiles the calls of one group.
+
+    Parameters
+    ----------
+    group : TaskGroup
+    calls : sequence of Call
+        In order of definition.
+    global_blobs : mapping
+        Node -> names of global blobs.
+    available : mapping or None
+        Node -> names of the blobs that are there when the group starts; None: look them up when
+        it runs.
+    members : set of int or None
+        The ids of all tasks of the job; None: a task output of whatever group may be read.
+    updated : set of (node, blob)
+        What any task of the job updates in place.
+    """
+
+    def __init__(
+        self,
+        group: TaskGroup,
+        calls: Sequence[Call],
+        global_blobs: Names,
+        *,
+        available: Names | None,
+        members: set[int] | None,
+        updated: set[tuple[str, str]],
+    ) -> None:
+        self._group = group
+        self._calls = calls
+        self._globals = global_blobs
+        self._available = available
+        self._members = members
+        self._updated = updated
+        self._index = {id(call.task): i for i, call in enumerate(calls)}
+        self._drafts = [_Draft() for _ in calls]
+        self._writer: dict[tuple[str, str], int] = {}
+        self._readers: dict[tuple[str, str], list[int]] = {}
+        self._arguments: dict[str, BlobArgument] = {}  # of many nodes, one object each
+        self._updates: dict[tuple[str, str], int] = {}  # the last task that updates it
+        # (source node, source task, blob, part) -> targets, in order of first use
+        self._crossings: dict[CrossingKey, dict[str, None]] = {}
+        self._crossing_ids: dict[CrossingKey, int] = {}
+
+    def compile(self, conditions: Sequence[TaskOutput | Blob]) -> GroupPlan:
+        """Compile the group, and the stop conditions to be read after it."""
+        for i, call in enumerate(self._calls):
+            self._add(i, call)
+        for i, call in enumerate(self._calls):
+            for other in call.task.after:
+                self._add_after(i, call.task, other)
+        self._check_cycles()
+        compiled = tuple(self._condition(condition) for condition in conditions)
+        return GroupPlan(
+            name=self._group.name,
+            slices=self._slices(),
+            crossings=tuple(self._crossing(key) for key in self._crossings),
+            conditions=compiled,
+        )
+
+    # ---- one task's reads and writes
+
+    def _add(self, i: int, call: Call) -> None:
+        task, draft = call.task, self._drafts[i]
+        if task.num_instances > 1 and len(task.output_blobs) > 1:
+            raise DefinitionError(
+                f"Task {task.full_name!r} of the {self._group.name} group: the return values of "
+                f"{task.num_instances} instances come as one list, so it takes one output; got "
+                f"{len(task.output_blobs)}."
+            )
+        for value in task.inputs:
+            draft.arguments.append(self._read(i, task, value))
+        for blob in task.updates:
+            key = (task.node.name, blob.name)
+            self._check_exists(task, blob)
+            draft.arguments.append(UpdateArgument(blob.name))
+            self._write(i, key)
+            self._updates[key] = i
+        for blob in task.output_blobs:
+            if call.keeps(blob.name):
+                self._write(i, (task.node.name, blob.name))
+
+    def _read(self, i: int, task: Task, value: Blob | TaskOutput) -> Argument:
+        draft = self._drafts[i]
+        if isinstance(value, TaskOutput):
+            source = self._index.get(id(value.task))
+            if source is not None:
+                if value.task.node == task.node:
+                    draft.waits_for.add(source)
+                    self._drafts[source].read_parts.add(value.part)
+                    return ResultArgument(source, value.part)
+                crossing = self._cross(value.task.node.name, source, None, value.part, task)
+                draft.crossings[crossing] = None
+                return CrossingArgument(crossing)
+            value = self._blob_of(task, value)
+        self._check_exists(task, value)
+        node = value.node or task.node
+        key = (node.name, value.name)
+        writer = self._writer.get(key)
+        if node != task.node:
+            crossing = self._cross(node.name, writer, value.name, None, task)
+            draft.crossings[crossing] = None
+            return CrossingArgument(crossing)
+        if writer is not None:
+            draft.waits_for.add(writer)
+        self._readers.setdefault(key, []).append(i)
+        return self._arguments.setdefault(value.name, BlobArgument(value.name))
+
+    def _blob_of(self, task: Task, value: TaskOutput) -> Blob:
+        """The blob that another group's task output stands for."""
+        source = value.task
+        where = f"Task {task.full_name!r} of the {self._group.name} group reads {value}"
+        if source.group is None or (self._members is not None and id(source) not in self._members):
+            raise DefinitionError(f"{where}, but that task belongs to no group of this job.")
+        if value.blob is None:
+            raise DefinitionError(
+                f"{where} of the {source.group.name} group, where it fills no blob, so nothing of "
+                f"it is left. Name its outputs= and make them global: "
+                f"workspace_type=WorkspaceType.GLOBAL."
+            )
+        return value.blob
+
+    def _write(self, i: int, key: tuple[str, str]) -> None:
+        waits_for = self._drafts[i].waits_for
+        writer = self._writer.get(key)
+        if writer is not None and writer != i:
+            waits_for.add(writer)
+        waits_for.update(reader for reader in self._readers.pop(key, ()) if reader != i)
+        self._writer[key] = i
+
+    def _check_exists(self, task: Task, blob: Blob) -> None:
+        node = (blob.node or task.node).name
+        if self._available is None or (node, blob.name) in self._writer:
+            return
+        if not is_in(self._available, node, blob.name):
+            where = f"Task {task.full_name!r} of the {self._group.name} group"
+            raise DefinitionError(f"{where} uses {_missing(self._globals, node, blob.name)}")
+
+    # ---- edges between nodes
+
+    def _cross(
+        self, source: str, task: int | None, blob: str | None, part: int | None, reader: Task
+    ) -> int:
+        key = (source, task, blob, part)
+        if key not in self._crossings:
+            self._crossings[key] = {}
+            self._crossing_ids[key] = len(self._crossing_ids)
+            if task is not None:
+                self._drafts[task].hands_over.append(self._crossing_ids[key])
+        self._crossings[key][reader.node.name] = None
+        return self._crossing_ids[key]
+
+    def _add_after(self, i: int, task: Task, other: Task | str) -> None:
+        where = f"Task {task.full_name!r} of the {self._group.name} group: after="
+        if isinstance(other, str):
+            node, _, name = other.rpartition("/")
+            found = self._group.find(node or task.node.name, name)
+            if found is None:
+                raise DefinitionError(
+                    f"{where}{other!r} names no task of this group. A task of another node is "
+                    f"named 'node/task'; groups run one after another anyway."
+                )
+            other = found
+        source = self._index.get(id(other))
+        if source is None:
+            if self._group.find(other.node.name, other.name) is other:
+                return  # a resume runs only some of the tasks
+            raise DefinitionError(
+                f"{where}{other.full_name!r} is a task of another group; groups run one after "
+                f"another anyway."
+            )
+        if source == i:
+            raise DefinitionError(f"{where}{other.full_name!r} names the task itself.")
+        draft = self._drafts[i]
+        if other.node == task.node:
+            draft.waits_for.add(source)
+        else:
+            draft.crossings[self._cross(other.node.name, source, None, None, task)] = None
+
+    def _check_cycles(self) -> None:
+        if not any(call.task.after for call in self._calls):
+            return  # every other edge points back in the order of definition
+        crossing_sources = {self._crossing_ids[key]: key[1] for key in self._crossings}
+        sources = [
+            draft.waits_for
+            | {
+                source
+                for crossing in draft.crossings
+                if (source := crossing_sources[crossing]) is not None
+            }
+            for draft in self._drafts
+        ]
+        try:
+            tuple(TopologicalSorter(dict(enumerate(sources))).static_order())
+        except CycleError as error:
+            # graphlib gives the cycle from cause to effect, its first member repeated at the end.
+            names = [repr(self._calls[i].task.full_name) for i in reversed(error.args[1])]
+            raise DefinitionError(
+                f"Tasks of the {self._group.name} group wait for each other: "
+                f"{' after '.join(names)}. Tasks that touch the same blob keep the order of "
+                f"definition; take out an after= that runs against it."
+            ) from None
+
+    # ---- what comes out
+
+    def _condition(self, condition: TaskOutput | Blob) -> Condition:
+        if isinstance(condition, TaskOutput):
+            source = self._index.get(id(condition.task))
+            if source is not None:
+                self._drafts[source].read_parts.add(condition.part)
+                return Condition(
+                    name=condition.task.full_name,
+                    node=condition.task.node.name,
+                    blob=None,
+                    task=source,
+                    part=condition.part,
+                )
+            if condition.blob is None or condition.task.group is None:
+                raise DefinitionError(
+                    f"The stop condition {condition} is no task of the epoch group and fills no "
+                    f"blob, so there is nothing to read after an epoch."
+                )
+            condition = condition.blob
+        node = condition.node.name if condition.node is not None else ""
+        if (node, condition.name) not in self._writer and not (
+            self._available is not None and is_in(self._available, node, condition.name)
+        ):
+            raise DefinitionError(
+                f"A stop condition reads {_missing(self._globals, node, condition.name)}"
+            )
+        return Condition(
+            name=f"{node}/{condition.name}", node=node, blob=condition.name, task=None, part=None
+        )
+
+    def _crossing(self, key: CrossingKey) -> Crossing:
+        source, task, blob, part = key
+        changed = blob
+        if part is not None and task is not None and self._calls[task].task.output_blobs:
+            changed = self._calls[task].task.output_blobs[part].name
+        return Crossing(
+            id=self._crossing_ids[key],
+            source=source,
+            source_task=task,
+            blob=blob,
+            part=part,
+            targets=tuple(self._crossings[key]),
+            copy=changed is not None and self._is_updated_after(source, changed, task),
+            is_reused=changed is not None and (source, changed) in self._updates,
+        )
+
+    def _is_updated_after(self, node: str, blob: str, task: int | None) -> bool:
+        last = self._updates.get((node, blob), -1)
+        return last > (-1 if task is None else task)
+
+    def _captures(self, i: int) -> tuple[Capture, ...]:
+        task, draft = self._calls[i].task, self._drafts[i]
+        if not (draft.read_parts or task.fetched_parts):
+            return ()
+        captures = []
+        for part in sorted(draft.read_parts | task.fetched_parts):
+            retain = part in task.fetched_parts
+            copy = False
+            if task.output_blobs:
+                key = (task.node.name, task.output_blobs[part].name)
+                # A retained value outlives the run, and other groups may update the blob.
+                copy = self._is_updated_after(*key, i) or (retain and key in self._updated)
+            captures.append(Capture(part, copy, retain))
+        return tuple(captures)
+
+    def _slices(self) -> dict[str, Slice]:
+        tasks: dict[str, list[PlannedTask]] = {}
+        outputs: dict[tuple[str, bool, bool], Output] = {}  # of many nodes, one object each
+        for i, (call, draft) in enumerate(zip(self._calls, self._drafts, strict=True)):
+            task = call.task
+            node = task.node.name
+            lasting = self._globals.get(node, ())
+            made = [(b.name, b.name in lasting, call.keeps(b.name)) for b in task.output_blobs]
+            tasks.setdefault(node, []).append(
+                PlannedTask(
+                    index=i,
+                    name=task.name,
+                    fn=task.fn,
+                    arguments=tuple(draft.arguments),
+                    kwargs=task.kwargs,
+                    outputs=tuple(
+                        [outputs.get(its) or outputs.setdefault(its, Output(*its)) for its in made]
+                    ),
+                    captures=self._captures(i),
+                    waits_for=tuple(sorted(draft.waits_for)),
+                    crossings=tuple(draft.crossings),
+                    hands_over=tuple(draft.hands_over),
+                    num_instances=task.num_instances,
+                )
+            )
+        reports: dict[str, list[Report]] = {}
+        if self._calls or self._available is None:
+            for n, (reporter, fn, interval_ms) in enumerate(self._group.reports):
+                name = f"report#{n + 1}"
+                reports.setdefault(reporter.name, []).append(Report(name, fn, interval_ms))
+        nodes = [*tasks, *reports, *(key[0] for key in self._crossings)]
+        return {
+            node: Slice(node, tuple(tasks.get(node, ())), tuple(reports.get(node, ())))
+            for node in dict.fromkeys(nodes)
+        }
+
+
+def _missing(global_blobs: Names, node: str, blob: str) -> str:
+    """The rest of a sentence on a blob that is not there."""
+    there = sorted(global_blobs.get(node, ()))
+    if blob in there:
+        return (
+            f"blob {blob!r} of node {node!r} before any task makes it. Make it in the init group, "
+            f"or define the task that makes it first."
+        )
+    return (
+        f"blob {blob!r} of node {node!r}, but no task makes such a blob there that would last "
+        f"until then. Global blobs of that node: {', '.join(map(repr, there)) or 'none'}. Check "
+        f"the name and the node; a blob of another node is written node[{blob!r}], and one made "
+        f"outside the init group lasts beyond its group's run with "
+        f"workspace_type=WorkspaceType.GLOBAL only."
+    )
+
+
+def is_in(names: Names, node: str, blob: str) -> bool:
+    """Whether `names` has that blob of that node."""
+    return blob in names.get(node, ())

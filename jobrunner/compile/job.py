@@ -1,0 +1,267 @@
+"""2 compile: from a job's definition to its plan, and the rules that span groups. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jobrunner.compile.blobs import (
+    checkpointed_nodes,
+    find_globals,
+    find_shared,
+    find_storage,
+    find_transient,
+    find_updated,
+    made_by,
+)
+from jobrunner.compile.fingerprint import code_of, structure_of
+from jobrunner.compile.gc_pause import collector_paused
+from jobrunner.compile.group import Call, GroupCompiler, Names, is_in
+from jobrunner.compile.plan import GroupPlan, Plan, PlannedNode
+from jobrunner.define import Blob, Job, Node, Task, TaskGroup, TaskOutput
+from jobrunner.errors import DefinitionError
+from jobrunner.names import check_distinct
+
+
+def compile_job(job: Job) -> Plan:
+    """Check a whole job and compile its groups; `Job.compile` documents it."""
+    with collector_paused():
+        return _compile_job(job)
+
+
+def _compile_job(job: Job) -> Plan:
+    tasks = {name: group.tasks() for name, group in job.groups.items()}
+    global_blobs = find_globals([task for group in tasks.values() for task in group])
+    made = {name: made_by(members, global_blobs) for name, members in tasks.items()}
+    initial = made["init"]
+    transient = find_transient(job)
+    checkpointed = checkpointed_nodes(job)
+    replicated, partitions = find_shared(job, checkpointed, global_blobs)
+    updated = find_updated(job)
+    members = {id(task) for group in tasks.values() for task in group}
+
+    groups: dict[str, GroupPlan] = {}
+    available: Names = {}
+    for name, group in job.groups.items():
+        groups[name] = GroupCompiler(
+            group,
+            [Call(task) for task in tasks[name]],
+            global_blobs,
+            available=available,
+            members=members,
+            updated=updated,
+        ).compile(job.stop_conditions if name == "epoch" else ())
+        available = _union(available, made[name])
+
+    structure: dict[str, str] = {}
+    code: dict[str, str] = {}
+    code_by_function: dict[int, str] = {}
+    for name, group_tasks in tasks.items():
+        for task in group_tasks:
+            key = f"{name}:{task.full_name}"
+            lasting = global_blobs.get(task.node.name, ())
+            structure[key] = structure_of(
+                task,
+                [{"name": blob.name, "global": blob.name in lasting} for blob in task.output_blobs],
+            )
+            if id(task.fn) not in code_by_function:
+                code_by_function[id(task.fn)] = code_of(task.fn)
+            code[key] = code_by_function[id(task.fn)]
+
+    plan = Plan(
+        job=job.name,
+        seed=job.seed,
+        steps_per_epoch=job.steps_per_epoch,
+        epoch_limit=job.epoch_limit,
+        nodes=_planned_nodes(job.groups.values()),
+        groups=groups,
+        checkpointed=checkpointed,
+        globals=global_blobs,
+        initial=initial,
+        lasting=_union(initial, made["epoch"]),
+        transient=transient,
+        replicated=replicated,
+        partitions=partitions,
+        storage=find_storage(job, checkpointed, global_blobs),
+        structure=structure,
+        code=code,
+    )
+    groups["resume"] = compile_resume(job, plan)
+    for group in job.groups.values():
+        group.is_compiled = True
+    return plan
+
+
+def compile_resume(
+    job: Job, plan: Plan, anew: Names | None = None, present: Names | None = None
+) -> GroupPlan:
+    """Compile the init tasks that run again after a load.
+
+    Parameters
+    ----------
+    job : Job
+    plan : Plan
+        What the job was compiled to.
+    anew : mapping, optional
+        Node -> names of blobs that are made anew although a checkpoint holds them: objects that
+        take the state it holds.
+    present : mapping, optional
+        Only what makes `anew` is run, where just these blobs are there: node -> names. By default
+        all that a checkpoint holds is there, and what it does not hold is made.
+
+    Raises
+    ------
+    DefinitionError
+        One of these tasks updates a blob that is there, and would update it twice.
+    """
+    anew = anew or {}
+    if present is None:
+        available = {
+            node: plan.initial.get(node, frozenset()) - plan.transient.get(node, frozenset())
+            for node in plan.checkpointed
+        }
+        loaded: Names = {
+            node: plan.globals.get(node, frozenset()) - plan.transient.get(node, frozenset())
+            for node in plan.checkpointed
+        }
+        calls = _resumed_calls(job, _minus(loaded, anew), anew, plan)
+    else:
+        available = dict(present)
+        calls = _resumed_calls(job, _minus(present, anew), anew, None)
+    return GroupCompiler(
+        job.init_group,
+        calls,
+        plan.globals,
+        available=_minus(available, anew),
+        members=None,
+        updated=find_updated(job),
+    ).compile(())
+
+
+def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
+    """Compile a group that is no job's, to run on workspaces as they are.
+
+    Parameters
+    ----------
+    group : TaskGroup
+    global_blobs : mapping
+        Node -> names of the global blobs that are there. A blob that the group reads and does not
+        make is looked up when it runs.
+
+    Raises
+    ------
+    DefinitionError
+    """
+    tasks = group.tasks()
+    known = _union(global_blobs, find_globals(tasks, is_init=False))
+    updated = {(task.node.name, blob.name) for task in tasks for blob in task.updates}
+    plan = GroupCompiler(
+        group, [Call(task) for task in tasks], known, available=None, members=None, updated=updated
+    ).compile(())
+    group.is_compiled = True
+    return plan
+
+
+def planned_nodes(group: TaskGroup) -> tuple[PlannedNode, ...]:
+    """The nodes of a group that is no job's, with what they ask of their workers."""
+    return _planned_nodes([group])
+
+
+def _union(a: Names, b: Names) -> Names:
+    return {node: a.get(node, frozenset()) | b.get(node, frozenset()) for node in {**a, **b}}
+
+
+def _minus(a: Names, b: Names) -> Names:
+    return {node: frozenset(names) - frozenset(b.get(node, ())) for node, names in a.items()}
+
+
+def _resumed_calls(job: Job, loaded: Names, anew: Names, plan: Plan | None) -> list[Call]:
+    """The init tasks that run again after a load, in order.
+
+    Those that make the blobs of `anew`; with a plan, those of nodes that are not checkpointed and
+    those that make or update transient blobs as well; and those that make what these read and is
+    not `loaded`.
+    """
+    tasks = job.init_group.tasks()
+
+    def is_wanted(task: Task) -> bool:
+        node = task.node.name
+        if any(is_in(anew, node, blob.name) for blob in task.output_blobs):
+            return True
+        return plan is not None and (
+            node not in plan.checkpointed
+            or any(
+                is_in(plan.transient, node, blob.name)
+                for blob in (*task.output_blobs, *task.updates)
+            )
+        )
+
+    makers: dict[tuple[str, str], list[Task]] = {}
+    for task in tasks:
+        node = task.node.name
+        # An update of what takes a loaded state would be for nothing.
+        updates = [blob for blob in task.updates if not is_in(anew, node, blob.name)]
+        for blob in (*task.output_blobs, *updates):
+            makers.setdefault((node, blob.name), []).append(task)
+    wanted = [task for task in tasks if is_wanted(task)]
+    included = {id(task) for task in wanted}
+    while wanted:
+        task = wanted.pop()
+        needed: list[Task] = []
+        for value in (*task.inputs, *task.updates):
+            if isinstance(value, TaskOutput):
+                filled = value.blob
+                if filled is None or not is_in(loaded, value.task.node.name, filled.name):
+                    needed.append(value.task)
+            else:
+                node = (value.node or task.node).name
+                if not is_in(loaded, node, value.name):
+                    needed += makers.get((node, value.name), [])
+        for other in needed:
+            if id(other) not in included:
+                included.add(id(other))
+                wanted.append(other)
+
+    calls = []
+    for task in tasks:
+        if id(task) not in included:
+            continue
+        node = task.node.name
+        for blob in task.updates:
+            if is_in(loaded, node, blob.name):
+                raise DefinitionError(
+                    f"Task {task.full_name!r} of the init group must run again at every resume "
+                    f"(for its transient blobs), and updates blob {blob.name!r}, which the "
+                    f"checkpoint holds with that update in it. Update it in a task of its own."
+                )
+        kept = frozenset(b.name for b in task.output_blobs if not is_in(loaded, node, b.name))
+        calls.append(Call(task, kept))
+    return calls
+
+
+def _planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
+    found: dict[str, PlannedNode] = {}
+    for group in groups:
+        references: dict[int, Node] = {}
+        for task in group.tasks():
+            references[id(task.node)] = task.node
+            for value in task.inputs:
+                node = value.node if isinstance(value, Blob) else value.task.node
+                if node is not None:
+                    references[id(node)] = node
+        references.update((id(node), node) for node, _, _ in group.reports)
+        for node in references.values():
+            asked = PlannedNode(node.name, node.workers, node.resources)
+            known = found.setdefault(node.name, asked)
+            if known.workers is None and known.resources is None:
+                found[node.name] = asked
+            elif (node.workers, node.resources) not in (
+                (None, None),
+                (known.workers, known.resources),
+            ):
+                raise DefinitionError(
+                    f"Node {node.name!r} is asked for in two ways: workers={known.workers}, "
+                    f"resources={known.resources}, and workers={node.workers}, "
+                    f"resources={node.resources}. Make it once and use that object."
+                )
+    check_distinct(found, "nodes")
+    return tuple(found.values())

@@ -1,0 +1,23 @@
+"""What users write: nodes, blobs, tasks, groups, jobs. No I/O, no Dask."""
+
+from __future__ import annotations
+
+from jobrunner.define.array_options import DEFAULT_STORAGE, Compressor, Storage, read_compressors
+from jobrunner.define.job import Job, epoch_limiter
+from jobrunner.define.node import Blob, Node, WorkspaceType
+from jobrunner.define.task import Task, TaskGroup, TaskOutput
+
+__all__ = [
+    "DEFAULT_STORAGE",
+    "Blob",
+    "Compressor",
+    "Job",
+    "Node",
+    "Storage",
+    "Task",
+    "TaskGroup",
+    "TaskOutput",
+    "WorkspaceType",
+    "epoch_limiter",
+    "read_compressors",
+]

@@ -1,0 +1,256 @@
+"""1 define: a job as a picture, and as a table for notebooks. Reads the definition, compiles nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from jobrunner.define.node import Blob
+from jobrunner.define.task import Task, TaskGroup, TaskOutput
+from jobrunner.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from jobrunner.define.job import Job
+
+LANE, ROW, WIDTH, HEIGHT, MARGIN, HEAD = 190, 74, 166, 40, 20, 34
+_LETTERS = 22
+_NAMES_SHOWN = 6
+
+
+class Edge(NamedTuple):
+    """A task that waits for what an earlier one of its group makes."""
+
+    source: Task
+    target: Task
+    what: str
+
+
+def find_edges(group: TaskGroup) -> list[Edge]:
+    """Who reads what of whom, as the definitions say: the last write before counts."""
+    edges: list[Edge] = []
+    writers: dict[Blob, Task] = {}
+    by_name = {task.full_name: task for task in group.tasks()}
+    for task in group.tasks():
+        for value in (*task.inputs, *task.updates):
+            if isinstance(value, TaskOutput):
+                if value.task.group is group:
+                    what = value.blob.name if value.blob is not None else "return value"
+                    edges.append(Edge(value.task, task, what))
+            elif (writer := writers.get(_key(value))) is not None:
+                edges.append(Edge(writer, task, value.name))
+        for other in task.after:
+            if isinstance(other, str):
+                name = other if "/" in other else f"{task.node.name}/{other}"
+                other = by_name.get(name, task)
+            if other is not task and other.group is group:
+                edges.append(Edge(other, task, "after"))
+        for blob in (*task.output_blobs, *task.updates):
+            writers[_key(blob)] = task
+    return list(dict.fromkeys(edges))
+
+
+def _key(blob: Blob) -> Blob:
+    return Blob(blob.name, blob.node)
+
+
+def draw(job: Job, path: str | os.PathLike[str]) -> None:
+    """Write the picture; see `Job.visualize`."""
+    target = Path(path)
+    kinds = {".svg": to_svg, ".dot": to_dot}
+    if target.suffix not in kinds:
+        raise DefinitionError(
+            f"Job {job.name!r} cannot be drawn to {os.fspath(path)!r}: expected a name that ends "
+            f"in .svg, a picture for browsers, or .dot, a graph for Graphviz."
+        )
+    target.write_text(kinds[target.suffix](job), encoding="utf-8")
+
+
+# ---- SVG: a lane for each node, a band for each group, each task below what it waits for
+
+
+def to_svg(job: Job) -> str:
+    """The job as a picture that needs nothing else."""
+    nodes = list(dict.fromkeys(t.node.name for g in job.groups.values() for t in g.tasks()))
+    ends = _conditions(job)
+    lane = {name: i for i, name in enumerate(nodes)}
+    shapes: list[str] = []
+    top = MARGIN + HEAD
+    width = 2 * MARGIN + max(1, len(nodes)) * LANE
+    for name, group in job.groups.items():
+        edges = find_edges(group)
+        rows = _rows(group, edges, lane)
+        depth = max(rows.values(), default=-1) + 1
+        height = HEAD + (depth * ROW - (ROW - HEIGHT) + 14 if depth else 4)
+        count = len(group.tasks())
+        title = f"{name} group: {count} {'task' if count == 1 else 'tasks'}"
+        shapes.append(
+            f'<rect class="band" x="{MARGIN / 2}" y="{top}" width="{width - MARGIN}" '
+            f'height="{height}" rx="8"/><text class="head" x="{MARGIN}" y="{top + 22}">'
+            f"{escape(title + _how_often(job, name))}</text>"
+        )
+        place = {
+            task: (MARGIN + lane[task.node.name] * LANE + (LANE - WIDTH) // 2, top + HEAD + r * ROW)
+            for task, r in rows.items()
+        }
+        shapes += [_arrow(edge, place) for edge in edges]
+        shapes += [_box(task, place[task], task in ends) for task in group.tasks()]
+        top += height + MARGIN // 2
+    heads = [
+        f'<text class="lane" x="{MARGIN + i * LANE + LANE / 2}" y="{MARGIN + 16}">'
+        f"{_text(name)}</text>"
+        for name, i in lane.items()
+    ]
+    height = top + MARGIN
+    return "\n".join(
+        [
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+                f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">'
+            ),
+            f"<title>{escape(f'Job {job.name}')}</title>",
+            _STYLE,
+            f'<rect width="{width}" height="{height}" fill="#fff"/>',
+            *heads,
+            *shapes,
+            f'<text x="{MARGIN}" y="{height - 10}">{escape(_end_of(job))}</text>',
+            "</svg>\n",
+        ]
+    )
+
+
+_STYLE = """<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"
+markerHeight="7" orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#667"/></marker></defs>
+<style>.band{fill:#f3f5f8} .head{font-weight:bold;fill:#334} .lane{font-weight:bold;
+text-anchor:middle} .task{fill:#fff;stroke:#446} .end{fill:#fdeecf;stroke:#a60} .name{text-anchor:
+middle} .blobs{text-anchor:middle;font-size:10px;fill:#557} .edge{fill:none;stroke:#667;
+stroke-width:1.2;marker-end:url(#tip)}</style>"""
+
+
+def _rows(group: TaskGroup, edges: list[Edge], lane: dict[str, int]) -> dict[Task, int]:
+    waits: dict[Task, list[Task]] = {}
+    for edge in edges:
+        waits.setdefault(edge.target, []).append(edge.source)
+    rows: dict[Task, int] = {}
+    taken: dict[int, int] = {}  # lane -> first row that is free in it
+    for task in group.tasks():
+        own = lane[task.node.name]
+        below = [rows[other] + 1 for other in waits.get(task, ()) if other in rows]
+        rows[task] = max(taken.get(own, 0), *below, 0)
+        taken[own] = rows[task] + 1
+    return rows
+
+
+def _box(task: Task, corner: tuple[int, int], is_end: bool) -> str:
+    x, y = corner
+    outputs = ", ".join(blob.name for blob in (*task.output_blobs, *task.updates))
+    name = task.name + (f" ×{task.num_instances}" if task.num_instances > 1 else "")
+    more = (
+        f'<text class="blobs" x="{x + WIDTH / 2}" y="{y + 32}">→ {_text(outputs)}</text>'
+        if outputs
+        else ""
+    )
+    return (
+        f"<g><title>{escape(f'{task.full_name} → {outputs}' if outputs else task.full_name)}"
+        f"{' (stop condition)' if is_end else ''}</title>"
+        f'<rect class="{"end" if is_end else "task"}" x="{x}" y="{y}" width="{WIDTH}" '
+        f'height="{HEIGHT}" rx="5"/>'
+        f'<text class="name" x="{x + WIDTH / 2}" y="{y + (17 if outputs else 25)}">'
+        f"{_text(name)}</text>{more}</g>"
+    )
+
+
+def _arrow(edge: Edge, place: dict[Task, tuple[int, int]]) -> str:
+    (x1, y1), (x2, y2) = place[edge.source], place[edge.target]
+    x1, x2 = x1 + WIDTH // 2, x2 + WIDTH // 2
+    if y2 > y1:
+        y1 += HEIGHT
+        bend = max(20, (y2 - y1) // 2)
+        course = f"M{x1},{y1} C{x1},{y1 + bend} {x2},{y2 - bend} {x2},{y2}"
+    else:  # `after=` may name a task that is defined later
+        course = f"M{x1},{y1} C{x1},{y1 - 30} {x2},{y2 + HEIGHT + 30} {x2},{y2 + HEIGHT}"
+    what = f"{edge.source.full_name} → {edge.target.full_name}: {edge.what}"
+    return f'<path class="edge" d="{course}"><title>{escape(what)}</title></path>'
+
+
+def _text(name: str) -> str:
+    return escape(name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…")
+
+
+# ---- Graphviz
+
+
+def to_dot(job: Job) -> str:
+    """The job in Graphviz's language: a cluster for each group."""
+    quote = partial(json.dumps, ensure_ascii=False)  # Graphviz reads UTF-8, and no escapes
+    lines = [f"digraph {quote(job.name)} {{", "  node [shape=box]"]
+    ends = _conditions(job)
+    for name, group in job.groups.items():
+        number = {task: f"{name}{i}" for i, task in enumerate(group.tasks())}
+        lines += [
+            f"  subgraph cluster_{name} {{",
+            f"    label={quote(name + _how_often(job, name))}",
+        ]
+        for task, key in number.items():
+            style = ", style=filled, fillcolor=moccasin" if task in ends else ""
+            lines.append(f"    {key} [label={quote(task.full_name)}{style}]")
+        lines += [
+            f"    {number[e.source]} -> {number[e.target]} [label={quote(e.what)}]"
+            for e in find_edges(group)
+        ]
+        lines.append("  }")
+    return "\n".join([*lines, "}\n"])
+
+
+# ---- HTML
+
+
+def to_html(job: Job) -> str:
+    """The job as a table."""
+    cell = '<td style="text-align:left">'
+    rows = []
+    for name, group in job.groups.items():
+        nodes = [node.name for node in group.used_nodes()]
+        blobs = dict.fromkeys(b.name for t in group.tasks() for b in (*t.output_blobs, *t.updates))
+        rows.append(
+            f'<tr><th style="text-align:left">{escape(name + _how_often(job, name))}</th>'
+            f"<td>{len(group.tasks())}</td>{cell}{_some(nodes)}</td>{cell}{_some(list(blobs))}</td></tr>"
+        )
+    saved = _some([node.name for node in job.nodes_to_checkpoint()])
+    return (
+        f"<div><strong>Job {escape(job.name)}</strong>"
+        "<table><thead><tr><th>group</th><th>tasks</th><th>nodes</th><th>writes</th></tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table>"
+        f"<div>{escape(_end_of(job))}</div><div>saved nodes: {saved}</div></div>"
+    )
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    shown = ", ".join(escape(name) for name in names[:_NAMES_SHOWN])
+    return f"{len(names)}: {shown}{f' and {more} more' if more > 0 else ''}" if names else "none"
+
+
+def _conditions(job: Job) -> set[Task]:
+    return {end.task for end in job.stop_conditions if isinstance(end, TaskOutput)}
+
+
+def _how_often(job: Job, group: str) -> str:
+    if group != "epoch":
+        return ""
+    steps = f", {job.steps_per_epoch} times an epoch" if job.steps_per_epoch > 1 else ""
+    return f" (again and again{steps})"
+
+
+def _end_of(job: Job) -> str:
+    ends = [
+        end.task.full_name
+        if isinstance(end, TaskOutput)
+        else f"{end.node.name if end.node is not None else ''}/{end.name}"
+        for end in job.stop_conditions
+    ]
+    ends += [] if job.epoch_limit is None else [f"epoch {job.epoch_limit}"]
+    return f"until {' or '.join(ends)}" if ends else "without an end yet"

@@ -1,0 +1,246 @@
+"""1 define: the job, which holds the four task groups and says when to stop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Self
+
+from jobrunner.define.node import Blob, Node, WorkspaceType
+from jobrunner.define.task import Task, TaskGroup, TaskOutput
+from jobrunner.errors import DefinitionError
+from jobrunner.names import check_name
+
+if TYPE_CHECKING:
+    # The one look downwards: `Job.compile` is where a user expects it.
+    from jobrunner.compile import Plan
+
+_active_jobs: ContextVar[tuple[Job, ...]] = ContextVar("jobrunner_jobs", default=())
+
+
+class Job:
+    """Stateful, iterative work: init once, epochs until a stop condition, download, exit.
+
+    Entering a job makes it current and enters its epoch group.
+
+    Parameters
+    ----------
+    name : str, optional
+    init_group, epoch_group, download_group, exit_group : TaskGroup, optional
+        Made empty by default.
+    stop_conditions : sequence of TaskOutput or Blob, optional
+    nodes_to_checkpoint : sequence of Node or str, optional
+        By default the nodes that the init group uses, and those on which a task of the epoch
+        group makes global blobs.
+    steps_per_epoch : int
+        How many times the epoch group runs in an epoch. Stop conditions are read after the last.
+    seed : int
+        Of every ``current_task().rng``.
+
+    Examples
+    --------
+    >>> with Job("count") as job:
+    ...     with job.init_group:
+    ...         _ = Task(lambda: 0, outputs="n")
+    ...     done = Task(lambda n: n + 1, inputs="n", outputs="n").output()
+    >>> epoch_limiter(job, 3)
+    >>> [task.name for task in job.epoch_group.tasks()]
+    ['lambda']
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        init_group: TaskGroup | None = None,
+        epoch_group: TaskGroup | None = None,
+        download_group: TaskGroup | None = None,
+        exit_group: TaskGroup | None = None,
+        stop_conditions: Sequence[TaskOutput | Blob] | None = None,
+        nodes_to_checkpoint: Sequence[Node | str] | None = None,
+        steps_per_epoch: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self.name = check_name("job" if name is None else name, "job")
+        self.init_group = self._adopt(init_group, "init")
+        self.epoch_group = self._adopt(epoch_group, "epoch")
+        self.download_group = self._adopt(download_group, "download")
+        self.exit_group = self._adopt(exit_group, "exit")
+        for what, value, least in (
+            ("steps_per_epoch", steps_per_epoch, 1),
+            ("seed", seed, 0),
+        ):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise DefinitionError(
+                    f"Job {self.name!r}: {what} is an int from {least} on; got {value!r}."
+                )
+        self.steps_per_epoch = steps_per_epoch
+        self.seed = seed
+        self.epoch_limit: int | None = None
+        self.stop_conditions: list[TaskOutput | Blob] = []
+        for condition in self._listed("stop_conditions", stop_conditions):
+            self.add_stop_condition(condition)
+        self._nodes_to_checkpoint: list[Node] | None = None
+        if nodes_to_checkpoint is not None:
+            listed = self._listed("nodes_to_checkpoint", nodes_to_checkpoint)
+            nodes = [Node(node) if isinstance(node, str) else node for node in listed]
+            for node in nodes:
+                if not isinstance(node, Node):
+                    raise DefinitionError(
+                        f"Job {self.name!r}: nodes_to_checkpoint are Nodes or names; got {node!r}."
+                    )
+            self._nodes_to_checkpoint = nodes
+
+    @property
+    def groups(self) -> dict[str, TaskGroup]:
+        """The four groups, in the order they run."""
+        return {
+            group.name: group
+            for group in (self.init_group, self.epoch_group, self.download_group, self.exit_group)
+        }
+
+    @classmethod
+    def current(cls) -> Job:
+        """The innermost job that is entered.
+
+        Raises
+        ------
+        DefinitionError
+            No job is.
+        """
+        active = _active_jobs.get()
+        if not active:
+            raise DefinitionError("No job is active. Enter one first: with Job(...) as job: ...")
+        return active[-1]
+
+    def add_stop_condition(self, condition: TaskOutput | Blob | Task) -> None:
+        """End after the first epoch at whose end ``bool(condition)`` is true.
+
+        Parameters
+        ----------
+        condition : TaskOutput, Blob or Task
+            A blob must name its node. Of a task, its first output. NumPy arrays of one element
+            will do, those of more will not.
+        """
+        self.epoch_group.check_open("a stop condition")
+        if isinstance(condition, Task):
+            condition = condition.output()
+        if not isinstance(condition, TaskOutput | Blob):
+            raise DefinitionError(
+                f"Job {self.name!r}: a stop condition is a TaskOutput or a Blob; got "
+                f"{type(condition).__name__}."
+            )
+        if isinstance(condition, Blob) and condition.node is None:
+            raise DefinitionError(
+                f"Job {self.name!r}: the stop condition {condition!r} names no node; write "
+                f"node[{condition.name!r}]."
+            )
+        self.stop_conditions.append(condition)
+
+    def nodes_to_checkpoint(self) -> list[Node]:
+        """The nodes whose workspaces are saved.
+
+        As given; else those that the init group uses, and those on which a task of the epoch
+        group makes global blobs.
+        """
+        if self._nodes_to_checkpoint is not None:
+            return list(dict.fromkeys(self._nodes_to_checkpoint))
+        makers = (
+            task.node
+            for task in self.epoch_group.tasks()
+            if task.output_blobs and task.blob_type is WorkspaceType.GLOBAL
+        )
+        return list(dict.fromkeys([*self.init_group.used_nodes(), *makers]))
+
+    def compile(self) -> Plan:
+        """Check the whole job and decide what runs where and after what.
+
+        Returns
+        -------
+        Plan
+
+        Raises
+        ------
+        DefinitionError
+            Naming the task at fault: a blob that nobody makes, a cycle, and so on.
+
+        Notes
+        -----
+        Runs on the client; pure. The groups cannot be changed afterwards.
+        """
+        from jobrunner.compile import compile_job
+
+        return compile_job(self)
+
+    def visualize(self, path: str | os.PathLike[str]) -> None:
+        """Write a picture of the job: its groups, nodes, tasks, and who reads what of whom.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Ends in ``.svg`` (a picture that any browser shows) or ``.dot`` (for Graphviz).
+
+        Raises
+        ------
+        DefinitionError
+            `path` ends in something else.
+        OSError
+            It cannot be written.
+
+        Notes
+        -----
+        Runs on the client. Compiles nothing: the job may be changed afterwards.
+        """
+        from jobrunner.define.drawing import draw
+
+        draw(self, path)
+
+    def _repr_html_(self) -> str:
+        from jobrunner.define.drawing import to_html
+
+        return to_html(self)
+
+    def __enter__(self) -> Self:
+        _active_jobs.set((*_active_jobs.get(), self))
+        self.epoch_group.__enter__()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.epoch_group.__exit__()
+        _active_jobs.set(_active_jobs.get()[:-1])
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name} {len(group.tasks())}" for name, group in self.groups.items())
+        return f"<Job {self.name!r}: tasks {sizes}>"
+
+    def _listed(self, what: str, values: Iterable[Any] | None) -> list[Any]:
+        if values is None or (isinstance(values, Iterable) and not isinstance(values, str)):
+            return list(values or ())
+        raise DefinitionError(f"Job {self.name!r}: {what} is a list of them; got {values!r}.")
+
+    def _adopt(self, group: TaskGroup | None, name: str) -> TaskGroup:
+        if group is None:
+            group = TaskGroup()
+        elif not isinstance(group, TaskGroup):
+            raise DefinitionError(
+                f"Job {self.name!r}: the {name} group is a TaskGroup; got {type(group).__name__}."
+            )
+        group.name = name
+        return group
+
+
+def epoch_limiter(job: Job, num_epochs: int) -> None:
+    """Stop `job` after `num_epochs` epochs in all, counted across resumes.
+
+    Raising the limit of a finished job extends it at its next run.
+    """
+    if not isinstance(job, Job):
+        raise DefinitionError(f"epoch_limiter limits a Job; got {job!r}.")
+    if not isinstance(num_epochs, int) or isinstance(num_epochs, bool) or num_epochs < 1:
+        raise DefinitionError(
+            f"epoch_limiter of job {job.name!r}: num_epochs is an int from 1 on; got "
+            f"{num_epochs!r}."
+        )
+    job.epoch_group.check_open("an epoch limit")
+    job.epoch_limit = num_epochs

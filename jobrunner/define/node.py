@@ -1,0 +1,197 @@
+"""1 define: the places that state lives in: nodes, and the blobs of their workspaces."""
+
+from __future__ import annotations
+
+import copy
+import enum
+from collections.abc import Collection, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Self
+
+from jobrunner.define.array_options import Storage, read_storage
+from jobrunner.errors import DefinitionError
+from jobrunner.names import check_name
+
+_active_nodes: ContextVar[tuple[Node, ...]] = ContextVar("jobrunner_nodes", default=())
+
+
+class WorkspaceType(enum.Enum):
+    """Where a task's output blobs live.
+
+    GLOBAL blobs stay on their node across runs and epochs and are checkpointed. PRIVATE blobs
+    last for one run of their group. What says neither is global where the init group makes it.
+    """
+
+    GLOBAL = "global"
+    PRIVATE = "private"
+
+
+class Node:
+    """A logical place that tasks run on, with one workspace, on one Dask worker at a time.
+
+    Two `Node` objects of one name are the same node.
+
+    Parameters
+    ----------
+    name : str
+    workers : str or sequence of str, optional
+        Addresses, names or hosts of the workers it may be placed on, as in `Client.submit`.
+    resources : mapping of str to float, optional
+        What it holds of its worker's resources, as in `Client.submit`, for as long as it is there.
+
+    Examples
+    --------
+    >>> with Node("trainer:0") as node:
+    ...     Node.current() is node
+    True
+    >>> node["w"]
+    Blob('w', 'trainer:0')
+    """
+
+    def __init__(
+        self,
+        name: str = "local",
+        *,
+        workers: str | Sequence[str] | None = None,
+        resources: Mapping[str, float] | None = None,
+    ) -> None:
+        self.name = check_name(name, "node")
+        if isinstance(workers, str):
+            workers = (workers,)
+        if workers is not None:
+            is_some = isinstance(workers, Collection) and len(workers) > 0
+            if not is_some or not all(isinstance(worker, str) for worker in workers):
+                raise DefinitionError(
+                    f"Node {name!r}: workers are addresses, names or hosts (str), at least one; "
+                    f"got {workers!r}."
+                )
+            workers = tuple(workers)
+        if resources is not None:
+            is_mapping = isinstance(resources, Mapping)
+            if not is_mapping or not all(map(_is_resource, resources, resources.values())):
+                raise DefinitionError(
+                    f"Node {name!r}: resources map a name to a positive number, as in Dask "
+                    f"({{'GPU': 1}}); got {resources!r}."
+                )
+            resources = dict(resources)
+        self.workers: tuple[str, ...] | None = workers
+        self.resources: Mapping[str, float] | None = resources
+
+    @classmethod
+    def current(cls) -> Node:
+        """The innermost node that is entered, else ``Node("local")``."""
+        active = _active_nodes.get()
+        return active[-1] if active else cls()
+
+    def blob(self, name: str, *, transient: bool = False) -> Blob:
+        """The blob `name` of this node."""
+        return Blob(name, self, transient=transient)
+
+    def __getitem__(self, name: str) -> Blob:
+        return Blob(name, self)
+
+    def __enter__(self) -> Self:
+        _active_nodes.set((*_active_nodes.get(), self))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        _active_nodes.set(_active_nodes.get()[:-1])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Node) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"Node({self.name!r})"
+
+
+def _is_resource(key: object, amount: object) -> bool:
+    is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
+    return isinstance(key, str) and is_number and 0 < amount < float("inf")  # type: ignore[operator]
+
+
+class Blob:
+    """A reference to an entry of a node's workspace, never the value.
+
+    Parameters
+    ----------
+    name : str
+    node : Node or str, optional
+        None means the node of the task that names it.
+    transient : bool
+        Never saved; the init tasks that make it run again at every resume. For sockets, open
+        files, models on a GPU.
+    replicated : bool
+        Every node that makes it so has the same value: one copy is saved, and all load it.
+    partition : int, optional
+        The nodes that make it so hold parts of one array, put together along this axis in the
+        order in which the nodes are defined. Another number of nodes loads other parts.
+    compressors : str, codec of Zarr's, or a sequence of them, optional
+        Compress its arrays in checkpoints: ``"zstd"``, ``"blosc"``, ``"gzip"``, or such as
+        ``zarr.codecs.BloscCodec(cname="lz4")``. ``()``: do not, whatever the manager was told.
+    chunks : int or tuple of int, optional
+        Items along each axis that are stored, and can be read, as one; of a blob that is an array.
+    shards : int or tuple of int, optional
+        Items along each axis that go to one file; a multiple of `chunks`.
+
+    Notes
+    -----
+    All but the name and the node count where the blob is an output.
+    """
+
+    __slots__ = ("name", "node", "partition", "replicated", "storage", "transient")
+
+    def __init__(
+        self,
+        name: str,
+        node: Node | str | None = None,
+        *,
+        transient: bool = False,
+        replicated: bool = False,
+        partition: int | None = None,
+        compressors: object = None,
+        chunks: int | Sequence[int] | None = None,
+        shards: int | Sequence[int] | None = None,
+    ) -> None:
+        self.name = check_name(name, "blob")
+        self.node = Node(node) if isinstance(node, str) else node
+        if not (self.node is None or isinstance(self.node, Node)):
+            raise DefinitionError(f"Blob {name!r}: node is a Node or a name; got {node!r}.")
+        self.transient = bool(transient)
+        self.replicated = bool(replicated)
+        self.partition = partition
+        if partition is not None and (
+            not isinstance(partition, int) or isinstance(partition, bool) or partition < 0
+        ):
+            raise DefinitionError(
+                f"Blob {name!r}: partition is the number of an axis, from 0 on; got {partition!r}."
+            )
+        self.storage: Storage | None = read_storage(compressors, chunks, shards, f"Blob {name!r}")
+        if self.transient and self.storage is not None:
+            raise DefinitionError(f"Blob {name!r} is transient, so nothing of it is stored.")
+        if self.transient + self.replicated + (partition is not None) > 1:
+            raise DefinitionError(
+                f"Blob {name!r} can be one of transient, replicated and a partition, and is more."
+            )
+
+    def on(self, node: Node) -> Blob:
+        """The same blob, its node named."""
+        named = copy.copy(self)
+        named.node = node
+        return named
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Blob) and (other.name, other.node) == (self.name, self.node)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.node))
+
+    def __repr__(self) -> str:
+        node = f", {self.node.name!r}" if self.node is not None else ""
+        transient = ", transient=True" if self.transient else ""
+        replicated = ", replicated=True" if self.replicated else ""
+        partition = f", partition={self.partition}" if self.partition is not None else ""
+        storage = f", storage={self.storage}" if self.storage is not None else ""
+        return f"Blob({self.name!r}{node}{transient}{replicated}{partition}{storage})"

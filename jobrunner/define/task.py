@@ -1,0 +1,387 @@
+"""1 define: tasks, their outputs, and the groups they run in.
+
+A `Task` made inside ``with group:`` joins that group, one made inside ``with Node("a"):`` runs on
+that node, so library code can add tasks to whatever is active. Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Self
+
+from jobrunner.define.arguments import check_call, check_constants, dask_hint
+from jobrunner.define.node import Blob, Node, WorkspaceType
+from jobrunner.errors import DefinitionError, ExecutionError
+from jobrunner.names import check_name
+
+_active_groups: ContextVar[tuple[TaskGroup, ...]] = ContextVar("jobrunner_groups", default=())
+
+
+class TaskOutput:
+    """The value that a task returned, or one part of it, in one run of its group.
+
+    As an input of a task of the same group it is that value, whatever is written to the blob
+    later. As an input in another group it is the value of the blob then, which must be global.
+    """
+
+    __slots__ = ("part", "task")
+
+    def __init__(self, task: Task, part: int) -> None:
+        self.task = task
+        self.part = part
+
+    @property
+    def blob(self) -> Blob | None:
+        """The blob that this value fills, if it fills one."""
+        return self.task.output_blobs[self.part] if self.task.output_blobs else None
+
+    def fetch(self) -> Any:
+        """Bring the value to the client; there until the task's group runs again.
+
+        Raises
+        ------
+        ExecutionError
+            The task has not run in a session that is still open, or another job was bound there
+            since.
+
+        Notes
+        -----
+        Runs on the client.
+        """
+        session = self.task.session
+        if session is None:
+            raise ExecutionError(
+                f"{self} has no value yet: its task has not run in an open session. Run its job "
+                f"or group first, and fetch before the session closes."
+            )
+        return session.fetch(self)
+
+    def __repr__(self) -> str:
+        return f"TaskOutput({self.task.full_name!r}, {self.part})"
+
+
+Input = str | Blob | TaskOutput
+
+
+class Task:
+    """One call of a plain function on a node.
+
+    Parameters
+    ----------
+    fn : callable
+        Called as ``fn(*inputs, *updates, **kwargs)`` with plain values. NumPy arrays among the
+        inputs are read-only views.
+    inputs : str, Blob, TaskOutput, or a sequence of them
+        A str is a blob of the task's own node.
+    outputs : str, Blob, or a sequence of them
+        The blobs of the task's own node that the return value fills: one name takes the value,
+        several take a sequence of that length.
+    updates : str, Blob, or a sequence of them
+        Blobs of the task's own node that `fn` changes in place.
+    kwargs : mapping, optional
+        Keyword arguments, the same at every run.
+    name : str, optional
+        Distinct within its node and group; by default the function's name, numbered if need be.
+    node : Node or str, optional
+        By default `Node.current()`.
+    group : TaskGroup, optional
+        By default the active one; a task without a group can be given to `Session.run`.
+    workspace_type : WorkspaceType, optional
+        Overrides the group's.
+    num_instances : int
+        So many calls at once, on as many threads, unordered among themselves; `fn` tells them
+        apart by ``current_task().instance`` and their return values come as a list.
+    transient_errors : type or tuple of types
+        Exceptions after which a `JobRunner` runs the epoch again, from the last recorded one, as
+        after a lost worker; `max_restarts` bounds it. Other exceptions end the run.
+    after : Task, str, or a sequence of them
+        Tasks of the same group that must end first; a str is a task's name on the same node, or
+        ``"node/name"``, and may be defined later.
+
+    Raises
+    ------
+    DefinitionError
+        Naming the task, when an argument cannot be what it says.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        inputs: Input | Sequence[Input] = (),
+        outputs: str | Blob | Sequence[str | Blob] = (),
+        *,
+        updates: str | Blob | Sequence[str | Blob] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        node: Node | str | None = None,
+        group: TaskGroup | None = None,
+        workspace_type: WorkspaceType | None = None,
+        num_instances: int = 1,
+        transient_errors: type[BaseException] | tuple[type[BaseException], ...] = (),
+        after: Task | str | Sequence[Task | str] = (),
+    ) -> None:
+        if isinstance(node, str):
+            node = Node(node)
+        self.node: Node = node if node is not None else Node.current()
+        if not isinstance(self.node, Node):
+            raise DefinitionError(f"Task {name or fn!r}: node is a Node or a name; got {node!r}.")
+        self.fn = fn
+        self.has_given_name = name is not None
+        self.name = check_name(name, "task") if name is not None else _name_of(fn)
+        self.group: TaskGroup | None = None
+        # Set by the session that ran the task last, so that outputs can be fetched from it.
+        self.session: Any = None
+        self.plan: Any = None  # that it was bound by then; another one's values are not its own
+        self.fetched_parts: set[int] = set()
+
+        self.inputs: tuple[Blob | TaskOutput, ...] = tuple(
+            self._input(value) for value in _sequence(inputs, Blob, TaskOutput)
+        )
+        self.updates: tuple[Blob, ...] = self._own_blobs(updates, "updates")
+        self.output_blobs: tuple[Blob, ...] = self._own_blobs(outputs, "outputs")
+        if not isinstance(kwargs, Mapping | None):
+            raise DefinitionError(
+                f"Task {self.full_name!r}: kwargs maps names to values; got {kwargs!r}."
+            )
+        self.kwargs: Mapping[str, Any] = dict(kwargs or {})
+        self.workspace_type = workspace_type
+        self.num_instances = num_instances
+        self.transient_errors = tuple(_sequence(transient_errors))
+        self.after: tuple[Task | str, ...] = tuple(_sequence(after, Task))
+        self._check()
+
+        if group is None:
+            active = _active_groups.get()
+            group = active[-1] if active else None
+        if not isinstance(group, TaskGroup | None):
+            raise DefinitionError(
+                f"Task {self.full_name!r}: group is a TaskGroup, such as job.init_group; got "
+                f"{group!r}."
+            )
+        if group is not None:
+            group.add(self)
+
+    @property
+    def full_name(self) -> str:
+        """``node/name``."""
+        return f"{self.node.name}/{self.name}"
+
+    @property
+    def blob_type(self) -> WorkspaceType | None:
+        """Where its output blobs live, by the task or else by its group, if either says so."""
+        return self.workspace_type or (self.group.workspace_type if self.group else None)
+
+    def output(self, i: int = 0) -> TaskOutput:
+        """Part `i` of the return value; part 0 of a task without `outputs` is all of it."""
+        count = max(1, len(self.output_blobs))
+        if not 0 <= i < count:
+            raise DefinitionError(f"Task {self.full_name!r} has {count} output(s); asked for {i}.")
+        self.fetched_parts.add(i)
+        return TaskOutput(self, i)
+
+    def outputs(self) -> list[TaskOutput]:
+        """All parts of the return value."""
+        return [self.output(i) for i in range(max(1, len(self.output_blobs)))]
+
+    def __repr__(self) -> str:
+        return f"Task({self.full_name!r})"
+
+    def _input(self, value: object) -> Blob | TaskOutput:
+        if isinstance(value, TaskOutput):
+            return value
+        if isinstance(value, str | Blob):
+            blob = Blob(value) if isinstance(value, str) else value
+            return Blob(blob.name, blob.node if blob.node is not None else self.node)
+        if isinstance(value, Task):
+            hint = "write task.output() for the value it returns"
+        else:
+            hint = dask_hint(value) or "pass constants through kwargs= or functools.partial"
+        raise DefinitionError(
+            f"Task {self.full_name!r}: an input is a blob's name, a Blob or a TaskOutput; got "
+            f"{type(value).__name__}. To mend it, {hint}."
+        )
+
+    def _own_blobs(self, values: object, what: str) -> tuple[Blob, ...]:
+        blobs = []
+        for value in _sequence(values, Blob):
+            if not isinstance(value, str | Blob):
+                hint = dask_hint(value)
+                raise DefinitionError(
+                    f"Task {self.full_name!r}: {what} are names or Blobs; got "
+                    f"{type(value).__name__}{f'. To mend it, {hint}' if hint else ''}."
+                )
+            blob = Blob(value) if isinstance(value, str) else value
+            if blob.node is not None and blob.node != self.node:
+                raise DefinitionError(
+                    f"Task {self.full_name!r}: {what} name blob {blob.name!r} of node "
+                    f"{blob.node.name!r}, but a task writes on its own node only. Return the "
+                    f"value and let a task of {blob.node.name!r} take it as a TaskOutput."
+                )
+            blobs.append(blob.on(self.node))
+        return tuple(blobs)
+
+    def _check(self) -> None:
+        where = f"Task {self.full_name!r}"
+        if not callable(self.fn):
+            hint = dask_hint(self.fn) or "pass a function"
+            raise DefinitionError(
+                f"{where}: fn is a callable; got {type(self.fn).__name__}. To mend it, {hint}."
+            )
+        if inspect.iscoroutinefunction(self.fn):
+            raise DefinitionError(f"{where}: fn is a coroutine function; tasks run in threads.")
+        n = self.num_instances
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise DefinitionError(f"{where}: num_instances is an int from 1 on; got {n!r}.")
+        if not (self.workspace_type is None or isinstance(self.workspace_type, WorkspaceType)):
+            raise DefinitionError(
+                f"{where}: workspace_type is a WorkspaceType; got {self.workspace_type!r}."
+            )
+        for kind in self.transient_errors:
+            if not (isinstance(kind, type) and issubclass(kind, Exception)):
+                raise DefinitionError(f"{where}: transient_errors are exceptions; got {kind!r}.")
+        for other in self.after:
+            if not isinstance(other, Task | str):
+                raise DefinitionError(f"{where}: after= names tasks; got {type(other).__name__}.")
+        names = {
+            "inputs": {
+                value.name
+                for value in self.inputs
+                if isinstance(value, Blob) and value.node == self.node
+            }
+        }
+        for what, blobs in (("updates", self.updates), ("outputs", self.output_blobs)):
+            names[what] = {blob.name for blob in blobs}
+            if len(names[what]) < len(blobs):
+                raise DefinitionError(f"{where}: {what} name a blob twice: {list(blobs)}.")
+        for what in ("inputs", "outputs"):
+            for blob in sorted(names[what] & names["updates"]):
+                raise DefinitionError(
+                    f"{where}: blob {blob!r} is in {what} and in updates. An updated blob is "
+                    f"passed to fn and counts as written already; name it in updates only."
+                )
+        check_constants(where, self.fn, self.kwargs)
+        check_call(where, self.name, self.fn, self.inputs, self.updates, self.kwargs)
+
+
+class TaskGroup:
+    """Tasks that run together: each starts as soon as what it reads is there.
+
+    Parameters
+    ----------
+    workspace_type : WorkspaceType, optional
+        For those of its tasks that do not say.
+    """
+
+    def __init__(self, workspace_type: WorkspaceType | None = None) -> None:
+        if not (workspace_type is None or isinstance(workspace_type, WorkspaceType)):
+            raise DefinitionError(
+                f"TaskGroup: workspace_type is a WorkspaceType; got {workspace_type!r}."
+            )
+        self.workspace_type = workspace_type
+        self.name = "group"
+        self.reports: list[tuple[Node, Callable[[], Any], int]] = []
+        self.is_compiled = False
+        self._tasks: dict[tuple[str, str], Task] = {}
+        self._name_counts: dict[tuple[str, str], int] = {}
+
+    def add(self, task: Task) -> None:
+        """Add a task that has no group yet; `Task` calls it."""
+        self.check_open(f"task {task.full_name!r}")
+        if task.group is not None:
+            raise DefinitionError(
+                f"Task {task.full_name!r} is already in the {task.group.name} group."
+            )
+        key = (task.node.name, task.name)
+        if key in self._tasks:
+            if task.has_given_name:
+                raise DefinitionError(
+                    f"Two tasks of the {self.name} group are called {task.full_name!r}. Names "
+                    f"tell tasks of one node and group apart: give one of them another name=."
+                )
+            count = self._name_counts.get(key, 1)
+            while key in self._tasks:
+                count += 1
+                key = (task.node.name, f"{task.name}#{count}")
+            self._name_counts[task.node.name, task.name] = count
+            task.name = key[1]
+        self._tasks[key] = task
+        task.group = self
+
+    def tasks(self) -> list[Task]:
+        """The tasks, in the order they were defined."""
+        return list(self._tasks.values())
+
+    def find(self, node: str, name: str) -> Task | None:
+        """The task `name` of `node`, if there is one."""
+        return self._tasks.get((node, name))
+
+    def used_nodes(self) -> list[Node]:
+        """The nodes of its tasks and reports, in order of first use."""
+        nodes = [task.node for task in self._tasks.values()]
+        return list(dict.fromkeys([*nodes, *(node for node, _, _ in self.reports)]))
+
+    def report_step(
+        self,
+        fn: Callable[[], Any],
+        node: Node | str | None = None,
+        interval_ms: int = 1000,
+    ) -> None:
+        """Run `fn()` on `node` at an interval while the group runs, and once after.
+
+        Parameters
+        ----------
+        fn : callable
+            Takes nothing; reads ``current_task().workspace`` and may ``report`` metrics.
+        node : Node or str, optional
+            By default `Node.current()`.
+        interval_ms : int
+            Milliseconds between two starts. It runs once more after the node's last task.
+        """
+        self.check_open("a report step")
+        if isinstance(node, str):
+            node = Node(node)
+        node = node if node is not None else Node.current()
+        if not isinstance(node, Node):
+            raise DefinitionError(f"report_step: node is a Node or a name; got {node!r}.")
+        if not callable(fn):
+            raise DefinitionError(f"report_step: fn is a callable; got {type(fn).__name__}.")
+        if not isinstance(interval_ms, int) or isinstance(interval_ms, bool) or interval_ms < 1:
+            raise DefinitionError(
+                f"report_step: interval_ms is an int from 1 on; got {interval_ms!r}."
+            )
+        self.reports.append((node, fn, interval_ms))
+
+    def check_open(self, what: str) -> None:
+        """Refuse a change once the group was compiled."""
+        if self.is_compiled:
+            raise DefinitionError(
+                f"Cannot add {what}: the {self.name} group was compiled already, and what runs "
+                f"would not be what is defined. Define everything before compile() or run()."
+            )
+
+    def __enter__(self) -> Self:
+        _active_groups.set((*_active_groups.get(), self))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        _active_groups.set(_active_groups.get()[:-1])
+
+    def __repr__(self) -> str:
+        return f"<TaskGroup {self.name!r}: {len(self._tasks)} tasks>"
+
+
+def _sequence(value: object, *single: type) -> Sequence[Any]:
+    """One or several, as a sequence; a str or one of `single` is one."""
+    if isinstance(value, str) or isinstance(value, single):
+        return (value,)
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+def _name_of(fn: object) -> str:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__name__", None) or type(fn).__name__
+    return check_name(name.strip("<>"), "task")

@@ -1,0 +1,348 @@
+"""6 loop: an epoch run again from what was recorded before it, and compared with its record."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jobrunner.checkpoint import CheckpointDirectory, Codec, load_waiting_states, registered_codecs
+from jobrunner.cluster import DEFAULT_WAIT_SECONDS, Session, SessionBinding
+from jobrunner.compile import GroupPlan, changes, describe
+from jobrunner.define import Job
+from jobrunner.run import resume
+from jobrunner.run.load import Loaded, load
+from jobrunner.run.replay.compare import format_difference
+from jobrunner.run.replay.exactness import compare_bits
+from jobrunner.run.replay.tracing import Call, Dataflow, Trace, Value, read_trace, traced
+from jobrunner.workspace import Workspace
+
+logger = logging.getLogger(__name__)
+
+_REPLAYED = "replayed"
+
+
+@dataclass(frozen=True, slots=True)
+class BlobDifference:
+    """A blob of which the replay made another value than is recorded.
+
+    Attributes
+    ----------
+    node, blob : str
+    how : tuple of dict
+        The differences within it, as ``jobrunner diff`` has them: ``where``, ``what``, and for
+        numbers ``count``, ``size``, ``max_abs`` and ``max_rel``. A is what is recorded.
+    tasks : tuple of str
+        The tasks, as ``node/task``, of which one is the first that made another value; most often
+        there is one. Empty where no task of the replay writes the blob.
+    epoch : int or None
+        The epoch in which they ran.
+    is_repeatable : bool
+        Run a second time from the same state, those tasks made again what they had made the first
+        time. False: they made something else of the same inputs, so they are the cause.
+    """
+
+    node: str
+    blob: str
+    how: tuple[Mapping[str, Any], ...]
+    tasks: tuple[str, ...]
+    epoch: int | None
+    is_repeatable: bool
+
+    def __str__(self) -> str:
+        if not self.tasks:
+            why = "no task of the replay writes it"
+        elif not self.is_repeatable:
+            why = (
+                f"{' and '.join(self.tasks)} in epoch {self.epoch} made another value when run twice "
+                f"with the same inputs: it depends on something else, such as a clock, random "
+                f"numbers that are not current_task().rng, what earlier calls left, the order of "
+                f"threads"
+            )
+        elif len(self.tasks) == 1:
+            why = (
+                f"{self.tasks[0]} in epoch {self.epoch} is the first to differ, and does the same "
+                f"each time: its code, its libraries or what it reads elsewhere have changed, or it "
+                f"had kept something"
+            )
+        else:
+            why = f"the first to differ is one of {', '.join(self.tasks)} in epoch {self.epoch}"
+        lines = [f"{self.node}/{self.blob}{d['where']}: {format_difference(d)}" for d in self.how]
+        return "\n".join([*lines, f"  {why}"])
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What came of running a recorded epoch again.
+
+    Attributes
+    ----------
+    epoch : int
+        What was run again and compared.
+    step : int
+        Its record is of the state after so many steps; 0: after all.
+    from_epoch : int or None
+        The recorded epoch that it was run again from; None: from the init group.
+    num_equal : int
+        How many blobs are equal to the bit.
+    differences : tuple of BlobDifference
+    changes : tuple of str
+        How the job differs from the one that was recorded.
+    """
+
+    epoch: int
+    step: int
+    from_epoch: int | None
+    num_equal: int
+    differences: tuple[BlobDifference, ...]
+    changes: tuple[str, ...]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all blobs are equal to the bit."""
+        return not self.differences
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, for JSON."""
+        return {"is_equal": self.is_equal, **asdict(self)}
+
+    def __str__(self) -> str:
+        began = "the init group" if self.from_epoch is None else f"epoch {self.from_epoch}"
+        what = f"epoch {self.epoch}" + (f", up to step {self.step}" if self.step else "")
+        lines = [f"{what}, run again from {began}:"]
+        lines += [str(difference) for difference in self.differences]
+        lines.append(f"{self.num_equal} blobs are equal, {len(self.differences)} differ.")
+        if self.changes:
+            lines.append("changed since it was recorded:")
+            lines += [f"  {change}" for change in self.changes]
+        return "\n".join(lines)
+
+
+class Replay:
+    """Runs a recorded epoch again; `JobRunner.replay` documents it.
+
+    Parameters
+    ----------
+    job : Job
+    manager : CheckpointDirectory
+        Is only read.
+    epoch : int
+    worker_wait_seconds : float
+    epoch_deadline_seconds, task_deadline_seconds : float, optional
+        See `JobRunner`.
+
+    Raises
+    ------
+    CheckpointError
+        The epoch is not recorded, or does not fit the job.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        manager: CheckpointDirectory,
+        epoch: int,
+        *,
+        worker_wait_seconds: float = DEFAULT_WAIT_SECONDS,
+        epoch_deadline_seconds: float | None = None,
+        task_deadline_seconds: float | None = None,
+    ) -> None:
+        self._job = job
+        self._manager = manager
+        self._epoch = epoch
+        self._wait_seconds = worker_wait_seconds
+        self._deadlines: dict[str, Any] = {
+            "deadline_seconds": epoch_deadline_seconds,
+            "task_deadline_seconds": task_deadline_seconds,
+        }
+        plan = self._plan = job.compile()
+        self._last_step = resume.steps_done(plan, manager.record(epoch))
+        before = [recorded for recorded in manager.epochs() if recorded < epoch]
+        self._from = before[-1] if before else None
+        self._first_step = 0
+        for needed in self._needed:
+            resume.required_blobs(plan, manager, needed)
+            resume.rebuild(job, plan, manager, needed)
+        if self._from is not None:
+            self._first_step = resume.steps_done(plan, manager.record(self._from))
+        self._codecs = tuple(registered_codecs())
+        groups = {key: traced(group, self._codecs) for key, group in plan.groups.items()}
+        self._traced = dataclasses.replace(plan, groups=groups)
+        then = manager.run_info(epoch).get("plan")
+        self._changes = tuple(changes(then, describe(plan))) if then else ()
+
+    @property
+    def _needed(self) -> list[int]:
+        """The epochs that are read."""
+        return [self._epoch] if self._from is None else [self._epoch, self._from]
+
+    def check(self) -> None:
+        """Read all that will be compared and loaded, before anything is run for it.
+
+        Raises
+        ------
+        CheckpointCorruptError
+        """
+        for epoch in self._needed:
+            self._manager.verify(epoch)
+
+    def run(self, session: Session) -> ReplayReport:
+        """Run, compare, and where something differs run once more to find out why."""
+        self._session = session
+        with session.exclusive(f"The replay of job {self._plan.job!r}"):
+            trace, flow = self._run_again()
+            found = self._compare()
+            differences: list[BlobDifference] = []
+            if any(found.values()):
+                logger.info("Epoch %d differs; running it once more", self._epoch)
+                second, _ = self._run_again()
+                differences = self._explain(found, flow, trace, second)
+        return ReplayReport(
+            self._epoch,
+            self._last_step,
+            self._from,
+            len(found) - len(differences),
+            tuple(differences),
+            self._changes,
+        )
+
+    def _run_again(self) -> tuple[Trace, Dataflow]:
+        """Bring the nodes from what is recorded before the epoch to its end."""
+        self._binding: SessionBinding = self._session.bind(
+            self._traced, wait_seconds=self._wait_seconds
+        )
+        trace, flow = Trace(), Dataflow()
+
+        def run(group: str, plan: GroupPlan, epoch: int, step: int = 0) -> None:
+            logger.info("Replay: %s group, epoch %d, step %d", group, epoch, step)
+            result = self._binding.run(group, epoch=epoch, step=step, **self._deadlines)
+            trace.update(read_trace(result.metrics, group, epoch, step))
+            flow.add_run(plan, group, epoch, step)
+
+        if self._from is None:
+            run("init", self._plan.groups["init"], 0)
+        else:
+            loaded = self._load(self._from)
+            if loaded.again.slices:
+                run("resume", loaded.again, 0)  # with the random numbers that init tasks had then
+            self._binding.apply(load_waiting_states)
+            flow.forget(loaded.anew)
+        for epoch, step in self._steps():
+            run("epoch", self._plan.groups["epoch"], epoch, step)
+        return trace, flow
+
+    def _steps(self) -> Iterator[tuple[int, int]]:
+        """The runs of the epoch group, by epoch and step."""
+        first = (self._from or 0) + (not self._first_step)
+        for epoch in range(first, self._epoch + 1):
+            start = self._first_step if epoch == self._from else 0
+            stop = self._last_step if epoch == self._epoch else 0
+            for step in range(start, stop or self._plan.steps_per_epoch):
+                yield epoch, step
+
+    def _load(self, epoch: int) -> Loaded:
+        """Load an epoch, and ship what makes the objects whose states wait."""
+        loaded = load(self._binding, self._job, self._plan, self._manager, epoch)
+        if loaded.anew:
+            # With all the others, for what their functions share to stay shared.
+            again = traced(loaded.again, self._codecs)
+            self._binding.ship({**self._traced.groups, "resume": again})
+        return loaded
+
+    def _compare(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
+        """The differences of each blob; none for one that is equal."""
+        blobs = resume.required_blobs(self._plan, self._manager, self._epoch)
+        self._binding.apply(_SetAside(blobs))
+        if self._load(self._epoch).anew:
+            self._binding.run("resume", epoch=0, step=0, **self._deadlines)
+            self._binding.apply(load_waiting_states)
+        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for answer in self._binding.apply(_Compare(blobs, self._codecs)).values():
+            found.update(answer)
+        return found
+
+    def _explain(
+        self,
+        found: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]],
+        flow: Dataflow,
+        trace: Trace,
+        second: Trace,
+    ) -> list[BlobDifference]:
+        last = {blob: flow.blobs[blob] for blob in found if blob in flow.blobs}
+        equal = {value for blob, value in last.items() if not found[blob]}
+        other = {value for blob, value in last.items() if found[blob]}
+        unrepeatable = flow.unrepeatable(trace, second)
+        differences = []
+        for (node, blob), how in found.items():
+            if how:
+                value = last.get((node, blob))
+                calls, is_repeatable = _blame(value, flow, unrepeatable, equal, other)
+                differences.append(
+                    BlobDifference(
+                        node,
+                        blob,
+                        tuple(how),
+                        tuple(dict.fromkeys(call.name for call in calls)),
+                        calls[0].epoch if calls else None,
+                        is_repeatable,
+                    )
+                )
+        return differences
+
+
+def _blame(
+    value: Value | None,
+    flow: Dataflow,
+    unrepeatable: Sequence[Call],
+    equal: set[Value],
+    other: set[Value],
+) -> tuple[list[Call], bool]:
+    """The calls that may be the first to differ, and whether they do the same each time."""
+    if value is None:
+        return [], True
+    makers = {value.call, *(made.call for made in flow.made_of(value))}
+    if causes := [call for call in unrepeatable if call in makers]:
+        return causes, False
+    return flow.suspects(value, equal, other), True
+
+
+@dataclass(frozen=True, slots=True)
+class _SetAside:
+    """Keeps what the replay made, while what is recorded is loaded; called on each worker."""
+
+    blobs: Mapping[str, frozenset[str]]
+
+    def __call__(self, workspaces: Mapping[str, Workspace]) -> None:
+        for node, workspace in workspaces.items():
+            # Loading gives the blobs other values, and changes none in place.
+            workspace.companions[_REPLAYED] = {
+                name: workspace.globals.pop(name)
+                for name in self.blobs.get(node, ())
+                if name in workspace.globals
+            }
+
+
+@dataclass(frozen=True, slots=True)
+class _Compare:
+    """Compares what was set aside with what was loaded; called on each worker."""
+
+    blobs: Mapping[str, frozenset[str]]
+    codecs: Sequence[Codec]
+
+    def __call__(
+        self, workspaces: Mapping[str, Workspace]
+    ) -> dict[tuple[str, str], list[dict[str, Any]]]:
+        found = {}
+        for node, workspace in workspaces.items():
+            replayed = workspace.companions.pop(_REPLAYED)
+            for name in sorted(self.blobs.get(node, ())):
+                if name not in replayed:
+                    found[node, name] = [{"where": "", "what": "only recorded"}]
+                    continue
+                recorded = workspace.globals[name]
+                found[node, name] = list(
+                    compare_bits(node, name, recorded, replayed.pop(name), self.codecs)
+                )
+        return found

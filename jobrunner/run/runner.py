@@ -1,0 +1,368 @@
+"""6 loop: the runner as users see it; `jobrunner.run.loop` is what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from jobrunner.checkpoint import MultiNodeCheckpointManager, load_waiting_states
+from jobrunner.cluster import Session
+from jobrunner.compile import Plan, compile_resume
+from jobrunner.define import Blob, Job
+from jobrunner.errors import DefinitionError
+from jobrunner.run import resume
+from jobrunner.run.callbacks import Callbacks
+from jobrunner.run.loop import Run
+from jobrunner.run.options import Options, Requests
+from jobrunner.run.replay import Replay, ReplayReport
+from jobrunner.run.result import ResumePlan, RunResult
+from jobrunner.run.saver import SaveErrorPolicy
+from jobrunner.run.upload import UploadTaskGroupBuilder
+from jobrunner.signals import stop_on_signals
+from jobrunner.worker import UnderWay
+
+ResumeFrom = int | Literal["latest"] | None
+
+
+class JobRunner:
+    """Runs a job: from the start, or from the last epoch that is recorded.
+
+    Parameters
+    ----------
+    job : Job
+    checkpoint_manager : MultiNodeCheckpointManager or CheckpointManager, optional
+        Without one nothing is saved.
+    resume_from_epoch : "latest", int or None
+        ``"latest"``: go on where there is something to go on from, else start. An int: that epoch,
+        or an error. None: start afresh; recorded epochs are set aside, not deleted.
+    upload_task_group_builder : UploadTaskGroupBuilder, optional
+        Makes the group that runs after the last epoch, before the download group.
+    max_restarts : int
+        How often in a row, with no epoch recorded in between, the run begins again from the last
+        recorded epoch (without a manager: from init) because a worker was lost.
+    on_save_error : "warn", "refuse" or "raise"
+        What a storage fault does while a checkpoint is written. ``"warn"``: the epochs go on,
+        and the next one is saved again. ``"refuse"``: the same, but where the directory cannot be
+        written at all, nothing runs. ``"raise"``: the run ends. A blob that cannot be encoded, a
+        directory that another run took over and a changed plan always raise.
+    worker_wait_seconds : float
+        How long to wait for workers that the nodes may be placed on.
+    scheduler_wait_seconds : float
+        How long to wait for a lost scheduler to be back at its address.
+    epoch_deadline_seconds : float, optional
+        Longest time one run of the epoch group may take.
+    task_deadline_seconds : float, optional
+        Longest time one task of any group may run.
+    grace_seconds : float, optional
+        How long after SIGTERM the run may take to end its epoch and record it. None: as long as
+        it takes.
+    num_epochs : int, optional
+        Stop after so many epochs in all, as `epoch_limiter` does.
+    callbacks : sequence of Callback
+
+    Raises
+    ------
+    DefinitionError
+        An argument cannot be what it says.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        checkpoint_manager: MultiNodeCheckpointManager | None = None,
+        resume_from_epoch: ResumeFrom = "latest",
+        upload_task_group_builder: UploadTaskGroupBuilder | None = None,
+        *,
+        max_restarts: int = 3,
+        on_save_error: SaveErrorPolicy = "warn",
+        worker_wait_seconds: float = 60,
+        scheduler_wait_seconds: float = 60,
+        epoch_deadline_seconds: float | None = None,
+        task_deadline_seconds: float | None = None,
+        grace_seconds: float | None = None,
+        num_epochs: int | None = None,
+        callbacks: Sequence[object] = (),
+    ) -> None:
+        self.job = job
+        self.checkpoint_manager = checkpoint_manager
+        self.resume_from_epoch = resume_from_epoch
+        self.upload_task_group_builder = upload_task_group_builder
+        self.max_restarts = max_restarts
+        self.on_save_error = on_save_error
+        self.worker_wait_seconds = worker_wait_seconds
+        self.scheduler_wait_seconds = scheduler_wait_seconds
+        self.epoch_deadline_seconds = epoch_deadline_seconds
+        self.task_deadline_seconds = task_deadline_seconds
+        self.grace_seconds = grace_seconds
+        self.num_epochs = num_epochs
+        self.callbacks: Sequence[object] = callbacks
+        self._options().check()
+        self.callbacks = tuple(callbacks)
+        self._requests = Requests()
+        self._run: Run | None = None
+
+    def plan_resume(self) -> ResumePlan:
+        """Say what `run` would do and why; runs and writes nothing.
+
+        Returns
+        -------
+        ResumePlan
+
+        Raises
+        ------
+        DefinitionError
+            The job cannot run.
+        CheckpointError
+            The checkpoint that would be resumed from is missing or does not fit.
+
+        Notes
+        -----
+        Runs on the client; needs no cluster. Whether the stores are whole is found when they are
+        loaded.
+        """
+        return resume.plan_resume(
+            self.job, self._compile(), self.checkpoint_manager, self._policy()
+        )
+
+    def run(self, session: Session) -> RunResult:
+        """Run the job to its end.
+
+        Parameters
+        ----------
+        session : Session
+            Its workspaces are replaced by the job's, and stay after the run for `Session.fetch`.
+
+        Returns
+        -------
+        RunResult
+
+        Raises
+        ------
+        DefinitionError, PlacementError
+            Before anything has run.
+        TaskFailedError
+            A task raised. What was recorded stays, and the next run goes on from there.
+        NodeLostError, SchedulerLostError
+            A worker or the scheduler was lost, more often than `max_restarts` allows, or the
+            scheduler did not come back in time.
+        RunStoppedError
+            The run was told to stop: by `stop`, Ctrl-C or SIGTERM. The epoch that was under way
+            has ended, and is recorded.
+        CheckpointError
+            State could not be loaded, or not saved and `on_save_error` says so.
+
+        Notes
+        -----
+        Runs on the client. *Safe to retry*: run again, it goes on from the last recorded epoch.
+        In the main thread, the first Ctrl-C and SIGTERM let the epoch end. The second one, and for
+        SIGTERM the end of `grace_seconds`, stop the tasks at once (`KeyboardInterrupt`) and leave
+        the last recorded epoch as it is.
+        """
+        _check_session(session, "run")
+        plan = self._compile()
+        resume.plan_resume(self.job, plan, self.checkpoint_manager, self._policy())
+        self._requests.stop = ""
+        with session.exclusive(f"Job {plan.job!r}"):
+            self._run = Run(self._options(), self._requests, plan, session)
+            try:
+                with stop_on_signals(self._ask_to_stop, self.grace_seconds):
+                    return self._run.run()
+            finally:
+                self._run = None
+
+    def under_way(self) -> UnderWay | None:
+        """Tell what runs on the workers now: group, epoch, for how long, which tasks.
+
+        Returns
+        -------
+        UnderWay or None
+            None where no group runs. The tasks are as last heard, within some seconds.
+
+        Notes
+        -----
+        Runs on the client, in any thread, and returns at once.
+        """
+        run = self._run
+        return None if run is None else run.under_way
+
+    def stop(self, reason: str = "JobRunner.stop") -> None:
+        """Ask the run to end once its epoch has ended and is recorded.
+
+        Parameters
+        ----------
+        reason : str
+            Who asks; for `RunStoppedError`, with which the run ends.
+
+        Notes
+        -----
+        Runs on the client, in any thread or callback, and returns at once. A job of several steps
+        an epoch stops, and is saved, after the step that is under way.
+        """
+        self._requests.stop = reason or "JobRunner.stop"
+
+    def save_now(self) -> None:
+        """Ask the run to save when the step that is under way ends, whatever its policy says.
+
+        Notes
+        -----
+        Runs on the client, in any thread or signal handler, and returns at once. A file
+        ``_save_now`` in the checkpoint directory asks for the same.
+        """
+        self._requests.save.set()
+
+    def replay(self, session: Session, epoch: int) -> ReplayReport:
+        """Run a recorded epoch again from the one before it, and compare what comes of it.
+
+        Parameters
+        ----------
+        session : Session
+            Its workspaces are replaced by the job's.
+        epoch : int
+
+        Returns
+        -------
+        ReplayReport
+            Names each blob that is not the same to the bit, and the task that first made another
+            value.
+
+        Raises
+        ------
+        DefinitionError, PlacementError
+            Before anything has run.
+        CheckpointNotFoundError
+            The epoch is not recorded.
+        CheckpointCorruptError
+            It, or the one that it is run again from, is not what was written.
+        PlanMismatchError
+            The job has nodes or blobs that the record lacks.
+        TaskFailedError, NodeLostError
+            See `run`; nothing is tried again.
+
+        Notes
+        -----
+        Runs on the client. It begins with the newest epoch that is recorded before this one, or
+        with the init group, and runs all epochs in between. Nothing is written to the checkpoint
+        directory; what tasks do outside their blobs, they do again. Where a blob differs, all of
+        it is run a second time, to tell tasks that do not repeat themselves from those that
+        have changed. *Safe to retry*: yes.
+        """
+        _check_session(session, "replay")
+        if self.checkpoint_manager is None:
+            raise DefinitionError(
+                f"JobRunner of job {self.job.name!r} has no checkpoint_manager, so nothing is "
+                f"recorded that could be run again."
+            )
+        replay = Replay(
+            self.job,
+            self.checkpoint_manager,
+            epoch,
+            worker_wait_seconds=self.worker_wait_seconds,
+            epoch_deadline_seconds=self.epoch_deadline_seconds,
+            task_deadline_seconds=self.task_deadline_seconds,
+        )
+        replay.check()
+        return replay.run(session)
+
+    def load_blobs_from_checkpoints(
+        self, blob_names: Sequence[str | Blob], epoch: int, session: Session
+    ) -> bool:
+        """Load some blobs of an epoch into the session's workspaces, and nothing else.
+
+        Parameters
+        ----------
+        blob_names : sequence of str or Blob
+            A name stands for that blob of every checkpointed node that has it, a `Blob` for that
+            of its node. An object that was saved by its state is loaded into the one that is
+            there; where there is none, the job's init tasks make it, and whatever they need.
+        epoch : int
+        session : Session
+
+        Returns
+        -------
+        bool
+            False where the epoch is not recorded.
+
+        Raises
+        ------
+        DefinitionError
+            An argument is none of these.
+        BlobNotFoundError
+            No checkpointed node has the blob.
+        CheckpointCorruptError
+            A store is not what was written; then no blob is loaded.
+        """
+        _check_session(session, "load_blobs_from_checkpoints")
+        manager = self.checkpoint_manager
+        if manager is None:
+            raise DefinitionError(
+                f"JobRunner of job {self.job.name!r} has no checkpoint_manager to load blobs from."
+            )
+        if type(epoch) is not int:
+            raise DefinitionError(f"An epoch is an int; got {epoch!r}.")
+        if epoch not in manager.epochs():
+            return False
+        wanted = resume.find_blobs(manager, epoch, blob_names)
+        with session.exclusive(f"The load of epoch {epoch} of {manager.path}"):
+            stateful = {
+                n: b & wanted.get(n, set()) for n, b in manager.stateful_blobs(epoch).items()
+            }
+            present = session.blob_names() if any(stateful.values()) else {}
+            anew = {
+                node: missing
+                for node, blobs in stateful.items()
+                if (missing := blobs - present.get(node, frozenset()))
+            }
+            group = manager.load(epoch, blobs=wanted, anew=anew)
+            session.run(group)
+            manager.report_load(group)
+            if anew:
+                plan = self.job.compile()
+                again = compile_resume(self.job, plan, anew, session.blob_names())
+                session.run_compiled("made anew", again, plan.nodes).apply(load_waiting_states)
+        return True
+
+    def _compile(self) -> Plan:
+        job = self.job
+        # Before the groups are compiled: it can be mended then.
+        if not job.stop_conditions and job.epoch_limit is None and self.num_epochs is None:
+            raise DefinitionError(
+                f"Job {job.name!r} has no stop condition and no epoch limit, so it would never "
+                f"end. Add one: job.add_stop_condition(...), epoch_limiter(job, n), or a limit for "
+                f"this run, JobRunner(..., num_epochs=n) or --epochs n."
+            )
+        plan = job.compile()
+        if self.checkpoint_manager is not None:
+            self.checkpoint_manager.check_storage(plan.storage)
+        return plan
+
+    def _options(self) -> Options:
+        return Options(
+            job=self.job,
+            manager=self.checkpoint_manager,
+            policy=self._policy(),
+            upload_task_group_builder=self.upload_task_group_builder,
+            max_restarts=self.max_restarts,
+            on_save_error=self.on_save_error,
+            worker_wait_seconds=self.worker_wait_seconds,
+            scheduler_wait_seconds=self.scheduler_wait_seconds,
+            epoch_deadline_seconds=self.epoch_deadline_seconds,
+            task_deadline_seconds=self.task_deadline_seconds,
+            grace_seconds=self.grace_seconds,
+            callbacks=self.callbacks,
+        )
+
+    def _policy(self) -> resume.Policy:
+        return resume.Policy(self.resume_from_epoch, self.num_epochs)
+
+    def _ask_to_stop(self, signal_name: str) -> None:
+        self.stop(signal_name)
+        again = "Ctrl-C again" if signal_name == "SIGINT" else "the same signal again"
+        Callbacks(self.callbacks).notify("on_stop_asked", signal_name, again)
+
+
+def _check_session(session: object, method: str) -> None:
+    if not isinstance(session, Session):
+        raise DefinitionError(
+            f"JobRunner.{method} takes a Session; got {type(session).__name__}. Write "
+            f"Session(client), Session.local() or Session.connect(address)."
+        )

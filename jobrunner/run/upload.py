@@ -1,0 +1,116 @@
+"""What happens to the last checkpoint after the last epoch: copies of it elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING, Protocol
+
+from jobrunner.checkpoint import PosixFiles, absolute_path, files_beside, is_url, run_all
+from jobrunner.define import Node, Task, TaskGroup
+from jobrunner.errors import CheckpointWriteError, DefinitionError
+
+if TYPE_CHECKING:
+    from jobrunner.checkpoint import MultiNodeCheckpointManager
+
+
+class UploadTaskGroupBuilder(Protocol):
+    """Makes the task group that runs after the last epoch, before the download group."""
+
+    def build(self, epoch: int, manager: MultiNodeCheckpointManager) -> TaskGroup:
+        """Tasks that take the stores of `epoch` elsewhere.
+
+        Parameters
+        ----------
+        epoch : int
+            The last epoch that is recorded.
+        manager : MultiNodeCheckpointManager
+            ``manager.record(epoch)["stores"]`` names the nodes;
+            ``manager.get_ckpt_db_name(node, epoch)`` is where a node's store lies.
+        """
+
+
+class CopyTo:
+    """Copy each node's store of the last epoch elsewhere, on the node itself.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        A directory, or the URL of one, that the workers can write; made if it is not there. A
+        store there of the same name is replaced; until its copy is whole no Zarr reader opens it.
+
+    Notes
+    -----
+    Runs on the nodes' workers. Copies, and so holds in memory, two files of a store at a time, or
+    eight where either side is an object store; a file is 64 MiB at most, and most are shorter.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = absolute_path(path)
+
+    def check(self, manager: MultiNodeCheckpointManager) -> None:
+        """Refuse to copy what a manager saves to where it saves it.
+
+        Raises
+        ------
+        DefinitionError
+            The copies would go into the checkpoint directory itself.
+        """
+        if _lies_in(self.path, manager.path):
+            raise DefinitionError(
+                f"CopyTo({self.path!r}) would copy the stores of {manager.path} into that "
+                f"very directory, over themselves. Name another one."
+            )
+
+    def build(self, epoch: int, manager: MultiNodeCheckpointManager) -> TaskGroup:
+        """One task for each node of the checkpoint; raises what `check` does."""
+        self.check(manager)
+        copy = functools.partial(
+            _copy_store, manager.files, files_beside(self.path, manager.files), self.path
+        )
+        with TaskGroup() as group:
+            for node in manager.record(epoch)["stores"]:
+                source = manager.get_ckpt_db_name(node, epoch)
+                Task(functools.partial(copy, source), name="copy store", node=Node(node))
+        return group
+
+
+def _lies_in(path: str, directory: str) -> bool:
+    if is_url(path) or is_url(directory):
+        return f"{path}/".startswith(f"{directory}/")
+    here = os.path.realpath(directory)
+    return os.path.commonpath([here, os.path.realpath(path)]) == here
+
+
+def _copy_store(from_files: PosixFiles, to_files: PosixFiles, directory: str, source: str) -> None:
+    # Without its root document no reader takes a directory for a store: it goes first and comes last.
+    root = "zarr.json"
+    target = os.path.join(directory, os.path.basename(source))
+    try:
+        both = os.path.exists(source) and os.path.exists(target)
+        if both and os.path.samefile(source, target):
+            raise CheckpointWriteError(
+                f"The store {source!r} and its copy {target!r} are one directory; nothing was "
+                f"touched. Let CopyTo name a directory of its own."
+            )
+        if to_files.is_taken(target):
+            if to_files.is_taken(os.path.join(target, root)):
+                to_files.remove_file(os.path.join(target, root))
+            to_files.remove_tree(target)
+        sizes = dict(from_files.walk(source))
+        for directory in sorted({os.path.dirname(os.path.join(target, name)) for name in sizes}):
+            to_files.make_directories(directory)
+
+        def copy(name: str, copied: str) -> None:
+            data = from_files.read(os.path.join(source, name))
+            to_files.write(os.path.join(target, copied), [data])
+
+        jobs = [functools.partial(copy, name, name) for name in sizes if name != root]
+        run_all(jobs, max(from_files.threads, to_files.threads), sum(sizes.values()))
+        copy(root, f"{root}.partial")
+        to_files.rename(os.path.join(target, f"{root}.partial"), os.path.join(target, root))
+    except OSError as error:
+        raise CheckpointWriteError(
+            f"Could not copy the store {source!r} to {target!r}: {error}. The checkpoint itself "
+            f"is recorded; mend the target and run the job again to repeat the copy."
+        ) from error

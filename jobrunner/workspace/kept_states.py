@@ -1,0 +1,343 @@
+"""4 run: states of nodes that a worker keeps in memory, to go back to without storage. No Dask.
+
+A state is kept by reference where that is as good as a copy: an array of which a blob is the only
+holder changes through `values.own` alone, and that copies what somebody else refers to, as the
+rollback then does. Built-in containers are rebuilt, tensors copied. What may change in ways that
+nobody sees, any other object, is not kept, and comes from storage.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import threading
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jobrunner.workspace.array_pool import Spares
+from jobrunner.workspace.values import IMMUTABLE, SOLE_ITEM, copy_tensor, has_own_memory
+
+_COPIED_BYTES = 1 << 20
+"""Of files that are mapped into memory, no more is read in for a copy."""
+
+_MOST_MOMENTS = 3
+"""Kept at once: the last one that is known to be recorded, one that may be, and the newest."""
+
+
+@dataclass(slots=True)
+class _Rollback:
+    """The states of one moment, by node.
+
+    Attributes
+    ----------
+    states : dict
+        Node -> blob -> what is kept of it.
+    identities : dict
+        Node -> what its state is known by, once it is.
+    arrays : set of int
+        Identities of the arrays that it refers to, each by one reference.
+    nbytes : int
+        What it takes at most, when the blobs have changed.
+    """
+
+    states: dict[str, dict[str, Any]] = field(default_factory=dict)
+    identities: dict[str, Hashable] = field(default_factory=dict)
+    arrays: set[int] = field(default_factory=set)
+    nbytes: int = 0
+
+
+class Rollbacks:
+    """What one worker keeps of its nodes' states, for one binding after another.
+
+    Parameters
+    ----------
+    budget_bytes : int
+        Longest that the states of one moment may be together. What goes beyond is not kept;
+        blobs that no epoch changes cost nothing.
+
+    Attributes
+    ----------
+    changing : dict of str to set of str
+        Node -> names of the blobs that its tasks change from one epoch to the next.
+    is_suspended : bool
+        Nothing is kept now.
+    spares : Spares
+        For copies of what tasks update although it is kept here.
+
+    Notes
+    -----
+    Runs on the worker, in any thread. A state is given back only to who names its identity: what
+    the record of its epoch says of its store, content included. So it does not matter how old a
+    state is, or what has happened since.
+    """
+
+    def __init__(self, budget_bytes: int = 0) -> None:
+        self.budget_bytes = budget_bytes
+        self.changing: dict[str, set[str]] = {}
+        self.is_suspended = False
+        self.spares = Spares()
+        self._rollbacks: dict[str, _Rollback] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._rollbacks)
+
+    @property
+    def nbytes(self) -> int:
+        """What all of it takes at most."""
+        return sum(rollback.nbytes for rollback in list(self._rollbacks.values()))
+
+    def keep(
+        self,
+        moment: str,
+        node: str,
+        state: Mapping[str, Any],
+        names: Iterable[str],
+        identity: Hashable = None,
+    ) -> None:
+        """Keep a node's state, or as much of it as can be kept exactly and within the budget.
+
+        Parameters
+        ----------
+        moment : str
+            States of one moment are dropped together.
+        node : str
+        state : mapping of str to object
+            Nothing changes it meanwhile. The caller has no other reference to its values.
+        names : iterable of str
+            Which of them.
+        identity : hashable, optional
+            What `recall` will ask for; None: `identify` says it later.
+        """
+        if self.budget_bytes <= 0 or self.is_suspended:
+            return
+        self._make_room_for(moment)
+        with self._lock:
+            rollback = self._rollbacks.setdefault(moment, _Rollback())
+            if node in rollback.states:
+                return
+            kept = rollback.states[node] = {}
+            changing = self.changing.get(node, ())
+            for name in names:
+                keeper = _Keeper(
+                    [its.arrays for its in self._rollbacks.values()],
+                    self.budget_bytes - rollback.nbytes,
+                    is_changing=name in changing,
+                )
+                try:
+                    kept[name] = keeper.keep(state, name)
+                except (_NotKeptError, RecursionError):
+                    continue
+                rollback.nbytes += keeper.nbytes
+                rollback.arrays |= keeper.arrays
+            if identity is not None:
+                rollback.identities[node] = identity
+
+    def identify(self, moment: str, identities: Mapping[str, Hashable]) -> None:
+        """Say what the states of a moment are known by from now on."""
+        with self._lock:
+            if moment in self._rollbacks:
+                self._rollbacks[moment].identities.update(identities)
+
+    def recall(self, node: str, identity: Hashable, names: Collection[str]) -> dict[str, Any]:
+        """Give a state back.
+
+        Parameters
+        ----------
+        node : str
+        identity : hashable
+        names : collection of str
+
+        Returns
+        -------
+        dict of str to object
+            Those of the blobs that are kept of the very state of that identity, as they were. The
+            rollback can be recalled again.
+        """
+        with self._lock:
+            for rollback in self._rollbacks.values():
+                if node in rollback.identities and rollback.identities[node] == identity:
+                    kept = rollback.states[node]
+                    return {name: _restored(kept[name], {}) for name in names if name in kept}
+        return {}
+
+    def settle(self, moment: str) -> None:
+        """An epoch is recorded, or was loaded: drop what was kept before its moment."""
+        with self._lock:
+            moments = list(self._rollbacks)
+            place = moments.index(moment) if moment in moments else len(moments)
+            dropped = [self._rollbacks.pop(older) for older in moments[:place]]
+        self._give_up(dropped)
+
+    def void(self) -> None:
+        """Drop everything, unless something is being kept just now."""
+        if self._lock.acquire(blocking=False):
+            dropped, self._rollbacks = self._rollbacks, {}
+            self._lock.release()
+            del dropped
+        self.spares.clear()
+
+    def references(self, array: np.ndarray) -> int:
+        """How many references to an array are of what is kept here."""
+        with self._lock:
+            return sum(id(array) in rollback.arrays for rollback in self._rollbacks.values())
+
+    def _make_room_for(self, moment: str) -> None:
+        """Where saves fail, nobody settles: drop the one that cannot have been recorded."""
+        with self._lock:
+            moments = list(self._rollbacks)
+            if moment in moments or len(moments) < _MOST_MOMENTS:
+                return
+            dropped = self._rollbacks.pop(moments[1])
+        self._give_up([dropped])
+
+    def _give_up(self, rollbacks: Iterable[_Rollback]) -> None:
+        self.spares.expire()
+        for rollback in rollbacks:
+            for state in rollback.states.values():
+                self.spares.offer(state)
+
+
+class _NotKeptError(Exception):
+    """It cannot be kept exactly, or not within the budget."""
+
+
+class _Keeper:
+    """Keeps one blob."""
+
+    def __init__(
+        self, others: Collection[Collection[int]], left_bytes: int, *, is_changing: bool
+    ) -> None:
+        self.nbytes = 0
+        self.arrays: set[int] = set()
+        self._others = others
+        self._left_bytes = left_bytes
+        self._is_changing = is_changing
+        self._memo: dict[Hashable, Any] = {}
+        self._storages: dict[int, Hashable] = {}
+
+    def keep(self, holder: Any, key: Any, *, is_hidden: bool = False) -> Any:
+        """What to keep of ``holder[key]``.
+
+        `is_hidden`: it can be reached without `own`, so that arrays in it must be copied: it lies
+        in what that does not look into, or in a container that something else refers to.
+        """
+        references = sys.getrefcount(holder[key])
+        value = holder[key]
+        kind = type(value)
+        if kind in IMMUTABLE:
+            return value
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        if kind is np.ndarray and not value.dtype.hasobject:
+            held = sum(id(value) in arrays for arrays in self._others)
+            return self._array(value, references - held <= SOLE_ITEM and not is_hidden)
+        is_hidden = is_hidden or references > SOLE_ITEM
+        if kind is list or kind is tuple:
+            self._spend(sys.getsizeof(value))
+            if IMMUTABLE.issuperset(map(type, value)):
+                return self._remember(value, kind(value))
+            if kind is list:
+                items = self._remember(value, [])
+                items += [self.keep(value, i, is_hidden=is_hidden) for i in range(len(value))]
+                return items
+            return tuple(self.keep(value, i, is_hidden=is_hidden) for i in range(len(value)))
+        if kind is dict:
+            return self._fill(self._remember(value, {}), value, is_hidden=is_hidden)
+        if kind is collections.OrderedDict:
+            fields = self._remember(value, collections.OrderedDict())
+            if vars(value):  # torch keeps the versions of a state_dict's modules there
+                self._fill(vars(fields), vars(value), is_hidden=True)
+            return self._fill(fields, value, is_hidden=True)
+        if (kind is set and IMMUTABLE.issuperset(map(type, value))) or kind is bytearray:
+            self._spend(sys.getsizeof(value))
+            return self._remember(value, value.copy())
+        if _is_tensor(value):
+            return self._tensor(value)
+        raise _NotKeptError
+
+    def _fill(self, fields: Any, value: Mapping[Any, Any], *, is_hidden: bool) -> Any:
+        self._spend(sys.getsizeof(value))
+        if not all(_is_constant(name) for name in value):
+            raise _NotKeptError
+        if IMMUTABLE.issuperset(map(type, value.values())):
+            fields.update(value)
+        else:
+            for name in value:
+                fields[name] = self.keep(value, name, is_hidden=is_hidden)
+        return fields
+
+    def _array(self, value: np.ndarray, is_sole: bool) -> np.ndarray:
+        if not has_own_memory(value, is_sole):
+            if not isinstance(value.base, np.ndarray | None) and value.nbytes > _COPIED_BYTES:
+                raise _NotKeptError
+            self._spend(value.nbytes)
+            value = self._remember(value, value.copy(order="K"))
+        elif self._is_changing:
+            self._spend(value.nbytes)
+        self.arrays.add(id(value))
+        return value
+
+    def _tensor(self, value: Any) -> Any:
+        if not value.is_leaf or value.layout != sys.modules["torch"].strided:
+            raise _NotKeptError
+        storage = value.untyped_storage().data_ptr()
+        window = (storage, value.storage_offset(), value.shape, value.stride(), value.dtype)
+        # Two windows on one storage may overlap, and would come apart.
+        if self._storages.setdefault(storage, window) != window:
+            raise _NotKeptError
+        if window not in self._memo:
+            self._spend(value.nbytes)
+            self._memo[window] = copy_tensor(value)
+        return self._memo[window]
+
+    def _remember(self, value: Any, kept: Any) -> Any:
+        self._memo[id(value)] = kept
+        return kept
+
+    def _spend(self, nbytes: int) -> None:
+        self.nbytes += int(nbytes)
+        if self.nbytes > self._left_bytes:
+            raise _NotKeptError
+
+
+def _is_tensor(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_constant(key: object) -> bool:
+    return type(key) in IMMUTABLE or (type(key) is tuple and all(map(_is_constant, key)))
+
+
+def _restored(kept: Any, memo: dict[int, Any], *, is_hidden: bool = False) -> Any:
+    """A blob's value of what was kept of it; arrays are shared where `own` will copy them."""
+    kind = type(kept)
+    if kind in IMMUTABLE or (kind is np.ndarray and not is_hidden):
+        return kept
+    if id(kept) in memo:
+        return memo[id(kept)]
+    if kind is tuple:
+        return tuple(_restored(item, memo, is_hidden=is_hidden) for item in kept)
+    if kind is list:
+        items = memo[id(kept)] = []
+        items += [_restored(item, memo, is_hidden=is_hidden) for item in kept]
+        return items
+    if kind is dict:
+        return _refilled(memo.setdefault(id(kept), {}), kept, memo, is_hidden=is_hidden)
+    if kind is collections.OrderedDict:
+        fields = memo[id(kept)] = collections.OrderedDict()
+        _refilled(vars(fields), vars(kept), memo, is_hidden=True)
+        return _refilled(fields, kept, memo, is_hidden=True)
+    memo[id(kept)] = copy_tensor(kept) if _is_tensor(kept) else kept.copy()
+    return memo[id(kept)]
+
+
+def _refilled(
+    fields: Any, kept: Mapping[Any, Any], memo: dict[int, Any], *, is_hidden: bool
+) -> Any:
+    fields.update((name, _restored(kept[name], memo, is_hidden=is_hidden)) for name in kept)
+    return fields

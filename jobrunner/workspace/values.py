@@ -1,0 +1,428 @@
+"""4 run: the rules that make blobs values and not references.
+
+- `view`: what a task is given of a blob. Arrays as read-only views, built-in containers rebuilt.
+- `own`: what a task is given to update. Memory that something else has kept is copied.
+- `settle`: what a task's return value becomes before a blob takes it. Memory that anybody else can
+  still reach is copied.
+- `freeze`: what is handed to other nodes, or kept as a `TaskOutput`. Later changes do not show.
+
+Other mutable objects are the node's own: its tasks share them, other nodes get copies.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import fractions
+import mmap
+import pickle
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from jobrunner.workspace.memory_limit import copied
+
+IMMUTABLE: frozenset[type] = frozenset(
+    {
+        *(type(None), type(...), bool, int, float, complex, str, bytes, range),
+        *(dt.date, dt.time, dt.datetime, dt.timedelta),
+        *(decimal.Decimal, fractions.Fraction, uuid.UUID),
+        *(kind for kind in np.sctypeDict.values() if kind not in (np.void, np.object_)),
+    }
+)
+"""Exact types whose values need no care at all."""
+
+# References to a value that only the container at hand holds, as `sys.getrefcount` counts them in
+# this interpreter, and to an array that only its one view holds.
+SOLE_ITEM = (lambda box: sys.getrefcount(box[0]))([object()])
+_SOLE_BASE = (lambda array: sys.getrefcount(array.base))(np.empty(2)[:1])
+
+
+def view(value: Any) -> Any:
+    """What a task is given of a blob: nothing that it does by mistake changes the blob.
+
+    Parameters
+    ----------
+    value : object
+
+    Returns
+    -------
+    object
+        Arrays as read-only views; exact lists, dicts, sets, tuples and bytearrays rebuilt, their
+        items treated alike; a `Snapshot` opened; anything else as it is.
+    """
+    kind = type(value)
+    if kind in IMMUTABLE:
+        return value
+    if kind is np.ndarray:
+        value = value.view()
+        value.setflags(write=False)
+        return value
+    if kind is list:
+        return [item if type(item) in IMMUTABLE else view(item) for item in value]
+    if kind is dict:
+        return {key: item if type(item) in IMMUTABLE else view(item) for key, item in value.items()}
+    if kind is tuple:
+        return _same_if_unchanged(value, tuple(view(item) for item in value))
+    if kind is set or kind is bytearray or kind is np.void:
+        return value.copy()
+    if isinstance(value, Snapshot):
+        return value.open()
+    if isinstance(value, np.ndarray):
+        value = value.view()
+        value.flags.writeable = False
+    return value
+
+
+def own(holder: Any, key: Any, copy: Callable[[np.ndarray, str], np.ndarray] = copied) -> Any:
+    """What a task is given to update: the blob itself, its arrays made its own.
+
+    Parameters
+    ----------
+    holder : dict or list
+        What holds the blob; an array of it that has to be copied is replaced there.
+    key : object
+        The caller has no reference to ``holder[key]``: who else has is told by counting.
+    copy : callable, optional
+        Copies an array, and is told why.
+
+    Returns
+    -------
+    object
+        ``holder[key]``. An input that a container or an object kept shares its memory; the blob
+        then gets a copy, so that what was kept stays as it was.
+    """
+    is_sole = sys.getrefcount(holder[key]) <= SOLE_ITEM
+    value = holder[key]
+    kind = type(value)
+    if issubclass(kind, np.ndarray):
+        del value  # or it would count
+        if not _is_own(holder[key], is_sole, ()):
+            holder[key] = copy(holder[key], "that something else refers to and a task updates")
+        value = holder[key]
+    elif kind is dict:
+        if not IMMUTABLE.issuperset(map(type, value.values())):
+            for name in value:
+                own(value, name, copy)
+    elif kind is list:
+        if not IMMUTABLE.issuperset(map(type, value)):
+            for i in range(len(value)):
+                own(value, i, copy)
+    elif kind is tuple and not IMMUTABLE.issuperset(map(type, value)):
+        items = list(value)
+        del value  # or it would count for each item
+        holder[key] = None
+        for i in range(len(items)):
+            own(items, i, copy)
+        holder[key] = value = tuple(items)
+    return value
+
+
+def settle(box: list[Any], arguments: Iterable[Any]) -> Any:
+    """Make a task's return value its node's own.
+
+    Parameters
+    ----------
+    box : list
+        Its one item is the value, and nothing else of the caller refers to it: who else does is
+        told by counting references.
+    arguments : iterable
+        What the task was called with.
+
+    Returns
+    -------
+    object
+        The value, with arrays copied whose memory something else can reach: an argument, a
+        module's global, a cache, another part of the value.
+    """
+    if type(box[0]) in IMMUTABLE:
+        return box[0]
+    return _settle(box, 0, True, arguments)
+
+
+def _settle(holder: Any, key: Any, is_sole: bool, arguments: Iterable[Any]) -> Any:
+    is_sole = is_sole and sys.getrefcount(holder[key]) <= SOLE_ITEM
+    value = holder[key]
+    kind = type(value)
+    if kind in IMMUTABLE:
+        return value
+    if kind is np.ndarray:
+        return _settle_array(value, is_sole, arguments)
+    if kind is list or kind is tuple:
+        items = [_settle(value, i, is_sole, arguments) for i in range(len(value))]
+        settled = items if kind is list else tuple(items)
+        return _same_if_unchanged(value, settled) if is_sole or kind is tuple else settled
+    if kind is dict:
+        fields = {name: _settle(value, name, is_sole, arguments) for name in value}
+        return _same_if_unchanged(value, fields) if is_sole else fields
+    if kind is set or kind is bytearray:
+        return value if is_sole else value.copy()
+    if kind is np.void:
+        return value.copy()
+    if isinstance(value, np.ndarray):
+        del value  # or it would count
+        return _settle_array(holder[key], is_sole, arguments)
+    if is_tensor(value):
+        return copy_tensor(value) if _overlaps(value, arguments) else value
+    return value
+
+
+def _settle_array(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) -> np.ndarray:
+    if _is_own(array, is_sole, arguments):
+        return array
+    return copied(array, "that a task returned and something else can reach")
+
+
+def _is_own(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) -> bool:
+    if array.base is None or type(array.base) is np.ndarray:
+        return has_own_memory(array, is_sole)
+    # Who else has the memory of a buffer or of another library, nothing tells; but to copy a map
+    # on suspicion would read in a file.
+    return _is_steady(array) and not _overlaps(array, arguments)
+
+
+def has_own_memory(array: np.ndarray, is_sole: bool) -> bool:
+    """Whether nothing else can reach an array's memory.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+    is_sole : bool
+        Nothing else refers to the array itself: `sys.getrefcount` gave at most `SOLE_ITEM`.
+    """
+    base = array.base
+    if base is None:
+        return is_sole and array.flags.owndata
+    if type(base) is not np.ndarray:
+        return False
+    del base  # or it would count
+    return is_sole and sys.getrefcount(array.base) <= _SOLE_BASE and array.base.flags.owndata  # type: ignore[union-attr]
+
+
+def sole_arrays(
+    holder: Any, key: Any, least_bytes: int, held: Callable[[np.ndarray], int] = lambda array: 0
+) -> Iterator[np.ndarray]:
+    """Arrays of a blob that nothing else can reach, and that so change through `own` alone.
+
+    Whoever refers to one of them has it as it is now: `own` copies what something else refers to.
+
+    Parameters
+    ----------
+    holder : dict or list
+        What holds the blob.
+    key : object
+        The caller has no reference to ``holder[key]``: who else has is told by counting.
+    least_bytes : int
+        Shorter ones are left out.
+    held : callable, optional
+        How many references to an array do not count.
+    """
+    references = sys.getrefcount(holder[key])
+    value = holder[key]
+    kind = type(value)
+    if kind is np.ndarray:
+        if value.nbytes >= least_bytes:
+            is_sole = references - held(value) <= SOLE_ITEM
+            if has_own_memory(value, is_sole):
+                yield value
+    elif kind in (dict, list, tuple) and references <= SOLE_ITEM:
+        items = value.values() if kind is dict else value
+        if not IMMUTABLE.issuperset(map(type, items)):
+            for name in value if kind is dict else range(len(value)):
+                yield from sole_arrays(value, name, least_bytes, held)
+
+
+def _is_steady(array: np.ndarray) -> bool:
+    """Whether its memory is that of a map or of bytes, which no function fills anew."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base, mmap.mmap | bytes)
+
+
+def freeze(value: Any, *, copy: bool, move: bool = False) -> Any:
+    """Take a value so that later changes, on its node or by its readers, do not show.
+
+    Parameters
+    ----------
+    value : object
+    copy : bool
+        Memory of arrays is going to be changed in place, so a view will not do.
+    move : bool
+        There is one reader only, on the same node, and nobody else has the value: what would need
+        a `Snapshot` can go to it as it is.
+
+    Returns
+    -------
+    object
+        Plain data (immutable values, read-only arrays, containers of them), or a `Snapshot`.
+        Each reader takes it through `view`.
+
+    Raises
+    ------
+    NotPicklableError
+        The value is neither plain data nor can it be pickled.
+    """
+    try:
+        return _freeze_plain(value, copy)
+    except _NotPlainError:
+        if move:
+            return value
+    return TensorSnapshot(value) if is_tensor(value) else PickledSnapshot(value)
+
+
+class NotPicklableError(TypeError):
+    """A value that cannot leave its node; the message says all."""
+
+
+class _NotPlainError(Exception):
+    """Not made of immutable values, arrays and exact containers."""
+
+
+def _freeze_plain(value: Any, copy: bool) -> Any:
+    kind = type(value)
+    if kind in IMMUTABLE:
+        return value
+    if kind is np.ndarray and not value.dtype.hasobject:
+        array = copied(value, "that others read and a task updates") if copy else value.view()
+        array.flags.writeable = False
+        return array
+    if kind is list:
+        return [_freeze_plain(item, copy) for item in value]
+    if kind is tuple:
+        return tuple(_freeze_plain(item, copy) for item in value)
+    if kind is dict and all(type(key) in IMMUTABLE for key in value):
+        return {key: _freeze_plain(item, copy) for key, item in value.items()}
+    raise _NotPlainError
+
+
+class Snapshot:
+    """A frozen value that every reader takes an own copy of."""
+
+    def open(self) -> Any:
+        """A copy of the value as it was."""
+        raise TypeError(f"{type(self).__name__} cannot be opened")
+
+
+class PickledSnapshot(Snapshot):
+    """A snapshot as a pickle, the copy that fits any object."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, value: Any) -> None:
+        try:
+            self.data = _pickle(value)
+        except Exception as error:
+            raise NotPicklableError(
+                f"A value of type {type(value).__qualname__} cannot be pickled, so no other node "
+                f"and no TaskOutput can have a copy of it ({type(error).__name__}: {error}). Keep "
+                f"it in a blob and read it by name, in tasks of its own node."
+            ) from None
+
+    def open(self) -> Any:
+        """A copy of the value as it was."""
+        return pickle.loads(self.data)
+
+
+class TensorSnapshot(Snapshot):
+    """A snapshot of a PyTorch tensor, on the device where it is."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = copy_tensor(tensor)
+
+    def open(self) -> Any:
+        """A copy of the tensor as it was."""
+        return copy_tensor(self.tensor)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (TensorSnapshot, (self.tensor,))
+
+
+def to_frames(value: Any) -> list[Any]:
+    """Pickle a value, large buffers apart and not copied.
+
+    Returns
+    -------
+    list of bytes-like
+        For `from_frames`. The buffers are the value's own memory: it must not change until they
+        are sent.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    except Exception:  # what is defined in a script or a notebook goes by value
+        buffers.clear()
+        head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    return [head, *(buffer.raw() for buffer in buffers)]
+
+
+def from_frames(frames: Sequence[Any]) -> Any:
+    """The value that `to_frames` pickled, over the memory of `frames`."""
+    return pickle.loads(frames[0], buffers=frames[1:])
+
+
+class WireSnapshot(Snapshot):
+    """A value as it came over the wire; each reader unpickles its own, over the same memory."""
+
+    __slots__ = ("frames",)
+
+    def __init__(self, frames: Sequence[Any]) -> None:
+        self.frames = frames
+
+    def open(self) -> Any:
+        """The value, arrays read-only."""
+        return view(from_frames(self.frames))
+
+
+def is_tensor(value: object) -> bool:
+    """Whether it is a PyTorch tensor; PyTorch is not imported for the answer."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _pickle(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception:  # what is defined in a script or a notebook goes by value
+        return bytes(cloudpickle.dumps(value, protocol=5))
+
+
+def _same_if_unchanged(old: Any, new: Any) -> Any:
+    """`old` where all items of `new` are its very own, to spare the copy's memory."""
+    before, after = (old.values(), new.values()) if type(old) is dict else (old, new)
+    return old if all(a is b for a, b in zip(before, after, strict=True)) else new
+
+
+def copy_tensor(tensor: Any) -> Any:
+    """A tensor, or parameter, in memory of its own."""
+    copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    parameter = sys.modules["torch"].nn.Parameter
+    return parameter(copy, tensor.requires_grad) if isinstance(tensor, parameter) else copy
+
+
+def _overlaps(value: Any, others: Iterable[Any]) -> bool:
+    low, high = _extent(value)
+    return any(low < b and a < high for other in others for a, b in _extents(other))
+
+
+def _extents(value: Any) -> Iterable[tuple[int, int]]:
+    if isinstance(value, np.ndarray) or is_tensor(value):
+        yield _extent(value)
+    elif type(value) in (list, tuple, dict):
+        for item in value.values() if type(value) is dict else value:
+            yield from _extents(item)
+
+
+def _extent(value: Any) -> tuple[int, int]:
+    """First address of an array's or tensor's memory, and the one behind the last."""
+    if isinstance(value, np.ndarray):
+        low, high = np.lib.array_utils.byte_bounds(value)
+        return int(low), int(high)
+    storage = value.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()

@@ -1,0 +1,236 @@
+"""4 run: one node's blobs, global and private."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jobrunner.errors import BlobNotFoundError, ExecutionError
+from jobrunner.workspace.kept_states import Rollbacks
+from jobrunner.workspace.memory_limit import copied, size_of
+from jobrunner.workspace.values import view
+
+
+@dataclass(frozen=True, slots=True)
+class BlobUpdate:
+    """Returned by a task, it sets global blobs of the task's node, whatever they are called.
+
+    Parameters
+    ----------
+    values : mapping of str to object
+        Handed over: neither copied nor frozen, so the task must keep no reference.
+    replace : bool
+        Drop all other global blobs of the node, transient ones too.
+    changes : mapping of str to callable
+        Each makes a blob's value of the present one, or of None where there is none.
+    waiting : mapping of str to callable, optional
+        The same for blobs that are to be made first; until `Workspace.apply_waiting`.
+    """
+
+    values: Mapping[str, Any]
+    replace: bool = False
+    changes: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    waiting: Mapping[str, Callable[[Any], Any]] | None = None
+
+
+class Workspace:
+    """The blobs of one node, on the worker that holds it.
+
+    Parameters
+    ----------
+    node : str
+        Its name.
+    transient : frozenset of str
+        Names of the global blobs that are never saved.
+    rollbacks : Rollbacks, optional
+        What the worker keeps of its nodes' states; by default nothing.
+
+    Attributes
+    ----------
+    globals : dict of str to object
+        The live values of the global blobs: alive across runs, saved at checkpoints.
+    private : dict of str to object
+        The blobs that the current run of a group made for itself.
+    retained : dict
+        Group -> (task, part) -> frozen value, or the error that stands for it, of the group's last
+        run: what `TaskOutput.fetch` brings to the client.
+    updated : set of str
+        Names of the blobs that tasks were given to change in place, since somebody cleared it.
+    companions : dict of str to object
+        What others keep as long as the workspace lives.
+
+    Notes
+    -----
+    Not locked. Within a run the plan's edges keep two threads off one blob; between runs one
+    operation at a time touches it.
+    """
+
+    __slots__ = (
+        "_detached",
+        "_waiting",
+        "companions",
+        "globals",
+        "node",
+        "private",
+        "retained",
+        "rollbacks",
+        "transient",
+        "updated",
+    )
+
+    def __init__(
+        self,
+        node: str,
+        transient: frozenset[str] = frozenset(),
+        rollbacks: Rollbacks | None = None,
+    ) -> None:
+        self.node = node
+        self.transient = transient
+        self.rollbacks = rollbacks if rollbacks is not None else Rollbacks()
+        self.globals: dict[str, Any] = {}
+        self.private: dict[str, Any] = {}
+        self.retained: dict[str, dict[tuple[str, int], Any]] = {}
+        self.updated: set[str] = set()
+        self.companions: dict[str, Any] = {}
+        self._detached: set[str] = set()
+        self._waiting: Mapping[str, Callable[[Any], Any]] = {}
+
+    def nbytes(self) -> int:
+        """About what the blobs take, retained values included."""
+        kept = [list(values.values()) for values in list(self.retained.values())]
+        return size_of([*list(self.globals.values()), *list(self.private.values()), *kept])
+
+    def lookup(self, name: str) -> Any:
+        """The blob's value itself, private before global.
+
+        Raises
+        ------
+        BlobNotFoundError
+            Saying which blobs there are.
+        """
+        for blobs in (self.private, self.globals):
+            if name in blobs:
+                return blobs[name]
+        raise self.not_found(name)
+
+    def result(self, groups: Iterable[str], task: str, part: int) -> Any:
+        """What a task returned in the last run of one of the groups, if that was to be kept.
+
+        Raises
+        ------
+        ExecutionError
+            It is not there.
+        TypeError
+            It could not be kept.
+        """
+        for group in groups:
+            values = self.retained.get(group, {})
+            if (task, part) in values:
+                value = values[task, part]
+                if isinstance(value, TypeError):
+                    raise value
+                return view(value)
+        raise ExecutionError(
+            f"What task {self.node}/{task} returned is not there to be fetched. Workers keep only "
+            f"what output() was called for before the job or group ran first, and until it runs "
+            f"again. Write `out = task.output()` where the task is defined, and out.fetch() after "
+            f"the run; or give it outputs= that are global, and fetch that blob."
+        )
+
+    def not_found(self, name: str) -> BlobNotFoundError:
+        """The error for a blob that is not here."""
+        there = ", ".join(map(repr, sorted({**self.globals, **self.private}))) or "none"
+        return BlobNotFoundError(
+            f"Node {self.node!r} has no blob {name!r}; its blobs are: {there}. Check the name and "
+            f"the node; a private blob lasts for one run of its group only."
+        )
+
+    def apply(self, update: BlobUpdate) -> None:
+        """Set the global blobs of `update`, all at once as far as other tasks can tell."""
+        self.updated.update(update.changes)
+        changed = {name: make(self.globals.get(name)) for name, make in update.changes.items()}
+        if update.replace:
+            self.globals.clear()
+        self.globals.update(update.values)
+        self.globals.update(changed)
+        if update.waiting is not None:
+            self._waiting = update.waiting
+
+    def apply_waiting(self) -> None:
+        """Make the changes that waited for their blobs to be made."""
+        waiting, self._waiting = self._waiting, {}
+        self.apply(BlobUpdate({}, changes=waiting))
+
+    def start_run(self, group: str, *, has_updates: bool) -> None:
+        """Forget what the group's last run left, before it runs again."""
+        self.private.clear()
+        self.retained.pop(group, None)
+        self._detached.discard(group)
+        if has_updates and len(self._detached) < len(self.retained):
+            self._detach()
+
+    def forget(self, group: str) -> None:
+        """Drop what is retained of a group."""
+        self.retained.pop(group, None)
+        self._detached.discard(group)
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        for its in (self.globals, self.private, self.retained, self.companions):
+            its.clear()
+
+    def _detach(self) -> None:
+        """Copy what other groups' retained values share with blobs that tasks may change now."""
+        for group, values in self.retained.items():
+            if group not in self._detached:
+                for key, value in values.items():
+                    values[key] = _copied(value)
+                self._detached.add(group)
+
+
+class WorkspaceView(Mapping[str, Any]):
+    """A node's blobs as its tasks may read them, private ones of the run included.
+
+    Attributes
+    ----------
+    rollbacks : Rollbacks
+        The workspace's, for loads.
+    """
+
+    __slots__ = ("_workspace", "rollbacks")
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self.rollbacks = workspace.rollbacks
+
+    def __getitem__(self, name: str) -> Any:
+        return view(self._workspace.lookup(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._workspace.globals, **self._workspace.private})
+
+    def __len__(self) -> int:
+        return len({**self._workspace.globals, **self._workspace.private})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._workspace.private or name in self._workspace.globals
+
+    def __repr__(self) -> str:
+        return f"<blobs of {self._workspace.node!r}: {', '.join(map(repr, self)) or 'none'}>"
+
+
+def _copied(frozen: Any) -> Any:
+    """A frozen value with arrays of its own, in place of views of some blob's."""
+    kind = type(frozen)
+    if kind is np.ndarray and not frozen.flags.owndata:
+        array = copied(frozen, "that can be fetched and a task updates")
+        array.flags.writeable = False
+        return array
+    if kind is dict:
+        return {key: _copied(item) for key, item in frozen.items()}
+    if kind is list or kind is tuple:
+        return kind(_copied(item) for item in frozen)
+    return frozen

@@ -1,0 +1,269 @@
+"""Objects that are saved by their state: what is kept of them, and into what it is loaded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from jobrunner import (
+    CheckpointError,
+    DefinitionError,
+    MultiNodeCheckpointManager,
+    PlanMismatchError,
+    register_codec,
+)
+from jobrunner.checkpoint import copy_epoch, load_waiting_states, repair_log
+from jobrunner.run.replay.compare import compare_checkpoints
+from jobrunner.testing import assert_identical
+from jobrunner.workspace.workspace import Workspace
+from tests.checkpoint.test_manager import run_group
+
+
+class Momentum:
+    """As an optimizer keeps what it needs: live arrays, counters, and options."""
+
+    def __init__(self, size: int = 3) -> None:
+        self.velocity = np.zeros(size)
+        self.steps = 0
+        self.lock = threading.Lock()  # cannot be copied, pickled or saved
+
+    def step(self) -> None:
+        self.velocity += 0.1 * (self.steps + 1)
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"velocity": self.velocity, "steps": self.steps, "betas": (0.9, np.float32(0.1))}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["velocity"].shape != self.velocity.shape:
+            raise ValueError(f"expected {self.velocity.shape}, found {state['velocity'].shape}")
+        self.velocity[...] = state["velocity"]
+        self.steps = state["steps"]
+
+
+class Nesterov(Momentum):
+    pass
+
+
+class Rig:
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.manager = MultiNodeCheckpointManager(path / "runs", **options)
+        self.manager.start_run(["a"], {})
+        self.workspace = Workspace("a")
+        self.initial = {"a": {"opt", "all", "w"}}
+
+    def save(self, epoch: int) -> None:
+        begun = self.manager.begin(epoch, initial=self.initial)
+        order = cloudpickle.loads(cloudpickle.dumps(begun))
+        self.manager.commit(order, order({"a": self.workspace}), {})
+
+    def load(self, epoch: int, made: dict[str, Any], *, anew: bool) -> Workspace:
+        workspace = Workspace("a")
+        workspaces = {"a": workspace}
+        if not anew:
+            workspace.globals.update(made)
+        names = {"a": list(made)} if anew else None
+        run_group(self.manager.load(epoch, anew=names), workspaces)
+        if anew:
+            assert not workspace.globals.keys() & made.keys()
+            workspace.globals.update(made)
+            load_waiting_states(workspaces)
+        return workspace
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.manager.end_run()
+
+
+@pytest.mark.parametrize("anew", [True, False], ids=["made anew", "there already"])
+def test_a_state_is_loaded_into_an_object_that_keeps_its_identity(rig: Rig, anew: bool) -> None:
+    opt = Momentum()
+    opt.step()
+    rig.workspace.globals.update(opt=opt, w=np.arange(4.0))
+    rig.save(0)
+    opt.step()
+    made = Momentum()
+    workspace = rig.load(0, {"opt": made}, anew=anew)
+    assert workspace.globals["opt"] is made
+    assert_identical(made.velocity, np.full(3, 0.1))
+    assert (made.steps, workspace.globals["w"].tolist()) == (1, [0, 1, 2, 3])
+
+
+def test_objects_in_containers_are_found_at_their_places(rig: Rig) -> None:
+    shared = Momentum()
+    rig.workspace.globals["all"] = {"one": shared, "more": [shared, (Momentum(2), 7)], 3: "text"}
+    rig.workspace.globals["all"]["more"][1][0].step()
+    shared.step()
+    shared.step()
+    rig.save(0)
+    one, two = Momentum(), Momentum(2)
+    made = {"one": one, "more": [one, (two, 0)], 3: ""}
+    found = rig.load(0, {"all": made}, anew=True).globals["all"]
+    assert found["one"] is found["more"][0] is one
+    assert found["more"][1] == (two, 7)
+    assert (one.steps, two.steps, found[3]) == (2, 1, "text")
+
+
+def test_a_checkpoint_gives_the_state_without_the_class(rig: Rig) -> None:
+    opt = Momentum()
+    opt.step()
+    rig.workspace.globals["opt"] = opt
+    rig.save(0)
+    store = rig.manager.open(0)["a"]
+    assert_identical(store.load("opt"), opt.state_dict())
+    assert store["opt"]["velocity"][1] == 0.1  # lazily
+    rig.manager.verify(0)
+    assert rig.manager.stateful_blobs(0) == {"a": {"opt"}}
+
+
+def test_diff_tells_what_of_a_state_changed(rig: Rig) -> None:
+    rig.workspace.globals["opt"] = opt = Momentum()
+    rig.save(0)
+    opt.steps = 5
+    rig.save(1)
+    data, text, is_equal = compare_checkpoints(rig.manager.open(0), rig.manager.open(1))
+    assert (is_equal, [d["where"] for d in data["differences"]]) == (False, ["['steps']"])
+    assert "a/opt['steps']" in text
+
+
+def test_a_copied_epoch_still_says_which_blobs_have_a_state(rig: Rig, tmp_path: Path) -> None:
+    rig.workspace.globals["opt"] = Momentum()
+    rig.save(0)
+    copy_epoch(rig.manager, 0, str(tmp_path / "copy"))
+    assert MultiNodeCheckpointManager(tmp_path / "copy").stateful_blobs(0) == {"a": {"opt"}}
+
+
+def test_a_save_in_the_background_holds_the_state_of_its_moment(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, asynchronous=True)
+    rig.workspace.globals["opt"] = opt = Momentum()
+    opt.step()
+    workspaces = {"a": rig.workspace}
+    order = rig.manager.begin(0, initial=rig.initial)
+    order.copy(None)(workspaces)
+    opt.step()  # changes the very array that state_dict() gave
+    rig.manager.commit(order, order.write_copies()(workspaces), {})
+    assert_identical(rig.manager.open(0)["a"].load("opt")["velocity"], np.full(3, 0.1))
+    rig.manager.end_run()
+
+
+def test_an_object_that_no_init_task_makes_is_named_before_anything_is_written(rig: Rig) -> None:
+    rig.workspace.globals["late"] = Momentum()
+    with pytest.raises(DefinitionError, match=r"'a', blob 'late'.*no task of the init group"):
+        rig.save(0)
+    assert rig.manager.epochs() == []
+
+
+class Unsaveable(Momentum):
+    def state_dict(self) -> dict[str, Any]:
+        return {"deep": [0, self.lock]}
+
+
+class Raising(Momentum):
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("not now")
+
+
+class Nested(Momentum):
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": Momentum()}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Unsaveable(), r"'opt', item deep/1: a _thread.lock cannot be saved"),
+        (Raising(), r"its state_dict\(\) raised RuntimeError: not now"),
+        (Nested(), r"item inner: .*Momentum cannot be saved: it is in the state of another"),
+        ({Momentum(): 1}, r"it is in a key"),
+    ],
+    ids=["item", "raises", "nested", "key"],
+)
+def test_a_state_that_cannot_be_saved_is_named(rig: Rig, value: Any, message: str) -> None:
+    rig.workspace.globals["opt"] = value
+    with pytest.raises(DefinitionError, match=message):
+        rig.manager.blob_check()({"a": rig.workspace})
+
+
+def test_a_codec_comes_before_a_state_and_cannot_hold_one(rig: Rig) -> None:
+    class Wrapper:
+        def __init__(self, opt: Momentum) -> None:
+            self.opt = opt
+
+    register_codec(Wrapper, lambda w: w.opt, Wrapper)
+    rig.workspace.globals["opt"] = Wrapper(Momentum())
+    with pytest.raises(DefinitionError, match=r"it is in what its codec .* made"):
+        rig.manager.blob_check()({"a": rig.workspace})
+    register_codec(Momentum, lambda m: m.steps, lambda steps: Momentum())
+    rig.workspace.globals["opt"] = Momentum()
+    rig.save(0)
+    assert rig.manager.stateful_blobs(0) == {"a": frozenset()}
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "message"),
+    [
+        (Nesterov(), PlanMismatchError, r"expected an object of class .*\.Momentum.*\.Nesterov"),
+        (17, PlanMismatchError, r"expected an object of class .*Momentum.*found a builtins.int"),
+        (None, PlanMismatchError, r"found nothing\. A task of the job's init group makes it"),
+        (Momentum(5), CheckpointError, r"load_state_dict of .*Momentum raised ValueError: expec"),
+    ],
+    ids=["class", "plain", "nothing", "raises"],
+)
+def test_an_object_that_does_not_fit_the_state_is_named(
+    rig: Rig, made: Any, error: type[Exception], message: str
+) -> None:
+    rig.workspace.globals["opt"] = Momentum()
+    rig.save(0)
+    with pytest.raises(error, match=message) as caught:
+        rig.load(0, {"opt": made}, anew=True)
+    assert "Blob 'opt' in " in str(caught.value)
+
+
+def test_nothing_is_replaced_where_a_state_finds_no_object(rig: Rig) -> None:
+    rig.workspace.globals.update(opt=Momentum(), w=1)
+    rig.save(0)
+    workspace = Workspace("a")
+    workspace.globals["w"] = 2
+    with pytest.raises(PlanMismatchError):
+        run_group(rig.manager.load(0), {"a": workspace})
+    assert workspace.globals == {"w": 2}
+
+
+def test_a_replicated_object_is_saved_once_and_loaded_by_all(tmp_path: Path) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path / "runs")
+    manager.start_run(["a", "b"], {})
+    workspaces = {node: Workspace(node) for node in "ab"}
+    for workspace in workspaces.values():
+        workspace.globals["opt"] = opt = Momentum()
+        opt.step()
+    order = manager.begin(0, replicated={"opt": ["a", "b"]})
+    manager.commit(order, order(workspaces), {})
+    manager.end_run()
+    assert manager.stateful_blobs(0) == {"a": {"opt"}, "b": {"opt"}}
+    again = {node: Workspace(node) for node in "ab"}
+    run_group(manager.load(0, anew={"a": ["opt"], "b": ["opt"]}), again)
+    for workspace in again.values():
+        workspace.globals["opt"] = Momentum()
+    load_waiting_states(again)
+    assert [workspace.globals["opt"].steps for workspace in again.values()] == [1, 1]
+
+
+def test_a_record_that_is_made_again_says_which_blobs_have_a_state(rig: Rig) -> None:
+    rig.workspace.globals["opt"] = Momentum()
+    rig.save(0)
+    rig.save(1)
+    rig.manager.end_run()
+    number = rig.manager.state().commit_number(0)
+    Path(rig.manager.path, "_log", f"{number:010d}.json").unlink()
+    again = MultiNodeCheckpointManager(rig.manager.path)
+    assert repair_log(again) is not None
+    assert again.stateful_blobs(0) == {"a": {"opt"}}

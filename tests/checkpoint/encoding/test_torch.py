@@ -1,0 +1,86 @@
+"""PyTorch tensors, where torch is installed."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+
+import pytest
+
+from jobrunner import DefinitionError
+from jobrunner.checkpoint.encoding.node import encode_blobs
+from jobrunner.checkpoint.store.reader import StoreReader
+from jobrunner.checkpoint.store.writer import write_stores
+from jobrunner.testing import FaultyFiles, assert_identical
+
+torch = pytest.importorskip("torch", reason="torch is not installed; tensors cannot be made")
+
+FILES = FaultyFiles(sync=False)
+
+
+def round_trip(directory: Path, value: object) -> object:
+    about = {"node": "n", "epoch": 0, "run": "r"}
+    encoded = encode_blobs("n", {"x": value})
+    (receipt,) = write_stores(FILES, str(directory), {"n.0": (about, encoded)})
+    return StoreReader(FILES, str(directory), "n.0", receipt.manifest).load()["x"]
+
+
+DTYPES = [
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 3)], ids=str)
+def test_a_tensor_comes_back_as_it_was(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    tensor = torch.ones(shape).to(getattr(torch, dtype))
+    assert_identical(tensor, round_trip(tmp_path, tensor))
+
+
+def test_eight_bit_floats_come_back(tmp_path: Path) -> None:
+    tensor = torch.tensor([0.5, -2.0]).to(torch.float8_e5m2)
+    assert_identical(tensor, round_trip(tmp_path, tensor))
+
+
+def test_parameters_and_gradients_wanted_come_back(tmp_path: Path) -> None:
+    value = {
+        "p": torch.nn.Parameter(torch.ones(2)),
+        "t": torch.ones(2, requires_grad=True),
+        "transposed": torch.arange(6).reshape(2, 3).T,
+        "conjugate": torch.tensor([1 + 2j]).conj(),
+    }
+    assert_identical(value, round_trip(tmp_path, value))
+
+
+def test_a_state_dict_comes_back_with_tied_weights_still_tied(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    loaded = round_trip(tmp_path, model.state_dict())
+    assert isinstance(loaded, collections.OrderedDict)
+    assert_identical(model.state_dict(), loaded)
+    assert loaded["0.weight"].data_ptr() == loaded["1.weight"].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: torch.ones(2, requires_grad=True) * 2, "autograd graph"),
+        (lambda: torch.ones(2).to_sparse(), "layout"),
+        (lambda: torch.ones(2, device="meta"), "device meta"),
+    ],
+    ids=["graph", "sparse", "meta"],
+)
+def test_a_tensor_that_cannot_be_kept_exactly_is_an_error(make: object, why: str) -> None:
+    with pytest.raises(DefinitionError, match=why):
+        encode_blobs("n", {"x": make()})  # type: ignore[operator]

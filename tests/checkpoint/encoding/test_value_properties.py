@@ -1,0 +1,142 @@
+"""Any value of the types that can be saved comes back as it was."""
+
+from __future__ import annotations
+
+import collections
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from jobrunner.checkpoint.encoding.node import encode_blobs
+from jobrunner.checkpoint.save import BlobCheck
+from jobrunner.checkpoint.store import stacks
+from jobrunner.checkpoint.store.grid import plan_chunks
+from jobrunner.checkpoint.store.reader import StoreReader
+from jobrunner.checkpoint.store.writer import write_stores
+from jobrunner.testing import FaultyFiles, assert_identical
+from jobrunner.workspace.workspace import Workspace
+
+FILES = FaultyFiles(sync=False)
+TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)
+DTYPES = (
+    hnp.scalar_dtypes()
+    | hnp.unicode_string_dtypes(max_len=5)
+    | hnp.byte_string_dtypes(max_len=5)
+    | hnp.nested_dtypes(max_itemsize=100)
+).filter(lambda dtype: dtype.subdtype is None)
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+
+
+@st.composite
+def arrays(draw: Any) -> np.ndarray[Any, Any]:
+    array = draw(hnp.arrays(draw(DTYPES), draw(SHAPES)))
+    array = array.transpose(draw(st.permutations(range(array.ndim))))
+    if array.ndim and draw(st.booleans()):
+        array = array[draw(hnp.basic_indices(array.shape, allow_ellipsis=False))]
+    return np.asarray(array)
+
+
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | TEXTS
+    | st.binary(max_size=2000) | arrays() | hnp.arrays(hnp.scalar_dtypes(), 1).map(lambda a: a[0])
+    | st.lists(TEXTS, max_size=4).map(lambda texts: np.array(texts, object))
+)  # fmt: skip
+KEYS = TEXTS | st.integers() | st.booleans() | st.tuples(st.integers(), TEXTS)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=4)
+        | st.dictionaries(TEXTS, inner, max_size=4).map(collections.OrderedDict)
+    ),
+    max_leaves=8,
+)
+NAMES = st.text(st.characters(exclude_characters="/"), min_size=1, max_size=8).filter(
+    lambda name: name.isprintable() and name.strip() == name and name not in (".", "..")
+)
+
+
+@contextmanager
+def directory() -> Iterator[str]:
+    path = tempfile.mkdtemp()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=4))
+@settings(max_examples=300)
+def test_any_blobs_come_back_as_they_were(blobs: dict[str, Any]) -> None:
+    with directory() as path:
+        encoded = encode_blobs("n", blobs)
+        about = {"node": "n", "epoch": 0, "run": "r"}
+        (receipt,) = write_stores(FILES, path, {"n.0": (about, encoded)})
+        reader = StoreReader(FILES, path, "n.0", receipt.manifest)
+        assert_identical(blobs, reader.load())
+        for name, value in blobs.items():
+            assert_identical({name: value}, reader.load([name]))
+
+
+ALIKE = st.builds(
+    lambda array, count, repeats: (
+        [np.roll(array, i).copy(order="K") for i in range(count)] * repeats
+    ),
+    arrays(),
+    st.integers(1, 5),
+    st.integers(1, 2),
+)
+
+
+@given(
+    st.dictionaries(NAMES, VALUES | ALIKE | ALIKE.map(lambda a: {"a": a[0]}), max_size=4),
+    st.dictionaries(NAMES, ALIKE.map(lambda arrays: arrays[0]), min_size=1, max_size=3),
+    st.integers(1, 3),
+    st.integers(0, 2000),
+)
+@settings(max_examples=300)
+def test_any_blobs_come_back_where_those_that_are_alike_are_stacked(
+    blobs: dict[str, Any], alike: dict[str, Any], least: int, stack_bytes: int
+) -> None:
+    workspace = Workspace("n")
+    for name, array in alike.items():
+        for i in range(4):
+            workspace.globals[f"{name}.{i}"] = np.roll(array, i).copy(order="K")
+    workspace.globals.update(blobs)
+    with directory() as path, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stacks, "LEAST_ALIKE", least)
+        patch.setattr(stacks, "_STACK_BYTES", stack_bytes)
+        encoded = BlobCheck(frozenset("n")).encode({"n": workspace})["n"]
+        about = {"node": "n", "epoch": 0, "run": "r"}
+        (receipt,) = write_stores(FILES, path, {"n.0": (about, encoded)})
+        reader = StoreReader(FILES, path, "n.0", receipt.manifest)
+        reader.verify()
+        assert_identical(workspace.globals, reader.load())
+        for name, value in workspace.globals.items():
+            assert_identical({name: value}, reader.load([name]))
+
+
+@given(st.lists(st.integers(0, 10**7), max_size=4).map(tuple), st.sampled_from([1, 8, 1000, 10**9]))
+def test_chunks_are_small_contiguous_and_pad_little(shape: tuple[int, ...], itemsize: int) -> None:
+    chunk = plan_chunks(shape, itemsize, 64 << 20)
+    size = itemsize
+    for length in chunk:
+        size *= length
+    assert size <= 64 << 20 or set(chunk) <= {1} or 0 in shape
+    # Contiguous: whole axes behind the one that is cut, single rows before it.
+    cut = [axis for axis, length in enumerate(shape) if chunk[axis] < length]
+    if cut:
+        axis = cut[-1]
+        assert all(length == 1 for length in chunk[:axis])
+        assert chunk[axis + 1 :] == tuple(max(1, length) for length in shape[axis + 1 :])
+        padded = -(-shape[axis] // chunk[axis]) * chunk[axis]
+        assert padded - shape[axis] <= max(1, shape[axis] // 8)

@@ -1,0 +1,488 @@
+"""Every type of blob comes back from disk as it was, and plain Zarr reads what is an array."""
+
+from __future__ import annotations
+
+import collections
+import struct
+import subprocess
+import sys
+import warnings
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from jobrunner import CheckpointError, DefinitionError
+from jobrunner.checkpoint.encoding.codecs import Codec
+from jobrunner.checkpoint.encoding.node import encode_blobs
+from jobrunner.checkpoint.store.reader import StoreReader
+from jobrunner.checkpoint.store.writer import write_stores
+from jobrunner.testing import FaultyFiles, assert_identical
+
+FILES = FaultyFiles(sync=False)
+
+
+def save(directory: Path, blobs: dict[str, Any], **options: Any) -> StoreReader:
+    encoded = encode_blobs("n", blobs, **options)
+    about = {"node": "n", "epoch": 0, "run": "r"}
+    (receipt,) = write_stores(FILES, str(directory), {"n.0": (about, encoded)})
+    return StoreReader(FILES, str(directory), "n.0", receipt.manifest)
+
+
+def round_trip(directory: Path, value: Any, **options: Any) -> Any:
+    reader = save(directory, {"x": value}, **options)
+    reader.verify()
+    return reader.load(**options)["x"]
+
+
+def nan(bits: int) -> float:
+    value: float = struct.unpack(">d", struct.pack(">Q", bits))[0]
+    return value
+
+
+SCALARS = [
+    None, True, False, 0, -1, 2**53, -(2**53), 2**53 + 1, -(2**64), 16**5000, 0.0, -0.0, 0.1,
+    5e-324, float("inf"), float("-inf"), nan(0x7FF8000000000000), nan(0xFFF8000000000001),
+    1 + 2j, complex(-0.0, float("nan")), "", "text", "é\0\n\"\\", "\ud800 lone", "x" * 10_000,
+    "\udcff" * 5_000, b"", b"\0\xff", bytes(range(256)) * 100, bytearray(b"ab"),
+    bytearray(5_000),
+]  # fmt: skip
+NUMPY_SCALARS = [
+    np.float32(0.1), np.float16(1e-7), np.float64(nan(0x7FF8000000000001)), np.longdouble("0.1"),
+    np.complex64(1 + 2j), np.clongdouble(1 - 2j), np.int8(-5), np.uint64(2**64 - 1), np.bool_(True),
+    np.str_("text\ud800"), np.str_(""), np.bytes_(b"ab"), np.bytes_(b""),
+    np.datetime64("2020-01-01T00:00:00.123", "ms"), np.datetime64("NaT"), np.timedelta64(3, "25s"),
+    np.void(b"\0\1\2"), np.array([(1, 2.5)], [("a", ">i2"), ("b", "f8")])[0],
+]  # fmt: skip
+CONTAINERS = [
+    [], (), {}, [1, [2.5, "x", None]], (1, (2,), [3]), {"a": {"b": [1]}}, {1: "x", "1": "y"},
+    {(1, "a"): 2, None: 3, 2.5: 4, b"k": 5, True: 6}, {"$": 1}, {"": 1, "\ud800": 2},
+    [0.5] * 1000, tuple(range(1000)), [True, False] * 200, [2**70] * 300, [1, 2.0] * 200,
+    [nan(0x7FF8000000000001)] * 300, collections.OrderedDict(b=1, a=2),
+    {"w": np.ones(3), "nested": [np.zeros((2, 2)), {"deep": (np.arange(4), 5)}], "name": "n"},
+    {3: np.ones(1), "3": np.zeros(1), ("a",): np.ones(2), "A": np.ones(1), "a": np.zeros(2)},
+    {"a/b": np.ones(1), ".": np.ones(1), "": np.ones(1), "x" * 300: np.ones(1), "c": np.ones(1),
+     "zarr.json": np.ones(1), "_manifest": np.ones(2), "__x": np.ones(1), "\ud800": np.ones(1)},
+    {"k" * 5_000: 1, b"k" * 5_000: np.ones(1)},
+]  # fmt: skip
+
+
+VALUES = [*SCALARS, *NUMPY_SCALARS, *CONTAINERS]
+
+
+@pytest.mark.parametrize(
+    "value", VALUES, ids=[f"{type(value).__name__}-{i}" for i, value in enumerate(VALUES)]
+)
+def test_a_value_comes_back_as_it_was(tmp_path: Path, value: Any) -> None:
+    assert_identical(value, round_trip(tmp_path, value))
+
+
+PLAIN_DTYPES = [
+    "?",
+    "b",
+    "B",
+    "<i2",
+    ">i2",
+    "<u4",
+    ">u4",
+    "<i8",
+    ">u8",
+    "<f2",
+    ">f2",
+    "<f4",
+    ">f4",
+    "<f8",
+    ">f8",
+    "<c8",
+    ">c8",
+    "<c16",
+    ">c16",
+    "S1",
+    "S7",
+    "<U1",
+    "<U9",
+    ">U9",
+    "V5",
+    "<M8[ns]",
+    ">M8[D]",
+    "M8[25s]",
+    "M8",
+    "<m8[us]",
+    ">m8[3h]",
+]
+# What Zarr has no type for is there as raw bytes of the same size.
+RAW_DTYPES = [
+    np.dtype(np.longdouble), np.dtype(np.clongdouble),
+    np.dtype([("a", ">f4"), ("b", "<i2")]), np.dtype([("a", "i1"), ("b", "f8")], align=True),
+    np.dtype([("a", "<f4", (2, 2)), ("b", [("c", "i1"), ("d", "<U3")])]),
+    np.dtype({"names": ["a"], "formats": ["<i4"], "offsets": [3], "itemsize": 11}),
+    np.dtype([(("title", "a"), "<i4")]),
+]  # fmt: skip
+STRUCTURED = [
+    np.dtype([("a", "<f4"), ("b", "<i8"), ("c", "<U4"), ("d", "S3"), ("e", "<M8[ns]")]),
+]
+HOLLOW = [
+    np.dtype("U0"),
+    np.dtype("S0"),
+    np.dtype("V0"),
+    np.dtype([]),
+    np.dtype([("a", "f4", (0,))]),
+]
+SHAPES = [(), (1,), (7,), (0,), (3, 0, 2), (2, 3, 4)]
+
+
+def filled(dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Arbitrary bits where any are allowed, and in every field."""
+    dtype = np.dtype(dtype)
+    array = np.zeros(shape, dtype)
+    if dtype.names:
+        for name in dtype.names:
+            array[name] = filled(dtype[name].base, array[name].shape)
+    elif dtype.kind == "U":
+        array[...] = "ß" * (dtype.itemsize // 4)
+    elif dtype.kind == "b" or dtype.char in "gG":
+        array[...] = np.arange(array.size).reshape(shape) % 3
+    elif array.size:
+        noise = np.random.default_rng(0).integers(0, 256, array.nbytes, np.uint8)
+        array = noise.view(dtype).reshape(shape)
+    return array
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype", [*map(np.dtype, PLAIN_DTYPES), *RAW_DTYPES, *STRUCTURED], ids=lambda d: str(d)[:30]
+)
+def test_an_array_comes_back_as_it_was_and_plain_zarr_reads_it(
+    tmp_path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> None:
+    array = filled(dtype, shape)
+    assert_identical(array, round_trip(tmp_path, array))
+    found = read_with_zarr(tmp_path, "x")
+    assert found.shape == array.shape
+    if dtype in RAW_DTYPES:
+        assert found.dtype == f"V{dtype.itemsize}"
+        found = found.reshape(-1).view(dtype).reshape(shape)
+    assert_identical(array, found.astype(dtype, copy=False))
+
+
+@pytest.mark.parametrize("dtype", HOLLOW, ids=str)
+def test_items_of_no_bytes_come_back(tmp_path: Path, dtype: np.dtype[Any]) -> None:
+    assert_identical(np.zeros((2, 3), dtype), round_trip(tmp_path, np.zeros((2, 3), dtype)))
+
+
+def read_with_zarr(directory: Path, path: str) -> np.ndarray[Any, Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # young data types
+        group = zarr.open_group(str(directory / "n.0"), mode="r")
+        found: np.ndarray[Any, Any] = np.asarray(group[path][...])  # type: ignore[index]
+    return found
+
+
+CUBE = np.arange(60, dtype="<i4").reshape(3, 4, 5)
+LAYOUTS = {
+    "fortran": np.asfortranarray(CUBE),
+    "transposed": CUBE.transpose(1, 2, 0),
+    "reversed": CUBE[::-1, :, ::-1],
+    "strided": CUBE[:, ::2, 1::3],
+    "strided and transposed": CUBE.transpose(2, 0, 1)[::2],
+    "broadcast": np.broadcast_to(CUBE[0], (3, 4, 5)),
+    "read-only": np.frombuffer(bytes(CUBE), "<i4"),
+    "one axis of length 1": np.ones((4, 1, 3))[:, :, ::2],
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_order_in_memory_comes_back_where_an_array_is_contiguous(
+    tmp_path: Path, name: str
+) -> None:
+    array = LAYOUTS[name]
+    loaded = round_trip(tmp_path, array)
+    assert_identical(array, loaded)
+    assert np.array_equal(read_with_zarr(tmp_path, "x"), array)
+    assert loaded.flags.writeable
+    if name == "transposed":
+        assert loaded.strides == array.strides
+
+
+TEXTS = ["", "a", "é\0x", "longer than anything that would lie inline", "日本"]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(TEXTS, np.dtypes.StringDType()),
+        np.array(TEXTS * 2, np.dtypes.StringDType(coerce=False)).reshape(2, 5),
+        np.array("zero axes", np.dtypes.StringDType()),
+        np.array([], np.dtypes.StringDType()),
+        np.array(["a", None, ""], np.dtypes.StringDType(na_object=None)),
+        np.array([["a", np.nan], ["", "b"]], np.dtypes.StringDType(na_object=np.nan)),
+        np.array(["none is missing"], np.dtypes.StringDType(na_object=None)),
+        np.array(TEXTS, object),
+        np.asfortranarray(np.array([*TEXTS, "x"], object).reshape(2, 3)),
+        np.array([], object),
+        np.array("x", object),
+        np.array(["lone \ud800", "\0"], object),
+    ],
+    ids=lambda a: f"{a.dtype}-{a.shape}",
+)
+def test_texts_come_back_as_they_were(tmp_path: Path, array: np.ndarray[Any, Any]) -> None:
+    assert_identical(array, round_trip(tmp_path, array))
+
+
+@pytest.mark.parametrize("dtype", [np.dtypes.StringDType(), object], ids=str)
+def test_plain_zarr_reads_texts(tmp_path: Path, dtype: Any) -> None:
+    array = np.array([TEXTS, TEXTS[::-1]], dtype)
+    save(tmp_path, {"x": array})
+    assert read_with_zarr(tmp_path, "x").tolist() == array.tolist()
+
+
+def test_large_arrays_lie_in_several_chunks_and_plain_zarr_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobrunner.checkpoint.store.grid.CHUNK_BYTES", 1000)
+    blobs = {
+        "rows": np.arange(3_000).reshape(300, 10),
+        "fortran": np.asfortranarray(np.arange(3_000).reshape(10, 300)),
+        "long rows": np.arange(3_000).reshape(3, 1000),
+        "cube": np.arange(4_000).reshape(4, 5, 200)[:, ::-1],
+        "texts": np.array([str(i) * 7 for i in range(300)], np.dtypes.StringDType()),
+        "bytes": bytes(5_555),
+    }
+    reader = save(tmp_path, blobs)
+    loaded = reader.load()
+    for name, value in blobs.items():
+        assert_identical(value, loaded[name], name)
+        assert len(list((tmp_path / "n.0" / name).glob("c.*"))) > 2
+        if isinstance(value, np.ndarray):
+            assert np.array_equal(read_with_zarr(tmp_path, name), value)
+
+
+def test_small_values_are_attributes_that_plain_zarr_reads(tmp_path: Path) -> None:
+    save(tmp_path, {"lr": 0.1, "name": "é", "sizes": [1, 2], "none": None, "w": np.ones(2)})
+    attributes = zarr.open_group(str(tmp_path / "n.0"), mode="r").attrs.asdict()
+    about = attributes.pop("/jobrunner")
+    assert attributes == {"lr": 0.1, "name": "é", "sizes": [1, 2], "none": None}
+    assert about == {"format": 1, "node": "n", "epoch": 0, "run": "r"}
+
+
+def test_nested_containers_are_groups_that_plain_zarr_walks(tmp_path: Path) -> None:
+    save(tmp_path, {"params": {"layer": [np.zeros(2), np.ones(3)], "b": np.ones(1), "n": 5}})
+    group = zarr.open_group(str(tmp_path / "n.0"), mode="r")
+    names = sorted(name for name, _ in group.members(max_depth=None))
+    assert names == [
+        "_manifest",
+        "params",
+        "params/b",
+        "params/layer",
+        "params/layer/0",
+        "params/layer/1",
+    ]
+    assert group["params/layer/1"][...].tolist() == [1, 1, 1]
+
+
+def test_what_is_shared_within_a_blob_is_shared_after_loading(tmp_path: Path) -> None:
+    array, names = np.arange(3), ["a"]
+    value = {"x": array, "same": array, "view": array[:], "names": names, "again": [names, names]}
+    loaded = round_trip(tmp_path, value)
+    assert loaded["x"] is loaded["same"] is loaded["view"]
+    assert loaded["names"] is loaded["again"][0] is loaded["again"][1]
+    assert len(list((tmp_path / "n.0").glob("**/c.*"))) == 1
+
+
+def test_blobs_that_share_memory_are_refused_by_name() -> None:
+    base = np.arange(10)
+    with pytest.raises(DefinitionError, match=r"Node 'n'.*'head' and 'tail' share memory"):
+        encode_blobs("n", {"head": base[:6], "tail": base[5:]})
+    with pytest.raises(DefinitionError, match=r"'b' and 'd/x' share memory"):
+        encode_blobs("n", {"b": base, "d": {"x": base.reshape(2, 5)}})
+    names = ["a"]
+    with pytest.raises(DefinitionError, match=r"'one' and 'two' both hold the same list"):
+        encode_blobs("n", {"one": names, "two": {"deep": names}})
+    encode_blobs("n", {"even": base[::2], "odd": base[1::2], "empty": base[:0], "end": base[10:]})
+
+
+def test_views_within_a_blob_that_would_come_apart_are_refused() -> None:
+    base = np.arange(10)
+    with pytest.raises(DefinitionError, match=r"'x/0' and 'x/1' share memory"):
+        encode_blobs("n", {"x": [base, base[1:]]})
+
+
+class Custom:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Custom) and self.value == other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class MyList(list[int]):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (Custom(1), "Custom cannot be saved: there is no codec"),
+        ([1, {"a": Custom(1)}], r"item 1/a: a .*Custom cannot be saved"),
+        (MyList([1]), "MyList cannot be saved"),
+        (np.ma.masked_array([1, 2], [True, False]), "subclass of ndarray"),
+        (np.array([1, 2]).view(np.recarray), "subclass of ndarray"),
+        (np.array([1, "a"], object), "Python objects other than str"),
+        (np.array([(1, "a")], [("i", "i4"), ("o", "O")]), "holds Python objects"),
+        (np.array(["a"], np.dtypes.StringDType(na_object="missing")), "'missing'"),
+        (np.array([(1,)], [("a", "i4")]).view(np.recarray)[0], "record"),
+        ({1, 2}, "set cannot be saved"),
+        (open, "cannot be saved"),
+    ],
+    ids=lambda v: str(v)[:30],
+)
+def test_what_cannot_be_saved_is_an_error_that_names_the_ways_out(value: Any, why: str) -> None:
+    with pytest.raises(DefinitionError, match=why) as caught:
+        encode_blobs("trainer:0", {"model": value})
+    for words in (
+        "'trainer:0'",
+        "'model'",
+        "register_codec(",
+        "transient=True",
+        "allow_pickle=True",
+    ):
+        assert words in str(caught.value)
+
+
+def test_a_container_that_contains_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append({"again": loop})
+    with pytest.raises(DefinitionError, match="contains itself"):
+        encode_blobs("n", {"x": loop})
+
+
+def test_endless_nesting_is_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(5_000):
+        deep = [deep]
+    with pytest.raises(DefinitionError, match="nested more than"):
+        encode_blobs("n", {"x": deep})
+
+
+FRACTIONS = Codec(Fraction, lambda f: f.as_integer_ratio(), lambda t: Fraction(*t), "fraction")
+CUSTOM = Codec(Custom, lambda c: {"value": c.value}, lambda d: Custom(d["value"]), "custom")
+
+
+def test_a_codec_saves_a_type_of_the_users(tmp_path: Path) -> None:
+    value = {"f": Fraction(1, 3), "c": Custom([Fraction(2), np.arange(3).tolist()])}
+    loaded = round_trip(tmp_path, value, codecs=[FRACTIONS, CUSTOM])
+    assert loaded == value
+
+
+def test_a_codec_that_is_missing_is_named(tmp_path: Path) -> None:
+    reader = save(tmp_path, {"x": Fraction(1, 3)}, codecs=[FRACTIONS])
+    with pytest.raises(DefinitionError, match=r"codec 'fraction', which is not registered"):
+        reader.load()
+
+
+@pytest.mark.parametrize("error", [KeyError("v"), AttributeError("v"), RuntimeError("no")], ids=str)
+def test_what_a_codecs_decode_raises_is_no_damage(tmp_path: Path, error: Exception) -> None:
+    def fail(value: object) -> object:
+        raise error
+
+    broken = Codec(Fraction, FRACTIONS.encode, fail, FRACTIONS.name)
+    reader = save(tmp_path, {"x": Fraction(1, 3)}, codecs=[FRACTIONS])
+    with pytest.raises(CheckpointError, match=r"Blob 'x'.*whole, but cannot be decoded") as caught:
+        reader.load(codecs=[broken])
+    assert type(caught.value) is CheckpointError
+    assert caught.value.__cause__ is error
+    assert_identical(reader.load(codecs=[FRACTIONS]), {"x": Fraction(1, 3)})
+
+
+def test_a_dtype_that_the_platform_lacks_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lack(spec: object) -> object:
+        raise TypeError(f"data type {spec!r} not understood")
+
+    reader = save(tmp_path, {"x": np.zeros(3)})
+    monkeypatch.setattr("jobrunner.checkpoint.store.array_reader.dtype_from_spec", lack)
+    with pytest.raises(CheckpointError, match="not understood") as caught:
+        reader.load()
+    assert type(caught.value) is CheckpointError
+
+
+def test_what_a_codecs_encode_raises_names_node_blob_and_codec() -> None:
+    error = AttributeError("missing")
+
+    def fail(value: object) -> object:
+        raise error
+
+    broken = Codec(Fraction, fail, FRACTIONS.decode, "fraction")
+    expected = r"Node 'n', blob 'x', item 1: .*codec 'fraction' raised AttributeError: missing"
+    with pytest.raises(DefinitionError, match=expected) as caught:
+        encode_blobs("n", {"x": [0, Fraction(1, 3)]}, [broken])
+    assert caught.value.__cause__ is error
+
+
+def test_a_later_format_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = save(tmp_path, {"x": 1})
+    monkeypatch.setattr("jobrunner.checkpoint.store.reader.STORE_FORMAT", 0)
+    with pytest.raises(CheckpointError, match=r"reads up to 0. Read it with a later") as caught:
+        reader.load()
+    assert type(caught.value) is CheckpointError
+
+
+def test_pickles_are_written_and_read_only_when_allowed(tmp_path: Path) -> None:
+    value = [Custom(1), {1, 2}, np.ma.masked_array([1, 2], [True, False])]
+    reader = save(tmp_path, {"x": value}, allow_pickle=True)
+    with pytest.raises(DefinitionError, match="allow_pickle=True"):
+        reader.load()
+    loaded = reader.load(allow_pickle=True)["x"]
+    assert loaded[:2] == value[:2]
+    assert loaded[2].mask.tolist() == [True, False]
+
+
+def test_what_cannot_even_be_pickled_is_an_error(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "w") as file, pytest.raises(DefinitionError, match="pickling it"):
+        encode_blobs("n", {"x": file}, allow_pickle=True)
+
+
+def test_saving_arrays_imports_neither_zarr_nor_torch() -> None:
+    code = (
+        "import sys, numpy as np\n"
+        "from jobrunner.checkpoint.encoding.node import encode_blobs\n"
+        "import jobrunner.checkpoint\n"
+        "encode_blobs('n', {'x': np.ones(3)})\n"
+        "print([m for m in ('zarr', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_dtype_of_another_package_is_refused_by_the_blobs_name() -> None:
+    # One of those that NumPy makes for its own tests, by the means that packages have.
+    dtype = np._core._multiarray_umath._get_sfloat_dtype()(1.0)  # type: ignore[attr-defined]
+    array = np.arange(3.0).view(dtype)
+    for blobs in ({"w": array}, {"w": {"layers": [array]}}):
+        with pytest.raises(DefinitionError, match=r"blob 'w'.*not one of NumPy's own"):
+            encode_blobs("n", blobs)
+
+
+class Box:
+    """Can change, as most objects can."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+
+def test_an_object_of_a_codec_in_two_blobs_is_refused_where_it_can_change() -> None:
+    codecs = [
+        Codec(Box, lambda box: box.array.copy(), Box, "box"),
+        Codec(Fraction, Fraction.as_integer_ratio, lambda pair: Fraction(*pair), "fraction"),
+    ]
+    box, half = Box(np.arange(3)), Fraction(1, 2)
+    with pytest.raises(DefinitionError, match=r"'one' and 'two' both hold the same Box"):
+        encode_blobs("n", {"one": box, "two": [box]}, codecs)
+    assert len(encode_blobs("n", {"one": half, "two": [half]}, codecs)) == 2
+    assert len(encode_blobs("n", {"one": [box, box]}, codecs)) == 1

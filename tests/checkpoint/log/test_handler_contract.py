@@ -1,0 +1,170 @@
+"""The contract of metadata handlers, shown by ours and another, and caught by ones that break it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from jobrunner import FileMetadataHandler, JobRunnerError
+from jobrunner.checkpoint import read_state
+from jobrunner.checkpoint.log.state import Entry
+from jobrunner.testing import FaultyObjects
+from jobrunner.testing.contracts import MetadataHandlerContract
+
+
+class SqliteMetadataHandler:
+    """The log as a table; its primary key is what lets nobody share a number."""
+
+    def __init__(self, database: Path) -> None:
+        self._database = database
+
+    def _connect(self) -> closing[sqlite3.Connection]:
+        connection = sqlite3.connect(self._database, timeout=60)
+        connection.execute("CREATE TABLE IF NOT EXISTS log (number INTEGER PRIMARY KEY, entry)")
+        return closing(connection)
+
+    def set_params(self, path: str, node_names: Sequence[str]) -> None:
+        pass
+
+    def append(self, entry: Entry) -> bool:
+        row = (entry["number"], json.dumps(entry))
+        with self._connect() as connection, connection:
+            done = connection.execute("INSERT OR IGNORE INTO log VALUES (?, ?)", row)
+            return done.rowcount == 1
+
+    def write(self, epoch: int, record: Entry) -> bool:
+        return self.append(record)
+
+    def last_number(self) -> int:
+        with self._connect() as connection:
+            (number,) = connection.execute("SELECT max(number) FROM log").fetchone()
+        return -1 if number is None else number
+
+    def entries(self, first: int = 0) -> Iterator[Entry]:
+        query = "SELECT entry FROM log WHERE number >= ? ORDER BY number"
+        with self._connect() as connection:
+            for (text,) in connection.execute(query, (first,)):
+                yield json.loads(text)
+
+    def last_epoch(self, user_epoch: int | None = None) -> int | None:
+        recorded = read_state(self).recorded
+        if user_epoch is not None:
+            return user_epoch if user_epoch in recorded else None
+        return max(recorded, default=None)
+
+    def report(self, action: str, stats: Mapping[str, float]) -> None:
+        pass
+
+    def accessible(self, epoch: int | None = None) -> bool:
+        state = read_state(self)
+        return state.number >= 0 and (epoch is None or epoch in state.recorded)
+
+
+class TestFileMetadataHandler(MetadataHandlerContract):
+    @staticmethod
+    def make_handler(directory: str) -> FileMetadataHandler:
+        return FileMetadataHandler()
+
+
+class TestSqliteMetadataHandler(MetadataHandlerContract):
+    @staticmethod
+    def make_handler(directory: str) -> SqliteMetadataHandler:
+        return SqliteMetadataHandler(Path(directory) / "log.sqlite")
+
+
+class TestFileMetadataHandlerOnObjects(MetadataHandlerContract):
+    @staticmethod
+    def make_handler(directory: str) -> FileMetadataHandler:
+        return FileMetadataHandler(FaultyObjects(directory, f"{directory}/objects"))
+
+
+class Overwrites(SqliteMetadataHandler):
+    def append(self, entry: Entry) -> bool:
+        with self._connect() as connection, connection:
+            row = (entry["number"], json.dumps(entry))
+            connection.execute("INSERT OR REPLACE INTO log VALUES (?, ?)", row)
+        return True
+
+
+class LooksFirst(Overwrites):
+    def append(self, entry: Entry) -> bool:
+        if self.last_number() >= entry["number"]:
+            return False
+        time.sleep(0.02)  # others may look meanwhile, and find the number free as well
+        return super().append(entry)
+
+
+class Counts(SqliteMetadataHandler):
+    def last_number(self) -> int:
+        return super().last_number() + 1
+
+
+class Backwards(SqliteMetadataHandler):
+    def entries(self, first: int = 0) -> Iterator[Entry]:
+        return iter([*super().entries(first)][::-1])
+
+
+class MakesTheDirectory(SqliteMetadataHandler):
+    def set_params(self, path: str, node_names: Sequence[str]) -> None:
+        Path(path).mkdir(exist_ok=True)
+
+
+class KeepsCommitsElsewhere(SqliteMetadataHandler):
+    def write(self, epoch: int, record: Entry) -> bool:
+        return True
+
+
+class WritesReportsDown(SqliteMetadataHandler):
+    def report(self, action: str, stats: Mapping[str, float]) -> None:
+        self.append({"number": self.last_number() + 1, "kind": "report"})
+
+
+class StartsAnew(SqliteMetadataHandler):
+    """What it keeps, it keeps to itself."""
+
+    def __init__(self, database: Path) -> None:
+        super().__init__(database.with_name(f"{uuid.uuid4().hex}.sqlite"))
+
+
+class ForgetsSummaries(SqliteMetadataHandler):
+    def entries(self, first: int = 0) -> Iterator[Entry]:
+        return (entry for entry in super().entries(first) if entry["kind"] != "state")
+
+
+CASES = {
+    "test_nothing_is_there_before_the_first_entry": Counts,
+    "test_it_fits_the_protocol_and_making_it_touches_nothing": MakesTheDirectory,
+    "test_entries_come_back_in_order_and_unchanged": Backwards,
+    "test_a_number_is_given_once": Overwrites,
+    "test_of_many_threads_one_gets_a_number": LooksFirst,
+    "test_of_many_processes_one_gets_a_number": LooksFirst,
+    "test_write_makes_an_epoch_exist": KeepsCommitsElsewhere,
+    "test_a_report_is_no_entry": WritesReportsDown,
+    "test_the_state_is_read_from_the_last_summary_on": ForgetsSummaries,
+    "test_a_manager_saves_and_another_loads": StartsAnew,
+    "test_who_was_taken_over_cannot_commit": StartsAnew,
+}
+
+
+def make(handler: type[SqliteMetadataHandler], directory: str) -> SqliteMetadataHandler:
+    return handler(Path(directory) / "log.sqlite")
+
+
+def test_every_test_of_the_contract_is_tried_on_one_that_breaks_it() -> None:
+    assert set(CASES) == {name for name in vars(MetadataHandlerContract) if name[:5] == "test_"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_contract_catches_what_breaks_it(name: str, tmp_path: Path) -> None:
+    broken = MetadataHandlerContract()
+    broken.make_handler = partial(make, CASES[name])  # type: ignore[method-assign]
+    with pytest.raises((AssertionError, JobRunnerError)):
+        getattr(broken, name)(tmp_path)

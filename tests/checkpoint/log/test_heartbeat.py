@@ -1,0 +1,350 @@
+"""Who may take a directory, judged by processes and heartbeats; the clock is the test's."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobrunner import CommitConflictError, MultiNodeCheckpointManager
+from jobrunner.checkpoint.log.heartbeat import (
+    HEARTBEAT,
+    RUNS_DIRECTORY,
+    Heartbeat,
+    Patience,
+    is_known_dead,
+    own_process,
+    refuse_if_alive,
+)
+from jobrunner.checkpoint.storage.posix import PosixFiles
+
+RUN = "0123"
+
+
+class Time:
+    """A clock that only moves when somebody waits on it."""
+
+    def __init__(self, on_wait: Any = None) -> None:
+        self.now = 100.0
+        self.on_wait = on_wait
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        if self.on_wait is not None:
+            self.on_wait(self.now)
+
+    def patience(self, silence_seconds: float = 15.0) -> Patience:
+        return Patience(silence_seconds, clock=lambda: self.now, wait=self.wait)
+
+
+def run_entry(**process: Any) -> dict[str, Any]:
+    return {
+        "run": RUN,
+        "time": "then",
+        "process": {**own_process(), **process},
+        "heartbeat_seconds": 2.0,
+    }
+
+
+ELSEWHERE = {"host": "another", "pid": 1}
+
+
+@pytest.fixture
+def dead_process() -> dict[str, Any]:
+    code = (
+        "import json; from jobrunner.checkpoint.log.heartbeat import own_process;"
+        "print(json.dumps(own_process()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_process_of_this_machine_that_ended_is_known_dead(dead_process: dict[str, Any]) -> None:
+    assert is_known_dead(dead_process, RUN)
+
+
+def test_another_process_that_got_the_same_number_is_told_apart() -> None:
+    parent = {**own_process(), "pid": os.getppid(), "started": "0"}
+    assert is_known_dead(parent, RUN)
+
+
+def test_a_killed_process_that_nobody_has_reaped_is_known_dead() -> None:
+    code = (
+        "import json, sys; from jobrunner.checkpoint.log.heartbeat import own_process;"
+        "print(json.dumps(own_process()), flush=True); sys.stdin.read()"
+    )
+    victim = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+    assert victim.stdout is not None
+    assert victim.stdin is not None
+    process = json.loads(victim.stdout.readline())
+    assert not is_known_dead(process, RUN)
+    victim.kill()
+    os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
+    assert is_known_dead(process, RUN)
+    victim.wait()
+    victim.stdout.close()
+    victim.stdin.close()
+
+
+@pytest.mark.parametrize("what", ["host", "boot", "namespace"])
+def test_a_process_elsewhere_is_never_known_dead(dead_process: dict[str, Any], what: str) -> None:
+    assert not is_known_dead({**dead_process, what: "another"}, RUN)
+
+
+def test_this_process_is_known_dead_once_its_heartbeat_has_stopped(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(PosixFiles(), str(tmp_path), RUN, 60)
+    assert is_known_dead(own_process(), RUN)
+    heartbeat.start()
+    assert not is_known_dead(own_process(), RUN)
+    heartbeat.stop()
+    assert is_known_dead(own_process(), RUN)
+
+
+def test_a_silent_run_elsewhere_is_taken_over_after_the_silence(tmp_path: Path) -> None:
+    time = Time()
+    refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(**ELSEWHERE), time.patience(), False)
+    assert 115 <= time.now < 117
+
+
+def test_the_silence_is_never_shorter_than_five_of_the_runs_own_beats(tmp_path: Path) -> None:
+    time = Time()
+    refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(**ELSEWHERE), time.patience(1), False)
+    assert time.now >= 110
+
+
+def test_one_heartbeat_at_the_last_moment_refuses_the_newcomer(tmp_path: Path) -> None:
+    files = PosixFiles()
+    heartbeat = tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT
+    heartbeat.parent.mkdir(parents=True)
+    heartbeat.write_text("0")
+    time = Time(lambda now: heartbeat.write_text("1") if now > 114.5 else None)
+    with pytest.raises(CommitConflictError, match=r"process 1 on another.*alive.*--take-over"):
+        refuse_if_alive(files, str(tmp_path), run_entry(**ELSEWHERE), time.patience(), False)
+
+
+def test_clocks_of_machines_are_not_compared(tmp_path: Path) -> None:
+    heartbeat = tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT
+    heartbeat.parent.mkdir(parents=True)
+    heartbeat.write_text("0")
+    os.utime(heartbeat, (4e9, 4e9))  # far in the future, and never touched again
+    time = Time()
+    refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(**ELSEWHERE), time.patience(), False)
+    assert time.now >= 115
+
+
+def test_take_over_asks_nobody(tmp_path: Path) -> None:
+    time = Time()
+    refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(), time.patience(), True)
+    assert time.now == 100
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[MultiNodeCheckpointManager]:
+    manager = MultiNodeCheckpointManager(tmp_path / "k")
+    manager.start_run(["a"], {})
+    yield manager
+    manager.end_run()
+
+
+def test_a_run_in_the_same_process_that_lives_is_refused(
+    holder: MultiNodeCheckpointManager,
+) -> None:
+    beats = Path(holder.path).glob(f"{RUNS_DIRECTORY}/*/{HEARTBEAT}")
+
+    def beat(now: float) -> None:
+        for path in beats:
+            path.write_text(str(now))
+
+    time = Time(beat)
+    other = MultiNodeCheckpointManager(holder.path, patience=time.patience())
+    with pytest.raises(CommitConflictError, match="held by another run"):
+        other.start_run(["a"], {})
+    assert len(list(Path(holder.path).glob(f"{RUNS_DIRECTORY}/*"))) == 1
+
+
+def test_a_run_that_has_ended_is_followed_at_once(holder: MultiNodeCheckpointManager) -> None:
+    holder.end_run()
+    time = Time()
+    other = MultiNodeCheckpointManager(holder.path, patience=time.patience())
+    other.start_run(["a"], {})
+    assert time.now == 100
+    other.end_run()
+
+
+def test_a_manager_that_was_dropped_in_its_run_does_not_look_alive(tmp_path: Path) -> None:
+    dropped = MultiNodeCheckpointManager(tmp_path / "k")
+    dropped.start_run(["a"], {})
+    del dropped
+    gc.collect()
+    time = Time()
+    other = MultiNodeCheckpointManager(tmp_path / "k", patience=time.patience())
+    other.start_run(["a"], {})
+    assert time.now == 100
+    other.end_run()
+
+
+def test_a_run_that_was_killed_here_is_followed_at_once(tmp_path: Path) -> None:
+    code = textwrap.dedent(f"""
+        import os, signal
+        from jobrunner import MultiNodeCheckpointManager
+        from jobrunner.workspace.workspace import Workspace
+        manager = MultiNodeCheckpointManager({str(tmp_path / "k")!r})
+        manager.start_run(["a"], {{}})
+        order = manager.begin(0)
+        manager.commit(order, order({{"a": Workspace("a")}}), {{}})
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    time = Time()
+    manager = MultiNodeCheckpointManager(tmp_path / "k", patience=time.patience())
+    manager.start_run(["a"], {})
+    assert (manager.epochs(), time.now) == ([0], 100)
+    manager.end_run()
+
+
+def test_of_two_newcomers_one_gets_the_directory(tmp_path: Path) -> None:
+    """The second reads on, finds the first alive, and is refused."""
+    first = MultiNodeCheckpointManager(tmp_path / "k")
+    beaten: list[float] = []
+
+    class Racing(PosixFiles):
+        def create_whole(self, path: str, data: bytes, temporary: str) -> bool:
+            if not beaten:
+                beaten.append(1)
+                first.start_run(["a"], {})
+            return super().create_whole(path, data, temporary)
+
+    def beat(now: float) -> None:
+        for path in (tmp_path / "k").glob(f"{RUNS_DIRECTORY}/*/{HEARTBEAT}"):
+            path.write_text(str(now))
+
+    second = MultiNodeCheckpointManager(
+        tmp_path / "k", files=Racing(), patience=Time(beat).patience()
+    )
+    with pytest.raises(CommitConflictError):
+        second.start_run(["a"], {})
+    first.end_run()
+
+
+def test_a_newcomer_keeps_its_traces_while_another_cleans_up(tmp_path: Path) -> None:
+    path = tmp_path / "k"
+    newcomer = MultiNodeCheckpointManager(path, take_over=True)
+    waiting = Heartbeat(PosixFiles(), str(path), "waiting", 60)
+
+    class Racing(PosixFiles):
+        def before(self, operation: str, path: str) -> None:
+            if operation == "list" and path.endswith(RUNS_DIRECTORY) and newcomer._hold is None:
+                waiting.start()
+                newcomer.start_run(["a"], {})
+
+    MultiNodeCheckpointManager(path, files=Racing()).start_run(["a"], {})
+    assert newcomer._hold is not None
+    left = {run.name for run in (path / RUNS_DIRECTORY).iterdir()}
+    assert {newcomer._hold.run, "waiting"} <= left
+    newcomer.probe()
+    waiting.stop()
+    newcomer.end_run()
+
+
+def test_a_heartbeat_whose_directory_is_taken_for_a_dead_runs_makes_it_again(
+    tmp_path: Path,
+) -> None:
+    """Before its first beat, and again at any later one."""
+    beaten = threading.Event()
+
+    class Cleaned(PosixFiles):
+        writes = 0
+
+        def before(self, operation: str, path: str) -> None:
+            if operation == "write":
+                self.writes += 1
+                if self.writes in (1, 4):
+                    shutil.rmtree(os.path.dirname(path))
+                if self.writes > 6:
+                    beaten.set()
+
+    heartbeat = Heartbeat(Cleaned(), str(tmp_path), RUN, 0.001)
+    heartbeat.start()
+    assert beaten.wait(10)
+    heartbeat.stop()
+    count, _, process = (tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT).read_bytes().partition(b"\n")
+    assert int(count) > 2
+    assert json.loads(process) == own_process()
+
+
+def test_traces_of_earlier_runs_elsewhere_are_removed(
+    tmp_path: Path, holder: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobrunner.checkpoint.log.heartbeat.is_known_dead", lambda *args: False)
+    other = MultiNodeCheckpointManager(holder.path, take_over=True)
+    other.start_run(["a"], {})
+    left = [run.name for run in (Path(holder.path) / RUNS_DIRECTORY).iterdir()]
+    assert other._hold is not None
+    assert left == [other._hold.run]
+    other.end_run()
+
+
+def test_a_heartbeat_that_vanished_is_no_sign_of_life(
+    holder: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert holder._hold is not None
+    holder._hold._heartbeat.stop()
+    monkeypatch.setattr("jobrunner.checkpoint.log.heartbeat.is_known_dead", lambda *args: False)
+
+    def follow(now: float) -> None:
+        if now < 100.5:
+            between = MultiNodeCheckpointManager(holder.path, take_over=True)
+            between.start_run(["a"], {})
+            between.end_run()
+
+    time = Time(follow)
+    late = MultiNodeCheckpointManager(holder.path, patience=time.patience())
+    late.start_run(["a"], {})
+    assert time.now < 101
+    late.probe()
+    late.end_run()
+
+
+def test_a_heartbeat_removed_by_hand_is_silence(tmp_path: Path) -> None:
+    heartbeat = tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT
+    heartbeat.parent.mkdir(parents=True)
+    heartbeat.write_text("0")
+    time = Time(lambda now: heartbeat.unlink(missing_ok=True))
+    refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(**ELSEWHERE), time.patience(), False)
+    assert time.now >= 115
+
+
+def test_heartbeats_go_on_by_themselves_and_survive_failures(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    beats: list[bytes] = []
+    enough = threading.Event()
+
+    class Watched(PosixFiles):
+        def overwrite(self, path: str, data: bytes) -> None:
+            beats.append(data)
+            if len(beats) == 2:
+                raise OSError("no room")
+            if len(beats) >= 4:
+                enough.set()
+            super().overwrite(path, data)
+
+    heartbeat = Heartbeat(Watched(), str(tmp_path), RUN, 0.001)
+    heartbeat.start()
+    assert enough.wait(10)
+    heartbeat.stop()
+    assert beats == sorted(set(beats))
+    assert "No sign of life could be written: no room" in caplog.text

@@ -1,0 +1,40 @@
+"""A run that is taken over while it starts does nothing to the run that has come after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobrunner import CommitConflictError, FileMetadataHandler, MultiNodeCheckpointManager
+from jobrunner.checkpoint.log.state import Entry
+from jobrunner.testing import FaultyFiles
+from jobrunner.workspace.workspace import Workspace
+
+
+def test_a_run_that_is_taken_over_at_once_deletes_nothing_of_its_successor(tmp_path: Path) -> None:
+    files = FaultyFiles(sync=False)
+    workspace = Workspace("a")
+    workspace.globals["w"] = 1
+    second = MultiNodeCheckpointManager(tmp_path, take_over=True, files=files)
+
+    class Overtaken(FileMetadataHandler):
+        """Between this run's first entry and the answer to it, another takes over and saves."""
+
+        def append(self, entry: Entry) -> bool:
+            is_kept = super().append(entry)
+            second.start_run(["a"], {})
+            self.order = second.begin(0)
+            self.receipts = self.order({"a": workspace})
+            return is_kept
+
+    handler = Overtaken(files)
+    first = MultiNodeCheckpointManager(tmp_path, handler, files=files)
+    with pytest.raises(CommitConflictError):
+        first.start_run(["a"], {})
+    first.settle()
+    second.commit(handler.order, handler.receipts, {})
+    second.verify(0)
+    second.end_run()
+    first.end_run()
+    assert MultiNodeCheckpointManager(tmp_path).epochs() == [0]

@@ -1,0 +1,590 @@
+"""Checkpoints in an object store: one life of a directory, one process, and what it refuses."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import errno
+import importlib.util
+import inspect
+import json
+import pickle
+import re
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner, Result
+from obstore.store import LocalStore
+
+from jobrunner import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointWriteError,
+    CommitConflictError,
+    CopyTo,
+    DefinitionError,
+    FileMetadataHandler,
+    KeepBest,
+    KeepLast,
+    MultiNodeCheckpointManager,
+)
+from jobrunner import checkpoint as package
+from jobrunner.checkpoint import CheckpointDirectory, Receipt, copy_epoch, inspect_directory
+from jobrunner.checkpoint.log.heartbeat import Patience
+from jobrunner.checkpoint.storage.object_store import ObjectFiles, open_store
+from jobrunner.checkpoint.storage.paths import absolute_path
+from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.cli.command import main
+from jobrunner.cli.listing import describe_checkpoint, list_epochs
+from jobrunner.testing import FaultyObjects, assert_identical
+from jobrunner.workspace.workspace import Workspace
+
+BIG = 600_000  # items, so that the store copies them
+VALUES = {
+    "w": np.arange(6.0).reshape(2, 3),
+    "fixed": np.arange(float(BIG)),
+    "text": np.array(["a", "ü"], np.dtypes.StringDType()),
+    "empty": np.zeros((0, 3)),
+    "scalar": np.float32(1.5),
+    "raw": b"\0\1",
+    "nested": {"layer": [np.ones(3), {"k": (1, None)}]},
+}
+
+
+class Rig:
+    """A run in an object store that a directory stands for."""
+
+    def __init__(self, tmp_path: Path, **options: Any) -> None:
+        self.objects = tmp_path / "objects"
+        self.path = "s3://bucket/runs/k"
+        self.manager = self.again(**options)
+
+    def again(self, **options: Any) -> MultiNodeCheckpointManager:
+        options.setdefault("files", FaultyObjects(self.path, self.objects))
+        return MultiNodeCheckpointManager(self.path, **options)
+
+    def save(self, epoch: int) -> Receipt:
+        return save(self.manager, epoch)
+
+
+def save(manager: MultiNodeCheckpointManager, epoch: int) -> Receipt:
+    workspace = Workspace("a:0")
+    workspace.globals.update(VALUES, epoch=epoch)
+    order = pickle.loads(pickle.dumps(manager.begin(epoch)))
+    receipts = order({"a:0": workspace})
+    manager.commit(order, receipts, {})
+    manager.settle()
+    return receipts["a:0"]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 0.2}):
+        rig.manager.start_run(["a:0"], {})
+        yield rig
+        rig.manager.end_run()
+
+
+@pytest.fixture
+def memory() -> str:
+    """A URL in memory, with epochs 0 and 1."""
+    url = f"memory://{uuid.uuid4().hex}"
+    manager = MultiNodeCheckpointManager(url)
+    manager.start_run(["a:0"], {})
+    save(manager, 0)
+    save(manager, 1)
+    manager.end_run()
+    return url
+
+
+def invoke(*args: object) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def test_every_method_that_touches_storage_is_its_own() -> None:
+    shared = {"digest", "digest_zeros", "sync_file", "sync_directory"}
+    inherited = {
+        name
+        for name, member in inspect.getmembers(PosixFiles)
+        if not name.startswith("_")
+        and (callable(member) or isinstance(member, property))
+        and name not in vars(ObjectFiles)
+    }
+    assert inherited == shared
+
+
+def calls_of_the_system(tree: ast.AST) -> set[str]:
+    """What a module calls that reaches files by itself, and not through `PosixFiles`."""
+    harmless = {"path.join", "path.dirname", "path.basename", "path.abspath"}
+    harmless |= {"fspath", "getpid", "kill", "environ.get", "setpriority"}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [getattr(node, "module", None), *(alias.name for alias in node.names)]
+            found |= {"shutil", "tempfile", "glob", "pathlib", "io"} & set(names)
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name == "open" or (name.startswith("os.") and name[3:] not in harmless):
+                found.add(name)
+    return found
+
+
+def test_no_other_module_reaches_files_by_itself() -> None:
+    found = {
+        path.stem: calls_of_the_system(ast.parse(path.read_text()))
+        for path in Path(package.__file__).parent.rglob("*.py")
+    }
+    assert len(found["posix"]) > 10
+    # The system is asked about processes and priorities; that is no checkpoint's business.
+    about_processes = {"heartbeat": {"open", "os.readlink"}}
+    assert {
+        module: calls
+        for module, calls in found.items()
+        if calls and module not in ("posix", "linux")
+    } == about_processes
+
+
+def test_what_is_loaded_is_what_was_saved(rig: Rig) -> None:
+    rig.save(0)
+    rig.manager.verify(0)
+    loaded = rig.again().open(0)["a:0"]
+    for name, value in VALUES.items():
+        assert_identical(value, loaded.load(name))
+    assert isinstance(loaded["w"], zarr.Array)
+    assert loaded["w"][1].tolist() == [3, 4, 5]
+    (rig.objects / "a:0.0/w/zarr.json").unlink()
+    with pytest.raises(CheckpointError, match=r"s3://bucket/runs/k/a:0\.0/w"):
+        loaded["w"]
+
+
+def test_any_zarr_reader_opens_a_store(rig: Rig) -> None:
+    rig.save(0)
+    store = zarr.storage.ObjectStore(LocalStore(str(rig.objects)), read_only=True)
+    group = zarr.open_group(store, path="a:0.0", mode="r")
+    assert group["w"][:].tolist() == VALUES["w"].tolist()  # type: ignore[index, union-attr, attr-defined]
+    assert group.attrs["epoch"] == 0
+
+
+def test_what_is_unchanged_is_copied_by_the_store(rig: Rig) -> None:
+    assert rig.save(0).linked_bytes == 0
+    files = rig.manager.files
+    assert isinstance(files, FaultyObjects)
+    assert rig.save(1).linked_bytes == 8 * BIG
+    rig.manager.verify(1)
+    # Each is a store by itself.
+    (rig.objects / "a:0.0/fixed/c.0").unlink()
+    rig.manager.verify(1)
+    with pytest.raises(CheckpointCorruptError, match=r"a:0\.0/fixed/c\.0 is missing"):
+        rig.manager.verify(0)
+    # Nothing to copy any more: it is written.
+    (rig.objects / "a:0.1/fixed/c.0").write_bytes(b"cut")
+    assert rig.save(2).linked_bytes == 0
+    rig.manager.verify(2)
+
+
+def test_what_is_unchanged_and_short_is_written_again(rig: Rig) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(VALUES, "fixed", VALUES["fixed"][: BIG // 2])
+        rig.save(0)
+        assert rig.save(1).linked_bytes == 0  # a copy would wait for the store twice
+    rig.manager.verify(1)
+
+
+def test_damage_is_found_and_named(rig: Rig) -> None:
+    rig.save(0)
+    chunk = rig.objects / "a:0.0/fixed/c.0"
+    data = bytearray(chunk.read_bytes())
+    data[-1] ^= 1
+    chunk.write_bytes(data)
+    with pytest.raises(CheckpointCorruptError, match=r"s3://bucket/runs/k/a:0\.0/fixed/c\.0.*crc"):
+        rig.manager.verify(0)
+    chunk.write_bytes(data[:-1])
+    with pytest.raises(CheckpointCorruptError, match="expected 4800000 bytes, found 4799999"):
+        rig.manager.verify(0)
+
+
+def test_an_epoch_that_is_given_up_is_hidden_and_then_deleted(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, keep=KeepLast(1))
+    rig.manager.start_run(["a:0"], {})
+    for epoch in range(3):
+        rig.save(epoch)
+    rig.manager.rewind(None, "test")
+    rig.manager.end_run()
+    assert sorted(path.name for path in rig.objects.iterdir() if path.is_dir()) == ["_log", "a:0.2"]
+    hidden = rig.objects / "a:0.2"
+    assert not (hidden / "zarr.json").exists()
+    assert (hidden / "zarr.retired.json").exists()
+    assert {finding.status for finding in inspect_directory(rig.again())} == {"live", "aside"}
+
+
+def test_of_two_runs_that_are_alive_the_second_is_refused(rig: Rig) -> None:
+    rival = rig.again(patience=Patience(0.1, wait=lambda _: None))
+    with pytest.raises(CommitConflictError, match="alive"):
+        rival.start_run(["a:0"], {})
+    rig.again(take_over=True).start_run(["a:0"], {})
+    with pytest.raises(CommitConflictError, match="taken s3://bucket/runs/k over"):
+        rig.save(0)
+
+
+def test_a_lost_answer_is_settled_by_reading_back(tmp_path: Path) -> None:
+    class Deaf(FaultyObjects):
+        def _create(self, path: str, data: bytes) -> None:
+            super()._create(path, data)
+            if data not in (b"first", b"second"):
+                raise OSError(errno.EIO, "no answer", path)
+
+    rig = Rig(tmp_path)
+    rig.manager = rig.again(files=Deaf(rig.path, rig.objects))
+    rig.manager.start_run(["a:0"], {})
+    assert Deaf(rig.path, rig.objects).create_whole(f"{rig.path}/x", b"mine", "")
+    assert Deaf(rig.path, rig.objects).create_whole(f"{rig.path}/x", b"mine", "")
+    assert not Deaf(rig.path, rig.objects).create_whole(f"{rig.path}/x", b"theirs", "")
+    rig.manager.end_run()
+    numbers = [entry["number"] for entry in rig.manager.entries()]
+    assert numbers == [0, 1]  # run and end, once each
+
+
+def test_a_store_that_overwrites_what_is_to_be_created_is_refused(tmp_path: Path) -> None:
+    class Careless(FaultyObjects):
+        def _create(self, path: str, data: bytes) -> None:
+            self._put(path, [data])
+
+    rig = Rig(tmp_path)
+    manager = rig.again(files=Careless(rig.path, rig.objects))
+    with pytest.raises(CheckpointWriteError, match="conditional put"):
+        manager.start_run(["a:0"], {})
+    assert not (rig.objects / "_log").exists()
+    assert list(rig.objects.rglob("heartbeat")) == []
+
+
+def test_long_objects_are_put_in_parts(tmp_path: Path) -> None:
+    files = FaultyObjects("s3://b", tmp_path)
+    data = np.random.default_rng(0).bytes(40 << 20)
+    seen = []
+
+    def note(block: memoryview, before: int) -> int:
+        seen.append(block)
+        return files.digest(block, before)
+
+    digest = files.write("s3://b/x", [data[:5], b"", memoryview(data)[5:]], 3, note)
+    assert b"".join(seen) == data
+    assert files.read("s3://b/x") == data + bytes(3)
+    target = bytearray(len(data))
+    assert files.read_into("s3://b/x", memoryview(target), len(data) + 3) == (
+        len(data) + 3,
+        digest,
+    )
+    assert target == data
+    assert files.read_span("s3://b/x", 7, 5) == (len(data) + 3, data[7:12])
+    assert files.read_span("s3://b/x", len(data), 9) == (len(data) + 3, bytes(3))
+    assert files.read_span("s3://b/x", len(data) + 3, 9) == (len(data) + 3, b"")
+    assert files.read_into("s3://b/x", None, 7) == (len(data) + 3, 0)
+
+
+def test_errors_of_the_store_are_oserrors_that_name_the_object(tmp_path: Path) -> None:
+    files = FaultyObjects("s3://b", tmp_path)
+    for call in (files.read, files.remove_file, files.modified_seconds):
+        with pytest.raises(FileNotFoundError) as caught:
+            call("s3://b/no")
+        assert caught.value.filename == "s3://b/no"
+    with pytest.raises(OSError, match="does not lie below s3://b"):
+        files.read("s3://other/x")
+    closed = ObjectFiles("s3://b", lambda _: LocalStore(str(tmp_path / "none")))
+    with pytest.raises(OSError, match="Unable to canonicalize") as failed:
+        closed.read("s3://b/x")
+    assert failed.value.filename == "s3://b/x"
+
+
+def test_what_is_pickled_holds_no_client_and_no_credentials() -> None:
+    files = ObjectFiles("memory://x", open_store)
+    files.overwrite("memory://x/k", b"1")
+    assert b"obstore" not in pickle.dumps(files)  # of the client's own class
+    assert pickle.loads(pickle.dumps(files)).read("memory://x/k") == b"1"
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("s3://bucket/runs/k/", "s3://bucket/runs/k"),
+        ("gs://bucket", "gs://bucket"),
+        ("az://container/a:0", "az://container/a:0"),
+        ("memory:///a", "memory://a"),
+    ],
+)
+def test_a_url_is_a_path(given: str, path: str) -> None:
+    assert absolute_path(given) == path
+    assert MultiNodeCheckpointManager(given).path == path
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["s3://", "s3://b//x", "s3://b/../c", "s3://b/a b", "s3://b/x?versionId=1", "gs://b/%41"],
+)
+def test_a_url_of_other_form_is_refused(url: str) -> None:
+    with pytest.raises(DefinitionError, match=r"bucket/name/name"):
+        MultiNodeCheckpointManager(url)
+
+
+def test_other_schemes_and_files_that_do_not_reach_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DefinitionError, match=r"s3://, gs://, az://, memory://.*not behind http"):
+        MultiNodeCheckpointManager("http://host/x")
+    with pytest.raises(DefinitionError, match=r"PosixFiles does not reach s3://b/x"):
+        MultiNodeCheckpointManager("s3://b/x", files=PosixFiles())
+    with pytest.raises(DefinitionError, match="FaultyObjects does not reach"):
+        MultiNodeCheckpointManager(tmp_path, files=FaultyObjects("s3://b", tmp_path))
+
+
+def test_without_obstore_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DefinitionError, match=r"pip install 'jobrunner\[object\]'"):
+        MultiNodeCheckpointManager("s3://b/x")
+
+
+def test_a_handler_of_ones_own_making_keeps_the_log_there_too() -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    manager = MultiNodeCheckpointManager(url, FileMetadataHandler())
+    manager.start_run(["a:0"], {})
+    save(manager, 0)
+    manager.end_run()
+    assert MultiNodeCheckpointManager(url).epochs() == [0]
+
+
+def test_a_request_for_a_save_is_looked_for_now_and_then(rig: Rig) -> None:
+    (rig.objects / "_save_now").touch()
+    assert rig.manager.take_request()
+    (rig.objects / "_save_now").touch()
+    assert not rig.manager.take_request()  # not asked so soon again
+    assert (rig.objects / "_save_now").exists()
+
+
+# --- commands
+
+
+def test_commands_read_a_url(memory: str) -> None:
+    listed = json.loads(invoke("ls", memory, "--json").stdout)
+    assert [epoch["epoch"] for epoch in listed["epochs"]] == [0, 1]
+    assert "4.6 MiB" in invoke("info", memory, 1).stdout
+    assert invoke("verify", memory).exit_code == 0
+    assert "epoch" in invoke("diff", f"{memory}@0", "@1").stdout
+    assert invoke("fsck", memory).exit_code == 0
+    missing = invoke("ls", "memory://nothing")
+    assert missing.exit_code != 0
+    assert "There is no directory 'memory://nothing'" in missing.stderr
+
+
+def test_epochs_are_copied_to_a_directory_and_back(memory: str, tmp_path: Path) -> None:
+    assert invoke("copy", memory, 1, tmp_path / "here").exit_code == 0
+    back = f"memory://{uuid.uuid4().hex}"
+    assert invoke("copy", tmp_path / "here", 1, back).exit_code == 0
+    for path in (tmp_path / "here", back):
+        manager = MultiNodeCheckpointManager(path)
+        manager.verify(1)
+        assert_identical(VALUES["fixed"], manager.open(1)["a:0"].load("fixed"))
+    assert MultiNodeCheckpointManager(tmp_path / "new", load_path=back).source().epochs() == [1]
+
+
+def test_a_log_that_is_lost_is_made_again_from_the_stores(memory: str) -> None:
+    files = MultiNodeCheckpointManager(memory).files
+    files.remove_tree(f"{memory}/_log")
+    assert MultiNodeCheckpointManager(memory).epochs() == []
+    assert "2 stray" in invoke("fsck", memory).stdout
+    assert invoke("fsck", memory, "--repair").exit_code == 0
+    assert MultiNodeCheckpointManager(memory).epochs() == [0, 1]
+
+
+def test_stores_are_uploaded(memory: str, tmp_path: Path) -> None:
+    manager = MultiNodeCheckpointManager(memory)
+    url = f"memory://{uuid.uuid4().hex}"
+    for target in (str(tmp_path / "copies"), url):
+        for _ in range(2):  # again: what is there is replaced
+            for task in CopyTo(target).build(1, manager).tasks():
+                task.fn()
+    local = zarr.open_group(tmp_path / "copies" / "a:0.1", mode="r")
+    assert local.attrs["epoch"] == 1
+    there = zarr.open_group(zarr.storage.ObjectStore(open_store(url)), path="a:0.1", mode="r")
+    assert there.attrs["epoch"] == 1
+    with pytest.raises(DefinitionError, match="into that very directory"):
+        CopyTo(f"{memory}/below").build(1, manager)
+
+
+# --- requests that are made at once
+
+NODES = [f"n{i}" for i in range(8)]
+
+
+class Gate(FaultyObjects):
+    """Lets requests of a kind go on only when `count` of them are waiting."""
+
+    def expect(self, operation: str, pattern: str, count: int = len(NODES)) -> None:
+        self._wanted = operation, re.compile(pattern)
+        self._barrier = threading.Barrier(count)
+        self.passed = 0
+
+    def before(self, operation: str, path: str) -> None:
+        super().before(operation, path)
+        wanted, pattern = getattr(self, "_wanted", (None, re.compile("")))
+        if operation == wanted and pattern.search(path):
+            self._barrier.wait(timeout=20)
+            with self._lock:
+                self.passed += 1
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Gate, (self.root, self._directory))
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate("s3://bucket/k", tmp_path / "objects")
+
+
+def save_nodes(manager: MultiNodeCheckpointManager, epoch: int, gate: Gate | None = None) -> None:
+    workspaces = {node: Workspace(node) for node in NODES}
+    for workspace in workspaces.values():
+        workspace.globals.update(fixed=VALUES["fixed"], epoch=epoch)
+    order = dataclasses.replace(manager.begin(epoch), files=manager.files)
+    if gate is not None:
+        gate.expect("get", "_manifest")
+        order._prepare(workspaces)
+        assert gate.passed == 8
+        gate.expect("put", "_manifest")
+    receipts = order(workspaces)
+    assert gate is None or gate.passed == 8
+    manager.commit(order, receipts, {"metrics": {"loss": epoch}})
+
+
+def test_what_is_asked_for_each_node_is_asked_at_once(gate: Gate) -> None:
+    manager = MultiNodeCheckpointManager(gate.root, files=gate, keep=KeepLast(1))
+    manager.start_run(NODES, {})
+    save_nodes(manager, 0)
+    gate.expect("head", r"k/n\d\.1$")
+    save_nodes(manager, 1, gate)
+    gate.expect("copy", r"zarr\.json$")  # hidden, and then deleted
+    assert manager.settle()
+    assert gate.passed % 8 == 0
+    gate.expect("get", "_manifest")
+    manager.blobs(1)
+    manager.load(1, blobs={node: ["epoch"] for node in NODES})
+    assert gate.passed == 16
+    manager.end_run()
+    list_epochs(manager)
+    describe_checkpoint(manager, 1)
+    assert gate.passed == 24
+    assert {finding.status for finding in inspect_directory(manager)} == {"live"}
+    assert gate.passed == 32
+    gate.expect("get", "_manifest", 4)
+    manager.verify(1)
+    assert gate.passed == 8
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Gate:
+    """Two directories, of which ``k`` holds epoch 0 of eight nodes."""
+    bucket = Gate("s3://bucket", tmp_path / "objects")
+    manager = MultiNodeCheckpointManager("s3://bucket/k", files=bucket)
+    manager.start_run(NODES, {})
+    save_nodes(manager, 0)
+    manager.end_run()
+    return bucket
+
+
+@pytest.mark.parametrize(
+    ("operation", "what", "count"),
+    [
+        ("get", r"k/n\d\.0/_manifest", 16),  # verified, and later copied
+        ("get", r"k/n\d\.0/fixed/c\.0", 8),
+        ("put", r"copy/n\d\.0/fixed/c\.0", 8),
+        ("put", r"copy/n\d\.0/_manifest", 8),
+        ("put", r"copy/n\d\.0/zarr\.json", 8),
+    ],
+)
+def test_the_stores_of_all_nodes_are_copied_at_once(
+    bucket: Gate, operation: str, what: str, count: int
+) -> None:
+    source = CheckpointDirectory("s3://bucket/k", None, allow_pickle=False, files=bucket)
+    bucket.expect(operation, what)
+    copy_epoch(source, 0, "s3://bucket/copy")
+    assert bucket.passed == count
+    bucket.expect("put", "nothing")
+    copy = MultiNodeCheckpointManager("s3://bucket/copy", files=bucket)
+    copy.verify(0)
+    assert copy.blobs(0) == source.blobs(0)
+
+
+@pytest.mark.parametrize("where", ["here", "s3://bucket/copy"])
+def test_the_files_of_a_store_are_uploaded_at_once(
+    bucket: Gate, where: str, tmp_path: Path
+) -> None:
+    manager = MultiNodeCheckpointManager("s3://bucket/k", files=bucket)
+    manager.start_run(["a"], {})
+    workspace = Workspace("a")
+    workspace.globals.update({f"b{i}": np.arange(9.0) + i for i in range(ObjectFiles.threads)})
+    order = manager.begin(1)
+    manager.commit(order, order({"a": workspace}), {})
+    manager.end_run()
+    target = where if where.startswith("s3:") else str(tmp_path / where)
+    task, *others = CopyTo(target).build(1, manager).tasks()
+    bucket.expect("get", r"k/a\.1/b\d/c\.0")
+    task.fn()
+    assert (bucket.passed, others) == (8, [])
+    copied = (tmp_path / "objects" / "copy") if where.startswith("s3:") else tmp_path / where
+    group = zarr.open_group(copied / "a.1", mode="r")
+    assert_identical(np.arange(9.0) + 3, group["b3"][:])
+    assert not list(copied.rglob("*.partial"))
+
+
+def test_of_a_long_log_many_entries_are_read_at_once(gate: Gate) -> None:
+    manager = MultiNodeCheckpointManager(gate.root, files=gate)
+    manager.start_run(NODES, {})
+    for epoch in range(9):
+        save_nodes(manager, epoch)
+    manager.end_run()
+    gate.expect("get", r"_log/00000000(0[6-9]|1[0-3])\.json")  # after two and four
+    again = MultiNodeCheckpointManager(gate.root, files=gate, keep=KeepBest("loss", mode="max"))
+    assert again.epochs() == list(range(9))
+    assert gate.passed == 8
+    commits = "|".join(f"{again.state().commit_number(epoch):02}" for epoch in range(9))
+    gate.expect("get", rf"_log/00000000({commits})\.json", 9)
+    listed = again.records()
+    assert [
+        epoch for epoch, record in listed if not isinstance(record, Exception)
+    ] == again.epochs()
+    assert gate.passed == 9
+    assert again.retirable() == list(range(8))
+    assert gate.passed == 18
+
+
+def test_an_entry_that_is_missing_among_those_read_at_once_is_named(gate: Gate) -> None:
+    manager = MultiNodeCheckpointManager(gate.root, files=gate)
+    manager.start_run(NODES, {})
+    for epoch in range(4):
+        save_nodes(manager, epoch)
+    manager.end_run()
+    gate.remove_file(f"{gate.root}/_log/0000000003.json")
+    with pytest.raises(CheckpointCorruptError, match=r"expected .*0003\.json, as entry 4 is there"):
+        MultiNodeCheckpointManager(gate.root, files=gate).epochs()
+    gate.remove_file(f"{gate.root}/_log/0000000004.json")
+    with pytest.raises(CheckpointCorruptError, match="Entry 3 of the log is missing"):
+        MultiNodeCheckpointManager(gate.root, files=gate).epochs()
+
+
+def test_calls_at_once_keep_their_order_and_end_with_the_first_that_fails(gate: Gate) -> None:
+    def square(i: int) -> int:
+        if i in (100, 101):
+            raise OSError(errno.EIO, str(i))
+        return i * i
+
+    assert list(gate.each(square, range(99))) == [i * i for i in range(99)]
+    with pytest.raises(OSError, match="100"):
+        list(gate.each(square, range(1000)))
+    assert list(gate.each(square, [])) == []
+    asked: list[int] = []
+    assert next(PosixFiles().each(asked.append, range(9))) is None
+    assert asked == [0]  # nothing that was not asked for

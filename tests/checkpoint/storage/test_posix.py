@@ -1,0 +1,57 @@
+"""What the file system is asked, where it does not answer."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobrunner.checkpoint.storage.posix import PosixFiles
+
+
+class FsyncFiles(PosixFiles):
+    """Where there is no syncfs."""
+
+    has_syncfs = False  # type: ignore[assignment]
+
+
+@pytest.fixture
+def unlistable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory in which one lies that cannot be listed, as on a disk that fails."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "c.0").write_bytes(b"0")
+    scandir = os.scandir
+
+    def fail(path: Any) -> Any:
+        if os.path.basename(path) == "b":
+            raise OSError(errno.EIO, "disk is broken", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", fail)
+    return tmp_path
+
+
+def test_files_that_cannot_be_listed_are_not_taken_for_none(unlistable: Path) -> None:
+    with pytest.raises(OSError, match="disk is broken"):
+        list(PosixFiles().walk(str(unlistable / "a")))
+
+
+def test_what_cannot_be_listed_is_not_called_durable(unlistable: Path) -> None:
+    with (
+        pytest.raises(OSError, match="disk is broken"),
+        FsyncFiles().durable(str(unlistable), ["a"]),
+    ):
+        pass
+
+
+def test_what_goes_while_files_are_listed_is_left_out(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_bytes(b"0")
+    found = PosixFiles().walk(str(tmp_path))
+    (first, _) = next(found)
+    for name in {"a", "b"} - {first}:
+        (tmp_path / name).unlink()
+    assert list(found) == []

@@ -1,0 +1,79 @@
+"""How many threads a save or a load gets."""
+
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from jobrunner.checkpoint.log.state import Claim
+from jobrunner.checkpoint.storage.object_store import ObjectFiles
+from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.checkpoint.storage.threads import THREADS, run_all
+from jobrunner.checkpoint.sweeper import Sweeper
+
+MANY = 200
+
+
+def test_many_quick_jobs_stay_in_one_thread():
+    def helpers_of_a_try():
+        seen = set()
+        run_all([lambda: seen.update(map(str, threading.enumerate()))] * MANY, THREADS, 0)
+        return [name for name in seen if "jobrunner-files" in name]
+
+    # A machine that stands still for a moment makes any job slow.
+    assert any(not helpers_of_a_try() for _ in range(20))
+
+
+def test_jobs_that_turn_out_slow_are_shared():
+    met = threading.Barrier(2, timeout=30)
+    run_all([partial(work_for, 0.01), met.wait, met.wait], THREADS, 0)
+
+
+@pytest.mark.parametrize(
+    ("threads", "nbytes"),
+    [(THREADS, 1 << 20), (ObjectFiles.threads, 0), (ObjectFiles.removals, 0)],
+    ids=["long", "far away", "removed far away"],
+)
+def test_what_is_long_or_far_away_is_shared_at_once(threads, nbytes):
+    met = threading.Barrier(threads, timeout=30)
+    run_all([met.wait] * threads, threads, nbytes)
+
+
+@pytest.mark.parametrize("failing", [0, MANY - 1])
+def test_the_first_error_ends_it(failing):
+    done = []
+
+    def work(i):
+        if i == failing:
+            raise OSError(i)
+        done.append(i)
+
+    with pytest.raises(OSError, match=str(failing)):
+        run_all([partial(work, i) for i in range(MANY)], THREADS, 0)
+    assert done == list(range(failing))
+
+
+def test_what_is_slow_to_delete_is_deleted_by_several_threads(tmp_path):
+    met = threading.Barrier(PosixFiles.removals, timeout=30)
+
+    class Slow(PosixFiles):
+        def remove_tree(self, path):
+            if path.endswith("first"):
+                work_for(0.01)
+            else:
+                met.wait()
+            removed.append(path)
+
+    removed = []
+    stores = ["first", *map(str, range(PosixFiles.removals))]
+    sweeper = Sweeper(Slow(), str(tmp_path))
+    sweeper.add(Claim(0, 0), "delete", stores)
+    assert sweeper.drain(60)
+    assert len(removed) == len(stores)
+
+
+def work_for(seconds):
+    stop = time.perf_counter() + seconds
+    while time.perf_counter() < stop:
+        pass

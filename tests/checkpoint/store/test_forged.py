@@ -1,0 +1,207 @@
+"""Manifests of which the digest is right, and that jobrunner would not write.
+
+A digest tells damage, and not who wrote: whoever can write a directory can write its log as well.
+What such a directory says leads to an error, to no file elsewhere, and to no code.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+
+from jobrunner import CheckpointCorruptError, MultiNodeCheckpointManager
+from jobrunner.checkpoint import CheckpointDirectory, copy_epoch, inspect_directory
+from jobrunner.checkpoint.log.entry_file import encode_entry, read_content
+from jobrunner.checkpoint.log.state import make_entry
+from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.checkpoint.store.layout import MANIFEST
+from jobrunner.checkpoint.store.reader import StoreReader
+from jobrunner.checkpoint.store.stacks import LEAST_ALIKE
+from jobrunner.define.array_options import Storage
+from jobrunner.errors import JobRunnerError
+from jobrunner.testing import FaultyFiles
+from jobrunner.workspace.workspace import Workspace
+
+ZSTD = Storage(({"name": "zstd", "configuration": {"level": 1}},), (7, 9), (14, 18))
+BLOBS = {
+    "w": np.arange(12.0).reshape(3, 4),
+    "z": np.zeros((40, 40)),
+    "t": {"a": [1, (2, np.arange(5))], "b": bytes(2000)},
+    **{f"row{i}": np.arange(4.0) + i for i in range(LEAST_ALIKE)},
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("forged") / "k"
+    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+    manager.start_run(["a"], {})
+    workspace = Workspace("a")
+    workspace.globals.update(BLOBS)
+    order = manager.begin(0, storage={"a": {"z": ZSTD}})
+    manager.commit(order, order({"a": workspace}), {})
+    manager.end_run()
+    return path
+
+
+@pytest.fixture
+def forge(saved: Path) -> Iterator[Callable[[Callable[[dict[str, Any]], object]], Path]]:
+    """Change the manifest, and the log with it; the directory is as it was afterwards."""
+    manifest = saved / "a.0" / MANIFEST
+    (commit,) = (
+        path
+        for path in (saved / "_log").iterdir()
+        if (read_content(path.read_bytes()) or {})["kind"] == "commit"
+    )
+    before = {path: path.read_bytes() for path in saved.glob("**/*") if path.is_file()}
+
+    def change(edit: Callable[[dict[str, Any]], object]) -> Path:
+        document = json.loads(before[manifest])
+        edit(document["attributes"])
+        content = json.dumps(document).encode()
+        manifest.write_bytes(content)
+        entry = copy.deepcopy(dict(read_content(before[commit]) or {}))
+        entry["stores"]["a"]["manifest"] = hashlib.sha256(content).hexdigest()
+        commit.write_bytes(encode_entry(entry))
+        return saved
+
+    yield change
+    for path, content in before.items():
+        path.write_bytes(content)
+
+
+def reader_of(path: Path) -> StoreReader:
+    content = (path / "a.0" / MANIFEST).read_bytes()
+    return StoreReader(PosixFiles(), str(path), "a.0", hashlib.sha256(content).hexdigest())
+
+
+def reads(path: Path) -> Iterator[Callable[[], object]]:
+    reader = reader_of(path)
+    yield reader.load
+    yield reader.verify
+    yield lambda: reader.load_slice("z", 1, 3, 20)
+    yield lambda: reader.load_slice("row3", 0, 1, 2)
+    yield lambda: reader.load(["w", "row3"])
+    yield lambda: [reader.outline(reader.read_manifest(), name) for name in ("w", "t", "row3")]
+    yield lambda: [reader.peek(reader.read_manifest(), name) for name in ("w", "t", "row3")]
+
+
+class _Runs:
+    def __reduce__(self) -> Any:
+        return (pytest.fail, ("what a checkpoint says was run",))
+
+
+def test_no_compressor_that_a_manifest_names_runs_code(
+    forge: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Later versions of numcodecs refuse it themselves, unless told otherwise.
+    import numcodecs.pickles
+
+    monkeypatch.setattr(numcodecs.pickles, "ALLOW_UNSAFE_PICKLE_DECODE", True, raising=False)
+    content = pickle.dumps(_Runs())
+
+    def edit(manifest: dict[str, Any]) -> None:
+        (array,) = manifest["blobs"]["w"]["arrays"]
+        array["compressors"] = [{"name": "pickle", "configuration": {}}]
+        array["files"] = [[len(content), crc32c(content)]]
+
+    path = forge(edit)
+    (path / "a.0" / "w" / "c.0.0").write_bytes(content)
+    manager = MultiNodeCheckpointManager(path)
+    for read in (reader_of(path).load, lambda: manager.open(0)["a"].load("w")):
+        with pytest.raises(CheckpointCorruptError, match="'pickle' is none of the compressors"):
+            read()
+
+
+def test_a_copy_makes_nothing_outside_of_its_store(forge: Any, tmp_path: Path) -> None:
+    def edit(manifest: dict[str, Any]) -> None:
+        manifest["documents"]["../../elsewhere/zarr.json"] = [0, 0]
+
+    directory = CheckpointDirectory(forge(edit), None, allow_pickle=False, files=PosixFiles())
+    with pytest.raises(CheckpointCorruptError, match="does not lie in the store"):
+        copy_epoch(directory, 0, str(tmp_path / "one" / "two"))
+    assert not (tmp_path / "one" / "elsewhere").exists()
+    (damaged,) = (f for f in inspect_directory(directory) if f.path == "a.0")
+    assert damaged.status == "damaged"
+    assert "does not lie in the store" in damaged.explanation
+
+
+@pytest.mark.parametrize("place", [[0, -1], [-1, 0], [0, LEAST_ALIKE], [9, 0], [0], 3, "x"])
+def test_a_row_that_no_stack_has_is_no_other_row(forge: Any, place: Any) -> None:
+    path = forge(lambda manifest: manifest["blobs"].update(row3=place))
+    for read in reads(path):
+        with pytest.raises(CheckpointCorruptError, match=MANIFEST):
+            read()
+
+
+def _places(value: Any, trail: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if trail:
+        yield trail
+    items: Any = ()
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in items:
+        if not (isinstance(key, str) and key.startswith("row") and key not in ("row3", "rows")):
+            yield from _places(item, (*trail, key))
+
+
+def test_whatever_a_manifest_says_is_read_or_an_error_of_ours(saved: Path, forge: Any) -> None:
+    whole = json.loads((saved / "a.0" / MANIFEST).read_bytes())["attributes"]
+    seen: set[tuple[Any, ...]] = set()
+    for trail in _places(whole):
+        kind = tuple("#" if isinstance(key, int) and key > 1 else key for key in trail)
+        if kind in seen:
+            continue
+        seen.add(kind)
+        for value in (None, -1, "../x", {}, ...):
+
+            def edit(manifest: dict[str, Any], trail: Any = trail, value: Any = value) -> None:
+                *holders, key = trail
+                for holder in holders:
+                    manifest = manifest[holder]
+                if value is ...:
+                    del manifest[key]
+                else:
+                    manifest[key] = value
+
+            for read in itertools.islice(reads(forge(edit)), 3):
+                found: Exception | None = None
+                try:
+                    read()
+                except Exception as error:
+                    found = error
+                assert isinstance(found, JobRunnerError | None), (trail, value)
+                assert found is None or str(saved / "a.0") in str(found), (trail, value)
+    assert len(seen) > 50
+
+
+@pytest.mark.parametrize("retry", ["/../../victim", "1", 1.5, None])
+def test_no_claim_names_what_lies_elsewhere(tmp_path: Path, retry: Any) -> None:
+    """A run deletes what the log has given up; by its name, which must be that of a store."""
+    path = tmp_path / "k"
+    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+    manager.start_run(["a"], {})
+    manager.begin(0)
+    manager.end_run()
+    (path / "a.0.r").mkdir()
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "zarr.json").write_bytes(b"mine")
+    state = manager.state()
+    forged = {**state.to_json(), "chores": [[0, retry, "delete", 0]], "is_ended": True}
+    entry = make_entry(state.number + 1, "repair", "r", {"state": forged, "commits": []})
+    (path / "_log" / f"{entry['number']:010d}.json").write_bytes(encode_entry(entry))
+    again = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+    again.start_run(["a"], {})
+    again.end_run()
+    assert (victim / "zarr.json").read_bytes() == b"mine"

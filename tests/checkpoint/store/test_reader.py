@@ -1,0 +1,139 @@
+"""Those who read a directory while a run writes there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobrunner import (
+    CheckpointCorruptError,
+    CheckpointNotFoundError,
+    KeepLast,
+    MultiNodeCheckpointManager,
+)
+from jobrunner.testing import FaultyFiles
+from jobrunner.workspace.workspace import Workspace
+
+
+class Run:
+    def __init__(self, path: Path) -> None:
+        self.manager = MultiNodeCheckpointManager(
+            path, keep=KeepLast(2), files=FaultyFiles(sync=False)
+        )
+        self.workspace = Workspace("a")
+        self.manager.start_run(["a"], {})
+
+    def save(self, *epochs: int) -> None:
+        for epoch in epochs:
+            self.workspace.globals["w"] = np.full(5, epoch)
+            order = self.manager.begin(epoch)
+            self.manager.commit(order, order({"a": self.workspace}), {})
+        self.manager.settle()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path / "k")
+    yield run
+    run.manager.end_run()
+
+
+@pytest.fixture
+def reader(run: Run) -> MultiNodeCheckpointManager:
+    return MultiNodeCheckpointManager(run.manager.path)
+
+
+def test_an_epoch_that_is_open_and_pinned_is_not_retired(
+    run: Run, reader: MultiNodeCheckpointManager
+) -> None:
+    run.save(0, 1)
+    with reader.open(0, pin=True) as checkpoint:
+        run.save(2, 3, 4)
+        assert run.manager.epochs() == [0, 3, 4]
+        assert checkpoint["a"].load("w").tolist() == [0] * 5
+        with reader.open(0, pin=True):
+            pass
+        run.save(5)
+        assert 0 in run.manager.epochs()
+    assert reader.pins() == {}
+    run.save(6)
+    assert run.manager.epochs() == [5, 6]
+
+
+def test_closing_twice_or_after_a_rewind_is_harmless(
+    run: Run, reader: MultiNodeCheckpointManager
+) -> None:
+    run.save(0, 1)
+    checkpoint = reader.open(1, pin=True)
+    run.manager.rewind(0, "by hand")
+    checkpoint.close()
+    checkpoint.close()
+    reader.open(0).close()
+
+
+def test_an_epoch_that_is_gone_cannot_be_pinned(
+    run: Run, reader: MultiNodeCheckpointManager
+) -> None:
+    run.save(0, 1, 2)
+    with pytest.raises(CheckpointNotFoundError, match="Recorded: 1, 2"):
+        reader.open(0, pin=True)
+    assert reader.pins() == {}
+
+
+def test_an_epoch_that_cannot_be_opened_is_not_left_pinned(
+    run: Run, reader: MultiNodeCheckpointManager
+) -> None:
+    run.save(0)
+    run.manager.end_run()
+    commit = Path(reader.path, "_log", "0000000002.json")
+    reader.epochs()
+    content = commit.read_bytes()
+    commit.write_bytes(b"")
+    with pytest.raises(CheckpointCorruptError):
+        reader.open(0, pin=True)
+    commit.write_bytes(content)
+    assert MultiNodeCheckpointManager(reader.path).pins() == {}
+
+
+def test_epochs_are_given_as_they_are_recorded_until_the_run_ends(
+    run: Run, reader: MultiNodeCheckpointManager
+) -> None:
+    seen = []
+    run.save(0, 1)
+    for epoch in reader.watch(poll_seconds=0.001):
+        seen.append(epoch)
+        if epoch == 1:
+            run.save(2)
+        if epoch == 2:
+            run.save(3)
+            run.manager.end_run()
+    assert seen == [0, 1, 2, 3]
+
+
+def test_only_what_comes_after_an_epoch_is_given_and_again_what_is_recorded_anew(
+    run: Run, reader: MultiNodeCheckpointManager
+) -> None:
+    run.save(0, 1)
+    watch = reader.watch(after=0, poll_seconds=0.001)
+    assert next(watch) == 1
+    run.manager.rewind(0, "by hand")
+    run.save(1, 2)
+    assert [next(watch), next(watch)] == [1, 2]
+    run.manager.end_run()
+    assert list(watch) == []
+
+
+def test_a_watch_ends_when_nothing_new_comes(run: Run, reader: MultiNodeCheckpointManager) -> None:
+    assert list(reader.watch(poll_seconds=0.001, timeout_seconds=0.01)) == []
+    run.save(0)
+    assert list(reader.watch(poll_seconds=0.001, timeout_seconds=0.01)) == [0]
+
+
+def test_one_cannot_watch_from_an_epoch_that_is_not_there(
+    reader: MultiNodeCheckpointManager,
+) -> None:
+    with pytest.raises(CheckpointNotFoundError):
+        next(reader.watch(after=7))

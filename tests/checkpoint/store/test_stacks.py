@@ -1,0 +1,332 @@
+"""Short arrays of which many are alike are rows of one Zarr array, and nobody who loads sees it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from jobrunner import DefinitionError, MultiNodeCheckpointManager
+from jobrunner.checkpoint import CheckpointDirectory, copy_epoch, inspect_directory
+from jobrunner.checkpoint.store.layout import MANIFEST
+from jobrunner.checkpoint.store.stacks import LEAST_ALIKE, MOST_BYTES
+from jobrunner.define.array_options import Storage
+from jobrunner.testing import FaultyFiles, assert_identical
+from jobrunner.workspace.workspace import Workspace
+from tests.checkpoint.store.test_array_options import CountingFiles
+from tests.checkpoint.test_manager import run_group
+
+MANY = LEAST_ALIKE + 10
+
+
+def many(array: np.ndarray[Any, Any], count: int = MANY) -> dict[str, np.ndarray[Any, Any]]:
+    """Arrays like one, each with memory of its own and values of its own."""
+    made = {}
+    for i in range(count):
+        made[f"w{i}"] = array.copy(order="K")
+        made[f"w{i}"][...] = np.roll(array, i)
+        if array.dtype.kind in "iufc":
+            made[f"w{i}"] += made[f"w{i}"].dtype.type(i)
+    return made
+
+
+def is_row(value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.flags.c_contiguous
+
+
+class Rig:
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.path = path / "k"
+        self.manager = MultiNodeCheckpointManager(self.path, files=CountingFiles(), **options)
+        self.manager.start_run(["a"], {})
+        self.workspace = Workspace("a")
+        self.blobs = self.workspace.globals
+
+    def save(self, epoch: int = 0, **options: Any) -> None:
+        order = self.manager.begin(epoch, **options)
+        self.manager.commit(order, order({"a": self.workspace}), {})
+
+    def check(self, epoch: int = 0) -> None:
+        """What is loaded is what was saved, in its order."""
+        self.manager.verify(epoch)
+        again = {"a": Workspace("a")}
+        run_group(self.manager.load(epoch), again)
+        assert list(again["a"].globals) == list(self.blobs)
+        assert_identical(self.blobs, again["a"].globals)
+        # One that lives on does not keep the others' memory.
+        assert all(array.base is None for array in again["a"].globals.values() if is_row(array))
+
+    def manifest(self, epoch: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.path / f"a.{epoch}" / MANIFEST).read_bytes())
+        return found["attributes"]
+
+    def stacks(self, epoch: int = 0) -> list[list[int]]:
+        """The shapes of the stacks."""
+        return [stack["shape"] for stack in self.manifest(epoch).get("stacks", ())]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.manager.end_run()
+
+
+def test_many_that_are_alike_are_rows_of_one_and_plain_zarr_finds_them(rig: Rig) -> None:
+    arrays = many(np.arange(12.0).reshape(3, 4))
+    rig.blobs.update(first=1, **arrays, lone=np.arange(5.0))
+    rig.save()
+    rig.check()
+    assert rig.stacks() == [[MANY, 3, 4]]
+    assert rig.manifest()["format"] == 3
+    group = zarr.open_group(str(rig.path / "a.0"), mode="r")
+    stack = group["_stacks/0"]
+    assert isinstance(stack, zarr.Array)
+    assert stack.attrs["names"] == list(arrays)
+    assert np.array_equal(np.asarray(stack[...]), np.stack(list(arrays.values())))
+    assert np.array_equal(np.asarray(group["lone"][...]), np.arange(5.0))  # type: ignore[index]
+    assert sum(path.is_file() for path in (rig.path / "a.0").glob("**/*")) == 7
+
+
+def test_what_is_of_one_size_and_not_of_one_shape_or_dtype_is_not_alike(rig: Rig) -> None:
+    for name, like in {
+        "a": np.zeros((2, 3)),
+        "b": np.zeros((3, 2)),
+        "c": np.zeros((2, 3), int),
+    }.items():
+        rig.blobs.update({f"{name}{key}": value for key, value in many(like).items()})
+    rig.save()
+    rig.check()
+    assert sorted(rig.stacks()) == [[MANY, 2, 3], [MANY, 2, 3], [MANY, 3, 2]]
+
+
+def test_a_few_are_stored_by_themselves(rig: Rig) -> None:
+    rig.blobs.update(many(np.arange(4), LEAST_ALIKE - 1), w=np.arange(4.0), v=np.arange(5))
+    rig.save()
+    rig.check()
+    assert rig.stacks() == []
+    assert rig.manifest()["format"] == 1
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=">f4").reshape(2, 3),
+        np.arange(6, dtype=np.longdouble),
+        np.array(7.0),
+        np.array([[True, False]]),
+        np.array(["a", "längerer"]),
+        np.array([b"a", b"bcd"]),
+        np.array(["2026-11-22", "NaT"], "M8[D]"),
+        np.array([1, 2], "m8[25s]"),
+        np.arange(3).view("M8"),
+        np.arange(4, dtype=np.complex64),
+        np.arange(24).reshape(2, 3, 4).transpose(1, 2, 0),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.zeros(MOST_BYTES, np.uint8),
+    ],
+    ids=lambda array: f"{array.dtype.str}{array.shape}{array.strides}",
+)
+def test_whatever_is_alike_comes_back_as_it_was(rig: Rig, array: np.ndarray[Any, Any]) -> None:
+    rig.blobs.update(many(array))
+    rig.save()
+    rig.check()
+    assert sum(rows for rows, *_ in rig.stacks()) == MANY
+    with rig.manager.open(0) as checkpoint:
+        for name in ("w0", f"w{MANY - 1}"):
+            assert_identical(rig.blobs[name], checkpoint["a"].load(name))
+            lazy = checkpoint["a"][name]
+            assert isinstance(lazy, zarr.Array)
+            found = np.asarray(lazy[...])
+            found = found.view(array.dtype) if found.dtype.kind == "V" else found
+            assert found.shape == array.shape
+            assert found.astype(array.dtype).tobytes() == rig.blobs[name].tobytes()
+            assert checkpoint["a"].outline(name).shape == array.shape
+            assert lazy.attrs["/jobrunner"]["dtype"] == array.dtype.str  # type: ignore[index, call-overload]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros(MOST_BYTES + 1, np.uint8),
+        np.zeros((3, 0)),
+        np.array(["a", "b"], np.dtypes.StringDType()),
+        np.zeros(2, [("a", "i4"), ("b", ">f8")]),
+        np.zeros(2, "V5"),
+        np.arange(20)[::2],
+    ],
+    ids=["long", "empty", "texts", "records", "void", "steps"],
+)
+def test_what_cannot_be_a_row_is_stored_by_itself(rig: Rig, array: np.ndarray[Any, Any]) -> None:
+    # A slice with steps must be made anew: a copy of it has none.
+    made = [
+        np.repeat(array, 2)[::2] if array.strides == (16,) else array.copy() for _ in range(MANY)
+    ]
+    rig.blobs.update({f"w{i}": value for i, value in enumerate(made)})
+    rig.save()
+    rig.check()
+    assert rig.stacks() == []
+
+
+def test_arrays_within_a_blob_are_stacked_too(rig: Rig) -> None:
+    layers = [{"w": np.full((2, 2), i), "b": np.full(3, float(i))} for i in range(MANY)]
+    rig.blobs.update(params={"layers": layers, "scale": np.arange(7), "name": "n"}, n=1)
+    rig.save()
+    rig.check()
+    assert rig.stacks() == [[MANY, 2, 2], [MANY, 3]]
+    group = zarr.open_group(str(rig.path / "a.0"), mode="r")
+    assert group["_stacks/0"].attrs["names"][1] == "params/layers/1/w"  # type: ignore[index]
+    assert np.array_equal(np.asarray(group["params/scale"][...]), np.arange(7))  # type: ignore[index]
+
+
+def test_an_array_that_a_blob_holds_twice_comes_back_as_one(rig: Rig) -> None:
+    arrays = list(many(np.arange(4)).values())
+    rig.blobs.update(tied=[*arrays, arrays[3]])
+    rig.save()
+    rig.check()
+    with rig.manager.open(0) as checkpoint:
+        found = checkpoint["a"].load("tied")
+    assert found[-1] is found[3]
+
+
+def test_long_stacks_are_cut_at_a_megabyte(rig: Rig) -> None:
+    rig.blobs.update(many(np.zeros(5000), 90))
+    rig.save()
+    rig.check()
+    assert rig.stacks() == [[26, 5000], [26, 5000], [26, 5000], [12, 5000]]
+
+
+def test_one_blob_reads_its_own_bytes_and_verifies_them(rig: Rig) -> None:
+    rig.blobs.update(many(np.arange(100.0)))
+    rig.save()
+    with rig.manager.open(0) as checkpoint:
+        CountingFiles.nbytes = 0
+        assert_identical(rig.blobs["w5"], checkpoint["a"].load("w5"))
+        assert CountingFiles.nbytes == 800
+
+
+def test_an_array_may_be_a_part_of_a_global_one(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.blobs.update(many(np.arange(10.0)))
+    rig.save()
+    (reader,) = rig.manager.open(0)._readers.values()
+    assert reader.axis_length("w3", 0) == 10
+    assert np.array_equal(reader.load_slice("w3", 0, 2, 5), rig.blobs["w3"][2:5])
+    rig.manager.end_run()
+
+
+def test_a_digest_does_not_tell_whether_an_array_is_a_row(rig: Rig) -> None:
+    rig.blobs.update(many(np.asfortranarray(np.arange(6).reshape(2, 3))))
+    rig.save(0)
+    for name in list(rig.blobs)[10:]:
+        del rig.blobs[name]
+    rig.save(1)
+    assert (len(rig.stacks(0)), len(rig.stacks(1))) == (1, 0)
+    with rig.manager.open(0) as one, rig.manager.open(1) as other:
+        assert one["a"].digest("w5") == other["a"].digest("w5")
+        assert one["a"].digest("w5") != other["a"].digest("w6")
+
+
+@pytest.mark.parametrize("what", ["twice", "in a list", "a window on it", "a list's window"])
+def test_memory_that_blobs_share_is_refused_as_ever(rig: Rig, what: str) -> None:
+    rig.blobs.update(many(np.arange(4)))
+    shared = rig.blobs["w3"]
+    rig.blobs["other"] = {
+        "twice": shared,
+        "in a list": [shared],
+        "a window on it": shared[1:],
+        "a list's window": [shared[:2]],
+    }[what]
+    with pytest.raises(DefinitionError, match=r"'w3'.*'other|'other.*'w3'"):
+        rig.save()
+    assert rig.manager.epochs() == []
+
+
+def test_windows_on_one_memory_are_refused_as_ever(rig: Rig) -> None:
+    memory = np.arange(4.0 * MANY)
+    rig.blobs.update({f"w{i}": memory[3 * i : 3 * i + 4] for i in range(MANY)})
+    with pytest.raises(DefinitionError, match="share memory"):
+        rig.save()
+    rig.blobs.update({f"w{i}": memory[4 * i : 4 * i + 4] for i in range(MANY)})
+    rig.save(1)
+    rig.check(1)
+    assert rig.stacks(1) == [[MANY, 4]]
+
+
+@pytest.mark.parametrize("count", [2, MANY])
+def test_what_has_a_storage_of_its_own_is_no_row(rig: Rig, count: int) -> None:
+    rig.blobs.update(many(np.arange(100), 2 * MANY))
+    storage = {f"w{i}": Storage(chunks=(10,)) for i in range(count)}
+    rig.save(storage={"a": storage})
+    rig.check()
+    assert rig.stacks() == [[2 * MANY - count, 100]]
+    assert len(list((rig.path / "a.0" / "w1").glob("c.*"))) == 10
+
+
+def test_replicas_are_compared_and_are_no_rows(tmp_path: Path) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path, files=FaultyFiles(sync=False))
+    manager.start_run(["a", "b"], {})
+    workspaces = {node: Workspace(node) for node in "ab"}
+    for workspace in workspaces.values():
+        workspace.globals.update(many(np.arange(4)))
+    order = manager.begin(0, replicated={"w3": ["a", "b"]})
+    receipts = order(workspaces)
+    assert receipts["a"].replicas == receipts["b"].replicas != {}
+    manager.commit(order, receipts, {})
+    with manager.open(0) as checkpoint:
+        assert_identical(checkpoint["b"].load("w3"), workspaces["b"].globals["w3"])
+    manager.end_run()
+
+
+def test_a_compressed_job_has_no_stacks(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, compressors="zstd")
+    rig.blobs.update(many(np.zeros(100)))
+    rig.save()
+    rig.check()
+    assert rig.stacks() == []
+    rig.manager.end_run()
+
+
+@pytest.mark.parametrize("budget_bytes", [None, 1000, 0])
+def test_a_change_after_the_copy_does_not_show(rig: Rig, budget_bytes: int | None) -> None:
+    rig.blobs.update(many(np.arange(100)), params={"p": list(many(np.arange(50.0)).values())})
+    before = {name: value.copy() for name, value in many(np.arange(100)).items()}
+    order = rig.manager.begin(0)
+    order.copy(budget_bytes)({"a": rig.workspace})
+    for name in before:
+        rig.blobs[name] += 1
+    for array in rig.blobs["params"]["p"]:
+        array += 1
+    rig.manager.commit(order, order.write_copies()({"a": rig.workspace}), {})
+    with rig.manager.open(0) as checkpoint:
+        assert_identical({name: checkpoint["a"].load(name) for name in before}, before)
+        assert_identical(checkpoint["a"].load("params")["p"][7], many(np.arange(50.0))["w7"])
+
+
+def test_a_copy_of_the_epoch_has_its_stacks_and_nothing_is_stray(rig: Rig, tmp_path: Path) -> None:
+    rig.blobs.update(many(np.arange(100)))
+    rig.save()
+    rig.manager.end_run()
+    source, copied = (
+        CheckpointDirectory(path, None, allow_pickle=False, files=CountingFiles())
+        for path in (rig.path, tmp_path / "copy")
+    )
+    copy_epoch(source, 0, str(tmp_path / "copy"))
+    copied.verify(0)
+    for directory in (source, copied):
+        assert {finding.status for finding in inspect_directory(directory)} <= {"live", "pending"}
+    rig.manager.start_run(["a"], {})
+
+
+def test_who_loads_blob_after_blob_reads_the_manifest_once(rig: Rig) -> None:
+    rig.blobs.update(many(np.arange(4.0)), t={"a": [np.arange(3)]})
+    rig.save()
+    files = FaultyFiles()
+    node = MultiNodeCheckpointManager(rig.path, files=files).open(0)["a"]
+    assert_identical(rig.blobs, {name: node.load(name) for name in node})
+    assert sum(path.endswith(MANIFEST) for _, path in files.trace) == 1

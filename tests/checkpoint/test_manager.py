@@ -1,0 +1,723 @@
+"""What a manager promises, one process and no cluster: workspaces are filled by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import dask
+import numpy as np
+import pytest
+import zarr
+
+from jobrunner import (
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointManager,
+    CheckpointNotFoundError,
+    CheckpointWriteError,
+    CommitConflictError,
+    DefinitionError,
+    KeepLast,
+    MultiNodeCheckpointManager,
+    TaskGroup,
+    register_codec,
+)
+from jobrunner.checkpoint.log.shared_probe import ProbeAnswer
+from jobrunner.checkpoint.log.state import STATE_INTERVAL
+from jobrunner.testing import FaultyFiles, assert_identical
+from jobrunner.workspace.workspace import BlobUpdate, Workspace
+
+NODES = ("server", "trainer:0")
+
+
+class Rig:
+    """A manager in a run, and workspaces that it saves."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.files = FaultyFiles(sync=False)
+        self.manager = MultiNodeCheckpointManager(path, files=self.files, **options)
+        self.workspaces = workspaces()
+
+    def start(self) -> Rig:
+        self.manager.start_run(NODES, {"plan": "p"})
+        return self
+
+    def save(self, epoch: int, details: Mapping[str, Any] | None = None) -> None:
+        for node, workspace in self.workspaces.items():
+            workspace.globals["w"] = values(node, epoch)
+        order = cloudpickle.loads(cloudpickle.dumps(self.manager.begin(epoch)))
+        self.manager.commit(order, order(self.workspaces), details or {})
+        self.manager.settle()
+
+
+def workspaces() -> dict[str, Workspace]:
+    found = {}
+    for node in NODES:
+        found[node] = Workspace(node, transient=frozenset({"socket"}))
+        found[node].globals.update(socket=open, name=node)
+    return found
+
+
+def values(node: str, epoch: int) -> np.ndarray[Any, Any]:
+    return np.arange(6.0).reshape(2, 3) + epoch + 100 * NODES.index(node)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path / "runs" / "k").start()
+    yield rig
+    rig.manager.end_run()
+
+
+def run_group(group: TaskGroup, workspaces: Mapping[str, Workspace]) -> None:
+    """Run a group's tasks one after another, as a session would, with private blobs."""
+    private: dict[str, dict[str, Any]] = {node: {} for node in workspaces}
+    for task in group.tasks():
+        node = task.node.name
+        blobs = {**workspaces[node].globals, **private[node]}
+        result = task.fn(*(blobs[blob.name] for blob in task.inputs))  # type: ignore[union-attr]
+        if isinstance(result, BlobUpdate):
+            workspaces[node].apply(result)
+        elif task.output_blobs:
+            names = [blob.name for blob in task.output_blobs]
+            private[node].update(zip(names, result, strict=True))
+
+
+def test_making_a_manager_touches_nothing(tmp_path: Path) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path / "a" / "b")
+    assert (manager.epochs(), manager.latest(), manager.is_done()) == ([], None, False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_is_made_absolute_where_the_manager_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    manager = MultiNodeCheckpointManager("runs/k")
+    monkeypatch.chdir("/")
+    assert manager.path == str(tmp_path / "runs" / "k")
+    assert MultiNodeCheckpointManager(f"file://{tmp_path}/a%20b").path == str(tmp_path / "a b")
+
+
+@pytest.mark.parametrize("path", ["http://host/x", "ftp://b", "file://host/x", "", 3, None, b"x"])
+def test_what_is_no_directory_is_refused(path: Any) -> None:
+    with pytest.raises(DefinitionError):
+        MultiNodeCheckpointManager(path)
+
+
+@pytest.mark.parametrize(
+    "options", [{"keep": 3}, {"metadata_handler": object()}, {"keep": "all"}], ids=str
+)
+def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(DefinitionError):
+        MultiNodeCheckpointManager(tmp_path, **options)
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, True, "3"])
+def test_keep_last_takes_an_int_from_1_on(n: Any) -> None:
+    with pytest.raises(DefinitionError, match="from 1 on"):
+        KeepLast(n)
+
+
+def test_a_saved_epoch_is_recorded_verified_and_opened(rig: Rig) -> None:
+    rig.save(0, {"metrics": {"loss": math.nan, "best": -math.inf}, "stopped_by": ["a/b"]})
+    manager = rig.manager
+    assert (manager.epochs(), manager.latest()) == ([0], 0)
+    manager.verify(0)
+    record = manager.record(0)
+    assert set(record["stores"]) == set(NODES)
+    assert record["stores"]["trainer:0"]["store"] == "trainer:0.0"
+    assert math.isnan(record["details"]["metrics"]["loss"])
+    assert record["details"]["metrics"]["best"] == -math.inf
+    assert manager.run_info(0) == {"plan": "p"}
+    assert manager.blobs(0) == {node: ["name", "w"] for node in NODES}
+    checkpoint = manager.open(0)
+    assert checkpoint.nodes == NODES
+    assert list(checkpoint) == list(NODES)
+    node = checkpoint["trainer:0"]
+    assert isinstance(node["w"], zarr.Array)
+    assert node["w"][1].tolist() == values("trainer:0", 0)[1].tolist()
+    assert node["name"] == "trainer:0"
+    assert_identical(values("trainer:0", 0), node.load("w"))
+    assert (list(node), len(node), "w" in node, "socket" in node) == (["name", "w"], 2, True, False)
+    with pytest.raises(BlobNotFoundError, match="no blob 'x'.*'name', 'w'"):
+        node["x"]
+
+
+def test_another_manager_without_a_run_reads_the_same(rig: Rig, tmp_path: Path) -> None:
+    rig.save(0)
+    reader = MultiNodeCheckpointManager(tmp_path / "runs" / "k")
+    assert reader.epochs() == [0]
+    rig.save(1)
+    assert reader.epochs() == [0, 1]
+    reader.verify(1)
+
+
+def test_a_checkpoint_that_was_moved_is_still_one(rig: Rig, tmp_path: Path) -> None:
+    rig.save(0)
+    rig.manager.end_run()
+    os.rename(tmp_path / "runs", tmp_path / "moved")
+    MultiNodeCheckpointManager(tmp_path / "moved" / "k").verify(0)
+
+
+def test_loading_replaces_all_blobs_of_all_nodes_once_all_are_verified(rig: Rig) -> None:
+    rig.save(0)
+    rig.save(1)
+    fresh = workspaces()
+    fresh["server"].globals["later"] = 1
+    group = rig.manager.load(0)
+    run_group(group, fresh)
+    for node in NODES:
+        assert set(fresh[node].globals) == {"w", "name"}
+        assert_identical(values(node, 0), fresh[node].globals["w"])
+    names = [task.name for task in group.tasks()]
+    assert names == ["read and verify"] * 2 + ["all verified"] + ["hand over"] * 2
+
+
+def test_loading_some_blobs_leaves_all_others(rig: Rig) -> None:
+    rig.save(0)
+    fresh = workspaces()
+    fresh["server"].globals.update(w="old", later=1)
+    run_group(rig.manager.load(0, blobs={"server": ["w"]}), fresh)
+    assert set(fresh["server"].globals) == {"socket", "name", "w", "later"}
+    assert_identical(values("server", 0), fresh["server"].globals["w"])
+    assert "w" not in fresh["trainer:0"].globals
+
+
+def test_a_partial_load_reads_only_what_is_asked_for(rig: Rig) -> None:
+    rig.workspaces["server"].globals["other"] = np.ones(1000)
+    rig.save(0)
+    rig.files.trace.clear()
+    run_group(rig.manager.load(0, blobs={"server": ["w"]}), workspaces())
+    read = {path for operation, path in rig.files.trace if operation == "open"}
+    root = Path(rig.manager.path)
+    stores = {str(Path(path).relative_to(root)) for path in read if "_log" not in path}
+    assert stores == {f"server.0/{name}" for name in ("_manifest/zarr.json", "zarr.json")} | {
+        "server.0/w/zarr.json",
+        "server.0/w/c.0.0",
+    }
+
+
+def test_what_is_not_there_is_named_at_the_call(rig: Rig) -> None:
+    rig.save(0)
+    rig.save(2)
+    with pytest.raises(CheckpointNotFoundError, match="Epoch 1 .*not recorded.*Recorded: 0, 2"):
+        rig.manager.load(1)
+    with pytest.raises(FileNotFoundError):
+        rig.manager.open(7)
+    with pytest.raises(BlobNotFoundError, match="no node 'x'"):
+        rig.manager.load(0, nodes=["x"])
+    with pytest.raises(BlobNotFoundError, match="'server' has no blob 'x'.*name, w"):
+        rig.manager.load(0, blobs={"server": ["x"]})
+    with pytest.raises(DefinitionError, match="int"):
+        rig.manager.record("0")  # type: ignore[arg-type]
+
+
+def test_durations_of_nodes_are_reported_by_action(rig: Rig) -> None:
+    rig.save(0)
+    saved = rig.manager._handler.stats["checkpoint_save"]  # type: ignore[attr-defined]
+    assert set(saved) == set(NODES)
+    assert all(seconds > 0 for seconds in saved.values())
+
+
+def test_store_names_are_claimed_once(rig: Rig) -> None:
+    manager, root = rig.manager, Path(rig.manager.path)
+    assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0")
+    manager.abandon(manager.begin(0))
+    assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r1")
+    rig.save(0)
+    assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r1")
+    assert manager.record(0)["stores"]["server"]["store"] == "server.0.r1"
+    rig.save(0)
+    assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r2")
+    assert not (root / "server.0.r1").exists()
+    manager.verify(0)
+
+
+@pytest.mark.parametrize("epochs", [2, STATE_INTERVAL])
+def test_the_record_of_the_epoch_before_is_not_read_again(rig: Rig, epochs: int) -> None:
+    for epoch in range(epochs):
+        rig.save(epoch)
+    done, there = len(rig.files.trace), os.listdir(os.path.join(rig.manager.path, "_log"))
+    rig.manager.begin(epochs)
+    read = [path for operation, path in rig.files.trace[done:] if operation == "open"]
+    assert [path for path in read if os.path.basename(path) in there] == []
+
+
+def test_what_lies_in_the_way_stays_and_is_passed_by(rig: Rig) -> None:
+    stray = Path(rig.manager.path) / "server.0"
+    stray.write_text("mine")
+    rig.save(0)
+    assert rig.manager.record(0)["stores"]["trainer:0"]["store"] == "trainer:0.0.r1"
+    assert stray.read_text() == "mine"
+
+
+def test_keep_last_retires_older_epochs_after_the_commit(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "k", keep=KeepLast(2)).start()
+    for epoch in range(5):
+        rig.save(epoch)
+    assert rig.manager.epochs() == [3, 4]
+    there = sorted(path.name for path in (tmp_path / "k").iterdir() if "_" not in path.name)
+    assert there == ["server.3", "server.4", "trainer:0.3", "trainer:0.4"]
+    with pytest.raises(CheckpointNotFoundError, match="Recorded: 3, 4"):
+        rig.manager.record(2)
+    rig.manager.end_run()
+
+
+def test_the_epoch_resumed_from_is_kept(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "k", keep=KeepLast(1)).start()
+    rig.save(0)
+    rig.manager.load(0)
+    for epoch in (1, 2, 3):
+        rig.save(epoch)
+    assert rig.manager.epochs() == [0, 3]
+    rig.manager.end_run()
+
+
+def test_a_policy_of_the_users_cannot_retire_the_newest(tmp_path: Path) -> None:
+    class KeepNothing:
+        def retires(self, epochs: Any, metrics: Any) -> Any:
+            return [*epochs, 77]
+
+    rig = Rig(tmp_path / "k", keep=KeepNothing()).start()
+    rig.save(0)
+    rig.save(1)
+    assert rig.manager.epochs() == [1]
+    rig.manager.end_run()
+
+
+def test_a_policy_that_raises_does_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def retires(self, epochs: object, metrics: object) -> list[int]:
+            raise KeyError("the policy's own mistake")
+
+    rig = Rig(tmp_path / "k", keep=Broken()).start()
+    rig.save(0)
+    assert rig.manager.epochs() == [0]
+    assert "no epoch was retired after epoch 0: KeyError" in caplog.text
+    rig.manager.end_run()
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), OSError("gone"), RuntimeError("no")], ids=repr
+)
+def test_a_start_that_fails_in_its_clean_up_lets_the_directory_go(
+    tmp_path: Path, error: BaseException
+) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path / "k")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "jobrunner.checkpoint.log.run_lock.Hold.remove_traces_of_others", fail_with(error)
+        )
+        with pytest.raises((type(error), CheckpointWriteError)):
+            manager.start_run(NODES, {})
+    assert not [thread for thread in threading.enumerate() if "heartbeat" in thread.name]
+    assert list((tmp_path / "k" / "_runs").iterdir()) == []
+    for following in (manager, MultiNodeCheckpointManager(tmp_path / "k")):
+        following.start_run(NODES, {})
+        following.end_run()
+
+
+def fail_with(error: BaseException) -> Callable[..., None]:
+    def fail(*args: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_rewinding_hides_later_epochs_and_deletes_nothing(rig: Rig) -> None:
+    for epoch in range(4):
+        rig.save(epoch)
+    rig.manager.finish(3)
+    assert rig.manager.is_done()
+    rig.manager.rewind(1, "asked for")
+    assert (rig.manager.epochs(), rig.manager.is_done()) == ([0, 1], False)
+    root = Path(rig.manager.path)
+    assert not (root / "server.2" / "zarr.json").exists()
+    assert (root / "server.2" / "zarr.retired.json").exists()
+    assert (root / "server.2" / "w" / "c.0.0").exists()
+    assert (root / "server.1" / "zarr.json").exists()
+    rig.save(2)
+    assert rig.manager.record(2)["stores"]["server"]["store"] == "server.2.r1"
+    rig.manager.rewind(None, "afresh")
+    assert rig.manager.epochs() == []
+
+
+def test_setting_aside_one_epoch_leaves_the_others(rig: Rig) -> None:
+    for epoch in range(3):
+        rig.save(epoch)
+    rig.manager.set_aside(1, "damaged")
+    assert rig.manager.epochs() == [0, 2]
+    with pytest.raises(CheckpointNotFoundError):
+        rig.manager.set_aside(1, "again")
+    rig.save(3)
+    assert rig.manager.epochs() == [0, 2, 3]
+
+
+def test_done_is_said_of_the_newest_epoch_only(rig: Rig, tmp_path: Path) -> None:
+    rig.save(0)
+    rig.save(1)
+    rig.manager.finish(1)
+    assert MultiNodeCheckpointManager(rig.manager.path).is_done()
+    rig.save(2)
+    assert not rig.manager.is_done()
+
+
+def test_a_missing_receipt_is_an_error_that_names_the_node(rig: Rig) -> None:
+    order = rig.manager.begin(0)
+    receipts = order({"server": rig.workspaces["server"]})
+    with pytest.raises(CheckpointWriteError, match="none from trainer:0"):
+        rig.manager.commit(order, receipts, {})
+    assert rig.manager.epochs() == []
+
+
+def test_details_that_are_no_json_are_an_error(rig: Rig) -> None:
+    order = rig.manager.begin(0)
+    with pytest.raises(DefinitionError, match="details of a checkpoint is JSON"):
+        rig.manager.commit(order, order(rig.workspaces), {"x": object()})
+
+
+def test_an_abandoned_order_cannot_be_committed(rig: Rig) -> None:
+    order = rig.manager.begin(0)
+    receipts = order(rig.workspaces)
+    rig.manager.abandon(order)
+    rig.manager.settle()
+    assert not list(Path(rig.manager.path).glob("server*"))
+    with pytest.raises(CheckpointWriteError, match="abandoned"):
+        rig.manager.commit(order, receipts, {})
+
+
+def test_what_a_slow_worker_writes_of_an_abandoned_save_goes_away(rig: Rig) -> None:
+    root = Path(rig.manager.path)
+    order = rig.manager.begin(0)
+    rig.manager.abandon(order)
+    rig.manager.settle()
+    order(rig.workspaces)  # it has not heard of it
+    rig.save(0)
+    assert (root / "server.0").is_dir()
+    rig.manager.end_run()
+    assert not (root / "server.0").exists()
+    order(rig.workspaces)  # nor now
+    again = Rig(root).start()
+    again.manager.settle()
+    assert {path.name for path in root.glob("*.0*")} == {"server.0.r1", "trainer:0.0.r1"}
+    again.manager.end_run()
+    assert not MultiNodeCheckpointManager(root)._journal.refresh().chores
+
+
+def test_blobs_are_checked_without_storage(rig: Rig) -> None:
+    check = pickle.loads(pickle.dumps(rig.manager.blob_check()))
+    rig.files.trace.clear()
+    check(rig.workspaces)
+    rig.workspaces["trainer:0"].globals["bad"] = open
+    with pytest.raises(DefinitionError, match="'trainer:0', blob 'bad'"):
+        check(rig.workspaces)
+    assert rig.files.trace == []
+
+
+def test_what_cannot_be_encoded_is_found_before_anything_is_written(rig: Rig) -> None:
+    rig.workspaces["trainer:0"].globals["bad"] = open
+    order = rig.manager.begin(0)
+    rig.files.trace.clear()
+    with pytest.raises(DefinitionError, match="'bad'"):
+        order(rig.workspaces)
+    assert rig.files.trace == []
+
+
+def test_a_full_disk_is_a_write_error_with_its_cause(rig: Rig) -> None:
+    rig.save(0)
+    order = rig.manager.begin(1)
+    rig.files.at = rig.files.count + 9
+    with pytest.raises(CheckpointWriteError, match=r"Epoch 1 of server.*Input/output error") as e:
+        order(rig.workspaces)
+    assert isinstance(e.value.__cause__, OSError)
+    rig.manager.abandon(order)
+    assert rig.manager.settle()
+    assert not list(Path(rig.manager.path).glob("*.1"))
+    rig.save(1)
+    assert rig.manager.epochs() == [0, 1]
+
+
+def test_a_directory_that_cannot_be_made_is_a_write_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    manager = MultiNodeCheckpointManager(tmp_path / "file" / "runs")
+    assert manager.epochs() == []
+    with pytest.raises(CheckpointWriteError, match="could not be taken.*Not a directory"):
+        manager.start_run(NODES, {})
+
+
+def test_a_read_error_is_never_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(CheckpointError, match="cannot be read.*not the same as no checkpoint"):
+        MultiNodeCheckpointManager(tmp_path / "loop").epochs()
+
+
+@pytest.mark.parametrize(
+    "store", ["../x.0", "/etc/x.0", "server.1", "server.0/../x", "server.0.r7"]
+)
+def test_a_record_that_names_anything_else_is_corrupt(rig: Rig, store: str) -> None:
+    order = rig.manager.begin(0)
+    receipts = dict(order(rig.workspaces))
+    receipts["server"] = type(receipts["server"])(store, "0" * 64, 0, 0.0)
+    rig.manager.commit(order, receipts, {})
+    for read in (rig.manager.record, rig.manager.load, rig.manager.verify, rig.manager.open):
+        with pytest.raises(CheckpointCorruptError, match="cannot be the store of node 'server'"):
+            read(0)
+
+
+def test_a_manifest_that_names_other_files_is_corrupt(rig: Rig) -> None:
+    from jobrunner.checkpoint.store.reader import StoreReader
+
+    rig.save(0)
+    path = Path(rig.manager.path) / "server.0" / "_manifest" / "zarr.json"
+    manifest = json.loads(path.read_text())
+    manifest["attributes"]["blobs"]["w"]["arrays"][0]["path"] = "../trainer:0.0/w"
+    path.write_text(json.dumps(manifest))
+    import hashlib
+
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    reader = StoreReader(rig.files, rig.manager.path, "server.0", digest)
+    with pytest.raises(CheckpointCorruptError, match="does not lie in the store"):
+        reader.load()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: m.begin(0),
+        lambda m: m.probe(),
+        lambda m: m.check_probe({}),
+        lambda m: m.blob_check(),
+    ],
+    ids=["begin", "probe", "check_probe", "blob_check"],
+)
+def test_writing_outside_a_run_is_an_error(tmp_path: Path, call: Callable[[Any], Any]) -> None:
+    with pytest.raises(DefinitionError, match="start_run comes first"):
+        call(MultiNodeCheckpointManager(tmp_path / "k"))
+
+
+def test_nodes_that_differ_only_in_case_are_refused(tmp_path: Path) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path / "k")
+    with pytest.raises(DefinitionError, match="differ only in case"):
+        manager.start_run(["a", "A"], {})
+    assert not (tmp_path / "k").exists()
+
+
+def test_one_manager_serves_one_run_at_a_time_and_several_in_turn(rig: Rig) -> None:
+    rig.save(0)
+    with pytest.raises(DefinitionError, match="already serves a run"):
+        rig.start()
+    rig.manager.end_run()
+    rig.manager.end_run()
+    rig.start().save(1)
+    assert rig.manager.epochs() == [0, 1]
+
+
+def test_the_fence_stops_a_run_that_was_taken_over(rig: Rig) -> None:
+    rig.save(0)
+    order = rig.manager.begin(1)
+    receipts = order(rig.workspaces)
+    newcomer = Rig(Path(rig.manager.path), take_over=True).start()
+    newcomer.manager.settle()
+    for write in (
+        lambda: rig.manager.commit(order, receipts, {}),
+        lambda: rig.manager.begin(2),
+        lambda: rig.manager.rewind(0, "x"),
+        lambda: rig.manager.finish(0),
+    ):
+        with pytest.raises(CommitConflictError, match="taken .* over"):
+            write()
+    newcomer.save(1)
+    rig.manager.end_run()
+    assert newcomer.manager.epochs() == [0, 1]
+    newcomer.manager.verify(1)
+    newcomer.manager.end_run()
+
+
+def test_nothing_but_the_log_and_stores_is_left_after_a_run(rig: Rig) -> None:
+    rig.save(0)
+    rig.manager.end_run()
+    root = Path(rig.manager.path)
+    assert {path.name for path in root.iterdir()} == {"_log", "_runs", "server.0", "trainer:0.0"}
+    assert list((root / "_runs").iterdir()) == []
+    assert all(path.suffix == ".json" for path in (root / "_log").iterdir())
+
+
+def test_leftovers_of_a_run_that_died_are_removed_at_the_next_start(rig: Rig) -> None:
+    root = Path(rig.manager.path)
+    rig.save(0)
+    rig.manager.begin(1)(rig.workspaces)
+    (root / "_log" / ".0000000001.00ff.tmp").write_text("half an entry")
+    (root / "_runs" / "dead").mkdir()
+    again = Rig(root, take_over=True).start()
+    again.manager.settle()
+    assert not list(root.glob("*.1"))
+    assert [path.name for path in (root / "_runs").iterdir()] == [again.manager._hold.run]  # type: ignore[union-attr]
+    assert not list((root / "_log").glob(".*"))
+    again.manager.end_run()
+
+
+def test_an_epoch_given_up_while_it_is_read_is_not_called_damaged(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "k", keep=KeepLast(1)).start()
+    rig.save(0)
+    checkpoint = rig.manager._readers(0)
+    rig.save(1)
+    with (
+        pytest.raises(CheckpointNotFoundError, match="given up while it was read"),
+        rig.manager.reading(0),
+    ):
+        checkpoint["server"].read_manifest()
+    rig.manager.end_run()
+
+
+# --- is it shared?
+
+
+def test_workers_that_share_the_directory_pass_the_probe(rig: Rig) -> None:
+    probe = pickle.loads(pickle.dumps(rig.manager.probe()))
+    rig.manager.check_probe({"tcp://a": probe({}), "tcp://b": probe({})})
+
+
+def test_a_worker_that_sees_another_directory_is_named(rig: Rig) -> None:
+    probe = rig.manager.probe()
+    answer = probe({})
+    with pytest.raises(CheckpointError, match=r"not shared.*worker tcp://b .*nothing"):
+        rig.manager.check_probe({"tcp://a": answer, "tcp://b": ProbeAnswer()})
+    with pytest.raises(CheckpointError, match=r"what worker tcp://b wrote"):
+        rig.manager.check_probe({"tcp://b": answer._replace(wrote="answer-elsewhere")})
+    with pytest.raises(CheckpointWriteError, match=r"tcp://b cannot use"):
+        rig.manager.check_probe({"tcp://b": ProbeAnswer(error="PermissionError: no")})
+
+
+def test_a_worker_without_the_directory_answers_that_it_saw_nothing(
+    rig: Rig, tmp_path: Path
+) -> None:
+    probe = rig.manager.probe()
+    elsewhere = type(probe)(probe.files, str(tmp_path / "elsewhere"), probe.token)  # type: ignore[attr-defined, call-arg]
+    assert elsewhere({}) == ProbeAnswer(saw=None)
+
+
+# --- one node
+
+
+def test_a_single_node_manager_saves_its_node(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path / "k", "trainer:0")
+    with pytest.raises(DefinitionError, match=r"one node, 'trainer:0'.*'server'"):
+        manager.start_run(NODES, {})
+    manager.start_run(["trainer:0"], {})
+    order = manager.begin(0)
+    manager.commit(order, order(workspaces()), {})
+    manager.end_run()
+    assert manager.get_ckpt_db_name(None, 0) == str(tmp_path / "k" / "trainer:0.0")
+
+
+def test_a_node_that_was_not_saved_is_not_found(rig: Rig) -> None:
+    rig.save(0)
+    with pytest.raises(CheckpointNotFoundError, match="nothing of node 'x'"):
+        CheckpointManager(rig.manager.path, "x").load(0)
+    with pytest.raises(BlobNotFoundError, match="no node 'x'. It has 'server', 'trainer:0'"):
+        rig.manager.open(0)["x"]
+
+
+@pytest.mark.parametrize("value", ["soon", 0, -1, True, float("nan")], ids=str)
+def test_configuration_is_checked(tmp_path: Path, value: object) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path / "k")
+    with (
+        dask.config.set({"jobrunner.checkpoint.silence-seconds": value}),
+        pytest.raises(DefinitionError, match="silence-seconds in Dask's configuration"),
+    ):
+        manager.start_run(NODES, {})
+
+
+def test_a_report_that_fails_does_not_undo_a_commit(
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(action: str, stats: object) -> None:
+        raise RuntimeError("no room for reports")
+
+    monkeypatch.setattr(rig.manager._handler, "report", fail)
+    rig.save(0)
+    assert rig.manager.epochs() == [0]
+    assert "no room for reports" in caplog.text
+
+
+def test_codecs_registered_on_the_client_go_with_the_order(rig: Rig) -> None:
+    register_codec(Celsius, lambda c: c.degrees, Celsius)
+    rig.workspaces["server"].globals["t"] = Celsius(21.5)
+    rig.save(0)
+    assert rig.manager.open(0)["server"]["t"].degrees == 21.5
+
+
+class Celsius:
+    def __init__(self, degrees: float) -> None:
+        self.degrees = degrees
+
+
+@pytest.mark.parametrize("cls", [list, np.ndarray, np.float32, dict], ids=lambda c: c.__name__)
+def test_what_is_saved_exactly_takes_no_codec(cls: type) -> None:
+    with pytest.raises(DefinitionError, match="saved exactly without a codec"):
+        register_codec(cls, lambda v: v, lambda v: v)
+
+
+def test_a_codecs_name_is_given_once() -> None:
+    register_codec(Celsius, lambda c: c.degrees, Celsius, name="celsius")
+    with pytest.raises(DefinitionError, match="'celsius' is that of the codec of Celsius"):
+        register_codec(Rig, lambda v: 1, lambda v: v, name="celsius")
+    with pytest.raises(DefinitionError, match="cls is a class"):
+        register_codec("Celsius", lambda v: 1, lambda v: v)  # type: ignore[arg-type]
+
+
+def test_a_single_node_manager_reads_its_node_out_of_many(rig: Rig) -> None:
+    rig.save(0)
+    manager = CheckpointManager(rig.manager.path, "server")
+    assert manager.open(0).nodes == ("server",)
+    assert [task.node.name for task in manager.load(0).tasks()] == ["server"] * 3
+    assert set(manager.record(0)["stores"]) == {"server"}
+
+
+def test_a_single_node_manager_says_what_lies_in_another_nodes_store(rig: Rig) -> None:
+    for workspace in rig.workspaces.values():
+        workspace.globals.update(shared=1, part=np.arange(3))
+    order = rig.manager.begin(0, replicated={"shared": NODES})
+    details = {"partitions": {"part": {"axis": 0, "nodes": list(NODES)}}}
+    rig.manager.commit(order, order(rig.workspaces), details)
+    manager = CheckpointManager(rig.manager.path, "trainer:0")
+    node = {"trainer:0": workspaces()["trainer:0"]}
+    run_group(manager.load(0, blobs={"trainer:0": ["part"]}), node)
+    assert node["trainer:0"].globals["part"].tolist() == [0, 1, 2]
+    for ask in (
+        lambda: manager.load(0),
+        lambda: manager.load(0, blobs={"trainer:0": ["shared"]}),
+        lambda: manager.load(0, blobs={"trainer:0": ["part"]}, partitions={"part": ["trainer:0"]}),
+    ):
+        with pytest.raises(BlobNotFoundError, match=r"in the store of node 'server'.*MultiNode"):
+            ask()
+
+
+def test_storage_that_fails_as_answers_are_read_is_told(rig: Rig) -> None:
+    answer = rig.manager.probe()({})  # type: ignore[arg-type]
+    rig.files.at = rig.files.count + 1
+    with pytest.raises(CheckpointWriteError, match=r"could not be read: OSError.*Input/output"):
+        rig.manager.check_probe({"tcp://a": answer})
+
+
+@pytest.mark.parametrize("part", [np.arange(3), 7, {"w": 1}], ids=["vector", "int", "dict"])
+def test_parts_that_have_no_such_axis_do_not_fit_together(rig: Rig, part: object) -> None:
+    for workspace in rig.workspaces.values():
+        workspace.globals["part"] = part
+    order = rig.manager.begin(0)
+    details = {"partitions": {"part": {"axis": 1, "nodes": list(NODES)}}}
+    rig.manager.commit(order, order(rig.workspaces), details)
+    with pytest.raises(CheckpointError, match=r"'part' do not fit together along axis 1"):
+        rig.manager.open(0).array("part")

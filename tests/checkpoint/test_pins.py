@@ -1,0 +1,119 @@
+"""Pins: whoever pins an epoch keeps it, while a run goes on and whatever its policy says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobrunner import (
+    CheckpointNotFoundError,
+    DefinitionError,
+    KeepLast,
+    MultiNodeCheckpointManager,
+)
+from jobrunner.checkpoint.log.state import STATE_INTERVAL
+from jobrunner.testing import FaultyFiles
+from jobrunner.workspace.workspace import Workspace
+
+
+def begin(path: Path, **options: Any) -> MultiNodeCheckpointManager:
+    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False), **options)
+    manager.start_run(["a"], {})
+    return manager
+
+
+def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
+    workspace = Workspace("a")
+    workspace.globals["epoch"] = epoch
+    order = manager.begin(epoch)
+    manager.commit(order, order({"a": workspace}), {})
+    manager.settle()
+
+
+def test_a_pinned_epoch_outlives_the_policy_until_it_is_unpinned(tmp_path: Path) -> None:
+    run = begin(tmp_path, keep=KeepLast(1))
+    reader = MultiNodeCheckpointManager(tmp_path)
+    save(run, 0)
+    reader.pin(0)
+    reader.pin(0, "paper")
+    reader.pin(0, "paper")
+    for epoch in (1, 2):
+        save(run, epoch)
+    assert run.epochs() == reader.epochs() == [0, 2]
+    assert reader.pins() == {0: ["kept", "paper"]}
+    reader.verify(0)
+    assert reader.unpin(0, "kept")
+    assert not reader.unpin(0, "kept")
+    save(run, 3)
+    assert reader.epochs() == [0, 3]
+    assert reader.unpin(0)
+    save(run, 4)
+    assert (reader.epochs(), reader.pins()) == ([4], {})
+    assert not (tmp_path / "a.0").exists()
+    run.end_run()
+
+
+def test_a_pin_that_comes_before_the_retirement_wins(tmp_path: Path) -> None:
+    """The policy has chosen the epoch, and somebody pins it before the log says so."""
+    reader = MultiNodeCheckpointManager(tmp_path)
+
+    class PinnedMeanwhile:
+        def retires(self, epochs: Sequence[int], *metrics: object) -> Collection[int]:
+            if len(epochs) == 3:
+                reader.pin(0)
+            return epochs[:-2]
+
+    run = begin(tmp_path, keep=PinnedMeanwhile())
+    for epoch in (0, 1, 2):
+        save(run, epoch)
+    assert reader.epochs() == [0, 1, 2]
+    reader.verify(0)
+    run.end_run()
+
+
+def test_pins_survive_full_states_and_come_between_a_runs_entries(tmp_path: Path) -> None:
+    run = begin(tmp_path, keep=KeepLast(1))
+    save(run, 0)
+    reader = MultiNodeCheckpointManager(tmp_path, files=FaultyFiles(sync=False))
+    reader.pin(0)
+    for _ in range(STATE_INTERVAL):
+        reader.pin(0, "again")
+        reader.unpin(0, "again")
+    save(run, 1)
+    assert MultiNodeCheckpointManager(tmp_path).pins() == {0: ["kept"]}
+    assert run.epochs() == [0, 1]
+    run.end_run()
+
+
+def test_a_rewind_sets_a_pinned_epoch_aside_and_deletes_nothing(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    save(run, 0)
+    save(run, 1)
+    run.pin(1)
+    run.rewind(0, "test")
+    assert (run.epochs(), run.pins()) == ([0], {})
+    assert (tmp_path / "a.1" / "zarr.retired.json").exists()
+    run.end_run()
+
+
+def test_a_pinned_epoch_that_is_saved_again_stays_out_of_sight(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    save(run, 0)
+    run.pin(0)
+    save(run, 0)
+    assert (tmp_path / "a.0" / "zarr.retired.json").exists()
+    assert (run.epochs(), run.pins()) == ([0], {})
+    run.end_run()
+
+
+def test_what_is_not_recorded_cannot_be_pinned(tmp_path: Path) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path)
+    for change in (manager.pin, manager.unpin):
+        with pytest.raises(CheckpointNotFoundError, match="Epoch 3 .* is not recorded"):
+            change(3)
+    with pytest.raises(DefinitionError, match="label"):
+        manager.pin(3, "")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,357 @@
+"""What has not changed since the epoch before is linked to it, and each store is whole by itself."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from jobrunner import (
+    CheckpointCorruptError,
+    CheckpointWriteError,
+    KeepLast,
+    MultiNodeCheckpointManager,
+)
+from jobrunner.checkpoint import CheckpointDirectory, Receipt, inspect_directory
+from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.checkpoint.store import chunk_bytes
+from jobrunner.testing import FaultyFiles
+from jobrunner.workspace.workspace import Workspace
+
+BIG = 100_000
+
+
+class Rig:
+    def __init__(self, path: Path, **options: Any) -> None:
+        options.setdefault("files", FaultyFiles(sync=False))
+        self.manager = MultiNodeCheckpointManager(path, **options)
+        self.workspace = Workspace("a")
+        self.blobs = self.workspace.globals
+        self.blobs.update(fixed=np.arange(float(BIG)), small=np.arange(5), n=1)
+        self.manager.start_run(["a"], {})
+
+    def save(self, epoch: int) -> Receipt:
+        order = self.manager.begin(epoch)
+        receipts = order({"a": self.workspace})
+        self.manager.commit(order, receipts, {})
+        self.manager.settle()
+        return receipts["a"]
+
+    def chunk(self, epoch: int, name: str = "fixed", index: str = "c.0") -> Path:
+        return Path(self.manager.get_ckpt_db_name("a", epoch), name, index)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path / "k")
+    yield rig
+    rig.manager.end_run()
+
+
+def test_an_unchanged_array_is_linked_and_a_changed_one_written(rig: Rig) -> None:
+    rig.blobs["moving"] = np.zeros(BIG)
+    assert rig.save(0).linked_bytes == 0
+    rig.blobs["moving"] = np.ones(BIG)
+    receipt = rig.save(1)
+    assert receipt.linked_bytes == 8 * BIG
+    assert rig.chunk(0).samefile(rig.chunk(1))
+    assert not rig.chunk(0, "moving").samefile(rig.chunk(1, "moving"))
+    assert rig.manager.open(0)["a"].load("moving").max() == 0
+    assert rig.manager.open(1)["a"].load("moving").min() == 1
+    rig.manager.verify(0)
+    rig.manager.verify(1)
+
+
+@pytest.mark.parametrize("place", [0, 1, BIG // 2, BIG - 1])
+def test_a_change_of_one_bit_anywhere_is_no_link(rig: Rig, place: int) -> None:
+    rig.save(0)
+    changed = rig.blobs["fixed"].copy()
+    changed.view(np.uint64)[place] ^= 1
+    rig.blobs["fixed"] = changed
+    assert rig.save(1).linked_bytes == 0
+    assert rig.manager.open(1)["a"].load("fixed").tobytes() == changed.tobytes()
+
+
+def test_values_that_change_places_are_no_link(rig: Rig) -> None:
+    rig.save(0)
+    rig.blobs["fixed"] = rig.blobs["fixed"].copy()
+    rig.blobs["fixed"][[BIG // 2, BIG - 1]] = rig.blobs["fixed"][[BIG - 1, BIG // 2]]
+    assert rig.save(1).linked_bytes == 0
+
+
+def test_the_same_bytes_of_another_shape_or_dtype_are_linked_and_load_as_what_they_are(
+    rig: Rig,
+) -> None:
+    rig.save(0)
+    rig.blobs["fixed"] = rig.blobs["fixed"].view("<i8")
+    assert rig.save(1).linked_bytes == 8 * BIG
+    assert rig.manager.open(1)["a"].load("fixed").dtype == np.dtype("<i8")
+    assert rig.manager.open(0)["a"].load("fixed").dtype == np.dtype("<f8")
+
+
+def test_each_store_opens_by_itself_in_any_zarr_reader(rig: Rig, tmp_path: Path) -> None:
+    rig.save(0)
+    rig.save(1)
+    alone = tmp_path / "alone"
+    shutil.copytree(rig.manager.get_ckpt_db_name("a", 1), alone)
+    shutil.rmtree(rig.manager.get_ckpt_db_name("a", 0))
+    assert np.array_equal(zarr.open_group(str(alone), mode="r")["fixed"][:], rig.blobs["fixed"])
+    rig.manager.verify(1)
+
+
+def test_retiring_an_epoch_leaves_those_that_share_its_files_whole(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "k", keep=KeepLast(1))
+    for epoch in range(4):
+        rig.save(epoch)
+    assert rig.manager.epochs() == [3]
+    rig.manager.verify(3)
+    assert os.stat(rig.chunk(3)).st_nlink == 1
+    rig.manager.end_run()
+
+
+def test_only_chunks_that_changed_are_written(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "k")
+    big = np.zeros((9, 1 << 20))  # several chunks
+    rig.blobs["big"] = big
+    rig.save(0)
+    rig.blobs["big"] = big.copy()
+    rig.blobs["big"][8, 5] = 1
+    receipt = rig.save(1)
+    first, *_, second = sorted(path.name for path in rig.chunk(1, "big").parent.glob("c.*"))
+    assert rig.chunk(1, "big", first).samefile(rig.chunk(0, "big", first))
+    assert not rig.chunk(1, "big", second).samefile(rig.chunk(0, "big", second))
+    assert receipt.linked_bytes > 8 * BIG
+    assert rig.manager.open(1)["a"].load("big")[8, 5] == 1
+    rig.manager.end_run()
+
+
+def test_a_file_that_was_cut_or_is_gone_is_written_anew(rig: Rig) -> None:
+    rig.save(0)
+    with rig.chunk(0).open("r+b") as file:
+        file.truncate(100)
+    assert rig.save(1).linked_bytes == 0
+    rig.manager.verify(1)
+    rig.chunk(1).unlink()
+    assert rig.save(2).linked_bytes == 0
+    rig.manager.verify(2)
+    with pytest.raises(CheckpointCorruptError):
+        rig.manager.verify(1)
+
+
+def test_damage_that_epochs_share_ends_when_the_file_is_read_again(rig: Rig) -> None:
+    rig.save(0)
+    content = bytearray(rig.chunk(0).read_bytes())
+    content[BIG] ^= 1
+    rig.chunk(0).write_bytes(content)
+    is_linked = [rig.save(epoch).linked_bytes > 0 for epoch in range(1, 40)]
+    mended = is_linked.index(False) + 1
+    assert mended > 1  # so that it was shared by an epoch at least
+    for epoch in (0, mended - 1):
+        with pytest.raises(CheckpointCorruptError, match="expected crc32c"):
+            rig.manager.verify(epoch)
+    for epoch in range(mended, 40):
+        rig.manager.verify(epoch)
+    assert is_linked.count(False) == 1
+
+
+def change_unseen(rig: Rig, place: int) -> None:
+    """As a task does that writes past NumPy's back to what it was given to read."""
+    rig.blobs["fixed"][place] += 1
+
+
+def test_what_nothing_can_have_changed_is_not_read_and_yet_now_and_then(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.save(0)
+    change_unseen(rig, BIG - 1)
+    epochs = range(1, 60)
+    is_linked = [rig.save(epoch).linked_bytes > 0 for epoch in epochs]
+    assert is_linked[0]  # or it was read
+    found = is_linked.index(False) + 1
+    assert is_linked.count(False) == 1
+    assert "'fixed' of node 'a' has changed although no task that updates it" in caplog.text
+    assert rig.manager.open(found)["a"].load("fixed")[-1] == BIG
+
+
+def test_a_change_where_an_array_begins_is_found_at_once_whoever_made_it(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.save(0)
+    change_unseen(rig, 0)
+    assert rig.save(1).linked_bytes == 0
+    assert rig.manager.open(1)["a"].load("fixed")[0] == 1
+    assert "name it in the updates=" in caplog.text
+
+
+def updates(rig: Rig) -> None:
+    rig.workspace.updated.add("fixed")
+    change_unseen(rig, BIG - 1)
+
+
+def keeps(rig: Rig) -> None:
+    kept = rig.blobs["fixed"]
+    rig.save(1)
+    kept[BIG - 1] += 1
+
+
+def keeps_the_container(rig: Rig) -> None:
+    kept = rig.blobs["box"]
+    rig.save(1)
+    kept["fixed"][BIG - 1] += 1
+
+
+def fails_to_save(rig: Rig) -> None:
+    def before(operation: str, path: str) -> None:
+        if operation == "syncfs":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    updates(rig)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.manager._files, "before", before)
+        with pytest.raises(CheckpointWriteError):
+            rig.save(1)
+
+
+def saves_what_is_not_recorded(rig: Rig) -> None:
+    updates(rig)
+    order = rig.manager.begin(1)
+    order({"a": rig.workspace})
+    rig.manager.abandon(order)
+
+
+@pytest.mark.parametrize(
+    "happens", [updates, keeps, keeps_the_container, fails_to_save, saves_what_is_not_recorded]
+)
+def test_what_may_have_changed_is_read(rig: Rig, happens: Callable[[Rig], None]) -> None:
+    if happens is keeps_the_container:
+        rig.blobs["box"] = {"fixed": rig.blobs.pop("fixed")}
+    rig.save(0)
+    happens(rig)
+    assert rig.save(2).linked_bytes == 0
+    value = rig.manager.open(2)["a"].load("box" if "box" in rig.blobs else "fixed")
+    assert (value["fixed"] if "box" in rig.blobs else value)[-1] == BIG
+
+
+def test_what_is_kept_to_go_back_to_is_no_copy_and_counts_as_nobody_s(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "k")
+    rig.workspace.rollbacks.budget_bytes = 1 << 30
+    for epoch in range(3):
+        rig.save(epoch)
+        about = rig.manager.record(epoch)["stores"]["a"]
+        identity = (rig.manager.path, about["store"], about["manifest"])
+        kept = rig.workspace.rollbacks.recall("a", identity, ["fixed"])["fixed"]
+        assert kept is rig.blobs["fixed"]
+        del kept
+    # Three moments keep it, and still a change of what only they and the blob hold goes unread.
+    change_unseen(rig, BIG - 1)
+    assert rig.save(3).linked_bytes > 0
+    rig.manager.end_run()
+
+
+def test_a_compressed_array_that_nothing_can_have_changed_is_not_compressed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path / "k", compressors="zstd")
+    rig.blobs["fixed"] = np.random.default_rng(0).random(BIG)
+    size = rig.save(0).nbytes
+    monkeypatch.setattr(chunk_bytes, "compress", None)
+    # The other blob is short; none of those two epochs is one that reads.
+    del rig.blobs["small"]
+    assert rig.save(2).linked_bytes > size // 2
+    rig.manager.end_run()
+
+
+def test_a_former_store_that_cannot_be_read_only_costs_the_links(rig: Rig) -> None:
+    rig.save(0)
+    Path(rig.manager.get_ckpt_db_name("a", 0), "_manifest", "zarr.json").write_text("{}")
+    assert rig.save(1).linked_bytes == 0
+    rig.manager.verify(1)
+
+
+def test_a_file_system_without_links_only_costs_the_links(tmp_path: Path) -> None:
+    class NoLinks(FaultyFiles):
+        def link(self, source: str, target: str, nbytes: int) -> bool:
+            return False
+
+    rig = Rig(tmp_path / "k", files=NoLinks(sync=False))
+    rig.save(0)
+    order = rig.manager.begin(1)
+    receipts = order({"a": rig.workspace})
+    assert receipts["a"].linked_bytes == 0
+    rig.manager.commit(order, receipts, {})
+    rig.manager.verify(1)
+    rig.manager.end_run()
+
+
+class RefusedLinks(FaultyFiles):
+    """A file system that answers a link of a chunk with an error."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number=number, sync=False)
+
+    def before(self, operation: str, path: str) -> None:
+        if operation == "link" and os.path.basename(path).startswith("c."):
+            raise OSError(self.number, os.strerror(self.number), path)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [errno.EPERM, errno.EMLINK, errno.EXDEV, errno.EOPNOTSUPP, errno.EACCES, errno.ENOSYS],
+    ids=errno.errorcode.get,
+)
+def test_a_link_that_is_refused_only_costs_the_link(tmp_path: Path, number: int) -> None:
+    rig = Rig(tmp_path / "k", files=RefusedLinks(number))
+    for epoch in range(2):
+        assert rig.save(epoch).linked_bytes == 0
+    chunks = [rig.chunk(epoch) for epoch in range(2)]
+    assert [chunk.stat().st_nlink for chunk in chunks] == [1, 1]
+    assert chunks[0].read_bytes() == chunks[1].read_bytes()
+    rig.manager.verify(1)
+    rig.manager.end_run()
+
+
+def test_a_link_that_fails_otherwise_is_an_error(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "k", files=RefusedLinks(errno.EIO))
+    rig.save(0)
+    with pytest.raises(CheckpointWriteError, match=os.strerror(errno.EIO)):
+        rig.save(1)
+    assert rig.manager.epochs() == [0]
+    rig.manager.end_run()
+
+
+@pytest.mark.parametrize("folder", ["", "_log"], ids=["beside the names", "beside the log"])
+def test_fsck_beside_a_run_calls_nothing_stray_that_the_run_saves_meanwhile(
+    rig: Rig, folder: str
+) -> None:
+    class Busy(PosixFiles):
+        is_first = True
+
+        def before(self, operation: str, path: str) -> None:
+            if self.is_first and (operation, path) == ("list", listed):
+                self.is_first = False
+                rig.save(1)
+
+    rig.save(0)
+    listed = str(Path(rig.manager.path, folder))
+    found = inspect_directory(
+        CheckpointDirectory(rig.manager.path, None, allow_pickle=False, files=Busy())
+    )
+    assert [finding for finding in found if finding.status in ("stray", "damaged")] == []
+    assert "a.0" in [finding.path for finding in found]
+    assert rig.manager.epochs() == [0, 1]
+
+
+def test_a_new_run_links_to_what_it_resumed_from(tmp_path: Path) -> None:
+    first = Rig(tmp_path / "k")
+    first.save(0)
+    first.manager.end_run()
+    second = Rig(tmp_path / "k")
+    assert second.save(1).linked_bytes == 8 * BIG
+    second.manager.end_run()

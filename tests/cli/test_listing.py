@@ -1,0 +1,62 @@
+"""What `ls` reads: of a log of any length each record once, and otherwise its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobrunner import MultiNodeCheckpointManager
+from jobrunner.checkpoint.log.state import STATE_INTERVAL
+from jobrunner.cli.listing import list_epochs
+from jobrunner.testing import FaultyFiles, FaultyObjects
+
+EPOCHS = 2_000
+# From the last full state on, and as many again as an object store is asked for ahead.
+END = 2 * STATE_INTERVAL
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of many epochs of a job without nodes."""
+    path = tmp_path_factory.mktemp("runs")
+    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+    manager.start_run([], {})
+    for epoch in range(EPOCHS):
+        manager.commit(manager.begin(epoch), {}, {"metrics": {"loss": 1 / (epoch + 1)}})
+    manager.end_run()
+    return path
+
+
+@pytest.fixture(params=["files", "objects"])
+def files(request: pytest.FixtureRequest, path: Path) -> FaultyFiles | FaultyObjects:
+    if request.param == "files":
+        return FaultyFiles()
+    return FaultyObjects("s3://bucket/runs", path)
+
+
+@pytest.fixture
+def manager(path: Path, files: FaultyFiles | FaultyObjects) -> MultiNodeCheckpointManager:
+    where = path if isinstance(files, FaultyFiles) else files.root
+    return MultiNodeCheckpointManager(where, files=files)
+
+
+def reads(files: FaultyFiles | FaultyObjects) -> list[str]:
+    return [path for operation, path in files.trace if operation in ("open", "get", "head")]
+
+
+def test_all_epochs_are_listed_by_one_read_of_each_record(
+    manager: MultiNodeCheckpointManager, files: FaultyFiles | FaultyObjects
+) -> None:
+    data, _ = list_epochs(manager)
+    assert [found["epoch"] for found in data["epochs"]] == list(range(EPOCHS))
+    assert len(reads(files)) <= EPOCHS + END
+
+
+def test_of_all_but_the_newest_epochs_nothing_is_read_where_only_those_are_asked_for(
+    manager: MultiNodeCheckpointManager, files: FaultyFiles | FaultyObjects
+) -> None:
+    data, text = list_epochs(manager, last=20)
+    assert [found["epoch"] for found in data["epochs"]] == list(range(EPOCHS - 20, EPOCHS))
+    assert f"The newest 20 of {EPOCHS} epochs." in text
+    assert len(reads(files)) <= 20 + END

@@ -1,0 +1,258 @@
+"""What a run shows of itself while it runs."""
+
+from __future__ import annotations
+
+import errno
+import io
+import logging
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobrunner.cli.command import StopTeller
+from jobrunner.cli.progress import (
+    Progress,
+    format_bytes,
+    format_metrics,
+    format_seconds,
+    show_progress,
+)
+from jobrunner.run.result import ResumePlan, RunResult, SaveReport
+from jobrunner.worker.outcome import UnderWay
+
+
+class _Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _Recorder:
+    """A display that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def open(self) -> None:
+        self.events.append("open")
+
+    def say(self, text: str) -> None:
+        self.events.append(("say", text))
+
+    def draw(self, epoch: int, total_epochs: int | None, text: str) -> None:
+        self.events.append(("draw", epoch, total_epochs))
+
+    def close(self) -> None:
+        self.events.append("close")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _save(epoch: int, error: str | None = None) -> SaveReport:
+    return SaveReport(epoch, 0.1, 0.1, 3 * 2**20, {}, error)
+
+
+_RESULT = RunResult(3, None, "epoch_limiter", 0, [], [], [])
+
+
+def test_drawing_keeps_to_its_interval_however_short_epochs_are() -> None:
+    clock, display = _Clock(), _Recorder()
+    progress = Progress(display, interval_seconds=1.0, clock=clock)
+    with progress:
+        progress.on_start(ResumePlan(None, "nothing is recorded"), 1200)
+        for epoch in range(1, 1201):
+            clock.now += 2**-9
+            progress.on_epoch(epoch, 2**-9, {})
+        progress.on_finish(_RESULT)
+    drawn = [event for event in display.events if event[0] == "draw"]
+    assert drawn == [("draw", 512, 1200), ("draw", 1024, 1200), ("draw", 1200, 1200)]
+    assert display.events[0] == "open"
+    assert display.events[-1] == "close"
+
+
+def test_the_last_epoch_is_shown_when_the_run_fails() -> None:
+    display = _Recorder()
+
+    def run() -> None:
+        with Progress(display, interval_seconds=1.0, clock=_Clock()) as progress:
+            progress.on_epoch(1, 0.1, {})
+            raise RuntimeError("the run")
+
+    with pytest.raises(RuntimeError, match="the run"):
+        run()
+    assert display.events == ["open", ("draw", 1, None), "close"]
+
+
+def test_what_is_logged_as_a_warning_is_said_at_once_and_only_during_the_run() -> None:
+    display = _Recorder()
+    logger = logging.getLogger("jobrunner.somewhere")
+    with Progress(display, interval_seconds=1.0, clock=_Clock()):
+        logger.info("a detail")
+        logger.warning("epoch %d is damaged", 3)
+    logger.addHandler(logging.NullHandler())
+    logger.warning("afterwards")
+    assert display.events == ["open", ("say", "warning: epoch 3 is damaged"), "close"]
+
+
+def test_failed_saves_are_counted() -> None:
+    progress = Progress(_Recorder(), interval_seconds=1.0, clock=_Clock())
+    progress.on_save(_save(4, "the disk is full"))
+    assert "saves failed: 1" in progress.describe()
+
+
+def test_a_line_holds_epoch_pace_metrics_and_what_is_saved() -> None:
+    progress = Progress(_Recorder(), interval_seconds=1.0)
+    progress.on_start(ResumePlan(None, "nothing is recorded"), 10)
+    progress.on_epoch(4, 0.25, {"epoch": 4, "loss": np.float32(0.5)})
+    progress.on_save(_save(4))
+    assert progress.describe() == (
+        "epoch 4/10  250 ms each + 100 ms a save  loss=0.5  saved 4 (3.0 MiB)"
+    )
+
+
+def _running(seconds: float, *, group: str = "epoch") -> UnderWay:
+    tasks = tuple(f"node:{i}/step" for i in range(5))
+    return UnderWay(group, 0 if group == "init" else 5, seconds, tasks)
+
+
+def test_an_epoch_that_takes_long_is_shown_with_what_runs_and_ever_less_often() -> None:
+    clock, display = _Clock(), _Recorder()
+    progress = Progress(display, interval_seconds=1.0, patience_seconds=10.0, clock=clock)
+    progress.on_epoch(4, 0.25, {})
+    drawn = []
+    for second in range(1, 100):
+        clock.now = float(second)
+        progress.under_way = lambda: _running(clock.now)
+        progress.look()
+        if len(display.events) > len(drawn):
+            drawn.append(second)
+    assert drawn == [10, 30, 70]
+    assert "[epoch 5 for 1 min 39 s: node:0/step, node:1/step, node:2/step and 2 more]" in (
+        progress.describe()
+    )
+    clock.now += 1
+    progress.on_epoch(5, 99.0, {})
+    assert len(display.events) == 4
+
+
+def test_the_init_group_is_shown_and_what_is_short_is_not() -> None:
+    display = _Recorder()
+    progress = Progress(display, interval_seconds=0.0, clock=_Clock())
+    progress.under_way = lambda: _running(0.5, group="init")
+    progress.look()
+    assert display.events == []
+    progress.under_way = lambda: _running(2.0, group="init")
+    progress.look()
+    assert display.events == [("draw", 0, None)]
+    assert progress.describe().startswith("epoch 0  [init group for 2.0 s: node:0/step, ")
+
+
+def test_a_run_that_is_refused_leaves_no_bar_behind() -> None:
+    stream = _Terminal()
+    with show_progress(stream):
+        pass
+    assert "starting" not in stream.getvalue().rpartition("\x1b[2K")[2]
+
+
+def test_a_file_gets_plain_lines() -> None:
+    stream = io.StringIO()
+    with show_progress(stream) as progress:
+        progress.on_start(ResumePlan(3, "it is the last one recorded"), None)
+        progress.on_epoch(4, 2.0, {})
+    assert stream.getvalue() == "from epoch 3: it is the last one recorded\nepoch 4  2.0 s each\n"
+
+
+def test_a_reader_that_has_gone_does_not_end_the_run() -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with show_progress(Broken()) as progress:
+        progress.on_start(ResumePlan(3, "it is the last one recorded"), None)
+        progress.on_epoch(4, 2.0, {})
+
+
+def test_a_terminal_that_has_gone_does_not_end_the_run() -> None:
+    class Gone(_Terminal):
+        is_gone = False
+
+        def write(self, text: str) -> int:
+            if self.is_gone:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().write(text)
+
+    stream = Gone()
+    with show_progress(stream) as progress:
+        progress.on_start(ResumePlan(3, "it is the last one recorded"), None)
+        stream.is_gone = True
+        progress.on_start(ResumePlan(3, "it is the last one recorded"), None)
+        progress.on_epoch(4, 2.0, {})
+        logging.getLogger("jobrunner").warning("odd")
+    assert stream.closed is False
+
+
+def test_a_signal_is_heeded_though_nobody_can_read_the_answer() -> None:
+    """As where Ctrl-C ends the `tee` that a run's output goes to as well."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    kept = os.dup(2)
+    try:
+        os.dup2(writer, 2)
+        StopTeller().on_stop_asked("SIGINT", "Ctrl-C again")
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(writer)
+
+
+def test_a_terminal_gets_a_bar_that_takes_names_as_they_are() -> None:
+    stream = _Terminal()
+    with show_progress(stream) as progress:
+        progress.on_start(ResumePlan(None, "a [bold] reason"), 4)
+        progress.on_epoch(3, 0.5, {"[red]loss": 1.0})
+        logging.getLogger("jobrunner").warning("[x] is odd")
+    text = stream.getvalue()
+    assert "a [bold] reason" in text
+    assert "epoch 3/4" in text
+    assert "[red]loss=1" in text
+    assert "warning: [x] is odd" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.00123, "1.23 ms"),
+        (0.25, "250 ms"),
+        (12.34, "12.3 s"),
+        (60, "1 min 0 s"),
+        (3599.7, "1 h 0 min"),
+        (7380, "2 h 3 min"),
+    ],
+)
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (2**30, "1.0 GiB"),
+        (5 * 2**50, "5120.0 TiB"),
+    ],
+)
+def test_sizes_read_well(nbytes: int, text: str) -> None:
+    assert format_bytes(nbytes) == text
+
+
+def test_only_the_first_few_numbers_among_the_metrics_are_shown() -> None:
+    metrics = {"text": "x", "list": [1, 2], **dict.fromkeys("abcdef", 1.0)}
+    assert format_metrics(metrics) == ["a=1", "b=1", "c=1", "d=1"]

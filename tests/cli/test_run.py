@@ -1,0 +1,374 @@
+"""`jobrunner run` against a real cluster: what it prints, leaves and exits with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+from click.testing import CliRunner, Result
+from distributed import LocalCluster
+
+from jobrunner import MultiNodeCheckpointManager
+from jobrunner.cli.command import main
+from tests.processes import await_true, kill
+
+_COUNT = """
+import time
+from jobrunner import Job, Task, current_task, epoch_limiter
+
+def step(n):
+    print("step", n, flush=True)
+    current_task().report(n=n + 1)
+    return n + 1
+
+with Job("count") as job:
+    with job.init_group:
+        Task(lambda: 0, outputs="n", node="a")
+    Task({step}, inputs="n", outputs="n", node="a", name="step")
+    with job.exit_group:
+        Task(lambda n: print("total", n), inputs="n", node="a", name="show")
+epoch_limiter(job, {limit})
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A job that counts to four, one an epoch."""
+    return _write(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _imports_are_undone() -> Iterator[None]:
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in [name for name in sys.modules if name.startswith("jobrunner_script_")]:
+        if name not in modules:
+            if name in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.unregister_pickle_by_value(sys.modules[name])
+            del sys.modules[name]
+
+
+def _write(directory: Path, *, step: str = "step", limit: int = 4) -> Path:
+    path = directory / "count.py"
+    path.write_text(_COUNT.format(step=step, limit=limit))
+    return path
+
+
+def _invoke(*args: object) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def _run(cluster: LocalCluster, script: Path, *args: object) -> Result:
+    directory = script.parent / "runs"
+    address = cluster.scheduler_address
+    return _invoke("run", script, "--checkpoint", directory, "--scheduler", address, *args)
+
+
+def _json(result: Result) -> Any:
+    return json.loads(result.stdout)
+
+
+def test_a_run_says_where_it_starts_how_it_ends_and_exits_with_0(
+    process_cluster: LocalCluster, script: Path
+) -> None:
+    result = _run(process_cluster, script)
+    assert result.exit_code == 0, result.output
+    assert "from the start: nothing is recorded" in result.stdout
+    assert "count: done at epoch 4, stopped by epoch_limiter" in result.stdout
+    assert MultiNodeCheckpointManager(script.parent / "runs").epochs() == [0, 1, 2, 3, 4]
+
+
+def test_json_holds_the_result(process_cluster: LocalCluster, script: Path) -> None:
+    found = _json(_run(process_cluster, script, "--json"))
+    assert found["job"] == "count"
+    assert (found["epoch"], found["resumed_from"], found["stopped_by"]) == (
+        4,
+        None,
+        "epoch_limiter",
+    )
+    assert [metrics["n"] for metrics in found["metrics"]] == [1, 2, 3, 4]
+    assert [save["epoch"] for save in found["saves"]] == [0, 1, 2, 3, 4]
+
+
+def test_a_run_stopped_early_goes_on_when_started_again(
+    process_cluster: LocalCluster, script: Path
+) -> None:
+    first = _json(_run(process_cluster, script, "--json", "--epochs", 2))
+    assert (first["epoch"], first["stopped_by"]) == (2, "epoch_limiter")
+    second = _json(_run(process_cluster, script, "--json"))
+    assert (second["resumed_from"], second["epoch"]) == (2, 4)
+    assert [metrics["n"] for metrics in second["metrics"]] == [3, 4]
+
+
+def test_resume_takes_an_epoch_none_or_fails(process_cluster: LocalCluster, script: Path) -> None:
+    manager = MultiNodeCheckpointManager(script.parent / "runs")
+    assert _run(process_cluster, script).exit_code == 0
+    assert _json(_run(process_cluster, script, "--json", "--resume", 1))["resumed_from"] == 1
+    assert _json(_run(process_cluster, script, "--json", "--resume", "none"))["epoch"] == 4
+    missing = _run(process_cluster, script, "--resume", 9)
+    assert missing.exit_code == 6
+    assert "recorded epochs: 0, 1, 2, 3, 4" in missing.stderr
+    assert manager.epochs() == [0, 1, 2, 3, 4]
+
+
+def test_a_dry_run_says_what_would_run_and_writes_nothing(script: Path) -> None:
+    directory = script.parent / "runs"
+    result = _invoke("run", script, "--checkpoint", directory, "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "from the start" in result.stdout
+    assert "epochs from 1 until epoch 4" in result.stdout
+    found = _json(_invoke("run", script, "--checkpoint", directory, "--dry-run", "--json"))
+    assert found["plan"]["epoch"] is None
+    assert not directory.exists()
+
+
+def test_a_failing_task_shows_the_workers_traceback_and_no_other(
+    process_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    script = _write(tmp_path, step="lambda n: n + 1 if n < 2 else 1 // 0")
+    result = _run(process_cluster, script)
+    assert result.exit_code == 3
+    for part in ("job 'count'", "node 'a'", "Task 'step'", "epoch 3", "ZeroDivisionError"):
+        assert part in result.stderr
+    assert result.stderr.count("Traceback (most recent call last)") == 1
+    error = _json(_run(process_cluster, script, "--json"))["error"]
+    assert (error["type"], error["node"], error["task"]) == ("TaskFailedError", "a", "step")
+    assert (error["epoch"], "ZeroDivisionError" in error["remote_traceback"]) == (3, True)
+
+
+def test_a_wrong_job_exits_with_2_and_no_traceback(tmp_path: Path) -> None:
+    script = _write(tmp_path, limit=0)
+    result = _invoke("run", script, "--checkpoint", tmp_path / "runs")
+    assert result.exit_code == 2
+    assert "num_epochs is an int from 1 on; got 0" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_what_the_job_lacks_in_the_checkpoint_exits_with_10(
+    process_cluster: LocalCluster, script: Path
+) -> None:
+    assert _run(process_cluster, script).exit_code == 0
+    script.write_text(script.read_text().replace('"n"', '"m"'))
+    result = _run(process_cluster, script)
+    assert result.exit_code == 10
+    assert "blob 'm' of node 'a'" in result.stderr
+
+
+def test_a_directory_in_use_exits_with_9(process_cluster: LocalCluster, script: Path) -> None:
+    other = MultiNodeCheckpointManager(script.parent / "runs")
+    other.start_run(["a"], {})
+    try:
+        result = _run(process_cluster, script)
+    finally:
+        other.end_run()
+    assert result.exit_code == 9, result.output
+    assert _run(process_cluster, script).exit_code == 0
+
+
+@pytest.mark.slow
+def test_no_scheduler_exits_with_5(script: Path) -> None:
+    # In a process of its own, for Dask leaves a thread behind when it cannot connect.
+    arguments = [str(script), "--checkpoint", "runs", "--scheduler", "tcp://127.0.0.1:9"]
+    done = subprocess.run(
+        [sys.executable, "-m", "jobrunner", "run", *arguments],
+        cwd=script.parent,
+        env={**_environment(), "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "200 ms"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 5, done.stderr
+    assert "No Dask scheduler answers at tcp://127.0.0.1:9" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_json_is_alone_on_stdout_whatever_tasks_print(script: Path) -> None:
+    arguments = [f"{script}:job", "--checkpoint", "runs", "--workers", "1", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "jobrunner", "run", *arguments],
+        cwd=script.parent,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["epoch"] == 4
+    assert "step 3" in done.stderr
+    assert "total 4" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=["INT", "TERM"]
+)
+def test_an_interrupted_run_keeps_its_epochs_and_tells_how_to_go_on(
+    tmp_path: Path, process_cluster: LocalCluster, number: signal.Signals, exit_code: int
+) -> None:
+    # A quick epoch for each number but the third, which would go on for ever.
+    script = _write(tmp_path, step="lambda n: n + 1 if n != 2 else time.sleep(1e6)", limit=5)
+    with _start(script, "--workers", "1", "--grace", "1") as process:
+        manager = MultiNodeCheckpointManager(tmp_path / "runs")
+        await_true(lambda: manager.latest() == 2, "epoch 2", process)
+        # To the whole group, as a terminal does it.
+        os.killpg(process.pid, number)
+        asked = time.monotonic()
+        assert process.stderr is not None
+        if number == signal.SIGINT:
+            assert any("the run ends once its epoch" in line for line in process.stderr)
+            os.killpg(process.pid, number)
+            asked = time.monotonic()
+        _, stderr = process.communicate()
+    assert process.returncode == exit_code, stderr
+    assert time.monotonic() - asked < 5  # not as long as Dask would wait for that task
+    if number == signal.SIGINT:
+        assert "Interrupted. The last recorded epoch is 2. To go on from there: " in stderr
+    else:
+        assert "Error" not in stderr
+        assert "again to go on from epoch 2.\n" in stderr
+    assert f"jobrunner run {script} --checkpoint runs --workers 1 --grace 1" in stderr
+    assert "Traceback" not in stderr
+    _write(tmp_path, limit=5)
+    found = _json(_run(process_cluster, script, "--json"))
+    assert (found["resumed_from"], found["epoch"]) == (2, 5)
+
+
+@pytest.mark.slow
+def test_sigusr1_asks_a_real_process_for_a_save(tmp_path: Path) -> None:
+    # Epoch 3 waits for a file, so that the signal comes before it has ended.
+    gate = tmp_path / "gate"
+    script = _write(tmp_path, step="wait", limit=6)
+    wait = f"""
+def wait(n):
+    while n == 2 and not os.path.exists({str(gate)!r}):
+        time.sleep(0.01)
+    return n + 1
+"""
+    script.write_text(f"import os\n{wait}{script.read_text()}")
+    options = ["--workers", "1", "--save-every", "100"]
+    with _start(script, *options, DASK_JOBRUNNER__STINT_SECONDS="0") as process:
+        manager = MultiNodeCheckpointManager(tmp_path / "runs")
+        await_true(lambda: manager.latest() == 0, "epoch 0", process)
+        process.send_signal(signal.SIGUSR1)
+        gate.touch()
+        _, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    epochs = manager.epochs()
+    # Epoch 0 and the last are saved in any case; one in between because it was asked for.
+    assert (epochs[0], epochs[-1], len(epochs)) == (0, 6, 3)
+    assert epochs[1] in (1, 2, 3)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_workers_start_is_one_line(tmp_path: Path) -> None:
+    script = _write(tmp_path)
+    with _start(script) as process:
+        parent = psutil.Process(process.pid)
+        # With a helper of Python's.
+        await_true(lambda: len(parent.children()) >= 2, "the first worker", process)
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate()
+    assert process.returncode == 130
+    again = f"jobrunner run {script} --checkpoint runs"
+    assert stderr == f"Interrupted. No epoch is recorded yet. To start again: {again}\n"
+
+
+def test_a_directory_that_cannot_be_written_is_refused_or_makes_an_exit_code(
+    process_cluster: LocalCluster, script: Path
+) -> None:
+    (script.parent / "runs").write_text("in the way")
+    refused = _run(process_cluster, script)
+    assert refused.exit_code == 8
+    assert refused.stderr.startswith("Error: Nothing has run, for nothing could be saved: ")
+    tried = _run(process_cluster, script, "--on-save-error", "warn")
+    assert tried.exit_code == 12
+    assert "done at epoch 4" in tried.stdout
+    assert "not saved: 5 epochs, the last of them 4: " in tried.stdout
+    assert tried.stdout.count("warning: ") == 2  # one that says why, one that says how many
+
+
+def test_saving_can_be_tuned(process_cluster: LocalCluster, tmp_path: Path) -> None:
+    script = _write(tmp_path, step="lambda n: n + 1", limit=5)
+    script.write_text(
+        script.read_text().replace("lambda: 0", "lambda: __import__('fractions').Fraction(1)")
+    )
+    refused = _run(process_cluster, script)
+    assert refused.exit_code == 2
+    assert "--allow-pickle" in refused.stderr
+    options = ("--save-every", 2, "--keep-last", 2, "--allow-pickle")
+    result = _run(process_cluster, script, *options)
+    assert result.exit_code == 0, result.output
+    assert MultiNodeCheckpointManager(tmp_path / "runs").epochs() == [4, 5]
+
+
+def test_a_failing_task_leaves_the_last_epoch_and_the_way_to_go_on(
+    process_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    script = _write(tmp_path, step="lambda n: n + 1 if n < 2 else 1 // 0")
+    result = _run(process_cluster, script, "--epochs", 9)
+    address = process_cluster.scheduler_address
+    again = f"run {script} --checkpoint {tmp_path / 'runs'} --epochs 9 --scheduler {address}\n"
+    assert "The last recorded epoch is 2. To go on from there: " in result.stderr
+    assert again in result.stderr
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "nonsense://x", "tcp://host:port"])
+def test_an_address_that_is_none_is_wrong_usage(script: Path, address: str) -> None:
+    result = _invoke("run", script, "--checkpoint", script.parent / "runs", "--scheduler", address)
+    assert result.exit_code == 2
+    assert f"Error: {address!r} is no address of a Dask scheduler: " in result.stderr
+    assert result.stderr.endswith(". One looks like tcp://host:8786.\n")
+
+
+def _environment() -> dict[str, str]:
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+@contextlib.contextmanager
+def _start(script: Path, *options: str, **settings: str) -> Iterator[subprocess.Popen[str]]:
+    """``jobrunner run`` as a terminal starts it, a group of its own; none of it is left."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "jobrunner", "run", str(script), "--checkpoint", "runs", *options],
+        cwd=script.parent,
+        env={**_environment(), **settings},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            kill(process)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not entry_points(group="dask_cli", name="jobrunner"), reason="jobrunner is not installed"
+)
+def test_dask_jobrunner_is_the_same_command(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dask", "jobrunner", "ls", "absent", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 6, done.stderr
+    assert json.loads(done.stdout)["error"]["type"] == "CheckpointNotFoundError"

@@ -1,0 +1,147 @@
+"""How the command line finds the job in a script or a module."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from jobrunner.cli.script import Target, load_job, parse_target
+from jobrunner.errors import DefinitionError
+
+_IMPORT = "from jobrunner.define.job import Job\n"
+
+
+@pytest.fixture(autouse=True)
+def _imports_are_undone() -> Iterator[None]:
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name in cloudpickle.list_registry_pickle_by_value():
+            cloudpickle.unregister_pickle_by_value(sys.modules[name])
+        del sys.modules[name]
+
+
+def _write(directory: Path, text: str, name: str = "script.py") -> str:
+    path = directory / name
+    path.write_text(_IMPORT + text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a.py", Target("a.py", True, None)),
+        ("a.py:job", Target("a.py", True, "job")),
+        ("./b/a.py:job", Target("./b/a.py", True, "job")),
+        ("C:\\jobs\\a.py", Target("C:\\jobs\\a.py", True, None)),
+        ("C:\\jobs\\a.py:job", Target("C:\\jobs\\a.py", True, "job")),
+        ("package.module", Target("package.module", False, None)),
+        ("package.module:make", Target("package.module", False, "make")),
+    ],
+)
+def test_a_target_is_a_file_or_a_module_and_perhaps_a_name(text: str, expected: Target) -> None:
+    assert parse_target(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a b", "a.py:", "a.py:no name", "a-b", "a..b", ":job"])
+def test_anything_else_is_refused_with_the_forms_that_are_not(text: str) -> None:
+    with pytest.raises(DefinitionError, match=r"Expected FILE\.py"):
+        parse_target(text)
+
+
+def test_the_only_job_needs_no_name(tmp_path: Path) -> None:
+    script = _write(tmp_path, "anything = Job('only')\nsame = anything\n")
+    assert load_job(script).name == "only"
+
+
+def test_a_name_is_a_variable_or_a_function(tmp_path: Path) -> None:
+    script = _write(tmp_path, "a = Job('first')\ndef make(name='made'): return Job(name)\n")
+    assert load_job(f"{script}:a").name == "first"
+    assert load_job(f"{script}:make").name == "made"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("a = Job('a')\nb = Job('b')\n", "", r"holds 2 jobs.*script\.py:a, .*script\.py:b\."),
+        ("", "", r"holds no jobs; expected one.*script\.py:function"),
+        ("a = Job('a')\n", ":b", r"has no 'b'.*script\.py:a\."),
+        ("", ":Callable", "has no 'Callable'"),
+        ("of_c = max\n", ":of_c", "is a builtin_function_or_method; expected a Job"),
+        ("n = 3\n", ":n", "is a int; expected a Job"),
+        ("def make(n): ...\n", ":make", r"make\(n\) cannot be called without arguments"),
+        ("def make(): return 3\n", ":make", r"make\(\) returned a int; expected a Job"),
+        ("def make():\n    1 / 0\n", ":make", r"failed \(.*, line 3\): ZeroDivisionError"),
+        (
+            "Job(3)\n",
+            "",
+            r"cannot be imported \(.*script\.py, line 2\): The name of a job is a str",
+        ),
+        ("job = Job('j')\nraise SystemExit(0)\n", "", r"line 3\): SystemExit: 0.*__main__"),
+        ("def make(): exit('no')\n", ":make", r"failed \(.*, line 2\): SystemExit: no"),
+        ("import no_such_thing\n", "", r"script\.py, line 2\): ModuleNotFoundError"),
+        ("def f(:\n", "", r"line 2\): SyntaxError|line 2\): .*invalid syntax"),
+    ],
+)
+def test_what_cannot_be_a_job_is_told_with_its_place(
+    tmp_path: Path, text: str, name: str, message: str
+) -> None:
+    script = _write(tmp_path, text)
+    with pytest.raises(DefinitionError, match=f"(?s){message}"):
+        load_job(script + name)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DefinitionError, match="There is no file"):
+        load_job(str(tmp_path / "absent.py"))
+
+
+def test_a_module_is_found_in_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(tmp_path, "job = Job('module')\n", "cli_module_for_test.py")
+    monkeypatch.chdir(tmp_path)
+    assert load_job("cli_module_for_test").name == "module"
+    with pytest.raises(DefinitionError, match="There is no module 'cli_absent_for_test'"):
+        load_job("cli_absent_for_test:job")
+
+
+def test_a_module_that_ends_the_process_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(tmp_path, "exit()\n", "cli_exit_for_test.py")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DefinitionError, match="cannot be imported.*line 2.*SystemExit"):
+        load_job("cli_exit_for_test")
+
+
+def test_a_module_that_misses_another_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(tmp_path, "import no_such_thing\n", "cli_broken_for_test.py")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DefinitionError, match="cannot be imported.*'no_such_thing'"):
+        load_job("cli_broken_for_test")
+
+
+def test_a_script_goes_to_workers_by_value_under_a_name_of_its_own(tmp_path: Path) -> None:
+    script = _write(tmp_path, "job = Job('j')\ndef twice(n): return 2 * n\n", "numpy.py")
+    load_job(script)
+    module = sys.modules["jobrunner_script_numpy"]
+    text = cloudpickle.dumps(module.twice)
+    del sys.modules["jobrunner_script_numpy"]
+    try:
+        assert cloudpickle.loads(text)(4) == 8
+    finally:
+        sys.modules["jobrunner_script_numpy"] = module
+
+
+def test_a_script_may_import_its_neighbours(tmp_path: Path) -> None:
+    _write(tmp_path, "n = 3\n", "cli_neighbour_for_test.py")
+    script = _write(tmp_path, "from cli_neighbour_for_test import n\njob = Job(f'j{n}')\n")
+    assert load_job(script).name == "j3"

@@ -1,0 +1,121 @@
+"""Which worker holds which node."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobrunner import PlacementError
+from jobrunner.cluster.placement import WorkerInfo, check_fit, place, within_reach
+from jobrunner.compile.plan import PlannedNode
+
+
+def worker(name, nthreads=1, **resources):
+    return WorkerInfo(f"tcp://{name}:1", name, f"host-{name}", nthreads, resources)
+
+
+def nodes(count, **asks):
+    return [PlannedNode(f"n{i}", **asks) for i in range(count)]
+
+
+@given(st.integers(0, 60), st.lists(st.integers(1, 8), min_size=1, max_size=8))
+def test_nodes_spread_by_threads_and_every_node_has_a_worker(count, threads):
+    workers = [worker(f"w{i}", n) for i, n in enumerate(threads)]
+    placed = place(nodes(count), workers)
+    assert list(placed) == [f"n{i}" for i in range(count)]
+    for info in workers:
+        held = list(placed.values()).count(info.address)
+        assert abs(held - count * info.nthreads / sum(threads)) < len(workers)
+
+
+def test_neighbours_share_a_worker():
+    placed = place(nodes(4), [worker("a"), worker("b")])
+    assert [address[6] for address in placed.values()] == ["a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize("alias", ["b", "tcp://b:1", "b:1", "host-b"])
+def test_a_worker_is_asked_for_by_address_name_or_host(alias):
+    placed = place(nodes(3, workers=(alias,)), [worker("a"), worker("b")])
+    assert set(placed.values()) == {"tcp://b:1"}
+
+
+def test_resources_are_used_up():
+    workers = [worker("a", GPU=1), worker("b", GPU=2), worker("c")]
+    placed = place(nodes(3, resources={"GPU": 1}), workers)
+    assert sorted(placed.values()) == ["tcp://a:1", "tcp://b:1", "tcp://b:1"]
+    with pytest.raises(PlacementError, match="'n3'.*GPU.*Start a worker"):
+        place(nodes(4, resources={"GPU": 1}), workers)
+
+
+def test_the_node_with_the_fewest_choices_goes_first():
+    asks = [
+        PlannedNode("any", resources={"GPU": 1}),
+        PlannedNode("only-a", workers=("a",), resources={"GPU": 1}),
+    ]
+    placed = place(asks, [worker("a", GPU=1), worker("b", GPU=1)])
+    assert placed == {"any": "tcp://b:1", "only-a": "tcp://a:1"}
+
+
+def test_nodes_stay_where_they_are():
+    workers = [worker("a"), worker("b")]
+    first = place(nodes(4), workers)
+    assert place(nodes(4), [*workers, worker("c")], first) == first
+    moved = place(nodes(4), [worker("b"), worker("c")], first)
+    assert {name for name in moved if moved[name] == "tcp://b:1"} >= {"n2", "n3"}
+
+
+def test_no_workers_is_said():
+    with pytest.raises(PlacementError, match="no workers"):
+        place(nodes(1), [])
+
+
+def test_what_was_asked_and_what_there_is_are_said():
+    with pytest.raises(PlacementError) as caught:
+        place(nodes(1, workers=("nope",)), [worker("a", GPU=1)])
+    assert "nope" in str(caught.value)
+    assert "tcp://a:1" in str(caught.value)
+
+
+def test_nodes_that_fit_their_workers_pass():
+    placement = {"a": "tcp://w", "b": "tcp://w", "c": "tcp://v"}
+    sizes = {"a": 40, "b": 50, "c": 10**9}
+    check_fit(sizes, placement, {"tcp://w": 100, "tcp://v": 0}, 0.9, "It")
+    check_fit(sizes, placement, {"tcp://w": 10, "tcp://v": 10}, 0, "It")
+    check_fit({}, placement, {"tcp://w": 1}, 0.9, "It")
+
+
+def test_nodes_that_do_not_fit_are_named_with_sizes_and_limit():
+    mib = 1 << 20
+    placement = {f"n{i}": f"tcp://w{i % 2}" for i in range(24)}
+    sizes = dict.fromkeys(placement, mib) | {"n3": 5 * mib}
+    limits = {"tcp://w0": 10 * mib, "tcp://w1": 10 * mib, "tcp://w2": mib}
+    with pytest.raises(PlacementError) as caught:
+        check_fit(sizes, placement, limits, 0.9, "Epoch 7")
+    text = str(caught.value)
+    assert "Epoch 7 does not fit: of 2 workers 2 would be filled beyond 90%" in text
+    assert "tcp://w1, with 16 MiB in 12 nodes and a limit of 10 MiB: 'n3' 5 MiB" in text
+    assert "and 2 more" in text
+    assert "Start more workers" in text
+
+
+names = st.sampled_from("abcdef")
+
+
+@given(
+    st.lists(names, min_size=1, unique=True),
+    st.sets(st.tuples(names, names).filter(lambda pair: pair[0] != pair[1]).map(frozenset)),
+)
+def test_whoever_stays_reaches_all_the_others_and_nobody_is_left_out_of_every_side(there, cuts):
+    workers = [worker(name) for name in there]
+    cuts = {frozenset(f"tcp://{name}:1" for name in pair) for pair in cuts}
+    sides = within_reach(workers, cuts)
+    for side in sides:
+        found = {frozenset((w.address, o.address)) for w in side for o in side if w is not o}
+        assert not found & cuts
+    assert {w.name for side in sides for w in side} == set(there)
+
+
+def test_of_a_network_in_two_parts_the_one_with_more_threads_comes_first():
+    a, b, c, d, e = [worker(*its) for its in (("a",), ("b",), ("c",), ("d", 2), ("e", 2))]
+    cuts = [frozenset((one.address, other.address)) for one in (a, b, c) for other in (d, e)]
+    assert within_reach([a, b, c, d, e], cuts) == [[d, e], [a, b, c]]
+    assert within_reach([a, b, c, d, e], ()) == [[a, b, c, d, e]]

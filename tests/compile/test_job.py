@@ -1,0 +1,362 @@
+"""From definitions to plans: edges, crossings, globals, and the errors that name a task."""
+
+import pytest
+
+from jobrunner import Blob, DefinitionError, Job, Node, Task, TaskGroup, WorkspaceType
+from jobrunner.compile.fingerprint import changes, describe, fingerprint
+from jobrunner.compile.job import compile_group
+from jobrunner.compile.plan import BlobArgument, CrossingArgument, ResultArgument, UpdateArgument
+
+A, B = Node("a"), Node("b")
+
+
+def f(*args):
+    return args
+
+
+def tasks_of(plan, group="epoch"):
+    found = {}
+    for part in plan.groups[group].slices.values():
+        for task in part.tasks:
+            found[f"{part.node}/{task.name}"] = task
+    return found
+
+
+def job_with(*, epoch=lambda: None, init=lambda: None, **kwargs):
+    with Job("test", **kwargs) as job:
+        with job.init_group:
+            init()
+        epoch()
+    return job
+
+
+def test_readers_wait_for_the_last_writer_and_writers_for_readers():
+    def epoch():
+        Task(f, outputs="x", name="write", node=A)
+        Task(f, inputs="x", name="read1", node=A)
+        Task(f, inputs="x", name="read2", node=A)
+        Task(f, outputs="x", name="rewrite", node=A)
+        Task(f, inputs="x", name="read3", node=A)
+        Task(f, outputs="y", name="other", node=A)
+
+    tasks = tasks_of(job_with(epoch=epoch).compile())
+    assert tasks["a/write"].waits_for == ()
+    assert tasks["a/read1"].waits_for == tasks["a/read2"].waits_for == (0,)
+    assert set(tasks["a/rewrite"].waits_for) == {0, 1, 2}
+    assert tasks["a/read3"].waits_for == (3,)
+    assert tasks["a/other"].waits_for == ()
+
+
+def test_updates_count_as_a_write_and_come_after_the_inputs():
+    def epoch():
+        Task(f, inputs="y", updates="x", name="update", node=A)
+        Task(f, inputs="x", name="read", node=A)
+
+    def init():
+        Task(f, outputs=["x", "y"], node=A)
+
+    tasks = tasks_of(job_with(epoch=epoch, init=init).compile())
+    assert tasks["a/update"].arguments == (BlobArgument("y"), UpdateArgument("x"))
+    assert tasks["a/read"].waits_for == (0,)
+
+
+def test_a_remote_read_sees_the_last_write_defined_before_it_or_the_value_before_the_group():
+    def epoch():
+        Task(f, inputs=A["x"], name="before", node=B)
+        Task(f, outputs="x", name="write", node=A)
+        Task(f, inputs=A["x"], name="after", node=B)
+
+    def init():
+        Task(f, outputs="x", node=A)
+
+    plan = job_with(epoch=epoch, init=init).compile()
+    crossings = plan.groups["epoch"].crossings
+    assert [(c.source, c.source_task, c.blob, c.targets) for c in crossings] == [
+        ("a", None, "x", ("b",)),
+        ("a", 1, "x", ("b",)),
+    ]
+    tasks = tasks_of(plan)
+    assert tasks["b/before"].arguments == (CrossingArgument(0),)
+    assert tasks["a/write"].hands_over == (1,)
+    # The value was taken at the start, so the write does not wait for a remote reader.
+    assert tasks["a/write"].crossings == ()
+
+
+def test_a_crossing_is_copied_only_where_its_memory_changes_later_in_the_group():
+    def epoch():
+        Task(f, inputs=A["x"], node=B)
+        Task(f, inputs=A["y"], node=B)
+        Task(f, updates="x", node=A)
+        Task(f, inputs=A["x"], node=B)
+
+    def init():
+        Task(f, outputs=["x", "y"], node=A)
+
+    crossings = job_with(epoch=epoch, init=init).compile().groups["epoch"].crossings
+    assert [(c.blob, c.source_task, c.copy) for c in crossings] == [
+        ("x", None, True),
+        ("y", None, False),
+        ("x", 2, False),
+    ]
+
+
+def test_a_task_output_is_a_result_on_its_own_node_and_a_crossing_on_another():
+    def epoch():
+        out = Task(f, name="make", node=A).output()
+        Task(f, inputs=out, name="near", node=A)
+        Task(f, inputs=out, name="far", node=B)
+
+    plan = job_with(epoch=epoch).compile()
+    tasks = tasks_of(plan)
+    assert tasks["a/near"].arguments == (ResultArgument(0, 0),)
+    assert tasks["b/far"].arguments == (CrossingArgument(0),)
+    assert plan.groups["epoch"].crossings[0].part == 0
+    assert [c.part for c in tasks["a/make"].captures] == [0]
+
+
+def test_after_adds_an_edge_on_the_node_and_a_signal_between_nodes():
+    def epoch():
+        first = Task(f, name="first", node=A)
+        Task(f, name="second", node=A, after=first)
+        Task(f, name="third", node=B, after="a/first")
+        Task(f, name="early", node=A, after="late")
+        Task(f, name="late", node=A)
+
+    plan = job_with(epoch=epoch).compile()
+    tasks = tasks_of(plan)
+    assert tasks["a/second"].waits_for == (0,)
+    assert tasks["a/early"].waits_for == (4,)
+    (signal,) = plan.groups["epoch"].crossings
+    assert (signal.blob, signal.part) == (None, None)
+    assert tasks["b/third"].crossings == (signal.id,)
+
+
+@pytest.mark.parametrize("node", ["a", "b"])
+def test_a_cycle_through_after_is_refused_naming_its_tasks(node):
+    def epoch():
+        Task(f, outputs="x", name="one", node=A, after=f"{node}/two")
+        Task(f, inputs=A["x"], name="two", node=node)
+
+    with pytest.raises(DefinitionError) as caught:
+        job_with(epoch=epoch).compile()
+    assert "'a/one'" in str(caught.value)
+    assert f"'{node}/two'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "names"),
+    [
+        (lambda: Task(f, inputs="nope", name="t", node=A), ["'a/t'", "'nope'", "'x'"]),
+        (lambda: Task(f, updates="nope", name="t", node=A), ["'a/t'", "'nope'"]),
+        (lambda: Task(f, inputs=A["nope"], name="t", node=B), ["'b/t'", "'nope'", "'a'"]),
+        (lambda: Task(f, inputs=B["x"], name="t", node=A), ["'a/t'", "'x'", "'b'"]),
+        (lambda: Task(f, name="t", node=A, after="gone"), ["'a/t'", "'gone'"]),
+        (lambda: Task(f, name="t", node=A, after="t"), ["'a/t'", "itself"]),
+        (
+            lambda: Task(f, inputs=Task(f, node=A, group=TaskGroup()).output(), name="t", node=A),
+            ["'a/t'", "no group of this job"],
+        ),
+        (
+            lambda: Task(f, outputs=["p", "q"], num_instances=2, name="t", node=A),
+            ["'a/t'", "one list"],
+        ),
+        (
+            lambda: [
+                Task(f, inputs="g", name="t", node=A),
+                Task(f, outputs="g", node=A, workspace_type=WorkspaceType.GLOBAL),
+            ],
+            ["'a/t'", "before any task makes it"],
+        ),
+        (
+            lambda: Task(f, outputs="x", name="t", node=A, workspace_type=WorkspaceType.PRIVATE),
+            ["'a/t'", "PRIVATE", "'a/f'"],
+        ),
+        (lambda: Task(f, outputs="X", name="t", node=A), ["'x'", "'X'", "case"]),
+        (lambda: Task(f, name="t", node="A"), ["'A'", "'a'", "case"]),
+        (
+            lambda: [Task(f, node=Node("n", workers="v")), Task(f, node=Node("n", workers="w"))],
+            ["'n'", "two ways"],
+        ),
+    ],
+    ids=range(13),
+)
+def test_a_definition_that_cannot_run_is_refused_with_names(epoch, names):
+    def init():
+        Task(f, outputs="x", node=A)
+
+    with pytest.raises(DefinitionError) as caught:
+        job_with(epoch=epoch, init=init).compile()
+    for name in names:
+        assert name in str(caught.value)
+
+
+def test_a_private_blob_of_another_group_is_not_there():
+    with Job() as job:
+        Task(f, outputs="p", node=A)
+        with job.exit_group:
+            Task(f, inputs="p", name="late", node=A)
+    with pytest.raises(DefinitionError, match=r"exit group.*'p'.*workspace_type"):
+        job.compile()
+
+
+def test_a_blob_is_global_where_init_or_a_global_task_makes_it():
+    with Job() as job:
+        with job.init_group:
+            Task(f, outputs="x", node=A)
+            Task(f, outputs="scratch", node=A, workspace_type=WorkspaceType.PRIVATE)
+        Task(f, outputs="p", node=A)
+        Task(f, outputs="x", node=B)
+        with TaskGroup(WorkspaceType.GLOBAL):
+            pass
+        Task(f, outputs="g", node=A, workspace_type=WorkspaceType.GLOBAL)
+        with job.exit_group:
+            Task(f, inputs=["g", "x"], node=A)
+    plan = job.compile()
+    assert plan.globals == {"a": {"x", "g"}}
+    assert plan.initial == {"a": {"x"}}
+    assert plan.saved_blobs(0) == {"a": {"x"}}
+    assert plan.saved_blobs(1) == {"a": {"x", "g"}}
+
+
+def test_an_output_of_another_group_stands_for_its_global_blob():
+    with Job() as job:
+        with job.init_group:
+            made = Task(f, outputs="x", node=A).output()
+            lost = Task(f, node=A).output()
+        Task(f, inputs=made, name="read", node=A)
+        assert tasks_of(job.compile())["a/read"].arguments == (BlobArgument("x"),)
+    with Job() as job:
+        with job.init_group:
+            lost = Task(f, node=A).output()
+        Task(f, inputs=lost, name="read", node=A)
+    with pytest.raises(DefinitionError, match="fills no blob"):
+        job.compile()
+
+
+def test_conditions_are_outputs_or_blobs_of_the_epoch():
+    with Job() as job:
+        with job.init_group:
+            Task(f, outputs="x", node=A)
+        job.add_stop_condition(Task(f, name="enough", node=A))
+        job.add_stop_condition(A["x"])
+        Task(f, outputs="p", node=A)
+        job.add_stop_condition(A["p"])
+    conditions = job.compile().groups["epoch"].conditions
+    assert [c.name for c in conditions] == ["a/enough", "a/x", "a/p"]
+    job = job_with(epoch=lambda: Task(f, node=A))
+    job.add_stop_condition(Blob("gone", A))
+    with pytest.raises(DefinitionError, match="stop condition reads blob 'gone'"):
+        job.compile()
+
+
+def test_checkpointing_a_node_that_nobody_uses_is_refused():
+    with Job(nodes_to_checkpoint=["zzz"]) as job:
+        Task(f, node=A)
+    with pytest.raises(DefinitionError, match="'zzz'"):
+        job.compile()
+
+
+def test_what_runs_again_at_a_resume():
+    with Job(nodes_to_checkpoint=[A]) as job:
+        with job.init_group:
+            Task(f, outputs="w", name="weights", node=A)
+            Task(f, outputs="path", name="path", node=A, workspace_type=WorkspaceType.PRIVATE)
+            Task(f, inputs="w", outputs=["v", Blob("c", transient=True)], name="conn", node=A)
+            Task(f, inputs="path", outputs=Blob("file", transient=True), name="open", node=A)
+            Task(f, inputs=A["w"], outputs="u", name="all", node=B)
+        Task(f, inputs=["c", "file"], node=A)
+    plan = job.compile()
+    again = tasks_of(plan, "resume")
+    assert list(again) == ["a/path", "a/conn", "a/open", "b/all"]
+    assert [(o.name, o.is_kept) for o in again["a/conn"].outputs] == [("v", False), ("c", True)]
+    assert [o.is_kept for o in again["b/all"].outputs] == [True]
+    assert plan.saved_blobs(3) == {"a": {"w", "v"}}
+
+
+def test_a_task_that_must_run_again_may_not_update_what_is_loaded():
+    with Job() as job, job.init_group:
+        Task(f, outputs="w", node=A)
+        Task(f, updates="w", outputs=Blob("c", transient=True), name="bad", node=A)
+    with pytest.raises(DefinitionError, match="'a/bad'.*'w'"):
+        job.compile()
+
+
+def build(*, fn=f, extra=False, inputs="x", order=1):
+    def epoch():
+        for name in ("s", "t")[::order]:
+            Task(fn, inputs=inputs, outputs="y", name=name, node=A)
+        if extra:
+            Task(f, name="extra", node=A)
+
+    def init():
+        Task(f, outputs=["x", "y"], node=A)
+
+    return job_with(epoch=epoch, init=init).compile()
+
+
+def test_a_fingerprint_is_of_structure():
+    def other(*args):
+        return args[0]
+
+    assert fingerprint(build()) == fingerprint(build()) == fingerprint(build(fn=other))
+    assert len({fingerprint(p) for p in (build(), build(extra=True), build(order=-1))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({}, []),
+        ({"extra": True}, ["task epoch:a/extra is new"]),
+        ({"inputs": "y"}, ["task epoch:a/s has other inputs", "task epoch:a/t has other inputs"]),
+        ({"order": -1}, ["another order"]),
+        (
+            {"fn": lambda *a: a[0]},
+            ["task epoch:a/s has other code", "task epoch:a/t has other code"],
+        ),
+    ],
+    ids=["same", "new", "inputs", "order", "code"],
+)
+def test_changes_name_the_task(changed, says):
+    found = changes(describe(build()), describe(build(**changed)))
+    assert len(found) == len(says)
+    for sentence, part in zip(found, says, strict=True):
+        assert part in sentence
+
+
+def test_a_fingerprint_is_the_same_in_another_process(tmp_path):
+    import subprocess
+    import sys
+
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from test_job import build, describe\n"
+        "import json; d = describe(build()); print(json.dumps([d['fingerprint'], d['code']]))"
+    )
+    from pathlib import Path
+
+    here = str(Path(__file__).parent)
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", script, here],
+            env={"PYTHONHASHSEED": seed, "PATH": ""},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(answers) == 1
+
+
+def test_an_ad_hoc_group_assumes_that_other_blobs_are_there():
+    with TaskGroup() as group:
+        Task(f, inputs="w", outputs="w", node=A)
+        Task(f, outputs="v", node=A)
+        Task(f, inputs=A["w"], outputs="u", node=B, workspace_type=WorkspaceType.GLOBAL)
+    plan = compile_group(group, {"a": frozenset({"w"})})
+    outputs = {
+        (part.node, o.name): o.is_global
+        for part in plan.slices.values()
+        for task in part.tasks
+        for o in task.outputs
+    }
+    assert outputs == {("a", "w"): True, ("a", "v"): False, ("b", "u"): True}

@@ -1,0 +1,90 @@
+"""What a save would keep is compared to the bit, and what pads an array's items is no part of it."""
+
+import numpy as np
+import pytest
+
+from jobrunner import MultiNodeCheckpointManager
+from jobrunner.run.replay.exactness import compare_bits
+from jobrunner.run.replay.tracing import digest_value
+from jobrunner.workspace.workspace import Workspace
+
+ALIGNED = np.dtype([("a", "i1"), ("b", "f8")], align=True)
+NESTED = np.dtype([("c", "i1"), ("d", ALIGNED, 2)], align=True)
+
+
+def garbled(array, byte):
+    """The same values, beside what memory happened to hold."""
+    memory = np.full(array.nbytes, byte, np.uint8)
+    garbled = memory.view(array.dtype).reshape(array.shape)
+    fill(garbled, array)
+    return garbled
+
+
+def fill(target, source):
+    if source.dtype.names is not None:
+        for name in source.dtype.names:
+            fill(target[name], source[name])
+    elif source.dtype.char == "G":
+        fill(target.real, source.real)
+        fill(target.imag, source.imag)
+    elif source.dtype.char == "g" and np.finfo(source.dtype).nmant == 63:
+        significant = np.dtype({"names": ["v"], "formats": ["V10"], "itemsize": source.itemsize})
+        target.view(significant)["v"] = source.view(significant)["v"]
+    else:
+        target[...] = source
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros(5, ALIGNED),
+        np.ones((2, 3), NESTED),
+        np.arange(5, dtype=np.longdouble),
+        np.full(3, complex(-0.0, np.nan), np.clongdouble),
+        np.ones(4, [("x", np.longdouble), ("y", "i2")]),
+    ],
+    ids=["fields", "nested", "longdouble", "clongdouble", "longdouble field"],
+)
+def test_what_pads_the_items_of_an_array_is_no_difference(array):
+    one, other = garbled(array, 0x11), garbled(array, 0x77)
+    assert one.tobytes() != other.tobytes() or np.finfo(np.longdouble).nmant != 63
+    assert list(compare_bits("a", "x", one, other)) == []
+    assert list(compare_bits("a", "x", {"w": [one]}, {"w": [other]})) == []
+    assert digest_value(one) == digest_value(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.longdouble(0.0), np.longdouble(-0.0)),
+        (np.ones(2, ALIGNED), np.zeros(2, ALIGNED)),
+        (np.array([0.0]), np.array([-0.0])),
+        (np.array([np.nan]), -np.array([np.nan])),
+        (np.zeros((2, 3)), np.zeros((2, 3), order="F")),
+        ({"w": np.ones(2)}, {"w": np.ones(3)}),
+    ],
+    ids=["sign", "fields", "zero", "nan", "order", "shape"],
+)
+def test_any_other_bit_is_one(one, other):
+    assert list(compare_bits("a", "x", one, other))
+    assert list(compare_bits("a", "x", one, one)) == []
+    assert digest_value(one) != digest_value(other)
+
+
+def test_replicas_are_told_by_their_values_and_not_by_what_pads_them(tmp_path):
+    values = {
+        "long": np.arange(5, dtype=np.longdouble),
+        "records": np.zeros(3, np.dtype([("a", "i1"), ("b", "f8")], align=True)),
+    }
+    workspaces = {}
+    for byte, node in ((1, "a"), (7, "b")):
+        workspaces[node] = Workspace(node)
+        workspaces[node].globals.update(
+            {name: garbled(value, byte) for name, value in values.items()}
+        )
+    manager = MultiNodeCheckpointManager(tmp_path)
+    manager.start_run(["a", "b"], {})
+    order = manager.begin(0, replicated=dict.fromkeys(values, ("a", "b")))
+    manager.commit(order, order(workspaces), {})
+    assert manager.epochs() == [0]
+    manager.end_run()

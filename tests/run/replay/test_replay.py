@@ -1,0 +1,352 @@
+"""Epochs that are run again from the record before them: equal, or who made them differ."""
+
+import hashlib
+import json
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from jobrunner import (
+    Blob,
+    CheckpointCorruptError,
+    CheckpointNotFoundError,
+    DefinitionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    PlanMismatchError,
+    SaveEvery,
+    Session,
+    Task,
+    current_task,
+    epoch_limiter,
+)
+from jobrunner.cli.command import main
+
+
+@pytest.fixture
+def manager(tmp_path):
+    return MultiNodeCheckpointManager(tmp_path / "ckpt")
+
+
+def draw(x):
+    return x + current_task().rng.standard_normal(x.size)
+
+
+def mix(y, other):
+    return 0.5 * (y + other)
+
+
+def note(mean, log):
+    log.append(float(mean))
+
+
+def build(*, draw=draw, mix=mix, epochs=4, limit=None, **kwargs):
+    """Two nodes: each draws into a blob of its own, and mixes that with the other's state."""
+    with Job("drift", seed=5, **kwargs) as job:
+        for name, other in (("a", "b"), ("b", "a")):
+            with Node(name):
+                with job.init_group:
+                    Task(lambda: np.zeros(50), outputs="x", name="zeros")
+                    Task(lambda: ([], {"k": (1, 2.0)}), outputs=["log", "about"], name="rest")
+                    Task(lambda: object(), outputs=Blob("tool", transient=True), name="tool")
+                drawn = Task(draw, inputs="x", outputs="y", name="draw")
+                Task(mix, [drawn.output(), Node(other)["x"]], outputs="x", name="mix")
+                mean = Task(np.mean, inputs="x", name="mean").output()
+                Task(note, inputs=mean, updates="log", name="note")
+    epoch_limiter(job, limit or epochs)
+    return job
+
+
+def contents(path):
+    """Every file below a path, with what is in it."""
+    return {
+        str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(Path(path).rglob("*"))
+        if file.is_file()
+    }
+
+
+def test_epochs_of_a_job_that_repeats_itself_are_equal_and_nothing_is_written(client, manager):
+    with Session(client) as session:
+        runner = JobRunner(build(), manager)
+        runner.run(session)
+        before = contents(manager.path)
+        for epoch, base in ((0, None), (1, 0), (4, 3)):
+            report = runner.replay(session, epoch)
+            assert (report.epoch, report.from_epoch) == (epoch, base)
+            assert (report.is_equal, report.num_equal, report.changes) == (True, 6, ())
+        assert contents(manager.path) == before
+        assert runner.run(session).epoch == 4  # and the directory is free
+
+
+def test_epochs_between_records_are_run_as_well(inproc_session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(epochs=3))
+    runner = JobRunner(build(epochs=6), manager)
+    runner.run(inproc_session)
+    report = runner.replay(inproc_session, 6)
+    assert (report.from_epoch, report.is_equal) == (3, True)
+
+
+def test_an_epoch_saved_after_some_of_its_steps_is_run_up_to_there(inproc_session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(steps=2))
+    job = build(epochs=2, steps_per_epoch=3)
+    runner = JobRunner(job, manager)
+    runner.run(inproc_session)
+    assert manager.record(1)["details"]["step"] == 2
+    for epoch, step, base in ((1, 2, 0), (2, 0, 1)):
+        report = runner.replay(inproc_session, epoch)
+        assert (report.step, report.from_epoch, report.is_equal) == (step, base, True)
+
+
+def unseeded(x):
+    return x + np.random.random(x.size)
+
+
+def test_a_task_that_draws_from_elsewhere_is_named_and_not_what_reads_from_it(
+    inproc_session, manager
+):
+    with Job("mixed", seed=5) as job:
+        for name in "ab":
+            with Node(name):
+                with job.init_group:
+                    Task(lambda: np.zeros(50), outputs="x", name="zeros")
+                    Task(lambda: 0.0, outputs="sum", name="zero")
+                fn = unseeded if name == "b" else draw
+                Task(fn, inputs="x", outputs="x", name="draw")
+        total = Task(np.sum, inputs=Node("b")["x"], node="a", name="total").output()
+        Task(lambda total: total, inputs=total, outputs="sum", node="a", name="keep")
+    epoch_limiter(job, 3)
+    runner = JobRunner(job, manager)
+    runner.run(inproc_session)
+    report = runner.replay(inproc_session, 2)
+    assert [(d.node, d.blob, d.tasks, d.epoch) for d in report.differences] == [
+        ("a", "sum", ("b/draw",), 2),
+        ("b", "x", ("b/draw",), 2),
+    ]
+    assert not any(d.is_repeatable for d in report.differences)
+    assert report.num_equal == 2
+    [how] = report.differences[1].how
+    assert (how["count"], how["size"]) == (50, 50)
+    assert 0 < how["max_abs"] < 1
+    assert "b/draw in epoch 2 made another value when run twice with the same inputs" in str(report)
+
+
+def random_int(x):
+    return x + random.randrange(2**40)
+
+
+def with_the_clock(x):
+    return x + time.time_ns()
+
+
+class Counting:
+    """Keeps something between its calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return x + self.calls
+
+
+@pytest.mark.parametrize("fn", [random_int, with_the_clock])
+def test_what_is_not_of_the_inputs_is_told(inproc_session, manager, fn):
+    runner = JobRunner(build(draw=fn), manager)
+    runner.run(inproc_session)
+    report = runner.replay(inproc_session, 4)
+    found = {(d.node, d.blob): (d.tasks, d.is_repeatable) for d in report.differences}
+    assert found == {
+        # What b mixes in is a's state as a task before has left it.
+        **{("a", blob): (("a/draw",), False) for blob in ("x", "log")},
+        **{("b", blob): (("a/draw", "b/draw"), False) for blob in ("x", "log")},
+    }
+
+
+def test_state_that_a_function_keeps_is_told_by_the_value_that_differs_first(
+    inproc_session, manager
+):
+    """A fresh copy of the function counts from 0 in each replay, so both replays agree."""
+    runner = JobRunner(build(draw=Counting()), manager)
+    runner.run(inproc_session)
+    assert runner.replay(inproc_session, 1).is_equal
+    report = runner.replay(inproc_session, 3)
+    found = {(d.node, d.blob): (d.tasks, d.is_repeatable) for d in report.differences}
+    # What `draw` makes is recorded nowhere, so it is that, or what makes `x` of it.
+    assert found["a", "x"] == (("a/draw", "a/mix"), True)
+    assert found["a", "log"] == (("a/draw", "a/mix"), True)
+    assert "the first to differ is one of a/draw, a/mix in epoch 3" in str(report)
+
+
+def other_mix(y, other):
+    return 0.5 * (y + other) + 1e-9
+
+
+def test_code_that_has_changed_is_told(inproc_session, manager):
+    JobRunner(build(), manager).run(inproc_session)
+    report = JobRunner(build(mix=other_mix), manager).replay(inproc_session, 3)
+    assert "task epoch:a/mix has other code" in report.changes
+    assert {d.blob for d in report.differences} == {"x", "log"}
+    assert all("a/mix" in d.tasks for d in report.differences if d.node == "a")
+    assert report.differences[0].how[0]["max_abs"] < 1e-8 or report.differences[0].blob == "log"
+    assert "changed since it was recorded:" in str(report)
+
+
+def test_a_changed_seed_is_told_and_where_it_shows_first(inproc_session, manager):
+    JobRunner(build(), manager).run(inproc_session)
+    job = build()
+    job.seed = 6
+    report = JobRunner(job, manager).replay(inproc_session, 3)
+    assert report.changes == ("the seed was 5 and is 6",)
+    assert not report.is_equal
+
+
+class Model:
+    """Saved by its state, and made anew with other weights each time."""
+
+    def __init__(self):
+        self.weights = np.random.random(4)
+
+    def state_dict(self):
+        return {"weights": self.weights, "bias": 1.0}
+
+    def load_state_dict(self, state):
+        self.weights = state["weights"].copy()
+
+
+def train(model, gradient):
+    model.weights += current_task().rng.random() + gradient
+
+
+def gradient(noise):
+    return np.random.random() * noise
+
+
+@pytest.mark.parametrize("noise", [0, 1])
+def test_objects_that_are_saved_by_their_state_are_compared_by_it(inproc_session, manager, noise):
+    with Job("model") as job, Node("a"):
+        with job.init_group:
+            Task(Model, outputs="model", name="model")
+        slope = Task(gradient, kwargs={"noise": noise}, name="gradient").output()
+        Task(lambda slope, model: train(model, slope), slope, updates="model", name="train")
+    epoch_limiter(job, 3)
+    runner = JobRunner(job, manager)
+    runner.run(inproc_session)
+    report = runner.replay(inproc_session, 3)
+    if not noise:
+        assert report.is_equal
+        return
+    [difference] = report.differences
+    # Not the init task that made the model, though it never makes the same weights twice.
+    assert difference.tasks == ("a/gradient",)
+    assert [how["where"] for how in difference.how] == ["['weights']"]
+
+
+def bump(n):
+    n += 1.0
+
+
+def race(x):
+    for _ in range(200):
+        seen = x[0]
+        time.sleep(0)
+        x[0] = seen + current_task().instance + random.random()
+
+
+def test_updates_and_tasks_of_several_instances_are_followed(inproc_session, manager):
+    with Job("race") as job, Node("a"):
+        with job.init_group:
+            Task(lambda: np.zeros(3), outputs="n", name="n")
+            Task(lambda: np.zeros(3), outputs="x", name="x")
+            Task(lambda: 0.0, outputs="s", name="s")
+        Task(bump, updates="n", name="bump")
+        Task(race, updates="x", name="race", num_instances=2)
+        Task(lambda n, x: float(n[0] + x[0]), ["n", "x"], outputs="s", name="sum")
+    epoch_limiter(job, 2)
+    runner = JobRunner(job, manager)
+    runner.run(inproc_session)
+    report = runner.replay(inproc_session, 2)
+    assert [(d.blob, d.tasks) for d in report.differences] == [
+        ("s", ("a/race",)),
+        ("x", ("a/race",)),
+    ]
+
+
+def test_what_cannot_be_replayed_is_told_before_anything_runs(inproc_session, manager):
+    ran = []
+    runner = JobRunner(build(), manager)
+    with pytest.raises(CheckpointNotFoundError, match="Epoch 3 .* is not recorded"):
+        runner.replay(inproc_session, 3)
+    with pytest.raises(DefinitionError, match="has no checkpoint_manager"):
+        JobRunner(build()).replay(inproc_session, 1)
+    runner.run(inproc_session)
+    with pytest.raises(CheckpointNotFoundError, match="Epoch 9 .* is not recorded"):
+        runner.replay(inproc_session, 9)
+    with Job("other") as other, Node("c"):
+        with other.init_group:
+            Task(lambda: 0, outputs="n")
+        Task(ran.append, inputs="n")
+    epoch_limiter(other, 2)
+    with pytest.raises(PlanMismatchError, match="lacks node 'c'"):
+        JobRunner(other, manager).replay(inproc_session, 2)
+    chunk = Path(manager.path, "a.3", "x", "c.0")
+    chunk.write_bytes(bytes(len(chunk.read_bytes())))
+    for epoch in (3, 4):  # the one that is compared, the one that it begins from
+        with pytest.raises(CheckpointCorruptError, match=r"a\.3/x/c\.0 is not what was written"):
+            runner.replay(inproc_session, epoch)
+    assert ran == []
+
+
+SCRIPT = """
+import random
+from jobrunner import Job, Node, Task, epoch_limiter
+
+def step(n):
+    return n + {more}
+
+with Job("count") as job:
+    with job.init_group:
+        Task(lambda: 0, outputs="n", node="a")
+    Task(step, inputs="n", outputs="n", node="a", name="step")
+epoch_limiter(job, 3)
+"""
+
+
+def invoke(*args):
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+@pytest.mark.parametrize(("more", "code"), [("1", 0), ("random.random()", 11)])
+def test_the_command_says_what_differs_and_exits_with_it(process_cluster, tmp_path, more, code):
+    script, path = tmp_path / "count.py", tmp_path / "runs"
+    script.write_text(SCRIPT.format(more=more))
+    where = ["--scheduler", process_cluster.scheduler_address]
+    assert invoke("run", script, "--checkpoint", path, *where).exit_code == 0
+    result = invoke("verify", path, "--replay", "latest", "--job", script, *where)
+    assert result.exit_code == code, result.output
+    assert "epoch 3, run again from epoch 2:" in result.stdout
+    found = invoke("verify", path, "--replay", 3, "--job", script, *where, "--json")
+    data = json.loads(found.stdout)
+    assert (found.exit_code, data["is_equal"], data["from_epoch"]) == (code, not code, 2)
+    if code:
+        assert "a/step in epoch 3 made another value when run twice" in result.stdout
+        assert data["differences"][0]["tasks"] == ["a/step"]
+
+
+def test_the_command_needs_the_job_and_only_for_a_replay(tmp_path):
+    for wrong in (
+        ["--replay", 1],
+        ["1", "--replay", 1, "--job", "x.py"],
+        ["--replay", 1, "--job", "x.py", "--deep"],
+        ["--job", "x.py"],
+        ["--workers", 2],
+        ["--replay", 1, "--job", "x.py", "--workers", 2, "--scheduler", "tcp://a:1"],
+    ):
+        result = invoke("verify", tmp_path, *wrong)
+        assert (result.exit_code, result.stdout) == (2, "")

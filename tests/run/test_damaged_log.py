@@ -1,0 +1,146 @@
+"""Runs that find their log damaged or lost: they say so, lose nothing, and go on once it is repaired."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from jobrunner import (
+    CheckpointCorruptError,
+    CheckpointNotFoundError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    Task,
+    epoch_limiter,
+)
+from jobrunner.cli.command import main
+
+
+def counter(limit):
+    with Job("counter") as job, Node("a"):
+        with job.init_group:
+            Task(lambda: 0, outputs="n", name="zero")
+        Task(lambda n: n + 1, inputs="n", outputs="n", name="count")
+        epoch_limiter(job, limit)
+    return job
+
+
+@pytest.fixture
+def manager(inproc_session, tmp_path):
+    """Of a job that has ended after epoch 3."""
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    JobRunner(counter(3), manager).run(inproc_session)
+    return MultiNodeCheckpointManager(tmp_path / "ckpt")
+
+
+def repair(manager):
+    result = CliRunner().invoke(main, ["fsck", manager.path, "--repair"])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("resume_from", ["latest", None, 2])
+def test_a_run_on_a_damaged_log_says_what_to_do_and_goes_on_after_that(
+    inproc_session, manager, resume_from
+):
+    entry = Path(manager.path, "_log", "0000000004.json")  # the commit of epoch 1
+    entry.write_bytes(entry.read_bytes()[:100])
+    stores = sorted(Path(manager.path).glob("a.*"))
+    for call in (
+        lambda: JobRunner(counter(5), manager, resume_from).plan_resume(),
+        lambda: JobRunner(counter(5), manager, resume_from).run(inproc_session),
+    ):
+        with pytest.raises(CheckpointCorruptError, match=r"Entry 4 .*is cut.*fsck .* --repair"):
+            call()
+    assert sorted(Path(manager.path).glob("a.*")) == stores
+    told = repair(manager)
+    assert "epochs recorded anew, from stores of which every byte was verified: 1" in told
+    assert "epochs that stay recorded: 0, 2, 3" in told
+    assert manager.epochs() == [0, 1, 2, 3]
+    result = JobRunner(counter(5), manager, resume_from).run(inproc_session)
+    assert result.resumed_from == {"latest": 3, None: None, 2: 2}[resume_from]
+    assert inproc_session.fetch(Node("a")["n"]) == 5
+
+
+def test_a_lost_log_is_never_a_fresh_start(inproc_session, manager):
+    shutil.rmtree(Path(manager.path, "_log"))
+    with pytest.raises(CheckpointNotFoundError, match=r"has lost that .*fsck .* --repair"):
+        JobRunner(counter(5), manager, 2).plan_resume()
+    runner = JobRunner(counter(5), MultiNodeCheckpointManager(manager.path))
+    for call in (runner.plan_resume, lambda: runner.run(inproc_session)):
+        with pytest.raises(
+            CheckpointCorruptError, match=r"epochs 0 to 3 .*--repair.*--resume none"
+        ):
+            call()
+    assert not Path(manager.path, "_log").exists()
+    assert "recorded anew" in repair(manager)
+    result = runner.run(inproc_session)
+    assert (result.resumed_from, inproc_session.fetch(Node("a")["n"])) == (3, 5)
+
+
+def test_who_starts_over_without_the_log_overwrites_nothing(inproc_session, manager):
+    shutil.rmtree(Path(manager.path, "_log"))
+    before = {p: p.read_bytes() for p in Path(manager.path).rglob("*") if p.is_file()}
+    again = MultiNodeCheckpointManager(manager.path)
+    JobRunner(counter(1), again, resume_from_epoch=None).run(inproc_session)
+    assert again.epochs() == [0, 1]
+    assert {p: p.read_bytes() for p in before} == before
+    assert Path(again.get_ckpt_db_name("a", 1)).name == "a.1.r1"
+
+
+def test_newest_entries_that_are_lost_are_told_of(inproc_session, manager):
+    for entry in sorted(Path(manager.path, "_log").iterdir())[5:]:
+        entry.unlink()
+
+    class Hear:
+        def on_warning(self, message):
+            heard.append(message)
+
+    heard = []
+    again = MultiNodeCheckpointManager(manager.path)
+    plan = JobRunner(counter(5), again).plan_resume()
+    assert plan.epoch == 1
+    told = "stores of epochs 2, 3 that no entry of its log claims: its newest entries may be lost"
+    assert told in str(plan)
+    listed = CliRunner().invoke(main, ["ls", manager.path]).stdout
+    assert "Stores of epochs 2, 3 lie here, and no entry of the log claims them" in listed
+    repair(manager)
+    assert again.epochs() == [0, 1, 2, 3]
+    for entry in sorted(Path(manager.path, "_log").iterdir())[5:]:
+        entry.unlink()
+    again = MultiNodeCheckpointManager(manager.path)
+    result = JobRunner(counter(4), again, callbacks=[Hear()]).run(inproc_session)
+    assert (result.resumed_from, result.epoch) == (1, 4)
+    assert any(told in message for message in heard)
+    again.verify(4)
+
+
+def test_a_plan_tells_what_is_damaged_and_who_is_there(inproc_session, manager):
+    for epoch in (2, 3):
+        manifest = Path(manager.get_ckpt_db_name("a", epoch), "_manifest", "zarr.json")
+        manifest.write_bytes(b"{}")
+    plan = JobRunner(counter(5), manager).plan_resume()
+    assert (plan.epoch, list(plan.damaged), plan.sets_aside) == (1, [3, 2], (2, 3))
+    assert f"epoch 3 is damaged: {manager.path}" in str(plan)
+    assert "sets aside epochs:\n  2, 3" in str(plan)
+    other = MultiNodeCheckpointManager(manager.path)
+    other.start_run(["a"], {})
+    try:
+        plan = JobRunner(counter(5), manager).plan_resume()
+        assert "is held by another run (process " in str(plan)
+    finally:
+        other.end_run()
+    assert JobRunner(counter(5), manager).plan_resume().warnings == ()
+
+
+def test_nothing_that_is_whole_is_a_start_that_says_so(inproc_session, manager):
+    for epoch in range(4):
+        Path(manager.get_ckpt_db_name("a", epoch), "_manifest", "zarr.json").unlink()
+    plan = JobRunner(counter(2), manager).plan_resume()
+    assert (plan.epoch, len(plan.damaged), plan.sets_aside) == (None, 4, (0, 1, 2, 3))
+    assert "nothing that is recorded is whole" in plan.reason
+    result = JobRunner(counter(2), manager).run(inproc_session)
+    assert (result.resumed_from, manager.epochs()) == (None, [0, 1, 2])

@@ -1,0 +1,232 @@
+"""Epochs that workers run on their own: the same results, told epoch by epoch."""
+
+import _thread
+
+import dask
+import numpy as np
+import pytest
+from distributed import LocalCluster
+
+from jobrunner import (
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    NodeLostError,
+    RunStoppedError,
+    SaveEvery,
+    Session,
+    Task,
+    TaskFailedError,
+    current_task,
+)
+from jobrunner.worker.epoch_batch import WINDOW_RUNS
+
+
+class Watcher:
+    is_passive = True
+
+    def __init__(self):
+        self.epochs, self.metrics = [], []
+
+    def on_epoch(self, epoch, seconds, metrics):
+        assert seconds >= 0
+        self.epochs.append(epoch)
+        self.metrics.append(metrics)
+
+
+def advance(x, other):
+    task = current_task()
+    task.report(**{f"seen_{task.node}": task.epoch * 10 + task.step})
+    return x + 0.5 * other + task.rng.standard_normal(x.size)
+
+
+def build(*, nodes=4, steps=1, stops_at=None, fails_at=None):
+    everyone = [Node(f"n{i}") for i in range(nodes)]
+    with Job("walk", seed=5, steps_per_epoch=steps) as job:
+        for i, node in enumerate(everyone):
+            with job.init_group:
+                Task(lambda: np.zeros(20), outputs="x", node=node)
+            # A ring, so that nobody gets ahead; without it, nobody waits for anybody.
+            Task(advance, inputs=["x", everyone[i - 1]["x"]], outputs="x", node=node)
+
+        def judge():
+            if current_task().epoch == fails_at:
+                raise ValueError("by hand")
+            return current_task().epoch == stops_at
+
+        job.add_stop_condition(Task(judge, name="judge", node=everyone[1]).output())
+    return job
+
+
+def run(session, job, *, epochs, stint_seconds, **options):
+    watcher = Watcher()
+    with dask.config.set({"jobrunner.stint-seconds": stint_seconds}):
+        result = JobRunner(job, num_epochs=epochs, callbacks=[watcher], **options).run(session)
+    return result, watcher
+
+
+def state(session, nodes=4):
+    return [session.fetch(Node(f"n{i}")["x"]).tobytes() for i in range(nodes)]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_stints_give_the_same_bits_and_the_same_metrics(session, steps):
+    found = []
+    for seconds in (0, 60):
+        result, watcher = run(session, build(steps=steps), epochs=40, stint_seconds=seconds)
+        assert result.epoch == 40
+        assert watcher.epochs == list(range(1, 41))
+        assert result.metrics == [
+            {**metrics, "epoch": epoch}
+            for epoch, metrics in zip(watcher.epochs, watcher.metrics, strict=True)
+        ]
+        assert watcher.metrics[-1]["seen_n3"] == 400 + steps - 1
+        found.append((state(session), result.metrics))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("stops_at", [1, 2, 9, 30])
+def test_a_stop_condition_ends_a_stint_after_the_epoch_in_which_it_was_true(session, stops_at):
+    results = [
+        run(session, build(stops_at=stops_at), epochs=40, stint_seconds=seconds)[0]
+        for seconds in (0, 60)
+    ]
+    assert [result.epoch for result in results] == [stops_at, stops_at]
+    assert results[1].stopped_by == "n1/judge"
+
+
+def test_nodes_that_share_nothing_end_after_the_same_epoch(session):
+    with Job("apart") as job:
+        for i in range(4):
+            with Node(f"n{i}"):
+                with job.init_group:
+                    Task(lambda: 0, outputs="n")
+                Task(lambda n: n + 1, inputs="n", outputs="n")
+    result, watcher = run(session, job, epochs=203, stint_seconds=0.01)
+    assert result.epoch == 203
+    assert watcher.epochs == list(range(1, 204))
+    assert [session.fetch(Node(f"n{i}")["n"]) for i in range(4)] == [203] * 4
+
+
+def grow(x):
+    x += 1
+
+
+def note(seen, x):
+    return [*seen, int(x.min()), int(x.max())]
+
+
+def test_what_the_next_run_changes_in_place_is_not_changed_under_slow_readers(session):
+    """The writer waits for nobody and is up to a window ahead of the reader."""
+    with Job("in place") as job:
+        writer, reader = Node("n0"), Node("n1")
+        with job.init_group:
+            Task(lambda: np.zeros(20_000), outputs="x", node=writer)
+            Task(list, outputs="seen", node=reader)
+        Task(grow, updates="x", node=writer)
+        Task(note, inputs=["seen", writer["x"]], outputs="seen", node=reader)
+    run(session, job, epochs=150, stint_seconds=60)
+    assert session.fetch(reader["seen"]) == [n for n in range(1, 151) for _ in range(2)]
+
+
+def test_a_failure_names_its_epoch_and_those_before_it_are_told(session):
+    watcher = Watcher()
+    with dask.config.set({"jobrunner.stint-seconds": 60}), pytest.raises(TaskFailedError) as caught:
+        JobRunner(build(fails_at=103), num_epochs=120, callbacks=[watcher]).run(session)
+    assert caught.value.epoch == 103
+    assert "at epoch 103" in str(caught.value)
+    # All that ended everywhere; other workers may have been some runs behind the one that failed.
+    told = len(watcher.epochs)
+    assert 102 - WINDOW_RUNS <= told <= 102
+    assert watcher.epochs == list(range(1, told + 1))
+    # The session is as good as before.
+    assert run(session, build(), epochs=5, stint_seconds=60)[0].epoch == 5
+
+
+def test_stints_end_where_a_save_is_due(session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(epochs=7))
+    result, watcher = run(
+        session, build(steps=2), epochs=30, stint_seconds=60, checkpoint_manager=manager
+    )
+    assert watcher.epochs == list(range(1, 31))
+    assert manager.epochs() == [0, 7, 14, 21, 28, 30]
+    whole = state(session)
+    result, _ = run(
+        session,
+        build(steps=2),
+        epochs=30,
+        stint_seconds=60,
+        checkpoint_manager=MultiNodeCheckpointManager(tmp_path / "ckpt"),
+        resume_from_epoch=14,
+    )
+    assert (result.resumed_from, result.epoch) == (14, 30)
+    assert state(session) == whole
+
+
+def test_a_callback_with_a_say_is_asked_after_each_epoch(session):
+    seen = []
+
+    class Asks:
+        def on_epoch(self, epoch, seconds, metrics):
+            seen.append(session.fetch(Node("n0")["n"]))
+            if epoch == 12:
+                raise RuntimeError("enough")
+
+    with Job("asked") as job, Node("n0"):
+        with job.init_group:
+            Task(lambda: 0, outputs="n")
+        Task(lambda n: n + 1, inputs="n", outputs="n")
+    with pytest.raises(RuntimeError, match="enough"):
+        JobRunner(job, num_epochs=40, callbacks=[Asks()]).run(session)
+    assert seen == list(range(1, 13))
+
+
+def test_ctrl_c_ends_a_stint(inproc_client):
+    def press(n):
+        if n == 20:
+            _thread.interrupt_main()
+        return n + 1
+
+    with Job("pressed") as job, Node("n0"):
+        with job.init_group:
+            Task(lambda: 0, outputs="n")
+        Task(press, inputs="n", outputs="n")
+    with Session(inproc_client) as session:
+        with dask.config.set({"jobrunner.stint-seconds": 0.2}), pytest.raises(RunStoppedError):
+            JobRunner(job, num_epochs=10**7).run(session)
+        assert session.fetch(Node("n0")["n"]) < 10**6
+        assert run(session, build(), epochs=3, stint_seconds=60)[0].epoch == 3
+
+
+def die_at(n, epoch, flag):
+    import os
+    import signal
+    from pathlib import Path
+
+    if current_task().epoch == epoch and not Path(flag).exists():
+        Path(flag).write_text("once")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return n + 1
+
+
+@pytest.mark.slow
+def test_a_worker_lost_in_a_stint_is_noticed_and_the_run_begins_again(tmp_path):
+    with Job("dies") as job:
+        for i in range(2):
+            with Node(f"n{i}"):
+                with job.init_group:
+                    Task(lambda: 0, outputs="n")
+                kwargs = {"epoch": 30 if i else None, "flag": str(tmp_path / "flag")}
+                Task(die_at, inputs="n", outputs="n", kwargs=kwargs)
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        cluster.get_client() as client,
+        Session(client) as session,
+    ):
+        with pytest.raises(NodeLostError):
+            JobRunner(job, num_epochs=60, max_restarts=0).run(session)
+        (tmp_path / "flag").unlink()
+        result, _ = run(session, job, epochs=60, stint_seconds=60)
+        assert (result.epoch, result.restarts) == (60, 1)
+        assert session.fetch(Node("n1")["n"]) == 60

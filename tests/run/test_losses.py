@@ -1,0 +1,207 @@
+"""Workers that hang and come back, spare workers, and errors that pass."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from jobrunner import (
+    DefinitionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    Session,
+    Task,
+    TaskFailedError,
+    current_task,
+    epoch_limiter,
+)
+from jobrunner.testing import Struck
+from tests.processes import await_file
+
+NODES = 3
+
+
+@pytest.fixture
+def cluster():
+    with LocalCluster(
+        n_workers=3, threads_per_worker=1, processes=True, dashboard_address=":0"
+    ) as cluster:
+        yield cluster
+
+
+def walk(x, *, at, flag, seconds):
+    """Draws; in epoch `at` says who runs it, and gives the test time to do something about it."""
+    task = current_task()
+    if task.epoch == at and not Path(flag).exists():
+        Path(f"{flag}.tmp").write_text(str(os.getpid()))
+        os.replace(f"{flag}.tmp", flag)
+        time.sleep(seconds)
+    return x + task.rng.standard_normal(x.size)
+
+
+def pause(x, *, joined):
+    """In epoch 8 wait for the new worker; from then on give the run time to look for one."""
+    if current_task().epoch == 8:
+        await_file(Path(joined))
+    if current_task().epoch > 8:
+        time.sleep(0.2)
+    return x
+
+
+def build(flag, *, at=4, epochs=8, seconds=2.0, joined=None):
+    with Job("walk", seed=3) as job:
+        for i in range(NODES):
+            with Node(f"n{i}"):
+                with job.init_group:
+                    Task(lambda: np.zeros(100), outputs="x")
+                kwargs = {"at": at if i == 1 else None, "flag": str(flag), "seconds": seconds}
+                Task(walk, inputs="x", outputs="x", kwargs=kwargs)
+                if joined:
+                    Task(pause, inputs="x", outputs="y", kwargs={"joined": str(joined)})
+    epoch_limiter(job, epochs)
+    return job
+
+
+def state(session):
+    return [session.fetch(Node(f"n{i}")["x"]).tobytes() for i in range(NODES)]
+
+
+def saved(manager, epoch):
+    checkpoint = manager.open(epoch)
+    return [np.asarray(checkpoint[f"n{i}"]["x"]).tobytes() for i in range(NODES)]
+
+
+@pytest.fixture
+def undisturbed(inproc_client, tmp_path):
+    (tmp_path / "free").touch()
+    with Session(inproc_client) as session:
+        JobRunner(build(tmp_path / "free")).run(session)
+        return state(session)
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_and_comes_back_changes_nothing(cluster, tmp_path, undisturbed):
+    flag, pids = tmp_path / "flag", []
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+
+    def stop():
+        pids.append(int(await_file(flag)))
+        os.kill(pids[0], signal.SIGSTOP)
+
+    with (
+        dask.config.set({"jobrunner.worker-silence-seconds": 1}),
+        Client(cluster, set_as_default=False) as client,
+        Session(client) as session,
+    ):
+        thread = threading.Thread(target=stop)
+        thread.start()
+        try:
+            result = JobRunner(build(flag, seconds=0.5), manager).run(session)
+            assert (result.epoch, result.restarts) == (8, 1)
+            assert len(set(session._binding.placement.values())) == 2
+        finally:
+            thread.join()
+            os.kill(pids[0], signal.SIGCONT)
+        entries = sorted(os.listdir(tmp_path / "ckpt" / "_log"))
+        time.sleep(1.0)  # for the one that came back to do what it was about to
+        assert sorted(os.listdir(tmp_path / "ckpt" / "_log")) == entries
+        for epoch in manager.epochs():
+            manager.verify(epoch)
+        assert saved(manager, 8) == state(session) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_worker_that_joins_later_takes_the_place_of_a_lost_one(cluster, tmp_path):
+    flag, joined = tmp_path / "flag", tmp_path / "joined"
+
+    def kill():
+        before = set(client.scheduler_info(n_workers=-1)["workers"])
+        os.kill(int(await_file(flag)), signal.SIGKILL)  # and its nanny starts another
+        while True:
+            now = set(client.scheduler_info(n_workers=-1)["workers"])
+            if len(now) == 3 and now != before:
+                break
+            time.sleep(0.02)
+        joined.write_text("x")
+
+    with Client(cluster, set_as_default=False) as client, Session(client) as session:
+        thread = threading.Thread(target=kill)
+        thread.start()
+        job = build(flag, epochs=20, joined=joined)
+        result = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "ckpt")).run(session)
+        thread.join()
+        assert (result.epoch, result.restarts) == (20, 1)
+        assert len(set(session._binding.placement.values())) == 3
+
+
+def half_change(x):
+    x += 1
+
+
+def flaky_job(flag, error, transient):
+    with Job("flaky") as job, Node("a"):
+        with job.init_group:
+            Task(lambda: np.zeros(3), outputs="x")
+        Task(half_change, updates="x")
+        struck = Struck(half_change, epoch=3, flag=flag, how="raise", error=error("for once"))
+        Task(struck, updates="x", transient_errors=transient)
+    epoch_limiter(job, 5)
+    return job
+
+
+@pytest.mark.parametrize("saves", [True, False], ids=["checkpoints", "no-checkpoints"])
+def test_after_an_error_that_passes_the_epoch_runs_again_from_whole_state(
+    inproc_client, tmp_path, saves
+):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt") if saves else None
+    job = flaky_job(tmp_path / "flag", TimeoutError, OSError)  # a subclass counts
+    with Session(inproc_client) as session:
+        result = JobRunner(job, manager).run(session)
+        assert (result.epoch, result.restarts) == (5, 1)
+        assert session.fetch(Node("a")["x"]).tolist() == [10, 10, 10]
+
+
+def test_any_other_error_ends_the_run(inproc_client, tmp_path):
+    job = flaky_job(tmp_path / "flag", ValueError, (OSError, KeyError))
+    with Session(inproc_client) as session, pytest.raises(TaskFailedError, match="for once"):
+        JobRunner(job, MultiNodeCheckpointManager(tmp_path / "ckpt")).run(session)
+
+
+def test_an_error_that_never_passes_ends_the_run(inproc_client, tmp_path):
+    def fails():
+        raise OSError("again and again")
+
+    with Job("fails") as job, Node("a"):
+        with job.init_group:
+            Task(lambda: 0, outputs="n")
+        Task(fails, transient_errors=OSError)
+    epoch_limiter(job, 5)
+    with Session(inproc_client) as session, pytest.raises(TaskFailedError, match="max_restarts"):
+        JobRunner(job, max_restarts=2).run(session)
+
+
+def test_transient_errors_are_exceptions():
+    with pytest.raises(DefinitionError, match="transient_errors"):
+        Task(lambda: 0, node="a", transient_errors="OSError")
+
+
+def test_a_struck_worker_dies_once_and_the_epoch_runs_again(cluster, tmp_path):
+    with Job("struck") as job, Node("a"):
+        with job.init_group:
+            Task(lambda: 0, outputs="n")
+        task = Task(Struck(lambda n: n + 1, epoch=3, flag=tmp_path / "flag"), "n", "n")
+        assert task.name == "lambda"
+    epoch_limiter(job, 5)
+    with Client(cluster, set_as_default=False) as client, Session(client) as session:
+        result = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "ckpt")).run(session)
+        assert (result.epoch, result.restarts, session.fetch(Node("a")["n"])) == (5, 1, 5)
+    with pytest.raises(ValueError, match="how is"):
+        Struck(len, epoch=1, flag="f", how="shout")

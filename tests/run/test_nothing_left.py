@@ -1,0 +1,221 @@
+"""What a run leaves on the cluster and in its driver, however it ends: nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from distributed import Client
+
+from jobrunner import (
+    ExecutionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    RunStoppedError,
+    Session,
+    Task,
+    TaskFailedError,
+    current_task,
+    epoch_limiter,
+)
+from jobrunner.worker.plugin import PLUGIN_NAME
+
+PATIENCE_SECONDS = 20
+
+
+def step(x, how, flag):
+    epoch = current_task().epoch
+    if epoch == 2 and how == "raise":
+        raise ValueError("as asked for")
+    if epoch == 2 and how in ("hang", "wait"):
+        Path(flag).touch()
+        time.sleep(0.6 if how == "hang" else 2)
+    return x + 1
+
+
+def build(how="", flag=""):
+    with Job("left") as job:
+        for name, other in (("a", "b"), ("b", "a")):
+            with Node(name):
+                with job.init_group:
+                    Task(lambda: 0, outputs="x", name="zero")
+                kwargs = {"how": how if name == "a" else "", "flag": str(flag)}
+                Task(step, inputs="x", outputs="x", kwargs=kwargs, name="step")
+                Task(lambda x, y: None, ["x", Node(other)["x"]], name="read")
+                job.epoch_group.report_step(lambda: None, interval_ms=5)
+    epoch_limiter(job, 3)
+    return job
+
+
+def on_the_scheduler(dask_scheduler):
+    topics = dask_scheduler._broker._topics.items()
+    return {
+        "tasks": sorted(map(str, dask_scheduler.tasks)),
+        "wanted keys": sorted(
+            str(task.key) for c in dask_scheduler.clients.values() for task in c.wants_what
+        ),
+        "subscriptions": sorted(
+            (name, who)
+            for name, topic in topics
+            for who in topic.subscribers
+            # Dask forgets a client that is gone, but not what it had subscribed to.
+            if name in dask_scheduler.workers and who in dask_scheduler.clients
+        ),
+        "held resources": {
+            w.address: dict(w.used_resources) for w in dask_scheduler.workers.values()
+        },
+        "long-running": sum(len(w.long_running) for w in dask_scheduler.workers.values()),
+        "processing": sum(len(w.processing) for w in dask_scheduler.workers.values()),
+    }
+
+
+def on_a_worker(dask_worker):
+    host = dask_worker.plugins[PLUGIN_NAME]
+    return {
+        "bindings": sorted(host.bindings),
+        "leases": sorted(host._leases),
+        "data": sorted(map(str, dask_worker.data)),
+        "tasks": sorted(map(str, dask_worker.state.tasks)),
+        "threads": sorted(t.name for t in threading.enumerate() if "jobrunner" in t.name),
+        "files": sorted(
+            os.path.join(root, name)
+            for root, _, names in os.walk(dask_worker.local_directory)
+            for name in names
+        ),
+    }
+
+
+def measure(client):
+    return {"scheduler": client.run_on_scheduler(on_the_scheduler), **client.run(on_a_worker)}
+
+
+@pytest.fixture
+def left(process_cluster):
+    """Gives what waits until the cluster is as it was, or says what is left."""
+    with Client(process_cluster, set_as_default=False) as client:
+        # What Dask starts once a process, and our plugin, stay for whoever comes next.
+        with Session.connect(process_cluster.scheduler_address) as session:
+            JobRunner(build()).run(session)
+        before = measure(client)
+        workers = [found for address, found in before.items() if address != "scheduler"]
+        assert before["scheduler"]["tasks"] == []
+        assert all(w["bindings"] == w["leases"] == w["threads"] == [] for w in workers)
+
+        def check():
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while (now := measure(client)) != before and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert now == before
+
+        yield check
+
+
+def await_threads(before):
+    """Wait until no thread is there that was not there before."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        new = set(threading.enumerate()) - before
+        names = [t.name for t in new if not t.name.startswith("Dask-Offload")]
+        if not names or time.monotonic() > deadline:
+            assert names == []
+            return
+        time.sleep(0.02)
+
+
+def end_well(session, manager, flag):
+    assert JobRunner(build(), manager).run(session).epoch == 3
+
+
+def fail(session, manager, flag):
+    with pytest.raises(TaskFailedError):
+        JobRunner(build("raise"), manager).run(session)
+
+
+def stop(session, manager, flag):
+    runner = JobRunner(build("hang", flag), manager)
+
+    def ask():
+        while not flag.exists():
+            time.sleep(0.005)
+        runner.stop()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    with pytest.raises(RunStoppedError):
+        runner.run(session)
+    thread.join()
+
+
+def miss_a_deadline(session, manager, flag):
+    with pytest.raises(ExecutionError, match=r"a/step.* within 0\.2 s"):
+        JobRunner(build("wait", flag), manager, task_deadline_seconds=0.2).run(session)
+
+
+@pytest.mark.parametrize("end", [end_well, fail, stop, miss_a_deadline])
+def test_a_run_leaves_nothing_behind(process_cluster, left, tmp_path, end):
+    before = set(threading.enumerate())
+    with Session.connect(process_cluster.scheduler_address) as session:
+        end(session, MultiNodeCheckpointManager(tmp_path / "ckpt"), tmp_path / "flag")
+    left()
+    await_threads(before)
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests.run.test_nothing_left import build
+from jobrunner import JobRunner, MultiNodeCheckpointManager, Session
+address, directory = sys.argv[1:]
+with Session.connect(address) as session:
+    job = build("wait", Path(directory, "flag"))
+    JobRunner(job, MultiNodeCheckpointManager(Path(directory, "ckpt"))).run(session)
+"""
+
+
+def test_a_driver_that_is_killed_leaves_nothing_behind(process_cluster, left, tmp_path):
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER.format(root=str(Path(__file__).parents[2])))
+    flag = tmp_path / "flag"
+    driver = subprocess.Popen(
+        [sys.executable, script, process_cluster.scheduler_address, tmp_path],
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not flag.exists() and driver.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert flag.exists()
+    finally:
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+    left()
+
+
+def test_a_scheduler_that_does_not_answer_leaves_no_thread_behind():
+    before = set(threading.enumerate())
+    with pytest.raises(ExecutionError, match="No Dask scheduler answers"):
+        Session.connect("tcp://127.0.0.1:1", timeout=0.2)
+    await_threads(before)
+
+
+def test_whoever_hears_of_a_worker_hears_of_it_still(inproc_client):
+    address = min(inproc_client.scheduler_info(n_workers=-1)["workers"])
+    heard = threading.Event()
+    inproc_client.subscribe_topic(address, lambda event: heard.set())
+    for _ in range(2):  # within a session, then after it
+        with Session(inproc_client) as session:
+            session.run(Task(lambda: 0, node=Node("a")))
+            session.run(Task(lambda: 0, node=Node("b")))
+            heard.clear()
+            inproc_client.log_event(address, "as asked for")
+            assert heard.wait(10)
+        heard.clear()
+        inproc_client.log_event(address, "as asked for")
+        assert heard.wait(10)

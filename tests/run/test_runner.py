@@ -1,0 +1,616 @@
+"""What `JobRunner` promises beyond Caffe2's scenarios."""
+
+import errno
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobrunner import (
+    Blob,
+    CheckpointNotFoundError,
+    CheckpointWriteError,
+    CopyTo,
+    DefinitionError,
+    ExecutionError,
+    Job,
+    JobRunner,
+    KeepLast,
+    MultiNodeCheckpointManager,
+    Node,
+    PlanMismatchError,
+    SaveEvery,
+    Session,
+    Task,
+    TaskFailedError,
+    WorkspaceType,
+    current_task,
+    epoch_limiter,
+)
+from jobrunner.checkpoint.storage.posix import PosixFiles
+
+SHARED: dict = {}
+"""What tests and tasks on workers in this process have in common."""
+
+
+def count(n):
+    current_task().report(n=n + 1, epoch_seen=current_task().epoch)
+    return n + 1
+
+
+def counter(limit=None, *, fn=count, start=0, name="count", **kwargs):
+    with Job("counter", **kwargs) as job, Node("a"):
+        with job.init_group:
+            Task(lambda: start, outputs="n", name="zero")
+        Task(fn, inputs="n", outputs="n", name=name)
+        if limit is not None:
+            epoch_limiter(job, limit)
+    return job
+
+
+@pytest.fixture
+def manager(tmp_path):
+    return MultiNodeCheckpointManager(tmp_path / "ckpt")
+
+
+def test_a_failing_task_is_named_and_the_job_goes_on_from_the_last_epoch(session, manager):
+    def fails_at_3(n):
+        if n == 2:
+            raise ZeroDivisionError("by hand")
+        return n + 1
+
+    with pytest.raises(TaskFailedError) as caught:
+        JobRunner(counter(5, fn=fails_at_3), manager).run(session)
+    error = caught.value
+    assert (error.job, error.node, error.task, error.epoch) == ("counter", "a", "count", 3)
+    assert "fails_at_3" in error.remote_traceback
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    for part in ("'counter'", "'a'", "'count'", "epoch 3", "by hand"):
+        assert part in str(error)
+    assert manager.latest() == 2
+
+    mended = JobRunner(counter(5), manager)
+    assert mended.plan_resume().changes == ("task epoch:a/count has other code",)
+    result = mended.run(session)
+    assert (result.resumed_from, result.epoch, session.fetch(Node("a")["n"])) == (2, 5, 5)
+
+
+def test_metrics_are_in_the_result_and_in_the_record(session, manager):
+    result = JobRunner(counter(3), manager).run(session)
+    assert result.metrics == [{"n": e, "epoch_seen": e, "epoch": e} for e in (1, 2, 3)]
+    assert manager.record(2)["details"]["metrics"] == {"n": 2, "epoch_seen": 2}
+
+
+def test_raising_the_limit_extends_a_finished_job(session, manager):
+    assert JobRunner(counter(2), manager).run(session).stopped_by == "epoch_limiter"
+    result = JobRunner(counter(4), manager).run(session)
+    assert (result.resumed_from, result.epoch, len(result.metrics)) == (2, 4, 2)
+
+
+def test_an_epoch_that_is_not_recorded_is_an_error_before_anything_runs(session, manager):
+    JobRunner(counter(2), manager).run(session)
+    before = sorted(Path(manager.path).rglob("*"))
+    with pytest.raises(CheckpointNotFoundError, match=r"7.*0, 1, 2"):
+        JobRunner(counter(9), manager, 7).run(session)
+    assert sorted(Path(manager.path).rglob("*")) == before
+
+
+def test_resume_none_starts_afresh_and_sets_older_epochs_aside(session, manager):
+    JobRunner(counter(4), manager).run(session)
+    stores = {path.name for path in Path(manager.path).iterdir()}
+    runner = JobRunner(counter(2, start=10), manager, None)
+    assert runner.plan_resume().sets_aside == (0, 1, 2, 3, 4)
+    result = runner.run(session)
+    assert (result.resumed_from, manager.epochs()) == (None, [0, 1, 2])
+    assert manager.open(2)["a"]["n"] == 12
+    # Set aside, not deleted.
+    assert stores <= {path.name for path in Path(manager.path).iterdir()}
+    assert not Path(manager.path, "a.4", "zarr.json").exists()
+
+
+def test_an_older_epoch_may_be_resumed_from_and_later_ones_no_longer_count(session, manager):
+    JobRunner(counter(4), manager).run(session)
+    plan = JobRunner(counter(3), manager, 1).plan_resume()
+    assert (plan.epoch, plan.sets_aside) == (1, (2, 3, 4))
+    result = JobRunner(counter(3), manager, 1).run(session)
+    assert (result.resumed_from, result.epoch) == (1, 3)
+    assert manager.epochs() == [0, 1, 2, 3]
+
+
+def test_a_checkpoint_that_cannot_fill_the_job_is_refused_before_anything_runs(session, manager):
+    JobRunner(counter(2), manager).run(session)
+    wider = counter()
+    with wider.init_group:
+        Task(lambda: 1, outputs="more", node="a")
+        Task(lambda: 1, outputs="n", node="b")
+    epoch_limiter(wider, 4)
+    with pytest.raises(PlanMismatchError) as caught:
+        JobRunner(wider, manager).run(session)
+    assert "blob 'more' of node 'a'" in str(caught.value)
+    assert "node 'b'" in str(caught.value)
+    assert manager.epochs() == [0, 1, 2]
+
+
+def test_other_changes_are_reported_and_accepted(session, manager):
+    JobRunner(counter(2), manager).run(session)
+    runner = JobRunner(counter(4, name="tally", seed=3), manager)
+    changes = runner.plan_resume().changes
+    assert "the seed was 0 and is 3" in changes
+    assert "task epoch:a/count is gone" in changes
+    assert runner.run(session).epoch == 4
+
+
+def test_a_blob_that_cannot_be_saved_is_named_before_epoch_1(session, manager):
+    ran = []
+    job = counter(3)
+    with job.init_group:
+        Task(threading.Lock, outputs="lock", node="a")
+
+    class Listener:
+        def on_epoch(self, *args):
+            ran.append(args)
+
+    with pytest.raises(DefinitionError) as caught:
+        JobRunner(job, manager, callbacks=[Listener()]).run(session)
+    for part in ("'lock'", "'a'", "transient", "codec", "allow_pickle"):
+        assert part in str(caught.value)
+    assert ran == []
+
+
+def test_transient_blobs_are_made_again_at_a_resume_and_never_saved(client, manager):
+    def build(limit):
+        job = counter(limit)
+        with job.init_group:
+            Task(lambda n: [n], inputs="n", outputs=Blob("lock", transient=True), node="a")
+        Task(lambda lock: lock[0], inputs="lock", outputs="seen", node="a", group=job.exit_group)
+        return job
+
+    with Session(client) as session:
+        JobRunner(build(2), manager).run(session)
+    assert list(manager.open(2)["a"]) == ["n"]
+    with Session(client) as session:
+        runner = JobRunner(build(3), manager)
+        assert runner.plan_resume().rebuilds == ("a/lambda",)
+        runner.run(session)
+        # Made after the load, so of the loaded value.
+        assert session.fetch(Node("a")["lock"]) == [2]
+
+
+def test_nodes_that_are_not_checkpointed_run_their_init_again(client, manager):
+    def build(limit):
+        job = counter(limit, nodes_to_checkpoint=["a"])
+        with job.init_group:
+            Task(lambda: [7], outputs="table", node="b")
+        return job
+
+    with Session(client) as session:
+        JobRunner(build(1), manager).run(session)
+    with Session(client) as session:
+        assert JobRunner(build(2), manager).run(session).resumed_from == 1
+        assert session.fetch(Node("b")["table"]) == [7]
+        assert session.fetch(Node("a")["n"]) == 2
+
+
+def test_steps_are_runs_of_the_epoch_group_within_an_epoch(session, manager):
+    steps = []
+
+    def step(n):
+        return [*n, (current_task().epoch, current_task().step)]
+
+    with Job(steps_per_epoch=3) as job, Node("a"):
+        with job.init_group:
+            Task(list, outputs="n")
+        Task(step, inputs="n", outputs="n")
+    JobRunner(job, manager, num_epochs=2).run(session)
+    steps = session.fetch(Node("a")["n"])
+    assert steps == [(e, s) for e in (1, 2) for s in (0, 1, 2)]
+    assert manager.epochs() == [0, 1, 2]
+
+
+def test_a_job_that_nothing_would_end_is_refused_and_can_be_mended(session):
+    job = counter()
+    with pytest.raises(DefinitionError, match=r"never end.*num_epochs=n\) or --epochs n\.$"):
+        JobRunner(job).run(session)
+    epoch_limiter(job, 2)
+    assert JobRunner(job).run(session).epoch == 2
+
+
+def test_a_stop_condition_that_is_an_array_of_several_is_an_error(session):
+    job = counter()
+    job.add_stop_condition(Task(lambda: np.zeros(2), name="many", node="a", group=job.epoch_group))
+    with pytest.raises(DefinitionError, match="a/many") as caught:
+        JobRunner(job).run(session)
+    assert str(caught.value).startswith(f"Job {job.name!r}, group 'epoch' at epoch 1: ")
+    assert not hasattr(caught.value, "__notes__")  # a traceback of ours alone says nothing
+
+
+def test_a_stop_condition_may_be_a_blob(session):
+    job = counter()
+    Task(
+        lambda n: np.array([n >= 3]), inputs="n", outputs="enough", node="a", group=job.epoch_group
+    )
+    job.add_stop_condition(Node("a")["enough"])
+    result = JobRunner(job).run(session)
+    assert (result.epoch, result.stopped_by) == (3, "a/enough")
+
+
+def test_keep_last_keeps_the_newest(session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", keep=KeepLast(2))
+    JobRunner(counter(6), manager).run(session)
+    assert manager.epochs() == [5, 6]
+    stores = sorted(path.name for path in Path(manager.path).glob("a.*"))
+    assert stores == ["a.5", "a.6"]
+
+
+def test_on_save_error_raise_ends_the_run_with_what_failed(session, tmp_path):
+    (tmp_path / "file").write_text("")
+    manager = MultiNodeCheckpointManager(tmp_path / "file" / "ckpt")
+    with pytest.raises(CheckpointWriteError, match="file"):
+        JobRunner(counter(2), manager, on_save_error="raise").run(session)
+
+
+def test_on_save_error_refuse_runs_nothing_where_nothing_can_be_written(session, tmp_path):
+    ran = tmp_path / "ran"
+    job = counter(2)
+    with job.init_group:
+        Task(ran.touch, node="a", name="touch")
+    (tmp_path / "file").write_text("")
+    for manager in (
+        MultiNodeCheckpointManager(tmp_path / "file"),
+        MultiNodeCheckpointManager(tmp_path / "ckpt", files=FullDisk("/answer-")),  # on workers
+    ):
+        with pytest.raises(CheckpointWriteError, match="Nothing has run"):
+            JobRunner(job, manager, on_save_error="refuse").run(session)
+    assert not ran.exists()
+
+
+def test_on_save_error_refuse_lets_a_run_go_on_that_has_begun(session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=FullDisk("a.2"))
+    result = JobRunner(counter(3), manager, on_save_error="refuse").run(session)
+    assert (result.epoch, [save.epoch for save in result.failed_saves]) == (3, [2])
+
+
+def test_download_and_exit_run_again_if_they_had_not_ended(session, manager, tmp_path):
+    flag = tmp_path / "flag"
+
+    def leave():
+        if not flag.exists():
+            flag.write_text("")
+            raise RuntimeError("not yet")
+
+    def build():
+        job = counter(2)
+        Task(leave, node="a", group=job.exit_group)
+        return job
+
+    with pytest.raises(TaskFailedError, match="exit"):
+        JobRunner(build(), manager).run(session)
+    assert not manager.is_done()
+    result = JobRunner(build(), manager).run(session)
+    assert (result.resumed_from, result.metrics) == (2, [])
+    assert manager.is_done()
+
+
+def wait_for_release(n):
+    SHARED["inside"].set()
+    SHARED["release"].wait(30)
+    return n + 1
+
+
+@pytest.fixture
+def held():
+    """Tasks of `wait_for_release`, on workers in this process, wait until the test lets go."""
+    SHARED.update(inside=threading.Event(), release=threading.Event())
+    yield SHARED
+    SHARED["release"].set()
+
+
+def test_an_epoch_deadline_names_the_late_node(inproc_client, held):
+    with Session(inproc_client) as session:
+        runner = JobRunner(counter(2, fn=wait_for_release), epoch_deadline_seconds=0.2)
+        with pytest.raises(ExecutionError, match="a/count"):
+            runner.run(session)
+        held["release"].set()
+
+
+def interrupt_at_3(n):
+    if n == 2:
+        for _ in range(2):  # the first one would let the epoch end
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            SHARED["release"].wait(0.2)
+        SHARED["release"].wait(30)
+    return n + 1
+
+
+def remember(n):
+    SHARED.setdefault("seen", []).append(n)
+
+
+def test_ctrl_c_stops_the_slices_and_leaves_the_last_epoch_recorded(inproc_client, manager, held):
+    job = counter(5, fn=interrupt_at_3)
+    Task(remember, inputs="n", node="a", group=job.epoch_group)
+    SHARED["seen"] = []
+    with Session(inproc_client) as session:
+        with pytest.raises(KeyboardInterrupt):
+            JobRunner(job, manager).run(session)
+        held["release"].set()
+    assert manager.latest() == 2
+    assert SHARED["seen"] == [1, 2]
+    with Session(inproc_client) as session:
+        assert JobRunner(counter(5), manager).run(session).resumed_from == 2
+
+
+def test_two_jobs_of_two_clients_at_once_do_not_disturb_each_other(cluster, tmp_path):
+    from distributed import Client
+
+    def run(start):
+        with Client(cluster, set_as_default=False) as client, Session(client) as session:
+            manager = MultiNodeCheckpointManager(tmp_path / f"ckpt-{start}")
+            JobRunner(counter(30, start=start), manager).run(session)
+            found[start] = session.fetch(Node("a")["n"])
+
+    found = {}
+    threads = [threading.Thread(target=run, args=(start,)) for start in (0, 1000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {0: 30, 1000: 1030}
+
+
+def test_one_runner_at_a_time_in_a_session(inproc_client, held):
+    with Session(inproc_client) as session:
+        runner = JobRunner(counter(1, fn=wait_for_release))
+        thread = threading.Thread(target=runner.run, args=(session,))
+        thread.start()
+        try:
+            assert held["inside"].wait(10)
+            with pytest.raises(ExecutionError, match="one runner at a time"):
+                JobRunner(counter(1)).run(session)
+        finally:
+            held["release"].set()
+            thread.join(30)
+        assert session.fetch(Node("a")["n"]) == 1
+
+
+def test_outputs_are_fetched_until_the_group_runs_again(session):
+    job = counter(3)
+    out = job.epoch_group.tasks()[0].output()
+    JobRunner(job).run(session)
+    assert out.fetch() == 3
+
+
+def test_callbacks_hear_everything_in_order(session, manager):
+    heard = []
+
+    class Listener:
+        def on_start(self, plan, total_epochs):
+            heard.append(("start", plan.epoch, total_epochs))
+
+        def on_epoch(self, epoch, seconds, metrics):
+            heard.append(("epoch", epoch, metrics["n"]))
+
+        def on_save(self, report):
+            heard.append(("save", report.epoch))
+
+        def on_finish(self, result):
+            heard.append(("finish", result.epoch))
+
+    JobRunner(counter(2), manager, callbacks=[Listener()]).run(session)
+    assert heard == [
+        ("start", None, 2),
+        ("save", 0),
+        ("epoch", 1, 1),
+        ("save", 1),
+        ("epoch", 2, 2),
+        ("save", 2),
+        ("finish", 2),
+    ]
+
+
+def test_saves_are_accounted_for_each_node(session, manager):
+    result = JobRunner(counter(2), manager).run(session)
+    for report in result.saves:
+        assert report.seconds >= report.stall_seconds > 0
+        assert report.nbytes == sum(node.nbytes for node in report.nodes.values()) > 0
+        assert list(report.nodes) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"on_save_error": "ignore"},
+        {"checkpoint_manager": "runs/kmeans"},
+        {"callbacks": print},
+        {"worker_wait_seconds": "3"},
+        {"max_restarts": -1},
+        {"resume_from_epoch": "first"},
+        {"resume_from_epoch": True},
+        {"resume_from_epoch": -1},
+        {"resume_from_epoch": 3},
+        {"worker_wait_seconds": -1},
+        {"epoch_deadline_seconds": float("nan")},
+        {"num_epochs": 0},
+        {"worker_wait_seconds": None},
+        {"scheduler_wait_seconds": None},
+        {"callbacks": [PosixFiles]},
+        {"upload_task_group_builder": CopyTo("/elsewhere")},  # without a manager
+    ],
+    ids=range(16),
+)
+def test_arguments_that_cannot_be_are_refused(arguments):
+    with pytest.raises(DefinitionError, match="counter"):
+        JobRunner(counter(1), **arguments)
+
+
+@pytest.mark.parametrize("builder", [CopyTo, "/elsewhere"])
+def test_what_builds_no_upload_is_refused_before_anything_runs(manager, builder):
+    with pytest.raises(DefinitionError, match=r"build\(epoch, manager\)"):
+        JobRunner(counter(1), manager, upload_task_group_builder=builder)
+
+
+def test_a_replay_and_a_load_say_what_they_cannot_be_given(session, manager):
+    JobRunner(counter(1), manager).run(session)
+    runner = JobRunner(counter(1), manager)
+    for call in (
+        lambda: runner.replay(session.client, 1),
+        lambda: runner.load_blobs_from_checkpoints(["n"], 1, session.client),
+        lambda: runner.load_blobs_from_checkpoints(["n"], "1", session),
+        lambda: runner.load_blobs_from_checkpoints([3], 1, session),
+    ):
+        with pytest.raises(DefinitionError, match="got"):
+            call()
+
+
+def draw(n=None):
+    return float(current_task().rng.random())
+
+
+def test_what_runs_again_at_a_resume_draws_the_numbers_it_drew_at_first(client, tmp_path):
+    def build(limit):
+        job = counter(limit, nodes_to_checkpoint=["a"])
+        with job.init_group:
+            Task(draw, outputs="noise", node="b")
+            Task(draw, outputs=Blob("lens", transient=True), node="a", name="grind")
+        return job
+
+    def ends_with(path, limits):
+        for limit in limits:
+            with Session(client) as session:
+                manager = MultiNodeCheckpointManager(tmp_path / path)
+                JobRunner(build(limit), manager).run(session)
+                found = [session.fetch(Node("b")["noise"]), session.fetch(Node("a")["lens"])]
+        return found
+
+    assert ends_with("resumed", [2, 4]) == ends_with("straight", [4])
+
+
+def test_blobs_made_after_the_epochs_do_not_stand_in_the_way_of_a_resume(session, manager):
+    def build(limit):
+        job = counter(limit)
+        with job.download_group:
+            collect = {"name": "collect", "workspace_type": WorkspaceType.GLOBAL}
+            Task(lambda n: [n], inputs="n", outputs="collected", node="a", **collect)
+        with job.exit_group:
+            Task(lambda collected: collected, inputs="collected", node="a", name="keep")
+        return job
+
+    JobRunner(build(2), manager).run(session)
+    result = JobRunner(build(4), manager).run(session)
+    assert (result.resumed_from, session.fetch(Node("a")["collected"])) == (2, [4])
+
+
+def test_a_node_where_only_epochs_make_global_blobs_is_saved_as_well(client, manager, tmp_path):
+    flag = tmp_path / "flag"
+
+    def leave(g):
+        if not flag.exists():
+            flag.write_text("")
+            raise RuntimeError("not yet")
+
+    def build():
+        job = counter(2)
+        make = {"node": "c", "workspace_type": WorkspaceType.GLOBAL, "group": job.epoch_group}
+        Task(lambda n: n, inputs=Node("a")["n"], outputs="g", **make)
+        Task(leave, inputs="g", node="c", group=job.exit_group)
+        return job
+
+    with Session(client) as session, pytest.raises(TaskFailedError):
+        JobRunner(build(), manager).run(session)
+    assert manager.open(2)["c"]["g"] == 2
+    with Session(client) as session:
+        assert JobRunner(build(), manager).run(session).epoch == 2
+
+
+def test_a_finished_job_whose_last_epoch_is_damaged_finishes_again(session, manager):
+    def build():
+        job = counter(3)
+        with job.exit_group:
+            Task(lambda n: n, inputs="n", node="a", name="leave").output()
+        return job
+
+    JobRunner(build(), manager).run(session)
+    Path(manager.get_ckpt_db_name("a", 3), "zarr.json").write_text("{}")
+    job = build()
+    result = JobRunner(job, manager).run(session)
+    assert (result.resumed_from, result.epoch) == (2, 3)
+    assert job.exit_group.find("a", "leave").output().fetch() == 3
+    assert manager.is_done()
+
+
+class FullDisk(PosixFiles):
+    """No room for a store whose name has this in it."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def before(self, operation, path):
+        if operation == "create" and self.name in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["at once", "in the background"])
+@pytest.mark.parametrize(("steps", "store"), [(1, "a.2"), (2, "a.2.r1")], ids=["whole", "partial"])
+def test_an_epoch_that_is_not_recorded_is_not_uploaded_and_the_job_is_not_done(
+    session, tmp_path, steps, store, asynchronous
+):
+    manager = MultiNodeCheckpointManager(
+        tmp_path / "ckpt",
+        files=FullDisk(f"/{store}/"),
+        save=SaveEvery(steps=1),
+        asynchronous=asynchronous,
+    )
+    job = counter(2, steps_per_epoch=steps)
+    last = Task(lambda n: n, inputs="n", node="a", group=job.exit_group).output()
+    upload = CopyTo(tmp_path / "copies")
+    result = JobRunner(job, manager, upload_task_group_builder=upload).run(session)
+    assert [save.epoch for save in result.failed_saves] == [2]
+    assert last.fetch() == session.fetch(Node("a")["n"]) == 2 * steps
+    assert not (tmp_path / "copies").exists()
+    assert not manager.is_done()
+
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(steps=1))
+    job = counter(2, steps_per_epoch=steps)
+    JobRunner(job, manager, upload_task_group_builder=upload).run(session)
+    assert manager.is_done()
+    assert manager.open(2)["a"]["n"] == 2 * steps
+    assert os.listdir(tmp_path / "copies")
+
+
+@pytest.mark.parametrize("where", [".", "inside"])
+def test_copies_never_go_over_the_checkpoint_itself(session, tmp_path, where):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    (tmp_path / "link").symlink_to(tmp_path / "ckpt")
+    upload = CopyTo(tmp_path / "link" / where)
+    with pytest.raises(DefinitionError, match="over themselves"):
+        JobRunner(counter(1), manager, upload_task_group_builder=upload)
+    JobRunner(counter(1), manager).run(session)
+    with pytest.raises(DefinitionError, match="over themselves"):
+        upload.build(1, manager)
+    manager.verify(1)
+
+
+@pytest.mark.parametrize("resume_from", [None, 1])
+def test_nothing_is_set_aside_for_a_start_that_fails(session, manager, resume_from):
+    JobRunner(counter(3), manager).run(session)
+
+    def fails():
+        raise RuntimeError("by hand")
+
+    job = counter(5)
+    with job.init_group:
+        Task(fails, outputs=Blob("t", transient=True), node="a")
+    with pytest.raises(TaskFailedError, match="by hand"):
+        JobRunner(job, manager, resume_from).run(session)
+    assert manager.epochs() == [0, 1, 2, 3]
+
+
+def test_a_worker_that_cannot_write_is_a_warning_while_nothing_is_recorded(session, tmp_path):
+    files = FullDisk("/answer-")
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=files)
+    result = JobRunner(counter(2), manager).run(session)
+    assert result.epoch == 2
+    assert [save.epoch for save in result.failed_saves] == [0, 1, 2]

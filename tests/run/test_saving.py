@@ -1,0 +1,366 @@
+"""When a run saves, what it keeps, and where it begins."""
+
+import errno
+import os
+import threading
+from pathlib import Path
+from statistics import fmean
+
+import dask
+import numpy as np
+import pytest
+
+from jobrunner import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    CheckpointWriteError,
+    DefinitionError,
+    ExecutionError,
+    Job,
+    JobRunner,
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    MultiNodeCheckpointManager,
+    Node,
+    PlanMismatchError,
+    SaveEvery,
+    Session,
+    Task,
+    TaskFailedError,
+    current_task,
+    epoch_limiter,
+    register_codec,
+)
+from jobrunner.checkpoint.storage.posix import PosixFiles
+
+
+def count(n):
+    current_task().report(n=n + 1, loss=abs(n + 1 - 3))
+    return n + 1
+
+
+def counter(limit, *, fails_at=None, **kwargs):
+    def step(n):
+        if n + 1 == fails_at:
+            raise ZeroDivisionError("by hand")
+        return count(n)
+
+    with Job("counter", **kwargs) as job, Node("a"):
+        with job.init_group:
+            Task(lambda: 0, outputs="n", name="zero")
+        Task(step, inputs="n", outputs="n", name="count")
+        epoch_limiter(job, limit)
+    return job
+
+
+def manager_of(tmp_path, **options):
+    return MultiNodeCheckpointManager(tmp_path / "ckpt", **options)
+
+
+def test_epochs_are_saved_by_policy_and_the_last_one_always(inproc_session, tmp_path):
+    manager = manager_of(tmp_path, save=SaveEvery(epochs=3))
+    result = JobRunner(counter(7), manager).run(inproc_session)
+    assert manager.epochs() == [0, 3, 6, 7]
+    assert [report.epoch for report in result.saves] == [0, 3, 6, 7]
+    assert JobRunner(counter(7), manager).plan_resume().is_finished
+
+
+def test_policies_are_told_what_a_save_has_cost_on_average(inproc_session, tmp_path):
+    class Told:
+        def __init__(self):
+            self.costs = []
+
+        def is_due(self, moment):
+            self.costs.append(moment.seconds_to_save)
+            return moment.epoch != 3
+
+    told = Told()
+    manager = MultiNodeCheckpointManager(tmp_path / "k", save=told)
+    stalls = [
+        report.stall_seconds for report in JobRunner(counter(8), manager).run(inproc_session).saves
+    ]
+    assert len(stalls) == 8
+    known = [1, 2, 3, 3, 4, 5, 6, 7]  # saves before each epoch's end
+    assert told.costs == [pytest.approx(fmean(stalls[max(0, n - 5) : n])) for n in known]
+
+
+def test_a_run_goes_on_in_mid_epoch(inproc_session, tmp_path):
+    manager = manager_of(tmp_path, save=SaveEvery(steps=3))
+    with pytest.raises(TaskFailedError):
+        JobRunner(counter(3, steps_per_epoch=5, fails_at=9), manager).run(inproc_session)
+    assert manager.epochs() == [0, 1, 2]
+    # 6 steps are 5 of epoch 1 and the first of epoch 2.
+    assert manager.record(2)["details"]["step"] == 1
+    runner = JobRunner(counter(3, steps_per_epoch=5), manager)
+    plan = runner.plan_resume()
+    assert (plan.epoch, plan.step) == (2, 1)
+    assert "steps 2 to 5 of epoch 2" in str(plan)
+    result = runner.run(inproc_session)
+    assert (result.resumed_from, result.epoch) == (2, 3)
+    assert inproc_session.fetch(Node("a")["n"]) == 15
+    assert "step" not in manager.record(3)["details"]
+    assert [line["epoch"] for line in result.metrics] == [2, 3]
+
+
+def test_a_whole_epoch_replaces_what_was_saved_of_it_in_mid_epoch(inproc_session, tmp_path):
+    manager = manager_of(tmp_path, save=SaveEvery(steps=1))
+    JobRunner(counter(1, steps_per_epoch=3), manager).run(inproc_session)
+    assert manager.epochs() == [0, 1]
+    assert manager.open(1)["a"]["n"] == 3
+    left = {path.name for path in Path(manager.path).iterdir() if path.name.startswith("a.")}
+    assert left == {"a.0", "a.1.r2"}
+
+
+def test_an_epoch_that_was_begun_is_ended_though_the_limit_is_lower_now(inproc_session, tmp_path):
+    manager = manager_of(tmp_path, save=SaveEvery(steps=2))
+    with pytest.raises(TaskFailedError):
+        JobRunner(counter(9, steps_per_epoch=3, fails_at=9), manager).run(inproc_session)
+    assert (manager.latest(), manager.record(3)["details"]["step"]) == (3, 2)
+    result = JobRunner(counter(1, steps_per_epoch=3), manager).run(inproc_session)
+    assert (result.epoch, inproc_session.fetch(Node("a")["n"])) == (3, 9)
+
+
+def test_a_step_that_the_job_no_longer_has_is_refused(inproc_session, tmp_path):
+    manager = manager_of(tmp_path, save=SaveEvery(steps=4))
+    with pytest.raises(TaskFailedError):
+        JobRunner(counter(9, steps_per_epoch=5, fails_at=5), manager).run(inproc_session)
+    with pytest.raises(PlanMismatchError, match=r"after step 4.*steps_per_epoch=3"):
+        JobRunner(counter(9, steps_per_epoch=3), manager).run(inproc_session)
+
+
+def test_a_save_can_be_asked_for(inproc_session, tmp_path):
+    class Asks:
+        def on_epoch(self, epoch, seconds, metrics):
+            if epoch == 4:
+                runner.save_now()
+
+    manager = manager_of(tmp_path, save=SaveEvery(epochs=100))
+    runner = JobRunner(counter(6), manager, callbacks=[Asks()])
+    runner.run(inproc_session)
+    assert manager.epochs() == [0, 4, 6]
+
+
+def test_a_file_asks_for_a_save(inproc_session, tmp_path):
+    class Asks:
+        def on_epoch(self, epoch, seconds, metrics):
+            if epoch == 2:
+                Path(manager.path, "_save_now").touch()
+
+    manager = manager_of(tmp_path, save=SaveEvery(epochs=100))
+    JobRunner(counter(5), manager, callbacks=[Asks()]).run(inproc_session)
+    assert manager.epochs() == [0, 2, 5]
+    assert not Path(manager.path, "_save_now").exists()
+
+
+def test_the_best_epochs_are_kept_by_what_tasks_report(inproc_session, tmp_path):
+    manager = manager_of(tmp_path, keep=KeepBest("loss", n=2))
+    JobRunner(counter(6), manager).run(inproc_session)
+    # The loss is 0 at epoch 3 and 1 at 2 and 4, of which the newer counts; 6 is the newest.
+    assert manager.epochs() == [3, 4, 6]
+
+
+@pytest.mark.parametrize("keep", [KeepBest("los"), KeepLast(2) | (KeepEvery(4) | KeepBest("los"))])
+def test_a_metric_to_keep_by_that_nobody_reports_is_told_once_a_run(
+    inproc_session, tmp_path, caplog, keep
+):
+    manager = manager_of(tmp_path, keep=keep)
+    for limit in (6, 9):
+        caplog.clear()
+        JobRunner(counter(limit), manager).run(inproc_session)
+        told = [record.getMessage() for record in caplog.records if "'los'" in record.getMessage()]
+        assert len(told) == 1
+        assert told[0].startswith(manager.path)
+        assert "reported are: loss, n" in told[0]
+    caplog.clear()
+    JobRunner(counter(12), manager_of(tmp_path, keep=KeepBest("loss"))).run(inproc_session)
+    assert not [record for record in caplog.records if record.name.startswith("jobrunner")]
+
+
+def test_a_run_that_succeeds_deletes_its_checkpoints_if_told_to(inproc_session, tmp_path):
+    manager = manager_of(tmp_path, delete_on_success=True)
+    with pytest.raises(TaskFailedError):
+        JobRunner(counter(4, fails_at=3), manager).run(inproc_session)
+    assert manager.epochs() == [0, 1, 2]
+    assert JobRunner(counter(4), manager).run(inproc_session).resumed_from == 2
+    assert manager.epochs() == []
+    assert not [path for path in Path(manager.path).iterdir() if path.name.startswith("a.")]
+
+
+def test_a_job_that_has_deleted_its_checkpoints_begins_again(inproc_session, tmp_path):
+    """As with Keras: a backup is for the run that was interrupted, not for the next one."""
+    manager = manager_of(tmp_path, delete_on_success=True)
+    JobRunner(counter(2), manager).run(inproc_session)
+    again = manager_of(tmp_path, delete_on_success=True)
+    plan = JobRunner(counter(2), again).plan_resume()
+    assert (plan.epoch, plan.is_finished, plan.warnings) == (None, False, ())
+    result = JobRunner(counter(2), again).run(inproc_session)
+    assert (result.resumed_from, len(result.metrics), again.epochs()) == (None, 2, [])
+
+
+class LostOnce(PosixFiles):
+    """Storage that refuses to write some stores, and not to read."""
+
+    def __init__(self, number, stores):
+        self.number, self.stores = number, stores
+
+    def before(self, operation, path):
+        is_write = operation in ("mkdir", "create", "write")
+        if is_write and any(f"/{store}" in path for store in self.stores):
+            raise OSError(self.number, os.strerror(self.number), path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("on_save_error", ["warn", "raise"])
+def test_storage_lost_in_mid_save_stops_the_run_or_not_and_costs_nothing_recorded(
+    inproc_session, tmp_path, number, on_save_error
+):
+    # The document of the blob, when the store has been begun already.
+    manager = manager_of(tmp_path, files=LostOnce(number, ["a.2/zarr.json", "a.3"]))
+    runner = JobRunner(counter(4), manager, on_save_error=on_save_error)
+    what = os.strerror(number)
+    if on_save_error == "raise":
+        with pytest.raises(CheckpointWriteError, match=what):
+            runner.run(inproc_session)
+        assert manager.epochs() == [0, 1]
+    else:
+        result = runner.run(inproc_session)
+        assert [report.epoch for report in result.failed_saves] == [2, 3]
+        assert all(what in report.error for report in result.failed_saves)
+        assert (result.epoch, manager.epochs()) == (4, [0, 1, 4])
+    again = manager_of(tmp_path)
+    for epoch in again.epochs():
+        again.verify(epoch)
+    result = JobRunner(counter(5), again).run(inproc_session)
+    assert (result.epoch, inproc_session.fetch(Node("a")["n"])) == (5, 5)
+
+
+def test_a_run_begins_from_another_directory_and_keeps_its_own(inproc_session, tmp_path):
+    origin = MultiNodeCheckpointManager(tmp_path / "origin")
+    JobRunner(counter(3), origin).run(inproc_session)
+    before = sorted(Path(origin.path).rglob("*"))
+    manager = manager_of(tmp_path, load_path=tmp_path / "origin")
+    runner = JobRunner(counter(5), manager)
+    assert runner.plan_resume().epoch == 3
+    result = runner.run(inproc_session)
+    assert (result.resumed_from, result.epoch, inproc_session.fetch(Node("a")["n"])) == (3, 5, 5)
+    assert manager.epochs() == [3, 4, 5]
+    assert sorted(Path(origin.path).rglob("*")) == before
+    # Now it has epochs of its own.
+    assert JobRunner(counter(6), manager).run(inproc_session).resumed_from == 5
+
+
+def test_an_epoch_that_was_asked_for_and_is_gone_meanwhile_is_no_fresh_start(
+    inproc_session, tmp_path
+):
+    origin = MultiNodeCheckpointManager(tmp_path / "origin")
+    JobRunner(counter(3), origin).run(inproc_session)
+
+    class GivesItUp:
+        def on_start(self, plan, total_epochs):
+            origin.start_run(["a"], {})
+            origin.set_aside(2, "by hand")
+            origin.end_run()
+
+    manager = manager_of(tmp_path, load_path=tmp_path / "origin")
+    with pytest.raises(CheckpointNotFoundError, match="Epoch 2 of .*origin is not recorded"):
+        JobRunner(counter(5), manager, 2, callbacks=[GivesItUp()]).run(inproc_session)
+    assert manager.epochs() == []
+
+
+def test_another_directory_without_epochs_is_an_error(inproc_session, tmp_path):
+    manager = manager_of(tmp_path, load_path=tmp_path / "nothing")
+    with pytest.raises(CheckpointNotFoundError, match="nothing is recorded"):
+        JobRunner(counter(2), manager).run(inproc_session)
+    assert not Path(manager.path).exists()
+
+
+def test_a_directory_cannot_be_its_own_origin(tmp_path):
+    with pytest.raises(DefinitionError, match="load_path"):
+        manager_of(tmp_path, load_path=tmp_path / "ckpt")
+
+
+def test_a_codec_that_cannot_decode_sets_nothing_aside(inproc_session, tmp_path):
+    def runner(field, epochs):
+        register_codec(Thing, lambda thing: {"v": thing.v}, lambda saved: Thing(saved[field]))
+        with Job("things") as job, Node("a"):
+            with job.init_group:
+                Task(lambda: Thing(1), outputs="x", name="one")
+            Task(lambda x: Thing(x.v + 1), inputs="x", outputs="x", name="inc")
+            epoch_limiter(job, epochs)
+        return JobRunner(job, manager)
+
+    manager = manager_of(tmp_path)
+    runner("v", 1).run(inproc_session)
+    with pytest.raises(CheckpointError, match="whole, but cannot be decoded"):
+        runner("value", 2).run(inproc_session)
+    assert manager.epochs() == [0, 1]
+    assert runner("v", 2).run(inproc_session).resumed_from == 1
+
+
+class Thing:
+    def __init__(self, v):
+        self.v = v
+
+
+class HangingFiles(PosixFiles):
+    """A file system whose server is gone: what one node writes or reads of an epoch never ends."""
+
+    hangs = ""
+    gone = threading.Event()
+
+    def before(self, operation, path):
+        if HangingFiles.hangs and HangingFiles.hangs in path:
+            HangingFiles.gone.wait(60)
+
+
+@pytest.fixture
+def hanging():
+    HangingFiles.gone.clear()
+    yield HangingFiles
+    HangingFiles.hangs = ""
+    HangingFiles.gone.set()
+
+
+def two_nodes(epochs):
+    with Job("two") as job:
+        for node in "ab":
+            with job.init_group:
+                Task(lambda: np.zeros(3), outputs="w", node=node)
+            Task(lambda w: w + 1, inputs="w", outputs="w", node=node)
+        epoch_limiter(job, epochs)
+    return job
+
+
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_storage_that_hangs_ends_the_run_with_the_nodes_that_are_late(
+    inproc_client, tmp_path, hanging, caplog, monkeypatch, is_asynchronous
+):
+    monkeypatch.setattr("jobrunner.cluster.messages.TOLD_SECONDS", 0.3)
+    monkeypatch.setattr("jobrunner.checkpoint.held._DRAIN_SECONDS", 0.3)
+    manager = MultiNodeCheckpointManager(tmp_path, files=hanging(), asynchronous=is_asynchronous)
+    hanging.hangs = f"b.2{os.sep}"
+    with (
+        dask.config.set({"jobrunner.checkpoint.deadline-seconds": 1.5}),
+        Session(inproc_client) as session,
+        pytest.raises(ExecutionError, match=r"save of epoch 2 did not end within 1\.5 s.*'b'"),
+    ):
+        JobRunner(two_nodes(5), manager).run(session)
+    assert manager.latest() == 1
+    assert "save of epoch 2 has taken" in caplog.text
+    hanging.gone.set()
+    with Session(inproc_client) as session:
+        assert JobRunner(two_nodes(5), manager).run(session).resumed_from == 1
+
+
+def test_storage_that_hangs_while_it_is_loaded_ends_the_run(inproc_client, tmp_path, hanging):
+    manager = MultiNodeCheckpointManager(tmp_path, files=hanging())
+    with Session(inproc_client) as session:
+        JobRunner(two_nodes(2), manager).run(session)
+    hanging.hangs = f"b.2{os.sep}w"
+    with (
+        dask.config.set({"jobrunner.checkpoint.deadline-seconds": 1.0}),
+        Session(inproc_client) as session,
+        pytest.raises(ExecutionError, match=r"load group did not end within 1 s.*'b'"),
+    ):
+        JobRunner(two_nodes(3), manager).run(session)

@@ -1,0 +1,351 @@
+"""Asynchronous saves: the epochs wait for a copy only, and every failure comes out."""
+
+import errno
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobrunner import (
+    Auto,
+    CheckpointWriteError,
+    DefinitionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    SaveEvery,
+    Task,
+    TaskFailedError,
+    current_task,
+    epoch_limiter,
+)
+from jobrunner.checkpoint.copies import Arena, copy_arrays
+from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.checkpoint.store.layout import PlannedArray
+from jobrunner.workspace.values import SOLE_ITEM, own
+from jobrunner.workspace.workspace import Workspace
+
+GATE = threading.Event()
+"""Open: files may be written."""
+
+
+class GatedFiles(PosixFiles):
+    """Chunks are written once the gate is open; none where a file FAIL lies in the directory."""
+
+    def before(self, operation, path):
+        if operation == "create" and os.path.basename(path).startswith("c."):
+            assert GATE.wait(30)
+            if Path(path.split("/ckpt/")[0], "ckpt", "FAIL").exists():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+@pytest.fixture(autouse=True)
+def gate():
+    GATE.set()
+    yield GATE
+    GATE.set()
+
+
+def growing(limit):
+    def grow(w):
+        w += 1
+
+    with Job("growing") as job:
+        for node in (Node("a"), Node("b")):
+            with job.init_group:
+                Task(lambda: np.zeros((300, 500)), outputs="w", name="zero", node=node)
+            # In place: without a copy, the write would see the next epoch's numbers.
+            Task(grow, updates="w", node=node)
+        epoch_limiter(job, limit)
+    return job
+
+
+def manager_of(tmp_path, **options):
+    options = {"asynchronous": True, "files": GatedFiles(), **options}
+    return MultiNodeCheckpointManager(tmp_path / "ckpt", **options)
+
+
+def values(manager, epoch):
+    checkpoint = manager.open(epoch)
+    return [set(np.unique(checkpoint[node]["w"][:])) for node in ("a", "b")]
+
+
+def test_epochs_go_on_while_a_save_is_written_and_it_holds_what_was_there(
+    inproc_session, tmp_path, gate
+):
+    class Watch:
+        def on_epoch(self, epoch, seconds, metrics):
+            while epoch == 1 and manager.latest() != 0:
+                time.sleep(0.01)  # epoch 0 is being written
+            if epoch == 2:
+                gate.clear()  # the save of epoch 2 cannot be written
+            if epoch == 4:
+                seen.append(manager.epochs())
+                gate.set()
+
+    seen = []
+    manager = manager_of(tmp_path, save=SaveEvery(epochs=2))
+    result = JobRunner(growing(4), manager, callbacks=[Watch()]).run(inproc_session)
+    assert seen == [[0]]
+    assert manager.epochs() == [0, 2, 4]
+    assert [values(manager, epoch) for epoch in (2, 4)] == [[{2.0}] * 2, [{4.0}] * 2]
+    assert [report.epoch for report in result.saves] == [0, 2, 4]
+    for epoch in (0, 2, 4):
+        manager.verify(epoch)
+
+
+def test_at_most_one_save_is_in_flight(inproc_session, tmp_path):
+    manager = manager_of(tmp_path)
+    result = JobRunner(growing(6), manager).run(inproc_session)
+    assert manager.epochs() == list(range(7))
+    assert [values(manager, epoch)[0] for epoch in manager.epochs()] == [{e} for e in range(7)]
+    assert all(report.stall_seconds <= report.seconds + 1 for report in result.saves)
+
+
+def test_an_interval_that_is_chosen_never_waits_for_a_save_in_flight(
+    inproc_session, tmp_path, gate
+):
+    class Watch:
+        def on_epoch(self, epoch, seconds, metrics):
+            if epoch == 3:
+                gate.set()
+
+    gate.clear()  # epoch 0 cannot be written
+    manager = manager_of(tmp_path, save=Auto(0.99))
+    result = JobRunner(growing(5), manager, callbacks=[Watch()]).run(inproc_session)
+    assert result.epoch == 5
+    assert manager.epochs()[0] == 0
+    assert not {1, 2, 3} & set(manager.epochs())
+
+
+@pytest.mark.parametrize("budget_bytes", [0, 1_300_000])
+def test_what_exceeds_the_budget_is_written_before_the_epochs_go_on(
+    inproc_session, tmp_path, budget_bytes
+):
+    manager = manager_of(tmp_path, budget_bytes=budget_bytes)
+    JobRunner(growing(3), manager).run(inproc_session)
+    assert [values(manager, epoch) for epoch in (1, 2, 3)] == [[{e}] * 2 for e in (1, 2, 3)]
+
+
+class FailsAfterEpoch2:
+    def __init__(self, manager):
+        self.manager, self.saved, self.epochs = manager, [], []
+
+    def on_epoch(self, epoch, seconds, metrics):
+        self.epochs.append(epoch)
+        if epoch == 2:
+            while self.manager.latest() != 1:
+                time.sleep(0.01)  # epoch 1 is being written
+            Path(self.manager.path, "FAIL").touch()
+        if epoch == 5:
+            Path(self.manager.path, "FAIL").unlink()
+
+    def on_save(self, report):
+        self.saved.append((report.epoch, report.error is None))
+
+
+def test_a_failure_in_the_background_is_reported_and_the_epochs_go_on(inproc_session, tmp_path):
+    manager = manager_of(tmp_path)
+    watch = FailsAfterEpoch2(manager)
+    result = JobRunner(growing(6), manager, callbacks=[watch]).run(inproc_session)
+    assert result.epoch == 6
+    assert 2 in [report.epoch for report in result.failed_saves]
+    assert "No space left" in result.failed_saves[0].error
+    assert manager.latest() == 6
+    assert sorted(watch.saved) == [(e, e in manager.epochs()) for e in range(7)]
+
+
+def test_a_failure_in_the_background_is_raised_at_the_next_boundary(inproc_session, tmp_path):
+    manager = manager_of(tmp_path)
+    watch = FailsAfterEpoch2(manager)
+    with pytest.raises(CheckpointWriteError, match="No space left"):
+        JobRunner(growing(9), manager, callbacks=[watch], on_save_error="raise").run(inproc_session)
+    assert watch.epochs[-1] == 3
+    assert manager.latest() == 1
+
+
+def test_a_failure_in_the_background_of_the_last_save_is_raised_at_the_end(
+    inproc_session, tmp_path
+):
+    manager = manager_of(tmp_path)
+    watch = FailsAfterEpoch2(manager)
+    with pytest.raises(CheckpointWriteError, match="No space left"):
+        JobRunner(growing(2), manager, callbacks=[watch], on_save_error="raise").run(inproc_session)
+    assert not manager.is_done()
+
+
+class NoMemory(PosixFiles):
+    """Storage that fails as no storage does, from epoch 1 on."""
+
+    def before(self, operation, path):
+        if operation == "create" and "/a.1/" in path:
+            raise MemoryError("by hand")
+
+
+def test_a_task_that_failed_is_told_whatever_became_of_the_save_beside_it(inproc_session, tmp_path):
+    job = growing(3)
+    Task(fail_at_epoch_2, name="fail", node="a", group=job.epoch_group)
+    with pytest.raises(TaskFailedError, match="by hand"):
+        JobRunner(job, manager_of(tmp_path, files=NoMemory())).run(inproc_session)
+    assert manager_of(tmp_path).held_by() is None
+
+
+def fail_at_epoch_2():
+    if current_task().epoch == 2:
+        raise ZeroDivisionError("by hand")
+
+
+def test_a_budget_without_copies_is_refused(tmp_path):
+    with pytest.raises(DefinitionError, match="asynchronous"):
+        MultiNodeCheckpointManager(tmp_path, budget_bytes=5)
+    with pytest.raises(DefinitionError, match="budget_bytes"):
+        manager_of(tmp_path, budget_bytes=-1)
+
+
+class Snapshot:
+    """A save in the background of a node's blobs, taken and not yet written."""
+
+    def __init__(self, tmp_path, blobs, budget_bytes=None, changing=None):
+        self.manager = manager_of(tmp_path)
+        self.workspace = Workspace("a")
+        self.workspace.globals.update(blobs)
+        blobs.clear()  # as in a run, nothing else refers to them
+        self.workspace.rollbacks.changing.update(changing or {})
+        self.manager.start_run(["a"], {})
+        self.order = self.manager.begin(0)
+        self.order.copy(budget_bytes)({"a": self.workspace})
+
+    def is_referred_to(self, name):
+        return sys.getrefcount(self.workspace.globals[name]) > SOLE_ITEM
+
+    @property
+    def copied_bytes(self):
+        return self.workspace.companions["copies to be saved"].arena.nbytes
+
+    def update(self, name):
+        return own(self.workspace.globals, name, self.workspace.rollbacks.spares.copy)
+
+    def write(self):
+        receipts = self.order.write_copies()({"a": self.workspace})
+        self.manager.commit(self.order, receipts, {})
+        self.manager.end_run()
+        return self.manager.open(0)["a"]
+
+
+LARGE = (1 << 20) // 8
+
+
+def test_what_only_a_blob_holds_is_not_copied_until_a_task_updates_it(tmp_path):
+    taken = Snapshot(tmp_path, {"x": np.zeros(LARGE), "y": [np.ones(LARGE)]})
+    assert taken.copied_bytes == 0
+    before = taken.workspace.globals["x"].ctypes.data
+    assert taken.update("x").ctypes.data != before
+    taken.update("x")[:] = 5
+    taken.workspace.globals["y"] = None
+    store = taken.write()
+    assert store.load("x").max() == 0
+    assert store.load("y")[0].min() == 1
+    # The array that the copy took the place of takes the next one.
+    assert taken.workspace.rollbacks.spares.nbytes == 8 * LARGE
+
+
+def test_what_something_else_can_change_is_copied_at_once(tmp_path):
+    mine, box = np.zeros(LARGE), {"w": np.zeros(LARGE)}
+    taken = Snapshot(tmp_path, {"x": mine, "box": box})
+    assert taken.copied_bytes == 2 * 8 * LARGE
+    mine += 1
+    box["w"] += 1
+    store = taken.write()
+    assert store.load("x").max() == store.load("box")["w"].max() == 0
+
+
+def test_what_is_referred_to_counts_towards_the_budget_unless_no_task_changes_it(tmp_path):
+    blobs = {name: np.zeros(LARGE) for name in ("data", "x", "y", "z")}
+    taken = Snapshot(tmp_path, blobs, 2 * 8 * LARGE, {"a": {"x", "y", "z"}})
+    is_held = [taken.is_referred_to(name) for name in ("data", "x", "y", "z")]
+    assert is_held == [True, True, True, False]
+    taken.write()
+
+
+def test_an_array_is_let_go_of_as_soon_as_it_is_written(tmp_path, gate):
+    class Stop(GatedFiles):
+        def before(self, operation, path):
+            if operation == "syncfs":
+                seen.append([taken.is_referred_to(name) for name in ("x", "y")])
+
+    seen = []
+    taken = Snapshot(tmp_path, {"x": np.zeros(9 * LARGE), "y": np.zeros(LARGE)})
+    assert taken.is_referred_to("x")
+    object.__setattr__(taken.order, "files", Stop())
+    taken.workspace.companions["copies to be saved"].save.batch._files = Stop()
+    taken.write()
+    assert [False, False] in seen
+
+
+def planned(*arrays):
+    from jobrunner.checkpoint.store.grid import plan_grid
+
+    return [
+        PlannedArray(
+            "w",
+            str(i),
+            array,
+            plan_grid(array.shape, array.itemsize, None),
+            (),
+            {},
+            b"",
+        )
+        for i, array in enumerate(arrays)
+    ]
+
+
+def test_copies_are_made_in_the_same_memory_save_after_save():
+    arena = Arena()
+    places = []
+    for epoch in range(3):
+        arrays = planned(np.full(1000, epoch, "<f4"), np.full((3, 5), epoch), np.array(epoch))
+        assert copy_arrays(arrays, arena, None) == []
+        assert [set(np.unique(a.data)) for a in arrays] == [{epoch}] * 3
+        places.append([a.data.__array_interface__["data"][0] for a in arrays])
+    assert places[0] == places[1] == places[2]
+
+
+def test_copies_stay_within_the_budget_and_memory_is_given_back():
+    arena = Arena()
+    left = copy_arrays(planned(*[np.ones(100)] * 4), arena, 1700)
+    assert [array.path for array in left] == ["2", "3"]
+    assert arena.nbytes <= 1700
+    copy_arrays(planned(np.ones(10)), arena, None)
+    assert arena.nbytes < 200
+
+
+def test_what_was_written_at_once_is_not_held_while_copies_are_written(tmp_path):
+    workspace = Workspace("a")
+    workspace.globals.update(copied=np.ones(8), written=np.ones(1000))
+    manager = manager_of(tmp_path)
+    manager.start_run(["a"], {})
+    before = {name: sys.getrefcount(workspace.globals[name]) for name in workspace.globals}
+    order = manager.begin(0)
+    order.copy(64)({"a": workspace})
+    # An array that anybody else holds is copied before a task changes it in place.
+    assert {name: sys.getrefcount(workspace.globals[name]) for name in before} == before
+    manager.commit(order, order.write_copies()({"a": workspace}), {})
+    assert np.array_equal(manager.open(0)["a"].load("written"), np.ones(1000))
+    manager.end_run()
+
+
+def test_views_and_texts_are_copied_as_they_are():
+    source = np.arange(60).reshape(3, 4, 5)[:, ::2, ::-1]
+    texts = np.array(["a", "längerer Text, der nicht in das Feld passt"], np.dtypes.StringDType())
+    arrays = planned(source, texts, np.arange(5 << 20).reshape(5, -1))
+    copy_arrays(arrays, Arena(), None)
+    for array, original in zip(
+        arrays, (source, texts, np.arange(5 << 20).reshape(5, -1)), strict=False
+    ):
+        assert np.array_equal(array.data, original)
+        assert not np.shares_memory(array.data, original)

@@ -1,0 +1,195 @@
+"""Dask's scheduler dies under a running job, and comes back at the same address or does not."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+
+from jobrunner import (
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    SchedulerLostError,
+    Session,
+    Task,
+    current_task,
+    epoch_limiter,
+)
+from jobrunner.cluster.session import RECONNECT_POLL_SECONDS
+from tests.processes import await_file, kill, start_dask
+
+EPOCHS = 8
+
+
+def walk(x, flag):
+    task = current_task()
+    if task.epoch == 4 and not Path(flag).exists():
+        Path(flag).write_text("4")
+        time.sleep(3)  # the scheduler dies meanwhile
+    return x + task.rng.standard_normal(x.size)
+
+
+def build(flag):
+    with Job("walk", seed=3) as job, Node("a"):
+        with job.init_group:
+            Task(lambda: np.zeros(100), outputs="x")
+        Task(walk, inputs="x", outputs="x", kwargs={"flag": str(flag)})
+    epoch_limiter(job, EPOCHS)
+    return job
+
+
+@pytest.fixture
+def undisturbed(inproc_client, tmp_path):
+    (tmp_path / "free").touch()
+    with Session(inproc_client) as session:
+        JobRunner(build(tmp_path / "free")).run(session)
+        return session.fetch(Node("a")["x"]).tobytes()
+
+
+class Dask:
+    """A scheduler at one port and a worker, as processes."""
+
+    def __init__(self, path):
+        self.path = path
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            self.address = f"tcp://127.0.0.1:{found.getsockname()[1]}"
+        self.processes = []
+
+    def start(self):
+        port = self.address.rpartition(":")[2]
+        self.scheduler = self._run("scheduler", "--host", "127.0.0.1", "--port", port)
+        self._run("worker", self.address, "--nthreads", "1", "--no-nanny")
+
+    def _run(self, *command):
+        process = start_dask(*command, "--dashboard-address", ":0", cwd=self.path)
+        self.processes.append(process)
+        return process
+
+    def kill(self):
+        for process in self.processes:
+            kill(process)
+        self.processes.clear()
+
+
+@pytest.fixture
+def dask_processes(tmp_path):
+    processes = Dask(tmp_path)
+    processes.start()
+    yield processes
+    processes.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whose", ["of the session", "of the user", "that gave up"])
+def test_the_run_goes_on_when_the_scheduler_is_back(dask_processes, tmp_path, undisturbed, whose):
+    flag, warnings = tmp_path / "flag", []
+
+    class Listener:
+        def on_warning(self, message):
+            warnings.append(message)
+
+    def restart():
+        await_file(flag)
+        dask_processes.kill()
+        if whose == "that gave up":
+            time.sleep(1.5)  # longer than the client's own patience
+        dask_processes.start()
+
+    thread = threading.Thread(target=restart)
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    if whose == "of the user":
+        client = Client(dask_processes.address, set_as_default=False)
+        session = Session(client)
+    else:
+        client = session = Session.connect(dask_processes.address, timeout=20)
+        if whose == "that gave up":
+            session.client._timeout = 0.5
+    with client, session:
+        thread.start()
+        result = JobRunner(build(flag), manager, callbacks=[Listener()]).run(session)
+        thread.join()
+        assert (result.epoch, result.restarts) == (EPOCHS, 1)
+        assert session.fetch(Node("a")["x"]).tobytes() == undisturbed
+    assert any("Beginning again from epoch 3" in warning for warning in warnings), warnings
+
+
+def test_a_scheduler_that_refuses_at_once_is_asked_at_intervals(inproc_cluster):
+    asked = []
+
+    def refuse(seconds):
+        asked.append(seconds)
+        raise OSError("not any more")
+
+    client = Client(inproc_cluster, set_as_default=False)
+    session = Session(client)
+    client.close()
+    session._connection._connect = refuse
+    with pytest.raises(SchedulerLostError, match=r"within 0\.5 s"):
+        session.reconnect(0.5)
+    assert 1 <= len(asked) <= 0.5 / RECONNECT_POLL_SECONDS + 1
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_stays_away_ends_the_run_and_says_how_to_go_on(dask_processes, tmp_path):
+    flag = tmp_path / "flag"
+
+    def end():
+        await_file(flag)
+        dask_processes.kill()
+
+    thread = threading.Thread(target=end)
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    with Session.connect(dask_processes.address, timeout=10) as session:
+        thread.start()
+        with pytest.raises(SchedulerLostError, match="1 s") as caught:
+            JobRunner(build(flag), manager, scheduler_wait_seconds=1).run(session)
+        thread.join()
+    assert "Run the same command again to go on from epoch 3" in str(caught.value)
+    assert manager.latest() == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", ["goes on", "is killed"])
+def test_a_scheduler_that_hangs_is_no_reason_to_wait_for_ever(
+    dask_processes, tmp_path, undisturbed, fate
+):
+    (tmp_path / "flag").touch()
+    warnings = []
+
+    class Listener:
+        def on_epoch(self, epoch, seconds, metrics):
+            if epoch == 4 and not warnings:
+                os.kill(dask_processes.scheduler.pid, signal.SIGSTOP)
+
+        def on_warning(self, message):
+            warnings.append(message)
+            if "The scheduler is lost" in message and fate == "goes on":
+                os.kill(dask_processes.scheduler.pid, signal.SIGCONT)
+
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    with dask.config.set({"jobrunner.worker-silence-seconds": 1}):
+        session = Session.connect(dask_processes.address, timeout=20)
+    runner = JobRunner(
+        build(tmp_path / "flag"), manager, callbacks=[Listener()], scheduler_wait_seconds=2
+    )
+    try:
+        if fate == "goes on":
+            runner.scheduler_wait_seconds = 60
+            assert runner.run(session).epoch == EPOCHS
+            assert session.fetch(Node("a")["x"]).tobytes() == undisturbed
+        else:
+            with pytest.raises(SchedulerLostError, match="2 s.* go on from epoch 3"):
+                runner.run(session)
+    finally:
+        os.kill(dask_processes.scheduler.pid, signal.SIGCONT)
+        session.close()
+    assert "The scheduler is lost" in warnings[0]

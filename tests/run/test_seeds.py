@@ -1,0 +1,185 @@
+"""What users of the systems that this one unites rely on, where no other test shows it."""
+
+import logging
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from jobrunner import (
+    CheckpointNotFoundError,
+    FileMetadataHandler,
+    Job,
+    JobRunner,
+    KeepBest,
+    KeepLast,
+    MultiNodeCheckpointManager,
+    Node,
+    RunStoppedError,
+    Task,
+    TaskFailedError,
+    epoch_limiter,
+)
+from jobrunner.checkpoint.storage.posix import PosixFiles
+
+
+@pytest.fixture
+def manager(tmp_path):
+    return MultiNodeCheckpointManager(tmp_path / "ckpt")
+
+
+def counter(limit, *, fails_at=None):
+    def step(n):
+        if n + 1 == fails_at:
+            raise RuntimeError("interrupted")
+        return n + 1
+
+    with Job("counter") as job, Node("a"):
+        with job.init_group:
+            Task(lambda: 0, outputs="n", name="zero")
+        Task(step, inputs="n", outputs="n", name="count")
+        epoch_limiter(job, limit)
+    return job
+
+
+def test_interrupted_at_4_of_10_the_second_run_makes_6_more(inproc_session, manager):
+    with pytest.raises(TaskFailedError):
+        JobRunner(counter(10, fails_at=5), manager).run(inproc_session)
+    result = JobRunner(counter(10), manager).run(inproc_session)
+    assert (result.resumed_from, [line["epoch"] for line in result.metrics]) == (
+        4,
+        [5, 6, 7, 8, 9, 10],
+    )
+
+
+class Never:
+    """Saves nothing of itself."""
+
+    def is_due(self, moment):
+        return False
+
+
+class PreemptedAt4:
+    def on_epoch(self, epoch, seconds, metrics):
+        if epoch == 4:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_where_no_save_is_ever_due_a_run_that_is_preempted_still_records_where_it_was(
+    inproc_session, tmp_path
+):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=Never())
+    with pytest.raises(RunStoppedError):
+        JobRunner(counter(10), manager, callbacks=[PreemptedAt4()]).run(inproc_session)
+    assert manager.epochs() == [0, 4]
+    result = JobRunner(counter(10), manager).run(inproc_session)
+    assert (result.resumed_from, len(result.metrics), manager.epochs()) == (4, 6, [0, 4, 10])
+
+
+def test_without_a_manager_nothing_is_written_and_every_run_begins_at_the_start(
+    inproc_session, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        result = JobRunner(counter(3)).run(inproc_session)
+        assert (result.resumed_from, len(result.metrics), result.saves) == (None, 3, [])
+    assert not list(tmp_path.iterdir())
+
+
+BEGUN = threading.Event()
+"""Another store is about to be made."""
+
+
+class SlowToDelete(PosixFiles):
+    """Storage that deletes nothing before the next save begins, unless that waits for it."""
+
+    most = 0
+
+    def before(self, operation, path):
+        root = Path(path).parent
+        if operation == "mkdir" and Path(path).name.startswith("a."):
+            BEGUN.set()
+            stores = [p for p in root.iterdir() if p.name.startswith("a.")]
+            SlowToDelete.most = max(SlowToDelete.most, len(stores) + 1)
+        elif operation == "unlink" and root.name.startswith("a."):
+            BEGUN.clear()
+            BEGUN.wait(0.1)
+
+
+def test_keep_last_1_has_at_most_two_epochs_on_disk(inproc_session, tmp_path):
+    path = tmp_path / "ckpt"
+    manager = MultiNodeCheckpointManager(path, keep=KeepLast(1), files=SlowToDelete())
+    JobRunner(counter(5), manager).run(inproc_session)
+    assert SlowToDelete.most == 2
+    assert [p.name for p in path.iterdir() if p.name.startswith("a.")] == ["a.5"]
+
+
+def test_a_resume_falls_back_over_as_many_damaged_epochs_as_there_are(inproc_session, manager):
+    JobRunner(counter(6), manager).run(inproc_session)
+    for epoch in (4, 5, 6):
+        manifest = Path(manager.get_ckpt_db_name("a", epoch), "_manifest", "zarr.json")
+        manifest.write_bytes(manifest.read_bytes()[:-1] + b" ")
+    result = JobRunner(counter(8), manager).run(inproc_session)
+    assert (result.resumed_from, result.epoch, inproc_session.fetch(Node("a")["n"])) == (3, 8, 8)
+    assert manager.epochs() == list(range(9))
+
+
+def test_epoch_10_comes_after_epoch_9(inproc_session, manager):
+    JobRunner(counter(10), manager).run(inproc_session)
+    assert (manager.latest(), manager.epochs()) == (10, list(range(11)))
+    assert JobRunner(counter(12), manager).run(inproc_session).resumed_from == 10
+
+
+def test_a_directory_is_named_and_neither_those_below_nor_the_one_above_are_searched(
+    inproc_session, tmp_path
+):
+    path = tmp_path / "runs" / "this"
+    manager = MultiNodeCheckpointManager(path)
+    JobRunner(counter(10), manager).run(inproc_session)
+    JobRunner(counter(12), MultiNodeCheckpointManager(path / "earlier")).run(inproc_session)
+    assert manager.latest() == 10
+    above = MultiNodeCheckpointManager(tmp_path / "new", load_path=tmp_path / "runs")
+    with pytest.raises(CheckpointNotFoundError, match="Name the directory of a run"):
+        JobRunner(counter(12), above).run(inproc_session)
+    again = MultiNodeCheckpointManager(tmp_path / "new", load_path=path)
+    assert JobRunner(counter(12), again).run(inproc_session).resumed_from == 10
+
+
+@pytest.mark.parametrize(
+    ("level", "heard"),
+    [
+        (logging.CRITICAL, set()),
+        (logging.WARNING, {logging.WARNING}),
+        (logging.DEBUG, {logging.WARNING, logging.DEBUG}),
+    ],
+    ids=["critical", "warning", "debug"],
+)
+def test_the_level_of_one_logger_says_what_is_heard_of_a_run(
+    inproc_session, tmp_path, caplog, level, heard
+):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", keep=KeepBest("mistyped"))
+    with caplog.at_level(level, "jobrunner"):
+        JobRunner(counter(3), manager).run(inproc_session)
+    ours = [record for record in caplog.records if "jobrunner" in record.pathname.split("/")]
+    assert {record.levelno for record in ours} - {logging.INFO} == heard
+    assert all(record.name.startswith("jobrunner.") for record in ours)
+
+
+def test_times_of_each_node_are_reported_by_action(inproc_session, tmp_path):
+    def handled():
+        handler = FileMetadataHandler()
+        return handler, MultiNodeCheckpointManager(tmp_path / "ckpt", handler)
+
+    handler, manager = handled()
+    JobRunner(counter(2), manager).run(inproc_session)
+    assert list(handler.stats) == ["checkpoint_save"]
+    handler, manager = handled()
+    runner = JobRunner(counter(3), manager)
+    runner.run(inproc_session)
+    assert list(handler.stats) == ["checkpoint_load", "checkpoint_save"]
+    assert runner.load_blobs_from_checkpoints(["n"], 1, inproc_session)
+    assert list(handler.stats)[2:] == ["checkpoint_partial_load"]
+    for seconds in handler.stats.values():
+        assert list(seconds) == ["a"]
+        assert seconds["a"] > 0

@@ -1,0 +1,200 @@
+"""Runs that are told to stop, by their program, Ctrl-C or SIGTERM."""
+
+import errno
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from jobrunner import (
+    DefinitionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    RunStoppedError,
+    SaveEvery,
+    Task,
+    current_task,
+    epoch_limiter,
+)
+from jobrunner.checkpoint.storage.posix import PosixFiles
+
+
+@pytest.fixture
+def manager(tmp_path):
+    return MultiNodeCheckpointManager(tmp_path / "ckpt")
+
+
+def counter(limit=8, *, fn=lambda n: n + 1, **kwargs):
+    with Job("counter", **kwargs) as job, Node("a"):
+        with job.init_group:
+            Task(lambda: 0, outputs="n", name="zero")
+        Task(fn, inputs="n", outputs="n", name="count")
+    epoch_limiter(job, limit)
+    return job
+
+
+class At:
+    """Does something when an epoch has ended."""
+
+    def __init__(self, epoch, action):
+        self.epoch, self.action, self.told = epoch, action, []
+
+    def on_epoch(self, epoch, seconds, metrics):
+        if epoch == self.epoch:
+            self.action()
+
+    def on_stop_asked(self, reason, at_once):
+        self.told.append((reason, at_once))
+
+
+def test_a_run_that_is_stopped_has_recorded_its_epoch_and_goes_on_later(inproc_session, manager):
+    runner = JobRunner(counter(), manager, callbacks=[At(3, lambda: runner.stop("enough"))])
+    with pytest.raises(RunStoppedError, match="told to stop") as caught:
+        runner.run(inproc_session)
+    assert (caught.value.reason, caught.value.epoch, manager.latest()) == ("enough", 3, 3)
+    assert "the same command again to go on from epoch 3" in str(caught.value)
+    result = runner.run(inproc_session)  # what was asked then does not count now
+    assert (result.resumed_from, result.epoch, inproc_session.fetch(Node("a")["n"])) == (3, 8, 8)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_the_first_signal_lets_the_epoch_end(inproc_session, manager, name):
+    listener = At(2, lambda: signal.raise_signal(signal.Signals[name]))
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(RunStoppedError, match=name) as caught:
+        JobRunner(counter(), manager, callbacks=[listener]).run(inproc_session)
+    assert (caught.value.reason, manager.latest()) == (name, 2)
+    assert [reason for reason, _ in listener.told] == [name]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+let_go = threading.Event()
+
+
+@pytest.fixture
+def hung():
+    """Tasks that hang do so until the test is over."""
+    let_go.clear()
+    yield
+    let_go.set()
+
+
+def hang(n):
+    if current_task().epoch == 3:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        let_go.wait(40)
+    return n + 1
+
+
+def test_the_second_ctrl_c_does_not_wait_for_the_epoch(inproc_session, manager, hung):
+    class Again:
+        def on_stop_asked(self, reason, at_once):
+            assert at_once == "Ctrl-C again"
+            main = threading.main_thread().ident
+            threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        JobRunner(counter(fn=hang), manager, callbacks=[Again()]).run(inproc_session)
+    assert manager.latest() == 2
+
+
+def terminate_and_hang(n):
+    if current_task().epoch == 3:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+        let_go.wait(40)
+    return n + 1
+
+
+def test_after_sigterm_the_grace_period_ends_an_epoch_that_takes_longer(
+    inproc_session, manager, hung
+):
+    runner = JobRunner(counter(fn=terminate_and_hang), manager, grace_seconds=0.3)
+    with pytest.raises(RunStoppedError, match="no more time") as caught:
+        runner.run(inproc_session)
+    assert (caught.value.reason, manager.latest()) == ("SIGTERM", 2)
+    result = JobRunner(counter(), manager).run(inproc_session)
+    assert (result.resumed_from, inproc_session.fetch(Node("a")["n"])) == (2, 8)
+
+
+def stop_in_step_2(n):
+    task = current_task()
+    if (task.epoch, task.step) == (2, 1) and task.attempt == 0 and n == 5:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+    return n + 1
+
+
+def test_a_job_of_several_steps_stops_between_two_of_them(inproc_session, manager):
+    job = counter(3, fn=stop_in_step_2, steps_per_epoch=4)
+    with pytest.raises(RunStoppedError, match="step 2 of epoch 2") as caught:
+        JobRunner(job, manager).run(inproc_session)
+    assert caught.value.epoch == 1
+    JobRunner(counter(3, steps_per_epoch=4), manager).run(inproc_session)
+    assert inproc_session.fetch(Node("a")["n"]) == 12
+
+
+def test_a_job_at_its_end_is_finished_all_the_same(inproc_session, manager):
+    runner = JobRunner(counter(3), manager, callbacks=[At(3, lambda: runner.stop())])
+    assert runner.run(inproc_session).epoch == 3
+    assert manager.is_done()
+
+
+def overlong(n):
+    if current_task().epoch == 2:
+        time.sleep(1.0)
+    return n
+
+
+def test_a_task_past_its_deadline_is_named(inproc_session, manager):
+    runner = JobRunner(counter(fn=overlong), manager, task_deadline_seconds=0.3)
+    started = time.monotonic()
+    with pytest.raises(Exception, match=r"Task a/count .* within 0\.3 s at epoch 2"):
+        runner.run(inproc_session)
+    assert time.monotonic() - started < 2
+    assert manager.latest() == 1
+
+
+def test_durations_are_checked():
+    for name in ("grace_seconds", "task_deadline_seconds", "scheduler_wait_seconds"):
+        with pytest.raises(DefinitionError, match=name):
+            JobRunner(counter(), **{name: -1})
+
+
+def test_a_run_that_saves_seldom_records_the_epoch_it_is_stopped_at(inproc_session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path / "seldom", save=SaveEvery(epochs=10**6))
+    runner = JobRunner(counter(10**6), manager)
+    timer = threading.Timer(0.5, runner.stop)
+    timer.start()
+    with pytest.raises(RunStoppedError) as caught:
+        runner.run(inproc_session)
+    timer.join()
+    assert 0 < caught.value.epoch == manager.latest()
+
+
+class Unplugged(PosixFiles):
+    """Storage that nobody can use once it is unplugged."""
+
+    is_gone = False
+
+    def before(self, operation, path):
+        if Unplugged.is_gone:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+
+def test_a_run_that_is_stopped_says_so_though_storage_is_gone_meanwhile(inproc_session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=Unplugged())
+
+    def stop():
+        Unplugged.is_gone = True
+        runner.stop("enough")
+
+    runner = JobRunner(counter(), manager, callbacks=[At(3, stop)])
+    try:
+        with pytest.raises(RunStoppedError, match=r"enough.*cannot be read now.*Input/output"):
+            runner.run(inproc_session)
+    finally:
+        Unplugged.is_gone = False
+    assert JobRunner(counter(), manager).run(inproc_session).resumed_from == 2

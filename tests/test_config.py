@@ -1,0 +1,66 @@
+"""The configuration: its defaults, its documentation and its use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+import yaml
+
+from jobrunner import DefinitionError, config
+
+_ROOT = Path(__file__).parents[1]
+_PACKAGE = Path(config.__file__).parent
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        flat |= _flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
+
+
+_DEFAULTS = _flatten(yaml.safe_load((_PACKAGE / "jobrunner.yaml").read_text())["jobrunner"])
+
+
+@pytest.mark.parametrize(("key", "value"), _DEFAULTS.items())
+def test_each_key_has_its_default_is_documented_and_is_used(key: str, value: float) -> None:
+    assert config.get_seconds(key) == value
+    guide = (_ROOT / "docs" / "configuration.md").read_text()
+    assert f"| `jobrunner.{key}` | {value} |" in guide
+    readers = [path for path in _PACKAGE.rglob("*.py") if path.name != "config.py"]
+    assert any(key.rpartition(".")[2] in path.read_text() for path in readers)
+
+
+@pytest.mark.parametrize(
+    ("value", "nbytes"), [(0.25, 250), (1, 1000), ("2 kB", 2000), (0, 0), ("0", 0), (64.0, 64)]
+)
+def test_memory_is_a_share_or_bytes(value: Any, nbytes: int) -> None:
+    with dask.config.set({"jobrunner.rollback-memory": value}):
+        assert config.get_bytes("rollback-memory", 1000) == nbytes
+
+
+@pytest.mark.parametrize("value", [-1, "much", None, True, float("nan"), float("inf"), [1]])
+def test_what_is_no_memory_is_refused(value: Any) -> None:
+    with (
+        dask.config.set({"jobrunner.rollback-memory": value}),
+        pytest.raises(DefinitionError, match="jobrunner.rollback-memory"),
+    ):
+        config.get_bytes("rollback-memory", 1000)
+
+
+@pytest.mark.parametrize("value", [-1, "many", None, True, float("nan"), float("inf"), [1]])
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    with (
+        dask.config.set({"jobrunner.direct-workers": value}),
+        pytest.raises(DefinitionError, match=r"jobrunner\.direct-workers .* is a number from 0 on"),
+    ):
+        config.get_count("direct-workers")
+
+
+def test_dask_config_overrides_a_default() -> None:
+    with dask.config.set({"jobrunner.worker-silence-seconds": 7}):
+        assert config.get_seconds("worker-silence-seconds") == 7.0

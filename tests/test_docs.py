@@ -1,0 +1,83 @@
+"""The Python blocks of the guides run, one after another as a reader would type them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[1]
+_BLOCK = re.compile(
+    r"^(?:<!-- file: (?P<file>[\w.]+) -->\n)?```python\n(?P<code>.*?)^```$", re.M | re.S
+)
+_DOCUMENTS = sorted(
+    path
+    for path in [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]
+    if path.exists() and _BLOCK.search(path.read_text())
+)
+
+
+@pytest.fixture
+def main_module() -> Iterator[types.ModuleType]:
+    """A fresh ``__main__``: what a script defines there goes to workers by value."""
+    before = sys.modules["__main__"]
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    yield module
+    sys.modules["__main__"] = before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", _DOCUMENTS, ids=lambda path: path.name)
+def test_the_python_blocks_run(
+    document: Path,
+    main_module: types.ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = document.read_text()
+    for block in _BLOCK.finditer(text):
+        if block["file"]:
+            (tmp_path / block["file"]).write_text(block["code"])
+        # Padded with newlines, so that a traceback names the line of the document.
+        lines_before = text.count("\n", 0, block.start("code"))
+        source = "\n" * lines_before + block["code"]
+        exec(compile(source, str(document), "exec"), vars(main_module))
+
+
+def test_the_parts_of_ones_own_pass_the_suites_as_the_guide_runs_them(tmp_path: Path) -> None:
+    for block in _BLOCK.finditer((_ROOT / "docs" / "extending.md").read_text()):
+        if block["file"]:
+            (tmp_path / block["file"]).write_text(block["code"])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_parts.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^2\d passed", done.stdout, re.M), done.stdout
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    paths = [_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *(_ROOT / "docs").rglob("*.md")]
+    broken = [
+        f"{path.relative_to(_ROOT)}: {link}"
+        for path in paths
+        if path.exists()
+        for link in re.findall(r"\]\((?!https?://|#)([^)#\s]+)", path.read_text())
+        if not (path.parent / link).exists()
+    ]
+    assert not broken
+
+
+def test_the_map_names_every_package_and_module_of_the_top_level() -> None:
+    top = _ROOT / "jobrunner"
+    front = ast.get_docstring(ast.parse((top / "__init__.py").read_text())) or ""
+    rooms = {path.stem for path in top.iterdir() if path.suffix == ".py" or path.is_dir()}
+    missing = {room for room in rooms if not room.startswith("_")} - set(re.findall(r"\w+", front))
+    assert not missing, f"Put {sorted(missing)} on the map."

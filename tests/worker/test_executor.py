@@ -1,0 +1,899 @@
+"""A run of slices in threads, without Dask. Threads and time are the tests' own where order counts."""
+
+import contextvars
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+
+from jobrunner.compile.job import compile_group
+from jobrunner.compile.plan import (
+    BlobArgument,
+    Capture,
+    Condition,
+    Crossing,
+    CrossingArgument,
+    GroupPlan,
+    Output,
+    PlannedTask,
+    Report,
+    ResultArgument,
+    Slice,
+    UpdateArgument,
+)
+from jobrunner.define.node import Node, WorkspaceType
+from jobrunner.define.task import Task, TaskGroup
+from jobrunner.errors import BlobNotFoundError, DefinitionError
+from jobrunner.worker.executor import GroupRun
+from jobrunner.worker.outcome import merge_metrics
+from jobrunner.worker.program import Program
+from jobrunner.worker.task_context import RunInfo, current_task
+from jobrunner.worker.thread_pool import Crew
+from jobrunner.workspace.workspace import BlobUpdate, Workspace
+
+
+def task(index, fn, reads=(), outputs=(), *, after=(), updates=(), private=(), **more):
+    arguments = [BlobArgument(r) if isinstance(r, str) else r for r in reads]
+    return PlannedTask(
+        index=index,
+        name=more.pop("name", f"t{index}"),
+        fn=fn,
+        arguments=(*arguments, *(UpdateArgument(u) for u in updates)),
+        kwargs=more.pop("kwargs", {}),
+        outputs=tuple(Output(o, is_global=o not in private) for o in outputs),
+        captures=more.pop("captures", ()),
+        waits_for=tuple(after),
+        crossings=tuple(more.pop("crossings", ())),
+        hands_over=tuple(more.pop("hands_over", ())),
+        **more,
+    )
+
+
+def group(slices, crossings=(), conditions=(), reports=None):
+    parts = {
+        node: Slice(node, tuple(tasks), tuple((reports or {}).get(node, ())))
+        for node, tasks in slices.items()
+    }
+    return GroupPlan("epoch", parts, tuple(crossings), tuple(conditions))
+
+
+class ManualTimer:
+    """Time that passes when a test says so."""
+
+    def __init__(self):
+        self.waiting = []
+
+    def __call__(self, delay, callback):
+        handle = Handle(delay, callback, self.waiting)
+        self.waiting.append(handle)
+        return handle
+
+    def fire(self, longest=1.0):
+        """Let everything happen that waits for at most so many seconds."""
+        due = [handle for handle in self.waiting if handle.delay <= longest]
+        for handle in due:
+            self.waiting.remove(handle)
+        for handle in due:
+            handle.callback()
+
+
+class Handle:
+    def __init__(self, delay, callback, waiting):
+        self.delay, self.callback, self._waiting = delay, callback, waiting
+
+    def cancel(self):
+        if self in self._waiting:
+            self._waiting.remove(self)
+
+
+class Bench:
+    """Runs a group plan as a worker would that holds `nodes`, and shows what came of it."""
+
+    def __init__(self, plan, *, nodes=None, blobs=None, nthreads=4, submit=None):
+        held = nodes or list(plan.slices)
+        self.workspaces = {node: Workspace(node) for node in held}
+        for node, values in (blobs or {}).items():
+            self.workspaces[node].globals.update(values)
+        self.program = Program(
+            "epoch",
+            plan.name,
+            {node: plan.slices[node] for node in held},
+            plan.crossings,
+            plan.conditions,
+            self.workspaces,
+        )
+        self.nthreads = nthreads
+        self.timer = ManualTimer()
+        self.crew_is_gone, self.crew_failed = threading.Event(), []
+        self.crew = Crew(
+            "bench", contextvars.copy_context(), self.crew_is_gone.set, self.crew_failed.append
+        )
+        self.submitted = []
+        self._submit = submit or self.crew.submit
+
+    def start(self, epoch=1):
+        self.outcomes, self.sent = [], {}
+        self.finished, self.drained = threading.Event(), threading.Event()
+
+        def submit(call):
+            self.submitted.append(call)
+            self._submit(call)
+
+        def finished(outcome):
+            self.outcomes.append(outcome)
+            self.finished.set()
+
+        self.run_ = GroupRun(
+            self.program,
+            RunInfo("job", "epoch", 0, epoch, 0, 0),
+            nthreads=self.nthreads,
+            submit=submit,
+            timer=self.timer,
+            send=self.sent.__setitem__,
+            finished=finished,
+            drained=self.drained.set,
+        )
+        self.run_.start()
+        return self.run_
+
+    def end(self):
+        assert self.finished.wait(10)
+        assert len(self.outcomes) == 1
+        if self.outcomes[0].status != "done":
+            assert self.drained.wait(10)
+        self.run_.stop_timers()
+        return self.outcomes[0]
+
+    def run(self, **kwargs):
+        self.start(**kwargs)
+        return self.end()
+
+    def close(self):
+        self.crew.close()
+        assert self.crew_is_gone.wait(10)
+        assert self.crew_failed == []
+
+
+@pytest.fixture
+def bench():
+    """Makes benches, and closes them."""
+    made = []
+
+    def make(*args, **kwargs):
+        made.append(Bench(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+class Gate:
+    """A task function that waits for the test, and says when it has begun."""
+
+    def __init__(self, value=None):
+        self.begun, self.opened, self.value = threading.Event(), threading.Event(), value
+
+    def __call__(self, *args):
+        self.begun.set()
+        assert self.opened.wait(10)
+        return self.value
+
+
+# ---- order and threads
+
+
+def test_a_chain_runs_in_order_on_one_thread(bench):
+    threads = []
+
+    def step(n):
+        threads.append(threading.get_ident())
+        return n + 1
+
+    tasks = [task(i, step, ["n"], ["n"], after=[i - 1] if i else []) for i in range(20)]
+    one = bench(group({"a": tasks}), blobs={"a": {"n": 0}})
+    assert one.run().status == "done"
+    assert one.workspaces["a"].globals == {"n": 20}
+    assert len(set(threads)) == 1
+    assert len(one.submitted) == 1
+
+
+def test_ready_tasks_run_in_the_order_of_definition(bench):
+    order = []
+    tasks = {
+        "a": [task(0, lambda: order.append(0)), task(3, lambda: order.append(3))],
+        "b": [task(1, lambda: order.append(1)), task(2, lambda: order.append(2))],
+    }
+    bench(group(tasks), nthreads=1).run()
+    assert order == [0, 1, 2, 3]
+
+
+def test_a_program_runs_again_and_again(bench):
+    one = bench(group({"a": [task(0, lambda n: n + 1, ["n"], ["n"])]}), blobs={"a": {"n": 0}})
+    for epoch in range(50):
+        assert one.run(epoch=epoch).status == "done"
+    assert one.workspaces["a"].globals == {"n": 50}
+
+
+def test_a_second_thread_comes_when_the_timer_sees_no_progress(bench):
+    gate, ran = Gate(), threading.Event()
+    one = bench(group({"a": [task(0, gate), task(1, ran.set)]}))
+    one.start()
+    assert gate.begun.wait(10)
+    one.timer.fire()  # the first tick only looks
+    assert len(one.submitted) == 1
+    one.timer.fire()
+    assert ran.wait(10)
+    gate.opened.set()
+    assert one.end().status == "done"
+
+
+def test_no_more_threads_come_than_the_worker_has(bench):
+    gates = [Gate(), Gate(), Gate()]
+    one = bench(group({"a": [task(i, gate) for i, gate in enumerate(gates)]}), nthreads=2)
+    one.start()
+    assert gates[0].begun.wait(10)
+    for _ in range(5):
+        one.timer.fire()
+    assert gates[1].begun.wait(10)
+    for _ in range(5):
+        one.timer.fire()
+    assert len(one.submitted) == 2
+    for gate in gates:
+        gate.opened.set()
+    assert one.end().status == "done"
+
+
+def test_a_task_known_to_be_long_brings_a_helper_at_once(bench):
+    gate = Gate()
+    one = bench(group({"a": [task(0, gate), task(1, lambda: None)]}))
+    one.program.steps[0].is_long = True
+    one.start()
+    assert gate.begun.wait(10)
+    assert len(one.submitted) == 2  # without any tick
+    gate.opened.set()
+    one.end()
+
+
+def test_a_task_that_turns_out_short_is_not_called_long_any_more(bench):
+    one = bench(group({"a": [task(0, lambda: None)]}))
+    one.program.steps[0].is_long = True
+    one.run()
+    assert not one.program.steps[0].is_long
+
+
+def test_instances_run_at_once_whatever_the_number_of_threads_and_give_a_list(bench):
+    barrier = threading.Barrier(5)
+
+    def instance():
+        barrier.wait(10)
+        return current_task().instance * 10
+
+    one = bench(group({"a": [task(0, instance, outputs=["all"], num_instances=5)]}), nthreads=1)
+    assert one.run().status == "done"
+    assert one.workspaces["a"].globals["all"] == [0, 10, 20, 30, 40]
+
+
+def test_instances_end_beside_other_work_on_their_worker(bench):
+    others = {"b": [task(i, lambda: None) for i in range(1, 6)]}
+    plan = group({"a": [task(0, lambda: None, num_instances=4)], **others})
+    for _ in range(20):
+        assert bench(plan, nthreads=1).run().status == "done"
+
+
+def test_instances_share_what_they_update_and_see_inputs_read_only(bench):
+    def add(steps, weights):
+        assert not steps.flags.writeable
+        weights[current_task().instance] += steps[0]
+
+    blobs = {"a": {"steps": np.ones(1), "w": np.zeros(3)}}
+    plan = group({"a": [task(0, add, ["steps"], updates=["w"], num_instances=3)]})
+    one = bench(plan, blobs=blobs)
+    one.run()
+    assert list(one.workspaces["a"].globals["w"]) == [1, 1, 1]
+
+
+def test_a_blob_read_and_updated_in_turns_is_never_copied(bench):
+    held = np.zeros(3)
+    address = held.__array_interface__["data"][0]
+
+    def read(x):
+        return None
+
+    def add(x):
+        x += 1
+
+    tasks = [
+        task(0, read, ["x"]),
+        task(1, add, updates=["x"], after=[0]),
+        task(2, read, ["x"], after=[1], num_instances=3),
+        task(3, add, updates=["x"], after=[2]),
+    ]
+    run = bench(group({"a": tasks}), blobs={"a": {"x": held}}, nthreads=1)
+    del held
+    run.run()
+    x = run.workspaces["a"].globals["x"]
+    assert x.tolist() == [2, 2, 2]
+    assert x.__array_interface__["data"][0] == address
+
+
+def test_an_instance_that_fails_fails_the_run_once(bench):
+    barrier = threading.Barrier(3)
+
+    def instance():
+        barrier.wait(10)
+        raise RuntimeError("bad instance")
+
+    outcome = bench(group({"a": [task(0, instance, num_instances=3)]})).run()
+    assert outcome.status == "failed"
+    assert "bad instance" in outcome.failure.summary
+
+
+# ---- values
+
+
+def test_an_undeclared_change_of_an_input_is_an_error(bench):
+    def spoil(w):
+        w += 1
+
+    outcome = bench(group({"a": [task(0, spoil, ["w"])]}), blobs={"a": {"w": np.zeros(2)}}).run()
+    assert "read-only" in outcome.failure.summary
+
+
+def test_an_array_in_kwargs_is_read_only_and_not_taken_over_by_a_blob(bench):
+    constant = np.zeros(2)
+    plan = group({"a": [task(0, lambda c: c, outputs=["w"], kwargs={"c": constant})]})
+    one = bench(plan)
+    one.run()
+    assert not np.shares_memory(one.workspaces["a"].globals["w"], constant)
+
+
+def test_private_blobs_last_for_one_run(bench):
+    def make():
+        return dict(current_task().workspace), [1]
+
+    plan = group(
+        {
+            "a": [
+                task(0, make, outputs=["seen", "p"], private=["p"]),
+                task(1, len, ["p"], ["n"], after=[0], private=["p"]),
+            ]
+        }
+    )
+    one = bench(plan)
+    one.run()
+    one.run()
+    assert one.workspaces["a"].private == {}
+    assert one.workspaces["a"].globals == {"seen": {"seen": {}, "n": 1}, "n": 1}
+
+
+def test_a_returned_value_is_what_readers_get_whatever_becomes_of_the_blob(bench):
+    def grow(w):
+        w += 1
+
+    capture = Capture(part=0, copy=True, retain=True)
+    plan = group(
+        {
+            "a": [
+                task(0, lambda: np.zeros(2), outputs=["w"], captures=[capture]),
+                task(1, grow, updates=["w"], after=[0]),
+                task(2, list, [ResultArgument(0, 0)], ["seen"], after=[0, 1]),
+            ]
+        }
+    )
+    one = bench(plan)
+    one.run()
+    assert one.workspaces["a"].globals["seen"] == [0, 0]
+    assert list(one.workspaces["a"].result(["epoch"], "t0", 0)) == [0, 0]
+
+
+def test_a_value_without_a_blob_goes_to_its_one_reader_as_it_is(bench):
+    class Holder:
+        pass
+
+    made = Holder()
+    plan = group(
+        {
+            "a": [
+                task(0, lambda: made, captures=[Capture(0, copy=False, retain=False)]),
+                task(1, lambda h: h is made, [ResultArgument(0, 0)], ["same"], after=[0]),
+            ]
+        }
+    )
+    one = bench(plan)
+    one.run()
+    assert one.workspaces["a"].globals["same"] is True
+
+
+def test_an_output_that_cannot_be_copied_fails_the_task_only_where_somebody_reads_it(bench):
+    lock = threading.Lock()
+    kept = Capture(0, copy=False, retain=True)
+    one = bench(group({"a": [task(0, lambda: lock, outputs=["l"], captures=[kept])]}))
+    assert one.run().status == "done"
+    with pytest.raises(TypeError, match="lock"):
+        one.workspaces["a"].result(["epoch"], "t0", 0)
+
+    plan = group(
+        {
+            "a": [
+                task(0, lambda: lock, outputs=["l"], captures=[kept]),
+                task(1, id, [ResultArgument(0, 0)], after=[0]),
+            ]
+        }
+    )
+    outcome = bench(plan).run()
+    assert (outcome.failure.task, "pickled" in outcome.failure.summary) == ("t0", True)
+
+
+@pytest.mark.parametrize("returned", [3, (1,), (1, 2, 3), "ab", {"a": 1, "b": 2}], ids=repr)
+def test_several_outputs_need_a_sequence_of_that_length(bench, returned):
+    one = bench(group({"a": [task(0, lambda: returned, outputs=["x", "y"])]}))
+    outcome = one.run()
+    error = outcome.failure.exception()
+    assert isinstance(error, DefinitionError)
+    assert "a/t0 has 2 outputs (x, y)" in str(error)
+    assert one.workspaces["a"].globals == {}
+
+
+@pytest.mark.parametrize("returned", [(1, 2), [1, 2], np.array([1, 2])], ids=repr)
+def test_several_outputs_take_any_sequence(bench, returned):
+    one = bench(group({"a": [task(0, lambda: returned, outputs=["x", "y"])]}))
+    one.run()
+    assert one.workspaces["a"].globals == {"x": 1, "y": 2}
+
+
+def test_a_blob_update_sets_blobs_by_whatever_name_and_may_replace_all(bench):
+    values = np.zeros(2)
+    update = BlobUpdate({"new": values}, replace=True)
+    one = bench(group({"a": [task(0, lambda: update)]}), blobs={"a": {"old": 1}})
+    one.run()
+    assert list(one.workspaces["a"].globals) == ["new"]
+    assert one.workspaces["a"].globals["new"] is values
+
+
+def test_a_missing_input_is_an_error_of_its_own_that_names_blob_and_task(bench):
+    outcome = bench(group({"a": [task(0, abs, ["gone"])]}), blobs={"a": {"there": 1}}).run()
+    error = outcome.failure.exception()
+    assert isinstance(error, BlobNotFoundError)
+    assert outcome.failure.is_own
+    assert "'a' has no blob 'gone'" in str(error)
+    assert "'there'" in str(error)
+
+
+# ---- crossings
+
+
+def crossing(id, source, targets, *, task=None, blob=None, part=None, copy=False):
+    return Crossing(id, source, task, blob, part, tuple(targets), copy)
+
+
+def test_a_crossing_between_nodes_of_one_worker_shares_no_mutable_object(bench):
+    def spoil(seen):
+        seen["k"].append(1)
+        return seen
+
+    plan = group(
+        {
+            "a": [task(0, lambda: {"k": []}, outputs=["x"], hands_over=[0])],
+            "b": [
+                task(1, spoil, [CrossingArgument(0)], ["y"], crossings=[0]),
+                task(2, spoil, [CrossingArgument(0)], ["z"], crossings=[0]),
+            ],
+        },
+        [crossing(0, "a", ["b"], task=0, blob="x")],
+    )
+    one = bench(plan)
+    one.run()
+    assert one.workspaces["a"].globals == {"x": {"k": []}}
+    assert one.workspaces["b"].globals == {"y": {"k": [1]}, "z": {"k": [1]}}
+    assert one.sent == {}
+
+
+def test_what_cannot_cross_by_its_blobs_name_leaves_the_blob_as_it_was(bench):
+    plan = group(
+        {
+            "a": [task(0, threading.Lock, outputs=["x"], hands_over=(0,))],
+            "b": [task(1, lambda x: None, [CrossingArgument(0)], crossings=(0,))],
+        },
+        [Crossing(0, "a", 0, "x", None, ("b",), False)],
+    )
+    one = bench(plan, blobs={"a": {"x": "old"}})
+    failure = one.run().failure
+    assert "cannot be pickled" in failure.summary
+    assert failure.traceback == ""  # of frames of ours alone
+    assert one.workspaces["a"].globals["x"] == "old"
+
+
+def test_a_blob_from_before_the_group_is_handed_over_as_it_was(bench):
+    def grow(w):
+        w += 1
+
+    plan = group(
+        {
+            "a": [task(0, grow, updates=["w"])],
+            "b": [task(1, list, [CrossingArgument(0)], ["seen"], crossings=[0])],
+        },
+        [crossing(0, "a", ["b"], blob="w", copy=True)],
+    )
+    one = bench(plan, blobs={"a": {"w": np.zeros(2)}})
+    one.run()
+    assert one.workspaces["b"].globals["seen"] == [0, 0]
+
+
+def test_a_missing_blob_of_another_node_is_an_error_that_names_that_node(bench):
+    plan = group(
+        {"a": [], "b": [task(0, list, [CrossingArgument(0)], crossings=[0])]},
+        [crossing(0, "a", ["b"], blob="w")],
+    )
+    outcome = bench(plan).run()
+    assert "'a' has no blob 'w'" in str(outcome.failure.exception())
+
+
+def test_what_other_workers_need_is_sent_once_and_frozen(bench):
+    plan = group(
+        {
+            "a": [task(0, lambda: np.zeros(2), outputs=["x"], hands_over=[0, 1])],
+            "b": [task(1, list, [CrossingArgument(0)], ["y"], crossings=[0, 1])],
+        },
+        [crossing(0, "a", ["b"], task=0, part=0), crossing(1, "a", ["b"], task=0)],
+    )
+    one = bench(plan, nodes=["a"])
+    one.run()
+    assert list(one.sent) == [0, 1]
+    assert not one.sent[0].flags.writeable
+    assert one.sent[1] is None  # a bare signal
+
+
+def far_plan():
+    return group(
+        {
+            "a": [task(0, lambda: 1, outputs=["x"], hands_over=[0])],
+            "b": [task(1, lambda v: v, [CrossingArgument(0)], ["y"], crossings=[0])],
+        },
+        [crossing(0, "a", ["b"], task=0, blob="x")],
+    )
+
+
+def test_no_thread_waits_for_a_value_from_another_worker(bench):
+    one = bench(far_plan(), nodes=["b"])
+    run = one.start()
+    idle = threading.Event()
+    one.crew.submit(idle.set)
+    assert idle.wait(10)
+    assert run.progress() == (1, [])
+    run.deliver({0: 5})
+    assert one.end().status == "done"
+    assert one.workspaces["b"].globals == {"y": 5}
+
+
+def test_a_value_that_comes_twice_counts_once(bench):
+    arguments = [CrossingArgument(0), CrossingArgument(1)]
+    plan = group(
+        {"b": [task(0, lambda *v: v, arguments, ["y"], crossings=[0, 1])]},
+        [crossing(i, "a", ["b"], blob=f"x{i}") for i in (0, 1)],
+    )
+    one = bench(plan)
+    run = one.start()
+    run.deliver({0: 1})
+    run.deliver({0: 2, 7: "of nobody"})
+    assert not one.finished.is_set()
+    run.deliver({1: 3})
+    one.end()
+    assert one.workspaces["b"].globals == {"y": (1, 3)}
+
+
+# ---- failures
+
+
+def test_a_failed_task_ends_the_run_and_nothing_further_starts(bench):
+    def fail():
+        raise ValueError("bad value")
+
+    ran = []
+    plan = group({"a": [task(0, fail), task(1, lambda: ran.append(1), after=[0])]})
+    outcome = bench(plan).run()
+    failure = outcome.failure
+    assert (outcome.status, failure.node, failure.task) == ("failed", "a", "t0")
+    assert isinstance(failure.exception(), ValueError)
+    assert failure.summary == "ValueError: bad value"
+    assert "raise ValueError" in failure.traceback
+    assert "jobrunner/worker/executor.py" not in failure.traceback
+    assert ran == []
+
+
+def test_a_failure_is_reported_while_other_functions_still_run(bench):
+    gate, ran = Gate(value=7), []
+
+    def fail():
+        raise ValueError
+
+    plan = group(
+        {"a": [task(0, gate, outputs=["x"]), task(1, fail), task(2, ran.append, after=[0])]}
+    )
+    one = bench(plan)
+    one.program.steps[0].is_long = True
+    one.start()
+    assert one.finished.wait(10)
+    assert not one.drained.is_set()
+    gate.opened.set()
+    one.end()
+    assert one.workspaces["a"].globals == {}  # what came after the end is dropped
+    assert ran == []
+
+
+def test_an_exception_that_cannot_be_pickled_is_described(bench):
+    class OddError(Exception):
+        def __reduce__(self):
+            raise TypeError("no")
+
+    def fail():
+        raise OddError("strange")
+
+    failure = bench(group({"a": [task(0, fail)]})).run().failure
+    assert failure.error is None
+    assert "OddError: strange" in str(failure.exception())
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_even_what_ends_a_process_only_fails_the_task(bench, error):
+    def fail():
+        raise error
+
+    assert bench(group({"a": [task(0, fail)]})).run().failure.task == "t0"
+
+
+def test_after_an_abort_nothing_starts_and_what_runs_is_dropped(bench):
+    gate, ran = Gate(value=7), []
+    plan = group({"a": [task(0, gate, outputs=["x"]), task(1, ran.append, ["x"], after=[0])]})
+    one = bench(plan)
+    run = one.start()
+    assert gate.begun.wait(10)
+    run.abort("told to")
+    assert one.finished.is_set()
+    assert (one.outcomes[0].status, one.outcomes[0].reason) == ("aborted", "told to")
+    assert not one.drained.is_set()
+    assert one.timer.waiting == []
+    gate.opened.set()
+    one.end()
+    assert one.workspaces["a"].globals == {}
+    assert ran == []
+    run.abort("again")
+    run.deliver({0: 1})
+    assert len(one.outcomes) == 1
+
+
+def test_a_run_without_a_thread_is_drained_as_soon_as_it_is_aborted(bench):
+    one = bench(far_plan(), nodes=["b"])
+    run = one.start()
+    idle = threading.Event()
+    one.crew.submit(idle.set)
+    assert idle.wait(10)
+    run.abort("told to")
+    assert one.end().status == "aborted"
+
+
+def test_progress_tells_what_is_left_and_what_runs(bench):
+    gate = Gate()
+    one = bench(group({"a": [task(0, gate, name="slow"), task(1, abs, after=[0])]}))
+    run = one.start()
+    assert gate.begun.wait(10)
+    assert run.progress() == (2, [("a", "slow")])
+    run.abort("enough")
+    gate.opened.set()
+    one.end()
+
+
+# ---- reports, metrics, stop conditions
+
+
+def test_a_report_runs_at_its_interval_and_once_after_the_nodes_last_task(bench):
+    gate, seen = Gate(value=3), []
+    fired = threading.Event()
+
+    def look():
+        seen.append(current_task().workspace.get("x"))
+        fired.set()
+
+    plan = group(
+        {"a": [task(0, gate, outputs=["x"])]}, reports={"a": [Report("report#1", look, 500)]}
+    )
+    one = bench(plan)
+    one.start()
+    assert gate.begun.wait(10)
+    for _ in range(3):
+        fired.clear()
+        one.timer.fire()
+        assert fired.wait(10)
+    gate.opened.set()
+    one.end()
+    assert seen == [None, None, None, 3]
+    assert one.timer.waiting == []
+
+
+def test_a_report_that_is_still_running_is_not_started_again(bench):
+    gate, report = Gate(), Gate()
+    plan = group({"a": [task(0, gate)]}, reports={"a": [Report("r", report, 500)]})
+    one = bench(plan)
+    one.start()
+    assert gate.begun.wait(10)
+    one.timer.fire()
+    assert report.begun.wait(10)
+    before = len(one.submitted)
+    one.timer.fire()
+    assert len(one.submitted) == before
+    gate.opened.set()
+    report.opened.set()
+    assert one.end().status == "done"
+
+
+def test_a_report_on_a_node_without_tasks_runs_after_all_others(bench):
+    order = []
+    plan = group(
+        {"a": [task(0, lambda: order.append("task"))], "b": []},
+        reports={"b": [Report("r", lambda: order.append(current_task().node), 500)]},
+    )
+    bench(plan).run()
+    assert order == ["task", "b"]
+
+
+def test_a_report_that_raises_fails_the_run_by_its_name(bench):
+    def fail():
+        raise ValueError("bad report")
+
+    plan = group({"a": []}, reports={"a": [Report("report#1", fail, 500)]})
+    assert bench(plan).run().failure.task == "report#1"
+
+
+def test_of_a_metric_the_value_last_in_order_of_definition_counts(bench):
+    def report(value):
+        return lambda: current_task().report(loss=value, **{f"only{value}": value})
+
+    plan = group(
+        {"a": [task(0, report(1)), task(2, report(3))], "b": [task(1, report(2))]},
+        reports={"b": [Report("r", lambda: current_task().report(late=True), 500)]},
+    )
+    outcome = bench(plan).run()
+    assert merge_metrics(outcome.metrics) == {
+        "loss": 3,
+        "a/loss": 3,
+        "b/loss": 2,
+        "only1": 1,
+        "only2": 2,
+        "only3": 3,
+        "late": True,
+    }
+
+
+def test_of_instances_the_last_ones_metric_counts(bench):
+    barrier = threading.Barrier(3)
+
+    def report():
+        current_task().report(n=current_task().instance)
+        barrier.wait(10)
+
+    outcome = bench(group({"a": [task(0, report, num_instances=3)]})).run()
+    assert merge_metrics(outcome.metrics) == {"n": 2}
+
+
+def conditions_of(value, capture=True):
+    condition = (
+        Condition("a/t0", "a", None, 0, 0) if capture else Condition("a/x", "a", "x", None, None)
+    )
+    captures = [Capture(0, copy=False, retain=False)] if capture else []
+    tasks = [task(0, lambda: value, outputs=["x"], captures=captures)]
+    return group({"a": tasks}, conditions=[condition])
+
+
+@pytest.mark.parametrize("capture", [True, False], ids=["output", "blob"])
+@pytest.mark.parametrize(
+    ("value", "stops"),
+    [(True, True), (0, False), (np.float64(2), True), (np.array([[0]]), False), ([], False)],
+    ids=repr,
+)
+def test_stop_conditions_are_read_at_the_end(bench, value, stops, capture):
+    outcome = bench(conditions_of(value, capture)).run()
+    assert outcome.stopped == ((["a/t0"] if capture else ["a/x"]) if stops else [])
+
+
+@pytest.mark.parametrize("value", [np.zeros(2), np.zeros(0)], ids=repr)
+def test_a_stop_condition_of_several_elements_is_an_error_that_names_it(bench, value):
+    failure = bench(conditions_of(value)).run().failure
+    assert isinstance(failure.exception(), DefinitionError)
+    assert "'a/t0' is an array of shape" in failure.summary
+
+
+def test_a_condition_on_another_workers_node_is_left_to_it(bench):
+    plan = group(
+        {"a": [task(0, lambda: 1)], "b": []}, conditions=[Condition("b/x", "b", "x", None, None)]
+    )
+    assert bench(plan, nodes=["a"]).run().status == "done"
+
+
+# ---- what a task knows
+
+
+def test_a_task_knows_where_it_is(bench):
+    def where():
+        task = current_task()
+        return task.job, task.node, task.group, task.name, task.epoch, task.instance
+
+    one = bench(group({"a": [task(0, where, outputs=["w"])]}))
+    one.run(epoch=4)
+    assert one.workspaces["a"].globals["w"] == ("job", "a", "epoch", "t0", 4, 0)
+
+
+def test_random_numbers_are_the_same_in_whatever_thread_and_differ_by_epoch(bench):
+    one = bench(group({"a": [task(0, lambda: current_task().rng.random(), outputs=["r"])]}))
+    drawn = []
+    for epoch in (1, 2, 1):
+        one.run(epoch=epoch)
+        drawn.append(one.workspaces["a"].globals["r"])
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
+def test_a_crew_survives_a_call_that_raises(caplog):
+    gone, failed = threading.Event(), []
+    crew = Crew("crew", contextvars.copy_context(), gone.set, failed.append)
+    crew.submit(lambda: 1 / 0)
+    ran = threading.Event()
+    crew.submit(ran.set)
+    assert ran.wait(10)
+    crew.close()
+    crew.close()
+    assert gone.wait(10)
+    crew.submit(ran.clear)
+    assert ran.is_set()
+    assert "A call of crew failed" in caplog.text
+    assert [type(error) for error in failed] == [ZeroDivisionError]
+
+
+def test_a_crew_without_threads_ends_as_it_is_closed():
+    gone = threading.Event()
+    Crew("crew", contextvars.copy_context(), gone.set, print).close()
+    assert gone.is_set()
+
+
+# ---- with as many threads as can be
+
+
+def combine(salt, *values):
+    return (salt + sum(int(np.sum(v)) * (i + 3) for i, v in enumerate(values))) % 1_000_003
+
+
+def grow(salt, *values):
+    *inputs, target = values
+    target += combine(salt, *inputs)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_with_helpers_at_every_step_the_result_is_that_of_running_in_order(bench, seed):
+    rng = np.random.default_rng(seed)
+    nodes = [f"n{i}" for i in range(3)]
+    expected = {node: {blob: np.zeros(2, dtype=np.int64) for blob in "xy"} for node in nodes}
+    initial = {node: {k: v.copy() for k, v in blobs.items()} for node, blobs in expected.items()}
+    with TaskGroup(workspace_type=WorkspaceType.GLOBAL) as tasks:
+        for salt in range(30):
+            node = nodes[rng.integers(3)]
+            blob = "xy"[rng.integers(2)]
+            reads = {
+                (nodes[rng.integers(3)], "xy"[rng.integers(2)]) for _ in range(rng.integers(3))
+            }
+            reads = sorted(reads - {(node, blob)})
+            values = [expected[n][b] for n, b in reads]
+            inputs = [Node(n)[b] for n, b in reads]
+            if rng.random() < 0.5:
+                grow(salt, *values, expected[node][blob])
+                Task(partial(grow, salt), inputs, updates=blob, node=node)
+            else:
+                expected[node][blob] = np.full(2, combine(salt, *values))
+                fill = partial(lambda salt, *v: np.full(2, combine(salt, *v)), salt)
+                Task(fill, inputs, outputs=blob, node=node, name=f"fill{salt}")
+    plan = compile_group(tasks, {node: frozenset("xy") for node in nodes})
+    one = bench(plan, blobs=initial, nthreads=6)
+    for step in one.program.steps:
+        step.is_long = True
+    outcome = one.run()
+    assert outcome.status == "done", outcome
+    for node in nodes:
+        np.testing.assert_equal(one.workspaces[node].globals, expected[node])

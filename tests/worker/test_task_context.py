@@ -1,0 +1,121 @@
+"""What a task can ask about itself."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+from jobrunner.errors import ExecutionError
+from jobrunner.worker.task_context import FRAME, CurrentTask, RunInfo, current_task, make_rng
+from jobrunner.workspace.workspace import Workspace
+
+INFO = RunInfo(job="job", group="epoch", seed=7, epoch=3, step=1, attempt=2)
+KEY = {
+    "seed": 7,
+    "group": "epoch",
+    "node": "a",
+    "task": "t",
+    "epoch": 3,
+    "step": 1,
+    "instance": 0,
+}
+
+
+def make(record=lambda metrics: None, instance=0, info=INFO):
+    return CurrentTask(info, Workspace("a"), "t", instance, record)
+
+
+def test_outside_a_task_it_is_an_error_that_says_so():
+    with pytest.raises(ExecutionError, match="outside a task"):
+        current_task()
+
+
+def test_inside_a_task_it_is_one_object_that_knows_everything():
+    token = FRAME.set([lambda step, instance: make(instance=instance), "step", 4, None])
+    try:
+        task = current_task()
+        assert current_task() is task
+    finally:
+        FRAME.reset(token)
+    found = (task.job, task.node, task.group, task.name, task.epoch, task.step, task.attempt)
+    assert (*found, task.instance) == ("job", "a", "epoch", "t", 3, 1, 2, 4)
+    assert dict(task.workspace) == {}
+    assert "a/t" in repr(task)
+
+
+def test_threads_of_the_tasks_own_are_outside_of_it():
+    token = FRAME.set([lambda step, instance: make(), None, 0, None])
+    errors = []
+
+    def ask():
+        try:
+            current_task()
+        except ExecutionError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    FRAME.reset(token)
+    assert len(errors) == 1
+
+
+def test_random_numbers_are_a_pure_function_of_the_key():
+    assert make().rng.random() == make_rng(**KEY).random()
+    # Written down: it must be the same in every process, on every machine, in every release.
+    assert list(make_rng(**KEY).bit_generator.random_raw(2)) == [
+        1397495191318599402,
+        14010476249486949198,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seed", 8),
+        ("group", "init"),
+        ("node", "b"),
+        ("task", "u"),
+        ("epoch", 4),
+        ("epoch", None),
+        ("step", 2),
+        ("instance", 1),
+    ],
+)
+def test_random_numbers_differ_with_every_part_of_the_key(field, value):
+    assert make_rng(**{**KEY, field: value}).random() != make_rng(**KEY).random()
+
+
+def test_parts_of_the_key_do_not_run_into_each_other():
+    keys = [{"node": "ab", "task": "c"}, {"node": "a", "task": "bc"}, {"node": "a", "task": "'b"}]
+    draws = [make_rng(**{**KEY, **key}).random() for key in keys]
+    assert all(a != b for a, b in itertools.combinations(draws, 2))
+
+
+def test_random_numbers_go_on_within_a_task_and_do_not_depend_on_the_attempt():
+    task, again = make(), make(info=RunInfo("job", "epoch", 7, 3, 1, attempt=9))
+    first, second = task.rng.random(), task.rng.random()
+    assert first != second
+    assert again.rng.random() == first
+
+
+def test_numbers_bools_texts_and_numpy_scalars_are_reported_as_python_values():
+    found = {}
+    make(found.update).report(
+        loss=np.float32(0.5), n=np.int64(2**40), ok=np.bool_(True), text="x", nan=float("nan")
+    )
+    assert {key: type(value) for key, value in found.items()} == {
+        "loss": float,
+        "n": int,
+        "ok": bool,
+        "text": str,
+        "nan": float,
+    }
+    assert (found["loss"], found["n"], found["ok"]) == (0.5, 2**40, True)
+
+
+@pytest.mark.parametrize("value", [np.zeros(1), [1], None, 1j, {"a": 1}, b"x"], ids=repr)
+def test_anything_else_reported_is_an_error_that_names_it(value):
+    with pytest.raises(TypeError, match=rf"a/t reports 'loss' as {type(value).__qualname__}"):
+        make().report(loss=value)

@@ -1,0 +1,123 @@
+"""Whether a worker still has room, and what is said where it has not."""
+
+import numpy as np
+import pytest
+
+from jobrunner.errors import ExecutionError
+from jobrunner.workspace.memory_limit import (
+    FASTEST_LOOK_SECONDS,
+    KNOWN_BYTES,
+    ROOM,
+    SLOWEST_LOOK_SECONDS,
+    Room,
+    copied,
+)
+from jobrunner.workspace.workspace import Workspace
+
+MIB = 1 << 20
+
+
+class Process:
+    """A process whose memory and time a test sets."""
+
+    def __init__(self, used_mib=0, limit_mib=1000, share=0.9, sizes=dict, relieve=bool):
+        self.used_mib, self.seconds = used_mib, 0.0
+        self.room = Room(
+            "tcp://w",
+            used_bytes=lambda: self.used_mib * MIB,
+            limit_bytes=limit_mib * MIB,
+            share=share,
+            sizes=sizes,
+            relieve=relieve,
+            clock=lambda: self.seconds,
+        )
+
+    def grow(self, used_mib, seconds):
+        self.used_mib, self.seconds = used_mib, self.seconds + seconds
+        return self.room.look()
+
+
+def test_what_blobs_take_is_counted_through_containers():
+    space = Workspace("a", frozenset())
+    space.globals.update(x=np.zeros(1000), y=[np.zeros(500), {"k": np.zeros(250)}], s="text")
+    space.private["p"] = np.zeros(125)
+    assert 15_000 <= space.nbytes() < 15_100
+
+
+def test_memory_that_blobs_and_retained_values_share_counts_once():
+    space = Workspace("a", frozenset())
+    space.globals["x"] = np.zeros(1000)
+    space.private["half"] = space.globals["x"][:500]
+    space.retained["epoch"] = {("t", 0): space.globals["x"][:], ("t", 1): np.zeros(10)}
+    assert 8_080 <= space.nbytes() < 8_100
+
+
+def test_the_error_names_the_largest_nodes_the_limit_and_what_to_do():
+    sizes = {f"n{i}": 0 for i in range(12)} | {"n7": 8 * MIB}
+    text = str(Process(95, 100, sizes=lambda: sizes).room.error())
+    assert "tcp://w would soon be killed: it uses 95 MiB of its limit of 100 MiB" in text
+    assert "ends at 90%" in text
+    assert "12 nodes take 8 MiB: 'n7' 8 MiB" in text
+    assert "and 2 more" in text
+    assert "more workers" in text
+
+
+@pytest.mark.parametrize(("limit_mib", "share"), [(0, 0.9), (100, 0.0)])
+def test_without_a_limit_or_a_share_nobody_looks_and_everything_fits(limit_mib, share):
+    room = Process(1000, limit_mib, share).room
+    assert not room.is_limited
+    room.require(1 << 40, "it")
+
+
+def test_the_faster_it_fills_up_the_sooner_comes_the_next_look():
+    process = Process(0)
+    assert process.grow(10, 1.0) == SLOWEST_LOOK_SECONDS  # 890 left, at 10 a second
+    assert process.grow(500, 0.1) == pytest.approx(400 / 4900 / 2)
+    assert process.grow(899, 0.1) == FASTEST_LOOK_SECONDS
+    assert not process.room.is_over
+    process.grow(901, 0.1)
+    assert process.room.is_over
+    assert process.grow(300, 0.1) == SLOWEST_LOOK_SECONDS
+    assert not process.room.is_over
+
+
+def test_a_copy_that_does_not_fit_is_refused_before_it_is_made():
+    array = np.zeros(KNOWN_BYTES // 8)
+    room = Process(880, sizes=lambda: {"a": 32 * MIB}).room
+    token = ROOM.set(room)
+    try:
+        with pytest.raises(ExecutionError, match="A copy of an array that is shared takes 32 MiB"):
+            copied(array, "that is shared")
+        assert copied(array[1:], "that is smaller than what is known to be fresh").flags.owndata
+    finally:
+        ROOM.reset(token)
+    assert copied(array, "where nobody looks") is not array
+
+
+def test_a_copy_that_fits_is_made_in_the_same_order():
+    array = np.asfortranarray(np.arange(2 * KNOWN_BYTES // 16.0).reshape(2, -1))
+    token = ROOM.set(Process(100).room)
+    try:
+        copy = copied(array, "")
+    finally:
+        ROOM.reset(token)
+    assert copy.flags.f_contiguous
+    assert np.array_equal(copy, array)
+
+
+def test_what_the_worker_can_do_without_goes_before_a_run_ends_for_it():
+    freed = []
+
+    def relieve():
+        freed.append(process.used_mib)
+        process.used_mib -= kept.pop() if kept else 0
+
+    process, kept = Process(100, relieve=relieve), [300]
+    process.grow(600, 1)
+    assert (process.room.is_tight, freed) == (False, [])
+    process.grow(950, 1)
+    assert (process.room.is_tight, process.room.is_over, freed) == (True, False, [950])
+    kept.append(300)
+    process.used_mib = 880
+    process.room.require(40 * MIB, "A copy")
+    assert freed[-1] == 880

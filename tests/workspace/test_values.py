@@ -1,0 +1,325 @@
+"""Blobs are values: what a task is given, what becomes of what it returns, what others see."""
+
+import collections
+import datetime
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+
+from jobrunner.workspace.values import Snapshot, freeze, from_frames, own, settle, to_frames, view
+
+RECORD = np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])
+
+
+class Model:
+    def __init__(self, weights):
+        self.weights = weights
+
+
+# ---- own
+
+
+def test_an_array_that_nobody_kept_is_given_out_for_update_as_it_is():
+    blobs = {
+        "x": np.zeros(3),
+        "cut": np.zeros(6)[::2],
+        "all": {"w": np.zeros(2)},
+        "t": (1, np.ones(1)),
+    }
+    before = {name: id(value) for name, value in blobs.items() if name != "t"}
+    before["w"], before["t"] = id(blobs["all"]["w"]), id(blobs["t"][1])
+    after = {name: id(own(blobs, name)) for name in ("x", "cut", "all")}
+    after["w"], after["t"] = id(blobs["all"]["w"]), id(own(blobs, "t")[1])
+    assert after == before
+
+
+@pytest.mark.parametrize("keep", [lambda x: [x], Model, lambda x: x[1:], lambda x: memoryview(x)])
+def test_an_input_that_something_kept_stays_as_it_was_when_its_blob_is_updated(keep):
+    for blobs, name, find in (
+        ({"x": np.zeros(3)}, "x", lambda x: x),
+        ({"x": np.zeros(6)[::2]}, "x", lambda x: x),
+        ({"x": {"w": [np.zeros(3)]}}, "x", lambda x: x["w"][0]),
+        ({"x": (np.zeros(3), 1)}, "x", lambda x: x[0]),
+    ):
+        kept = keep(find(view(blobs[name])))
+        seen = own(blobs, name)
+        find(seen)[...] = 7
+        assert find(blobs[name])[0] == 7
+        (old,) = kept if isinstance(kept, list) else (getattr(kept, "weights", kept),)
+        assert not np.any(np.asarray(old))
+
+
+# ---- view
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        2.5,
+        1j,
+        "text",
+        b"bytes",
+        range(3),
+        np.float32(1),
+        np.datetime64("2020-01-01"),
+    ],
+)
+def test_an_immutable_value_is_passed_as_it_is(value):
+    assert view(value) is value
+
+
+def test_an_array_arrives_as_a_read_only_view_of_the_same_memory():
+    blob = np.arange(4.0)
+    seen = view(blob)
+    assert np.shares_memory(seen, blob)
+    with pytest.raises(ValueError, match="read-only"):
+        seen[0] = 1
+    assert blob.flags.writeable
+
+
+def test_arrays_inside_containers_are_read_only_and_the_containers_are_rebuilt():
+    blob = {"a": [np.zeros(2), {"b": (np.ones(2), 1)}], "s": {1, 2}}
+    seen = view(blob)
+    seen["a"].append("more")
+    seen["a"][1]["c"] = "more"
+    seen["s"].add(3)
+    with pytest.raises(ValueError, match="read-only"):
+        seen["a"][1]["b"][0][0] = 9
+    assert len(blob["a"]) == 2
+    assert set(blob["a"][1]) == {"b"}
+    assert blob["s"] == {1, 2}
+
+
+def test_a_tuple_of_immutable_values_is_not_copied():
+    blob = (1, ("two", 3.0))
+    assert view(blob) is blob
+
+
+def test_a_record_taken_out_of_an_array_is_a_copy():
+    blob = RECORD.copy()
+    view(blob[0])["a"] = 9
+    assert blob["a"][0] == 1
+
+
+def test_a_subclass_of_array_keeps_its_type_and_becomes_read_only():
+    blob = np.ma.masked_array([1.0, 2.0], mask=[False, True])
+    seen = view(blob)
+    assert type(seen) is np.ma.MaskedArray
+    with pytest.raises(ValueError, match="read-only"):
+        seen[0] = 5
+
+
+def test_an_object_of_another_class_is_the_nodes_own():
+    blob = Model([1])
+    assert view(blob) is blob
+
+
+# ---- settle
+
+
+def test_a_fresh_array_is_kept_without_a_copy():
+    box = [np.arange(3)]
+    address = box[0].ctypes.data
+    assert settle(box, ()).ctypes.data == address
+
+
+def test_a_fresh_array_seen_through_its_only_view_is_kept_without_a_copy():
+    box = [np.arange(6).reshape(2, 3)]
+    address = box[0].ctypes.data
+    assert settle(box, ()).ctypes.data == address
+
+
+@pytest.mark.parametrize("cut", [lambda a: a, lambda a: a[1:], lambda a: a.T, lambda a: view(a)])
+def test_an_array_that_shares_memory_with_an_argument_is_copied(cut):
+    argument = np.arange(6.0).reshape(2, 3)
+    settled = settle([cut(argument)], [argument])
+    np.testing.assert_array_equal(settled, cut(argument))
+    assert not np.shares_memory(settled, argument)
+    assert settled.flags.writeable
+
+
+def test_an_array_that_a_cache_or_a_global_holds_is_copied():
+    cache = {"points": np.arange(10.0)}
+    whole, part = settle([cache["points"]], ()), settle([cache["points"][2:4]], ())
+    assert not np.shares_memory(whole, cache["points"])
+    assert not np.shares_memory(part, cache["points"])
+
+
+def test_two_parts_of_a_value_never_share_memory():
+    def fn():
+        whole = np.arange(10.0)
+        return whole, whole[:5]
+
+    whole, part = settle([fn()], ())
+    assert not np.shares_memory(whole, part)
+
+
+def test_arrays_in_fresh_containers_are_kept_and_those_in_shared_ones_are_copied():
+    fresh = [{"a": [np.arange(3)], "b": (np.ones(2),)}]
+    address = fresh[0]["a"][0].ctypes.data
+    settled = settle(fresh, ())
+    assert settled["a"][0].ctypes.data == address
+
+    shared = {"a": [np.arange(3)]}
+    settled = settle([shared], ())
+    shared["a"].append(1)
+    assert len(settled["a"]) == 1
+    assert not np.shares_memory(settled["a"][0], shared["a"][0])
+
+
+def test_a_map_is_not_read_in_but_copied_where_it_shares_with_an_argument(tmp_path):
+    mapped = np.memmap(tmp_path / "data", dtype="f8", mode="w+", shape=10)
+    assert np.shares_memory(settle([mapped[2:]], ()), mapped)
+    assert np.shares_memory(settle([np.asarray(mapped)], ()), mapped)
+    assert not np.shares_memory(settle([mapped[2:]], [mapped]), mapped)
+
+
+@pytest.mark.parametrize(
+    ("make", "see"),
+    [
+        (lambda: np.zeros(8), lambda kept: np.lib.stride_tricks.sliding_window_view(kept, 2)),
+        (lambda: bytearray(8), lambda kept: np.frombuffer(kept, np.uint8)),
+        (lambda: np.ma.zeros(8), lambda kept: kept),
+        (lambda: np.rec.array(RECORD), lambda kept: kept),
+    ],
+)
+def test_what_a_function_keeps_under_another_guise_is_copied(make, see):
+    kept = make()
+    settled = settle([see(kept)], ())
+    assert not np.shares_memory(settled, see(kept))
+    assert type(settled) is type(see(kept))
+
+
+def test_an_array_of_a_subclass_that_was_kept_stays_as_it_was_when_its_blob_is_updated():
+    blobs = {"x": np.ma.zeros(3)}
+    kept = view(blobs["x"])
+    own(blobs, "x")[0] = 5
+    assert kept[0] == 0
+    assert blobs["x"][0] == 5
+
+
+def test_an_object_array_and_a_record_are_settled_like_others():
+    items = np.array([None, 1, "x"], dtype=object)
+    assert not np.shares_memory(settle([items], ()), items)
+    record = RECORD[0]
+    settled = settle([record], ())
+    record["a"] = 7
+    assert settled["a"] == 1
+
+
+# ---- freeze
+
+
+def test_a_frozen_array_is_a_read_only_view_or_a_copy_as_asked_for():
+    blob = np.arange(3.0)
+    seen, kept = freeze(blob, copy=False), freeze(blob, copy=True)
+    blob[0] = 9
+    assert seen[0] == 9
+    assert kept[0] == 0
+    assert not seen.flags.writeable
+    assert not kept.flags.writeable
+
+
+def test_frozen_containers_do_not_see_later_changes():
+    blob = {"a": [1, 2], "b": (3, [4])}
+    frozen = freeze(blob, copy=False)
+    blob["a"].append(3)
+    blob["b"][1].append(5)
+    assert view(frozen) == {"a": [1, 2], "b": (3, [4])}
+
+
+def test_each_reader_of_a_frozen_object_gets_a_copy_of_its_own():
+    blob = Model(np.arange(3.0))
+    frozen = freeze(blob, copy=False)
+    assert isinstance(frozen, Snapshot)
+    blob.weights[0] = 9
+    one, other = view(frozen), view(frozen)
+    one.weights[1] = 8
+    assert list(other.weights) == [0, 1, 2]
+
+
+def test_a_value_with_one_reader_on_its_node_is_moved_and_not_copied():
+    holder = Model(np.arange(3.0))
+    assert freeze(holder, copy=False, move=True) is holder
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [Model(1)],
+        {Model(1): 2},
+        np.array([Model(1)], dtype=object),
+        collections.OrderedDict(a=[1]),
+        types.SimpleNamespace(a=[1]),
+        {1, 2},
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_holds_objects_is_copied_whole(value):
+    frozen = freeze(value, copy=False)
+    assert isinstance(frozen, Snapshot)
+    assert type(view(frozen)) is type(value)
+    assert view(frozen) is not value
+
+
+def test_what_cannot_be_pickled_cannot_be_frozen_and_the_error_says_what_to_do():
+    with pytest.raises(TypeError, match=r"lock.*cannot be pickled.*by name.*its own node"):
+        freeze(threading.Lock(), copy=False)
+
+
+def test_what_is_defined_in_a_script_is_frozen_by_value():
+    module = types.ModuleType("not_to_be_found")
+    exec("class Local:\n    x = 1", module.__dict__)
+    module.Local.__module__ = "__main__"
+    assert view(freeze(module.Local(), copy=False)).x == 1
+
+
+# ---- frames
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1, "x", np.arange(10), {"a": np.ones((2, 3), order="F")}, np.arange(10)[::2], [np.zeros(0)]],
+    ids=repr,
+)
+def test_a_value_survives_the_wire(value):
+    frames = [bytes(frame) for frame in to_frames(value)]
+    np.testing.assert_equal(from_frames(frames), value)
+
+
+def test_large_arrays_travel_as_their_own_memory():
+    array = np.arange(1000.0)
+    frames = to_frames({"a": array})
+    assert len(frames) == 2
+    assert np.shares_memory(np.frombuffer(frames[1]), array)
+
+
+def test_dates_and_the_like_are_immutable():
+    value = [datetime.datetime(2020, 1, 1), datetime.timedelta(1)]
+    assert view(tuple(value))[0] is value[0]
+
+
+def test_no_value_makes_anybody_import_torch():
+    assert "torch" not in sys.modules or sys.modules["torch"] is not None
+    freeze(Model(1), copy=True)
+    settle([Model(1)], ())
+
+
+def test_a_tensor_is_copied_where_it_shares_memory_and_frozen_by_a_clone():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    weights = torch.arange(4.0)
+    assert settle([weights[1:]], [weights]).data_ptr() != weights[1:].data_ptr()
+    fresh = torch.ones(3)
+    assert settle([fresh], [weights]).data_ptr() == fresh.data_ptr()
+    frozen = freeze(weights, copy=False)
+    weights += 1
+    assert view(frozen).tolist() == [0, 1, 2, 3]
+    view(frozen).zero_()
+    assert view(frozen).tolist() == [0, 1, 2, 3]
+    assert from_frames(to_frames(frozen)).open().tolist() == [0, 1, 2, 3]

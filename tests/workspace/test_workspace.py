@@ -1,0 +1,96 @@
+"""One node's blobs."""
+
+import numpy as np
+import pytest
+
+from jobrunner.errors import BlobNotFoundError, ExecutionError
+from jobrunner.workspace.values import freeze
+from jobrunner.workspace.workspace import BlobUpdate, Workspace, WorkspaceView
+
+
+@pytest.fixture
+def workspace():
+    workspace = Workspace("trainer:0", frozenset({"conn"}))
+    workspace.globals.update(w=1, conn="socket")
+    workspace.private["batch"] = [1, 2]
+    return workspace
+
+
+def test_a_private_blob_hides_no_global_one_and_both_are_found(workspace):
+    assert workspace.lookup("w") == 1
+    assert workspace.lookup("batch") == [1, 2]
+
+
+def test_a_missing_blob_is_an_error_that_says_node_blob_and_what_there_is(workspace):
+    with pytest.raises(
+        BlobNotFoundError, match=r"'trainer:0' has no blob 'v'.*'batch', 'conn', 'w'"
+    ):
+        workspace.lookup("v")
+    with pytest.raises(BlobNotFoundError, match="none"):
+        Workspace("a").lookup("v")
+
+
+def test_an_update_sets_blobs_and_hands_the_very_values_over(workspace):
+    values = np.arange(3)
+    workspace.apply(BlobUpdate({"w": values}))
+    assert workspace.globals["w"] is values
+    assert workspace.globals["conn"] == "socket"
+
+
+def test_a_replacing_update_drops_all_other_global_blobs(workspace):
+    blobs = workspace.globals
+    workspace.apply(BlobUpdate({"w": 2}, replace=True))
+    assert workspace.globals == {"w": 2}
+    assert workspace.globals is blobs  # programs hold on to it
+
+
+def test_a_run_begins_without_private_blobs_and_without_the_groups_last_results(workspace):
+    workspace.retained = {"epoch": {("t", 0): 1}, "init": {("t", 0): 2}}
+    workspace.start_run("epoch", has_updates=False)
+    assert workspace.private == {}
+    assert workspace.retained == {"init": {("t", 0): 2}}
+
+
+def test_a_result_outlives_updates_by_other_groups(workspace):
+    workspace.globals["w"] = np.zeros(3)
+    kept = {"k": [freeze(workspace.globals["w"], copy=False)]}
+    workspace.retained["init"] = {("t", 0): kept}
+    workspace.start_run("epoch", has_updates=True)
+    workspace.globals["w"] += 1
+    assert list(workspace.result(["init"], "t", 0)["k"][0]) == [0, 0, 0]
+    first = workspace.retained["init"]["t", 0]
+    workspace.start_run("epoch", has_updates=True)
+    assert workspace.retained["init"]["t", 0] is first  # copied once
+
+
+def test_a_result_is_looked_for_in_several_groups_and_a_missing_one_is_an_error(workspace):
+    workspace.retained["resume"] = {("t", 0): 5}
+    assert workspace.result(["init", "resume"], "t", 0) == 5
+    with pytest.raises(ExecutionError, match=r"trainer:0/t.*not there to be fetched.*output\(\)"):
+        workspace.result(["init"], "t", 0)
+    workspace.retained["init"] = {("t", 0): TypeError("no copy")}
+    with pytest.raises(TypeError, match="no copy"):
+        workspace.result(["init"], "t", 0)
+
+
+def test_forgetting_a_group_drops_its_results(workspace):
+    workspace.retained["g#1"] = {("t", 0): 5}
+    workspace.forget("g#1")
+    workspace.forget("never there")
+    assert workspace.retained == {}
+
+
+def test_tasks_see_the_blobs_through_a_read_only_mapping(workspace):
+    workspace.globals["w"] = np.zeros(2)
+    seen = WorkspaceView(workspace)
+    assert sorted(seen) == ["batch", "conn", "w"]
+    assert len(seen) == 3
+    assert "w" in seen
+    assert "v" not in seen
+    assert seen.get("v") is None
+    seen["batch"].append(3)
+    assert workspace.private["batch"] == [1, 2]
+    with pytest.raises(ValueError, match="read-only"):
+        seen["w"][0] = 1
+    with pytest.raises(TypeError):
+        seen["w"] = 1
