@@ -1,0 +1,49 @@
+"""Whatever a document holds, it is read as its type says or refused with file and field."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import pytest
+
+from jobrunner import CheckpointCorruptError
+from jobrunner.checkpoint.encoding.schema import Document, decode
+
+
+class Part(Document):
+    size: Annotated[int, msgspec.Meta(ge=0)]
+    names: tuple[str, ...] = ()
+
+
+class Whole(Document):
+    part: Part
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"part": {"size": "1"}}', r"Expected `int`, got `str` - at `\$\.part\.size`"),
+        ('{"part": {}}', r"missing required field `size` - at `\$\.part`"),
+        ('{"part": {"size": 1, "more": 2}}', r"unknown field `more` - at `\$\.part`"),
+        ('{"part": {"size": -1}}', r"`int` >= 0 - at `\$\.part\.size`"),
+        ('{"part": {"size": true}}', r"got `bool` - at `\$\.part\.size`"),
+        ('{"part": {"size": 1, "names": ["a", null]}}', r"at `\$\.part\.names\[1\]`"),
+        ('{"part": {"size": 1, "size": 2}}', "the key 'size' is there twice"),
+        ('{"part": {"size": NaN}}', "NaN is not a JSON number"),
+        ('{"part": {"size": ' + "9" * 5000 + "}}", "not valid JSON"),
+        ('{"part": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deep"),
+        ("", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        ("[]", "Expected `object`, got `array`"),
+    ],
+)
+def test_a_document_of_another_kind_is_refused_with_file_and_field(text, told):
+    with pytest.raises(CheckpointCorruptError, match=told) as caught:
+        decode(text, Whole, "run/_log/1.json", advice="Restore it.")
+    assert str(caught.value).startswith("run/_log/1.json ")
+    assert str(caught.value).endswith("Restore it.")
+
+
+def test_a_document_is_read_as_its_type_says():
+    assert decode(b'{"part": {"size": 3}}', Whole, "p", advice="") == Whole(Part(3))
