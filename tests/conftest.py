@@ -207,7 +207,7 @@ def inproc_session(inproc_client: Client) -> Iterator[Session]:
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     """A server that speaks S3, with a bucket; this process and its children can reach it."""
-    pytest.importorskip("moto", reason="moto is not installed: pip install 'jobrunner[test]'")
+    pytest.importorskip("moto", reason="moto is not installed: pip install 'dask-jobrunner[test]'")
     from object_servers import S3Server
 
     server = S3Server()

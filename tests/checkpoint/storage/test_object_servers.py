@@ -35,7 +35,7 @@ def start(scheme: str, tmp_path: Path) -> Any:
             pytest.skip("Azurite is not on the PATH: npm install azurite")
         return AzureServer(program)
     if importlib.util.find_spec("moto") is None:
-        pytest.skip("moto is not installed: pip install 'jobrunner[test]'")
+        pytest.skip("moto is not installed: pip install 'dask-jobrunner[test]'")
     return S3Server() if scheme == "s3" else GoogleServer(tmp_path)
 
 

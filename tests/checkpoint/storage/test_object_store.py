@@ -344,7 +344,7 @@ def test_other_schemes_and_files_that_do_not_reach_are_refused(tmp_path: Path) -
 
 def test_without_obstore_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DefinitionError, match=r"pip install 'jobrunner\[object\]'"):
+    with pytest.raises(DefinitionError, match=r"pip install 'dask-jobrunner\[object\]'"):
         MultiNodeCheckpointManager("s3://b/x")
 
 
