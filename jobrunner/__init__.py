@@ -1,16 +1,17 @@
-"""Stateful, iterative work on Dask that survives.
+"""Stateful, epoch-by-epoch jobs on Dask that checkpoint to Zarr and resume.
 
-The way of the data, one package a stage; each imports only from those above it, and only from
-their ``__init__.py``, which opens with the package's rule and lists what others may use::
+The packages, in the order in which data passes through them. Each imports only from those above
+it, and only from their ``__init__.py``, which states the package's rule and lists what others may
+use::
 
     errors, names, config, signals
-                  what everything may import
+                  used by every package
     define/       what users write: Node, Blob, Task, TaskGroup, Job
     compile/      Job -> Plan: slices, edges, blob lifetimes, fingerprint
     workspace/    one node's values in memory
-    worker/       what runs inside a worker process: a slice, an epoch, what becomes of it
+    worker/       what runs inside a worker process
     cluster/      the client's side of Dask: sessions, placement, messages
-    checkpoint/   what users hold: managers, which save, keep and load epochs
+    checkpoint/   managers, which save, keep and load epochs
         storage/      bytes under names, in a file system or an object store
         encoding/     values <-> JSON trees and arrays
         store/        one node at one epoch
@@ -18,13 +19,11 @@ their ``__init__.py``, which opens with the package's rule and lists what others
         policies/     when to save, what to keep
         maintenance/  copy, inspect and repair a directory that no run uses
     run/          the loop: init or resume, then epochs, then upload, download and exit
-        replay/       a recorded epoch run again, and compared
+        replay/       run a recorded epoch again and compare
     cli/          the command line
-    testing/      faults and contract suites for users' own tests
+    testing/      faults to inject and contract suites, for users' tests
 
-``docs/design/README.md`` follows a call, a value, a blob and a loss through them.
-
-Names are imported when first used, so that ``import jobrunner`` costs nothing.
+Names are imported on first use, so ``import jobrunner`` is quick.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Configuration, through Dask's: ``jobrunner.yaml`` holds the defaults, and what each is for."""
+"""Settings in Dask's configuration; ``jobrunner.yaml`` documents them and holds the defaults."""
 
 from __future__ import annotations
 
@@ -14,24 +14,18 @@ from jobrunner.errors import DefinitionError
 
 
 def get_seconds(key: str) -> float:
-    """Read a duration.
+    """Read a duration in seconds.
 
     Parameters
     ----------
     key : str
-        Below ``jobrunner``, such as ``"checkpoint.heartbeat-seconds"``. Anything that
-        `dask.config` knows sets it: a YAML file, ``DASK_JOBRUNNER__CHECKPOINT__...``, or
-        ``dask.config.set``.
-
-    Returns
-    -------
-    float
-        Seconds.
+        A key below ``jobrunner``, such as ``"checkpoint.heartbeat-seconds"``. Set it by any means
+        of `dask.config`: a YAML file, ``DASK_JOBRUNNER__CHECKPOINT__...``, ``dask.config.set``.
 
     Raises
     ------
     DefinitionError
-        It is no number from 0 on.
+        The value is not a number, or negative.
     """
     return _number(key)
 
@@ -42,7 +36,7 @@ def get_share(key: str) -> float:
 
 
 def get_count(key: str) -> int:
-    """Read a number of things, such as ``"direct-workers"``; see `get_seconds`."""
+    """Read an integer, such as ``"direct-workers"``; see `get_seconds`."""
     return int(_number(key))
 
 
@@ -53,12 +47,12 @@ def get_bytes(key: str, whole: int) -> int:
     ----------
     key : str
     whole : int
-        What a number up to 1 is a share of, in bytes.
+        All of the memory, in bytes. A value up to 1 is a share of it.
 
     Raises
     ------
     DefinitionError
-        It is no amount of memory.
+        The value is not an amount of memory.
     """
     value = dask.config.get(f"jobrunner.{key}")
     nbytes = math.nan
@@ -69,8 +63,8 @@ def get_bytes(key: str, whole: int) -> int:
             nbytes = float(dask.utils.parse_bytes(value))
     if isinstance(value, bool) or not 0 <= nbytes < math.inf:
         raise DefinitionError(
-            f"jobrunner.{key} in Dask's configuration is a share from 0 to 1, a number of bytes, "
-            f"or a text such as '2 GiB'; got {value!r}."
+            f"jobrunner.{key} in Dask's configuration must be a share from 0 to 1, a number of "
+            f"bytes, or a text such as '2 GiB'; got {value!r}."
         )
     return int(nbytes * whole if nbytes <= 1 else nbytes)
 
@@ -82,7 +76,7 @@ def _number(key: str) -> float:
         number = float(value)
     if isinstance(value, bool) or not 0 <= number < math.inf:
         raise DefinitionError(
-            f"jobrunner.{key} in Dask's configuration is a number from 0 on; got {value!r}."
+            f"jobrunner.{key} in Dask's configuration must be a number of at least 0; got {value!r}."
         )
     return number
 

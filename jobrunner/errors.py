@@ -1,48 +1,51 @@
-"""Everything jobrunner raises on purpose, as one tree.
+"""Every error that jobrunner raises on purpose, grouped by what a handler would do.
 
 ::
 
     JobRunnerError
-    ├── DefinitionError (ValueError)          the job's author: mend the definition
-    ├── PlacementError                        the cluster: other workers are needed
-    ├── ExecutionError                        while a group of tasks ran
-    │   ├── TaskFailedError                   a task raised
-    │   ├── NodeLostError                     the worker of a node is gone or silent
-    │   ├── SchedulerLostError                Dask's scheduler is gone
-    │   ├── RunStoppedError                   a run was told to stop, and can be resumed
-    │   └── BlobNotFoundError (KeyError)      a workspace or checkpoint has no such blob
-    └── CheckpointError                       while state was saved or loaded
-        ├── CheckpointNotFoundError (FileNotFoundError)   nothing recorded under that name
-        ├── CheckpointCorruptError            recorded, but not what was written
-        ├── CheckpointWriteError              could not be made durable
-        ├── CommitConflictError               another run has taken the directory over
-        └── PlanMismatchError                 the checkpoint cannot fill this job
+    ├── DefinitionError (ValueError)         fix the job, name or argument
+    ├── PlacementError                       start other workers, or change what a node requires
+    ├── ExecutionError                       a group of tasks did not finish
+    │   ├── TaskFailedError                  fix the task's function, then run again
+    │   ├── BlobNotFoundError (KeyError)     fix the blob's name, or run what makes it
+    │   ├── NodeLostError                    run again: a worker died or hangs
+    │   ├── SchedulerLostError               run again when a scheduler is back
+    │   └── RunStoppedError                  run again to resume: somebody stopped the run
+    └── CheckpointError                      a checkpoint could not be saved or loaded
+        ├── CheckpointNotFoundError (FileNotFoundError)   name a recorded epoch
+        ├── CheckpointCorruptError           resume from another epoch, or repair the directory
+        ├── CheckpointWriteError             fix the storage: full, read-only or gone
+        ├── CommitConflictError              stop: another run owns the directory
+        └── PlanMismatchError                use the job that wrote it, or another checkpoint
 
-Every message says what happened, where, what was expected against what was found, and what to do
-next. All errors survive pickling, so that what a worker raises reaches the client whole.
+A message says what happened, where, what was expected and found, and what to do next. All errors
+survive pickling, so an error of a worker reaches the client complete.
 """
 
 from __future__ import annotations
 
 
 class JobRunnerError(Exception):
-    """Base of every error that jobrunner raises on purpose."""
+    """Base class of every error that jobrunner raises on purpose."""
 
     def __str__(self) -> str:
-        # KeyError and OSError print themselves in ways of their own; a message is a message.
+        # KeyError would print its repr, and OSError its errno.
         return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.args, self.__dict__))
 
 
 class DefinitionError(JobRunnerError, ValueError):
-    """The job, a name or an argument cannot be what it says; raised before anything runs."""
+    """Invalid job, name or argument. The caller's mistake, raised before anything runs."""
 
 
 class PlacementError(JobRunnerError):
-    """The cluster has no workers that a node may run on."""
+    """No worker of the cluster meets a node's `workers` and `resources`."""
 
 
 class ExecutionError(JobRunnerError):
-    """Running a group of tasks did not succeed."""
+    """A group of tasks did not finish."""
 
 
 class TaskFailedError(ExecutionError):
@@ -52,13 +55,13 @@ class TaskFailedError(ExecutionError):
     ----------
     message : str
     job, node, task : str
-        Where it was raised.
+        Which task.
     group : str
-        Name of the task group that was running.
+        The task group that was running.
     epoch : int or None
         The epoch that was running; None outside a runner.
     remote_traceback : str
-        The traceback as the worker formatted it.
+        The traceback, as the worker formatted it.
     """
 
     def __init__(
@@ -80,12 +83,13 @@ class TaskFailedError(ExecutionError):
         self.epoch = epoch
         self.remote_traceback = remote_traceback
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.args, self.__dict__))
+
+class BlobNotFoundError(ExecutionError, KeyError):
+    """The workspace or checkpoint of a node has no blob of this name."""
 
 
 class NodeLostError(ExecutionError):
-    """A worker that holds nodes died, was replaced, or stopped answering.
+    """A worker that holds nodes died, restarted or stopped responding.
 
     Parameters
     ----------
@@ -97,7 +101,7 @@ class NodeLostError(ExecutionError):
     epoch : int or None
         The epoch that was running, if any.
     running : tuple of str
-        The tasks that ran on the worker when it was last heard, as ``node/task``.
+        The tasks that last ran on the worker, as ``node/task``.
     """
 
     def __init__(
@@ -115,22 +119,19 @@ class NodeLostError(ExecutionError):
         self.epoch = epoch
         self.running = running
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.args, self.__dict__))
-
 
 class SchedulerLostError(ExecutionError):
-    """Dask's scheduler cannot be reached any more, or the client of it was closed."""
+    """Dask's scheduler does not respond, or its client was closed."""
 
 
 class RunStoppedError(ExecutionError):
-    """A run was told to stop; the same command goes on from the last recorded epoch.
+    """A signal or `JobRunner.stop` ended the run; the same command resumes it.
 
     Parameters
     ----------
     message : str
     reason : str
-        Who told it: ``"SIGINT"``, ``"SIGTERM"``, or what was given to `JobRunner.stop`.
+        ``"SIGINT"``, ``"SIGTERM"``, or the argument of `JobRunner.stop`.
     epoch : int or None
         The last epoch that ended.
     """
@@ -140,50 +141,40 @@ class RunStoppedError(ExecutionError):
         self.reason = reason
         self.epoch = epoch
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.args, self.__dict__))
-
-
-class BlobNotFoundError(ExecutionError, KeyError):
-    """A blob was asked for that the node's workspace or checkpoint does not hold."""
-
 
 class CheckpointError(JobRunnerError):
-    """Saving, loading or recording state did not succeed."""
+    """A checkpoint could not be saved, loaded or recorded."""
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
-    """No recorded checkpoint answers to what was asked for."""
+    """The requested checkpoint does not exist."""
 
 
 class CheckpointCorruptError(CheckpointError):
-    """A recorded checkpoint is not, byte for byte, what was written.
+    """A recorded checkpoint, or the log, differs from what was written.
 
     Parameters
     ----------
     message : str
     path : str
-        The file or directory in question.
+        The damaged file or directory.
     """
 
     def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(message)
         self.path = path
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.args, self.__dict__))
-
 
 class CheckpointWriteError(CheckpointError):
-    """A checkpoint could not be written and made durable; what was recorded before still is."""
+    """Storage failed while a checkpoint was written. Earlier checkpoints are unharmed."""
 
 
 class CommitConflictError(CheckpointError):
-    """Another run holds, or has taken over, the checkpoint directory; this one must not write."""
+    """Another run uses the checkpoint directory, or has taken it over. This run must not write."""
 
 
 class PlanMismatchError(CheckpointError):
-    """The checkpoint lacks nodes or blobs that the job needs, so it cannot be resumed from."""
+    """The checkpoint lacks nodes or blobs that the job needs, so the run cannot resume from it."""
 
 
 def _rebuild(

@@ -1,6 +1,6 @@
-"""What jobs, nodes, blobs and tasks may be called, and how a node's epoch is named on disk.
+"""Rules for the names of jobs, nodes, blobs and tasks, and the names of stores on disk.
 
-The only place that formats or parses ``node.epoch``.
+Only this module formats or parses ``node.epoch``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import NamedTuple
 from jobrunner.errors import DefinitionError
 
 MAX_NAME_LENGTH = 128
-"""Longest name, in characters: escaped and suffixed it must fit 255 bytes on every file system."""
+"""In characters. An escaped name with its suffix must fit into 255 bytes on every file system."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# Refused by some file system or meaningful to a path; "%" itself so that escaping can be undone.
+# Characters that some file systems refuse or that paths use, and "%", so that names unescape.
 _UNSAFE = re.compile(r'[%/\\<>"|?*\x00-\x1f\x7f]')
 _UNSAFE_WINDOWS = re.compile(r'[%/\\<>"|?*:\x00-\x1f\x7f]')
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|$)")
@@ -25,26 +25,25 @@ _STORE = re.compile(r"(?P<stem>.+)\.(?P<epoch>0|[1-9][0-9]*)(?:\.r(?P<retry>[1-9
 
 
 def check_name(name: object, what: str) -> str:
-    """Return `name` if it may name a `what` ("node", "blob", "task", "job").
+    """Return `name` if it is a valid name of a `what` ("node", "blob", "task" or "job").
 
-    Any printable text of 1 to 128 characters will do that does not begin or end with a space
-    and is not ``.`` or ``..``; `/` separates a node from its task, so only jobs may not be told
-    apart by it and no name holds one.
+    A name is printable text of 1 to 128 characters. It holds no ``/``, does not begin or end with
+    a space, and is not ``.`` or ``..``.
 
     Raises
     ------
     DefinitionError
-        Saying which rule the name breaks.
+        The name breaks one of these rules; the message says which.
     """
     if not isinstance(name, str):
         raise DefinitionError(
-            f"The name of a {what} is a str; got {type(name).__name__} ({name!r:.80})."
+            f"The name of a {what} must be a str; got {type(name).__name__} ({name!r:.80})."
         )
     problem = None
     if not name:
         problem = "is empty"
     elif len(name) > MAX_NAME_LENGTH:
-        problem = f"has {len(name)} characters, and at most {MAX_NAME_LENGTH} are allowed"
+        problem = f"has {len(name)} characters, more than {MAX_NAME_LENGTH}"
     elif _CONTROL.search(name):
         problem = "holds a control character"
     elif not name.isprintable():
@@ -54,7 +53,7 @@ def check_name(name: object, what: str) -> str:
     elif name != name.strip():
         problem = "begins or ends with a space"
     elif name in (".", ".."):
-        problem = "means a directory"
+        problem = "is the name of a directory in every path"
     elif len(escape(name).encode()) > 200:
         problem = "is longer than 200 bytes once escaped for file systems"
     if problem:
@@ -66,26 +65,26 @@ def check_name(name: object, what: str) -> str:
 
 
 def check_distinct(names: Iterable[str], what: str) -> None:
-    """Refuse names that some file systems would take for one another.
+    """Refuse names that are the same on file systems that ignore case.
 
     Raises
     ------
     DefinitionError
-        Naming the first two names that differ only in case.
+        Two names differ only in case.
     """
     seen: dict[str, str] = {}
     for name in names:
         other = seen.setdefault(name.casefold(), name)
         if other != name:
             raise DefinitionError(
-                f"The {what} {other!r} and {name!r} differ only in case, and file systems that "
-                f"fold case would keep one of them. Rename one."
+                f"The {what} {other!r} and {name!r} differ only in case. File systems that ignore "
+                f"case would keep only one of them. Rename one."
             )
 
 
 @lru_cache(maxsize=1 << 14)
 def escape(name: str) -> str:
-    """Write a name so that every file system keeps it; `unescape` gives it back."""
+    """Escape a name for file systems; `unescape` undoes it."""
     unsafe = _UNSAFE_WINDOWS if os.name == "nt" else _UNSAFE
     text = unsafe.sub(lambda match: f"%{ord(match[0]):02X}", name)
     if _RESERVED.match(text) or text.startswith((".", "_")) or text in ("zarr.json", "c"):
@@ -96,12 +95,12 @@ def escape(name: str) -> str:
 
 
 def unescape(text: str) -> str:
-    """Read a name that `escape` wrote."""
+    """Undo `escape`."""
     return re.sub(r"%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), text)
 
 
 class StoreName(NamedTuple):
-    """The parts of ``trainer:0.5`` or, claimed a second time, ``trainer:0.5.r1``."""
+    """The parts of ``trainer:0.5``, or of ``trainer:0.5.r1``, its second save."""
 
     node: str
     epoch: int
@@ -109,19 +108,19 @@ class StoreName(NamedTuple):
 
 
 def format_store_name(node: str, epoch: int, retry: int = 0) -> str:
-    """Name of the directory that holds `node` at `epoch`, of the `retry`-th claim on that name.
+    """Name of the directory that holds `node` at `epoch`; `retry` counts repeated saves of it.
 
     Raises
     ------
     TypeError, ValueError
-        One is not of the type that it should be: a log may say anything, and no name leads elsewhere.
+        An argument has the wrong type, as it may when it comes from a damaged log.
     """
     suffix = f".r{retry:d}" if retry else ""
     return f"{escape(node)}.{epoch:d}{suffix}"
 
 
 def parse_store_name(text: str) -> StoreName | None:
-    """Read a store's name; None for whatever `format_store_name` does not write."""
+    """Parse a store's name; None for anything that `format_store_name` does not write."""
     match = _STORE.fullmatch(text)
     if match is None:
         return None

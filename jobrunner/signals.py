@@ -1,4 +1,4 @@
-"""Signals that tell a run to stop: once, and it ends in order; twice, and it ends now."""
+"""Stop a run on SIGINT or SIGTERM: in order at the first signal, at once at the second."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ AGAIN_SECONDS = 1.0
 
 
 class TerminatedError(KeyboardInterrupt):
-    """SIGTERM that cannot wait any longer: ends a run at once, as a second Ctrl-C does."""
+    """SIGTERM that ends a run at once, as a second Ctrl-C does."""
 
 
 @contextlib.contextmanager
 def stop_on_signals(
     request: Callable[[str], None], grace_seconds: float | None = None
 ) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into requests to stop, while the block runs.
+    """Turn SIGINT and SIGTERM into requests to stop while the block runs.
 
     Parameters
     ----------
     request : callable
-        Told ``"SIGINT"`` or ``"SIGTERM"`` at the first signal, in the main thread, wherever it
-        is: it must not raise or take a lock.
+        Called with ``"SIGINT"`` or ``"SIGTERM"`` at the first signal, in the signal handler: it
+        must not raise or take a lock.
     grace_seconds : float, optional
-        How long after SIGTERM the block may take. None: as long as it takes.
+        How long the block may go on after SIGTERM. None: without limit.
 
     Raises
     ------
@@ -38,8 +38,8 @@ def stop_on_signals(
 
     Notes
     -----
-    Does nothing outside the main thread, and leaves a signal alone that is ignored or that
-    somebody else handles.
+    Does nothing outside the main thread. A signal that is ignored or has another handler is left
+    as it is.
     """
     main = threading.main_thread()
     if threading.current_thread() is not main:
@@ -52,13 +52,13 @@ def stop_on_signals(
     gate = threading.Lock()
 
     def press(seconds: float) -> None:
-        """Call the handler again in the main thread, and wake it from whatever it waits for."""
+        """Raise SIGTERM again until the block ends; it also wakes a main thread that waits."""
         while not ended.wait(seconds):
             with gate:
-                if ended.is_set():  # or the signal would find nobody who handles it
+                if ended.is_set():  # by now the default handler would end the process
                     return
                 signal.pthread_kill(main.ident or 0, signal.SIGTERM)
-            seconds = AGAIN_SECONDS  # an exception may be lost, as in a destructor
+            seconds = AGAIN_SECONDS  # the exception may be lost, for example in a destructor
 
     def handle(number: int, frame: FrameType | None) -> None:
         is_first = number not in seen
@@ -90,28 +90,28 @@ def stop_on_signals(
         try:
             yield
         finally:
-            is_over = True  # from here on nothing raises in between
+            is_over = True  # from here on, the handler does not raise
     finally:
-        is_over = True  # here too: a signal may have raised just before it was
+        is_over = True  # again: a signal may have raised just before the line above
         with gate:
             ended.set()
         for number in taken:
             signal.signal(number, before[number])
-    for number in late:  # it came when the block had ended, and is for whoever comes next
+    for number in late:  # it arrived after the block: for the handler restored above
         signal.raise_signal(number)
 
 
 @contextlib.contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
-    """Raise `TerminatedError` at SIGTERM, where no block of `stop_on_signals` has it."""
+    """Raise `TerminatedError` at SIGTERM, unless a `stop_on_signals` block handles it."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise TerminatedError
 
-    stop.yields = True  # type: ignore[attr-defined]  # to a run inside the block
+    stop.yields = True  # type: ignore[attr-defined]  # `stop_on_signals` may replace it
     try:
         before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread, so not ours to handle
+    except ValueError:  # not the main thread
         yield
         return
     try:

@@ -56,7 +56,9 @@ def test_what_is_no_memory_is_refused(value: Any) -> None:
 def test_what_is_no_number_is_refused(value: Any) -> None:
     with (
         dask.config.set({"jobrunner.direct-workers": value}),
-        pytest.raises(DefinitionError, match=r"jobrunner\.direct-workers .* is a number from 0 on"),
+        pytest.raises(
+            DefinitionError, match=r"jobrunner\.direct-workers .* must be a number of at least 0"
+        ),
     ):
         config.get_count("direct-workers")
 

@@ -122,7 +122,7 @@ REFUSED = [
     (lambda: Node(".."), "a directory"),
     (lambda: Node(" a"), "space"),
     (lambda: Node("x" * 129), "129 characters"),
-    (lambda: Node(3), "is a str"),
+    (lambda: Node(3), "must be a str"),
     (lambda: Node("a", workers=[]), "at least one"),
     (lambda: Node("a", workers=3), "at least one"),
     (lambda: Node("a", resources={"GPU": -1}), "positive number"),

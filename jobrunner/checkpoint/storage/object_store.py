@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 2  # of one object: each is copied, and so takes memory beside what is saved
 _RETRY: RetryConfig = {"max_retries": 10, "retry_timeout": dt.timedelta(seconds=60)}
-_MISSING = "obstore is not installed, which reaches object stores: pip install 'dask-jobrunner[object]'"
+_MISSING = (
+    "obstore is not installed, which reaches object stores: pip install 'dask-jobrunner[object]'"
+)
 
 
 @functools.cache
