@@ -128,14 +128,14 @@ class Reading:
             return {}
         task = current_task()
         names = self.blobs | self.borrowed.keys()
-        return task.workspace.rollbacks.recall(task.node, self.memory.identity, names)
+        return task.workspace.kept_states.recall(task.node, self.memory.identity, names)
 
     def keep(self, values: Mapping[str, Any]) -> None:
         """Let the worker that this task runs on keep what was loaded, to go back to."""
         if self.memory is not None and not self.parts:
             task = current_task()
-            rollbacks = task.workspace.rollbacks
-            rollbacks.keep(self.moment, task.node, values, values, self.memory.identity)
+            kept_states = task.workspace.kept_states
+            kept_states.keep(self.moment, task.node, values, values, self.memory.identity)
 
 
 @dataclass(frozen=True, slots=True)

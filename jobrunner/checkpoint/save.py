@@ -209,7 +209,7 @@ class SaveOrder:
         for node in self.stores.keys() & workspaces.keys():
             workspace = workspaces[node]
             names = [name for name in workspace.globals if name not in workspace.transient]
-            workspace.rollbacks.keep(moment, node, workspace.globals, names)
+            workspace.kept_states.keep(moment, node, workspace.globals, names)
             provenance[node] = Provenance(workspace, names)
         # All of it before anything is written: what cannot be saved is no fault of the storage.
         encoded = self.check.encode(workspaces, self.replicated)
@@ -236,8 +236,10 @@ class SaveOrder:
             for node, found in zip(encoded, known, strict=True)
             if found is not None
         }
-        spares = next((workspace.rollbacks.spares for workspace in workspaces.values()), None)
-        batch = StoreBatch(self.files, self.path, stores, former, spares)
+        array_pool = next(
+            (workspace.kept_states.array_pool for workspace in workspaces.values()), None
+        )
+        batch = StoreBatch(self.files, self.path, stores, former, array_pool)
         arrays = batch.arrays()
         for node in encoded:
             origin = (self.path, *self.former[node]) if node in self.former else None
@@ -259,7 +261,7 @@ class SaveOrder:
         receipts, moment = prepared.finish(), self.moment
         for node, receipt in receipts.items():
             identity = (self.path, receipt.store, receipt.manifest)
-            workspaces[node].rollbacks.identify(moment, {node: identity})
+            workspaces[node].kept_states.identify(moment, {node: identity})
             prepared.provenance[node].leave(workspaces[node], identity)
         return receipts
 

@@ -56,7 +56,7 @@ class Provenance:
 
     def __init__(self, workspace: Workspace, names: Collection[str]) -> None:
         self._last: _Written | None = workspace.companions.pop(_LAST, None)
-        changing = workspace.rollbacks.changing
+        changing = workspace.kept_states.changing
         # Without a plan, nobody knows.
         self._changing = changing.get(workspace.node, ()) if changing else names
         self._updated, workspace.updated = workspace.updated, set()
@@ -65,7 +65,7 @@ class Provenance:
             _address(array): array
             for name in worth_a_look
             for array in sole_arrays(
-                workspace.globals, name, LINKED_BYTES, workspace.rollbacks.references
+                workspace.globals, name, LINKED_BYTES, workspace.kept_states.references
             )
         }
         self._arrays: dict[str, tuple[weakref.ref[np.ndarray[Any, Any]], dict[str, Any]]] = {}

@@ -59,7 +59,7 @@ class Binding:
     placement : dict of str to str
         Node -> address of its worker.
     recorded : str
-        Set, it tells the workers with the next run which moment's states to keep: see `Rollbacks`.
+        Set, it tells the workers with the next run which moment's states to keep: see `KeptStates`.
     """
 
     def __init__(
@@ -229,14 +229,14 @@ class Binding:
         """
         plan, addresses = self._groups["epoch"]
         judges = {self.placement[condition.node] for condition in plan.conditions}
-        stint = {
+        batch = {
             "epochs": epochs if len(judges) <= 1 else 1,
             "steps_per_epoch": self.plan.steps_per_epoch,
             "lead": next(iter(judges or addresses), ""),
             "is_judged": bool(judges),
             "seconds": seconds,
         }
-        self._run("epoch", {"epoch": first, "step": 0, "stint": stint}, ended)
+        self._run("epoch", {"epoch": first, "step": 0, "epoch_batch": batch}, ended)
 
     def _run(
         self,
@@ -249,9 +249,9 @@ class Binding:
     ) -> None:
         plan, addresses = self._groups[group]
         epoch = details["epoch"]
-        stint = details.get("stint", {"epochs": 1, "steps_per_epoch": 1})
+        batch = details.get("epoch_batch", {"epochs": 1, "steps_per_epoch": 1})
         if not addresses:
-            for i in range(stint["epochs"]):
+            for i in range(batch["epochs"]):
                 ended((epoch or 0) + i, GroupResult(0.0, (), {}))
             return
         started = time.perf_counter()
@@ -278,16 +278,16 @@ class Binding:
             raise
         finally:
             self._under_way = None
-            # Each run of a stint has a number of its own.
+            # Each run of a batch has a number of its own.
             with self._numbering:
-                self._talk.number += stint["epochs"] * stint["steps_per_epoch"] - 1
-        width = stint["steps_per_epoch"]
+                self._talk.number += batch["epochs"] * batch["steps_per_epoch"] - 1
+        width = batch["steps_per_epoch"]
         wall_seconds = time.perf_counter() - started
         by_worker = [reply.get("runs", ()) for reply in replies.values()]
         for i in range(min(map(len, by_worker)) // width):
             rows = [runs[i * width : (i + 1) * width] for runs in by_worker]
             result = merge_runs(rows, [condition.name for condition in plan.conditions])
-            if "stint" not in details:
+            if "epoch_batch" not in details:
                 result = dataclasses.replace(result, seconds=wall_seconds)
             ended((epoch or 0) + i, result)
         request.check(replies, self.plan.job)
@@ -349,7 +349,7 @@ class Binding:
         Parameters
         ----------
         heir : str
-            Name of a binding of the same plan that comes next and gets the rollbacks.
+            Name of a binding of the same plan that comes next and gets the kept_states.
         wait_seconds : float
             How long to wait for the workers to have done so.
         """

@@ -7,7 +7,7 @@ from typing import Any
 
 from jobrunner.errors import BlobNotFoundError, DefinitionError
 from jobrunner.worker.program import Handover, Program, Step
-from jobrunner.workspace import IMMUTABLE, BlobUpdate, freeze, own, settle, view
+from jobrunner.workspace import IMMUTABLE, BlobUpdate, adopt, freeze, own, view
 
 Send = Callable[[int, Any], None]
 """Takes a crossing's id and its frozen value, for targets on other workers."""
@@ -49,7 +49,7 @@ def gather(step: Step, instance: int = 0) -> list[Any]:
             elif instance == 0:
                 del value  # or it would count as another reference
                 step.workspace.updated.add(key)
-                value = own(values, key, step.workspace.rollbacks.spares.copy)
+                value = own(values, key, step.workspace.kept_states.array_pool.copy)
         arguments.append(value)
     return arguments
 
@@ -86,7 +86,7 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
         value = box[0]
         if type(value) not in IMMUTABLE:
             del value  # or it would count as another reference
-            value = settle(box, (*arguments, *step.kwargs.values()))
+            value = adopt(box, (*arguments, *step.kwargs.values()))
         target = step.outputs[0]
         if step.keeps or step.handovers:
             box[0] = (value,)
@@ -102,7 +102,7 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
             if target is not None:
                 target[0][target[1]] = value
     elif step.keeps or step.handovers:
-        box[0] = (settle(box, (*arguments, *step.kwargs.values())),)
+        box[0] = (adopt(box, (*arguments, *step.kwargs.values())),)
         _keep(program, step, box[0])
     if frozen is None:
         frozen = [_take(program, handover, step, box[0]) for handover in step.handovers]
@@ -154,8 +154,8 @@ def _split(step: Step, box: list[Any], arguments: tuple[Any, ...]) -> tuple[Any,
         )
     if type(value) in (list, tuple):
         del value  # or it would count as another reference to the items
-        return tuple(settle(box, arguments))
-    return tuple(settle([value[i]], arguments) for i in range(count))
+        return tuple(adopt(box, arguments))
+    return tuple(adopt([value[i]], arguments) for i in range(count))
 
 
 def _keep(program: Program, step: Step, parts: tuple[Any, ...]) -> None:

@@ -34,7 +34,7 @@ class Ended:
     metrics : str
         JSON text.
     seconds : float
-        Since the run before ended, or the stint began.
+        Since the run before ended, or the batch began.
     """
 
     stopped: list[str]
@@ -44,14 +44,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """How many of a stint's runs may run; `is_final`: and no more will."""
+    """How many of a batch's runs may run; `is_final`: and no more will."""
 
     runs: int
     is_final: bool
 
 
 @dataclass(slots=True)
-class Stint:
+class EpochBatch:
     """What one worker knows of the runs that it was told to do in one go.
 
     Attributes
@@ -61,7 +61,7 @@ class Stint:
     epochs : int
         At most so many.
     steps_per_epoch : int
-        Runs that make an epoch. A stint ends after a whole epoch.
+        Runs that make an epoch. A batch ends after a whole epoch.
     lead : str
         Address of the worker that decides; the empty string where this one does.
     followers : collection of str
@@ -98,10 +98,10 @@ class Stint:
         return self.number + len(self.ended)
 
     def covers(self, number: int) -> bool:
-        """Whether a run of that number is one of this stint's."""
+        """Whether a run of that number is one of this batch's."""
         return self.number <= number < self.number + self.epochs * self.steps_per_epoch
 
-    def moment(self, epoch: int | None, step: int) -> tuple[int | None, int]:
+    def epoch_and_step(self, epoch: int | None, step: int) -> tuple[int | None, int]:
         """Epoch and step of the run that comes next, where the first has these."""
         done = len(self.ended)
         if epoch is None or not done:

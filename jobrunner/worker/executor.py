@@ -80,7 +80,7 @@ class GroupRun:
     drained : callable
         Takes nothing; called once where the run was over before its end, when no thread is left
         in it. One that is done has none.
-    clearance : callable, optional
+    start_gate : callable, optional
         Called in a thread that is about to run a task, it returns when the task may begin.
 
     Notes
@@ -99,9 +99,9 @@ class GroupRun:
         send: Callable[[int, Any], None],
         finished: Callable[[Outcome], None],
         drained: Callable[[], None],
-        clearance: Callable[[], None] | None = None,
+        start_gate: Callable[[], None] | None = None,
     ) -> None:
-        self._clearance = clearance
+        self._start_gate = start_gate
         self._program = program
         self._info = info
         self._nthreads = nthreads
@@ -268,8 +268,8 @@ class GroupRun:
 
     def _call(self, step: Step, arguments: list[Any], instance: int) -> Any:
         FRAME.set([self._make_current, step, instance, None])
-        if self._clearance is not None:
-            self._clearance()
+        if self._start_gate is not None:
+            self._start_gate()
             if self._is_over:
                 return None
         if not step.kwargs:

@@ -18,15 +18,15 @@ from typing import Any
 
 from jobrunner.compile import Crossing, Slice, collector_paused
 from jobrunner.errors import ExecutionError
-from jobrunner.worker.epoch_batch import Stint
-from jobrunner.worker.group_runs import GroupCode, Runs
+from jobrunner.worker.epoch_batch import EpochBatch
+from jobrunner.worker.group_runs import GroupCode, GroupRuns
 from jobrunner.worker.operation import Operation
-from jobrunner.worker.outbox import Batch, Message, wrap_frames
+from jobrunner.worker.outbox import Message, RunValues, wrap_frames
 from jobrunner.worker.outcome import describe_failure
 from jobrunner.worker.program import Program
-from jobrunner.worker.start_gate import Clearance
-from jobrunner.worker.thread_pool import Crew
-from jobrunner.workspace import ROOM, Rollbacks, Room, Workspace, to_frames
+from jobrunner.worker.start_gate import StartGate
+from jobrunner.worker.thread_pool import ThreadPool
+from jobrunner.workspace import MEMORY_LIMIT, KeptStates, MemoryLimit, Workspace, to_frames
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +34,10 @@ STRAGGLER_SECONDS = 30.0
 SMALL_BYTES = 1 << 20
 
 FULL_SECONDS = 0.5
-"""How long the answer to another worker waits for room."""
+"""How long the answer to another worker waits for memory_limit."""
 
 
-class HostedBinding:
+class HostedNodes:
     """One binding's part on one worker.
 
     Parameters
@@ -57,12 +57,12 @@ class HostedBinding:
     straggler_seconds : float
         How long a run waits for functions that an aborted one left behind.
     silence_seconds : float
-        How long another worker may be silent: see `Runs`.
+        How long another worker may be silent: see `GroupRuns`.
     used_bytes, limit_bytes, memory_share
-        When to end a run for want of memory: see `Room`.
+        When to end a run for want of memory: see `MemoryLimit`.
     can_move : bool
         Its client binds the nodes elsewhere when this worker is to leave.
-    rollbacks : Rollbacks, optional
+    kept_states : KeptStates, optional
         What is kept of the nodes' states; the binding before this one may have begun it.
     """
 
@@ -83,23 +83,23 @@ class HostedBinding:
         limit_bytes: int = 0,
         memory_share: float = 0.0,
         can_move: bool = False,
-        rollbacks: Rollbacks | None = None,
+        kept_states: KeptStates | None = None,
     ) -> None:
         self.name = name
-        self.rollbacks = rollbacks if rollbacks is not None else Rollbacks()
+        self.kept_states = kept_states if kept_states is not None else KeptStates()
         self.can_move = can_move
         self.workspaces: dict[str, Workspace] = {}
         self.ended = asyncio.Event()  # closed, and no thread is left
-        self._room = Room(
+        self._memory_limit = MemoryLimit(
             address,
             used_bytes=used_bytes,
             limit_bytes=limit_bytes,
             share=memory_share,
             sizes=lambda: {node: its.nbytes() for node, its in list(self.workspaces.items())},
-            relieve=self.rollbacks.void,
+            relieve=self.kept_states.void,
         )
-        context.run(ROOM.set, self._room)
-        self.crew = Crew(
+        context.run(MEMORY_LIMIT.set, self._memory_limit)
+        self.threads = ThreadPool(
             f"jobrunner-{name}",
             context,
             ended=lambda: self._on_loop(self.ended.set),
@@ -111,21 +111,21 @@ class HostedBinding:
         self._groups: dict[str, GroupCode] = {}
         self._operations: dict[str, Operation] = {}  # of each kind, the latest
         self._numbers: dict[str, int] = {}  # the latest of each kind
-        self._runs = Runs(
+        self._runs = GroupRuns(
             name,
             job=job,
             seed=seed,
             attempt=attempt,
             address=address,
             nthreads=nthreads,
-            crew=self.crew,
+            threads=self.threads,
             call_peer=call_peer,
             straggler_seconds=straggler_seconds,
             silence_seconds=silence_seconds,
-            room=self._room,
+            memory_limit=self._memory_limit,
         )
         self._timer: asyncio.TimerHandle | None = None
-        if self._room.is_limited:
+        if self._memory_limit.is_limited:
             self._look_at_memory()
 
     # ---- operations
@@ -144,7 +144,7 @@ class HostedBinding:
         if operation is not None:
             self._placement.update(placement or {})
             for node, transient in (nodes or {}).items():
-                self.workspaces[node] = Workspace(node, frozenset(transient), self.rollbacks)
+                self.workspaces[node] = Workspace(node, frozenset(transient), self.kept_states)
 
             own_slices = list((slices or {}).items())
 
@@ -159,7 +159,7 @@ class HostedBinding:
                         self._groups[key] = self._route(program, crossings, all_nodes)
                         if name not in ("init", "resume"):
                             for node, changed in program.changes.items():
-                                self.rollbacks.changing.setdefault(node, set()).update(changed)
+                                self.kept_states.changing.setdefault(node, set()).update(changed)
                 return {}
 
             self._in_thread(operation, load)
@@ -172,11 +172,11 @@ class HostedBinding:
         key: str = "",
         epoch: int | None = None,
         step: int = 0,
-        stint: Mapping[str, Any] | None = None,
+        epoch_batch: Mapping[str, Any] | None = None,
         recorded: str = "",
         is_careful: bool = False,
     ) -> Message:
-        """Run a group that was shipped, once or for a stint: see `Binding.run_epochs`.
+        """Run a group that was shipped, once or for a batch: see `Binding.run_epochs`.
 
         `recorded` is the moment before which no states are to be kept any more. Where it
         `is_careful`, tasks begin one at a time, each once the client has heard of it.
@@ -184,23 +184,23 @@ class HostedBinding:
         operation = self._start("run", number)
         if operation is not None:
             if recorded:
-                self._settle_rollbacks(recorded)
+                self._drop_kept_states(recorded)
             group = self._groups[key]
-            lead = (stint or {}).get("lead", self._address)
-            plan = Stint(number)
-            if stint is not None:
-                plan = Stint(
+            lead = (epoch_batch or {}).get("lead", self._address)
+            batch = EpochBatch(number)
+            if epoch_batch is not None:
+                batch = EpochBatch(
                     number,
-                    stint["epochs"],
-                    stint["steps_per_epoch"],
+                    epoch_batch["epochs"],
+                    epoch_batch["steps_per_epoch"],
                     lead="" if lead == self._address else lead,
                     followers=group.peers if lead == self._address else (),
-                    is_judged=stint["is_judged"],
-                    seconds=stint["seconds"],
+                    is_judged=epoch_batch["is_judged"],
+                    seconds=epoch_batch["seconds"],
                 )
             if is_careful:
-                operation.clearance = Clearance()
-            self._runs.start(group, plan, epoch, step, operation.finish, operation.clearance)
+                operation.start_gate = StartGate()
+            self._runs.start(group, batch, epoch, step, operation.finish, operation.start_gate)
         return await self._poll("run", number, wait_seconds)
 
     async def apply(
@@ -253,9 +253,9 @@ class HostedBinding:
                 workspace.forget(key)
         return {"status": "done"}
 
-    async def push(self, batch: Batch) -> Message:
+    async def push(self, values: RunValues) -> Message:
         """Take values that another worker sends for runs."""
-        self._runs.push(batch)
+        self._runs.push(values)
         if await self._runs.has_room(FULL_SECONDS):
             return {"status": "done"}
         return {"status": "done", "is_full": True}
@@ -272,7 +272,7 @@ class HostedBinding:
             self._timer.cancel()
         for operation in self._operations.values():
             operation.finish({"status": "unknown"})
-        self.crew.close()
+        self.threads.close()
         # Emptied, for whoever still refers to them may go only when the collector comes by.
         for group in self._groups.values():
             group.program.forget_values()
@@ -284,22 +284,22 @@ class HostedBinding:
     # ---- operations, within
 
     def _look_at_memory(self) -> None:
-        seconds = self._room.look()
-        self.rollbacks.is_suspended = self._room.is_tight
-        if self._room.is_over and self._runs.is_running:
-            self._runs.fail(self._room.error())
+        seconds = self._memory_limit.look()
+        self.kept_states.is_suspended = self._memory_limit.is_tight
+        if self._memory_limit.is_over and self._runs.is_running:
+            self._runs.fail(self._memory_limit.error())
         self._timer = self._loop.call_later(seconds, self._look_at_memory)
 
     def _fail_run(self, error: BaseException) -> None:
         if self._runs.is_running:
             self._runs.fail(error)
 
-    def _settle_rollbacks(self, moment: str) -> None:
+    def _drop_kept_states(self, save_id: str) -> None:
         # Much memory is given back to the system in milliseconds, which the loop has not.
-        if self.rollbacks.nbytes > SMALL_BYTES:
-            self.crew.submit(partial(self.rollbacks.settle, moment))
+        if self.kept_states.nbytes > SMALL_BYTES:
+            self.threads.submit(partial(self.kept_states.drop_before, save_id))
         else:
-            self.rollbacks.settle(moment)
+            self.kept_states.drop_before(save_id)
 
     def _start(self, kind: str, number: int) -> Operation | None:
         """The new operation of that number; None where it has started already."""
@@ -331,7 +331,7 @@ class HostedBinding:
                 reply = failed_reply(error)
             self._on_loop(operation.finish, reply)
 
-        self.crew.submit(call)
+        self.threads.submit(call)
 
     def _on_loop(self, callback: Callable[..., object], *args: Any) -> None:
         try:

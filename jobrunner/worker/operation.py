@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from jobrunner.worker.outbox import Message
-from jobrunner.worker.start_gate import Clearance
+from jobrunner.worker.start_gate import StartGate
 
 
 class Operation:
@@ -13,7 +13,7 @@ class Operation:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.clearance: Clearance | None = None  # of a run whose tasks wait to be heard of
+        self.start_gate: StartGate | None = None  # of a run whose tasks wait to be heard of
         self._reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
     def finish(self, reply: Message) -> None:
@@ -35,17 +35,17 @@ class Operation:
     async def reply(self, wait_seconds: float) -> Message | None:
         """The reply, if it is there within that time, and before there is news to tell."""
         if not self._reply.done():
-            if self.clearance is None:
+            if self.start_gate is None:
                 await asyncio.wait((self._reply,), timeout=wait_seconds)
             else:
-                await self._wait_for_news(wait_seconds, self.clearance)
+                await self._wait_for_news(wait_seconds, self.start_gate)
         return self._reply.result() if self._reply.done() else None
 
-    async def _wait_for_news(self, wait_seconds: float, clearance: Clearance) -> None:
-        clearance.clear()
-        news = asyncio.ensure_future(clearance.news())
+    async def _wait_for_news(self, wait_seconds: float, start_gate: StartGate) -> None:
+        start_gate.clear()
+        news = asyncio.ensure_future(start_gate.news())
         await asyncio.wait(
             (self._reply, news), timeout=wait_seconds, return_when=asyncio.FIRST_COMPLETED
         )
         news.cancel()
-        clearance.tell()
+        start_gate.tell()

@@ -10,7 +10,7 @@ from typing import Any
 from distributed.protocol.serialize import to_serialize
 
 Message = dict[str, Any]
-Batch = list[list[Any]]
+RunValues = list[list[Any]]
 """Numbers of runs, and for each a list of crossings with the frames of their values."""
 
 SMALL_FRAME_BYTES = 1 << 16
@@ -39,7 +39,7 @@ class Outbox:
 
     def __init__(
         self,
-        push: Callable[[str, Batch], Awaitable[str | None]],
+        push: Callable[[str, RunValues], Awaitable[str | None]],
         failed: Callable[[str, int, str], None],
         sent: Callable[[], None],
     ) -> None:

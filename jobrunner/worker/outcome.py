@@ -121,7 +121,7 @@ class GroupResult:
     Attributes
     ----------
     seconds : float
-        That the client waited for it; of an epoch in a stint, that the slowest worker took.
+        That the client waited for it; of an epoch in a batch, that the slowest worker took.
     stopped : tuple of str
         Names of the stop conditions that are true, in order of definition.
     metrics : dict of str to bool, int, float or str

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from jobrunner.worker.outbox import Batch, Message
+from jobrunner.worker.outbox import Message, RunValues
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +40,13 @@ class Peers:
         self._call = call
         self._silence_seconds = silence_seconds
 
-    async def push(self, address: str, batch: Batch) -> str | None:
+    async def push(self, address: str, values: RunValues) -> str | None:
         """Hand over values, and wait until there is room for more; gives what went wrong."""
-        message = {"call": "push", "binding": self._name, "batch": batch}
+        message = {"call": "push", "binding": self._name, "values": values}
         try:
             reply = await self._ask(address, message)
             while reply.get("is_full"):
-                reply = await self._ask(address, {**message, "batch": []})
+                reply = await self._ask(address, {**message, "values": []})
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return None if reply.get("status") == "done" else f"it answered {reply}"

@@ -19,9 +19,9 @@ from distributed.system import MEMORY_LIMIT
 
 from jobrunner.config import get_bytes, get_seconds, get_share
 from jobrunner.errors import DefinitionError
-from jobrunner.worker.hosted_nodes import HostedBinding, failed_reply
+from jobrunner.worker.hosted_nodes import HostedNodes, failed_reply
 from jobrunner.worker.outbox import Message
-from jobrunner.workspace import Rollbacks
+from jobrunner.workspace import KeptStates
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 # Goes up with every change of what the messages mean. Client and workers of different versions
 # then don't share a handler, and each says plainly that the other is missing.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 PLUGIN_NAME = f"jobrunner-{PROTOCOL_VERSION}"
 OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
 LEASE_PREFIX = f"{PLUGIN_NAME}-lease"
@@ -73,10 +73,10 @@ class WorkspaceHost(WorkerPlugin):
         """Begin to serve."""
         self._worker = worker
         self.incarnation = secrets.token_hex(8)
-        self.bindings: dict[str, HostedBinding] = {}
+        self.bindings: dict[str, HostedNodes] = {}
         self._leases: dict[str, _Lease] = {}
         self._own_switch_seconds = 0.0  # the process's, while bindings have set another
-        self._legacies: dict[str, Rollbacks] = {}  # by the binding that is to have them
+        self._legacies: dict[str, KeptStates] = {}  # by the binding that is to have them
         worker.handlers[OPERATION] = self.call
 
     def teardown(self, worker: Worker) -> Awaitable[None] | None:
@@ -90,7 +90,7 @@ class WorkspaceHost(WorkerPlugin):
         self._let_go(worker)
         return None
 
-    async def _teardown_later(self, worker: Worker, moving: Sequence[HostedBinding]) -> None:
+    async def _teardown_later(self, worker: Worker, moving: Sequence[HostedNodes]) -> None:
         logger.info("Worker %s stays until its nodes have moved", worker.address)
         with suppress(TimeoutError):
             await asyncio.wait_for(
@@ -161,7 +161,7 @@ class WorkspaceHost(WorkerPlugin):
             return {"status": "running", "tasks": []}
         if binding not in self.bindings:
             self._switch_sooner()
-            self.bindings[binding] = HostedBinding(
+            self.bindings[binding] = HostedNodes(
                 binding,
                 job=job,
                 seed=seed,
@@ -176,15 +176,15 @@ class WorkspaceHost(WorkerPlugin):
                 memory_share=get_share("memory-share"),
                 can_move=can_move,
                 silence_seconds=silence_seconds,
-                rollbacks=self._legacies.pop(binding, None) or self._make_rollbacks(),
+                kept_states=self._legacies.pop(binding, None) or self._make_kept_states(),
             )
         return {"status": "done"}
 
-    def _make_rollbacks(self) -> Rollbacks:
+    def _make_kept_states(self) -> KeptStates:
         share = min(1, self._worker.state.nthreads / CPU_COUNT)  # as Dask's "auto" has it
         limit = self._worker.memory_manager.memory_limit or int(share * MEMORY_LIMIT)
         try:
-            return Rollbacks(get_bytes("rollback-memory", limit))
+            return KeptStates(get_bytes("rollback-memory", limit))
         except ValueError as error:
             raise DefinitionError(f"On worker {self._worker.address}: {error}") from None
 
@@ -206,10 +206,10 @@ class WorkspaceHost(WorkerPlugin):
         cut = [address for address, is_it in zip(others, found, strict=True) if is_it]
         return {"status": "done", "cut": cut}
 
-    async def _release(self, binding: str, hosted: HostedBinding, heir: str = "") -> Message:
+    async def _release(self, binding: str, hosted: HostedNodes, heir: str = "") -> Message:
         self._drop(binding, "the session released it")
-        if heir and len(hosted.rollbacks):
-            self._legacies[heir] = hosted.rollbacks
+        if heir and len(hosted.kept_states):
+            self._legacies[heir] = hosted.kept_states
             self._worker.loop.call_later(LEGACY_SECONDS, self._legacies.pop, heir, None)
         with suppress(TimeoutError):
             await asyncio.wait_for(hosted.ended.wait(), CLOSE_SECONDS)

@@ -10,7 +10,7 @@ import asyncio
 import threading
 
 
-class Clearance:
+class StartGate:
     """Holds the threads of one worker's run back until the client has heard of what they begin.
 
     Notes

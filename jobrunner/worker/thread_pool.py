@@ -11,7 +11,7 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 
-class Crew:
+class ThreadPool:
     """Daemon threads that run calls at once, each in a copy of one context.
 
     A call never waits for a thread: where none is idle, another starts. Whoever submits bounds

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from jobrunner.workspace.array_pool import Spares
-from jobrunner.workspace.kept_states import Rollbacks
-from jobrunner.workspace.memory_limit import ROOM, Room, as_text, largest
+from jobrunner.workspace.array_pool import ArrayPool
+from jobrunner.workspace.kept_states import KeptStates
+from jobrunner.workspace.memory_limit import MEMORY_LIMIT, MemoryLimit, as_text, largest
 from jobrunner.workspace.values import (
     IMMUTABLE,
     NotPicklableError,
     Snapshot,
     WireSnapshot,
+    adopt,
     freeze,
     from_frames,
     own,
-    settle,
     sole_arrays,
     to_frames,
     view,
@@ -22,22 +22,22 @@ from jobrunner.workspace.workspace import BlobUpdate, Workspace, WorkspaceView
 
 __all__ = [
     "IMMUTABLE",
-    "ROOM",
+    "MEMORY_LIMIT",
+    "ArrayPool",
     "BlobUpdate",
+    "KeptStates",
+    "MemoryLimit",
     "NotPicklableError",
-    "Rollbacks",
-    "Room",
     "Snapshot",
-    "Spares",
     "WireSnapshot",
     "Workspace",
     "WorkspaceView",
+    "adopt",
     "as_text",
     "freeze",
     "from_frames",
     "largest",
     "own",
-    "settle",
     "sole_arrays",
     "to_frames",
     "view",

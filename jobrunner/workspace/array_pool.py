@@ -22,7 +22,7 @@ LEAST_BYTES = 128 << 10
 _Key = tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]
 
 
-class Spares:
+class ArrayPool:
     """Arrays of one worker whose values nobody needs any longer.
 
     Notes

@@ -17,19 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from jobrunner.workspace.array_pool import Spares
+from jobrunner.workspace.array_pool import ArrayPool
 from jobrunner.workspace.values import IMMUTABLE, SOLE_ITEM, copy_tensor, has_own_memory
 
 _COPIED_BYTES = 1 << 20
 """Of files that are mapped into memory, no more is read in for a copy."""
 
-_MOST_MOMENTS = 3
+_MOST_SAVES = 3
 """Kept at once: the last one that is known to be recorded, one that may be, and the newest."""
 
 
 @dataclass(slots=True)
-class _Rollback:
-    """The states of one moment, by node.
+class _KeptState:
+    """The states of one save_id, by node.
 
     Attributes
     ----------
@@ -49,13 +49,13 @@ class _Rollback:
     nbytes: int = 0
 
 
-class Rollbacks:
+class KeptStates:
     """What one worker keeps of its nodes' states, for one binding after another.
 
     Parameters
     ----------
     budget_bytes : int
-        Longest that the states of one moment may be together. What goes beyond is not kept;
+        Longest that the states of one save_id may be together. What goes beyond is not kept;
         blobs that no epoch changes cost nothing.
 
     Attributes
@@ -64,7 +64,7 @@ class Rollbacks:
         Node -> names of the blobs that its tasks change from one epoch to the next.
     is_suspended : bool
         Nothing is kept now.
-    spares : Spares
+    array_pool : ArrayPool
         For copies of what tasks update although it is kept here.
 
     Notes
@@ -78,21 +78,21 @@ class Rollbacks:
         self.budget_bytes = budget_bytes
         self.changing: dict[str, set[str]] = {}
         self.is_suspended = False
-        self.spares = Spares()
-        self._rollbacks: dict[str, _Rollback] = {}
+        self.array_pool = ArrayPool()
+        self._kept_states: dict[str, _KeptState] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._rollbacks)
+        return len(self._kept_states)
 
     @property
     def nbytes(self) -> int:
         """What all of it takes at most."""
-        return sum(rollback.nbytes for rollback in list(self._rollbacks.values()))
+        return sum(rollback.nbytes for rollback in list(self._kept_states.values()))
 
     def keep(
         self,
-        moment: str,
+        save_id: str,
         node: str,
         state: Mapping[str, Any],
         names: Iterable[str],
@@ -102,8 +102,8 @@ class Rollbacks:
 
         Parameters
         ----------
-        moment : str
-            States of one moment are dropped together.
+        save_id : str
+            States of one save_id are dropped together.
         node : str
         state : mapping of str to object
             Nothing changes it meanwhile. The caller has no other reference to its values.
@@ -114,16 +114,16 @@ class Rollbacks:
         """
         if self.budget_bytes <= 0 or self.is_suspended:
             return
-        self._make_room_for(moment)
+        self._make_room_for(save_id)
         with self._lock:
-            rollback = self._rollbacks.setdefault(moment, _Rollback())
+            rollback = self._kept_states.setdefault(save_id, _KeptState())
             if node in rollback.states:
                 return
             kept = rollback.states[node] = {}
             changing = self.changing.get(node, ())
             for name in names:
                 keeper = _Keeper(
-                    [its.arrays for its in self._rollbacks.values()],
+                    [its.arrays for its in self._kept_states.values()],
                     self.budget_bytes - rollback.nbytes,
                     is_changing=name in changing,
                 )
@@ -136,11 +136,11 @@ class Rollbacks:
             if identity is not None:
                 rollback.identities[node] = identity
 
-    def identify(self, moment: str, identities: Mapping[str, Hashable]) -> None:
-        """Say what the states of a moment are known by from now on."""
+    def identify(self, save_id: str, identities: Mapping[str, Hashable]) -> None:
+        """Say what the states of a save_id are known by from now on."""
         with self._lock:
-            if moment in self._rollbacks:
-                self._rollbacks[moment].identities.update(identities)
+            if save_id in self._kept_states:
+                self._kept_states[save_id].identities.update(identities)
 
     def recall(self, node: str, identity: Hashable, names: Collection[str]) -> dict[str, Any]:
         """Give a state back.
@@ -158,47 +158,47 @@ class Rollbacks:
             rollback can be recalled again.
         """
         with self._lock:
-            for rollback in self._rollbacks.values():
+            for rollback in self._kept_states.values():
                 if node in rollback.identities and rollback.identities[node] == identity:
                     kept = rollback.states[node]
                     return {name: _restored(kept[name], {}) for name in names if name in kept}
         return {}
 
-    def settle(self, moment: str) -> None:
-        """An epoch is recorded, or was loaded: drop what was kept before its moment."""
+    def drop_before(self, save_id: str) -> None:
+        """An epoch is recorded, or was loaded: drop what was kept before its save_id."""
         with self._lock:
-            moments = list(self._rollbacks)
-            place = moments.index(moment) if moment in moments else len(moments)
-            dropped = [self._rollbacks.pop(older) for older in moments[:place]]
+            saves = list(self._kept_states)
+            place = saves.index(save_id) if save_id in saves else len(saves)
+            dropped = [self._kept_states.pop(older) for older in saves[:place]]
         self._give_up(dropped)
 
     def void(self) -> None:
         """Drop everything, unless something is being kept just now."""
         if self._lock.acquire(blocking=False):
-            dropped, self._rollbacks = self._rollbacks, {}
+            dropped, self._kept_states = self._kept_states, {}
             self._lock.release()
             del dropped
-        self.spares.clear()
+        self.array_pool.clear()
 
     def references(self, array: np.ndarray) -> int:
         """How many references to an array are of what is kept here."""
         with self._lock:
-            return sum(id(array) in rollback.arrays for rollback in self._rollbacks.values())
+            return sum(id(array) in rollback.arrays for rollback in self._kept_states.values())
 
-    def _make_room_for(self, moment: str) -> None:
-        """Where saves fail, nobody settles: drop the one that cannot have been recorded."""
+    def _make_room_for(self, save_id: str) -> None:
+        """Where saves fail, no older states are dropped: drop the one that cannot have been recorded."""
         with self._lock:
-            moments = list(self._rollbacks)
-            if moment in moments or len(moments) < _MOST_MOMENTS:
+            saves = list(self._kept_states)
+            if save_id in saves or len(saves) < _MOST_SAVES:
                 return
-            dropped = self._rollbacks.pop(moments[1])
+            dropped = self._kept_states.pop(saves[1])
         self._give_up([dropped])
 
-    def _give_up(self, rollbacks: Iterable[_Rollback]) -> None:
-        self.spares.expire()
-        for rollback in rollbacks:
+    def _give_up(self, kept_states: Iterable[_KeptState]) -> None:
+        self.array_pool.expire()
+        for rollback in kept_states:
             for state in rollback.states.values():
-                self.spares.offer(state)
+                self.array_pool.offer(state)
 
 
 class _NotKeptError(Exception):

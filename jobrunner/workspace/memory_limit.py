@@ -30,7 +30,7 @@ WAITING_BYTES = 256 << 20
 """What may wait on a worker without a limit."""
 
 
-class Room:
+class MemoryLimit:
     """What a worker's process uses, and how much it may.
 
     Parameters
@@ -143,7 +143,7 @@ class Room:
         )
 
 
-ROOM: ContextVar[Room] = ContextVar("jobrunner_room")
+MEMORY_LIMIT: ContextVar[MemoryLimit] = ContextVar("jobrunner_memory_limit")
 """Of the worker that this thread works for."""
 
 
@@ -155,8 +155,8 @@ def copied(array: np.ndarray, why: str) -> np.ndarray:
     ExecutionError
         There is none.
     """
-    if array.nbytes >= KNOWN_BYTES and (room := ROOM.get(None)) is not None:
-        room.require(array.nbytes, f"A copy of an array {why}")
+    if array.nbytes >= KNOWN_BYTES and (limit := MEMORY_LIMIT.get(None)) is not None:
+        limit.require(array.nbytes, f"A copy of an array {why}")
     return array.copy(order="K")
 
 

@@ -2,7 +2,7 @@
 
 - `view`: what a task is given of a blob. Arrays as read-only views, built-in containers rebuilt.
 - `own`: what a task is given to update. Memory that something else has kept is copied.
-- `settle`: what a task's return value becomes before a blob takes it. Memory that anybody else can
+- `adopt`: what a task's return value becomes before a blob takes it. Memory that anybody else can
   still reach is copied.
 - `freeze`: what is handed to other nodes, or kept as a `TaskOutput`. Later changes do not show.
 
@@ -122,7 +122,7 @@ def own(holder: Any, key: Any, copy: Callable[[np.ndarray, str], np.ndarray] = c
     return value
 
 
-def settle(box: list[Any], arguments: Iterable[Any]) -> Any:
+def adopt(box: list[Any], arguments: Iterable[Any]) -> Any:
     """Make a task's return value its node's own.
 
     Parameters
@@ -141,23 +141,23 @@ def settle(box: list[Any], arguments: Iterable[Any]) -> Any:
     """
     if type(box[0]) in IMMUTABLE:
         return box[0]
-    return _settle(box, 0, True, arguments)
+    return _adopt(box, 0, True, arguments)
 
 
-def _settle(holder: Any, key: Any, is_sole: bool, arguments: Iterable[Any]) -> Any:
+def _adopt(holder: Any, key: Any, is_sole: bool, arguments: Iterable[Any]) -> Any:
     is_sole = is_sole and sys.getrefcount(holder[key]) <= SOLE_ITEM
     value = holder[key]
     kind = type(value)
     if kind in IMMUTABLE:
         return value
     if kind is np.ndarray:
-        return _settle_array(value, is_sole, arguments)
+        return _adopt_array(value, is_sole, arguments)
     if kind is list or kind is tuple:
-        items = [_settle(value, i, is_sole, arguments) for i in range(len(value))]
-        settled = items if kind is list else tuple(items)
-        return _same_if_unchanged(value, settled) if is_sole or kind is tuple else settled
+        items = [_adopt(value, i, is_sole, arguments) for i in range(len(value))]
+        adopted = items if kind is list else tuple(items)
+        return _same_if_unchanged(value, adopted) if is_sole or kind is tuple else adopted
     if kind is dict:
-        fields = {name: _settle(value, name, is_sole, arguments) for name in value}
+        fields = {name: _adopt(value, name, is_sole, arguments) for name in value}
         return _same_if_unchanged(value, fields) if is_sole else fields
     if kind is set or kind is bytearray:
         return value if is_sole else value.copy()
@@ -165,13 +165,13 @@ def _settle(holder: Any, key: Any, is_sole: bool, arguments: Iterable[Any]) -> A
         return value.copy()
     if isinstance(value, np.ndarray):
         del value  # or it would count
-        return _settle_array(holder[key], is_sole, arguments)
+        return _adopt_array(holder[key], is_sole, arguments)
     if is_tensor(value):
         return copy_tensor(value) if _overlaps(value, arguments) else value
     return value
 
 
-def _settle_array(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) -> np.ndarray:
+def _adopt_array(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) -> np.ndarray:
     if _is_own(array, is_sole, arguments):
         return array
     return copied(array, "that a task returned and something else can reach")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.errors import BlobNotFoundError, ExecutionError
-from jobrunner.workspace.kept_states import Rollbacks
+from jobrunner.workspace.kept_states import KeptStates
 from jobrunner.workspace.memory_limit import copied, size_of
 from jobrunner.workspace.values import view
 
@@ -45,7 +45,7 @@ class Workspace:
         Its name.
     transient : frozenset of str
         Names of the global blobs that are never saved.
-    rollbacks : Rollbacks, optional
+    kept_states : KeptStates, optional
         What the worker keeps of its nodes' states; by default nothing.
 
     Attributes
@@ -73,10 +73,10 @@ class Workspace:
         "_waiting",
         "companions",
         "globals",
+        "kept_states",
         "node",
         "private",
         "retained",
-        "rollbacks",
         "transient",
         "updated",
     )
@@ -85,11 +85,11 @@ class Workspace:
         self,
         node: str,
         transient: frozenset[str] = frozenset(),
-        rollbacks: Rollbacks | None = None,
+        kept_states: KeptStates | None = None,
     ) -> None:
         self.node = node
         self.transient = transient
-        self.rollbacks = rollbacks if rollbacks is not None else Rollbacks()
+        self.kept_states = kept_states if kept_states is not None else KeptStates()
         self.globals: dict[str, Any] = {}
         self.private: dict[str, Any] = {}
         self.retained: dict[str, dict[tuple[str, int], Any]] = {}
@@ -196,15 +196,15 @@ class WorkspaceView(Mapping[str, Any]):
 
     Attributes
     ----------
-    rollbacks : Rollbacks
+    kept_states : KeptStates
         The workspace's, for loads.
     """
 
-    __slots__ = ("_workspace", "rollbacks")
+    __slots__ = ("_workspace", "kept_states")
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
-        self.rollbacks = workspace.rollbacks
+        self.kept_states = workspace.kept_states
 
     def __getitem__(self, name: str) -> Any:
         return view(self._workspace.lookup(name))

@@ -241,12 +241,12 @@ def test_what_may_have_changed_is_read(rig: Rig, happens: Callable[[Rig], None])
 
 def test_what_is_kept_to_go_back_to_is_no_copy_and_counts_as_nobody_s(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "k")
-    rig.workspace.rollbacks.budget_bytes = 1 << 30
+    rig.workspace.kept_states.budget_bytes = 1 << 30
     for epoch in range(3):
         rig.save(epoch)
         about = rig.manager.record(epoch)["stores"]["a"]
         identity = (rig.manager.path, about["store"], about["manifest"])
-        kept = rig.workspace.rollbacks.recall("a", identity, ["fixed"])["fixed"]
+        kept = rig.workspace.kept_states.recall("a", identity, ["fixed"])["fixed"]
         assert kept is rig.blobs["fixed"]
         del kept
     # Three moments keep it, and still a change of what only they and the blob hold goes unread.

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from jobrunner import CheckpointWriteError, MultiNodeCheckpointManager
 from jobrunner.checkpoint.save import SaveOrder
 from jobrunner.testing import FaultyFiles
-from jobrunner.workspace.kept_states import Rollbacks
-from jobrunner.workspace.values import own, settle
+from jobrunner.workspace.kept_states import KeptStates
+from jobrunner.workspace.values import adopt, own
 from jobrunner.workspace.workspace import Workspace
 
 LENGTH = 17 << 10  # 136 KiB: arrays that can be linked, and whose memory is used again
@@ -81,7 +81,7 @@ class Rig:
     def __init__(self, path: str, rollback_bytes: int) -> None:
         self.files = FullFiles(sync=False)
         self.manager = MultiNodeCheckpointManager(path, files=self.files)
-        self.workspace = Workspace("a", rollbacks=Rollbacks(rollback_bytes))
+        self.workspace = Workspace("a", kept_states=KeptStates(rollback_bytes))
         self.all = {"a": self.workspace}
         self.epoch = 0
         self.kept: list[Any] = []  # by user code, where nobody sees it
@@ -103,7 +103,9 @@ class Rig:
             return
         if act.what == "update":
             self.workspace.updated.add(act.name)
-            value = own(self.workspace.globals, act.name, self.workspace.rollbacks.spares.copy)
+            value = own(
+                self.workspace.globals, act.name, self.workspace.kept_states.array_pool.copy
+            )
             self.change(value, act.at)
         else:
             value = np.ones(LENGTH)
@@ -115,7 +117,7 @@ class Rig:
         if act.what == "replace":
             box = [value]
             del value
-            self.workspace.globals[act.name] = settle(box, ())
+            self.workspace.globals[act.name] = adopt(box, ())
         for value, seen in zip(self.kept, self.seen, strict=False):
             # A container is the node's own, and its tasks share it.
             assert isinstance(value, dict) or np.array_equal(value, seen)
@@ -153,18 +155,18 @@ class Rig:
 
     def record(self, order: SaveOrder, receipts: Any, expected: dict[str, Any]) -> None:
         self.manager.commit(order, receipts, {})
-        self.workspace.rollbacks.settle(order.moment)
+        self.workspace.kept_states.drop_before(order.moment)
         reader = self.manager.open(order.epoch)["a"]
         assert_same({name: reader.load(name) for name in NAMES}, expected)
         kept = self.recall()
         assert kept == {} or kept.keys() == expected.keys()
         assert_same(kept, {name: expected[name] for name in kept})
-        assert self.workspace.rollbacks.spares.nbytes <= 3 * 3 * 8 * LENGTH
+        assert self.workspace.kept_states.array_pool.nbytes <= 3 * 3 * 8 * LENGTH
 
     def recall(self) -> dict[str, Any]:
         about = self.manager.record(self.epoch)["stores"]["a"]
         identity = (self.manager.path, about["store"], about["manifest"])
-        return self.workspace.rollbacks.recall("a", identity, NAMES)
+        return self.workspace.kept_states.recall("a", identity, NAMES)
 
     def go_back(self) -> None:
         if self.manager.latest() == self.epoch > 0:

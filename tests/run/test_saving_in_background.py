@@ -215,7 +215,7 @@ class Snapshot:
         self.workspace = Workspace("a")
         self.workspace.globals.update(blobs)
         blobs.clear()  # as in a run, nothing else refers to them
-        self.workspace.rollbacks.changing.update(changing or {})
+        self.workspace.kept_states.changing.update(changing or {})
         self.manager.start_run(["a"], {})
         self.order = self.manager.begin(0)
         self.order.copy(budget_bytes)({"a": self.workspace})
@@ -228,7 +228,7 @@ class Snapshot:
         return self.workspace.companions["copies to be saved"].arena.nbytes
 
     def update(self, name):
-        return own(self.workspace.globals, name, self.workspace.rollbacks.spares.copy)
+        return own(self.workspace.globals, name, self.workspace.kept_states.array_pool.copy)
 
     def write(self):
         receipts = self.order.write_copies()({"a": self.workspace})
@@ -251,7 +251,7 @@ def test_what_only_a_blob_holds_is_not_copied_until_a_task_updates_it(tmp_path):
     assert store.load("x").max() == 0
     assert store.load("y")[0].min() == 1
     # The array that the copy took the place of takes the next one.
-    assert taken.workspace.rollbacks.spares.nbytes == 8 * LARGE
+    assert taken.workspace.kept_states.array_pool.nbytes == 8 * LARGE
 
 
 def test_what_something_else_can_change_is_copied_at_once(tmp_path):

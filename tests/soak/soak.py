@@ -60,7 +60,7 @@ def walk(x, seconds, flag=""):
 
 
 def add_up(x, sums):
-    """Changes in place what saves and rollbacks refer to."""
+    """Changes in place what saves and kept states refer to."""
     sums[0] = 0.5 * sums[0] + np.resize(x, sums[0].size)
     sums[1]["last"][: x.size] = x
 

@@ -29,7 +29,7 @@ from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.outcome import merge_metrics
 from jobrunner.worker.program import Program
 from jobrunner.worker.task_context import RunInfo, current_task
-from jobrunner.worker.thread_pool import Crew
+from jobrunner.worker.thread_pool import ThreadPool
 from jobrunner.workspace.workspace import BlobUpdate, Workspace
 
 
@@ -105,12 +105,15 @@ class Bench:
         )
         self.nthreads = nthreads
         self.timer = ManualTimer()
-        self.crew_is_gone, self.crew_failed = threading.Event(), []
-        self.crew = Crew(
-            "bench", contextvars.copy_context(), self.crew_is_gone.set, self.crew_failed.append
+        self.threads_are_gone, self.threads_failed = threading.Event(), []
+        self.threads = ThreadPool(
+            "bench",
+            contextvars.copy_context(),
+            self.threads_are_gone.set,
+            self.threads_failed.append,
         )
         self.submitted = []
-        self._submit = submit or self.crew.submit
+        self._submit = submit or self.threads.submit
 
     def start(self, epoch=1):
         self.outcomes, self.sent = [], {}
@@ -150,9 +153,9 @@ class Bench:
         return self.end()
 
     def close(self):
-        self.crew.close()
-        assert self.crew_is_gone.wait(10)
-        assert self.crew_failed == []
+        self.threads.close()
+        assert self.threads_are_gone.wait(10)
+        assert self.threads_failed == []
 
 
 @pytest.fixture
@@ -559,7 +562,7 @@ def test_no_thread_waits_for_a_value_from_another_worker(bench):
     one = bench(far_plan(), nodes=["b"])
     run = one.start()
     idle = threading.Event()
-    one.crew.submit(idle.set)
+    one.threads.submit(idle.set)
     assert idle.wait(10)
     assert run.progress() == (1, [])
     run.deliver({0: 5})
@@ -667,7 +670,7 @@ def test_a_run_without_a_thread_is_drained_as_soon_as_it_is_aborted(bench):
     one = bench(far_plan(), nodes=["b"])
     run = one.start()
     idle = threading.Event()
-    one.crew.submit(idle.set)
+    one.threads.submit(idle.set)
     assert idle.wait(10)
     run.abort("told to")
     assert one.end().status == "aborted"
@@ -834,23 +837,23 @@ def test_random_numbers_are_the_same_in_whatever_thread_and_differ_by_epoch(benc
 
 def test_a_crew_survives_a_call_that_raises(caplog):
     gone, failed = threading.Event(), []
-    crew = Crew("crew", contextvars.copy_context(), gone.set, failed.append)
-    crew.submit(lambda: 1 / 0)
+    threads = ThreadPool("threads", contextvars.copy_context(), gone.set, failed.append)
+    threads.submit(lambda: 1 / 0)
     ran = threading.Event()
-    crew.submit(ran.set)
+    threads.submit(ran.set)
     assert ran.wait(10)
-    crew.close()
-    crew.close()
+    threads.close()
+    threads.close()
     assert gone.wait(10)
-    crew.submit(ran.clear)
+    threads.submit(ran.clear)
     assert ran.is_set()
-    assert "A call of crew failed" in caplog.text
+    assert "A call of threads failed" in caplog.text
     assert [type(error) for error in failed] == [ZeroDivisionError]
 
 
 def test_a_crew_without_threads_ends_as_it_is_closed():
     gone = threading.Event()
-    Crew("crew", contextvars.copy_context(), gone.set, print).close()
+    ThreadPool("threads", contextvars.copy_context(), gone.set, print).close()
     assert gone.is_set()
 
 

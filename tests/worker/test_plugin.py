@@ -24,7 +24,7 @@ from jobrunner.compile.plan import (
     Slice,
 )
 from jobrunner.errors import ExecutionError
-from jobrunner.worker.hosted_nodes import HostedBinding
+from jobrunner.worker.hosted_nodes import HostedNodes
 from jobrunner.worker.outbox import Outbox
 from jobrunner.worker.outcome import Failure
 from jobrunner.worker.plugin import PLUGIN_NAME, WorkspaceHost, binding_of, lease_key
@@ -97,7 +97,7 @@ class Host:
         self.plan, self.blobs = plan, blobs or {}
 
     async def __aenter__(self):
-        self.hosted = HostedBinding(
+        self.hosted = HostedNodes(
             "binding",
             job="job",
             seed=0,
@@ -168,7 +168,7 @@ async def test_a_long_run_is_polled_and_says_what_runs():
 async def test_a_thread_that_fails_outside_of_any_task_ends_the_run():
     async with Host(receiver()) as hosted:
         assert (await hosted.run(3, 0.01, key="epoch"))["status"] == "running"
-        hosted.crew.submit(lambda: 1 / 0)
+        hosted.threads.submit(lambda: 1 / 0)
         reply = await hosted.run(3, 10)
         assert reply["status"] == "failed"
         failure = Failure(**reply["failure"])
@@ -277,8 +277,8 @@ async def test_no_run_begins_before_what_the_last_one_made_has_been_taken():
     plan = sender(make)
     async with Host(plan, peers, **SMALL) as hosted:
         hosted._groups["epoch"].program.steps[0].fn = make  # what was shipped is a copy
-        stint = {"epochs": 3, "steps_per_epoch": 1, "lead": HERE, "is_judged": False, "seconds": 9}
-        await hosted.run(3, 0, key="epoch", epoch=1, stint=stint)
+        batch = {"epochs": 3, "steps_per_epoch": 1, "lead": HERE, "is_judged": False, "seconds": 9}
+        await hosted.run(3, 0, key="epoch", epoch=1, epoch_batch=batch)
         while not hosted._runs._is_held:
             await asyncio.sleep(0.001)
         assert len(made) == 1
@@ -334,7 +334,7 @@ async def test_what_is_made_goes_to_the_workers_that_need_it():
             await asyncio.sleep(0)
     [(address, message)] = peers.messages
     assert (address, message["call"]) == (THERE, "push")
-    [[number, [[crossing, parts]]]] = message["batch"]
+    [[number, [[crossing, parts]]]] = message["values"]
     assert (number, crossing) == (3, 0)
     assert from_frames(parts).tolist() == [0, 1, 2]
 

@@ -5,52 +5,52 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobrunner.workspace.array_pool import LEAST_BYTES, Spares
+from jobrunner.workspace.array_pool import LEAST_BYTES, ArrayPool
 from jobrunner.workspace.values import own
 
 LENGTH = LEAST_BYTES // 8
 
 
 @pytest.fixture
-def spares():
-    return Spares()
+def array_pool():
+    return ArrayPool()
 
 
-def update(spares, blobs, held):
+def update(array_pool, blobs, held):
     """What a task is given to update of an array that something else refers to."""
     held["x"] = blobs["x"]
-    return own(blobs, "x", spares.copy)
+    return own(blobs, "x", array_pool.copy)
 
 
-def test_what_a_copy_has_replaced_takes_the_next_one(spares):
+def test_what_a_copy_has_replaced_takes_the_next_one(array_pool):
     blobs, held = {"x": np.arange(float(LENGTH))}, {}
     before = blobs["x"].ctypes.data
-    assert update(spares, blobs, held).ctypes.data != before
-    spares.offer(held)
+    assert update(array_pool, blobs, held).ctypes.data != before
+    array_pool.offer(held)
     assert held == {}
-    assert spares.nbytes == LEAST_BYTES
-    again = update(spares, blobs, held)
+    assert array_pool.nbytes == LEAST_BYTES
+    again = update(array_pool, blobs, held)
     assert again.ctypes.data == before
     assert again.tolist() == list(range(LENGTH))
-    assert spares.nbytes == 0
+    assert array_pool.nbytes == 0
 
 
-def test_what_somebody_else_still_has_stays_as_it_is(spares):
+def test_what_somebody_else_still_has_stays_as_it_is(array_pool):
     blobs, held = {"x": np.zeros(LENGTH)}, {}
     mine = blobs["x"][:5]
-    update(spares, blobs, held)
-    spares.offer(held)
-    assert spares.nbytes == 0
-    update(spares, blobs, held)[:] = 7
+    update(array_pool, blobs, held)
+    array_pool.offer(held)
+    assert array_pool.nbytes == 0
+    update(array_pool, blobs, held)[:] = 7
     assert mine.tolist() == [0] * 5
 
 
-def test_what_no_copy_has_replaced_is_not_kept(spares):
+def test_what_no_copy_has_replaced_is_not_kept(array_pool):
     blobs, held = {"x": np.zeros(LENGTH), "y": np.zeros(LENGTH)}, {}
-    update(spares, blobs, held)
+    update(array_pool, blobs, held)
     other = {"y": blobs.pop("y")}
-    spares.offer(other)
-    assert spares.nbytes == 0
+    array_pool.offer(other)
+    assert array_pool.nbytes == 0
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,15 @@ def test_what_no_copy_has_replaced_is_not_kept(spares):
     [np.zeros(LENGTH, "f4"), np.zeros((2, LENGTH // 2)), np.zeros((LENGTH // 2, 2)).T],
     ids=["dtype", "shape", "order"],
 )
-def test_only_what_is_alike_is_used_again(spares, other):
+def test_only_what_is_alike_is_used_again(array_pool, other):
     blobs, held = {"x": np.zeros(LENGTH)}, {}
-    update(spares, blobs, held)
-    spares.offer(held)
-    copy = spares.copy(other, "")
+    update(array_pool, blobs, held)
+    array_pool.offer(held)
+    copy = array_pool.copy(other, "")
     assert (copy.dtype, copy.shape, copy.strides) == (other.dtype, other.shape, other.strides)
-    assert spares.nbytes == LEAST_BYTES
-    spares.clear()
-    assert spares.nbytes == 0
+    assert array_pool.nbytes == LEAST_BYTES
+    array_pool.clear()
+    assert array_pool.nbytes == 0
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_only_what_is_alike_is_used_again(spares, other):
     [np.zeros(3), np.full(LENGTH, None), np.zeros((LENGTH, 2))[:, 0]],
     ids=["short", "objects", "scattered"],
 )
-def test_what_is_not_worth_it_is_just_copied(spares, array):
-    copy = spares.copy(array, "")
+def test_what_is_not_worth_it_is_just_copied(array_pool, array):
+    copy = array_pool.copy(array, "")
     assert not np.shares_memory(copy, array)
-    spares.offer({"x": array})
-    assert spares.nbytes == 0
+    array_pool.offer({"x": array})
+    assert array_pool.nbytes == 0

@@ -7,9 +7,9 @@ from jobrunner.errors import ExecutionError
 from jobrunner.workspace.memory_limit import (
     FASTEST_LOOK_SECONDS,
     KNOWN_BYTES,
-    ROOM,
+    MEMORY_LIMIT,
     SLOWEST_LOOK_SECONDS,
-    Room,
+    MemoryLimit,
     copied,
 )
 from jobrunner.workspace.workspace import Workspace
@@ -22,7 +22,7 @@ class Process:
 
     def __init__(self, used_mib=0, limit_mib=1000, share=0.9, sizes=dict, relieve=bool):
         self.used_mib, self.seconds = used_mib, 0.0
-        self.room = Room(
+        self.room = MemoryLimit(
             "tcp://w",
             used_bytes=lambda: self.used_mib * MIB,
             limit_bytes=limit_mib * MIB,
@@ -84,23 +84,23 @@ def test_the_faster_it_fills_up_the_sooner_comes_the_next_look():
 def test_a_copy_that_does_not_fit_is_refused_before_it_is_made():
     array = np.zeros(KNOWN_BYTES // 8)
     room = Process(880, sizes=lambda: {"a": 32 * MIB}).room
-    token = ROOM.set(room)
+    token = MEMORY_LIMIT.set(room)
     try:
         with pytest.raises(ExecutionError, match="A copy of an array that is shared takes 32 MiB"):
             copied(array, "that is shared")
         assert copied(array[1:], "that is smaller than what is known to be fresh").flags.owndata
     finally:
-        ROOM.reset(token)
+        MEMORY_LIMIT.reset(token)
     assert copied(array, "where nobody looks") is not array
 
 
 def test_a_copy_that_fits_is_made_in_the_same_order():
     array = np.asfortranarray(np.arange(2 * KNOWN_BYTES // 16.0).reshape(2, -1))
-    token = ROOM.set(Process(100).room)
+    token = MEMORY_LIMIT.set(Process(100).room)
     try:
         copy = copied(array, "")
     finally:
-        ROOM.reset(token)
+        MEMORY_LIMIT.reset(token)
     assert copy.flags.f_contiguous
     assert np.array_equal(copy, array)
 

@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 
-from jobrunner.workspace.values import Snapshot, freeze, from_frames, own, settle, to_frames, view
+from jobrunner.workspace.values import Snapshot, adopt, freeze, from_frames, own, to_frames, view
 
 RECORD = np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])
 
@@ -120,33 +120,33 @@ def test_an_object_of_another_class_is_the_nodes_own():
     assert view(blob) is blob
 
 
-# ---- settle
+# ---- adopt
 
 
 def test_a_fresh_array_is_kept_without_a_copy():
     box = [np.arange(3)]
     address = box[0].ctypes.data
-    assert settle(box, ()).ctypes.data == address
+    assert adopt(box, ()).ctypes.data == address
 
 
 def test_a_fresh_array_seen_through_its_only_view_is_kept_without_a_copy():
     box = [np.arange(6).reshape(2, 3)]
     address = box[0].ctypes.data
-    assert settle(box, ()).ctypes.data == address
+    assert adopt(box, ()).ctypes.data == address
 
 
 @pytest.mark.parametrize("cut", [lambda a: a, lambda a: a[1:], lambda a: a.T, lambda a: view(a)])
 def test_an_array_that_shares_memory_with_an_argument_is_copied(cut):
     argument = np.arange(6.0).reshape(2, 3)
-    settled = settle([cut(argument)], [argument])
-    np.testing.assert_array_equal(settled, cut(argument))
-    assert not np.shares_memory(settled, argument)
-    assert settled.flags.writeable
+    adopted = adopt([cut(argument)], [argument])
+    np.testing.assert_array_equal(adopted, cut(argument))
+    assert not np.shares_memory(adopted, argument)
+    assert adopted.flags.writeable
 
 
 def test_an_array_that_a_cache_or_a_global_holds_is_copied():
     cache = {"points": np.arange(10.0)}
-    whole, part = settle([cache["points"]], ()), settle([cache["points"][2:4]], ())
+    whole, part = adopt([cache["points"]], ()), adopt([cache["points"][2:4]], ())
     assert not np.shares_memory(whole, cache["points"])
     assert not np.shares_memory(part, cache["points"])
 
@@ -156,28 +156,28 @@ def test_two_parts_of_a_value_never_share_memory():
         whole = np.arange(10.0)
         return whole, whole[:5]
 
-    whole, part = settle([fn()], ())
+    whole, part = adopt([fn()], ())
     assert not np.shares_memory(whole, part)
 
 
 def test_arrays_in_fresh_containers_are_kept_and_those_in_shared_ones_are_copied():
     fresh = [{"a": [np.arange(3)], "b": (np.ones(2),)}]
     address = fresh[0]["a"][0].ctypes.data
-    settled = settle(fresh, ())
-    assert settled["a"][0].ctypes.data == address
+    adopted = adopt(fresh, ())
+    assert adopted["a"][0].ctypes.data == address
 
     shared = {"a": [np.arange(3)]}
-    settled = settle([shared], ())
+    adopted = adopt([shared], ())
     shared["a"].append(1)
-    assert len(settled["a"]) == 1
-    assert not np.shares_memory(settled["a"][0], shared["a"][0])
+    assert len(adopted["a"]) == 1
+    assert not np.shares_memory(adopted["a"][0], shared["a"][0])
 
 
 def test_a_map_is_not_read_in_but_copied_where_it_shares_with_an_argument(tmp_path):
     mapped = np.memmap(tmp_path / "data", dtype="f8", mode="w+", shape=10)
-    assert np.shares_memory(settle([mapped[2:]], ()), mapped)
-    assert np.shares_memory(settle([np.asarray(mapped)], ()), mapped)
-    assert not np.shares_memory(settle([mapped[2:]], [mapped]), mapped)
+    assert np.shares_memory(adopt([mapped[2:]], ()), mapped)
+    assert np.shares_memory(adopt([np.asarray(mapped)], ()), mapped)
+    assert not np.shares_memory(adopt([mapped[2:]], [mapped]), mapped)
 
 
 @pytest.mark.parametrize(
@@ -191,9 +191,9 @@ def test_a_map_is_not_read_in_but_copied_where_it_shares_with_an_argument(tmp_pa
 )
 def test_what_a_function_keeps_under_another_guise_is_copied(make, see):
     kept = make()
-    settled = settle([see(kept)], ())
-    assert not np.shares_memory(settled, see(kept))
-    assert type(settled) is type(see(kept))
+    adopted = adopt([see(kept)], ())
+    assert not np.shares_memory(adopted, see(kept))
+    assert type(adopted) is type(see(kept))
 
 
 def test_an_array_of_a_subclass_that_was_kept_stays_as_it_was_when_its_blob_is_updated():
@@ -206,11 +206,11 @@ def test_an_array_of_a_subclass_that_was_kept_stays_as_it_was_when_its_blob_is_u
 
 def test_an_object_array_and_a_record_are_settled_like_others():
     items = np.array([None, 1, "x"], dtype=object)
-    assert not np.shares_memory(settle([items], ()), items)
+    assert not np.shares_memory(adopt([items], ()), items)
     record = RECORD[0]
-    settled = settle([record], ())
+    adopted = adopt([record], ())
     record["a"] = 7
-    assert settled["a"] == 1
+    assert adopted["a"] == 1
 
 
 # ---- freeze
@@ -308,15 +308,15 @@ def test_dates_and_the_like_are_immutable():
 def test_no_value_makes_anybody_import_torch():
     assert "torch" not in sys.modules or sys.modules["torch"] is not None
     freeze(Model(1), copy=True)
-    settle([Model(1)], ())
+    adopt([Model(1)], ())
 
 
 def test_a_tensor_is_copied_where_it_shares_memory_and_frozen_by_a_clone():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     weights = torch.arange(4.0)
-    assert settle([weights[1:]], [weights]).data_ptr() != weights[1:].data_ptr()
+    assert adopt([weights[1:]], [weights]).data_ptr() != weights[1:].data_ptr()
     fresh = torch.ones(3)
-    assert settle([fresh], [weights]).data_ptr() == fresh.data_ptr()
+    assert adopt([fresh], [weights]).data_ptr() == fresh.data_ptr()
     frozen = freeze(weights, copy=False)
     weights += 1
     assert view(frozen).tolist() == [0, 1, 2, 3]

@@ -33,7 +33,7 @@ from jobrunner.checkpoint.store.layout import (
 )
 from jobrunner.checkpoint.store.stacks import Alike
 from jobrunner.checkpoint.store.zarr_json import group_document, seal, to_json
-from jobrunner.workspace import Spares
+from jobrunner.workspace import ArrayPool
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class StoreBatch:
         Name of a store -> what its documents say of it (JSON), and its blobs.
     former : mapping, optional
         Name of a store -> the one whose unchanged chunks it may link.
-    spares : Spares, optional
+    array_pool : ArrayPool, optional
         Gets what nobody needs once it is written.
 
     Notes
@@ -106,10 +106,10 @@ class StoreBatch:
         directory: str,
         stores: Mapping[str, tuple[Mapping[str, Any], Mapping[str, EncodedBlob | Alike]]],
         former: Mapping[str, FormerStore] | None = None,
-        spares: Spares | None = None,
+        array_pool: ArrayPool | None = None,
     ) -> None:
         self._files = files
-        self._spares = spares
+        self._array_pool = array_pool
         self._directory = directory
         self._stack = contextlib.ExitStack()
         self._is_open = False
@@ -148,7 +148,7 @@ class StoreBatch:
                     if wanted is None or id(array) in wanted:
                         nbytes += array.data.nbytes
                         chunks = [it for it in array.files() if it[0] not in store.chunks.written]
-                        written = _Written(array, len(chunks), self._spares)
+                        written = _Written(array, len(chunks), self._array_pool)
                         jobs += (
                             partial(_write_chunk, store, array, *chunk, written) for chunk in chunks
                         )
@@ -200,11 +200,11 @@ class StoreBatch:
 class _Written:
     """Lets an array go once all its chunks are written: what tasks then change needs no copy."""
 
-    __slots__ = ("_array", "_left", "_spares")
+    __slots__ = ("_array", "_array_pool", "_left")
 
-    def __init__(self, array: PlannedArray, num_chunks: int, spares: Spares | None) -> None:
+    def __init__(self, array: PlannedArray, num_chunks: int, array_pool: ArrayPool | None) -> None:
         self._array = array
-        self._spares = spares
+        self._array_pool = array_pool
         self._left = list(range(num_chunks))
 
     def add_chunk(self) -> None:
@@ -214,8 +214,8 @@ class _Written:
         array = self._array
         holder = {array.path: array.data}
         array.data = np.empty(0, array.data.dtype)
-        if array.is_sole and self._spares is not None:
-            self._spares.offer(holder)
+        if array.is_sole and self._array_pool is not None:
+            self._array_pool.offer(holder)
 
 
 def write_stores(
