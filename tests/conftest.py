@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
+
+from tests.sampling import EVERYDAY_EXAMPLES, NIGHTLY_EXAMPLES, NIGHTLY_TIMEOUT_SECONDS
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -28,29 +30,38 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# "quick" draws the same examples every time, so that a failure comes from a change and not from
-# luck; "thorough" looks for new ones. Other programs share the machine, so time is no criterion.
+# "everyday" draws the same examples every time, so that a failure comes from a change and not from
+# luck; "nightly" looks for new ones. Other programs share the machine, so time is no criterion.
 settings.register_profile(
-    "quick",
+    "everyday",
     deadline=None,
     derandomize=True,
-    max_examples=100,
+    max_examples=EVERYDAY_EXAMPLES,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
-    "thorough", parent=settings.get_profile("quick"), derandomize=False, max_examples=2_000
+    "nightly",
+    parent=settings.get_profile("everyday"),
+    derandomize=False,
+    max_examples=NIGHTLY_EXAMPLES,
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
-
-_SLOW_SECONDS = 300  # what takes seconds alone takes many where others share the machine
+settings.load_profile("everyday")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give slow tests more time than the rest, where they do not say themselves how much."""
-    for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(_SLOW_SECONDS))
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw more and new examples where the nightly tests are asked for."""
+    if config.option.markexpr == "nightly":
+        settings.load_profile("nightly")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Count the tests that draw examples among the nightly ones, where these are asked for."""
+    if config.option.markexpr == "nightly":
+        for item in items:
+            if is_hypothesis_test(getattr(item, "obj", None)):
+                item.add_marker(pytest.mark.nightly)
+                item.add_marker(pytest.mark.timeout(NIGHTLY_TIMEOUT_SECONDS))
 
 
 # Threads that a library starts once in a process and never ends.

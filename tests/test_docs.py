@@ -33,7 +33,6 @@ def main_module() -> Iterator[types.ModuleType]:
     sys.modules["__main__"] = before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("document", _DOCUMENTS, ids=lambda path: path.name)
 def test_the_python_blocks_run(
     document: Path,

@@ -259,7 +259,6 @@ def test_a_programs_own_bug_is_not_hidden() -> None:
         broken(as_json=False)
 
 
-@pytest.mark.slow
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys\n"
@@ -276,7 +275,6 @@ def test_help_loads_nothing_heavy() -> None:
     assert "--checkpoint DIR" in done.stdout
 
 
-@pytest.mark.slow
 def test_a_reader_that_has_read_enough_is_no_failure(runs: Path) -> None:
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "jobrunner", "ls", str(runs), "--json"]

@@ -178,7 +178,6 @@ def test_a_directory_in_use_exits_with_9(process_cluster: LocalCluster, script: 
     assert _run(process_cluster, script).exit_code == 0
 
 
-@pytest.mark.slow
 def test_no_scheduler_exits_with_5(script: Path) -> None:
     # In a process of its own, for Dask leaves a thread behind when it cannot connect.
     arguments = [str(script), "--checkpoint", "runs", "--scheduler", "tcp://127.0.0.1:9"]
@@ -195,7 +194,6 @@ def test_no_scheduler_exits_with_5(script: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
 def test_json_is_alone_on_stdout_whatever_tasks_print(script: Path) -> None:
     arguments = [f"{script}:job", "--checkpoint", "runs", "--workers", "1", "--json"]
     done = subprocess.run(
@@ -212,7 +210,6 @@ def test_json_is_alone_on_stdout_whatever_tasks_print(script: Path) -> None:
     assert "total 4" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=["INT", "TERM"]
 )
@@ -247,7 +244,6 @@ def test_an_interrupted_run_keeps_its_epochs_and_tells_how_to_go_on(
     assert (found["resumed_from"], found["epoch"]) == (2, 5)
 
 
-@pytest.mark.slow
 def test_sigusr1_asks_a_real_process_for_a_save(tmp_path: Path) -> None:
     # Epoch 3 waits for a file, so that the signal comes before it has ended.
     gate = tmp_path / "gate"
@@ -273,7 +269,6 @@ def wait(n):
     assert epochs[1] in (1, 2, 3)
 
 
-@pytest.mark.slow
 def test_ctrl_c_while_workers_start_is_one_line(tmp_path: Path) -> None:
     script = _write(tmp_path)
     with _start(script) as process:
@@ -358,7 +353,6 @@ def _start(script: Path, *options: str, **settings: str) -> Iterator[subprocess.
             kill(process)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     not entry_points(group="dask_cli", name="jobrunner"), reason="jobrunner is not installed"
 )

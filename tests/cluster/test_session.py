@@ -475,7 +475,6 @@ def test_a_number_of_workers_that_cannot_be_is_refused(count):
         Session.local(workers=count)
 
 
-@pytest.mark.slow
 def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("from jobrunner import Session\nSession.local(workers=1)\n")

@@ -14,7 +14,7 @@ from jobrunner import CheckpointCorruptError, CheckpointError, MultiNodeCheckpoi
 from jobrunner.checkpoint.store.stacks import LEAST_ALIKE
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
-from tests.faults.thorough import CUTS_A_FILE, FLIPS_A_FILE, IS_THOROUGH
+from tests.sampling import sampled
 
 BLOBS = {
     "w": np.arange(3000.0).reshape(300, 10),
@@ -81,8 +81,8 @@ def test_there_is_something_to_damage(saved: Path) -> None:
         load()
 
 
-@pytest.mark.timeout(1800)
-def test_any_flipped_bit_is_found(copy: Path) -> None:
+@sampled("flips_a_file", sample=2, nightly=500)
+def test_any_flipped_bit_is_found(flips_a_file: int, copy: Path) -> None:
     draw = random.Random(0)
     count = 0
     for file in stored_files(copy):
@@ -90,7 +90,7 @@ def test_any_flipped_bit_is_found(copy: Path) -> None:
         bits = {
             0,
             8 * len(content) - 1,
-            *(draw.randrange(8 * len(content)) for _ in range(FLIPS_A_FILE)),
+            *(draw.randrange(8 * len(content)) for _ in range(flips_a_file)),
         }
         for bit in bits:
             flipped = bytearray(content)
@@ -102,13 +102,14 @@ def test_any_flipped_bit_is_found(copy: Path) -> None:
     print(f"{count} flipped bits of {len(stored_files(copy))} files, all found")
 
 
-def test_any_cut_and_any_addition_is_found(copy: Path) -> None:
+@sampled("cuts_a_file", sample=0, nightly=50)
+def test_any_cut_and_any_addition_is_found(cuts_a_file: int, copy: Path) -> None:
     draw = random.Random(0)
     count = 0
     for file in stored_files(copy):
         content = file.read_bytes()
         lengths = {0, len(content) - 1, len(content) // 2}
-        lengths |= {draw.randrange(len(content)) for _ in range(CUTS_A_FILE)}
+        lengths |= {draw.randrange(len(content)) for _ in range(cuts_a_file)}
         for damaged in (*(content[:length] for length in lengths), content + b"\0"):
             file.write_bytes(damaged)
             expect_found(copy, file, f"{file}: {len(damaged)} of {len(content)} bytes")
@@ -128,13 +129,16 @@ def test_any_removal_is_found(copy: Path) -> None:
         file.write_bytes(content)
 
 
-def test_any_file_twice_and_any_two_swapped_are_found(copy: Path) -> None:
+@sampled("others_a_file", sample=1, nightly=None)
+def test_any_file_twice_and_any_two_swapped_are_found(
+    others_a_file: int | None, copy: Path
+) -> None:
     contents = {file: file.read_bytes() for file in stored_files(copy)}
     draw = random.Random(0)
     count = 0
     for file, content in contents.items():
         others = [f for f in contents if contents[f] != content]
-        for other in others if IS_THOROUGH else draw.sample(others, 1):
+        for other in draw.sample(others, others_a_file or len(others)):
             file.write_bytes(contents[other])
             expect_found(copy, file, f"{other} in the place of {file}")
             other.write_bytes(content)

@@ -12,12 +12,11 @@ import contextlib
 import gc
 import itertools
 import json
-import logging
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +30,9 @@ from jobrunner.checkpoint.store.chunk_writer import LINKED_BYTES
 from jobrunner.checkpoint.store.stacks import LEAST_ALIKE
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
 from jobrunner.workspace.workspace import Workspace
+from tests.sampling import sampled
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 NODES = ("a", "b")
 STEPS = ("start", "save 0", "save 1", "save 2", "rewind 1", "save 2", "save 3", "finish 3", "end")
@@ -164,16 +166,9 @@ def check_no_litter(manager: MultiNodeCheckpointManager) -> None:
     assert all(entry.suffix == ".json" for entry in (root / "_log").iterdir())
 
 
-@pytest.fixture(autouse=True)
-def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    caplog.set_level(logging.CRITICAL, "jobrunner")
-    with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 3600}):
-        yield
-
-
-def sweep(tmp_path: Path, how: Literal["fail", "die"]) -> int:
-    """Returns at how many operations something went wrong."""
-    for k in itertools.count(1):
+def sweep(tmp_path: Path, how: Literal["fail", "die"], every_kth: int) -> int:
+    """Return how many operations the last life had, in which nothing went wrong."""
+    for cases, k in enumerate(itertools.count(1, every_kth)):
         path = tmp_path / str(k)
         files = FaultyFiles(k, how, sync=False)
         told: list[tuple[str, Recorded]] = []
@@ -182,8 +177,8 @@ def sweep(tmp_path: Path, how: Literal["fail", "die"]) -> int:
         if how == "die":
             gc.collect()  # the process is gone, and with it the manager and its heartbeat
         if files.count < k:
-            print(f"{how}: {k - 1} operations, 0 losses")
-            return k - 1
+            print(f"{how}: {cases} of {files.count} operations, 0 losses")
+            return files.count
         # A step that failed may have been followed by others that did not.
         step, before = told[-1] if how == "die" else ("end", recorded(path))
         check_recovery(path, step, before)
@@ -191,32 +186,37 @@ def sweep(tmp_path: Path, how: Literal["fail", "die"]) -> int:
     raise AssertionError("not reached")
 
 
-def test_an_error_at_any_operation_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
-    assert sweep(tmp_path, "fail") > 200
+@sampled("every_kth", sample=19, nightly=1)
+def test_an_error_at_any_operation_leaves_the_old_state_or_the_new(
+    every_kth: int, tmp_path: Path
+) -> None:
+    assert sweep(tmp_path, "fail", every_kth) > 200
 
 
+@sampled("every_kth", sample=19, nightly=1)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_power_cut_at_any_operation_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
-    gc.freeze()  # what is there already need not be looked at after each case
-    try:
-        assert sweep(tmp_path, "die") > 200
-    finally:
-        gc.unfreeze()
+def test_a_power_cut_at_any_operation_leaves_the_old_state_or_the_new(
+    every_kth: int, tmp_path: Path, without_old_garbage: None
+) -> None:
+    assert sweep(tmp_path, "die", every_kth) > 200
 
 
-def test_sigkill_at_any_operation_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
+@sampled("every_kth", sample=43, nightly=1)
+def test_sigkill_at_any_operation_leaves_the_old_state_or_the_new(
+    every_kth: int, tmp_path: Path
+) -> None:
     """Real processes, each killed at its k-th operation."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)],
+        [sys.executable, __file__, str(tmp_path), str(every_kth)],
         env=environment,
         stdout=subprocess.PIPE,
         check=True,
         text=True,
     )
     cases = json.loads(done.stdout)
-    assert len(cases) > 200
-    for k, (step, before) in enumerate(cases, 1):
+    assert len(cases) > 200 / every_kth
+    for k, step, before in cases:
         check_recovery(tmp_path / str(k), step, tuple(before))
         shutil.rmtree(tmp_path / str(k))
     print(f"SIGKILL: {len(cases)} operations, 0 losses")
@@ -226,10 +226,10 @@ def _tell(descriptor: int, step: str, before: Recorded) -> None:
     os.write(descriptor, json.dumps([step, before]).encode() + b"\n")
 
 
-def _kill_at_every_operation(directory: Path) -> list[Any]:
+def _kill_at_every_kth_operation(directory: Path, every_kth: int) -> list[Any]:
     """Fork a process for each k, and let it live until its k-th operation."""
     cases = []
-    for k in itertools.count(1):
+    for k in itertools.count(1, every_kth):
         reader, writer = os.pipe()
         child = os.fork()
         if not child:
@@ -244,10 +244,11 @@ def _kill_at_every_operation(directory: Path) -> list[Any]:
             return cases
         if not os.WIFSIGNALED(status):
             raise RuntimeError(f"case {k} ended with status {status} and not by SIGKILL")
-        cases.append(told[-1])
+        cases.append([k, *told[-1]])
     return cases
 
 
 if __name__ == "__main__":
     with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 3600}):
-        sys.stdout.write(json.dumps(_kill_at_every_operation(Path(sys.argv[1]))))
+        cases = _kill_at_every_kth_operation(Path(sys.argv[1]), int(sys.argv[2]))
+        sys.stdout.write(json.dumps(cases))

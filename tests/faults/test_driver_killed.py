@@ -16,8 +16,9 @@ from jobrunner import CheckpointCorruptError, JobRunner, MultiNodeCheckpointMana
 sys.path.insert(0, str(Path(__file__).parent))
 import drift_job
 
+from tests.sampling import sampled
+
 SCRIPT = Path(__file__).with_name("drift_job.py")
-KILLS = int(os.environ.get("JOBRUNNER_KILLS", "4"))
 
 
 def final_state(path):
@@ -54,16 +55,16 @@ def latest(path):
     return -1 if found is None else found
 
 
-@pytest.mark.timeout(600)
-def test_killed_at_random_moments_the_job_ends_with_the_same_bits(tmp_path, uninterrupted):
+@sampled("kills", sample=1, nightly=20)
+def test_killed_at_random_moments_the_job_ends_with_the_same_bits(kills, tmp_path, uninterrupted):
     path = tmp_path / "ckpt"
     chance = random.Random(20)
     reached = -1
     for kill in range(1000):
         driver = start_driver(path)
-        if kill < KILLS:
+        if kill < kills:
             # Aim at the epochs rather than at the start-up: wait for one more than last time.
-            aim = reached + chance.randint(1, max(2, drift_job.EPOCHS // KILLS))
+            aim = reached + chance.randint(1, max(2, drift_job.EPOCHS // (kills + 1)))
             deadline = time.monotonic() + 60
             while driver.poll() is None and latest(path) < aim and time.monotonic() < deadline:
                 time.sleep(chance.uniform(0.001, 0.02))  # a random moment, not an order
@@ -75,7 +76,7 @@ def test_killed_at_random_moments_the_job_ends_with_the_same_bits(tmp_path, unin
             break
         assert driver.returncode == -signal.SIGKILL, output
     assert reached == drift_job.EPOCHS
-    assert kill >= min(KILLS, 2), "the driver was never killed in time"
+    assert kill >= min(kills, 2), "the driver was never killed in time"
     assert final_state(path) == final_state(uninterrupted)
 
 

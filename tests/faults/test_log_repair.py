@@ -24,16 +24,17 @@ from jobrunner.checkpoint.log.heartbeat import Patience
 from jobrunner.checkpoint.log.state import STATE_INTERVAL
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
 from jobrunner.workspace.workspace import Workspace
-from tests.faults.test_checkpoint_sweep import (  # noqa: F401  # a fixture for here as well
+from tests.faults.test_checkpoint_sweep import (
     NODES,
     STEPS,
-    _quiet,
     check_epochs,
     recorded,
     save,
     take_step,
 )
-from tests.faults.thorough import IS_THOROUGH
+from tests.sampling import sampled
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 Damage = Callable[[Path], None]
 
@@ -123,13 +124,13 @@ def check_that_a_run_goes_on(path: Path, epochs: tuple[int, ...]) -> None:
     check_epochs(directory(path))
 
 
-@pytest.mark.slow
+@sampled("every_kth", sample=9, nightly=1)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_whatever_becomes_of_one_entry_the_same_epochs_are_recorded_after_a_repair(
-    damage: Damage, copies: Iterator[Path]
+    damage: Damage, every_kth: int, copies: Iterator[Path]
 ) -> None:
     count = 0
-    for k in range(0, len(log_of(next(copies))), 1 if IS_THOROUGH else 4):
+    for k in range(0, len(log_of(next(copies))), every_kth):
         path = next(copies)
         file = log_of(path)[k]
         is_newest = k == len(log_of(path)) - 1
@@ -150,12 +151,12 @@ def test_whatever_becomes_of_one_entry_the_same_epochs_are_recorded_after_a_repa
     print(f"{damage.__name__}: {count} entries, 0 epochs lost")
 
 
-@pytest.mark.slow
+@sampled("every_kth", sample=53, nightly=1)
 def test_whatever_becomes_of_two_entries_the_same_epochs_are_recorded_after_a_repair(
-    copies: Iterator[Path],
+    every_kth: int, copies: Iterator[Path]
 ) -> None:
     numbers = range(len(log_of(next(copies))))
-    pairs = list(itertools.combinations(numbers, 2))[:: 1 if IS_THOROUGH else 21]
+    pairs = list(itertools.combinations(numbers, 2))[::every_kth]
     for first, second in pairs:
         path = next(copies)
         files = log_of(path)
@@ -334,13 +335,13 @@ def test_numbers_of_lost_entries_are_not_given_again(copies: Iterator[Path]) -> 
     assert not handler.append({"number": 4, "id": "late", "kind": "commit"})
 
 
-@pytest.mark.slow
+@sampled("every_kth", sample=31, nightly=1)
 @pytest.mark.parametrize("how", ["fail", "die"])
 @pytest.mark.parametrize("damage", [cut, remove])
 def test_a_repair_can_fail_at_any_operation_and_be_repeated(
-    how: str, damage: Damage, copies: Iterator[Path]
+    how: str, damage: Damage, every_kth: int, copies: Iterator[Path]
 ) -> None:
-    for k in itertools.count(1, 1 if IS_THOROUGH else 11):
+    for k in itertools.count(1, every_kth):
         path = next(copies)
         damage(log_of(path)[4])
         before = contents(path)

@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import drift_job
 from object_life import go_on
 from object_servers import Request, S3Server
-from thorough import IS_THOROUGH
+
+from tests.sampling import sampled
 
 HERE = Path(__file__).parent
 EPOCHS = 7
@@ -104,22 +105,23 @@ def final_state(path: str | Path) -> dict[str, object]:
     }
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+# Where it is killed, how, and the newest epoch that is recorded then.
+STRIKES: list[tuple[Aim, How, int]] = [
+    (of_store("PUT", "/part:1.2/x/c"), "refused", 1),
+    (is_kind(b"commit", 3), "refused", 2),
+    (is_kind(b"commit", 4), "unheard", 4),
+    (of_store("PUT", "/part:2.5/zarr.json"), "unheard", 4),
+    (deletes(b"/part:0.5/"), "unheard", 4),
+]
+
+
+@sampled("strikes", sample=STRIKES[2:3], nightly=STRIKES)
 def test_killed_in_mid_save_and_mid_commit_the_job_goes_on_from_what_is_recorded(
-    s3: S3Server, killer: Killer, inproc_client, tmp_path
+    strikes: list[tuple[Aim, How, int]], s3: S3Server, killer: Killer, inproc_client, tmp_path
 ) -> None:
     url = f"{s3.url}/drift"
     command = ["-m", "jobrunner", "run", str(HERE / "drift_job.py"), "--checkpoint", url]
     command += ["--workers", "2", "--threads", "1", "--keep-last", "2", "--epochs", str(EPOCHS)]
-    # Where it is killed, how, and the newest epoch that is recorded then.
-    strikes: list[tuple[Aim, How, int]] = [
-        (of_store("PUT", "/part:1.2/x/c"), "refused", 1),
-        (is_kind(b"commit", 3), "refused", 2),
-        (is_kind(b"commit", 4), "unheard", 4),
-        (of_store("PUT", "/part:2.5/zarr.json"), "unheard", 4),
-        (deletes(b"/part:0.5/"), "unheard", 4),
-    ]
     for aim, how, latest in strikes:
         process = killer.start(command, aim, how)
         output = process.communicate(timeout=120)[0].decode()
@@ -134,19 +136,22 @@ def test_killed_in_mid_save_and_mid_commit_the_job_goes_on_from_what_is_recorded
     assert final_state(url) == final_state(tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800 if IS_THOROUGH else 300)
+@sampled("every_kth", sample=23, nightly=1)
 @pytest.mark.parametrize("how", ["refused", "unheard"])
 def test_killed_at_any_request_what_was_told_is_recorded_and_whole(
-    s3: S3Server, killer: Killer, how: How
+    s3: S3Server, killer: Killer, how: How, every_kth: int
 ) -> None:
-    for k in itertools.count(1, 1 if IS_THOROUGH else 9):
+    for k in itertools.count(1, every_kth):
         url = f"{s3.url}/{k}"
         command = [str(HERE / "object_life.py"), url]
         process = killer.start(command, partial(is_number, killer, k), how)
         output = process.communicate(timeout=120)[0].decode()
         if not killer.has_struck:
-            assert (process.returncode, output.split(), k > 50) == (0, ["0", "1"], True), output
+            assert (process.returncode, output.split(), killer.seen > 50) == (
+                0,
+                ["0", "1"],
+                True,
+            ), output
             return
         assert process.returncode == -signal.SIGKILL, output
         manager = MultiNodeCheckpointManager(url)

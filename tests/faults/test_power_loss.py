@@ -1,8 +1,8 @@
 """Power loss at every moment of a run's life: every state that a file system may leave is recovered.
 
 A real life is traced. After each of its operations, the file system may have kept or lost whatever
-was not synced: each such state is made, and recovered from as after any crash (with
-``FAULTS=thorough``; else after every tenth operation, and only the telling ones of more than three).
+was not synced: each such state is made, and recovered from as after any crash (every day, only after
+some of the operations, and only the telling ones of more than three).
 
 What was written of a store that no record names makes no difference, but for the name of the store
 and of its root document: recovery moves that away, and removes the tree, whatever is in it. So it is
@@ -45,18 +45,16 @@ from tests.faults.power import (
     some_state,
     states,
 )
-from tests.faults.test_checkpoint_sweep import (  # noqa: F401  # a fixture for here as well
+from tests.faults.test_checkpoint_sweep import (
     STEPS,
     Recorded,
-    _quiet,
     check_recovery,
     recorded,
     take_step,
 )
-from tests.faults.thorough import IS_THOROUGH
+from tests.sampling import sampled
 
-LIMIT = None if IS_THOROUGH else 3
-SAMPLE = 10 if IS_THOROUGH else 3
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class Moment(NamedTuple):
@@ -213,22 +211,23 @@ def matters_beside(unread: Collection[str]) -> Matters:
     return matters
 
 
-@pytest.mark.timeout(3600)
-@pytest.mark.slow
-def test_every_state_that_a_power_loss_may_leave_is_recovered(life: Life, judge: Judge) -> None:
+@sampled("every_kth, limit, drawn", sample=(20, 3, 3), nightly=(1, None, 10))
+def test_every_state_that_a_power_loss_may_leave_is_recovered(
+    every_kth: int, limit: int | None, drawn: int, life: Life, judge: Judge
+) -> None:
     draw = random.Random(0)
     count = 0
     for number, (disk, moment) in enumerate(replay(life)):
         count += disk.count()
-        if not IS_THOROUGH and number % 10:
+        if number % every_kth:
             continue
         unread = unrecorded(life, disk)
-        for tree in states(disk, matters_beside(unread), LIMIT):
+        for tree in states(disk, matters_beside(unread), limit):
             judge.judge(tree, moment, unread)
-        for _ in range(SAMPLE):
+        for _ in range(drawn):
             judge.judge(some_state(disk, draw), moment, unread)
     print(f"{len(life.trace)} operations, {count} states, {judge.count} recovered, 0 losses")
-    assert judge.count > 100
+    assert judge.count > 1000 / every_kth
 
 
 def is_needed(life: Life, judge: Judge, without: int) -> bool:
@@ -258,20 +257,19 @@ def is_excused(life: Life, number: int) -> bool:
     return "_runs" in made.path or (life.has_syncfs and "_log" not in made.path)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_leaving_out_any_sync_is_caught(life: Life, judge: Judge) -> None:
+@sampled("is_sample", sample=True, nightly=False)
+def test_leaving_out_any_sync_is_caught(is_sample: bool, life: Life, judge: Judge) -> None:
     syncs = [i for i, done in enumerate(life.trace) if done.what in ("fsync", "syncfs")]
-    if not IS_THOROUGH:  # of those that are alike, one
+    if is_sample:  # of those that are alike, one
         kinds = {}
         for i in syncs:
             around = [(done.what, done.path) for done in life.trace[i - 1 : i + 1]]
             kinds[re.sub(r"[0-9a-f]{32}|\d+", "", str(around))] = i
         syncs = [i for i in kinds.values() if not is_excused(life, i)][
-            :: 1 if life.has_syncfs else 4
+            :: 2 if life.has_syncfs else 8
         ]
     caught = [i for i in syncs if is_needed(life, judge, i)]
     missed = [i for i in syncs if i not in caught]
     print(f"{len(syncs)} syncs, {len(caught)} needed, {judge.count} states")
     assert [life.trace[i - 1 : i + 1] for i in missed if not is_excused(life, i)] == []
-    assert len(caught) > 5
+    assert len(caught) > (2 if is_sample else 30)

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from jobrunner.testing import FaultyFiles
-from tests.faults.test_checkpoint_sweep import (  # noqa: F401  # a fixture for here as well
-    _quiet,
+from tests.faults.test_checkpoint_sweep import (
     check_recovery,
     live,
     recorded,
 )
-from tests.faults.thorough import IS_THOROUGH
+from tests.sampling import sampled
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class LostFiles(FaultyFiles):
@@ -28,18 +29,18 @@ class LostFiles(FaultyFiles):
             raise OSError(self.number, "lost", path)
 
 
-@pytest.mark.slow
+@sampled("every_kth", sample=79, nightly=1)
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
 def test_storage_that_takes_no_more_loses_nothing_that_was_recorded(
-    number: int, tmp_path: Path
+    number: int, every_kth: int, tmp_path: Path
 ) -> None:
-    for cases, k in enumerate(itertools.count(1, 1 if IS_THOROUGH else 17)):
+    for cases, k in enumerate(itertools.count(1, every_kth)):
         path = tmp_path / str(k)
         files = LostFiles(k, number=number, sync=False)
         live(path, files, lambda step, before: None)
         if files.count < k:
             print(f"{errno.errorcode[number]}: {cases} of {files.count} operations, 0 losses")
-            assert cases > 10
+            assert cases > 200 / every_kth
             return
         check_recovery(path, "end", recorded(path))
         shutil.rmtree(path, ignore_errors=True)

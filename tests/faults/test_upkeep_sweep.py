@@ -1,7 +1,7 @@
 """A fault at every operation of prune, restore, copy, and of a run that follows a killed one.
 
 The k-th operation fails, or all from the k-th on do, or the process is killed there, for k = 1, 2,
-... until the command ends untouched (every third k, or each with ``FAULTS=thorough``). After each,
+... until the command ends untouched (every day, only some k). After each,
 every epoch that was recorded is recorded and whole (but for those that were to be pruned), the same
 command succeeds, and nothing stray or damaged is left.
 """
@@ -24,17 +24,18 @@ from typing import Literal
 import dask
 import pytest
 
-from jobrunner import CheckpointError, DefinitionError, KeepLast, MultiNodeCheckpointManager
+from jobrunner import CheckpointError, KeepLast, MultiNodeCheckpointManager
 from jobrunner.checkpoint import CheckpointDirectory, copy_epoch, inspect_directory, restore_epoch
 from jobrunner.testing import FaultyFiles, PowerCutError
-from tests.faults.test_checkpoint_sweep import (  # noqa: F401  # a fixture for here as well
+from tests.faults.test_checkpoint_sweep import (
     NODES,
-    _quiet,
     check_epochs,
     recorded,
     save,
 )
-from tests.faults.thorough import EVERY_KTH
+from tests.sampling import sampled
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def prune(path: Path, files: FaultyFiles) -> None:
@@ -123,17 +124,19 @@ def check(command: Callable[[Path, FaultyFiles], None], path: Path) -> None:
     shutil.rmtree(path)
 
 
-@pytest.mark.slow
+@sampled("every_kth", sample=37, nightly=1)
 @pytest.mark.parametrize("how", ["fail", "die"])
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_whatever_goes_wrong_nothing_recorded_is_lost_and_the_command_can_be_repeated(
     command: Callable[[Path, FaultyFiles], None],
     how: Literal["fail", "die"],
+    every_kth: int,
     left: Path,
     tmp_path: Path,
+    without_old_garbage: None,
 ) -> None:
-    for k in itertools.count(1, EVERY_KTH):
+    for k in itertools.count(1, every_kth):
         path = Path(shutil.copytree(left, tmp_path / str(k)))
         files = FaultyFiles(k, how, sync=False)
         with contextlib.suppress(PowerCutError, CheckpointError):
@@ -143,9 +146,8 @@ def test_whatever_goes_wrong_nothing_recorded_is_lost_and_the_command_can_be_rep
         check(command, path)
         if files.count < k:
             print(f"{command.__name__}, {how}: {files.count} operations, 0 losses")
-            assert k > 30
+            assert files.count > 30
             return
-    raise DefinitionError("not reached")
 
 
 class UnlistedFiles(FaultyFiles):
@@ -162,22 +164,22 @@ def test_what_cannot_be_listed_is_an_error_of_the_checkpoint(left: Path) -> None
         restore(left, UnlistedFiles(sync=False))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
+@sampled("every_kth", sample=37, nightly=1)
 def test_sigkill_at_any_operation_of_a_command_loses_nothing(
-    command: Callable[[Path, FaultyFiles], None], tmp_path: Path
+    every_kth: int, tmp_path: Path
 ) -> None:
     """Real processes, each killed at its k-th operation, after one that was killed in a save."""
     subprocess.run(
-        [sys.executable, __file__, command.__name__, str(tmp_path)],
+        [sys.executable, __file__, str(tmp_path), str(every_kth)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         check=True,
     )
-    killed = sorted(tmp_path.iterdir())
-    for path in killed:
-        check(command, path)
-    print(f"{command.__name__}, SIGKILL: {len(killed)} operations, 0 losses")
-    assert len(killed) > 30 / EVERY_KTH
+    for command in COMMANDS:
+        killed = sorted((tmp_path / command.__name__).iterdir())
+        for path in killed:
+            check(command, path)
+        print(f"{command.__name__}, SIGKILL: {len(killed)} operations, 0 losses")
+        assert len(killed) > 30 / every_kth
 
 
 def _is_killed(run: Callable[[], None]) -> bool:
@@ -192,11 +194,14 @@ def _is_killed(run: Callable[[], None]) -> bool:
     return bool(status)
 
 
-def _kill_at_every_operation(command: Callable[[Path, FaultyFiles], None], directory: Path) -> None:
+def _kill_at_every_kth_operation(
+    command: Callable[[Path, FaultyFiles], None], directory: Path, every_kth: int
+) -> None:
     """Leave what each process has left that was killed at its k-th operation."""
+    directory.mkdir()
     left = directory / "left"
     assert _is_killed(lambda: leave(left, "kill"))
-    for k in itertools.count(1, EVERY_KTH):
+    for k in itertools.count(1, every_kth):
         path = shutil.copytree(left, directory / str(k))
         if not _is_killed(partial(command, path, FaultyFiles(k, "kill", sync=False))):
             shutil.rmtree(path)
@@ -206,7 +211,5 @@ def _kill_at_every_operation(command: Callable[[Path, FaultyFiles], None], direc
 
 if __name__ == "__main__":
     with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 3600}):
-        _kill_at_every_operation(
-            next(command for command in COMMANDS if command.__name__ == sys.argv[1]),
-            Path(sys.argv[2]),
-        )
+        for each in COMMANDS:
+            _kill_at_every_kth_operation(each, Path(sys.argv[1], each.__name__), int(sys.argv[2]))

@@ -210,7 +210,6 @@ def die_at(n, epoch, flag):
     return n + 1
 
 
-@pytest.mark.slow
 def test_a_worker_lost_in_a_stint_is_noticed_and_the_run_begins_again(tmp_path):
     with Job("dies") as job:
         for i in range(2):

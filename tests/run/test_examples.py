@@ -102,7 +102,6 @@ def test_heat_stopped_and_resumed_comes_to_the_same_bits(
     assert whole.read_bytes() == parts.read_bytes()
 
 
-@pytest.mark.slow
 def test_heat_has_the_same_bits_on_1_2_and_4_workers(heat: Any, tmp_path: Path) -> None:
     plates = set()
     for workers in (1, 2, 4):

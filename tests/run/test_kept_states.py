@@ -114,7 +114,6 @@ def undisturbed(inproc_cluster, tmp_path_factory):
         return state(session)
 
 
-@pytest.mark.slow
 def test_survivors_of_a_loss_read_nothing(tmp_path, undisturbed):
     ckpt, told = tmp_path / "ckpt", Warnings()
     job = build(tmp_path / "flag", at=4, chunks=chunks_of(ckpt, 3, (0, 2)))

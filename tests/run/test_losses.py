@@ -87,7 +87,6 @@ def undisturbed(inproc_client, tmp_path):
         return state(session)
 
 
-@pytest.mark.slow
 def test_a_worker_that_hangs_and_comes_back_changes_nothing(cluster, tmp_path, undisturbed):
     flag, pids = tmp_path / "flag", []
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
@@ -118,7 +117,6 @@ def test_a_worker_that_hangs_and_comes_back_changes_nothing(cluster, tmp_path, u
         assert saved(manager, 8) == state(session) == undisturbed
 
 
-@pytest.mark.slow
 def test_a_worker_that_joins_later_takes_the_place_of_a_lost_one(cluster, tmp_path):
     flag, joined = tmp_path / "flag", tmp_path / "joined"
 

@@ -56,14 +56,12 @@ def run_till_it_is_full(client, epoch_task):
     return str(caught.value)
 
 
-@pytest.mark.slow
 def test_a_job_that_outgrows_its_worker_ends_with_figures_and_no_worker_is_killed(client):
     text = run_till_it_is_full(client, lambda: Task(grow, updates="blocks"))
     assert "would soon be killed" in text
     assert "'a' " in text
 
 
-@pytest.mark.slow
 def test_a_task_whose_value_has_to_be_copied_and_cannot_be_is_named(client):
     text = run_till_it_is_full(client, lambda: Task(extend, inputs="blocks", outputs="blocks"))
     assert "Task 'extend' (node 'a'" in text
@@ -75,7 +73,6 @@ def keep(x):
     return x
 
 
-@pytest.mark.slow
 def test_an_epoch_that_does_not_fit_the_workers_is_not_loaded(client, tmp_path):
     def runner(num_epochs):
         with Job("large") as job:

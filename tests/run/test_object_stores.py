@@ -46,7 +46,6 @@ def must_not_run():
     raise AssertionError("a resumed job makes nothing anew")
 
 
-@pytest.mark.slow
 def test_a_killed_worker_and_a_new_run_go_on_from_objects(tmp_path):
     files = FaultyObjects(URL, tmp_path / "objects")
 
@@ -72,7 +71,6 @@ def test_a_killed_worker_and_a_new_run_go_on_from_objects(tmp_path):
     manager().verify(6)
 
 
-@pytest.mark.slow
 def test_what_other_processes_do_not_see_is_not_taken_for_shared(process_client):
     with (
         Session(process_client) as session,
@@ -81,7 +79,6 @@ def test_what_other_processes_do_not_see_is_not_taken_for_shared(process_client)
         JobRunner(walk(2), MultiNodeCheckpointManager(f"memory://{uuid.uuid4().hex}")).run(session)
 
 
-@pytest.mark.slow
 def test_a_run_in_s3_is_recorded_resumed_and_read(s3, inproc_client):
     url = f"{s3.url}/runs/walk"
 

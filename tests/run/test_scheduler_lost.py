@@ -88,7 +88,6 @@ def dask_processes(tmp_path):
     processes.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("whose", ["of the session", "of the user", "that gave up"])
 def test_the_run_goes_on_when_the_scheduler_is_back(dask_processes, tmp_path, undisturbed, whose):
     flag, warnings = tmp_path / "flag", []
@@ -138,7 +137,6 @@ def test_a_scheduler_that_refuses_at_once_is_asked_at_intervals(inproc_cluster):
     assert 1 <= len(asked) <= 0.5 / RECONNECT_POLL_SECONDS + 1
 
 
-@pytest.mark.slow
 def test_a_scheduler_that_stays_away_ends_the_run_and_says_how_to_go_on(dask_processes, tmp_path):
     flag = tmp_path / "flag"
 
@@ -157,7 +155,6 @@ def test_a_scheduler_that_stays_away_ends_the_run_and_says_how_to_go_on(dask_pro
     assert manager.latest() == 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fate", ["goes on", "is killed"])
 def test_a_scheduler_that_hangs_is_no_reason_to_wait_for_ever(
     dask_processes, tmp_path, undisturbed, fate

@@ -4,7 +4,7 @@ The journal, the meaning of the entries and the retention policy are the real on
 model in which each operation is one step. Runs take over from each other at any moment, alive or
 not, as if silence were always misjudged. A run that is killed is one that takes no further step,
 which nobody can tell from one that is slow; so each state is also that of a crash. All reachable
-states are visited (of the larger cases with ``FAULTS=thorough``), and in each:
+states are visited (of the larger cases by ``pytest -m nightly``), and in each:
 
 - the log can be read, and every epoch that is recorded is whole on disk;
 - no store is written by two runs;
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
@@ -29,8 +28,8 @@ import pytest
 from jobrunner import CheckpointCorruptError, CheckpointError, CommitConflictError, KeepLast
 from jobrunner.checkpoint.log.state import Chore, Claim, Entry, State, fold, make_entry
 from jobrunner.checkpoint.log.writer import Journal
+from tests.sampling import sampled
 
-IS_THOROUGH = os.environ.get("FAULTS") == "thorough"
 Mutant = Literal[
     "overwrites",
     "ignores a take-over",
@@ -527,10 +526,10 @@ RUN_OF_TWO, REWINDING_RUN = Stage("take", (2,)), Stage("take", (1, True))
 CASES = {
     "a run and a reader, one failure": ([RUN, READER], 1),
     "two runs, one failure": ([RUN, RUN], 1),
-    "two runs and a reader": ([RUN, RUN, READER], 0),
-    "a run, one that rewinds, and a reader": ([RUN, REWINDING_RUN, READER], 0),
 }
 MORE_CASES = {
+    "a run, one that rewinds, and a reader": ([RUN, REWINDING_RUN, READER], 0),
+    "two runs and a reader": ([RUN, RUN, READER], 0),
     "two runs and a reader, one failure": ([RUN, RUN, READER], 1),
     "two runs of two saves, one failure": ([RUN_OF_TWO, RUN_OF_TWO], 1),
     "two runs of two saves and a reader": ([RUN_OF_TWO, RUN_OF_TWO, READER], 0),
@@ -538,18 +537,18 @@ MORE_CASES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("case", [*CASES, *(MORE_CASES if IS_THOROUGH else ())])
-def test_in_every_order_of_events_what_is_recorded_is_whole(case: str) -> None:
-    model = Model(*(CASES | MORE_CASES)[case])
-    model.walk()
-    print(f"{case}: {model.visited} states, {len(model.sights)} of storage, 0 losses")
-    assert len(model.sights) > 100
+@sampled("cases", sample=CASES, nightly=CASES | MORE_CASES)
+def test_in_every_order_of_events_what_is_recorded_is_whole(
+    cases: dict[str, tuple[list[Stage], int]],
+) -> None:
+    for case, (actors, failures) in cases.items():
+        model = Model(actors, failures)
+        model.walk()
+        print(f"{case}: {model.visited} states, {len(model.sights)} of storage, 0 losses")
+        assert len(model.sights) > 100, case
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("actors", [[RUN, READER], [RUN, RUN]][: 2 if IS_THOROUGH else 1])
+@sampled("actors", sample=[RUN, READER], nightly=[RUN, RUN])
 def test_what_counts_as_the_same_place_leads_to_the_same_states_of_storage(
     actors: list[Stage],
 ) -> None:
@@ -562,12 +561,11 @@ def test_what_counts_as_the_same_place_leads_to_the_same_states_of_storage(
     assert whole.visited > reduced.visited
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mutant", get_args(Mutant))
 def test_a_protocol_with_one_rule_left_out_is_found_out(mutant: Mutant) -> None:
     visited = 0
     with pytest.raises(BrokenError):  # noqa: PT012
-        for actors, failures in CASES.values():
+        for actors, failures in (CASES | MORE_CASES).values():
             model = Model(actors, failures, mutant)
             try:
                 model.walk()

@@ -136,7 +136,6 @@ def test_names_of_every_kind_are_listed_copied_and_removed(files: ObjectFiles) -
     assert not files.is_taken(root)
 
 
-@pytest.mark.slow
 def test_long_objects_and_many_of_them(files: ObjectFiles) -> None:
     path, data = f"{files.root}/long", np.random.default_rng(0).bytes(40 << 20)
     digest = files.write(path, [data[:7], memoryview(data)[7:]])
