@@ -2,9 +2,10 @@
 
     python benchmarks/compare.py BEFORE AFTER [--only epoch,hop] [--rounds 3]
 
-Each commit is checked out into a work tree of its own, and the benchmarks of this checkout run
-against both in turn, without peers. A benchmark that one of them cannot run is left out, and that is
-said. Exits with 1 where a figure is worse by more than `--slack`.
+Checks out each commit into its own work tree and runs each one's own benchmarks in turn, without peers:
+they reach into the package, whose modules may have moved in between. Compares the cases that both have. Says
+which benchmarks were left out because one of the commits cannot run them. Exits with 1 if a figure is
+worse by more than `--slack`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from run import HERE, NAMES, QUICK
 
 def measure(name: str, tree: Path, path: Path) -> dict[str, tuple[float, str, bool]]:
     subprocess.run(
-        [sys.executable, HERE / f"bench_{name}.py", *QUICK[name], "--no-peers", "--json", path],
+        [
+            sys.executable,
+            tree / "benchmarks" / f"bench_{name}.py",
+            *QUICK[name],
+            "--no-peers",
+            "--json",
+            path,
+        ],
         env={**os.environ, "PYTHONPATH": str(tree)},
         stdout=subprocess.DEVNULL,
         check=True,
