@@ -55,6 +55,17 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("nightly")
 
 
+MOST_PROCESSES = 4
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Spread directories of tests over the cores, and run single files in this process."""
+    if any(".py" in argument for argument in config.args):
+        return 0
+    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Count the tests that draw examples among the nightly ones, where these are asked for."""
     if config.option.markexpr == "nightly":

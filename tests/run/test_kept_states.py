@@ -26,6 +26,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
+from tests.sampling import examples
 
 NODES = 3
 SIZE = 20_000
@@ -163,7 +164,7 @@ def test_after_an_error_that_passes_what_was_kept_is_not_read(
         assert state(session) == found
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     at=st.integers(1, 8),
     every=st.integers(1, 3),

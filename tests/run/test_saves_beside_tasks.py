@@ -20,6 +20,7 @@ from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.kept_states import KeptStates
 from jobrunner.workspace.values import adopt, own
 from jobrunner.workspace.workspace import Workspace
+from tests.sampling import examples
 
 LENGTH = 17 << 10  # 136 KiB: arrays that can be linked, and whose memory is used again
 NAMES = ("x", "box")
@@ -185,7 +186,7 @@ def assert_same(found: Any, expected: Any) -> None:
         assert np.array_equal(found, expected)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(150))
 @given(steps=rounds, rollback_bytes=st.sampled_from([0, 1 << 30]))
 def test_a_save_records_what_the_blobs_were(steps: Any, rollback_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as directory:

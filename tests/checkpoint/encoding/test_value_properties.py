@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -75,7 +75,6 @@ def directory() -> Iterator[str]:
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=4))
-@settings(max_examples=300)
 def test_any_blobs_come_back_as_they_were(blobs: dict[str, Any]) -> None:
     with directory() as path:
         encoded = encode_blobs("n", blobs)
@@ -103,7 +102,6 @@ ALIKE = st.builds(
     st.integers(1, 3),
     st.integers(0, 2000),
 )
-@settings(max_examples=300)
 def test_any_blobs_come_back_where_those_that_are_alike_are_stacked(
     blobs: dict[str, Any], alike: dict[str, Any], least: int, stack_bytes: int
 ) -> None:
