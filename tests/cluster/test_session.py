@@ -84,7 +84,7 @@ def test_a_task_can_be_run_again_and_one_of_several_in_a_group_cannot_be_run_alo
         session.run(task)
 
 
-@pytest.mark.parametrize("wrong", [Job(), 3, lambda: 1], ids=repr)
+@pytest.mark.parametrize("wrong", [Job(), 3, lambda: 1])
 def test_anything_else_to_run_is_an_error_that_says_what_to_do(session, wrong):
     with pytest.raises(DefinitionError, match="takes a Task or a TaskGroup"):
         session.run(wrong)
