@@ -60,10 +60,9 @@ MOST_PROCESSES = 4
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Spread directories of tests over the cores, and run single files in this process."""
-    if any(".py" in argument for argument in config.args):
-        return 0
-    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+    """Spread all tests over the cores; files and folders that are named run in this process."""
+    are_all = {Path(argument).resolve() for argument in config.args} == {Path(__file__).parent}
+    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES) if are_all else 0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -114,9 +114,7 @@ def test_what_is_no_directory_is_refused(path: Any) -> None:
         MultiNodeCheckpointManager(path)
 
 
-@pytest.mark.parametrize(
-@pytest.mark.parametrize(
-)
+@pytest.mark.parametrize("options", [{"keep": 3}, {"metadata_handler": object()}, {"keep": "all"}])
 def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(DefinitionError):
         MultiNodeCheckpointManager(tmp_path, **options)

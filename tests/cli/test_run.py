@@ -161,10 +161,10 @@ def test_what_the_job_lacks_in_the_checkpoint_exits_with_10(
     process_cluster: LocalCluster, script: Path
 ) -> None:
     assert _run(process_cluster, script).exit_code == 0
-    script.write_text(script.read_text().replace('"n"', '"m"'))
+    script.write_text(script.read_text().replace('"n"', '"mm"'))
     result = _run(process_cluster, script)
     assert result.exit_code == 10
-    assert "blob 'm' of node 'a'" in result.stderr
+    assert "blob 'mm' of node 'a'" in result.stderr
 
 
 def test_a_directory_in_use_exits_with_9(process_cluster: LocalCluster, script: Path) -> None:
