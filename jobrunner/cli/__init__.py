@@ -1,4 +1,4 @@
-"""The command line. No logic of its own."""
+"""The command line, ``jobrunner`` and ``dask jobrunner``. No logic of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``prune``, ``pin``, ``restore``, ``copy`` and ``fsck`` do: as data, and as text."""
+"""Commands on a whole directory: ``prune`` and ``fsck``."""
 
 from __future__ import annotations
 
@@ -6,52 +6,101 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jobrunner.checkpoint import (
-    CheckpointDirectory,
-    KeepAny,
-    KeepBest,
-    KeepEvery,
-    KeepLast,
-    MultiNodeCheckpointManager,
-    Repair,
-    RetentionPolicy,
-    copy_epoch,
-    find_unreported,
-    inspect_directory,
-    name_reported,
-    plan_repair,
-    repair_log,
-    restore_epoch,
+import click
+
+from jobrunner.cli.formatting import format_table
+from jobrunner.cli.options import (
+    count_option,
+    directory_argument,
+    open_directory,
+    take_over_option,
 )
-from jobrunner.cli.listing import format_table
-from jobrunner.cli.progress import format_bytes
-from jobrunner.errors import (
-    CheckpointCorruptError,
-    CheckpointNotFoundError,
-    DefinitionError,
+from jobrunner.cli.output import EPILOG, Output, exit_code_of, prints_output
+from jobrunner.errors import CheckpointCorruptError, DefinitionError
+
+if TYPE_CHECKING:
+    from jobrunner.checkpoint import (
+        CheckpointDirectory,
+        KeepAny,
+        MultiNodeCheckpointManager,
+        Repair,
+        RetentionPolicy,
+    )
+
+_MAX_SIMILAR = 3
+_NUMBER = re.compile(r"[0-9a-f]{8,}|\d+")
+
+
+@click.command("prune", epilog=EPILOG)
+@directory_argument
+@count_option("--keep-last", "Keep the newest N.")
+@count_option("--keep-every", "Keep the multiples of N.")
+@click.option(
+    "--keep-best",
+    multiple=True,
+    metavar="METRIC[:min|max][:N]",
+    help="Keep the N (1) epochs with the lowest (or highest) value of a metric.",
 )
-from jobrunner.run import format_ranges
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted; change nothing.")
+@take_over_option
+@prints_output
+def prune_command(
+    *,
+    directory: str,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_best: tuple[str, ...],
+    dry_run: bool,
+    take_over: bool,
+) -> Output:
+    """Delete the epochs of DIR that no option keeps.
 
-_MOST_ALIKE = 3
-_DIGITS = re.compile(r"[0-9a-f]{8,}|\d+")
-
-
-def read_policy(last: int | None, every: int | None, best: Sequence[str]) -> KeepAny:
-    """Join what the options of ``prune`` say.
-
-    Parameters
-    ----------
-    last, every : int or None
-    best : sequence of str
-        Each ``METRIC``, ``METRIC:N``, ``METRIC:min`` or ``METRIC:max:N``.
-
-    Raises
-    ------
-    DefinitionError
-        An option is not of that form, or none is given.
+    The newest epoch and pinned epochs are always kept.
     """
+    from dask.utils import format_bytes
+
+    from jobrunner.checkpoint import MultiNodeCheckpointManager
+    from jobrunner.run import format_ranges
+
+    policy = _read_policy(keep_last, keep_every, keep_best)
+    path = open_directory(directory).path
+    manager = MultiNodeCheckpointManager(path, keep=policy, take_over=take_over)
+    _check_records(manager, policy)
+    if dry_run or manager.state().number < 0:
+        retired = manager.retirable()
+        nbytes = _sum_sizes(manager, retired)
+    else:
+        manager.start_run([], {"command": "prune"})
+        try:
+            nbytes = _sum_sizes(manager, manager.retirable())
+            retired = manager.retire()
+        finally:
+            manager.end_run()
+    gone = set(retired)
+    kept = [epoch for epoch in manager.epochs() if epoch not in gone]
+    data = {
+        "path": manager.path,
+        "dry_run": dry_run,
+        "retired": retired,
+        "kept": kept,
+        "pinned": list(manager.pins()),
+        "nbytes": nbytes,
+    }
+    would = "would be " if dry_run else ""
+    if not retired:
+        return Output(data, f"Nothing {would}deleted; {len(kept)} epochs are kept.")
+    return Output(
+        data,
+        f"{would}deleted: {format_ranges(retired)} ({format_bytes(nbytes)})\n"
+        f"kept: {format_ranges(kept)}",
+    )
+
+
+def _read_policy(last: int | None, every: int | None, best: Sequence[str]) -> KeepAny:
+    from jobrunner.checkpoint import KeepAny, KeepBest, KeepEvery, KeepLast
+
     policies: list[RetentionPolicy] = []
     if last is not None:
         policies.append(KeepLast(last))
@@ -70,90 +119,42 @@ def read_policy(last: int | None, every: int | None, best: Sequence[str]) -> Kee
         policies.append(KeepBest(metric, count, "max" if modes == ["max"] else "min"))
     if not policies:
         raise DefinitionError(
-            "Say which epochs to keep: --keep-last N, --keep-every N, --keep-best METRIC; what "
-            "any of them keeps is kept."
+            "Give at least one of --keep-last N, --keep-every N and --keep-best METRIC. An epoch "
+            "is kept if any of them keeps it."
         )
     return KeepAny(tuple(policies))
 
 
-def prune(
-    path: str, policy: KeepAny, *, dry_run: bool, take_over: bool
-) -> tuple[dict[str, Any], str]:
-    """Give up what `policy` does not keep.
-
-    Returns
-    -------
-    data : dict
-        ``path``, ``dry_run``, ``retired`` and ``kept`` (epochs), ``pinned``, ``nbytes`` of the
-        retired.
-    text : str
-
-    Raises
-    ------
-    DefinitionError
-        It goes by a metric that no epoch has, so that nearly all would go.
-    CheckpointCorruptError
-        The record of an epoch that it would judge, or give up, cannot be read.
-    """
-    manager = MultiNodeCheckpointManager(path, keep=policy, take_over=take_over)
-    _check_records(manager, policy)
-    if dry_run or manager.state().number < 0:
-        retired = manager.retirable()
-        nbytes = _sizes(manager, retired)
-    else:
-        manager.start_run([], {"command": "prune"})
-        try:
-            nbytes = _sizes(manager, manager.retirable())
-            retired = manager.retire()
-        finally:
-            manager.end_run()
-    gone = set(retired)
-    kept = [epoch for epoch in manager.epochs() if epoch not in gone]
-    data = {
-        "path": manager.path,
-        "dry_run": dry_run,
-        "retired": retired,
-        "kept": kept,
-        "pinned": list(manager.pins()),
-        "nbytes": nbytes,
-    }
-    would = "would be " if dry_run else ""
-    if not retired:
-        return data, f"Nothing {would}given up; {len(kept)} epochs are kept."
-    return data, (
-        f"{would}given up: {format_ranges(retired)} ({format_bytes(nbytes)})\n"
-        f"kept: {format_ranges(kept)}"
-    )
-
-
 def _check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None:
-    goes_by_metrics = any(isinstance(part, KeepBest) for part in policy.policies)
-    judged = manager.epochs() if goes_by_metrics else manager.retirable()
+    """Refuse to prune where a record that is needed is unreadable, or a metric unknown."""
+    from jobrunner.checkpoint import KeepBest, find_unreported, name_reported
+    from jobrunner.run import format_ranges
+
+    uses_metrics = any(isinstance(part, KeepBest) for part in policy.policies)
     metrics = {}
     unreadable: dict[int, CheckpointCorruptError] = {}
-    for epoch, record in manager.records(judged):
+    for epoch, record in manager.records(manager.epochs() if uses_metrics else manager.retirable()):
         if isinstance(record, CheckpointCorruptError):
             unreadable[epoch] = record
         else:
             metrics[epoch] = record["details"].get("metrics", {})
     if unreadable:
-        which = f"records of epochs {format_ranges(list(unreadable))}"
-        if len(unreadable) == 1:
-            which = f"record of epoch {next(iter(unreadable))}"
-        first = next(iter(unreadable.values()))
+        first, *others = unreadable.values()
+        epochs = f"epoch{'s' if others else ''} {format_ranges(list(unreadable))}"
         raise CheckpointCorruptError(
-            f"Nothing is given up in {manager.path}, for the {which} cannot be read: {first}",
+            f"Nothing was deleted in {manager.path}: the record{'s' if others else ''} of {epochs} "
+            f"cannot be read: {first}",
             path=first.path,
         ) from first
     names = find_unreported(policy, metrics) if metrics else []
     if names:
         raise DefinitionError(
-            f"No epoch of {manager.path} has reported {names[0]!r}, so --keep-best would keep the "
-            f"newest only; reported are: {name_reported(metrics)}."
+            f"No epoch of {manager.path} has reported {names[0]!r}, so --keep-best would keep only "
+            f"the newest. Reported metrics: {name_reported(metrics)}."
         )
 
 
-def _sizes(manager: CheckpointDirectory, epochs: Sequence[int]) -> int:
+def _sum_sizes(manager: CheckpointDirectory, epochs: Sequence[int]) -> int:
     nbytes = 0
     for _, record in manager.records(epochs):
         if isinstance(record, CheckpointCorruptError):
@@ -162,88 +163,29 @@ def _sizes(manager: CheckpointDirectory, epochs: Sequence[int]) -> int:
     return nbytes
 
 
-def pin(manager: CheckpointDirectory, epoch: int, label: str) -> tuple[dict[str, Any], str]:
-    """Pin an epoch; data and text tell all its pins."""
-    manager.pin(epoch, label)
-    labels = manager.pins().get(epoch, [])
-    data = {"path": manager.path, "epoch": epoch, "pins": labels}
-    return data, f"Epoch {epoch} is pinned: {', '.join(labels)}."
+@click.command("fsck", epilog=EPILOG)
+@directory_argument
+@click.option("--brief", "is_brief", is_flag=True, help="Show only what is stray or damaged.")
+@click.option(
+    "--repair",
+    "is_repair",
+    is_flag=True,
+    help="If log entries are lost, append one that states what the rest proves.",
+)
+@prints_output
+def fsck_command(*, directory: str, is_brief: bool, is_repair: bool) -> Output:
+    """Explain everything in DIR that is not part of a checkpoint.
 
-
-def unpin(
-    manager: CheckpointDirectory, epoch: int, label: str | None
-) -> tuple[dict[str, Any], str]:
-    """Unpin an epoch; data and text tell the pins that are left."""
-    was_pinned = manager.unpin(epoch, label)
-    labels = manager.pins().get(epoch, [])
-    data = {"path": manager.path, "epoch": epoch, "was_pinned": was_pinned, "pins": labels}
-    if not was_pinned:
-        return data, f"Epoch {epoch} was not pinned{'' if label is None else f' as {label}'}."
-    left = f"still pinned: {', '.join(labels)}" if labels else "no longer pinned"
-    return data, f"Epoch {epoch} is {left}."
-
-
-def restore(
-    manager: CheckpointDirectory, epoch: int, number: int | None, *, take_over: bool
-) -> tuple[dict[str, Any], str]:
-    """Record an epoch again that was set aside."""
-    record = restore_epoch(manager, epoch, number, take_over=take_over)
-    stores = {node: about["store"] for node, about in manager.record(epoch)["stores"].items()}
-    data = {"path": manager.path, "epoch": epoch, "commit": record.number, "stores": stores}
-    return data, f"Epoch {epoch} of {manager.path} is recorded again, as {record.time} saved it."
-
-
-def copy(
-    manager: CheckpointDirectory,
-    epochs: Sequence[int],
-    target: str,
-    *,
-    is_all: bool = False,
-    take_over: bool,
-) -> tuple[dict[str, Any], str]:
-    """Record epochs in another directory as well.
-
-    `is_all`: they are all that are recorded, and one that a run gives up meanwhile is left out.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        There is no epoch to copy, or one that was asked for is not recorded.
+    Changes nothing without --repair, which appends one entry to the log and needs a directory that
+    no run uses. Without --repair, the output ends with what a repair would do.
     """
-    copied: list[int] = []
-    gone: list[int] = []
-    for epoch in epochs:
-        try:
-            copy_epoch(manager, epoch, target, take_over=take_over)
-        except CheckpointNotFoundError:
-            if not is_all or epoch in manager.epochs():
-                raise
-            gone.append(epoch)
-        else:
-            copied.append(epoch)
-    if not copied:  # or who backs a directory up would take this for a copy of it
-        raise CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.")
-    path = CheckpointDirectory(target, None, allow_pickle=False, files=None).path
-    data = {"path": manager.path, "target": path, "epochs": copied}
-    but = f" (given up meanwhile: {format_ranges(gone)})" if gone else ""
-    return data, f"Copied to {path}: {format_ranges(copied)}{but}"
+    manager = open_directory(directory)
+    return _repair(manager) if is_repair else _inspect(manager, is_brief=is_brief)
 
 
-def fsck(
-    manager: CheckpointDirectory, *, is_brief: bool
-) -> tuple[dict[str, Any], str, CheckpointCorruptError | None]:
-    """Explain everything that lies in a directory, and what a repair of its log would do.
+def _inspect(manager: CheckpointDirectory, *, is_brief: bool) -> Output:
+    from jobrunner.checkpoint import inspect_directory, plan_repair
 
-    Returns
-    -------
-    data : dict
-        ``path``, ``counts`` by status, ``objects``: each with ``path``, ``status``,
-        ``explanation``; and ``repair``, as `repair` tells it, None where none is needed.
-    text : str
-        What is neither live nor, if `is_brief`, pending or set aside; and the counts.
-    error : CheckpointCorruptError or None
-        The first damage.
-    """
     found = inspect_directory(manager)
     counts = Counter(finding.status for finding in found)
     plan = plan_repair(manager)
@@ -255,34 +197,27 @@ def fsck(
         ],
         "repair": None if plan is None else _describe_repair(plan),
     }
-    told = ("stray", "damaged") if is_brief else ("stray", "damaged", "pending", "aside")
-    rows = _group([(f.status, f.path, f.explanation) for f in found if f.status in told])
+    shown = ("stray", "damaged") if is_brief else ("stray", "damaged", "pending", "aside")
+    rows = _join_similar([(f.status, f.path, f.explanation) for f in found if f.status in shown])
     lines = [format_table(rows)] if rows else []
     summary = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    lines.append(f"{manager.path}: {summary or 'nothing is there'}.")
+    lines.append(f"{manager.path}: {summary or 'the directory is empty'}.")
     if plan is not None:
         lines += ["", f"`jobrunner fsck {manager.path} --repair` would do this:"]
-        lines += _tell_repair(plan)
+        lines += _format_repair(plan)
     damage = next((f for f in found if f.status == "damaged"), None)
     error = None if damage is None else CheckpointCorruptError(damage.explanation)
-    return data, "\n".join(lines), error
+    return Output(data, "\n".join(lines), exit_code_of(error))
 
 
-def repair(manager: CheckpointDirectory) -> tuple[dict[str, Any], str]:
-    """Append the entry from which a log that has lost others can be read again.
+def _repair(manager: CheckpointDirectory) -> Output:
+    from jobrunner.checkpoint import repair_log
 
-    Returns
-    -------
-    data : dict
-        ``path`` and ``repair``: ``lost`` entries, ``kept``, ``rebuilt`` and ``given_up`` epochs,
-        ``unproven`` stores; None where there was nothing to repair.
-    text : str
-    """
     done = repair_log(manager)
     if done is None:
-        return {"path": manager.path, "repair": None}, f"{manager.path}: nothing to repair."
-    data = {"path": manager.path, "repair": _describe_repair(done)}
-    return data, "\n".join([f"The log of {manager.path} can be read again.", *_tell_repair(done)])
+        return Output({"path": manager.path, "repair": None}, f"{manager.path}: nothing to repair.")
+    lines = [f"The log of {manager.path} can be read again.", *_format_repair(done)]
+    return Output({"path": manager.path, "repair": _describe_repair(done)}, "\n".join(lines))
 
 
 def _describe_repair(plan: Repair) -> dict[str, Any]:
@@ -296,39 +231,44 @@ def _describe_repair(plan: Repair) -> dict[str, Any]:
     }
 
 
-def _tell_repair(plan: Repair) -> list[str]:
-    gone = [number for number in plan.lost if number not in plan.elsewhere]
+def _format_repair(plan: Repair) -> list[str]:
+    from jobrunner.run import format_ranges
+
+    lost = sorted(number for number in plan.lost if number not in plan.elsewhere)
     lines = [f"epochs that stay recorded: {format_ranges(plan.kept)}"]
     if plan.rebuilt:
         lines.append(
-            f"epochs recorded anew, from stores of which every byte was verified: "
+            f"epochs recorded anew, from stores whose every byte was verified: "
             f"{format_ranges(plan.rebuilt)}"
         )
     lines += [
-        f"epoch {epoch} is recorded no longer: {why}"
+        f"epoch {epoch} is no longer recorded: {why}"
         for epoch, why in sorted(plan.given_up.items())
     ]
     lines += [
-        f"entry {number} of the log lies in {name}, and counts"
+        f"entry {number} of the log was found in {name} and is used"
         for number, name in sorted(plan.elsewhere.items())
     ]
-    if gone:
+    if lost:
         lines.append(
-            f"entries of the log that are lost: {format_ranges(sorted(gone))}. A pin that one of "
-            f"them made is lost with it: pin again what must be kept."
+            f"lost entries of the log: {format_ranges(lost)}. Pins that they made are lost too: "
+            f"pin again what must be kept."
         )
     lines += [f"not recorded: {name}: {why}" for name, why in sorted(plan.unproven.items())]
-    return [*lines, "Nothing is deleted, moved or written over."]
+    return [*lines, "Nothing is deleted, moved or overwritten."]
 
 
-def _group(rows: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """One row for many that follow one another and differ in numbers only."""
-    told = []
-    for _, same in groupby(rows, lambda row: (row[0], *(_DIGITS.sub("#", t) for t in row[1:]))):
+def _join_similar(rows: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Replace many successive rows that differ only in numbers by one."""
+    joined = []
+    for _, same in groupby(rows, lambda row: (row[0], *(_NUMBER.sub("#", t) for t in row[1:]))):
         group = list(same)
-        if len(group) <= _MOST_ALIKE:
-            told += group
+        if len(group) <= _MAX_SIMILAR:
+            joined += group
         else:
             status, path, why = group[0]
-            told.append((status, f"{path} ... {group[-1][1]}", f"({len(group)} alike) {why}"))
-    return told
+            joined.append((status, f"{path} ... {group[-1][1]}", f"({len(group)} alike) {why}"))
+    return joined
+
+
+COMMANDS = (prune_command, fsck_command)

@@ -1,16 +1,28 @@
-"""7 show: where the commands that run something run it."""
+"""Arguments and options that several commands share, and what they stand for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobrunner.errors import ExecutionError, PlacementError
+from jobrunner import errors
 
 if TYPE_CHECKING:
+    from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.cluster import Session
+
+directory_argument = click.argument("directory", metavar="DIR")
+epoch_argument = click.argument("epoch", metavar="EPOCH")
+take_over_option = click.option(
+    "--take-over", is_flag=True, help="Take the directory over from a run that may still be alive."
+)
+
+
+def count_option(name: str, help: str) -> Callable[..., Any]:
+    """Make an option that takes an integer of at least 1."""
+    return click.option(name, type=click.IntRange(min=1), metavar="N", help=help)
 
 
 def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -21,25 +33,15 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
             metavar="ADDR",
             help="Run on the Dask cluster whose scheduler is at ADDR.",
         ),
-        click.option(
-            "--threads",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="Threads of each such worker.",
-        ),
-        click.option(
-            "--workers",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="Worker processes to start on this machine.",
-        ),
+        count_option("--threads", "Threads of each of these workers."),
+        count_option("--workers", "Worker processes to start on this machine."),
     ):
         command = option(command)
     return command
 
 
 def check_cluster(scheduler: str | None, workers: int | None, threads: int | None) -> None:
-    """Refuse options that contradict each other.
+    """Refuse ``--scheduler`` together with options for workers on this machine.
 
     Raises
     ------
@@ -47,8 +49,8 @@ def check_cluster(scheduler: str | None, workers: int | None, threads: int | Non
     """
     if scheduler is not None and (workers is not None or threads is not None):
         raise click.UsageError(
-            "--workers and --threads start workers on this machine; the cluster at --scheduler "
-            "has its own. Give either."
+            "--workers and --threads start workers on this machine, but --scheduler uses the "
+            "workers of its cluster. Give one or the other."
         )
 
 
@@ -58,7 +60,7 @@ def open_session(scheduler: str | None, workers: int | None, threads: int | None
     Raises
     ------
     PlacementError
-        No scheduler answers at the address.
+        No scheduler responds at the address.
     """
     from jobrunner.cluster import Session
 
@@ -66,5 +68,50 @@ def open_session(scheduler: str | None, workers: int | None, threads: int | None
         return Session.local(workers=workers, threads_per_worker=threads)
     try:
         return Session.connect(scheduler)
-    except ExecutionError as error:
-        raise PlacementError(str(error)) from error
+    except errors.ExecutionError as error:
+        raise errors.PlacementError(str(error)) from error
+
+
+def open_directory(directory: str, *, allow_pickle: bool = False) -> MultiNodeCheckpointManager:
+    """Make a manager for a directory that exists.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        There is no directory at the path, most likely because of a typo.
+    """
+    from jobrunner.checkpoint import MultiNodeCheckpointManager
+
+    manager = MultiNodeCheckpointManager(directory, allow_pickle=allow_pickle)
+    try:
+        if manager.files.is_directory(manager.path):
+            return manager
+        found = ", but a file" if manager.files.is_taken(manager.path) else ""
+    except OSError as error:
+        raise errors.CheckpointError(
+            f"Cannot read {manager.path}: {type(error).__name__}: {error}."
+        ) from error
+    raise errors.CheckpointNotFoundError(
+        f"There is no directory {manager.path!r}{found}. Give the directory that was given to "
+        f"`jobrunner run` as --checkpoint."
+    )
+
+
+def read_epoch(text: str, manager: MultiNodeCheckpointManager) -> int:
+    """Parse the number of an epoch, or ``latest``.
+
+    Raises
+    ------
+    DefinitionError
+        The text is neither.
+    CheckpointNotFoundError
+        No epoch is recorded.
+    """
+    if text.isdecimal():
+        return int(text)
+    if text != "latest":
+        raise errors.DefinitionError(f"{text!r} is not 'latest' or the number of an epoch.")
+    epoch = manager.latest()
+    if epoch is None:
+        raise errors.CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.")
+    return epoch

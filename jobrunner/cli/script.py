@@ -20,7 +20,7 @@ from jobrunner.errors import DefinitionError
 
 
 class Target(NamedTuple):
-    """``FILE_OR_MODULE[:NAME]``, taken apart."""
+    """The parts of ``FILE_OR_MODULE[:NAME]``."""
 
     source: str
     is_file: bool
@@ -28,18 +28,18 @@ class Target(NamedTuple):
 
 
 def parse_target(text: str) -> Target:
-    r"""Read ``FILE_OR_MODULE[:NAME]``.
+    r"""Parse ``FILE_OR_MODULE[:NAME]``.
 
     Parameters
     ----------
     text : str
-        What ends in ``.py`` or holds a path separator is a file, any other a module. A drive
-        (``C:\job.py``) is part of the file.
+        A source that ends in ``.py`` or contains a path separator is a file, any other a module.
+        A drive (``C:\job.py``) is part of the file.
 
     Raises
     ------
     DefinitionError
-        It is neither.
+        The text names neither.
     """
     source, separator, name = text.rpartition(":")
     if not separator or "/" in name or "\\" in name:
@@ -48,8 +48,8 @@ def parse_target(text: str) -> Target:
     is_module = all(part.isidentifier() for part in source.split("."))
     if (separator and source != text and not name.isidentifier()) or not (is_file or is_module):
         raise DefinitionError(
-            f"{text!r} does not say where a job is. Expected FILE.py, FILE.py:NAME, "
-            f"package.module or package.module:NAME, where NAME is a variable or function."
+            f"{text!r} does not name a job. Expected FILE.py, FILE.py:NAME, package.module or "
+            f"package.module:NAME, where NAME is a variable or function."
         )
     return Target(source, is_file, name or None)
 
@@ -61,22 +61,18 @@ def load_job(text: str) -> Job:
     ----------
     text : str
         ``FILE_OR_MODULE[:NAME]``. NAME is a variable that holds a `Job`, or a function without
-        arguments that returns one; without NAME the module holds exactly one `Job`.
-
-    Returns
-    -------
-    Job
+        arguments that returns one. Without NAME, the module must hold exactly one `Job`.
 
     Raises
     ------
     DefinitionError
-        The file or module is not there or fails as it is imported, or there is no such job.
+        The file or module does not exist or cannot be imported, or there is no such job.
 
     Notes
     -----
-    Runs on the client. The directory of a file (of a module: the current one) goes to the front
-    of ``sys.path``, as Python itself does it. A file's functions and classes are sent to workers
-    by value, so workers need not have the file.
+    Runs on the client. The directory of the file, or for a module the current directory, goes to
+    the front of ``sys.path``, as Python does it. The functions and classes of a file are sent to
+    workers by value, so workers do not need the file.
     """
     target = parse_target(text)
     module = _import_file(Path(target.source)) if target.is_file else _import(target.source)
@@ -89,16 +85,17 @@ def _import_file(path: Path) -> ModuleType:
             f"There is no file {str(path)!r} in {os.getcwd()!r}. Name a Python file or an "
             f"importable module that defines a job."
         )
-    # A name of its own: the stem may be that of a package that the script itself imports.
+    # Not just the stem: the script may import a package of that name.
     name = "jobrunner_script_" + re.sub(r"\W", "_", path.stem)
     spec = importlib.util.spec_from_file_location(name, path.resolve())
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise DefinitionError(f"{str(path)!r} is not a Python file: its name must end in '.py'.")
     _put_first(str(path.resolve().parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # Not `exec_module`: its cached bytecode may be older than an edit of the last second.
+        exec(compile(path.read_bytes(), str(path.resolve()), "exec"), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _explain(error, str(path), str(path.resolve())) from error
@@ -115,7 +112,7 @@ def _import(name: str) -> ModuleType:
             raise _explain(error, name, None) from error
         raise DefinitionError(
             f"There is no module {name!r}: {error.name!r} was not found in {os.getcwd()!r} or "
-            f"among the installed packages. A file is named with its '.py'."
+            f"among the installed packages. To name a file, include '.py'."
         ) from error
     except (Exception, SystemExit) as error:
         spec = importlib.util.find_spec(name) if "." not in name else None
@@ -128,7 +125,7 @@ def _put_first(directory: str) -> None:
 
 
 def _explain(error: Exception | SystemExit, source: str, file: str | None) -> DefinitionError:
-    """Say where in the user's own file the import failed, rather than in what it called."""
+    """Name the line of the user's own file at which the import failed."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if file is not None and frame.filename == file]
     if isinstance(error, SyntaxError):
@@ -140,8 +137,8 @@ def _explain(error: Exception | SystemExit, source: str, file: str | None) -> De
         what = str(error)
     kind = "" if isinstance(error, DefinitionError) else f"{type(error).__name__}: "
     hint = ""
-    if isinstance(error, SystemExit):  # which would end the command, as if all were done
-        hint = ". Only under `if __name__ == '__main__':` may it end the process."
+    if isinstance(error, SystemExit):
+        hint = ". Exit only under `if __name__ == '__main__':`."
     return DefinitionError(f"{source} cannot be imported ({where}): {kind}{what}{hint}")
 
 
@@ -164,14 +161,14 @@ def _find_job(module: ModuleType, target: Target) -> Job:
         )
     try:
         inspect.signature(found).bind()
-    except ValueError:  # of what is written in C, it is not known
+    except ValueError:  # a function written in C
         raise DefinitionError(
             f"{where} is a {type(found).__name__}; expected a Job, or a function that returns one."
         ) from None
     except TypeError:
         raise DefinitionError(
-            f"{where}{inspect.signature(found)} cannot be called without arguments, and the "
-            f"command line has none to give. Give each a default value."
+            f"{where}{inspect.signature(found)} cannot be called without arguments. Give each "
+            f"parameter a default value."
         ) from None
     try:
         job = found()
@@ -190,8 +187,8 @@ def _find_only_job(module: ModuleType, source: str) -> Job:
         return next(iter(jobs.values()))
     count = len(jobs) or "no"
     raise DefinitionError(
-        f"{source} holds {count} jobs; expected one.{_offer(module, source)} A function "
-        f"without arguments that returns a Job is named the same way, {source}:function."
+        f"{source} holds {count} jobs; expected one.{_offer(module, source)} Or name a function "
+        f"without arguments that returns a Job: {source}:function."
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import cloudpickle
 
-from jobrunner.compile import GroupPlan, Slice, collector_paused
+from jobrunner.compile import GroupPlan, Slice, gc_paused
 from jobrunner.errors import DefinitionError
 
 
@@ -40,7 +40,7 @@ class Parcel:
     """
 
     def __init__(self, plans: Mapping[str, GroupPlan]) -> None:
-        with collector_paused():
+        with gc_paused():
             self._pack(plans)
 
     def _pack(self, plans: Mapping[str, GroupPlan]) -> None:

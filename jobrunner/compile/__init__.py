@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jobrunner.compile.fingerprint import changes, describe
-from jobrunner.compile.gc_pause import collector_paused
+from jobrunner.compile.gc_pause import gc_paused
 from jobrunner.compile.job import compile_group, compile_job, compile_resume, planned_nodes
 from jobrunner.compile.plan import (
     Argument,
@@ -38,10 +38,10 @@ __all__ = [
     "Slice",
     "UpdateArgument",
     "changes",
-    "collector_paused",
     "compile_group",
     "compile_job",
     "compile_resume",
     "describe",
+    "gc_paused",
     "planned_nodes",
 ]

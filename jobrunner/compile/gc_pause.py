@@ -17,7 +17,7 @@ _was_enabled = False
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Hold the collector off within, in all threads; nests, and leaves it as it was."""
     global _holders, _was_enabled
     with _lock:

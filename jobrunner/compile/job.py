@@ -14,7 +14,7 @@ from jobrunner.compile.blobs import (
     made_by,
 )
 from jobrunner.compile.fingerprint import code_of, structure_of
-from jobrunner.compile.gc_pause import collector_paused
+from jobrunner.compile.gc_pause import gc_paused
 from jobrunner.compile.group import Call, GroupCompiler, Names, is_in
 from jobrunner.compile.plan import GroupPlan, Plan, PlannedNode
 from jobrunner.define import Blob, Job, Node, Task, TaskGroup, TaskOutput
@@ -24,7 +24,7 @@ from jobrunner.names import check_distinct
 
 def compile_job(job: Job) -> Plan:
     """Check a whole job and compile its groups; `Job.compile` documents it."""
-    with collector_paused():
+    with gc_paused():
         return _compile_job(job)
 
 

@@ -16,7 +16,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any
 
-from jobrunner.compile import Crossing, Slice, collector_paused
+from jobrunner.compile import Crossing, Slice, gc_paused
 from jobrunner.errors import ExecutionError
 from jobrunner.worker.epoch_batch import EpochBatch
 from jobrunner.worker.group_runs import GroupCode, GroupRuns
@@ -148,7 +148,7 @@ class HostedNodes:
 
             own_slices = list((slices or {}).items())
 
-            @collector_paused()
+            @gc_paused()
             def load() -> Message:
                 parts = {node: self._load_slices(node, data) for node, data in own_slices}
                 outline = pickle.loads(groups) if groups else {}

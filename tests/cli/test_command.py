@@ -16,7 +16,14 @@ from click.testing import CliRunner, Result
 from jobrunner import errors
 from jobrunner.checkpoint import MultiNodeCheckpointManager
 from jobrunner.cli.command import main
-from jobrunner.cli.output import DIFFERENT, EXIT_CODES, SAVES_FAILED, Answer, answers, exit_code_of
+from jobrunner.cli.output import (
+    DIFFERENT,
+    EXIT_CODES,
+    SAVES_FAILED,
+    Output,
+    exit_code_of,
+    prints_output,
+)
 from jobrunner.workspace.workspace import Workspace
 
 
@@ -251,8 +258,8 @@ def test_the_exit_codes_are_in_the_help_and_in_the_guide() -> None:
 
 
 def test_a_programs_own_bug_is_not_hidden() -> None:
-    @answers
-    def broken() -> Answer:
+    @prints_output
+    def broken() -> Output:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

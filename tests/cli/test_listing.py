@@ -48,15 +48,15 @@ def reads(files: FaultyFiles | FaultyObjects) -> list[str]:
 def test_all_epochs_are_listed_by_one_read_of_each_record(
     manager: MultiNodeCheckpointManager, files: FaultyFiles | FaultyObjects
 ) -> None:
-    data, _ = list_epochs(manager)
-    assert [found["epoch"] for found in data["epochs"]] == list(range(EPOCHS))
+    output = list_epochs(manager)
+    assert [found["epoch"] for found in output.data["epochs"]] == list(range(EPOCHS))
     assert len(reads(files)) <= EPOCHS + END
 
 
 def test_of_all_but_the_newest_epochs_nothing_is_read_where_only_those_are_asked_for(
     manager: MultiNodeCheckpointManager, files: FaultyFiles | FaultyObjects
 ) -> None:
-    data, text = list_epochs(manager, last=20)
-    assert [found["epoch"] for found in data["epochs"]] == list(range(EPOCHS - 20, EPOCHS))
-    assert f"The newest 20 of {EPOCHS} epochs." in text
+    output = list_epochs(manager, last=20)
+    assert [found["epoch"] for found in output.data["epochs"]] == list(range(EPOCHS - 20, EPOCHS))
+    assert f"The newest 20 of {EPOCHS} epochs." in output.text
     assert len(reads(files)) <= 20 + END

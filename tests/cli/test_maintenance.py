@@ -17,9 +17,9 @@ from jobrunner import CheckpointNotFoundError, KeepLast, MultiNodeCheckpointMana
 from jobrunner.checkpoint.log.state import STATE_INTERVAL, Claim, make_entry
 from jobrunner.checkpoint.maintenance.inspect import _History
 from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.cli.checkpoints import copy_epochs, verify_epochs
 from jobrunner.cli.command import main
-from jobrunner.cli.listing import describe_checkpoint, verify_epochs
-from jobrunner.cli.maintenance import copy
+from jobrunner.cli.listing import describe_checkpoint
 from jobrunner.run.replay.compare import compare_values
 from jobrunner.testing import FaultyFiles, assert_identical
 from jobrunner.workspace.workspace import Workspace
@@ -159,7 +159,7 @@ def test_prune_says_what_it_would_do_and_does_that(runs: Path) -> None:
     assert done == {**dry, "dry_run": False}
     assert recorded(runs) == [2, 3]
     assert not (runs / "a.0").exists()
-    assert "Nothing given up" in invoke("prune", runs, "--keep-last", 2).stdout
+    assert "Nothing deleted" in invoke("prune", runs, "--keep-last", 2).stdout
 
 
 def test_prune_keeps_what_any_option_keeps_the_pinned_and_the_newest(runs: Path) -> None:
@@ -189,7 +189,7 @@ def test_prune_by_a_metric_that_nobody_has_reported_is_refused(runs: Path) -> No
     result = invoke("prune", runs, "--keep-best", "los")
     assert result.exit_code == 2
     assert "reported 'los'" in result.stderr
-    assert "reported are: loss" in result.stderr
+    assert "Reported metrics: loss" in result.stderr
     assert recorded(runs) == [0, 1, 2, 3]
 
 
@@ -222,7 +222,7 @@ def test_prune_writes_nothing_where_there_is_no_log(tmp_path: Path) -> None:
 
 def test_prune_tells_epochs_as_ranges(runs: Path) -> None:
     result = invoke("prune", runs, "--keep-last", 1)
-    assert result.stdout.startswith("given up: 0 to 2 (")
+    assert result.stdout.startswith("deleted: 0 to 2 (")
     assert result.stdout.endswith("\nkept: 3\n")
 
 
@@ -312,10 +312,10 @@ class PrunedMeanwhile(PosixFiles):
 def test_verify_of_all_leaves_out_what_is_given_up_meanwhile(runs: Path, at: str) -> None:
     manager = MultiNodeCheckpointManager(runs, files=PrunedMeanwhile(runs, at))
     epochs = MultiNodeCheckpointManager(runs).epochs()
-    data, text, error = verify_epochs(manager, epochs, is_all=True)
-    assert error is None
-    assert [found["epoch"] for found in data["epochs"]] == [2, 3]
-    assert text.startswith("epoch 0: given up meanwhile\nepoch 1: given up meanwhile\n")
+    output = verify_epochs(manager, epochs, is_all=True)
+    assert output.exit_code == 0
+    assert [found["epoch"] for found in output.data["epochs"]] == [2, 3]
+    assert output.text.startswith("epoch 0: deleted meanwhile\nepoch 1: deleted meanwhile\n")
     with pytest.raises(CheckpointNotFoundError):
         verify_epochs(manager, [0])
 
@@ -333,7 +333,7 @@ def test_an_epoch_that_is_given_up_at_any_time_is_told_as_that(
         manager = MultiNodeCheckpointManager(runs, files=files)
         try:
             if command == "copy":
-                copy(manager, [0], str(tmp_path / f"copy{count}"), take_over=False)
+                copy_epochs(manager, [0], str(tmp_path / f"copy{count}"))
             else:
                 describe_checkpoint(manager, 0)
         except CheckpointNotFoundError as error:
@@ -359,11 +359,11 @@ def test_a_pin_is_made_whatever_another_writer_does_meanwhile(runs: Path, tmp_pa
 def test_a_copy_of_all_leaves_out_what_is_given_up_meanwhile(runs: Path, tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(runs, files=PrunedMeanwhile(runs, "/a.0/"))
     target = str(tmp_path / "copy")
-    data, text = copy(manager, manager.epochs(), target, is_all=True, take_over=False)
-    assert data["epochs"] == [2, 3] == recorded(tmp_path / "copy")
-    assert text == f"Copied to {target}: 2, 3 (given up meanwhile: 0, 1)"
+    output = copy_epochs(manager, manager.epochs(), target, is_all=True)
+    assert output.data["epochs"] == [2, 3] == recorded(tmp_path / "copy")
+    assert output.text == f"Copied to {target}: 2, 3 (deleted meanwhile: 0, 1)"
     with pytest.raises(CheckpointNotFoundError):
-        copy(manager, [0], str(tmp_path / "other"), take_over=False)
+        copy_epochs(manager, [0], str(tmp_path / "other"))
 
 
 def test_a_copy_of_all_epochs_where_there_are_none_is_no_success(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_verify_deep_tells_of_the_log_as_json_what_it_tells_as_text(runs: Path) 
     assert invoke("fsck", runs, "--repair").exit_code == 0
     result = invoke("verify", runs, "--deep")
     assert result.exit_code == 0
-    assert result.stdout.startswith("log: whole, but for entries 4, which were repaired\n")
+    assert result.stdout.startswith("log: whole, except for the repaired entries 4\n")
     told = ask("verify", runs, "--deep")["log"]
     assert told == {"is_whole": True, "error": None, "repaired": [4]}
 
@@ -500,7 +500,7 @@ def test_fsck_repairs_a_damaged_log_once(runs: Path) -> None:
     again = invoke("fsck", runs, "--repair")
     assert (again.exit_code, again.stdout) == (0, f"{runs}: nothing to repair.\n")
     assert invoke("verify", runs, "--deep").stdout.startswith(
-        "log: whole, but for entries 2, which were repaired\n"
+        "log: whole, except for the repaired entries 2\n"
     )
 
 

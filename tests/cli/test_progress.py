@@ -11,14 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobrunner.cli.command import StopTeller
-from jobrunner.cli.progress import (
-    Progress,
-    format_bytes,
-    format_metrics,
-    format_seconds,
-    show_progress,
-)
+from jobrunner.cli.formatting import format_metrics, format_seconds
+from jobrunner.cli.progress import Progress, show_progress
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport
 from jobrunner.worker.outcome import UnderWay
 
@@ -112,7 +106,7 @@ def test_a_line_holds_epoch_pace_metrics_and_what_is_saved() -> None:
     progress.on_epoch(4, 0.25, {"epoch": 4, "loss": np.float32(0.5)})
     progress.on_save(_save(4))
     assert progress.describe() == (
-        "epoch 4/10  250 ms each + 100 ms a save  loss=0.5  saved 4 (3.0 MiB)"
+        "epoch 4/10  250 ms each + 100 ms a save  loss=0.5  saved 4 (3.00 MiB)"
     )
 
 
@@ -204,7 +198,7 @@ def test_a_signal_is_heeded_though_nobody_can_read_the_answer() -> None:
     kept = os.dup(2)
     try:
         os.dup2(writer, 2)
-        StopTeller().on_stop_asked("SIGINT", "Ctrl-C again")
+        Progress(_Recorder(), interval_seconds=1.0).on_stop_asked("SIGINT", "Ctrl-C again")
     finally:
         os.dup2(kept, 2)
         os.close(kept)
@@ -237,20 +231,6 @@ def test_a_terminal_gets_a_bar_that_takes_names_as_they_are() -> None:
 )
 def test_durations_read_well(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1536, "1.5 KiB"),
-        (2**30, "1.0 GiB"),
-        (5 * 2**50, "5120.0 TiB"),
-    ],
-)
-def test_sizes_read_well(nbytes: int, text: str) -> None:
-    assert format_bytes(nbytes) == text
 
 
 def test_only_the_first_few_numbers_among_the_metrics_are_shown() -> None:

@@ -233,7 +233,7 @@ def test_an_interrupted_run_keeps_its_epochs_and_tells_how_to_go_on(
     assert process.returncode == exit_code, stderr
     assert time.monotonic() - asked < 5  # not as long as Dask would wait for that task
     if number == signal.SIGINT:
-        assert "Interrupted. The last recorded epoch is 2. To go on from there: " in stderr
+        assert "Interrupted. The last recorded epoch is 2. To resume from it: " in stderr
     else:
         assert "Error" not in stderr
         assert "again to go on from epoch 2.\n" in stderr
@@ -292,7 +292,7 @@ def test_a_directory_that_cannot_be_written_is_refused_or_makes_an_exit_code(
     tried = _run(process_cluster, script, "--on-save-error", "warn")
     assert tried.exit_code == 12
     assert "done at epoch 4" in tried.stdout
-    assert "not saved: 5 epochs, the last of them 4: " in tried.stdout
+    assert "not saved: 5 epochs, most recently epoch 4: " in tried.stdout
     assert tried.stdout.count("warning: ") == 2  # one that says why, one that says how many
 
 
@@ -317,7 +317,7 @@ def test_a_failing_task_leaves_the_last_epoch_and_the_way_to_go_on(
     result = _run(process_cluster, script, "--epochs", 9)
     address = process_cluster.scheduler_address
     again = f"run {script} --checkpoint {tmp_path / 'runs'} --epochs 9 --scheduler {address}\n"
-    assert "The last recorded epoch is 2. To go on from there: " in result.stderr
+    assert "The last recorded epoch is 2. To resume from it: " in result.stderr
     assert again in result.stderr
 
 

@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from jobrunner.compile.gc_pause import collector_paused
+from jobrunner.compile.gc_pause import gc_paused
 
 
 @pytest.mark.parametrize("is_on", [True, False])
 def test_it_is_left_as_it_was_also_after_an_error(is_on):
     (gc.enable if is_on else gc.disable)()
     try:
-        with pytest.raises(KeyError), collector_paused(), collector_paused():
+        with pytest.raises(KeyError), gc_paused(), gc_paused():
             {}[gc.isenabled()]
         assert gc.isenabled() is is_on
     finally:
@@ -23,12 +23,12 @@ def test_the_last_thread_to_leave_turns_it_on():
     inside, leave = threading.Event(), threading.Event()
 
     def hold():
-        with collector_paused():
+        with gc_paused():
             inside.set()
             assert leave.wait(10)
 
     thread = threading.Thread(target=hold)
-    with collector_paused():
+    with gc_paused():
         thread.start()
         assert inside.wait(10)
     assert not gc.isenabled()

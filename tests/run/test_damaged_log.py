@@ -57,7 +57,7 @@ def test_a_run_on_a_damaged_log_says_what_to_do_and_goes_on_after_that(
             call()
     assert sorted(Path(manager.path).glob("a.*")) == stores
     told = repair(manager)
-    assert "epochs recorded anew, from stores of which every byte was verified: 1" in told
+    assert "epochs recorded anew, from stores whose every byte was verified: 1" in told
     assert "epochs that stay recorded: 0, 2, 3" in told
     assert manager.epochs() == [0, 1, 2, 3]
     result = JobRunner(counter(5), manager, resume_from).run(inproc_session)

@@ -1,0 +1,223 @@
+"""``jobrunner run``: run a job, or resume it."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobrunner import errors
+from jobrunner.cli.options import (
+    check_cluster,
+    cluster_options,
+    count_option,
+    open_session,
+    take_over_option,
+)
+from jobrunner.cli.output import EPILOG, SAVES_FAILED, Output, prints_output
+from jobrunner.signals import terminated_as_interrupt
+
+if TYPE_CHECKING:
+    from jobrunner.checkpoint import MultiNodeCheckpointManager
+    from jobrunner.run import JobRunner, ResumeFrom, RunResult, SaveErrorPolicy
+
+
+def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> ResumeFrom:
+    if text == "latest":
+        return "latest"
+    if text == "none":
+        return None
+    if text.isdecimal():
+        return int(text)
+    raise click.BadParameter(
+        f"{text!r} is not 'latest', 'none' or the number of an epoch.", ctx, option
+    )
+
+
+@click.command("run", epilog=EPILOG)
+@click.argument("target", metavar="FILE_OR_MODULE[:JOB]")
+@click.option(
+    "--checkpoint",
+    required=True,
+    metavar="DIR",
+    help="Directory of the checkpoints, at the same path on all workers; or its URL, s3://...",
+)
+@click.option(
+    "--on-save-error",
+    type=click.Choice(["refuse", "warn", "raise"]),
+    default="refuse",
+    show_default=True,
+    help="What to do when a save fails. 'refuse': do not start if DIR is not writable; later, warn. "
+    "'warn': continue and try again at the next save. 'raise': end the run.",
+)
+@count_option("--save-every", "Save every N epochs. [default: 1]")
+@count_option("--keep-last", "Keep only the newest N checkpoints. [default: all]")
+@click.option(
+    "--allow-pickle",
+    is_flag=True,
+    help="Pickle blobs of types that cannot be saved otherwise, and unpickle them. Only if you "
+    "trust everyone who can write to DIR.",
+)
+@click.option(
+    "--resume",
+    callback=_read_resume,
+    metavar="latest|none|N",
+    default="latest",
+    show_default=True,
+    help="The epoch to resume from. 'latest': the last recorded epoch, or start if there is none. "
+    "'none': start from the beginning and set recorded epochs aside.",
+)
+@count_option("--epochs", "Stop after N epochs in all.")
+@cluster_options
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long after SIGTERM the run may take to end and record its epoch. [default: no limit]",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Show what would run, from where and why; run nothing."
+)
+@take_over_option
+@prints_output
+def run(
+    *,
+    target: str,
+    checkpoint: str,
+    on_save_error: SaveErrorPolicy,
+    save_every: int | None,
+    keep_last: int | None,
+    allow_pickle: bool,
+    resume: ResumeFrom,
+    epochs: int | None,
+    workers: int | None,
+    threads: int | None,
+    scheduler: str | None,
+    grace: float | None,
+    dry_run: bool,
+    take_over: bool,
+) -> Output:
+    """Run a job, or resume it.
+
+    FILE_OR_MODULE is a Python file or an importable module. JOB is a variable that holds a Job, or a
+    function without arguments that returns one. JOB may be omitted if the module holds one Job.
+    """
+    check_cluster(scheduler, workers, threads)
+    from jobrunner.checkpoint import KeepLast, MultiNodeCheckpointManager, SaveEvery
+    from jobrunner.cli.progress import show_progress
+    from jobrunner.cli.script import load_job
+    from jobrunner.run import JobRunner
+
+    job = load_job(target)
+    manager = MultiNodeCheckpointManager(
+        checkpoint,
+        save=None if save_every is None else SaveEvery(epochs=save_every),
+        keep=None if keep_last is None else KeepLast(keep_last),
+        allow_pickle=allow_pickle,
+        take_over=take_over,
+    )
+    about = {"job": job.name, "checkpoint": manager.path}
+    if dry_run:
+        plan = JobRunner(job, manager, resume_from_epoch=resume, num_epochs=epochs).plan_resume()
+        return Output({**about, "plan": plan.to_dict()}, str(plan))
+
+    again = _command_again(
+        target,
+        checkpoint,
+        {
+            "--on-save-error": None if on_save_error == "refuse" else on_save_error,
+            "--save-every": save_every,
+            "--keep-last": keep_last,
+            "--allow-pickle": allow_pickle or None,
+            "--epochs": epochs,
+            "--workers": workers,
+            "--threads": threads,
+            "--grace": grace,
+            "--scheduler": scheduler,
+        },
+    )
+    with terminated_as_interrupt(), show_progress(sys.stdout) as progress:
+        runner = JobRunner(
+            job,
+            manager,
+            resume_from_epoch=resume,
+            on_save_error=on_save_error,
+            num_epochs=epochs,
+            grace_seconds=grace,
+            callbacks=[progress],
+        )
+        progress.under_way = runner.under_way
+        runner.plan_resume()  # report mistakes before a cluster starts
+        try:
+            with (
+                open_session(scheduler, workers, threads) as session,
+                _usr1_saves(runner),
+            ):
+                result = runner.run(session)
+        except KeyboardInterrupt as interrupt:
+            raise type(interrupt)(_advise(manager, again)) from interrupt
+        except errors.ExecutionError as error:
+            is_advised = "the same command again to " in str(error)
+            error.args = (f"{error}\n{f'    {again}' if is_advised else _advise(manager, again)}",)
+            raise
+    text = _summarize(job.name, result, manager.path)
+    code = SAVES_FAILED if result.failed_saves else 0
+    return Output({**about, **result.to_dict()}, text, code)
+
+
+@contextlib.contextmanager
+def _usr1_saves(runner: JobRunner) -> Iterator[None]:
+    """Save when SIGUSR1 arrives."""
+    try:
+        before = signal.signal(signal.SIGUSR1, lambda number, frame: runner.save_now())
+    except (AttributeError, ValueError):  # Windows, or not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def _command_again(target: str, checkpoint: str, options: Mapping[str, Any]) -> str:
+    words = [*click.get_current_context().command_path.split(), target, "--checkpoint", checkpoint]
+    for option, value in options.items():
+        if value is not None:
+            words += [option] if value is True else [option, str(value)]
+    return shlex.join(words)
+
+
+def _advise(manager: MultiNodeCheckpointManager, again: str) -> str:
+    try:
+        epoch = manager.latest()
+    except (errors.JobRunnerError, OSError) as error:
+        return f"The recorded epochs cannot be read now: {error}"
+    if epoch is None:
+        return f"No epoch is recorded yet. To start again: {again}"
+    return f"The last recorded epoch is {epoch}. To resume from it: {again}"
+
+
+def _summarize(job: str, result: RunResult, path: str) -> str:
+    began = "" if result.resumed_from is None else f", resumed from {result.resumed_from}"
+    lines = [
+        f"{job}: done at epoch {result.epoch}{began}, stopped by {result.stopped_by}",
+        f"saved {_count(len(result.saves), 'checkpoint')} in {path}",
+    ]
+    if result.restarts:
+        lines.append(f"restarted {_count(result.restarts, 'time')} after a loss")
+    if result.failed_saves:
+        last = result.failed_saves[-1]
+        lines.append(
+            f"not saved: {_count(len(result.failed_saves), 'epoch')}, most recently epoch "
+            f"{last.epoch}: {last.error}"
+        )
+    return "\n".join(lines)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
