@@ -67,8 +67,8 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
         notes.insert(0, f"The newest {len(shown)} of {len(recorded)} epochs.")
     if unclaimed:
         notes.append(
-            f"There are stores of epochs {format_ranges(unclaimed)} that no entry of the log "
-            f"mentions. `jobrunner fsck {manager.path}` explains them."
+            f"Stores of epochs {format_ranges(unclaimed)} are not mentioned in the log. "
+            f"`jobrunner fsck {manager.path}` explains them."
         )
     if not epochs:
         return Output(data, "\n".join((*notes, f"No epoch is recorded in {manager.path}.")))

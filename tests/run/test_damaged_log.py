@@ -106,7 +106,7 @@ def test_newest_entries_that_are_lost_are_told_of(inproc_session, manager):
     told = "stores of epochs 2, 3 that no entry of its log claims: its newest entries may be lost"
     assert told in str(plan)
     listed = CliRunner().invoke(main, ["ls", manager.path]).stdout
-    assert "Stores of epochs 2, 3 lie here, and no entry of the log claims them" in listed
+    assert "Stores of epochs 2, 3 are not mentioned in the log." in listed
     repair(manager)
     assert again.epochs() == [0, 1, 2, 3]
     for entry in sorted(Path(manager.path, "_log").iterdir())[5:]:

@@ -371,7 +371,7 @@ def test_a_request_for_a_save_is_looked_for_now_and_then(rig: Rig) -> None:
 def test_commands_read_a_url(memory: str) -> None:
     listed = json.loads(invoke("ls", memory, "--json").stdout)
     assert [epoch["epoch"] for epoch in listed["epochs"]] == [0, 1]
-    assert "4.6 MiB" in invoke("info", memory, 1).stdout
+    assert "4.58 MiB" in invoke("info", memory, 1).stdout
     assert invoke("verify", memory).exit_code == 0
     assert "epoch" in invoke("diff", f"{memory}@0", "@1").stdout
     assert invoke("fsck", memory).exit_code == 0
