@@ -15,7 +15,7 @@ from jobrunner.checkpoint.policies import RetentionPolicy, SaveEvery, SavePolicy
 from jobrunner.checkpoint.save import BlobCheck, SaveOrder
 from jobrunner.checkpoint.storage import PosixFiles, absolute_path, files_beside
 from jobrunner.checkpoint.store import Receipt, check_compressors, resolve_storage
-from jobrunner.define import Storage, TaskGroup, read_compressors
+from jobrunner.define import ArrayOptions, TaskGroup, read_compressors
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -146,7 +146,7 @@ class MultiNodeCheckpointManager(HeldDirectory):
                 f"load_path is another directory than path, and both are {self.path}. Leave "
                 f"load_path out: a run goes on from its own directory anyway."
             )
-        self._storage = Storage(
+        self._storage = ArrayOptions(
             None
             if compressors is None
             else check_compressors(read_compressors(compressors, "compressors"), "compressors")
@@ -212,7 +212,7 @@ class MultiNodeCheckpointManager(HeldDirectory):
 
     # --- saving
 
-    def check_storage(self, storage: Mapping[str, Mapping[str, Storage]]) -> None:
+    def check_storage(self, storage: Mapping[str, Mapping[str, ArrayOptions]]) -> None:
         """Refuse what no store could be written with; `begin` says what it takes.
 
         Raises
@@ -224,7 +224,7 @@ class MultiNodeCheckpointManager(HeldDirectory):
     def blob_check(
         self,
         initial: Mapping[str, Collection[str]] | None = None,
-        storage: Mapping[str, Mapping[str, Storage]] | None = None,
+        storage: Mapping[str, Mapping[str, ArrayOptions]] | None = None,
     ) -> BlobCheck:
         """What finds out, on the workers and without storage, whether all blobs can be saved.
 
@@ -254,7 +254,7 @@ class MultiNodeCheckpointManager(HeldDirectory):
         replicated: Mapping[str, Sequence[str]] | None = None,
         initial: Mapping[str, Collection[str]] | None = None,
         details: Mapping[str, Any] | None = None,
-        storage: Mapping[str, Mapping[str, Storage]] | None = None,
+        storage: Mapping[str, Mapping[str, ArrayOptions]] | None = None,
     ) -> SaveOrder:
         """Claim the names of an epoch's stores.
 
@@ -268,7 +268,7 @@ class MultiNodeCheckpointManager(HeldDirectory):
         details : mapping, optional
             What `commit` will be told: JSON, which may hold NaN and infinities. A store keeps it,
             so that the record can be made again where the log has lost it.
-        storage : mapping of str to mapping of str to Storage, optional
+        storage : mapping of str to mapping of str to ArrayOptions, optional
             Node -> name of a blob -> how its arrays are stored.
 
         Returns

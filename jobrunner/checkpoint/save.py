@@ -25,7 +25,7 @@ from jobrunner.checkpoint.store import (
     former_store,
 )
 from jobrunner.checkpoint.unchanged import Provenance
-from jobrunner.define import DEFAULT_STORAGE, Storage
+from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.workspace import Workspace
 
@@ -44,9 +44,9 @@ class BlobCheck:
     initial : mapping of str to collection of str, optional
         Node -> the blobs that its init tasks make: only those may hold objects that are saved by
         their state. By default, any may.
-    storage : mapping of str to mapping of str to Storage
+    storage : mapping of str to mapping of str to ArrayOptions
         Node -> name of a blob -> how its arrays are stored.
-    default : Storage
+    default : ArrayOptions
         How those of others are.
 
     Notes
@@ -58,8 +58,8 @@ class BlobCheck:
     codecs: Sequence[Codec] = ()
     allow_pickle: bool = False
     initial: Mapping[str, Collection[str]] | None = None
-    storage: Mapping[str, Mapping[str, Storage]] = field(default_factory=dict)
-    default: Storage = DEFAULT_STORAGE
+    storage: Mapping[str, Mapping[str, ArrayOptions]] = field(default_factory=dict)
+    default: ArrayOptions = DEFAULT_ARRAY_OPTIONS
 
     def __call__(self, workspaces: Mapping[str, Workspace]) -> None:
         """Raise what `encode` raises."""

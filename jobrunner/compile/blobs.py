@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from jobrunner.compile.group import Names, is_in
-from jobrunner.define import Blob, Job, Storage, Task, WorkspaceType
+from jobrunner.define import ArrayOptions, Blob, Job, Task, WorkspaceType
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_distinct
 
@@ -109,24 +109,24 @@ def find_updated(job: Job) -> set[tuple[str, str]]:
     }
 
 
-def find_storage(
+def find_array_options(
     job: Job, checkpointed: Sequence[str], global_blobs: Names
-) -> dict[str, dict[str, Storage]]:
+) -> dict[str, dict[str, ArrayOptions]]:
     """How blobs are stored, where that is said: node -> blob -> how."""
-    found: dict[str, dict[str, Storage]] = {}
+    found: dict[str, dict[str, ArrayOptions]] = {}
     for group in job.groups.values():
         for task in group.tasks():
             for blob in task.output_blobs:
-                if blob.storage is None:
+                if blob.array_options is None:
                     continue
                 node = task.node.name
                 if node not in checkpointed or not is_in(global_blobs, node, blob.name):
                     raise _not_saved(task, blob, node in checkpointed)
-                known = found.setdefault(node, {}).setdefault(blob.name, blob.storage)
-                if known != blob.storage:
+                known = found.setdefault(node, {}).setdefault(blob.name, blob.array_options)
+                if known != blob.array_options:
                     raise DefinitionError(
                         f"Job {job.name!r}: how blob {blob.name!r} of node {node!r} is stored is "
-                        f"said in two ways, {known} and {blob.storage}. Say it once."
+                        f"said in two ways, {known} and {blob.array_options}. Say it once."
                     )
     return found
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from jobrunner.compile.blobs import (
     checkpointed_nodes,
+    find_array_options,
     find_globals,
     find_shared,
-    find_storage,
     find_transient,
     find_updated,
     made_by,
@@ -81,7 +81,7 @@ def _compile_job(job: Job) -> Plan:
         transient=transient,
         replicated=replicated,
         partitions=partitions,
-        storage=find_storage(job, checkpointed, global_blobs),
+        array_options=find_array_options(job, checkpointed, global_blobs),
         structure=structure,
         code=code,
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobrunner.define import Storage
+from jobrunner.define import ArrayOptions
 
 
 class _Record:
@@ -226,7 +226,7 @@ class Plan:
         Name of a blob -> the nodes that have it, all with one value.
     partitions : mapping
         Name of a blob -> the axis, and the nodes that hold its parts, in their order.
-    storage : mapping
+    array_options : mapping
         Node -> name of a blob -> how its arrays are stored, where somebody chose.
     structure, code : mapping
         ``"group:node/task"`` -> digest of the task's structure, and of its function's code, in
@@ -246,7 +246,7 @@ class Plan:
     transient: Mapping[str, frozenset[str]] = field(default_factory=dict)
     replicated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     partitions: Mapping[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
-    storage: Mapping[str, Mapping[str, Storage]] = field(default_factory=dict)
+    array_options: Mapping[str, Mapping[str, ArrayOptions]] = field(default_factory=dict)
     structure: Mapping[str, str] = field(default_factory=dict)
     code: Mapping[str, str] = field(default_factory=dict)
 

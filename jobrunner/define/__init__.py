@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from jobrunner.define.array_options import DEFAULT_STORAGE, Compressor, Storage, read_compressors
+from jobrunner.define.array_options import (
+    DEFAULT_ARRAY_OPTIONS,
+    ArrayOptions,
+    Compressor,
+    read_compressors,
+)
 from jobrunner.define.job import Job, epoch_limiter
 from jobrunner.define.node import Blob, Node, WorkspaceType
 from jobrunner.define.task import Task, TaskGroup, TaskOutput
 
 __all__ = [
-    "DEFAULT_STORAGE",
+    "DEFAULT_ARRAY_OPTIONS",
+    "ArrayOptions",
     "Blob",
     "Compressor",
     "Job",
     "Node",
-    "Storage",
     "Task",
     "TaskGroup",
     "TaskOutput",

@@ -14,7 +14,7 @@ Compressor = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class ArrayOptions:
     """How the arrays of a blob are stored, where that is not left to us.
 
     Attributes
@@ -32,10 +32,12 @@ class Storage:
     shards: tuple[int, ...] | None = None
 
 
-DEFAULT_STORAGE = Storage()
+DEFAULT_ARRAY_OPTIONS = ArrayOptions()
 
 
-def read_storage(compressors: object, chunks: object, shards: object, where: str) -> Storage | None:
+def read_array_options(
+    compressors: object, chunks: object, shards: object, where: str
+) -> ArrayOptions | None:
     """The arguments of a `Blob`; None where all is left to us.
 
     Raises
@@ -58,7 +60,7 @@ def read_storage(compressors: object, chunks: object, shards: object, where: str
                 f"multiple of them; got chunks={inner} and shards={outer}."
             )
     read = None if compressors is None else read_compressors(compressors, where)
-    return Storage(read, inner, outer)
+    return ArrayOptions(read, inner, outer)
 
 
 def read_compressors(compressors: object, where: str) -> tuple[Compressor, ...]:

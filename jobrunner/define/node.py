@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Self
 
-from jobrunner.define.array_options import Storage, read_storage
+from jobrunner.define.array_options import ArrayOptions, read_array_options
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
 
@@ -141,7 +141,7 @@ class Blob:
     All but the name and the node count where the blob is an output.
     """
 
-    __slots__ = ("name", "node", "partition", "replicated", "storage", "transient")
+    __slots__ = ("array_options", "name", "node", "partition", "replicated", "transient")
 
     def __init__(
         self,
@@ -168,8 +168,10 @@ class Blob:
             raise DefinitionError(
                 f"Blob {name!r}: partition is the number of an axis, from 0 on; got {partition!r}."
             )
-        self.storage: Storage | None = read_storage(compressors, chunks, shards, f"Blob {name!r}")
-        if self.transient and self.storage is not None:
+        self.array_options: ArrayOptions | None = read_array_options(
+            compressors, chunks, shards, f"Blob {name!r}"
+        )
+        if self.transient and self.array_options is not None:
             raise DefinitionError(f"Blob {name!r} is transient, so nothing of it is stored.")
         if self.transient + self.replicated + (partition is not None) > 1:
             raise DefinitionError(
@@ -193,5 +195,5 @@ class Blob:
         transient = ", transient=True" if self.transient else ""
         replicated = ", replicated=True" if self.replicated else ""
         partition = f", partition={self.partition}" if self.partition is not None else ""
-        storage = f", storage={self.storage}" if self.storage is not None else ""
-        return f"Blob({self.name!r}{node}{transient}{replicated}{partition}{storage})"
+        options = f", {self.array_options}" if self.array_options is not None else ""
+        return f"Blob({self.name!r}{node}{transient}{replicated}{partition}{options})"

@@ -332,7 +332,7 @@ class JobRunner:
             )
         plan = job.compile()
         if self.checkpoint_manager is not None:
-            self.checkpoint_manager.check_storage(plan.storage)
+            self.checkpoint_manager.check_storage(plan.array_options)
         return plan
 
     def _options(self) -> Options:

@@ -333,7 +333,7 @@ class Recorder:
             replicated=self._plan.replicated,
             initial=self._plan.initial,
             details=kept,
-            storage=self._plan.storage,
+            storage=self._plan.array_options,
         )
 
     def _write(

@@ -16,18 +16,18 @@ import numpy as np
 
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.checkpoint.log.entry_file import decode_entry, encode_entry
-from jobrunner.define.array_options import Storage
+from jobrunner.define.array_options import ArrayOptions
 from jobrunner.workspace.workspace import Workspace
 
 STORAGE = {
-    "zstd": Storage(({"name": "zstd", "configuration": {"level": 3}},)),
-    "blosc": Storage(({"name": "blosc", "configuration": {}},)),
-    "gzip": Storage(({"name": "gzip", "configuration": {}},)),
-    "pieces": Storage(chunks=(2, 3), shards=(4, 6)),
-    "both": Storage(({"name": "zstd", "configuration": {}},), (2, 3), (4, 6)),
-    "turned": Storage((), (2, 3), (4, 6)),
-    "words": Storage(None, (2,), (4,)),
-    "chunks": Storage(chunks=(3, 4)),
+    "zstd": ArrayOptions(({"name": "zstd", "configuration": {"level": 3}},)),
+    "blosc": ArrayOptions(({"name": "blosc", "configuration": {}},)),
+    "gzip": ArrayOptions(({"name": "gzip", "configuration": {}},)),
+    "pieces": ArrayOptions(chunks=(2, 3), shards=(4, 6)),
+    "both": ArrayOptions(({"name": "zstd", "configuration": {}},), (2, 3), (4, 6)),
+    "turned": ArrayOptions((), (2, 3), (4, 6)),
+    "words": ArrayOptions(None, (2,), (4,)),
+    "chunks": ArrayOptions(chunks=(3, 4)),
 }
 
 

@@ -28,7 +28,7 @@ from jobrunner.checkpoint.encoding.dtypes import (
     dtype_to_spec,
 )
 from jobrunner.checkpoint.encoding.stateful import has_state, name_class
-from jobrunner.define import DEFAULT_STORAGE, Storage
+from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.names import escape
 
 Tree = Any
@@ -73,7 +73,7 @@ class EncodedBlob:
     parts: Sequence[ArrayPart]
     has_state: bool = False
     """Whether it holds objects that are saved by their state."""
-    storage: Storage = DEFAULT_STORAGE
+    storage: ArrayOptions = DEFAULT_ARRAY_OPTIONS
     """How its arrays are stored."""
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jobrunner.checkpoint.encoding.aliasing import Window, refuse_shared_memory
 from jobrunner.checkpoint.encoding.codecs import Codec
 from jobrunner.checkpoint.encoding.encode import EncodedBlob, Encoder, UnsupportedValueError
-from jobrunner.define import Storage
+from jobrunner.define import ArrayOptions
 from jobrunner.errors import DefinitionError
 
 
@@ -71,7 +71,7 @@ def encode_blobs(
 
 
 def store_as(
-    node: str, name: str, blob: EncodedBlob, storage: Storage | None, default: Storage
+    node: str, name: str, blob: EncodedBlob, storage: ArrayOptions | None, default: ArrayOptions
 ) -> EncodedBlob:
     """The blob with how its arrays are stored.
 

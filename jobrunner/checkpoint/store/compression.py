@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from jobrunner.define import Compressor, Storage
+from jobrunner.define import ArrayOptions, Compressor
 from jobrunner.errors import DefinitionError
 
 _NAMES = ("blosc", "gzip", "zstd")
@@ -64,8 +64,8 @@ def check_compressors(compressors: Sequence[Compressor], where: str) -> tuple[Co
 
 
 def resolve_storage(
-    storage: Mapping[str, Mapping[str, Storage]],
-) -> dict[str, dict[str, Storage]]:
+    storage: Mapping[str, Mapping[str, ArrayOptions]],
+) -> dict[str, dict[str, ArrayOptions]]:
     """Node -> blob -> its storage, the compressors with all their settings.
 
     Raises

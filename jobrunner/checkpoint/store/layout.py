@@ -31,7 +31,7 @@ from jobrunner.checkpoint.store.zarr_json import (
     describe_usual_array,
     group_document,
 )
-from jobrunner.define import Storage
+from jobrunner.define import ArrayOptions
 
 FORMAT = 1
 """Of log entries; readers refuse what is newer."""
@@ -222,7 +222,7 @@ def _stack(
         yield from ([len(stacks) - 1, row] for row in range(len(names[cut])))
 
 
-def _plan_array(blob: str, part: ArrayPart, path: str, storage: Storage) -> PlannedArray:
+def _plan_array(blob: str, part: ArrayPart, path: str, storage: ArrayOptions) -> PlannedArray:
     data = part.data
     is_text = isinstance(data.dtype, np.dtypes.StringDType)
     if storage.chunks is not None:

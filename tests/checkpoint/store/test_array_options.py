@@ -30,7 +30,7 @@ from jobrunner.checkpoint.store import grid
 from jobrunner.checkpoint.store.chunk_bytes import decode_piece, file_content, split_content
 from jobrunner.checkpoint.store.compression import check_compressors, compress, decompress
 from jobrunner.checkpoint.store.grid import Grid, plan_grid
-from jobrunner.define.array_options import Storage
+from jobrunner.define.array_options import ArrayOptions
 from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
 from tests.checkpoint.test_manager import run_group
@@ -65,7 +65,9 @@ class Rig:
         self.manager.start_run(["a"], {})
         self.workspace = Workspace("a")
 
-    def save(self, epoch: int, storage: Mapping[str, Storage] | None = None, **blobs: Any) -> Any:
+    def save(
+        self, epoch: int, storage: Mapping[str, ArrayOptions] | None = None, **blobs: Any
+    ) -> Any:
         self.workspace.globals.update(blobs)
         begun = self.manager.begin(epoch, storage={"a": storage or {}})
         order = cloudpickle.loads(cloudpickle.dumps(begun))
@@ -199,10 +201,10 @@ def test_any_cut_of_an_array_comes_back(shape: list[int], data: Any, compressors
 @pytest.mark.usefixtures("small")
 def test_chunks_and_shards_are_those_that_were_asked_for(rig: Rig) -> None:
     asked = {
-        "cut": Storage(chunks=(7, 30)),
-        "both": Storage(({"name": "gzip", "configuration": {}},), (5, 8), (10, 32)),
-        "turned": Storage(chunks=(5, 8), shards=(10, 32)),
-        "words": Storage(chunks=(3, 2)),
+        "cut": ArrayOptions(chunks=(7, 30)),
+        "both": ArrayOptions(({"name": "gzip", "configuration": {}},), (5, 8), (10, 32)),
+        "turned": ArrayOptions(chunks=(5, 8), shards=(10, 32)),
+        "words": ArrayOptions(chunks=(3, 2)),
     }
     square = np.arange(50 * 100.0).reshape(50, 100)
     rig.save(
@@ -302,7 +304,7 @@ def test_unchanged_pieces_are_linked_and_tell_their_digests(
 
 def test_a_store_in_which_nothing_is_new_says_the_older_format(rig: Rig) -> None:
     rig.save(0, w=np.arange(3))
-    rig.save(1, {"w": Storage(chunks=(1,), shards=(2,))})
+    rig.save(1, {"w": ArrayOptions(chunks=(1,), shards=(2,))})
     formats = [rig.manager._readers(e)["a"].read_manifest()["format"] for e in (0, 1)]
     assert formats == [1, 2]
 
@@ -359,12 +361,12 @@ def test_chunks_for_what_is_no_such_array_are_refused_before_epoch_1(
     rig: Rig, value: Any, found: str
 ) -> None:
     with pytest.raises(DefinitionError, match=f"'a', blob 'w': chunks=.*{found}"):
-        rig.save(0, {"w": Storage(chunks=(2, 2))}, w=value)
+        rig.save(0, {"w": ArrayOptions(chunks=(2, 2))}, w=value)
 
 
 def test_a_blob_may_stay_as_it_is_where_the_job_is_compressed(tmp_path: Path) -> None:
     rig = Rig(tmp_path, compressors="zstd")
-    rig.save(0, {"plain": Storage(())}, plain=np.zeros(10_000), other=np.zeros(10_000))
+    rig.save(0, {"plain": ArrayOptions(())}, plain=np.zeros(10_000), other=np.zeros(10_000))
     sizes = {file.parent.name: file.stat().st_size for file in rig.stored(0)}
     assert sizes["plain"] == 80_000 > 1_000 > sizes["other"]
     rig.check(0)
@@ -378,7 +380,7 @@ def test_a_plan_says_how_blobs_are_stored() -> None:
             Task(lambda: 0, outputs="v")
         epoch_limiter(job, 1)
     zstd = {"name": "zstd", "configuration": {}}
-    assert job.compile().storage == {"a": {"w": Storage((zstd,), (8,))}}
+    assert job.compile().array_options == {"a": {"w": ArrayOptions((zstd,), (8,))}}
     with Job("k") as job, Node("a"):
         Task(lambda: 0, outputs=Blob("w", chunks=8))
         epoch_limiter(job, 1)

@@ -27,12 +27,12 @@ from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store.layout import MANIFEST
 from jobrunner.checkpoint.store.reader import StoreReader
 from jobrunner.checkpoint.store.stacks import LEAST_ALIKE
-from jobrunner.define.array_options import Storage
+from jobrunner.define.array_options import ArrayOptions
 from jobrunner.errors import JobRunnerError
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 
-ZSTD = Storage(({"name": "zstd", "configuration": {"level": 1}},), (7, 9), (14, 18))
+ZSTD = ArrayOptions(({"name": "zstd", "configuration": {"level": 1}},), (7, 9), (14, 18))
 BLOBS = {
     "w": np.arange(12.0).reshape(3, 4),
     "z": np.zeros((40, 40)),

@@ -15,7 +15,7 @@ from jobrunner import DefinitionError, MultiNodeCheckpointManager
 from jobrunner.checkpoint import CheckpointDirectory, copy_epoch, inspect_directory
 from jobrunner.checkpoint.store.layout import MANIFEST
 from jobrunner.checkpoint.store.stacks import LEAST_ALIKE, MOST_BYTES
-from jobrunner.define.array_options import Storage
+from jobrunner.define.array_options import ArrayOptions
 from jobrunner.testing import FaultyFiles, assert_identical
 from jobrunner.workspace.workspace import Workspace
 from tests.checkpoint.store.test_array_options import CountingFiles
@@ -261,7 +261,7 @@ def test_windows_on_one_memory_are_refused_as_ever(rig: Rig) -> None:
 @pytest.mark.parametrize("count", [2, MANY])
 def test_what_has_a_storage_of_its_own_is_no_row(rig: Rig, count: int) -> None:
     rig.blobs.update(many(np.arange(100), 2 * MANY))
-    storage = {f"w{i}": Storage(chunks=(10,)) for i in range(count)}
+    storage = {f"w{i}": ArrayOptions(chunks=(10,)) for i in range(count)}
     rig.save(storage={"a": storage})
     rig.check()
     assert rig.stacks() == [[2 * MANY - count, 100]]
