@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jobrunner.run.replay import BlobDifference, Replay, ReplayReport, compare_checkpoints
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport, format_ranges
-from jobrunner.run.runner import JobRunner, ResumeFrom
+from jobrunner.run.resume import ResumeFrom
+from jobrunner.run.runner import JobRunner
 from jobrunner.run.saver import SaveErrorPolicy
 from jobrunner.run.upload import CopyTo, UploadTaskGroupBuilder
 

@@ -1,44 +1,81 @@
-"""6 loop: what a run does next, as pure functions of what is known. No I/O, no Dask, no clock."""
+"""What a run knows and what it does next: pure functions. No I/O, no Dask, no clock."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jobrunner.run.losses import Losses
+from jobrunner.run.result import RunResult, SaveReport
 
 Step = Literal["run an epoch", "finish", "stop", "move"]
 
 
+@dataclass(slots=True)
+class State:
+    """How far a run is."""
+
+    losses: Losses
+    epoch: int = 0  # the last that has ended; 0 is "after init"
+    steps_done: int = 0  # of the next epoch, as the loaded checkpoint had them
+    recorded: int | None = None  # the recorded epoch that the workspaces hold, if they hold one
+    fired: tuple[str, ...] = ()  # stop conditions that were true when `epoch` ended
+    metrics: dict[int, dict[str, Any]] = field(default_factory=dict)  # by epoch
+    epoch_seconds: float = float("inf")  # the last epoch's
+    under_way: range = range(0)  # the epochs that workers run in one go; empty: nodes are placed
+    is_careful: bool = False  # they run one task at a time, and report each before it begins
+    most_workers: int = 0  # in use at once so far
+    next_look: float = 0.0  # when to look for spare workers
+    is_announced: bool = False  # `on_start` was called
+    has_begun: bool = False  # init or a load has succeeded,
+    resumed_from: int | None = None  # namely of this epoch
+    is_finished: bool = False  # the loaded run had ended after its exit group
+
+    def begin(self, epochs: range) -> None:
+        """Note what the workers run next."""
+        self.under_way = epochs
+        self.is_careful = bool(epochs) and epochs.start in self.losses.careful_epochs
+
+    def stopped_by(self, limit: int | None) -> str:
+        """The stop condition or limit that ends the job after `epoch`; empty: it goes on."""
+        if self.steps_done:  # an epoch that has begun is finished, whatever the limit is now
+            return ""
+        if self.fired:
+            return self.fired[0]
+        return "epoch_limiter" if is_reached(limit, self.epoch) else ""
+
+    def result(
+        self, limit: int | None, saves: list[SaveReport], failed_saves: list[SaveReport]
+    ) -> RunResult:
+        """What to tell the user at the end."""
+        return RunResult(
+            epoch=self.epoch,
+            resumed_from=self.resumed_from,
+            stopped_by=self.stopped_by(limit),
+            restarts=self.losses.in_all,
+            metrics=[{**self.metrics[epoch], "epoch": epoch} for epoch in sorted(self.metrics)],
+            saves=saves,
+            failed_saves=failed_saves,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What is known when an epoch has ended, or the state of one has been loaded.
+    """What is known when an epoch has ended or was loaded."""
 
-    Attributes
-    ----------
-    stopped_by : str
-        The stop condition or limit that ends the job here; empty: it goes on.
-    stop_asked : str
-        Who asked the run to stop; empty: nobody.
-    is_recorded : bool
-        The checkpoint of this very epoch is recorded.
-    is_leaving : bool
-        A worker in use announced that it leaves.
-    has_room : bool
-        Workers that the last loss took away have been replaced.
-    """
-
-    stopped_by: str = ""
-    stop_asked: str = ""
+    stopped_by: str = ""  # the stop condition or limit that ends the job here; empty: it goes on
+    stop_asked: str = ""  # who asked the run to stop; empty: nobody
     is_recorded: bool = False
-    is_leaving: bool = False
-    has_room: bool = False
+    is_leaving: bool = False  # a worker in use has announced that it will leave
+    has_room: bool = False  # new workers have replaced those that were lost
 
 
 def next_step(boundary: Boundary) -> Step:
     """What comes after an epoch.
 
-    A job that has come to its end is finished, even when it was asked to stop: what is left is
-    its exit group. Nodes move only from a recorded epoch, for then nothing is run again.
+    A job that has reached its end is finished even if it was asked to stop: only its last groups
+    are left. Nodes move only from a recorded epoch, so that nothing runs twice.
     """
     if boundary.stopped_by:
         return "finish"
@@ -50,99 +87,23 @@ def next_step(boundary: Boundary) -> Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
-    """Losses with no epoch recorded in between.
+class Recorded:
+    """What a checkpoint directory says about the epoch to resume from."""
 
-    Attributes
-    ----------
-    limit : int
-        How many a run survives in a row.
-    in_a_row : int
-    in_all : int
-    running : mapping of str to int
-        ``node/task`` -> how many of those in a row came while it ran on the worker that died, as
-        far as that is known.
-    careful : int
-        How many of those in a row came in a run whose tasks begin only once they are known of.
-    surely : mapping of str to int
-        ``node/task`` -> at how many of these it ran.
-    epochs : range
-        In which those in a row came.
-    """
-
-    limit: int
-    in_a_row: int = 0
-    in_all: int = 0
-    running: Mapping[str, int] | None = None
-    careful: int = 0
-    surely: Mapping[str, int] | None = None
-    epochs: range = range(0)
-
-    def after_loss(
-        self,
-        running: Collection[str] = (),
-        epochs: range = range(0),
-        *,
-        was_careful: bool = False,
-    ) -> Losses:
-        """One more; `running` is what ran on the worker, `epochs` those that were under way."""
-        return replace(
-            self,
-            in_a_row=self.in_a_row + 1,
-            in_all=self.in_all + 1,
-            running=_counted(self.running, running),
-            careful=self.careful + was_careful,
-            surely=_counted(self.surely, running if was_careful else ()),
-            epochs=_span(self.epochs, epochs),
-        )
-
-    def after_record(self) -> Losses:
-        """An epoch was recorded."""
-        return Losses(self.limit, in_all=self.in_all)
-
-    def call_for_care(self, epoch: int) -> bool:
-        """Whether to find out in `epoch` which task it is; one loss has other reasons as a rule."""
-        return self.in_a_row >= 2 and epoch in self.epochs
-
-    @property
-    def are_too_many(self) -> bool:
-        """Whether the run must end."""
-        return self.in_a_row > self.limit
-
-    @property
-    def accusation(self) -> str:
-        """What to say of the suspects, as a sentence after others."""
-        suspects = " and ".join(self.suspects)
-        if not suspects:
-            return ""
-        if not self.careful:
-            return f" Each time {suspects} was running."
-        times = "the last time" if self.careful == 1 else "the last times"
-        return (
-            f" {suspects} was running {times}, when each task was told of before it began and no "
-            f"other ran beside it: see whether it kills its worker."
-        )
-
-    @property
-    def suspects(self) -> list[str]:
-        """Tasks that ran at every one of several losses: they may well be the cause."""
-        if self.careful:
-            return [name for name, count in (self.surely or {}).items() if count == self.careful]
-        if self.in_a_row < 2:
-            return []
-        return [name for name, count in (self.running or {}).items() if count == self.in_a_row]
+    epoch: int
+    step: int = 0  # how many steps of it were done; 0: all
+    fired: Sequence[str] = ()  # stop conditions that were true then and that the job still has
+    later: Sequence[int] = ()  # recorded epochs after it
+    is_done: bool = False  # the last run ended after its exit group
 
 
-def _counted(counts: Mapping[str, int] | None, names: Collection[str]) -> dict[str, int]:
-    """The counts, with one more for each of some names."""
-    new = dict(counts or {})
-    for name in names:
-        new[name] = new.get(name, 0) + 1
-    return new
+def remainder(recorded: Recorded, limit: int | None) -> Literal["epochs", "last groups", "nothing"]:
+    """What is left to run after a load of that epoch."""
+    if recorded.step or not (recorded.fired or is_reached(limit, recorded.epoch)):
+        return "epochs"
+    return "nothing" if recorded.is_done and not recorded.later else "last groups"
 
 
-def _span(one: range, other: range) -> range:
-    """The shortest range that holds both."""
-    if not one or not other:
-        return one or other
-    return range(min(one.start, other.start), max(one.stop, other.stop))
+def is_reached(limit: int | None, epoch: int) -> bool:
+    """Whether no epoch may follow."""
+    return limit is not None and epoch >= limit

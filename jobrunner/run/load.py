@@ -1,38 +1,34 @@
-"""6 loop: a recorded epoch back in workspaces; `jobrunner.run.resume` says what that takes."""
+"""Load a recorded epoch into workspaces, and find out what that takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from jobrunner.checkpoint import CheckpointDirectory
-from jobrunner.cluster import SessionBinding
-from jobrunner.compile import GroupPlan, Plan
+from jobrunner.checkpoint import CheckpointDirectory, load_waiting_states
+from jobrunner.cluster import Session, SessionBinding
+from jobrunner.compile import GroupPlan, Plan, compile_resume
 from jobrunner.config import get_seconds
-from jobrunner.define import Job, TaskGroup
-from jobrunner.errors import CheckpointCorruptError
-from jobrunner.run import resume
+from jobrunner.define import Blob, Job, TaskGroup
+from jobrunner.errors import (
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    DefinitionError,
+    PlanMismatchError,
+)
+
+START_AFRESH = "start afresh (resume_from_epoch=None, --resume none)"
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An epoch whose blobs are in the workspaces, but for objects that are saved by their state.
-
-    Attributes
-    ----------
-    epoch : int
-    group : TaskGroup
-        What loaded it.
-    again : GroupPlan
-        The init tasks that run again, and among others make those objects.
-    anew : mapping of str to frozenset of str
-        Node -> blobs whose states wait for these.
-    """
+    """An epoch whose blobs are in the workspaces, except objects that are saved by their state."""
 
     epoch: int
-    group: TaskGroup
-    again: GroupPlan
-    anew: Mapping[str, frozenset[str]]
+    group: TaskGroup  # the group that loaded it
+    again: GroupPlan  # init tasks to run again; they make those objects, among other things
+    anew: Mapping[str, frozenset[str]]  # node -> blobs whose states wait for their objects
 
 
 def load(
@@ -44,20 +40,24 @@ def load(
     *,
     from_memory: bool = False,
 ) -> Loaded:
-    """Load an epoch into the workspaces of a binding of the plan.
-
-    Raises
-    ------
-    CheckpointError, ExecutionError
-        It does not fit the job, or the workers; or it is not what was written.
-    """
-    blobs = resume.required_blobs(plan, manager, epoch)
-    partitions = {name: nodes for name, (_, nodes) in plan.partitions.items()}
-    sizes = resume.least_bytes(blobs, manager, epoch)
+    """Load an epoch into workspaces; `from_memory`: do not read what workers still have there."""
+    blobs = required_blobs(plan, manager, epoch)
+    # The bytes on disk of the nodes that load their whole store.
+    stores = manager.record(epoch)["stores"]
+    saved = manager.run_info(epoch).get("plan", {}).get("nodes", {})
+    sizes = {
+        node: stores[node]["nbytes"]
+        for node, names in blobs.items()
+        if node in stores and node in saved and names >= set(saved[node])
+    }
     binding.check_fit(sizes, f"Epoch {epoch} of {manager.path}")
-    again, anew = resume.rebuild(job, plan, manager, epoch)
+    again, anew = rebuild(job, plan, manager, epoch)
     group = manager.load(
-        epoch, blobs=blobs, partitions=partitions, anew=anew, from_memory=from_memory
+        epoch,
+        blobs=blobs,
+        partitions={name: nodes for name, (_, nodes) in plan.partitions.items()},
+        anew=anew,
+        from_memory=from_memory,
     )
     deadline_seconds = get_seconds("checkpoint.deadline-seconds")
     binding.run_group(group, epoch=epoch, deadline_seconds=deadline_seconds)
@@ -70,20 +70,135 @@ def load_newest(
     plan: Plan,
     manager: CheckpointDirectory,
     epochs: Iterable[int],
-    pass_over: Callable[[int, CheckpointCorruptError], None],
+    report_damage: Callable[[int, CheckpointCorruptError], None],
 ) -> Loaded | None:
-    """Load the first of some epochs that is whole, for a run that goes on from it.
-
-    What workers still keep of it in memory is not read. `pass_over` is told of each epoch that is
-    damaged.
-    """
+    """Load the first of some epochs that is whole, for a run that resumes from it."""
     for epoch in epochs:
         try:
             loaded = load(binding, job, plan, manager, epoch, from_memory=True)
             binding.recorded = manager.moment(epoch)
             manager.report_load(loaded.group, "checkpoint_load")  # all that the job needs
-        except CheckpointCorruptError as error:
-            pass_over(epoch, error)
-        else:
             return loaded
+        except CheckpointCorruptError as error:
+            report_damage(epoch, error)
     return None
+
+
+def required_blobs(
+    plan: Plan, manager: CheckpointDirectory, epoch: int
+) -> dict[str, frozenset[str]]:
+    """The blobs to load at `epoch`, by node; raises where the checkpoint lacks some."""
+    there = manager.blobs(epoch)
+    needed = plan.saved_blobs(epoch)
+    shared = manager.shared_blobs(epoch) & (plan.replicated.keys() | plan.partitions.keys())
+    missing = [
+        f"node {node!r}"
+        for node, blobs in needed.items()
+        if node not in there and (not blobs or blobs - shared)
+    ]
+    for node, blobs in needed.items():
+        gone = sorted(blobs - shared - set(there.get(node, ()))) if node in there else []
+        missing += [f"blob {blob!r} of node {node!r}" for blob in gone]
+    if missing:
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        raise PlanMismatchError(
+            f"Epoch {epoch} of {manager.path} cannot fill job {plan.job!r}: it lacks "
+            f"{', '.join(missing[:8])}{more}. It holds nodes "
+            f"{', '.join(map(repr, there)) or 'none'}. Run the job that wrote it, or "
+            f"{START_AFRESH}."
+        )
+    return needed
+
+
+def rebuild(
+    job: Job, plan: Plan, manager: CheckpointDirectory, epoch: int
+) -> tuple[GroupPlan, dict[str, frozenset[str]]]:
+    """The init tasks to run again after a load of `epoch`, and the objects that then get a state.
+
+    Raises where no init task makes such an object. The objects are given as node -> blobs.
+    """
+    recorded = manager.stateful_blobs(epoch)
+    shared = {name for names in recorded.values() for name in names} & plan.replicated.keys()
+    anew = {}
+    for node, blobs in plan.saved_blobs(epoch).items():
+        found = blobs & (recorded.get(node, frozenset()) | shared)
+        missing = sorted(found - plan.initial.get(node, frozenset()))
+        if missing:
+            raise PlanMismatchError(
+                f"Epoch {epoch} of {manager.path} holds the state of an object in blob "
+                f"{missing[0]!r} of node {node!r}, but no init task of job {plan.job!r} makes "
+                f"that object. Add one that does, or {START_AFRESH}."
+            )
+        if found:
+            anew[node] = found
+    return (compile_resume(job, plan, anew) if anew else plan.groups["resume"]), anew
+
+
+def recorded_stops(plan: Plan, record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The stop conditions that were true at a recorded epoch and that the job still has."""
+    names = {condition.name for condition in plan.groups["epoch"].conditions}
+    return tuple(name for name in record["details"].get("stopped_by", ()) if name in names)
+
+
+def steps_done(plan: Plan, record: Mapping[str, Any]) -> int:
+    """After how many steps of its epoch a checkpoint was saved; 0 for a whole epoch."""
+    done = int(record["details"].get("step", 0))
+    if done and done >= plan.steps_per_epoch:
+        raise PlanMismatchError(
+            f"Epoch {record['epoch']} was saved after step {done}, but the epochs of job "
+            f"{plan.job!r} have steps_per_epoch={plan.steps_per_epoch}, so the run cannot resume "
+            f"from it. Give the job more than {done} steps per epoch, or resume from an earlier "
+            f"epoch."
+        )
+    return done
+
+
+def load_blobs(
+    job: Job,
+    manager: CheckpointDirectory,
+    epoch: int,
+    asked: Sequence[str | Blob],
+    session: Session,
+) -> None:
+    """What `JobRunner.load_blobs_from_checkpoints` documents."""
+    wanted = _find_blobs(manager, epoch, asked)
+    with session.exclusive(f"The load of epoch {epoch} of {manager.path}"):
+        stateful = {n: b & wanted.get(n, set()) for n, b in manager.stateful_blobs(epoch).items()}
+        present = session.blob_names() if any(stateful.values()) else {}
+        anew = {
+            node: missing
+            for node, blobs in stateful.items()
+            if (missing := blobs - present.get(node, frozenset()))
+        }
+        group = manager.load(epoch, blobs=wanted, anew=anew)
+        session.run(group)
+        manager.report_load(group)
+        if anew:
+            plan = job.compile()
+            again = compile_resume(job, plan, anew, session.blob_names())
+            session.run_compiled("made anew", again, plan.nodes).apply(load_waiting_states)
+
+
+def _find_blobs(
+    manager: CheckpointDirectory, epoch: int, asked: Sequence[str | Blob]
+) -> dict[str, set[str]]:
+    """The blobs that are meant, by node; a name means that blob of every node that has it."""
+    there = manager.blobs(epoch)
+    found: dict[str, set[str]] = {}
+    for one in [asked] if isinstance(asked, str | Blob) else asked:
+        if not isinstance(one, str | Blob):
+            raise DefinitionError(f"Blobs to load are names or Blobs; got {one!r}.")
+        blob = Blob(one) if isinstance(one, str) else one
+        nodes = [
+            node
+            for node, names in there.items()
+            if blob.name in names and (blob.node is None or blob.node.name == node)
+        ]
+        if not nodes:
+            raise BlobNotFoundError(
+                f"Epoch {epoch} of {manager.path} has no blob {blob!r}. It holds: "
+                + "; ".join(f"{n}: {', '.join(sorted(b))}" for n, b in there.items())
+            )
+        for node in nodes:
+            found.setdefault(node, set()).add(blob.name)
+    return found

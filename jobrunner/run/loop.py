@@ -1,7 +1,8 @@
-"""6 loop: one run of a job: init or resume, then epochs, then upload, download and exit."""
+"""One run of a job: init or resume, then epochs, then upload, download and exit."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from jobrunner.checkpoint import load_waiting_states
-from jobrunner.cluster import GroupResult, Session
+from jobrunner.cluster import GroupResult, Session, SessionBinding
 from jobrunner.compile import Plan
 from jobrunner.config import get_seconds
 from jobrunner.errors import (
@@ -21,20 +22,18 @@ from jobrunner.errors import (
     SchedulerLostError,
     TaskFailedError,
 )
-from jobrunner.run import resume
-from jobrunner.run.callbacks import Callbacks
-from jobrunner.run.decisions import Boundary, next_step
-from jobrunner.run.load import load_newest
-from jobrunner.run.losses import Loss, Survival
-from jobrunner.run.options import Options, Requests
+from jobrunner.run.decisions import Boundary, State, next_step
+from jobrunner.run.load import load_newest, recorded_stops, steps_done
+from jobrunner.run.losses import Loss, Losses, await_scheduler, is_transient
+from jobrunner.run.options import Callbacks, Options, Requests
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport
-from jobrunner.run.saver import Recorder
+from jobrunner.run.resume import ResumeFrom, epoch_limit, plan_resume
+from jobrunner.run.saver import NullSaver, Saver
 from jobrunner.signals import TerminatedError
-from jobrunner.worker import UnderWay
 
 logger = logging.getLogger(__name__)
 
-MAX_STINT_EPOCHS = 10_000
+MAX_BATCH_EPOCHS = 10_000
 """So that what workers keep for the client stays small."""
 
 SPARE_SECONDS = 1.0
@@ -42,16 +41,7 @@ SPARE_SECONDS = 1.0
 
 
 class Run:
-    """One run of a job: the loop and what it gathers.
-
-    Parameters
-    ----------
-    options : Options
-    requests : Requests
-        Whoever holds them may ask for something at any time, from any thread.
-    plan : Plan
-    session : Session
-    """
+    """One run of a job; `requests` may come at any time, from any thread."""
 
     def __init__(self, options: Options, requests: Requests, plan: Plan, session: Session) -> None:
         self.options = options
@@ -59,235 +49,180 @@ class Run:
         self.plan = plan
         self.session = session
         self.callbacks = Callbacks(options.callbacks)
-        self.policy = options.policy
-        self.limit = self.policy.epoch_limit(plan)
-        manager = options.manager
-        self.recorder = (
-            None
-            if manager is None
-            else Recorder(
-                manager,
-                plan,
-                options.on_save_error,
-                self.callbacks.warn,
-                self._saved,
-                requests.save,
-            )
-        )
-        self.fired: tuple[str, ...] = ()
-        self.steps_done = 0  # of the epoch after the one that `_start` gives
-        self.survival = Survival(
-            options.job, options.max_restarts, self.callbacks, self._where_to_go_on
-        )
-        self.recorded: int | None = None  # the state in the workspaces, if it is recorded
-        self.most_workers = 0  # in use at once
-        self.look_again = 0.0  # for spare workers
-        self.is_announced = False
-        self.has_begun = False  # from where `resumed_from` says
-        self.resumed_from: int | None = None
-        self.metrics: dict[int, dict[str, Any]] = {}
-        self.pace = float("inf")  # seconds that the last epoch took
-        self.stint_seconds = get_seconds("stint-seconds")
-
-    @property
-    def under_way(self) -> UnderWay | None:
-        """See `JobRunner.under_way`."""
-        return self.binding.under_way if hasattr(self, "binding") else None
+        self.state = State(Losses(options.max_restarts))
+        self.limit = epoch_limit(plan, options.num_epochs)
+        self.resume_from: ResumeFrom = options.resume_from_epoch
+        self.batch_seconds = get_seconds("stint-seconds")
+        self.binding: SessionBinding
+        self.saver: Saver | NullSaver = NullSaver()
+        if (manager := options.checkpoint_manager) is not None:
+            warn, policy = self.callbacks.warn, options.on_save_error
+            self.saver = Saver(manager, plan, policy, warn, self._saved, requests.save)
 
     def run(self) -> RunResult:
         """Run the job to its end; `JobRunner.run` documents it."""
         self._bind()
         try:
-            result = self._run_to_end()
+            self._run_to_end()
         except KeyboardInterrupt as interrupt:
             self.binding.abort()
             if isinstance(interrupt, TerminatedError) and self.requests.stop:
                 raise self._stopped(None, "it had no more time for the epoch") from interrupt
             raise
         finally:
-            if self.recorder is not None:
-                self.recorder.end()
+            self.saver.end()
+        result = self.state.result(self.limit, self.saver.saves, self.saver.failed_saves)
         self.callbacks.notify("on_finish", result)
         return result
 
-    def _run_to_end(self) -> RunResult:
-        lost: Loss | None = None
+    def _run_to_end(self) -> None:
+        """Init or resume, then epochs, then upload, download and exit; after a loss, again."""
+        loss: Loss | None = None
         while True:
             try:
-                if lost is not None:
-                    self._recover(lost)
-                elif self.recorder is not None:
-                    self.recorder.start(self.binding)
-                decision = self._decide()
-                if not self.is_announced:
-                    self.is_announced = True
-                    self.callbacks.notify("on_start", decision, self.limit)
-                    for warning in decision.warnings:
-                        self.callbacks.warn(warning)
-                epoch = self._start(decision)
-                # Falling back past a damaged epoch makes a finished job an unfinished one.
-                is_finished = decision.is_finished and epoch == decision.epoch
-                while (step := next_step(self._boundary(epoch))) not in ("finish", "stop"):
-                    if step == "move":
-                        self._move(epoch)
-                    else:
-                        epoch = self._run_on(epoch + 1)
-                if step == "stop":
-                    self._record(epoch)
-                    raise self._stopped(epoch, "its epoch has ended")
-                stopped_by = self._stopped_by(epoch)
-                if not is_finished:
-                    self._finish(epoch)
-                break
-            except (NodeLostError, SchedulerLostError) as error:
-                lost = self._survive(error)
-            except TaskFailedError as error:
-                if not self.survival.is_transient(error):
+                if loss is not None:
+                    self.callbacks.warn(f"{loss} Beginning again from {self._resume_point()}.")
+                    self._bind_again(stays=True)
+                self._init_or_resume()
+                self._run_epochs()
+                self._upload_download_exit()
+                return
+            except (NodeLostError, SchedulerLostError, TaskFailedError) as error:
+                if isinstance(error, TaskFailedError) and not is_transient(self.options.job, error):
                     raise
-                lost = self._survive(error)
-        return RunResult(
-            epoch=epoch,
-            resumed_from=self.resumed_from,
-            stopped_by=stopped_by,
-            restarts=self.survival.losses.in_all,
-            metrics=[self.metrics[key] for key in sorted(self.metrics)],
-            saves=[] if self.recorder is None else self.recorder.saves,
-            failed_saves=[] if self.recorder is None else self.recorder.failed_saves,
-        )
+                loss = self._count(error)
 
-    def _bind(self, *, stays: bool = False) -> None:
-        self.survival.begin(range(0))
-        self.binding = self.session.bind(
-            self.plan,
-            wait_seconds=self.options.worker_wait_seconds,
-            can_move=self.recorder is not None,
-            stays=stays,
-        )
-        for group in self.options.job.groups.values():
-            for task in group.tasks():
-                task.session, task.plan = self.session, self.plan
+    # ---- init or resume
 
-    def _start(self, decision: ResumePlan) -> int:
-        """Init or resume; gives the last epoch that is whole in the workspaces."""
-        epoch = self.recorded = None
-        self.steps_done = 0
-        if (decision.epoch is not None or decision.damaged) and self.recorder is not None:
-            epoch = self._load(self.recorder, decision.epoch)
+    def _init_or_resume(self) -> None:
+        """Leave `state.epoch` as the last epoch that is whole in the workspaces."""
+        state = self.state
+        self.saver.start(self.binding)
+        decision = self._decide()
+        if not state.is_announced:
+            state.is_announced = True
+            self.callbacks.notify("on_start", decision, self.limit)
+            for warning in decision.warnings:
+                self.callbacks.warn(warning)
+        state.recorded, state.steps_done = None, 0
+        # Epochs known to be damaged are tried as well: to report them, and set them aside.
+        tries = decision.epoch is not None or decision.damaged
+        epoch = self._load(decision.epoch) if tries else None
         if epoch is None:
             self._run_group("init", 0)
-            if self.recorder is not None:
-                self.recorder.rewind(None, "started afresh")
-            self.fired = ()
+            self.saver.rewind(None, "started afresh")
+            state.fired = ()
             self._save(0, {})
-        if not self.has_begun:
-            self.has_begun, self.resumed_from = True, epoch
-        # The epoch that the user named was for the start; from now on this run's own count.
-        self.policy = resume.Policy("latest", self.policy.num_epochs)
-        return (epoch or 0) - bool(self.steps_done)
+        if not state.has_begun:
+            state.has_begun, state.resumed_from = True, epoch
+        # The epoch that the user named is for the start; from now on this run's own count.
+        self.resume_from = "latest"
+        # Falling back past a damaged epoch makes a finished job an unfinished one.
+        state.is_finished = decision.is_finished and epoch == decision.epoch
+        state.epoch = (epoch or 0) - bool(state.steps_done)
 
-    def _load(self, recorder: Recorder, wanted: int | None) -> int | None:
+    def _load(self, wanted: int | None) -> int | None:
         """Load `wanted`, or for "latest" the newest epoch that is whole; None if none is."""
-        manager = recorder.manager.source()
-        is_own = manager is recorder.manager
+        assert self.options.checkpoint_manager is not None
+        manager = self.options.checkpoint_manager.source()
+        is_own = manager is self.options.checkpoint_manager
+        is_latest = self.resume_from == "latest"
         damaged: dict[int, str] = {}
-        is_asked_for = self.policy.resume_from != "latest"
 
-        def pass_over(epoch: int, error: CheckpointCorruptError) -> None:
-            if is_asked_for:
+        def report_damage(epoch: int, error: CheckpointCorruptError) -> None:
+            if not is_latest:
                 raise error
             damaged[epoch] = str(error)
             self.callbacks.warn(
-                f"Epoch {epoch} of {manager.path} is damaged{' and set aside' if is_own else ''}, "
-                f"going back further: {error}"
+                f"Epoch {epoch} of {manager.path} is damaged{' and set aside' if is_own else ''}; "
+                f"trying an earlier one: {error}"
             )
 
-        # Those that are known to be damaged are tried as well, to be told of and set aside. One
-        # that was asked for and is gone meanwhile is an error.
-        latest = reversed(manager.epochs())
-        candidates = [wanted] if is_asked_for and wanted is not None else latest
-        loaded = load_newest(
-            self.binding, self.options.job, self.plan, manager, candidates, pass_over
-        )
+        # A named epoch that has gone meanwhile is an error.
+        epochs = [wanted] if wanted is not None and not is_latest else reversed(manager.epochs())
+        job, plan = self.options.job, self.plan
+        loaded = load_newest(self.binding, job, plan, manager, epochs, report_damage)
         if loaded is None:
             self.callbacks.warn(f"No recorded epoch of {manager.path} is whole; starting afresh.")
             if is_own:
-                recorder.set_aside(damaged)
+                self.saver.set_aside(damaged)
             return None
-        epoch, record = loaded.epoch, manager.record(loaded.epoch)
         if loaded.anew:
-            # With all the others, for what their functions share to stay shared.
-            self.binding.ship({**self.plan.groups, "resume": loaded.again})
+            # With all the others, so that what their functions share stays shared.
+            self.binding.ship({**plan.groups, "resume": loaded.again})
         if loaded.again.slices:
             self._run_group("resume", 0)  # init tasks, with the random numbers they had then
         if loaded.anew:
             self.binding.apply(load_waiting_states)
-        self.fired = resume.recorded_stops(self.plan, record)
-        self.steps_done = resume.steps_done(self.plan, record)
-        if is_own:
-            recorder.set_aside(damaged)
-            recorder.rewind(epoch, f"resumed from epoch {epoch}")
-            self.recorded = None if self.steps_done else epoch
+        state, epoch = self.state, loaded.epoch
+        record = manager.record(epoch)
         metrics = record["details"].get("metrics", {})
-        if self.steps_done:
-            self.metrics[epoch] = dict(metrics)
-        if not is_own:
-            # From now on the run can go on from its own directory, whatever becomes of the other.
-            self._save(epoch, metrics, self.steps_done or None)
+        state.fired, state.steps_done = recorded_stops(plan, record), steps_done(plan, record)
+        if state.steps_done:
+            state.metrics[epoch] = dict(metrics)
+        if is_own:
+            self.saver.set_aside(damaged)
+            self.saver.rewind(epoch, f"resumed from epoch {epoch}")
+            state.recorded = None if state.steps_done else epoch
+        else:
+            # From now on the run can resume from its own directory, whatever becomes of the other.
+            self._save(epoch, metrics, state.steps_done or None)
         return epoch
 
-    def _run_on(self, epoch: int) -> int:
-        """Run the next epoch, or several in one go where nothing needs the client in between."""
-        count = self._epochs_alone(epoch)
-        self.survival.begin(range(epoch, epoch + count))
-        if count == 1:
-            return self._run_epoch(epoch)
-        last = epoch
-        metrics: Mapping[str, Any] = {}
+    # ---- epochs
 
-        def ended(epoch: int, result: GroupResult) -> None:
-            nonlocal last, metrics
-            last, metrics = epoch, result.metrics
-            self._note_end(epoch, result.stopped, result.seconds, metrics)
+    def _run_epochs(self) -> None:
+        """Run epochs until the job has reached its end, or the run is told to stop."""
+        while (step := next_step(self._boundary())) not in ("finish", "stop"):
+            if step == "move":
+                self._move()
+            elif (count := self._batch_size()) > 1:
+                self._run_batch(count)
+            else:
+                self._run_epoch()
+        state = self.state
+        if step == "stop":
+            if not state.steps_done and state.recorded != state.epoch:
+                # It ended while the client was not asked.
+                self._save(state.epoch, state.metrics.get(state.epoch, {}))
+                self.saver.wait()
+            raise self._stopped(state.epoch, "its epoch has ended")
 
-        self.binding.run_epochs(epoch, count, self.stint_seconds, ended)
-        self._leave_epoch(last, metrics)
-        return last
-
-    def _epochs_alone(self, epoch: int) -> int:
-        """How many epochs, from `epoch` on, the workers may run without asking in between."""
+    def _batch_size(self) -> int:
+        """How many epochs the workers may run before they ask the client."""
+        state, options = self.state, self.options
+        epoch = state.epoch + 1
         if (
-            self.steps_done
+            state.steps_done
             or self.requests.stop
             or self.binding.leaving
-            or self.options.epoch_deadline_seconds is not None
-            or self.options.task_deadline_seconds is not None
-            or 4 * self.pace > self.stint_seconds
+            or options.epoch_deadline_seconds is not None
+            or options.task_deadline_seconds is not None
+            or 4 * state.epoch_seconds > self.batch_seconds
+            or epoch in state.losses.careful_epochs
             or not self.callbacks.are_passive
-            or self.survival.losses.call_for_care(epoch)
         ):
             return 1
-        bounds = [MAX_STINT_EPOCHS]
-        if self.limit is not None:
-            bounds.append(self.limit - epoch + 1)
-        if self.recorder is not None and (until := self.recorder.epochs_until(epoch)) is not None:
-            bounds.append(until)
-        return min(bounds)
+        limit = MAX_BATCH_EPOCHS if self.limit is None else self.limit - state.epoch
+        until_save = self.saver.epochs_until(epoch)
+        return min(MAX_BATCH_EPOCHS, limit, MAX_BATCH_EPOCHS if until_save is None else until_save)
 
-    def _run_group(self, group: str, epoch: int) -> None:
-        self.survival.begin(range(epoch, epoch + 1))
-        self.binding.run(
-            group,
-            epoch=epoch,
-            task_deadline_seconds=self.options.task_deadline_seconds,
-            is_careful=self.survival.is_careful,
-        )
+    def _run_batch(self, count: int) -> None:
+        """Run up to so many epochs without the client in between."""
+        first = self.state.epoch + 1
+        self.state.begin(range(first, first + count))
+        self.binding.run_epochs(first, count, self.batch_seconds, self._note_end)
+        self._save_if_due()
 
-    def _run_epoch(self, epoch: int) -> int:
+    def _run_epoch(self) -> None:
         started = time.monotonic()
-        self.recorded = None
-        first_step, self.steps_done = self.steps_done, 0
-        # What was reported in this epoch before it was saved and resumed from.
-        metrics: dict[str, Any] = self.metrics.pop(epoch, {}) if first_step else {}
+        state = self.state
+        epoch = state.epoch + 1
+        state.begin(range(epoch, epoch + 1))
+        state.recorded = None
+        first_step, state.steps_done = state.steps_done, 0
+        # With what was reported in this epoch before it was saved and resumed from.
+        metrics = state.metrics.pop(epoch, {}) if first_step else {}
         last_step = self.plan.steps_per_epoch
         for step in range(first_step, last_step):
             outcome = self.binding.run(
@@ -296,157 +231,172 @@ class Run:
                 step=step,
                 deadline_seconds=self.options.epoch_deadline_seconds,
                 task_deadline_seconds=self.options.task_deadline_seconds,
-                is_careful=self.survival.is_careful,
+                is_careful=state.is_careful,
             )
             metrics.update(outcome.metrics)
             if step + 1 < last_step:
-                asked = bool(self.requests.stop)
-                if asked or self._is_due(epoch, step + 1):
+                stops = bool(self.requests.stop) and self.saver.can_save
+                if stops or self.saver.is_due(epoch, step + 1):
                     self._save(epoch, metrics, step + 1)
-                if asked and self.recorder is not None:
-                    self._settle()
+                if stops:
+                    self.saver.wait()
                     raise self._stopped(epoch - 1, f"step {step + 1} of epoch {epoch} has ended")
-        self._note_end(epoch, outcome.stopped, time.monotonic() - started, metrics)
-        self._leave_epoch(epoch, metrics)
-        return epoch
+        seconds = time.monotonic() - started
+        self._note_end(epoch, replace(outcome, seconds=seconds, metrics=metrics))
+        self._save_if_due()
 
-    def _note_end(
-        self, epoch: int, stopped: tuple[str, ...], seconds: float, metrics: Mapping[str, Any]
-    ) -> None:
-        self.fired, self.pace = stopped, seconds
-        self.metrics[epoch] = {**metrics, "epoch": epoch}
-        self.callbacks.notify("on_epoch", epoch, seconds, metrics)
+    def _note_end(self, epoch: int, result: GroupResult) -> None:
+        state = self.state
+        state.epoch, state.fired, state.epoch_seconds = epoch, result.stopped, result.seconds
+        state.metrics[epoch] = dict(result.metrics)
+        self.callbacks.notify("on_epoch", epoch, result.seconds, result.metrics)
 
-    def _leave_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Save where that is due; the client decides what comes next."""
-        # Whatever ends this epoch's stay on its workers needs its state recorded.
-        then = next_step(replace(self._boundary(epoch), is_recorded=True))
-        if self._is_due(epoch, self.plan.steps_per_epoch) or then != "run an epoch":
-            self._save(epoch, metrics)
+    def _save_if_due(self) -> None:
+        """Save the epoch that has ended if the policy or the next step asks for it."""
+        epoch = self.state.epoch
+        # Before the nodes leave their workspaces, the state must be recorded.
+        then = next_step(replace(self._boundary(), is_recorded=True))
+        if self.saver.is_due(epoch, self.plan.steps_per_epoch) or then != "run an epoch":
+            self._save(epoch, self.state.metrics[epoch])
         if then in ("stop", "move"):
-            self._settle()
+            self.saver.wait()
 
-    def _boundary(self, epoch: int) -> Boundary:
+    def _boundary(self) -> Boundary:
         return Boundary(
-            stopped_by=self._stopped_by(epoch),
+            stopped_by=self.state.stopped_by(self.limit),
             stop_asked=self.requests.stop,
-            is_recorded=self.recorder is not None and self.recorded == epoch,
+            is_recorded=self.state.recorded == self.state.epoch,
             is_leaving=bool(self.binding.leaving),
             has_room=self._has_room(),
         )
 
-    def _move(self, epoch: int) -> None:
-        """Place the nodes anew, with the state that was just recorded: no epoch runs again."""
+    def _has_room(self) -> bool:
+        """Whether workers have come that make up for those that were lost."""
+        state = self.state
+        in_use = len(set(self.binding.placement.values()))
+        state.most_workers = max(state.most_workers, in_use)
+        if in_use == state.most_workers or not self.saver.can_save:
+            return False
+        if time.monotonic() < state.next_look:
+            return False
+        has_room = self.binding.count_spread() > in_use
+        if not has_room:  # asked again after the save, the answer must be the same
+            state.next_look = time.monotonic() + SPARE_SECONDS
+        return has_room
+
+    def _move(self) -> None:
+        """Place the nodes again, with the state that was just recorded: no epoch runs again."""
         who = ", ".join(self.binding.leaving)
-        logger.info("Nodes move after epoch %d; leaving: %s", epoch, who or "nobody")
+        logger.info("Nodes move after epoch %d; leaving: %s", self.state.epoch, who or "nobody")
         self._bind_again(stays=bool(who))  # else they spread over workers that have come
-        self.look_again = time.monotonic() + SPARE_SECONDS
-        self._start(self._decide())
+        self.state.next_look = time.monotonic() + SPARE_SECONDS
+        self._init_or_resume()
 
-    def _is_due(self, epoch: int, step: int) -> bool:
-        return self.recorder is not None and self.recorder.is_due(epoch, step)
+    # ---- upload, download and exit
 
-    def _stopped_by(self, epoch: int) -> str:
-        if self.steps_done:  # an epoch that was begun is ended, whatever the limit is now
-            return ""
-        if self.fired:
-            return self.fired[0]
-        return "epoch_limiter" if self.limit is not None and epoch >= self.limit else ""
-
-    def _finish(self, epoch: int) -> None:
-        self._settle()
-        builder = self.options.upload_task_group_builder
-        is_recorded = self.recorded == epoch
-        if builder is not None and self.recorder is not None:
+    def _upload_download_exit(self) -> None:
+        if self.state.is_finished:
+            return
+        self.saver.wait()
+        epoch = self.state.epoch
+        is_recorded = self.state.recorded == epoch
+        builder, manager = self.options.upload_task_group_builder, self.options.checkpoint_manager
+        if builder is not None and manager is not None:
             if is_recorded:
-                group = builder.build(epoch, self.recorder.manager)
-                self.binding.run_group(group, epoch=epoch)
+                self.binding.run_group(builder.build(epoch, manager), epoch=epoch)
             else:
                 self.callbacks.warn(
                     f"The last epoch, {epoch}, could not be recorded, so there is nothing to "
-                    f"upload. Mend the storage and run the same command again: it goes on from "
-                    f"{self._where_to_go_on()}."
+                    f"upload. Repair the storage and run the same command again: it resumes from "
+                    f"{self._resume_point()}."
                 )
         self._run_group("download", epoch)
         self._run_group("exit", epoch)
-        if is_recorded and self.recorder is not None:
-            self.recorder.finish(epoch)
+        if is_recorded:
+            self.saver.finish(epoch)
+
+    # ---- used by all of these
+
+    def _run_group(self, group: str, epoch: int) -> None:
+        self.state.begin(range(epoch, epoch + 1))
+        self.binding.run(
+            group,
+            epoch=epoch,
+            task_deadline_seconds=self.options.task_deadline_seconds,
+            is_careful=self.state.is_careful,
+        )
 
     def _save(self, epoch: int, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        if self.recorder is not None:
-            self.recorder.save(epoch, () if step else self.fired, metrics, step)
-
-    def _record(self, epoch: int) -> None:
-        """Save an epoch that ended while the client was not asked, if nobody has."""
-        if not self.steps_done and self.recorded != epoch:
-            self._save(epoch, self.metrics.get(epoch, {}))
-            self._settle()
-
-    def _settle(self) -> None:
-        if self.recorder is not None:
-            self.recorder.settle()
+        self.saver.save(epoch, () if step else self.state.fired, metrics, step)
 
     def _saved(self, report: SaveReport, step: int | None) -> None:
+        state = self.state
         if report.error is None:
-            self.survival.record()
-            self.recorded = None if step else report.epoch
+            if state.losses.in_a_row:
+                state.losses = state.losses.after_record()
+            state.recorded = None if step else report.epoch
         self.callbacks.notify("on_save", report)
 
-    def _survive(self, error: Loss) -> Loss:
-        """Take note of a loss, and wait for a scheduler; raises when that is no use."""
-        if self.recorder is not None:
-            self.recorder.settle_quietly()
-        self.survival.count(error)
-        if self.requests.stop:
-            raise self._stopped(None, "a loss ended its epoch") from error
-        self.survival.await_scheduler(self.session, self.options.scheduler_wait_seconds, error)
-        return error
-
-    def _recover(self, error: Loss) -> None:
-        """Place the nodes anew after a loss."""
-        self.callbacks.warn(f"{error} Beginning again from {self._where_to_go_on()}.")
-        self._bind_again(stays=True)
+    def _bind(self, *, stays: bool = False) -> None:
+        self.state.begin(range(0))
+        self.binding = self.session.bind(
+            self.plan,
+            wait_seconds=self.options.worker_wait_seconds,
+            can_move=self.saver.can_save,
+            stays=stays,
+        )
+        for group in self.options.job.groups.values():
+            for task in group.tasks():
+                task.session, task.plan = self.session, self.plan
 
     def _bind_again(self, *, stays: bool) -> None:
-        """Place the nodes anew; where they stay, workers go back to states that they keep."""
+        """Place the nodes again; where they stay, workers go back to states that they keep."""
         try:
             self._bind(stays=stays)
         except PlacementError as error:
-            raise PlacementError(
-                f"{error} Run the same command again to go on from {self._where_to_go_on()}."
-            ) from error
-        if self.recorder is not None:
-            self.recorder.start(self.binding)
+            raise PlacementError(f"{error} {self._how_to_resume()}") from error
 
-    def _has_room(self) -> bool:
-        """Whether workers have come that make up for those that were lost."""
-        in_use = len(set(self.binding.placement.values()))
-        self.most_workers = max(self.most_workers, in_use)
-        if self.recorder is None or in_use == self.most_workers:
-            return False
-        if time.monotonic() < self.look_again:
-            return False
-        has_room = self.binding.count_spread() > in_use
-        if not has_room:  # or the loop, which asks after the save as well, would hear otherwise
-            self.look_again = time.monotonic() + SPARE_SECONDS
-        return has_room
+    def _count(self, error: Loss) -> Loss:
+        """Count a loss, and wait for a lost scheduler; raise if the run cannot go on."""
+        self.saver.wait_quietly()
+        state = self.state
+        losses = state.losses.after_error(error, state.under_way, was_careful=state.is_careful)
+        state.losses = losses
+        if losses.are_too_many:
+            told = copy.copy(error)
+            told.args = (f"{error} {losses.describe()} {self._how_to_resume()}",)
+            raise told from error
+        if self.requests.stop:
+            raise self._stopped(None, "a loss ended its epoch") from error
+        seconds = self.options.scheduler_wait_seconds
+        try:
+            await_scheduler(self.session, seconds, error, self.callbacks.warn)
+        except SchedulerLostError as lost:
+            raise SchedulerLostError(f"{lost} {self._how_to_resume()}") from error
+        return error
 
     def _decide(self) -> ResumePlan:
-        return resume.plan_resume(self.options.job, self.plan, self.options.manager, self.policy)
+        options = self.options
+        manager = options.checkpoint_manager
+        return plan_resume(options.job, self.plan, manager, self.resume_from, self.limit)
 
-    def _where_to_go_on(self) -> str:
+    def _resume_point(self) -> str:
+        """Where the same command would resume, for messages."""
         try:
-            decision = self._decide()
-        except CheckpointError as error:  # what it is asked for has to be told all the same
+            epoch = self._decide().epoch
+        except CheckpointError as error:  # the message that needs it matters more
             return f"what is recorded, which cannot be read now: {str(error).rstrip('.')}"
-        return "the start" if decision.epoch is None else f"epoch {decision.epoch}"
+        return "the start" if epoch is None else f"epoch {epoch}"
+
+    def _how_to_resume(self) -> str:
+        return f"Run the same command again to go on from {self._resume_point()}."
 
     def _stopped(self, epoch: int | None, why: str) -> RunStoppedError:
-        """The error that says that the run ended as it was told to."""
+        """The error for a run that ended as it was told to."""
         reason = self.requests.stop
         return RunStoppedError(
-            f"Job {self.plan.job!r} was told to stop ({reason}) and did so: {why}. Run the same "
-            f"command again to go on from {self._where_to_go_on()}.",
+            f"Job {self.plan.job!r} was told to stop ({reason}) and did: {why}. "
+            f"{self._how_to_resume()}",
             reason=reason,
             epoch=epoch,
         )

@@ -1,105 +1,78 @@
-"""6 loop: what a run is told: its options at the start, and requests while it runs."""
+"""What a run is told: its options, its callbacks, and requests while it runs."""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import get_args
+from typing import Any, Protocol, get_args
 
 from jobrunner.checkpoint import MultiNodeCheckpointManager
 from jobrunner.define import Job
 from jobrunner.errors import DefinitionError
-from jobrunner.run.resume import Policy
+from jobrunner.run.result import ResumePlan, RunResult, SaveReport
+from jobrunner.run.resume import ResumeFrom
 from jobrunner.run.saver import SaveErrorPolicy
 from jobrunner.run.upload import CopyTo, UploadTaskGroupBuilder
 
+logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a `JobRunner` was made with; its parameters say what each is."""
 
-    job: Job
-    manager: MultiNodeCheckpointManager | None
-    policy: Policy
-    upload_task_group_builder: UploadTaskGroupBuilder | None
-    max_restarts: int
-    on_save_error: SaveErrorPolicy
-    worker_wait_seconds: float
-    scheduler_wait_seconds: float
-    epoch_deadline_seconds: float | None
-    task_deadline_seconds: float | None
-    grace_seconds: float | None
-    callbacks: Sequence[object]
+class Callback(Protocol):
+    """What a runner calls while it runs; an object may have any of these methods.
 
-    def check(self) -> None:
-        """Refuse what cannot be.
+    They run on the client, between epochs; an exception from one ends the run. A callback that
+    only looks on has an attribute ``is_passive = True``. Where all are passive and nothing else
+    needs the client, the workers run short epochs on their own for `jobrunner.stint-seconds`,
+    and `on_epoch` is called for all of these together, after the last.
+    """
 
-        Raises
-        ------
-        DefinitionError
-            An option cannot be what it says.
-        """
-        if not isinstance(self.job, Job):
-            raise DefinitionError(f"JobRunner runs a Job; got {type(self.job).__name__}.")
-        where = f"JobRunner of job {self.job.name!r}"
-        if self.on_save_error not in get_args(SaveErrorPolicy):
-            raise DefinitionError(
-                f"{where}: on_save_error is 'warn', 'refuse' or 'raise'; got "
-                f"{self.on_save_error!r}."
-            )
-        resume_from, num_epochs = self.policy.resume_from, self.policy.num_epochs
-        if resume_from not in ("latest", None):
-            _check_int(where, "resume_from_epoch, unless 'latest' or None,", resume_from, 0)
-        _check_int(where, "max_restarts", self.max_restarts, 0)
-        if num_epochs is not None:
-            _check_int(where, "num_epochs", num_epochs, 1)
-        for what in (
-            "worker_wait_seconds",
-            "scheduler_wait_seconds",
-            "epoch_deadline_seconds",
-            "task_deadline_seconds",
-            "grace_seconds",
-        ):
-            seconds = getattr(self, what)
-            is_left_out = seconds is None and not what.endswith("wait_seconds")
-            if not is_left_out and not _is_duration(seconds):
-                raise DefinitionError(f"{where}: {what} is a number of seconds; got {seconds!r}.")
-        if not isinstance(self.manager, MultiNodeCheckpointManager | None):
-            raise DefinitionError(
-                f"{where}: checkpoint_manager is a MultiNodeCheckpointManager or a "
-                f"CheckpointManager; got {self.manager!r}. For a directory, write "
-                f"MultiNodeCheckpointManager(path)."
-            )
-        if isinstance(self.callbacks, str) or not isinstance(self.callbacks, Sequence):
-            raise DefinitionError(f"{where}: callbacks is a list of them; got {self.callbacks!r}.")
-        for callback in self.callbacks:
-            if isinstance(callback, type):
-                raise DefinitionError(
-                    f"{where}: a callback is an object; got the class {callback.__name__}. Write "
-                    f"{callback.__name__}()."
-                )
-        if self.manager is None:
-            for what, is_given in (
-                ("resume_from_epoch", isinstance(resume_from, int)),
-                ("upload_task_group_builder", self.upload_task_group_builder is not None),
-            ):
-                if is_given:
-                    raise DefinitionError(f"{where}: {what} needs a checkpoint_manager.")
-        elif self.upload_task_group_builder is not None:
-            self._check_upload(where, self.upload_task_group_builder, self.manager)
+    def on_start(self, plan: ResumePlan, total_epochs: int | None) -> None:
+        """The run begins; `total_epochs` is the limit, if there is one."""
 
-    def _check_upload(
-        self, where: str, builder: UploadTaskGroupBuilder, manager: MultiNodeCheckpointManager
-    ) -> None:
-        if isinstance(builder, type) or not callable(getattr(builder, "build", None)):
-            raise DefinitionError(
-                f"{where}: upload_task_group_builder is an object with a method "
-                f"build(epoch, manager), such as CopyTo(path); got {builder!r}."
-            )
-        if isinstance(builder, CopyTo):
-            builder.check(manager)
+    def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, Any]) -> None:
+        """An epoch has ended; its checkpoint has not been written yet."""
+
+    def on_save(self, report: SaveReport) -> None:
+        """A checkpoint is recorded, or could not be (`SaveReport.error`)."""
+
+    def on_warning(self, message: str) -> None:
+        """Something went wrong that does not end the run."""
+
+    def on_stop_asked(self, reason: str, at_once: str) -> None:
+        """A signal asked the run to end with its epoch; `at_once` says what ends it now."""
+
+    def on_finish(self, result: RunResult) -> None:
+        """The exit group has ended."""
+
+
+class Callbacks:
+    """The callbacks of one run."""
+
+    def __init__(self, callbacks: Sequence[object]) -> None:
+        self._callbacks = callbacks
+
+    @property
+    def are_passive(self) -> bool:
+        """Whether none of them needs the client between epochs."""
+        return all(
+            getattr(callback, "is_passive", False) or not hasattr(callback, "on_epoch")
+            for callback in self._callbacks
+        )
+
+    def warn(self, message: str) -> None:
+        """Report what went wrong, in the log as well."""
+        logger.warning(message)
+        self.notify("on_warning", message)
+
+    def notify(self, event: str, *args: object) -> None:
+        """Report an event, a method of `Callback`."""
+        for callback in self._callbacks:
+            handle = getattr(callback, event, None)
+            if handle is not None:
+                handle(*args)
 
 
 @dataclass(slots=True)
@@ -118,9 +91,84 @@ class Requests:
     save: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The arguments of a `JobRunner`, which documents them."""
+
+    job: Job
+    checkpoint_manager: MultiNodeCheckpointManager | None
+    resume_from_epoch: ResumeFrom
+    upload_task_group_builder: UploadTaskGroupBuilder | None
+    max_restarts: int
+    on_save_error: SaveErrorPolicy
+    worker_wait_seconds: float
+    scheduler_wait_seconds: float
+    epoch_deadline_seconds: float | None
+    task_deadline_seconds: float | None
+    grace_seconds: float | None
+    num_epochs: int | None
+    callbacks: Sequence[object]
+
+    def check(self) -> None:
+        """Raise `DefinitionError` for values that no run can have."""
+        if not isinstance(self.job, Job):
+            raise DefinitionError(f"JobRunner runs a Job; got {type(self.job).__name__}.")
+        where = f"JobRunner of job {self.job.name!r}"
+        if self.on_save_error not in get_args(SaveErrorPolicy):
+            raise DefinitionError(
+                f"{where}: on_save_error must be 'warn', 'refuse' or 'raise'; got "
+                f"{self.on_save_error!r}."
+            )
+        if self.resume_from_epoch not in ("latest", None):
+            _check_int(
+                where, "resume_from_epoch, unless 'latest' or None,", self.resume_from_epoch, 0
+            )
+        _check_int(where, "max_restarts", self.max_restarts, 0)
+        if self.num_epochs is not None:
+            _check_int(where, "num_epochs", self.num_epochs, 1)
+        for name in self.__slots__:
+            if name.endswith("_seconds"):
+                seconds = getattr(self, name)
+                is_optional = not name.endswith("wait_seconds")
+                if not (is_optional and seconds is None) and not _is_duration(seconds):
+                    raise DefinitionError(
+                        f"{where}: {name} must be a number of seconds; got {seconds!r}."
+                    )
+        manager, builder = self.checkpoint_manager, self.upload_task_group_builder
+        if not isinstance(manager, MultiNodeCheckpointManager | None):
+            raise DefinitionError(
+                f"{where}: checkpoint_manager must be a MultiNodeCheckpointManager or a "
+                f"CheckpointManager; got {manager!r}. For a directory, write "
+                f"MultiNodeCheckpointManager(path)."
+            )
+        if isinstance(self.callbacks, str) or not isinstance(self.callbacks, Sequence):
+            raise DefinitionError(f"{where}: callbacks must be a list; got {self.callbacks!r}.")
+        for callback in self.callbacks:
+            if isinstance(callback, type):
+                raise DefinitionError(
+                    f"{where}: a callback must be an object; got the class {callback.__name__}. "
+                    f"Write {callback.__name__}()."
+                )
+        if manager is None:
+            for name, is_given in (
+                ("resume_from_epoch", isinstance(self.resume_from_epoch, int)),
+                ("upload_task_group_builder", builder is not None),
+            ):
+                if is_given:
+                    raise DefinitionError(f"{where}: {name} requires a checkpoint_manager.")
+        elif builder is not None:
+            if isinstance(builder, type) or not callable(getattr(builder, "build", None)):
+                raise DefinitionError(
+                    f"{where}: upload_task_group_builder must be an object with a method "
+                    f"build(epoch, manager), such as CopyTo(path); got {builder!r}."
+                )
+            if isinstance(builder, CopyTo):
+                builder.check(manager)
+
+
 def _check_int(where: str, what: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise DefinitionError(f"{where}: {what} is an int from {least} on; got {value!r}.")
+        raise DefinitionError(f"{where}: {what} must be an int >= {least}; got {value!r}.")
 
 
 def _is_duration(value: object) -> bool:

@@ -1,27 +1,25 @@
-"""6 loop: the runner as users see it; `jobrunner.run.loop` is what it does."""
+"""The runner that users hold; `jobrunner.run.loop` runs the job."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import fields
 
-from jobrunner.checkpoint import MultiNodeCheckpointManager, load_waiting_states
+from jobrunner.checkpoint import MultiNodeCheckpointManager
 from jobrunner.cluster import Session
-from jobrunner.compile import Plan, compile_resume
+from jobrunner.compile import Plan
 from jobrunner.define import Blob, Job
 from jobrunner.errors import DefinitionError
-from jobrunner.run import resume
-from jobrunner.run.callbacks import Callbacks
+from jobrunner.run.load import load_blobs
 from jobrunner.run.loop import Run
-from jobrunner.run.options import Options, Requests
+from jobrunner.run.options import Callbacks, Options, Requests
 from jobrunner.run.replay import Replay, ReplayReport
 from jobrunner.run.result import ResumePlan, RunResult
+from jobrunner.run.resume import ResumeFrom, epoch_limit, plan_resume
 from jobrunner.run.saver import SaveErrorPolicy
 from jobrunner.run.upload import UploadTaskGroupBuilder
 from jobrunner.signals import stop_on_signals
 from jobrunner.worker import UnderWay
-
-ResumeFrom = int | Literal["latest"] | None
 
 
 class JobRunner:
@@ -120,9 +118,7 @@ class JobRunner:
         Runs on the client; needs no cluster. Whether the stores are whole is found when they are
         loaded.
         """
-        return resume.plan_resume(
-            self.job, self._compile(), self.checkpoint_manager, self._policy()
-        )
+        return self._plan_resume(self._compile())
 
     def run(self, session: Session) -> RunResult:
         """Run the job to its end.
@@ -160,7 +156,7 @@ class JobRunner:
         """
         _check_session(session, "run")
         plan = self._compile()
-        resume.plan_resume(self.job, plan, self.checkpoint_manager, self._policy())
+        self._plan_resume(plan)  # its errors come before anything is bound or written
         self._requests.stop = ""
         with session.exclusive(f"Job {plan.job!r}"):
             self._run = Run(self._options(), self._requests, plan, session)
@@ -183,7 +179,7 @@ class JobRunner:
         Runs on the client, in any thread, and returns at once.
         """
         run = self._run
-        return None if run is None else run.under_way
+        return None if run is None or not hasattr(run, "binding") else run.binding.under_way
 
     def stop(self, reason: str = "JobRunner.stop") -> None:
         """Ask the run to end once its epoch has ended and is recorded.
@@ -301,24 +297,7 @@ class JobRunner:
             raise DefinitionError(f"An epoch is an int; got {epoch!r}.")
         if epoch not in manager.epochs():
             return False
-        wanted = resume.find_blobs(manager, epoch, blob_names)
-        with session.exclusive(f"The load of epoch {epoch} of {manager.path}"):
-            stateful = {
-                n: b & wanted.get(n, set()) for n, b in manager.stateful_blobs(epoch).items()
-            }
-            present = session.blob_names() if any(stateful.values()) else {}
-            anew = {
-                node: missing
-                for node, blobs in stateful.items()
-                if (missing := blobs - present.get(node, frozenset()))
-            }
-            group = manager.load(epoch, blobs=wanted, anew=anew)
-            session.run(group)
-            manager.report_load(group)
-            if anew:
-                plan = self.job.compile()
-                again = compile_resume(self.job, plan, anew, session.blob_names())
-                session.run_compiled("made anew", again, plan.nodes).apply(load_waiting_states)
+        load_blobs(self.job, manager, epoch, blob_names, session)
         return True
 
     def _compile(self) -> Plan:
@@ -336,23 +315,11 @@ class JobRunner:
         return plan
 
     def _options(self) -> Options:
-        return Options(
-            job=self.job,
-            manager=self.checkpoint_manager,
-            policy=self._policy(),
-            upload_task_group_builder=self.upload_task_group_builder,
-            max_restarts=self.max_restarts,
-            on_save_error=self.on_save_error,
-            worker_wait_seconds=self.worker_wait_seconds,
-            scheduler_wait_seconds=self.scheduler_wait_seconds,
-            epoch_deadline_seconds=self.epoch_deadline_seconds,
-            task_deadline_seconds=self.task_deadline_seconds,
-            grace_seconds=self.grace_seconds,
-            callbacks=self.callbacks,
-        )
+        return Options(**{field.name: getattr(self, field.name) for field in fields(Options)})
 
-    def _policy(self) -> resume.Policy:
-        return resume.Policy(self.resume_from_epoch, self.num_epochs)
+    def _plan_resume(self, plan: Plan) -> ResumePlan:
+        limit = epoch_limit(plan, self.num_epochs)
+        return plan_resume(self.job, plan, self.checkpoint_manager, self.resume_from_epoch, limit)
 
     def _ask_to_stop(self, signal_name: str) -> None:
         self.stop(signal_name)

@@ -1,4 +1,4 @@
-"""6 loop: what a run writes down. Holds the checkpoint directory and saves at epoch boundaries."""
+"""Save a run's checkpoints: hold the directory, save at epoch boundaries, report failures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 from jobrunner.checkpoint import (
@@ -31,28 +32,22 @@ logger = logging.getLogger(__name__)
 
 SaveErrorPolicy = Literal["warn", "refuse", "raise"]
 
-_REMEMBERED_SAVES = 5
-
 _NUMBERS = re.compile(r"[0-9a-f]{32}|[0-9]+")
-"""What may differ between messages of failures that are the same: epochs, names of our own."""
+"""What may differ between messages of the same failure: epochs and random names."""
 
 
+@dataclass(slots=True)
 class _Save:
-    """A save under way, or ended; of so many steps of its epoch, or None: of all."""
+    """A save of an epoch, or of its first `step` steps; under way, or ended."""
 
-    def __init__(self, epoch: int, step: int | None, started: float) -> None:
-        self.epoch = epoch
-        self.step = step
-        self.started = started
-        self.seconds = 0.0
-        self.stall_seconds = 0.0
-        self.nodes: dict[str, NodeSave] = {}
-        self.error: BaseException | None = None
-        self._thread: threading.Thread | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self._thread is None or not self._thread.is_alive()
+    epoch: int
+    step: int | None
+    started: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+    stall_seconds: float = 0.0
+    nodes: dict[str, NodeSave] = field(default_factory=dict)
+    error: BaseException | None = None
+    thread: threading.Thread | None = None
 
     def start(self, write: Callable[[], dict[str, NodeSave]]) -> None:
         """Go on in a thread of its own."""
@@ -64,62 +59,98 @@ class _Save:
                 self.error = error
             self.seconds = time.monotonic() - self.started
 
-        self._thread = threading.Thread(target=work, name="jobrunner-save", daemon=True)
-        self._thread.start()
-
-    def wait(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
+        self.thread = threading.Thread(target=work, name="jobrunner-save", daemon=True)
+        self.thread.start()
 
 
 class _Failures:
-    """Tells of saves that fail: of the first, then how many more failed in the same way."""
+    """Warns of failed saves: of the first, then of how many more failed in the same way."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._kind = ""
         self._epochs: list[int] = []
 
-    def add(self, epoch: int | None, error: BaseException, what_then: str) -> None:
-        """Take note of one more; `epoch` None: of none yet."""
+    def add(self, epoch: int | None, error: BaseException, then: str = "") -> None:
+        """Count a failure; `epoch` None: the directory could not be taken."""
         kind = _NUMBERS.sub("#", str(error))
         if kind == self._kind:
             self._epochs += [] if epoch is None else [epoch]
             return
         self.close()
         self._kind = kind
-        told = str(error) if epoch is None else f"Epoch {epoch} was not saved: {error}"
-        self._warn(f"{told} {what_then}".rstrip())
+        what = str(error) if epoch is None else f"Epoch {epoch} was not saved: {error}"
+        self._warn(f"{what} {then}".rstrip())
 
     def close(self) -> None:
-        """End a row of failures: tell what was only counted."""
+        """End a row of failures: report those that were only counted."""
         epochs, self._epochs, self._kind = self._epochs, [], ""
         if len(epochs) == 1:
             self._warn(f"Epoch {epochs[0]} was not saved either, for the same reason.")
         elif epochs:
-            self._warn(
-                f"{len(epochs)} epochs, {epochs[0]} to {epochs[-1]}, were not saved either, for "
-                f"the same reason."
-            )
+            which = f"{len(epochs)} epochs, {epochs[0]} to {epochs[-1]},"
+            self._warn(f"{which} were not saved either, for the same reason.")
 
 
-class Recorder:
+class NullSaver:
+    """Stands in for a `Saver` in a run without a checkpoint manager."""
+
+    can_save = False
+
+    def __init__(self) -> None:
+        self.saves: list[SaveReport] = []
+        self.failed_saves: list[SaveReport] = []
+
+    def start(self, binding: Binding) -> None:
+        """There is no directory to take."""
+
+    def end(self) -> None:
+        """There is none to give back."""
+
+    def set_aside(self, damaged: Mapping[int, str]) -> None:
+        """Nothing is recorded."""
+
+    def rewind(self, epoch: int | None, reason: str) -> None:
+        """Nothing is recorded."""
+
+    def finish(self, epoch: int) -> None:
+        """Nothing is recorded."""
+
+    def epochs_until(self, epoch: int) -> int | None:
+        """No save limits how many epochs run in one go."""
+
+    def is_due(self, epoch: int, step: int) -> bool:
+        """No save is ever due."""
+        return False
+
+    def save(
+        self, epoch: int, fired: Sequence[str], metrics: Mapping[str, Any], step: int | None = None
+    ) -> None:
+        """There is nowhere to save to."""
+
+    def wait(self) -> None:
+        """No save is in flight."""
+
+    wait_quietly = wait
+
+
+class Saver:
     """Writes the checkpoints of one run.
 
     Parameters
     ----------
-    manager : MultiNodeCheckpointManager
-    plan : Plan
-    on_save_error : "warn", "refuse" or "raise"
+    manager, plan, on_save_error
         See `JobRunner`.
     warn : callable
-        Told in a sentence what went wrong without ending the run.
+        Called with a sentence when something went wrong that does not end the run.
     saved : callable
-        Told of every save that is recorded, or has failed without ending the run: its report, and
-        of how many steps of the epoch it is, None for all.
+        Called after every save that did not end the run: with its report, and how many steps of
+        the epoch it holds, None for all.
     save_now : threading.Event
-        Set by whoever asks for a save; cleared when it begins.
+        Set to ask for a save; cleared when one begins.
     """
+
+    can_save = True
 
     def __init__(
         self,
@@ -130,209 +161,193 @@ class Recorder:
         saved: Callable[[SaveReport, int | None], None],
         save_now: threading.Event,
     ) -> None:
-        self.manager = manager
+        self._manager = manager
         self._plan = plan
         self._on_save_error = on_save_error
         self._failures = _Failures(warn)
-        self._warn = warn
         self._saved = saved
         self._save_now = save_now
         self._in_flight: _Save | None = None
         self._last_save = time.monotonic()
-        self._stalls: deque[float] = deque(maxlen=_REMEMBERED_SAVES)
+        self._stalls: deque[float] = deque(maxlen=5)  # of the last saves
         self._holds_directory = False
         self._deadline_seconds = get_seconds("checkpoint.deadline-seconds")
-        self._is_shared = False  # by the workers there are now
+        self._is_shared = False  # with all workers of the binding
         self._has_started = False
         self._binding: Binding
         self.saves: list[SaveReport] = []
         self.failed_saves: list[SaveReport] = []
 
     def start(self, binding: Binding) -> None:
-        """Save from these workers from now on; prove that driver and workers share the directory.
+        """Save from these workers from now on; prove that they share the directory with us.
 
-        The first call takes the directory for this run. Where it cannot be written, holds nothing
-        yet and `on_save_error` lets it, the run goes on without; every save tries again.
+        The first call takes the directory for this run. If it cannot be written, nothing is
+        recorded in it and `on_save_error` allows it, the run goes on and every save tries again.
         """
         self._binding = binding
         self._is_shared = False
         is_refused = self._on_save_error == "refuse" and not self._has_started
-        nothing_yet = not self.manager.epochs()
+        is_empty = not self._manager.epochs()
         try:
             self._take_directory()
             self._prove_shared()
         except CheckpointWriteError as error:
             if is_refused:
                 raise CheckpointWriteError(
-                    f"Nothing has run, for nothing could be saved: {error}"
+                    f"Run refused: the checkpoint directory is not writable: {error}"
                 ) from error
-            if self._on_save_error == "raise" or not nothing_yet:
+            if self._on_save_error == "raise" or not is_empty:
                 raise
-            self._failures.add(
-                None, error, "The job runs all the same, and each epoch tries again to save."
-            )
+            self._failures.add(None, error, "The job runs all the same; each save tries again.")
         self._has_started = True
 
     def end(self) -> None:
         """Give the directory back, so that another run may take it at once."""
-        self.settle_quietly()
+        self.wait_quietly()
         self._failures.close()
         if self._holds_directory:
             self._holds_directory = False
-            self.manager.end_run()
-
-    def latest(self) -> int | None:
-        """The last epoch that is recorded and can be loaded again."""
-        return self.manager.latest() if self._holds_directory else None
-
-    def rewind(self, epoch: int | None, reason: str) -> None:
-        """Set aside what is recorded after `epoch`; None: everything."""
-        latest = self.latest()
-        if latest is not None and latest != epoch:
-            self.manager.rewind(epoch, reason)
+            self._manager.end_run()
 
     def set_aside(self, damaged: Mapping[int, str]) -> None:
         """Set aside epochs that could not be loaded, for the reasons given."""
         if self._holds_directory:
             for epoch, reason in damaged.items():
-                self.manager.set_aside(epoch, reason)
+                self._manager.set_aside(epoch, reason)
+
+    def rewind(self, epoch: int | None, reason: str) -> None:
+        """Set aside what is recorded after `epoch`; None: everything."""
+        if self._holds_directory and self._manager.latest() not in (None, epoch):
+            self._manager.rewind(epoch, reason)
 
     def finish(self, epoch: int) -> None:
         """Record that the job ended after `epoch`, exit group and all."""
-        if self.latest() == epoch:
-            self.manager.finish(epoch)
+        if self._holds_directory and self._manager.latest() == epoch:
+            self._manager.finish(epoch)
 
     def epochs_until(self, epoch: int) -> int | None:
         """How many epochs, `epoch` the first, may run before `is_due` must be asked.
 
-        None: it goes by time. A save that was asked for waits for that long at most.
+        None: the policy goes by time. A save that was asked for waits for that long at most.
         """
-        return epochs_until(self.manager.save_policy, epoch, self._plan.steps_per_epoch)
+        return epochs_until(self._manager.save_policy, epoch, self._plan.steps_per_epoch)
 
     def is_due(self, epoch: int, step: int) -> bool:
         """Whether to save after step `step` of `epoch`, counted from 1, by policy or request.
 
-        Also tells what became of a save in the background, and raises as `save` does.
+        Also reports a save in the background that has ended, and raises as `save` does.
         """
-        if self._in_flight is not None and self._in_flight.is_over:
-            self.settle()
+        save = self._in_flight
+        if save is not None and save.thread is not None and not save.thread.is_alive():
+            self.wait()
         moment = Moment(
             epoch,
             step,
             self._plan.steps_per_epoch,
             time.monotonic() - self._last_save,
-            # Not the median: of saves that cost more now and then, the whole cost counts.
+            # The mean, not the median: rare expensive saves count in full.
             statistics.fmean(self._stalls) if self._stalls else None,
             self._in_flight is not None,
         )
-        if self._holds_directory and self.manager.take_request():
+        if self._holds_directory and self._manager.take_request():
             self._save_now.set()
-        return self._save_now.is_set() or self.manager.save_policy.is_due(moment)
+        return self._save_now.is_set() or self._manager.save_policy.is_due(moment)
 
     def save(
         self, epoch: int, fired: Sequence[str], metrics: Mapping[str, Any], step: int | None = None
     ) -> None:
         """Write and record the checkpoint of `epoch`, or of its first `step` steps.
 
-        With an asynchronous manager it returns once nothing can change what is saved; `is_due` and `settle`
-        tell what became of it.
-
-        Raises
-        ------
-        CheckpointWriteError
-            It failed and `on_save_error` is "raise"; else the report says so.
-        DefinitionError
-            A blob cannot be saved.
-        CommitConflictError
-            Another run has taken the directory over.
+        With an asynchronous manager it returns once nothing can change what is saved; `is_due`
+        and `wait` report how the save ended. A `CheckpointWriteError` is raised only where
+        `on_save_error` is "raise"; any other error always is.
         """
-        self.settle()
-        started = self._last_save = time.monotonic()
+        self.wait()
+        save = _Save(epoch, step)
+        self._last_save = save.started
         self._save_now.clear()
-        details: dict[str, Any] = {
-            "stopped_by": list(fired),
-            "metrics": dict(metrics),
-            "placement": dict(self._binding.placement),
-            **({} if step is None else {"step": step}),
-        }
+        details: dict[str, Any] = {"stopped_by": list(fired), "metrics": dict(metrics)}
+        if step is not None:
+            details["step"] = step
         if self._plan.partitions:
             details[PARTITIONS] = {
                 name: {"axis": axis, "nodes": list(nodes)}
                 for name, (axis, nodes) in self._plan.partitions.items()
             }
-        write = partial(self._write, self._binding, details)
-        save = _Save(epoch, step, started)
+        binding = self._binding
+        committed = {**details, "placement": dict(binding.placement)}
         try:
             order = self._begin(epoch, details)
-            if self.manager.asynchronous:
+            if self._manager.asynchronous:
                 with self._abandons(order):
-                    copy = order.copy(self.manager.budget_bytes)
-                    self._apply(self._binding, copy, f"the copy of epoch {epoch}")
-                save.stall_seconds = time.monotonic() - started
-                save.start(partial(write, order, order.write_copies()))
+                    copy = order.copy(self._manager.budget_bytes)
+                    self._apply(binding, copy, f"the copy of epoch {epoch}")
+                write = order.write_copies()
+                save.stall_seconds = time.monotonic() - save.started
+                save.start(lambda: self._write(binding, committed, order, write))
                 self._in_flight = save
                 return
-            save.nodes = write(order, order)
+            save.nodes = self._write(binding, committed, order, order)
         except CheckpointWriteError as error:
             save.error = error
-        save.seconds = save.stall_seconds = time.monotonic() - started
-        self._tell(save)
+        save.seconds = save.stall_seconds = time.monotonic() - save.started
+        self._report(save)
 
-    def settle(self) -> None:
-        """Wait for the save that is in flight, if there is one; raises what `save` does."""
+    def wait(self) -> None:
+        """Wait for the save in flight, if there is one; raise what `save` raises."""
         save = self._in_flight
-        if save is not None:
+        if save is not None and save.thread is not None:
             started = time.monotonic()
-            save.wait()
+            save.thread.join()
             save.stall_seconds += time.monotonic() - started
             self._in_flight = None
-            self._tell(save)
+            self._report(save)
 
-    def settle_quietly(self) -> None:
-        """Wait for the save that is in flight, when something else has gone wrong already."""
+    def wait_quietly(self) -> None:
+        """Wait for the save in flight where something else has gone wrong already."""
         try:
-            self.settle()
+            self.wait()
         except Exception as error:
             logger.warning("A save in the background failed as well: %r", error)
 
-    def _tell(self, save: _Save) -> None:
-        if save.error is not None and not isinstance(save.error, CheckpointWriteError):
-            raise save.error
+    def _report(self, save: _Save) -> None:
+        error = save.error
+        if error is not None and not isinstance(error, CheckpointWriteError):
+            raise error
         report = SaveReport(
             epoch=save.epoch,
             seconds=save.seconds,
             stall_seconds=save.stall_seconds,
             nbytes=sum(node.nbytes for node in save.nodes.values()),
             nodes=save.nodes,
-            error=None if save.error is None else str(save.error),
+            error=None if error is None else str(error),
         )
         self._stalls.append(report.stall_seconds)
-        (self.saves if save.error is None else self.failed_saves).append(report)
-        if save.error is not None:
-            if self._on_save_error == "raise":
-                raise save.error
-            self._failures.add(save.epoch, save.error, "")
-        else:
+        if error is None:
+            self.saves.append(report)
             self._failures.close()
+        else:
+            self.failed_saves.append(report)
+            if self._on_save_error == "raise":
+                raise error
+            self._failures.add(save.epoch, error)
         self._saved(report, save.step)
 
     def _begin(self, epoch: int, details: Mapping[str, Any]) -> SaveOrder:
         if not self._holds_directory:
             self._take_directory()
-            if self.manager.epochs():
+            if self._manager.epochs():
                 raise CommitConflictError(
-                    f"{self.manager.path} could not be written when this run began, and now holds "
-                    f"epochs of another run. Choose another directory, or run again to go on from "
-                    f"them."
+                    f"{self._manager.path} was not writable when this run began, and now holds "
+                    f"epochs of another run. Choose another directory, or run again to resume "
+                    f"from them."
                 )
         self._prove_shared()
-        # Where the nodes ran is of no use to who makes the record again.
-        kept = {key: value for key, value in details.items() if key != "placement"}
-        return self.manager.begin(
+        return self._manager.begin(
             epoch,
             replicated=self._plan.replicated,
             initial=self._plan.initial,
-            details=kept,
+            details=details,
             storage=self._plan.array_options,
         )
 
@@ -345,11 +360,9 @@ class Recorder:
     ) -> dict[str, NodeSave]:
         """Let the workers write, and record the epoch; in any thread."""
         with self._abandons(order):
-            answers = self._apply(binding, write, f"the save of epoch {order.epoch}", "save")
-            receipts = {
-                node: receipt for answer in answers.values() for node, receipt in answer.items()
-            }
-            self.manager.commit(order, receipts, details)
+            replies = self._apply(binding, write, f"the save of epoch {order.epoch}", "save")
+            receipts = dict(chain.from_iterable(reply.items() for reply in replies.values()))
+            self._manager.commit(order, receipts, details)
             binding.recorded = order.moment
         return {
             node: NodeSave(receipt.seconds, receipt.nbytes - receipt.linked_bytes)
@@ -359,7 +372,7 @@ class Recorder:
     def _apply(
         self, binding: Binding, fn: Callable[..., Any], what: str, channel: str = "apply"
     ) -> dict[str, Any]:
-        """Call something on all workers that touches storage, which may hang without a word."""
+        """Call something on all workers that touches storage, which may hang without an error."""
         return binding.apply(
             fn, channel=channel, what=what, deadline_seconds=self._deadline_seconds
         )
@@ -369,18 +382,18 @@ class Recorder:
         try:
             yield
         except CheckpointWriteError:
-            self.manager.abandon(order)
+            self._manager.abandon(order)
             raise
 
     def _take_directory(self) -> None:
-        if self._holds_directory:
-            return
-        self.manager.start_run(self._plan.checkpointed, {"plan": describe(self._plan)})
-        self._holds_directory = True
-        self._last_save = time.monotonic()
+        if not self._holds_directory:
+            self._manager.start_run(self._plan.checkpointed, {"plan": describe(self._plan)})
+            self._holds_directory = True
+            self._last_save = time.monotonic()
 
     def _prove_shared(self) -> None:
         if not self._is_shared:
-            probe = self.manager.probe()
-            self.manager.check_probe(self._apply(self._binding, probe, "the look for shared files"))
+            probe = self._manager.probe()
+            what = "the look for shared files"
+            self._manager.check_probe(self._apply(self._binding, probe, what))
             self._is_shared = True

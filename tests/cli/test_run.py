@@ -153,7 +153,7 @@ def test_a_wrong_job_exits_with_2_and_no_traceback(tmp_path: Path) -> None:
     script = _write(tmp_path, limit=0)
     result = _invoke("run", script, "--checkpoint", tmp_path / "runs")
     assert result.exit_code == 2
-    assert "num_epochs is an int from 1 on; got 0" in result.stderr
+    assert "num_epochs must be an int >= 1; got 0" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -288,7 +288,9 @@ def test_a_directory_that_cannot_be_written_is_refused_or_makes_an_exit_code(
     (script.parent / "runs").write_text("in the way")
     refused = _run(process_cluster, script)
     assert refused.exit_code == 8
-    assert refused.stderr.startswith("Error: Nothing has run, for nothing could be saved: ")
+    assert refused.stderr.startswith(
+        "Error: Run refused: the checkpoint directory is not writable: "
+    )
     tried = _run(process_cluster, script, "--on-save-error", "warn")
     assert tried.exit_code == 12
     assert "done at epoch 4" in tried.stdout

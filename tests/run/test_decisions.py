@@ -1,23 +1,25 @@
-"""What is concluded from losses in a row."""
+"""What a run decides from losses in a row, and from what is recorded."""
 
-from jobrunner import Job, NodeLostError
-from jobrunner.run.callbacks import Callbacks
-from jobrunner.run.decisions import Losses
-from jobrunner.run.losses import Survival
+import pytest
+
+from jobrunner import NodeLostError
+from jobrunner.run.decisions import Recorded, State, remainder
+from jobrunner.run.losses import Losses
 
 
-def test_care_is_called_for_after_two_losses_in_a_row_in_the_epochs_where_they_came():
+def test_after_two_losses_in_a_row_the_epochs_where_they_came_run_carefully():
     once = Losses(3).after_loss((), range(4, 5))
-    assert not once.call_for_care(4)
+    assert 4 not in once.careful_epochs
     twice = once.after_loss((), range(6, 9))
-    assert [epoch for epoch in range(12) if twice.call_for_care(epoch)] == [4, 5, 6, 7, 8]
-    assert not twice.after_record().call_for_care(4)
-    assert not Losses(3).after_loss().after_loss().call_for_care(0)
+    assert [epoch for epoch in range(12) if epoch in twice.careful_epochs] == [4, 5, 6, 7, 8]
+    assert 4 not in twice.after_record().careful_epochs
+    assert 0 not in Losses(3).after_loss().after_loss().careful_epochs
 
 
-def test_what_is_known_for_certain_outweighs_what_was_heard():
+def test_what_a_careful_run_finds_outweighs_what_was_heard():
     losses = Losses(9).after_loss(["a/x", "b/y"]).after_loss(["a/x", "b/y"])
     assert losses.suspects == ["a/x", "b/y"]
+    assert losses.describe().endswith(" a/x and b/y were running each time.")
     losses = losses.after_loss(["b/z"], was_careful=True)
     assert losses.suspects == ["b/z"]
     assert losses.after_loss(["b/z", "a/x"], was_careful=True).suspects == ["b/z"]
@@ -25,19 +27,38 @@ def test_what_is_known_for_certain_outweighs_what_was_heard():
     assert losses.after_record() == Losses(9, in_all=3)
 
 
-def test_what_runs_in_one_go_after_a_careful_group_accuses_nobody_for_certain():
-    survival = Survival(Job("j"), 9, Callbacks(()), lambda: "the start")
+def test_epochs_that_run_in_one_go_after_a_careful_group_accuse_nobody_for_certain():
+    state = State(Losses(9))
 
     def lose(task):
-        survival.count(NodeLostError("lost", nodes=(), worker="w", epoch=None, running=(task,)))
+        error = NodeLostError("lost", nodes=(), worker="w", epoch=None, running=(task,))
+        state.losses = state.losses.after_error(
+            error, state.under_way, was_careful=state.is_careful
+        )
 
     for _ in range(2):
-        survival.begin(range(1))
-        assert not survival.is_careful
+        state.begin(range(1))
+        assert not state.is_careful
         lose("a/x")
-    survival.begin(range(1))
-    assert survival.is_careful
-    survival.begin(range(50, 60))
+    state.begin(range(1))
+    assert state.is_careful
+    state.begin(range(50, 60))
     lose("b/y")
-    assert survival.losses.careful == 0
-    assert "told of before it began" not in survival.losses.accusation
+    assert state.losses.careful == 0
+    assert "the only task" not in state.losses.describe()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "left"),
+    [
+        (Recorded(3), "epochs"),
+        (Recorded(5), "last groups"),
+        (Recorded(5, step=2), "epochs"),
+        (Recorded(3, fired=["a/met"]), "last groups"),
+        (Recorded(3, fired=["a/met"], is_done=True), "nothing"),
+        (Recorded(5, later=[6], is_done=True), "last groups"),
+        (Recorded(3, is_done=True), "epochs"),
+    ],
+)
+def test_what_is_left_after_a_resume(recorded, left):
+    assert remainder(recorded, limit=5) == left

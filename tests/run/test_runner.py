@@ -262,7 +262,9 @@ def test_on_save_error_refuse_runs_nothing_where_nothing_can_be_written(session,
         MultiNodeCheckpointManager(tmp_path / "file"),
         MultiNodeCheckpointManager(tmp_path / "ckpt", files=FullDisk("/answer-")),  # on workers
     ):
-        with pytest.raises(CheckpointWriteError, match="Nothing has run"):
+        with pytest.raises(
+            CheckpointWriteError, match="Run refused: the checkpoint directory is not writable"
+        ):
             JobRunner(job, manager, on_save_error="refuse").run(session)
     assert not ran.exists()
 

@@ -108,6 +108,6 @@ def test_a_task_that_kills_every_worker_is_named_and_nothing_loops(cluster, tmp_
             JobRunner(build(dies_at=4), manager, max_restarts=2).run(session)
         assert "n1" in caught.value.nodes
         # It dies at once, so that only a run in which it waits to be heard of can tell.
-        assert "n1/walk was running the last time" in str(caught.value)
+        assert "n1/walk was the only task running the last time" in str(caught.value)
         assert caught.value.running == ("n1/walk",)
         assert manager.latest() == 3

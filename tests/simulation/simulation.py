@@ -1,6 +1,6 @@
 """Driver, workers, network and store in one thread, in an order that a seed decides.
 
-Decisions are the runner's own (`jobrunner.run.decisions`) and so is the meaning of the log
+Decisions are the runner's own (`jobrunner.run.decisions`, `jobrunner.run.losses`) and so is the meaning of the log
 (`jobrunner.checkpoint.log.state`); what is simulated is everything that can go wrong around them:
 messages that arrive late and in any order, workers that die, workers that don't reach each other,
 workers and drivers that stop and come back, a driver that is killed and started again. A node's state is a hash of all epochs before, so
@@ -21,7 +21,8 @@ from collections.abc import Callable, Generator
 
 from jobrunner.checkpoint.log.state import State, fold, make_entry, store_names
 from jobrunner.cluster.placement import WorkerInfo, within_reach
-from jobrunner.run.decisions import Boundary, Losses, next_step
+from jobrunner.run.decisions import Boundary, next_step
+from jobrunner.run.losses import Losses
 
 NODES = ("a", "b", "c")
 EPOCHS = 6

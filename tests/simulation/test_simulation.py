@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jobrunner.run.decisions import Boundary, Losses, next_step
+from jobrunner.run.decisions import Boundary, next_step
+from jobrunner.run.losses import Losses
 
 sys.path.insert(0, str(Path(__file__).parent))
 from simulation import World

@@ -12,8 +12,7 @@ from jobrunner.checkpoint import CheckpointDirectory, Codec, load_waiting_states
 from jobrunner.cluster import DEFAULT_WAIT_SECONDS, Session, SessionBinding
 from jobrunner.compile import GroupPlan, changes, describe
 from jobrunner.define import Job
-from jobrunner.run import resume
-from jobrunner.run.load import Loaded, load
+from jobrunner.run.load import Loaded, load, rebuild, required_blobs, steps_done
 from jobrunner.run.replay.compare import format_difference
 from jobrunner.run.replay.exactness import compare_bits
 from jobrunner.run.replay.tracing import Call, Dataflow, Trace, Value, read_trace, traced
@@ -158,15 +157,15 @@ class Replay:
             "task_deadline_seconds": task_deadline_seconds,
         }
         plan = self._plan = job.compile()
-        self._last_step = resume.steps_done(plan, manager.record(epoch))
+        self._last_step = steps_done(plan, manager.record(epoch))
         before = [recorded for recorded in manager.epochs() if recorded < epoch]
         self._from = before[-1] if before else None
         self._first_step = 0
         for needed in self._needed:
-            resume.required_blobs(plan, manager, needed)
-            resume.rebuild(job, plan, manager, needed)
+            required_blobs(plan, manager, needed)
+            rebuild(job, plan, manager, needed)
         if self._from is not None:
-            self._first_step = resume.steps_done(plan, manager.record(self._from))
+            self._first_step = steps_done(plan, manager.record(self._from))
         self._codecs = tuple(registered_codecs())
         groups = {key: traced(group, self._codecs) for key, group in plan.groups.items()}
         self._traced = dataclasses.replace(plan, groups=groups)
@@ -253,7 +252,7 @@ class Replay:
 
     def _compare(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
         """The differences of each blob; none for one that is equal."""
-        blobs = resume.required_blobs(self._plan, self._manager, self._epoch)
+        blobs = required_blobs(self._plan, self._manager, self._epoch)
         self._binding.apply(_SetAside(blobs))
         if self._load(self._epoch).anew:
             self._binding.run("resume", epoch=0, step=0, **self._deadlines)
