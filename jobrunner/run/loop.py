@@ -310,8 +310,8 @@ class Run:
                     f"upload. Repair the storage and run the same command again: it resumes from "
                     f"{self._resume_point()}."
                 )
-        self._run_group("download", epoch)
-        self._run_group("exit", epoch)
+        for group in ("download", "exit"):
+            self._run_group(group, epoch)
         if is_recorded:
             self.saver.finish(epoch)
 
@@ -368,17 +368,16 @@ class Run:
             raise told from error
         if self.requests.stop:
             raise self._stopped(None, "a loss ended its epoch") from error
-        seconds = self.options.scheduler_wait_seconds
         try:
+            seconds = self.options.scheduler_wait_seconds
             await_scheduler(self.session, seconds, error, self.callbacks.warn)
         except SchedulerLostError as lost:
             raise SchedulerLostError(f"{lost} {self._how_to_resume()}") from error
         return error
 
     def _decide(self) -> ResumePlan:
-        options = self.options
-        manager = options.checkpoint_manager
-        return plan_resume(options.job, self.plan, manager, self.resume_from, self.limit)
+        job, manager = self.options.job, self.options.checkpoint_manager
+        return plan_resume(job, self.plan, manager, self.resume_from, self.limit)
 
     def _resume_point(self) -> str:
         """Where the same command would resume, for messages."""
