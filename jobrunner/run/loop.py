@@ -85,7 +85,8 @@ class Run:
                     self._bind_again(stays=True)
                 self._init_or_resume()
                 self._run_epochs()
-                self._upload_download_exit()
+                if not self.state.is_finished:
+                    self._upload_download_exit()
                 return
             except (NodeLostError, SchedulerLostError, TaskFailedError) as error:
                 if isinstance(error, TaskFailedError) and not is_transient(self.options.job, error):
@@ -272,8 +273,7 @@ class Run:
 
     def _has_room(self) -> bool:
         """Whether workers have come that make up for those that were lost."""
-        state = self.state
-        in_use = len(set(self.binding.placement.values()))
+        state, in_use = self.state, len(set(self.binding.placement.values()))
         state.most_workers = max(state.most_workers, in_use)
         if in_use == state.most_workers or not self.saver.can_save:
             return False
@@ -290,13 +290,12 @@ class Run:
         logger.info("Nodes move after epoch %d; leaving: %s", self.state.epoch, who or "nobody")
         self._bind_again(stays=bool(who))  # else they spread over workers that have come
         self.state.next_look = time.monotonic() + SPARE_SECONDS
+        self.state.next_look = time.monotonic() + SPARE_SECONDS
         self._init_or_resume()
 
     # ---- upload, download and exit
 
     def _upload_download_exit(self) -> None:
-        if self.state.is_finished:
-            return
         self.saver.wait()
         epoch = self.state.epoch
         is_recorded = self.state.recorded == epoch
