@@ -19,7 +19,9 @@ from jobrunner.checkpoint.log import (
     FileMetadataHandler,
     MetadataHandler,
     State,
+    entry_to_json,
     make_entry,
+    parse_entry,
     read_state,
 )
 from jobrunner.checkpoint.maintenance import (
@@ -104,6 +106,7 @@ __all__ = [
     "copy_epoch",
     "digest_blob",
     "encode_blobs",
+    "entry_to_json",
     "epochs_until",
     "files_beside",
     "find_set_aside",
@@ -113,6 +116,7 @@ __all__ = [
     "load_waiting_states",
     "make_entry",
     "name_reported",
+    "parse_entry",
     "plan_repair",
     "read_state",
     "register_codec",

@@ -14,7 +14,7 @@ from typing import Any
 from jobrunner.checkpoint.encoding import registered_codecs
 from jobrunner.checkpoint.epochs import RecordedEpochs, name_some
 from jobrunner.checkpoint.load import Part, Reading, cut_evenly, load_group
-from jobrunner.checkpoint.log import Claim, MetadataHandler, moment_of
+from jobrunner.checkpoint.log import Claim, MetadataHandler, memory_key
 from jobrunner.checkpoint.storage import PosixFiles
 from jobrunner.checkpoint.store import Checkpoint, StoreReader
 from jobrunner.define import TaskGroup, TaskOutput
@@ -243,7 +243,7 @@ class CheckpointDirectory(RecordedEpochs):
 
     def moment(self, epoch: int) -> str:
         """What workers call the states of a recorded epoch that they keep in memory."""
-        return moment_of(self.path, Claim(epoch, self.record(epoch)["retry"]))
+        return memory_key(self.path, Claim(epoch, self.record(epoch)["retry"]))
 
     def report_load(self, group: TaskGroup, action: str | None = None) -> None:
         """Report to the metadata handler how long each node took, once `group` has run.

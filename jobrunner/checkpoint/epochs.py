@@ -11,13 +11,18 @@ from itertools import compress
 from typing import Any
 
 from jobrunner.checkpoint.log import (
-    Entry,
+    AnyEntry,
     FileMetadataHandler,
-    Journal,
+    GapEntry,
+    LogWriter,
     MetadataHandler,
+    RepairEntry,
+    RunEntry,
     State,
+    StateEntry,
     commit_in,
     each_entry,
+    entry_to_json,
     loose_json,
 )
 from jobrunner.checkpoint.storage import PosixFiles, absolute_path, files_of
@@ -66,7 +71,7 @@ class RecordedEpochs:
             )
         self._handler = metadata_handler
         self._handler.set_params(self.path, () if only_node is None else (only_node,))
-        self._journal = Journal(self._handler, self.path)
+        self._journal = LogWriter(self._handler, self.path)
         self._only_node = only_node
 
     # --- what the log says
@@ -142,32 +147,31 @@ class RecordedEpochs:
     def _read_record(self, epoch: int, number: int) -> Mapping[str, Any]:
         entry = self._journal.read_entry(number)
         try:
-            entry = commit_in(entry, epoch)
-            for node, about in entry["stores"].items():
-                expected = format_store_name(node, epoch, entry["retry"])
-                if about["store"] != expected or not about["manifest"]:
-                    raise ValueError(f"{about['store']!r} cannot be the store of node {node!r}")
-            details = loose_json(entry["details"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            commit = commit_in(entry, epoch)
+            for node, about in commit.stores.items():
+                if about.store != format_store_name(node, epoch, commit.retry):
+                    raise ValueError(f"{about.store!r} cannot be the store of node {node!r}")
+            record = {**entry_to_json(commit), "details": loose_json(commit.details)}
+        except ValueError as error:
             raise CheckpointCorruptError(
                 f"{self.path}: entry {number} of the log is not the record of "
                 f"epoch {epoch} that it should be: {error}. Restore it from a copy, or let "
                 f"`jobrunner fsck {self.path} --repair` make the record again."
             ) from error
-        stores = entry["stores"]
         if self._only_node is not None:
-            stores = {node: s for node, s in stores.items() if node == self._only_node}
-        return {**entry, "stores": stores, "details": details}
+            stores = record["stores"]
+            record["stores"] = {node: s for node, s in stores.items() if node == self._only_node}
+        return record
 
     def state(self) -> State:
         """All that the log says."""
         return self._journal.refresh()
 
-    def entry(self, number: int) -> Entry:
+    def entry(self, number: int) -> AnyEntry:
         """An entry of the log, which must exist."""
         return self._journal.read_entry(number)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[AnyEntry]:
         """All entries of the log that are whole, in order, read as they are asked for.
 
         Raises
@@ -203,7 +207,7 @@ class RecordedEpochs:
         except CheckpointCorruptError as error:
             logger.warning("%s: what a run said of itself is not known: %s", self.path, error)
             return {}
-        info: Mapping[str, Any] = loose_json(entry["info"])
+        info: Mapping[str, Any] = loose_json(entry.info) if isinstance(entry, RunEntry) else {}
         return info
 
     def unclaimed(self) -> list[int]:
@@ -398,14 +402,14 @@ class RecordedEpochs:
             if isinstance(entry, CheckpointCorruptError):
                 problem = problem or entry
                 lost.append(number)
-            elif entry["kind"] == "repair":
+            elif isinstance(entry, RepairEntry):
                 state.restart(entry)
                 problem = None
-            elif entry["kind"] == "gap":
+            elif isinstance(entry, GapEntry):
                 lost.append(number)
                 problem = problem or CheckpointCorruptError(f"Entry {number} of the log was lost.")
             elif problem is None:
-                if entry["kind"] == "state" and not state.says(State.from_json(entry["state"])):
+                if isinstance(entry, StateEntry) and not state.says(State.from_json(entry.state)):
                     raise CheckpointCorruptError(
                         f"The full state in entry {number} of the log of {self.path} is not what "
                         f"the entries before it say. Restore it from a copy."

@@ -13,14 +13,13 @@ from typing import Any
 
 from jobrunner.checkpoint.directory import CheckpointDirectory
 from jobrunner.checkpoint.log import (
+    AnyEntry,
     Claim,
-    Entry,
     FileMetadataHandler,
-    Hold,
     MetadataHandler,
     Patience,
+    RunLock,
     State,
-    describe_holder,
     is_known_dead,
     nodes_of,
     store_names,
@@ -75,7 +74,7 @@ class HeldDirectory(CheckpointDirectory):
         self._take_over = take_over
         self._patience = patience
         self._sweeper = Sweeper(self._files, self.path)
-        self._hold: Hold | None = None
+        self._hold: RunLock | None = None
         self._resumed_from: int | None = None
         self._next_look = -math.inf
         self._metrics: dict[int, Mapping[str, Any]] = {}  # by number of the commit entry
@@ -117,7 +116,7 @@ class HeldDirectory(CheckpointDirectory):
         self._handler.set_params(self.path, tuple(nodes))
         beat_seconds = _configured_seconds("checkpoint.heartbeat-seconds")
         patience = self._patience or Patience(_configured_seconds("checkpoint.silence-seconds"))
-        hold = Hold(self._files, self.path, self._journal, nodes, beat_seconds)
+        hold = RunLock(self._files, self.path, self._journal, nodes, beat_seconds)
         self._resumed_from = self._unclaimed = None
         self._has_told_unreported = False
         try:
@@ -139,9 +138,7 @@ class HeldDirectory(CheckpointDirectory):
         run = self._journal.refresh().run
         if self._hold is not None or run is None or self._journal.known().is_ended:
             return None
-        if is_known_dead(run.get("process", {}), run["run"]):
-            return None
-        return describe_holder(run)
+        return None if is_known_dead(run.process, run.run) else str(run)
 
     def unclaimed(self) -> list[int]:
         """See `RecordedEpochs.unclaimed`; in a run, as it was when it was first asked for.
@@ -292,7 +289,7 @@ class HeldDirectory(CheckpointDirectory):
 
     # --- helpers
 
-    def _held(self) -> Hold:
+    def _held(self) -> RunLock:
         if self._hold is None:
             raise DefinitionError(
                 f"This manager holds no run in {self.path}; start_run comes first. A JobRunner "
@@ -300,7 +297,7 @@ class HeldDirectory(CheckpointDirectory):
             )
         return self._hold
 
-    def _append(self, kind: str, body: Mapping[str, Any]) -> Entry:
+    def _append(self, kind: str, body: Mapping[str, Any]) -> AnyEntry:
         settled = [list(claim) for claim in self._sweeper.take_settled()]
         return self._journal.append(kind, {**body, "settled": settled} if settled else body)
 
@@ -314,7 +311,7 @@ class HeldDirectory(CheckpointDirectory):
         entry = self._journal.read_entry(source)
         try:
             return list(store_names(nodes_of(entry, claim.epoch), *claim).values())
-        except (KeyError, TypeError, ValueError) as error:
+        except ValueError as error:
             raise CheckpointCorruptError(
                 f"{self.path}: entry {source} of the log and the claim {list(claim)} name no "
                 f"stores: {error}."
@@ -365,7 +362,7 @@ class HeldDirectory(CheckpointDirectory):
         if chore is not None:
             self._sweeper.add(claim, chore.action, stores)
 
-    def _clean_up(self, hold: Hold) -> None:
+    def _clean_up(self, hold: RunLock) -> None:
         """Hide and delete what earlier runs left undone."""
         # Of a run that has taken over meanwhile, nothing is left undone: it is at work.
         for claim, chore in self._journal.check_held().chores.items():

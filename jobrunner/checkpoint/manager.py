@@ -407,7 +407,7 @@ class MultiNodeCheckpointManager(HeldDirectory):
             entry = self._append("commit", body)
         # From here on the epoch exists, and nothing that fails may say otherwise.
         self._newest = (
-            entry["number"],
+            entry.number,
             {node: (receipts[node].store, receipts[node].manifest) for node in order.stores},
         )
         del self._unfinished[order.claim]

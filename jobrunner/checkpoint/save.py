@@ -12,7 +12,7 @@ from typing import Any
 
 from jobrunner.checkpoint.copies import Arena, copy_arrays
 from jobrunner.checkpoint.encoding import Codec, EncodedBlob, encode_blobs, store_as
-from jobrunner.checkpoint.log import Claim, moment_of
+from jobrunner.checkpoint.log import Claim, memory_key
 from jobrunner.checkpoint.storage import PosixFiles, run_gently
 from jobrunner.checkpoint.store import (
     Alike,
@@ -187,7 +187,7 @@ class SaveOrder:
     @property
     def moment(self) -> str:
         """What the workers call the states that they keep of it in memory."""
-        return moment_of(self.path, self.claim)
+        return memory_key(self.path, self.claim)
 
     def copy(self, budget_bytes: int | None) -> SnapshotOrder:
         """What copies all that is to be saved, to be called on every worker.

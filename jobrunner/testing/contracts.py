@@ -30,7 +30,9 @@ from jobrunner.checkpoint import (
     MetadataHandler,
     MultiNodeCheckpointManager,
     State,
+    entry_to_json,
     make_entry,
+    parse_entry,
     read_state,
 )
 from jobrunner.errors import CommitConflictError
@@ -89,7 +91,7 @@ class MetadataHandlerContract:
     def test_a_number_is_given_once(self, tmp_path: Path) -> None:
         """The second to come is told so, and changes nothing."""
         handler, rival = self._open(tmp_path), self._open(tmp_path)
-        first, second = (make_entry(0, "run", run, {"nodes": [], "info": {}}) for run in "ab")
+        first, second = (_entry(0, "run", run, {"nodes": [], "info": {}}) for run in "ab")
         _same(True, handler.append(first), "append to an empty log")
         _same(False, rival.append(second), "append under a number that is taken")
         _same([_plain(first)], [_plain(e) for e in rival.entries()], "entries() after that")
@@ -169,7 +171,7 @@ class MetadataHandlerContract:
         handler = self._open(tmp_path)
         whole = State()
         for entry in handler.entries():
-            whole.apply(entry)
+            whole.apply(parse_entry(entry, "An entry"))
         _same(2, handler.last_number() // STATE_INTERVAL, "full states in the log")
         _same(whole.to_json(), read_state(handler).to_json(), "read_state")
 
@@ -224,7 +226,7 @@ def compete(handler: MetadataHandler, rival: str) -> list[Entry]:
     """Append entries at the log's end, as fast as others; gives those that are there."""
     won: list[Entry] = []
     while len(won) < _ENTRIES_A_RIVAL:
-        entry = make_entry(handler.last_number() + 1, "run", rival, {"nodes": [], "info": {}})
+        entry = _entry(handler.last_number() + 1, "run", rival, {"nodes": [], "info": {}})
         if handler.append(entry):
             won.append(entry)
     return won
@@ -246,13 +248,18 @@ def _open(make_handler: Callable[[str], MetadataHandler], tmp_path: Path) -> Met
     return handler
 
 
+def _entry(number: int, kind: str, run: str, body: Mapping[str, Any]) -> Entry:
+    return entry_to_json(make_entry(number, kind, run, body))
+
+
 def _history(count: int) -> list[Entry]:
-    entries = [make_entry(0, "run", "r", {"nodes": ["a"], "info": {"text": "é\ud800\0"}})]
+    entries = [_entry(0, "run", "r", {"nodes": ["a"], "info": {"text": "é\ud800\0"}})]
     for epoch in range(count):
         claim = {"epoch": epoch, "retry": 0}
-        stores = {"a": {"store": f"a.{epoch}", "manifest": "0"}}
-        entries.append(make_entry(2 * epoch + 1, "begin", "r", claim))
-        entries.append(make_entry(2 * epoch + 2, "commit", "r", {**claim, "stores": stores}))
+        about = {"store": f"a.{epoch}", "manifest": "0" * 64, "nbytes": 0, "seconds": 0.0}
+        commit = {**claim, "run_number": 0, "stores": {"a": about}, "details": {}}
+        entries.append(_entry(2 * epoch + 1, "begin", "r", claim))
+        entries.append(_entry(2 * epoch + 2, "commit", "r", commit))
     return entries[:count]
 
 

@@ -316,7 +316,7 @@ def test_a_start_that_fails_in_its_clean_up_lets_the_directory_go(
     manager = MultiNodeCheckpointManager(tmp_path / "k")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "jobrunner.checkpoint.log.run_lock.Hold.remove_traces_of_others", fail_with(error)
+            "jobrunner.checkpoint.log.run_lock.RunLock.remove_traces_of_others", fail_with(error)
         )
         with pytest.raises((type(error), CheckpointWriteError)):
             manager.start_run(NODES, {})

@@ -557,10 +557,11 @@ def test_fsck_looks_up_what_an_entry_gives_up_and_does_not_walk_all_epochs() -> 
             raise AssertionError("with each entry, it would be quadratic")
 
     history = _History()
-    bodies: list[tuple[str, dict[str, Any]]] = [("run", {"nodes": ["a"]})]
+    bodies: list[tuple[str, dict[str, Any]]] = [("run", {"nodes": ["a"], "info": {}})]
     for epoch in range(3):
-        bodies.append(("begin", {"epoch": epoch, "retry": 0}))
-        bodies.append(("commit", {"epoch": epoch, "retry": 0, "stores": {}}))
+        claim = {"epoch": epoch, "retry": 0}
+        bodies.append(("begin", claim))
+        bodies.append(("commit", {**claim, "run_number": 0, "stores": {}, "details": {}}))
     bodies += [("retire", {"epochs": [0]}), ("rewind", {"only": 2, "reason": "damage"})]
     for number, (kind, body) in enumerate(bodies):
         history.recorded = Recorded(history.recorded.items())

@@ -230,10 +230,10 @@ def test_a_damaged_full_state_is_read_around(tmp_path: Path) -> None:
 def test_a_hundred_thousand_epochs_are_opened_from_the_last_full_state(tmp_path: Path) -> None:
     """Reading takes in less than one interval of entries, whatever lies before."""
     from jobrunner.checkpoint.log.handler import read_state
-    from jobrunner.checkpoint.log.state import STATE_INTERVAL, State, make_entry
+    from jobrunner.checkpoint.log.state import STATE_INTERVAL, State, entry_to_json, make_entry
 
     state = State()
-    state.apply(make_entry(0, "run", "r", {"nodes": []}))
+    state.apply(make_entry(0, "run", "r", {"nodes": [], "info": {}}))
     for epoch in range(100_000):
         state.recorded[epoch], state.retries[epoch] = 2 * epoch + 2, 0
         state.claims[epoch] = 1
@@ -249,7 +249,8 @@ def test_a_hundred_thousand_epochs_are_opened_from_the_last_full_state(tmp_path:
             for number in range(first, last + 1):
                 read.append(number)
                 body = {"state": state.to_json()} if number == at else {"epoch": 1}
-                yield make_entry(number, "state" if number == at else "done", "r", body)
+                kind = "state" if number == at else "done"
+                yield entry_to_json(make_entry(number, kind, "r", body))
 
     found = read_state(Long())  # type: ignore[arg-type]
     assert (found.latest, len(found.recorded)) == (99_999, 100_000)

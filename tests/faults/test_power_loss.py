@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jobrunner import JobRunnerError, KeepLast, MultiNodeCheckpointManager
-from jobrunner.checkpoint.log.entry_file import read_content
+from jobrunner.checkpoint.log.handler import read_content
 from jobrunner.checkpoint.store.layout import RETIRED_DOCUMENT, ROOT_DOCUMENT
 from jobrunner.checkpoint.store.reader import StoreReader
 from jobrunner.testing import FaultyFiles

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner import MultiNodeCheckpointManager
-from jobrunner.checkpoint.log.entry_file import decode_entry, encode_entry
+from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.define.array_options import ArrayOptions
 from jobrunner.workspace.workspace import Workspace
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner import MultiNodeCheckpointManager
-from jobrunner.checkpoint.log.entry_file import decode_entry, encode_entry
+from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.workspace.workspace import Workspace
 
 COUNT = 70

@@ -117,14 +117,14 @@ class Driver:
     # ---- the log
 
     def append(self, kind: str, body: dict) -> None:
-        """As `Journal.append`: the next number, unless somebody else has it."""
+        """As `LogWriter.append`: the next number, unless somebody else has it."""
         while True:
             entry = make_entry(self.state.number + 1, kind, self.name, body)
             if self.store.append(self.state.number + 1, entry):
                 self.state.apply(entry)
                 return
             self.state = fold(self.store.log)
-            if kind != "run" and self.state.run["run"] != self.name:
+            if kind != "run" and self.state.run.run != self.name:
                 raise TakenOverError
 
     # ---- the loop
@@ -132,7 +132,7 @@ class Driver:
     def run(self) -> Generator[None, None, None]:
         """Take the directory; then go on until the job is done, or told to stop."""
         self.state: State = fold(self.store.log)
-        self.append("run", {"nodes": list(NODES)})
+        self.append("run", {"nodes": list(NODES), "info": {}})
         losses, epoch, lost = Losses(limit=4), 0, True
         while True:
             try:
@@ -148,7 +148,7 @@ class Driver:
                 )
                 step = next_step(boundary)
                 if step in ("finish", "stop"):
-                    self.append("done" if step == "finish" else "end", {"epoch": epoch})
+                    self.append(*(("done", {"epoch": epoch}) if step == "finish" else ("end", {})))
                     return
                 if step == "move":
                     self.world.counts["moves"] += 1
@@ -191,9 +191,9 @@ class Driver:
             yield from self.save(0)
             return 0
         names = store_names(NODES, latest, self.state.retries[latest])
-        digests = self.store.log[self.state.commit_number(latest)]["stores"]
+        digests = self.store.log[self.state.commit_number(latest)].stores
         for node, name in names.items():
-            if self.store.files[name] != digests[node]["state"]:
+            if self.store.files[name] != digests[node].manifest:
                 raise AssertionError(f"the store {name} is not what was recorded")
         yield from self.tell("load", stores=names)
         return latest
@@ -205,9 +205,12 @@ class Driver:
         names = store_names(NODES, epoch, retry)
         receipts = yield from self.tell("save", stores=names)
         stores = {
-            node: {"state": state} for answer in receipts.values() for node, state in answer.items()
+            node: {"store": names[node], "manifest": state, "nbytes": 0, "seconds": 0.0}
+            for answer in receipts.values()
+            for node, state in answer.items()
         }
-        self.append("commit", {"epoch": epoch, "retry": retry, "stores": stores})
+        body = {"run_number": 0, "stores": stores, "details": {}}
+        self.append("commit", {"epoch": epoch, "retry": retry, **body})
 
     def tell(self, kind: str, **details: object) -> Generator[None, None, dict]:
         """Send every worker in use its part, and wait for all answers."""

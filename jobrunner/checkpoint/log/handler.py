@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from jobrunner.checkpoint.log.entry_file import decode_entry, encode_entry, mend_bit, way_out
-from jobrunner.checkpoint.log.state import RESTARTS, STATE_INTERVAL, Entry, State
+from jobrunner.checkpoint.encoding import parse
+from jobrunner.checkpoint.log.entries import AnyEntry, Entry
+from jobrunner.checkpoint.log.mend import frame, mend_bit, split_file
+from jobrunner.checkpoint.log.state import RESTARTS, STATE_INTERVAL, State, parse_entry
 from jobrunner.checkpoint.storage import PosixFiles, files_of
 from jobrunner.errors import CheckpointCorruptError
 
@@ -23,55 +27,55 @@ TEMPORARY_NAME = re.compile(r"\.(\d{10,})\.[0-9a-f]+\.tmp")
 
 @runtime_checkable
 class MetadataHandler(Protocol):
-    """Keeps the entries of one directory's log, and so decides which epochs exist.
+    """Stores the entries of one directory's log, and so decides which epochs exist.
 
     An entry is JSON (a dict) with, among others, the keys ``number`` (0, 1, 2, ...), ``kind`` and
-    ``id``. The manager makes entries and knows what they mean; a handler keeps them, in order,
-    each forever, and never lets two share a number. `jobrunner.testing.contracts` holds the suite
-    that a handler must pass.
+    ``id``. The manager makes entries and knows what they mean; a handler stores them, in order and
+    for ever, and never lets two share a number. `jobrunner.testing.contracts` has the suite that
+    a handler must pass.
     """
 
     def set_params(self, path: str, node_names: Sequence[str]) -> None:
-        """Learn which directory and nodes it is about, before anything else is called.
+        """Set the directory and its nodes, before any other call.
 
         Called again, with the same path, when a run begins. Touches no storage.
         """
 
     def append(self, entry: Entry) -> bool:
-        """Keep `entry` under its number, unless that number is taken.
+        """Store `entry` under its number, unless that number is taken.
 
         Returns
         -------
         bool
-            False: the number is taken by another entry, which stays as it is. True: the entry
-            is durable and seen by all who read from now on.
+            True: the entry is durable and every later read returns it. False: another entry has
+            the number and stays unchanged.
 
         Raises
         ------
         Exception
-            It is not known whether the entry was kept; the caller reads on to find out.
+            It is not known whether the entry was stored; the caller reads on to find out.
 
         Notes
         -----
-        *Atomicity*: an entry is seen whole or not at all, and of several appends under one
+        *Atomicity*: readers see an entry whole or not at all, and of several appends under one
         number, from any process, exactly one returns True.
         """
 
     def write(self, epoch: int, record: Entry) -> bool:
-        """Keep the one entry that makes `epoch` exist; otherwise as `append`."""
+        """Store the one entry that makes `epoch` exist; otherwise like `append`."""
 
     def last_number(self) -> int:
-        """Highest number that is taken; -1 where there are no entries."""
+        """Highest number that is taken; -1 for an empty log."""
 
     def entries(self, first: int = 0) -> Iterator[Entry]:
-        """All entries from number `first` on, in order, read as they are asked for.
+        """Iterate over all entries from number `first` on, in order.
 
         Raises
         ------
         CheckpointCorruptError
-            An entry is missing between others, or not what was written.
+            An entry is damaged, or missing while a later one exists.
         OSError
-            Reading failed; nothing there at all is an empty log instead.
+            Reading failed. An empty log is no error.
         """
 
     def last_epoch(self, user_epoch: int | None = None) -> int | None:
@@ -93,7 +97,7 @@ class MetadataHandler(Protocol):
 
 
 class FileMetadataHandler:
-    """The default handler: one file an entry in ``_log/`` of the checkpoint directory.
+    """The default handler: one file per entry, in ``_log/`` of the checkpoint directory.
 
     Parameters
     ----------
@@ -106,9 +110,9 @@ class FileMetadataHandler:
 
     Notes
     -----
-    Entry 7 is ``_log/0000000007.json``, created with ``link``, or a conditional put in an object
-    store, which succeeds for one of any number of writers, and made durable before `append` returns. Each file holds the digest of its
-    entry.
+    Entry 7 is ``_log/0000000007.json``. It is created with ``link``, or with a conditional put in
+    an object store, which succeeds for exactly one writer, and is durable before `append` returns.
+    Each file contains the digest of its entry.
     """
 
     def __init__(self, files: PosixFiles | None = None) -> None:
@@ -128,7 +132,7 @@ class FileMetadataHandler:
         if number == 0:
             self._files.make_directories(self._directory)
         temporary = os.path.join(self._directory, f".{number:010d}.{entry['id']}.tmp")
-        return self._files.create_whole(self._path(number), encode_entry(entry), temporary)
+        return self._files.create_whole(self.path_of(number), encode_entry(entry), temporary)
 
     def write(self, epoch: int, record: Entry) -> bool:
         """See `MetadataHandler`."""
@@ -142,8 +146,21 @@ class FileMetadataHandler:
 
     def entries(self, first: int = 0) -> Iterator[Entry]:
         """See `MetadataHandler`."""
-        for number, data in enumerate(self._read_on(first), first):
-            yield self._decode(data, number, self._path(number))
+        number, count = first, 1
+        while True:
+            # Twice as many at once each time: who reads a few reads no more than needed.
+            count = min(2 * count, self._files.lookups)
+            paths = [self.path_of(number + i) for i in range(count)]
+            found = [*self._files.each(self._files.read_if_there, paths)]
+            for i, data in enumerate(found):
+                if data is None:
+                    more = found[i + 1 : i + 2] or [None]
+                    if more[0] is None and not self._files.is_taken(self.path_of(number + 1)):
+                        return
+                    yield self.entry(number)  # both may have been made since
+                else:
+                    yield self._decode(data, number)
+                number += 1
 
     def entry(self, number: int) -> Entry:
         """One entry, which must exist.
@@ -151,59 +168,28 @@ class FileMetadataHandler:
         Raises
         ------
         CheckpointCorruptError
-            It is missing, or not what was written.
+            It is missing or damaged.
         OSError
             Reading failed.
         """
-        path = self._path(number)
+        path = self.path_of(number)
         data = self._files.read_if_there(path)
         if data is None:
             raise CheckpointCorruptError(
-                f"Entry {number} of the log is missing: expected {path}. {way_out(path)}",
-                path=path,
+                f"Entry {number} of the log is missing: expected {path}. {advise(path)}", path=path
             )
-        return self._decode(data, number, path)
+        return self._decode(data, number)
 
-    def _decode(self, data: bytes, number: int, path: str) -> Entry:
+    def _decode(self, data: bytes, number: int) -> Entry:
+        path = self.path_of(number)
         try:
             return decode_entry(data, number, path)
         except CheckpointCorruptError:
             mended = mend_bit(data)
             if mended is None:
                 raise
-            logger.warning("One bit of %s is wrong; it is read as it was written.", path)
+            logger.warning("One bit of %s is wrong. It was corrected while reading.", path)
             return decode_entry(mended, number, path)
-
-    def _read_on(self, number: int) -> Iterator[bytes]:
-        """The files of entry `number` and those after it; more of them at once, the more there are."""
-        count = 1
-        while True:
-            count = min(2 * count, self._files.lookups)
-            paths = [self._path(number + i) for i in range(count)]
-            found = list(self._files.each(self._files.read_if_there, paths))
-            for i, read in enumerate(found):
-                data = read
-                if data is None:
-                    more = found[i + 1 : i + 2]
-                    if not (more[0] is not None if more else self._is_there(number + 1)):
-                        return
-                    data = self._read_again(number)
-                yield data
-                number += 1
-
-    def _is_there(self, number: int) -> bool:
-        return self._files.is_taken(self._path(number))
-
-    def _read_again(self, number: int) -> bytes:
-        """An entry that was not there, unlike the next one: both may have been made since."""
-        data = self._files.read_if_there(self._path(number))
-        if data is None:
-            raise CheckpointCorruptError(
-                f"Entry {number} of the log is missing: expected {self._path(number)}, as "
-                f"entry {number + 1} is there. {way_out(self._path(number))}",
-                path=self._path(number),
-            )
-        return data
 
     def last_epoch(self, user_epoch: int | None = None) -> int | None:
         """See `MetadataHandler`."""
@@ -224,7 +210,7 @@ class FileMetadataHandler:
         return state.number >= 0 and (epoch is None or epoch in state.recorded)
 
     def remove_leftovers(self, number: int) -> None:
-        """Remove what writers left half-made up to entry `number`, which exists."""
+        """Remove the temporary files of entries up to `number`, which exists."""
         try:
             for name in self._files.list_names(self._directory):
                 match = TEMPORARY_NAME.fullmatch(name)
@@ -232,18 +218,67 @@ class FileMetadataHandler:
                     with contextlib.suppress(FileNotFoundError):
                         self._files.remove_file(os.path.join(self._directory, name))
         except OSError as error:
-            logger.warning("Half-made entries are left in %s: %s", self._directory, error)
+            logger.warning("Temporary files could not be removed: %s: %s", self._directory, error)
 
-    def _path(self, number: int) -> str:
+    def path_of(self, number: int) -> str:
+        """Path of an entry's file."""
         return os.path.join(self._directory, f"{number:010d}.json")
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """An entry as the content of a file, with its digest."""
+    text = json.dumps(entry, allow_nan=False, separators=(",", ":")).encode()
+    return frame(text, hashlib.sha256(text).hexdigest())
+
+
+def decode_entry(data: bytes, number: int, path: str) -> dict[str, Any]:
+    """Check a file's content and return its entry.
+
+    Raises
+    ------
+    CheckpointCorruptError
+        It is damaged, or of another entry.
+    """
+    named, text, digest = split_file(data)
+    if data != frame(text, digest):
+        if not data:
+            what = "is empty"
+        elif not data.endswith(b"}\n"):
+            what = f"is cut or overwritten: its {len(data)} bytes do not end as an entry does"
+        else:
+            what = f"is not what was written: expected SHA-256 {named!r}, found {digest}"
+        raise CheckpointCorruptError(
+            f"Entry {number} of the log, {path}, {what}. {advise(path)}", path=path
+        )
+    entry: dict[str, Any] = parse(text, path, advice=advise(path))
+    found = entry.get("number") if isinstance(entry, dict) else None
+    if found != number:
+        raise CheckpointCorruptError(
+            f"{path} holds entry {found} of a log: expected {number}. {advise(path)}", path=path
+        )
+    return entry
+
+
+def read_content(data: bytes) -> dict[str, Any] | None:
+    """The entry in a file, whatever its number; None if it is damaged."""
+    _, text, digest = split_file(data)
+    if data != frame(text, digest):
+        return None
+    entry: dict[str, Any] = json.loads(text)
+    return entry
+
+
+def advise(path: str) -> str:
+    """What to do when the file of an entry is damaged or missing."""
+    directory = os.path.dirname(os.path.dirname(path))
+    return (
+        f"Restore the file from a copy, or run `jobrunner fsck {directory}` to see what can be "
+        f"proven without it, and `jobrunner fsck {directory} --repair` to continue from that."
+    )
 
 
 def read_state(handler: MetadataHandler) -> State:
     """Read the log, from the last full state on.
-
-    Parameters
-    ----------
-    handler : MetadataHandler
 
     Raises
     ------
@@ -259,7 +294,7 @@ def read_state(handler: MetadataHandler) -> State:
             break
         except CheckpointCorruptError as error:
             # A state only sums up what other entries say: an earlier one will do.
-            logger.warning("Reading the log from further back: %s", error)
+            logger.warning("Reading the log from an earlier entry: %s", error)
             first -= STATE_INTERVAL
     read_on(handler, state)
     while state.number < last:
@@ -268,20 +303,20 @@ def read_state(handler: MetadataHandler) -> State:
         if restart is None:
             raise CheckpointCorruptError(
                 f"Entry {missing} of the log is missing: expected all entries up to {last}, which "
-                f"is there. `jobrunner fsck DIR` tells what can be proven without it, and "
-                f"`jobrunner fsck DIR --repair` goes on from that."
+                f"exists. Run `jobrunner fsck DIR` to see what can be proven without it, and "
+                f"`jobrunner fsck DIR --repair` to continue from that."
             )
         state.restart(restart)
         read_on(handler, state)
     return state
 
 
-def read_on(handler: MetadataHandler, state: State) -> list[Entry]:
-    """Take in the entries that have been appended since; returns them."""
-    found = []
+def read_on(handler: MetadataHandler, state: State) -> list[AnyEntry]:
+    """Apply the entries that were appended since; returns them."""
+    found: list[AnyEntry] = []
     while True:
         try:
-            for entry in handler.entries(state.number + 1):
+            for entry in _typed(handler, state.number + 1):
                 state.apply(entry)
                 found.append(entry)
             return found
@@ -297,44 +332,39 @@ def read_on(handler: MetadataHandler, state: State) -> list[Entry]:
             found.append(restart)
 
 
-def _find_restart(handler: MetadataHandler, first: int, last: int) -> Entry | None:
+def _find_restart(handler: MetadataHandler, first: int, last: int) -> AnyEntry | None:
     """The next entry from which the log can be read whatever came before."""
     for number in range(first, last + 1):
         try:
             entry = read_entry(handler, number)
         except CheckpointCorruptError:
             continue
-        if entry["kind"] in RESTARTS:
+        if isinstance(entry, RESTARTS):
             return entry
     return None
 
 
-def read_entry(handler: MetadataHandler, number: int) -> Entry:
-    """Entry `number`, which must exist.
+def read_entry(handler: MetadataHandler, number: int) -> AnyEntry:
+    """Read entry `number`, which must exist.
 
     Raises
     ------
     CheckpointCorruptError
-        It is missing, or not what was written.
+        It is missing or damaged.
     """
     if isinstance(handler, FileMetadataHandler):
-        return handler.entry(number)  # `entries` looks ahead
-    for entry in handler.entries(number):
+        return _check(handler, number, handler.entry(number))  # `entries` looks ahead
+    for entry in _typed(handler, number):
         return entry
     raise CheckpointCorruptError(f"Entry {number} of the log is missing.")
 
 
-def each_entry(handler: MetadataHandler) -> Iterator[tuple[int, Entry | CheckpointCorruptError]]:
-    """All entries in order, each under its number; where one cannot be read, why.
-
-    Parameters
-    ----------
-    handler : MetadataHandler
-    """
+def each_entry(handler: MetadataHandler) -> Iterator[tuple[int, AnyEntry | CheckpointCorruptError]]:
+    """Iterate over all entries with their numbers; an error takes the place of a damaged one."""
     number, last = 0, handler.last_number()
     while number <= last:
         try:
-            for entry in handler.entries(number):
+            for entry in _typed(handler, number):
                 yield number, entry
                 number += 1
             if number <= last:
@@ -342,3 +372,15 @@ def each_entry(handler: MetadataHandler) -> Iterator[tuple[int, Entry | Checkpoi
         except CheckpointCorruptError as error:
             yield number, error
         number += 1
+
+
+def _typed(handler: MetadataHandler, first: int) -> Iterator[AnyEntry]:
+    for number, tree in enumerate(handler.entries(first), first):
+        yield _check(handler, number, tree)
+
+
+def _check(handler: MetadataHandler, number: int, tree: Entry) -> AnyEntry:
+    if not isinstance(handler, FileMetadataHandler):
+        return parse_entry(tree, f"Entry {number} of the log")
+    path = handler.path_of(number)
+    return parse_entry(tree, f"Entry {number} of the log, {path},", advise(path))

@@ -1,4 +1,4 @@
-"""Whether the run that holds a directory is still alive, without comparing clocks."""
+"""The heartbeat of a run: whether the holder of a directory is alive, without comparing clocks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from jobrunner.checkpoint.log.state import Entry
-from jobrunner.checkpoint.log.writer import describe_holder
+import msgspec
+
+from jobrunner.checkpoint.encoding import decode
+from jobrunner.checkpoint.log.entries import Holder, Process
 from jobrunner.checkpoint.storage import PosixFiles
-from jobrunner.errors import CommitConflictError
+from jobrunner.errors import CheckpointCorruptError, CommitConflictError
 
 logger = logging.getLogger(__name__)
 
@@ -25,60 +26,55 @@ _THREAD_NAME = "jobrunner-heartbeat-{run}"
 _SILENT_BEATS = 5
 
 
-def own_process() -> dict[str, Any]:
-    """What tells this process from every other, before and after: JSON."""
-    return {
-        "host": socket.gethostname(),
-        "boot": _read("/proc/sys/kernel/random/boot_id"),
-        "namespace": _read_link("/proc/self/ns/pid"),
-        "pid": os.getpid(),
-        "started": _start_of(os.getpid()),
-    }
+def own_process() -> Process:
+    """Identify this process, also after it has ended."""
+    return Process(
+        host=socket.gethostname(),
+        boot=_read("/proc/sys/kernel/random/boot_id"),
+        namespace=_read_link("/proc/self/ns/pid"),
+        pid=os.getpid(),
+        started=_start_of(os.getpid()),
+    )
 
 
-def is_known_dead(process: Mapping[str, Any], run: str) -> bool:
-    """Whether a process is certainly gone, or no longer does what it did for `run`.
-
-    Parameters
-    ----------
-    process : mapping
-        What `own_process` gave in that process.
-    run : str
-        The run that it held a directory for.
-    """
+def is_known_dead(process: Process | None, run: str) -> bool:
+    """Whether a process has certainly ended, or no longer holds a directory for `run`."""
     own = own_process()
-    if any(process.get(key) != own[key] for key in ("host", "boot", "namespace")):
-        return False  # another machine, or another container: its processes cannot be seen
-    pid = process.get("pid")
-    if not isinstance(pid, int):
+    if process is None or process.pid is None:
         return False
-    if (pid, process.get("started")) == (own["pid"], own["started"]):
+    if (process.host, process.boot, process.namespace) != (own.host, own.boot, own.namespace):
+        return False  # another machine or container: its processes cannot be seen
+    if (process.pid, process.started) == (own.pid, own.started):
         name = _THREAD_NAME.format(run=run)
         return all(thread.name != name for thread in threading.enumerate())
     try:
-        os.kill(pid, 0)
+        os.kill(process.pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:
-        pass  # it exists, and is somebody else's
-    started = _start_of(pid)
-    return started is not None and started != process.get("started")
+        pass  # it exists, under another user
+    started = _start_of(process.pid)
+    return started is not None and started != process.started
 
 
-def left_by_the_dead(files: PosixFiles, directory: str) -> bool:
-    """Whether whoever made a heartbeat's directory is certainly gone, or never got to beat."""
-    beat = files.read_if_there(os.path.join(directory, HEARTBEAT))
-    if not beat:
+def is_left_behind(files: PosixFiles, directory: str) -> bool:
+    """Whether the run that made a heartbeat's directory is certainly gone, or never began."""
+    path = os.path.join(directory, HEARTBEAT)
+    if not (data := files.read_if_there(path)):
         return True
+    return is_known_dead(read_process(data, path), os.path.basename(directory))
+
+
+def read_process(data: bytes, path: str) -> Process | None:
+    """The process that wrote a heartbeat; None if the file is damaged."""
     try:
-        process = json.loads(beat.partition(b"\n")[2])
-    except ValueError:
-        return False
-    return isinstance(process, dict) and is_known_dead(process, os.path.basename(directory))
+        return decode(data.partition(b"\n")[2], Process, path, advice="")
+    except CheckpointCorruptError:
+        return None
 
 
 def _start_of(pid: int) -> str | None:
-    """When the process started, in the kernel's words; "gone" if it only waits to be reaped."""
+    """When the process started, as the kernel writes it; "gone" for a zombie."""
     text = _read(f"/proc/{pid}/stat")
     if text is None:
         return None
@@ -104,16 +100,16 @@ def _read_link(path: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a newcomer waits for a sign of life, and by which clock.
+    """How long to wait for a heartbeat, and by which clock.
 
     Parameters
     ----------
     silence_seconds : float
-        Without a heartbeat for so long, a run counts as dead.
+        A run without a heartbeat for this long counts as dead.
     clock : callable
-        Seconds that only grow.
+        Monotonic seconds.
     wait : callable
-        Waits so many seconds.
+        Waits a number of seconds.
     """
 
     silence_seconds: float = 15.0
@@ -124,46 +120,40 @@ class Patience:
 def refuse_if_alive(
     files: PosixFiles,
     path: str,
-    run: Entry,
+    holder: Holder,
     patience: Patience,
     take_over: bool,
     still_holds: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Wait until it is clear whether the run that holds `path` is alive, or no longer holds it.
+    """Wait until it is clear whether the run that holds `path` is alive.
 
     Parameters
     ----------
     files : PosixFiles
     path : str
-    run : Entry
-        Its ``run`` entry.
+    holder : Holder
     patience : Patience
     take_over : bool
-        Ask nobody.
+        Do not wait; return at once.
     still_holds : callable
-        Looks at the log again; asked when the heartbeat is gone.
+        Reads the log again; called when the heartbeat has disappeared.
 
     Raises
     ------
     CommitConflictError
-        It is.
+        It is alive.
     """
-    who = describe_holder(run)
     if take_over:
-        logger.warning("%s is taken over from %s, as told.", path, who)
+        logger.warning("Taking %s over from %s, as requested.", path, holder)
         return
-    if is_known_dead(run.get("process", {}), run["run"]):
-        logger.info("%s is taken over from %s, which is gone.", path, who)
+    if is_known_dead(holder.process, holder.run):
+        logger.info("Taking %s over from %s, which has ended.", path, holder)
         return
-    heartbeat = os.path.join(path, RUNS_DIRECTORY, run["run"], HEARTBEAT)
-    beat_seconds = float(run.get("heartbeat_seconds", 0))
-    silence_seconds = max(patience.silence_seconds, _SILENT_BEATS * beat_seconds)
+    heartbeat = os.path.join(path, RUNS_DIRECTORY, holder.run, HEARTBEAT)
+    silence_seconds = max(patience.silence_seconds, _SILENT_BEATS * holder.heartbeat_seconds)
     pause_seconds = min(0.25, silence_seconds / 10)
     logger.warning(
-        "%s is held by %s: waiting, for at most %g s, for a sign of life.",
-        path,
-        who,
-        silence_seconds,
+        "%s is held by %s: waiting up to %g s for a heartbeat.", path, holder, silence_seconds
     )
     first = files.read_if_there(heartbeat)
     started = patience.clock()
@@ -171,22 +161,21 @@ def refuse_if_alive(
         patience.wait(pause_seconds)
         beat = files.read_if_there(heartbeat)
         if beat is None and first is not None:
-            # It has left, or was followed by another: no sign of life, whatever it was.
+            # The run has left, or another has taken over: no heartbeat either way.
             if not still_holds():
                 return
             first = None
         if beat != first:
             raise CommitConflictError(
-                f"{path} is held by another run ({who}), and it is alive. Wait until it has "
-                f"ended, or stop it, or choose another directory. To take the directory away "
-                f"from it: take_over=True for the checkpoint manager, --take-over on the command "
-                f"line."
+                f"{path} is held by another run ({holder}), which is alive. Wait until it has "
+                f"ended, stop it, or choose another directory. To take the directory over: "
+                f"take_over=True for the checkpoint manager, --take-over on the command line."
             )
-    logger.warning("%s is taken over from %s, silent for %g s.", path, who, silence_seconds)
+    logger.warning("Taking %s over from %s, silent for %g s.", path, holder, silence_seconds)
 
 
 class Heartbeat:
-    """Writes a sign of life at an interval, from a thread of its own.
+    """Writes a file at an interval, from a thread of its own, while a run is alive.
 
     Parameters
     ----------
@@ -201,14 +190,14 @@ class Heartbeat:
         self._files = files
         self.directory = os.path.join(path, RUNS_DIRECTORY, run)
         self._interval_seconds = interval_seconds
-        self._process = json.dumps(own_process()).encode()
+        self._process = json.dumps(msgspec.to_builtins(own_process())).encode()
         self._stopped = threading.Event()
         self._thread = threading.Thread(
             target=self._beat, name=_THREAD_NAME.format(run=run), daemon=True
         )
 
     def start(self) -> None:
-        """Write the first sign of life, and go on from a thread.
+        """Write the first heartbeat, and start the thread.
 
         Raises
         ------
@@ -216,16 +205,17 @@ class Heartbeat:
             It cannot be written.
         """
         self._files.make_directories(self.directory)
-        self._show(0)
+        self._write(0)
         self._thread.start()
 
     def restore(self) -> None:
-        """Make the directory again, if somebody took it for a dead run's."""
+        """Write the heartbeat again if another process removed it as a dead run's."""
         if not self._files.is_taken(os.path.join(self.directory, HEARTBEAT)):
-            self._make_again(0)
+            self._files.make_directories(self.directory)
+            self._write(0)
 
     def stop(self) -> None:
-        """Give no more signs; nothing is removed."""
+        """Stop writing; removes nothing."""
         self._stopped.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
@@ -235,22 +225,17 @@ class Heartbeat:
         while not self._stopped.wait(self._interval_seconds):
             count += 1
             try:
-                self._show(count)
+                self._write(count)
             except OSError as error:
-                logger.warning("No sign of life could be written: %s", error)
-
-    def _show(self, count: int) -> None:
-        try:
-            self._write(count)
-        except FileNotFoundError:
-            # Whoever cleans up may have looked before there was a heartbeat.
-            self._make_again(count)
-
-    def _make_again(self, count: int) -> None:
-        self._files.make_directories(self.directory)
-        self._write(count)
+                logger.warning("The heartbeat could not be written: %s", error)
 
     def _write(self, count: int) -> None:
-        # The count alone changes, and keeps its length: a file that is read meanwhile is whole.
+        # Only the count changes, and keeps its length: a reader never sees a partial file.
         path = os.path.join(self.directory, HEARTBEAT)
-        self._files.overwrite(path, b"%020d\n" % count + self._process)
+        data = b"%020d\n" % count + self._process
+        try:
+            self._files.overwrite(path, data)
+        except FileNotFoundError:
+            # A run that was cleaning up may have looked before there was a heartbeat.
+            self._files.make_directories(self.directory)
+            self._files.overwrite(path, data)

@@ -1,4 +1,4 @@
-"""A run's hold on a checkpoint directory: taken, proved to be shared, kept alive, left."""
+"""A run's lock on a checkpoint directory: take it, keep it alive, probe it, release it."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jobrunner.checkpoint.log.entries import RunEntry
 from jobrunner.checkpoint.log.heartbeat import (
     RUNS_DIRECTORY,
     Heartbeat,
     Patience,
-    left_by_the_dead,
+    is_left_behind,
     own_process,
     refuse_if_alive,
 )
 from jobrunner.checkpoint.log.shared_probe import Probe
 from jobrunner.checkpoint.log.state import State
-from jobrunner.checkpoint.log.writer import Journal
+from jobrunner.checkpoint.log.writer import LogWriter
 from jobrunner.checkpoint.storage import PosixFiles
 from jobrunner.errors import CheckpointError, DefinitionError
 
 logger = logging.getLogger(__name__)
 
 
-class Hold:
-    """What a run has while the directory is its own.
+class RunLock:
+    """A run's exclusive use of a checkpoint directory.
 
     Parameters
     ----------
     files : PosixFiles
     path : str
         The checkpoint directory.
-    journal : Journal
+    log : LogWriter
     nodes : sequence of str
         Those that the run saves.
     beat_seconds : float
@@ -53,13 +54,13 @@ class Hold:
         self,
         files: PosixFiles,
         path: str,
-        journal: Journal,
+        log: LogWriter,
         nodes: Sequence[str],
         beat_seconds: float,
     ) -> None:
         self._files = files
         self._path = path
-        self._journal = journal
+        self._log = log
         self._beat_seconds = beat_seconds
         self.nodes = tuple(nodes)
         self.run = uuid.uuid4().hex
@@ -88,13 +89,13 @@ class Hold:
 
         def judge(state: State) -> None:
             if state.run is not None and not state.is_ended:
-                if take_over and state.run["run"] in told:
+                if take_over and state.run.run in told:
                     return  # it has written meanwhile; what was said of it holds
-                told.add(state.run["run"])
+                told.add(state.run.run)
                 number = state.number
 
                 def still_holds() -> bool:
-                    return self._journal.refresh().number == number
+                    return self._log.refresh().number == number
 
                 refuse_if_alive(
                     self._files, self._path, state.run, patience, take_over, still_holds
@@ -111,7 +112,7 @@ class Hold:
         self._heartbeat.start()
         try:
             self._files.prove_creation(self._heartbeat.directory)
-            self.number = self._journal.take(self.run, body, judge)
+            self.number = self._log.take(self.run, body, judge)
             self._heartbeat.restore()
         except BaseException:
             self._let_go()
@@ -143,7 +144,7 @@ class Hold:
             earlier: set[str] | None = None
             for name in others:
                 path = os.path.join(runs, name)
-                if not left_by_the_dead(self._files, path):
+                if not is_left_behind(self._files, path):
                     earlier = self._earlier_runs() if earlier is None else earlier
                     if name not in earlier:
                         continue
@@ -153,16 +154,16 @@ class Hold:
 
     def _earlier_runs(self) -> set[str]:
         found = set()
-        for entry in self._journal.read_entries():
-            if entry["number"] >= self.number:
+        for entry in self._log.read_entries():
+            if entry.number >= self.number:
                 break
-            if entry["kind"] == "run":
-                found.add(entry["run"])
+            if isinstance(entry, RunEntry):
+                found.add(entry.run)
         return found
 
     def leave(self) -> None:
         """Give no more signs of life, and leave no trace but in the log."""
-        self._journal.leave()
+        self._log.leave()
         self._let_go()
 
     def _let_go(self) -> None:

@@ -1,83 +1,105 @@
-"""What the log's entries mean: folded one after another, they give the state. Pure: no I/O.
-
-==========  ==========================================================================
-kind        says
-==========  ==========================================================================
-``run``     a run has taken the directory; whoever held it before must not write
-``begin``   the stores' names of an epoch are claimed, for this attempt to save it
-``commit``  the epoch exists: these are its stores and their manifests' digests
-``rewind``  epochs after one, or a single one, are set aside
-``retire``  epochs are given up, by the retention policy; those that are pinned stay
-``pin``     an epoch is kept, under a label, whatever the retention policy says
-``unpin``   a label of an epoch is taken away again
-``done``    the job ended after this epoch, exit group and all
-``end``     the run has left; another may take the directory at once
-``state``   all of the above so far, so that a reader can start here
-``repair``  what could be proven where entries were lost; a reader starts again here
-``gap``     an entry was lost that had this number, which nobody may use again
-==========  ==========================================================================
-
-Whoever is not the run that holds the directory may append ``pin`` and ``unpin``, and nothing else;
-a ``repair`` needs a directory that nobody holds.
-Any entry may say which stores are ``settled``: removed or renamed, with nothing left to do.
-"""
+"""What the entries of the log mean: applied one after another, they give the state. Pure: no I/O."""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
 import uuid
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
 
+import msgspec
+
+from jobrunner.checkpoint.encoding import convert
+from jobrunner.checkpoint.log.entries import (
+    AnyEntry,
+    BeginEntry,
+    Claim,
+    CommitEntry,
+    DoneEntry,
+    EndEntry,
+    Entry,
+    GapEntry,
+    Holder,
+    LogEntry,
+    PinEntry,
+    RepairEntry,
+    RetireEntry,
+    RewindEntry,
+    RunEntry,
+    StateEntry,
+    Summary,
+    UnpinEntry,
+    given_up_by,
+    holder_of,
+)
 from jobrunner.checkpoint.log.epoch_map import EpochMap
 from jobrunner.checkpoint.store import FORMAT
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.names import format_store_name
 
-Entry = Mapping[str, Any]
-"""JSON: ``format``, ``number``, ``kind``, ``run``, ``id``, ``time`` and what the kind needs."""
-
-OPEN_KINDS = ("run", "state", "pin", "unpin", "repair")
-"""What another than the run that holds the directory may append."""
-
-RESTARTS = ("state", "repair")
-"""Where a reader can start, whatever became of the entries before."""
-
 STATE_INTERVAL = 128
 """The entries whose number is a multiple of it (but not 0) are ``state`` entries."""
 
+_KINDS = {kind.__struct_config__.tag for kind in LogEntry.__subclasses__()}
+_HEAD = ("format", "number", "kind", "run", "id", "time")
 
-def make_entry(number: int, kind: str, run: str, body: Mapping[str, Any]) -> Entry:
-    """An entry ready to be appended; its ``id`` is like no other's."""
+
+def make_entry(number: int, kind: str, run: str, body: Mapping[str, Any]) -> AnyEntry:
+    """Make an entry to append, with an ``id`` of its own."""
     now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
-    return {
-        "format": FORMAT,
-        "number": number,
-        "kind": kind,
-        "run": run,
-        "id": uuid.uuid4().hex,
-        "time": now,
-        **body,
-    }
+    head = (FORMAT, number, kind, run, uuid.uuid4().hex, now)
+    return parse_entry({**dict(zip(_HEAD, head, strict=True)), **body}, f"New entry {number}")
 
 
-class Claim(NamedTuple):
-    """The names of one attempt to save an epoch."""
+def parse_entry(tree: object, where: str, advice: str = "") -> AnyEntry:
+    """Check an entry that was read as JSON.
 
-    epoch: int
-    retry: int
+    Parameters
+    ----------
+    tree : JSON
+    where : str
+        Names it in errors.
+    advice : str
+        What to do about damage, for errors.
+
+    Raises
+    ------
+    CheckpointCorruptError
+        A field is missing, unknown or has an invalid value, or a later version wrote the entry.
+    """
+    if isinstance(tree, Mapping):
+        version, kind = tree.get("format"), tree.get("kind")
+        if isinstance(version, int) and version > FORMAT:
+            raise CheckpointCorruptError(
+                f"{where} has format {version}, and this version of jobrunner reads formats up to "
+                f"{FORMAT}. Use a later version."
+            )
+        if isinstance(kind, str) and kind not in _KINDS:
+            raise CheckpointCorruptError(
+                f"{where} is of kind {kind!r}, which this version of jobrunner does not know. Use "
+                f"a later version."
+            )
+    return convert(tree, cast("type[AnyEntry]", AnyEntry), where, advice=advice)
 
 
-def moment_of(directory: str, claim: Claim) -> str:
-    """What workers call the states of a claimed epoch that they keep in memory."""
-    return f"{directory} {claim.epoch}.{claim.retry}"
+def entry_to_json(entry: LogEntry) -> Entry:
+    """An entry as a `MetadataHandler` keeps it: dicts and lists."""
+    tree = msgspec.to_builtins(entry)
+    settled = {"settled": [list(claim) for claim in tree.pop("settled", ())]}
+    if "state" in tree:
+        tree["state"] = {
+            key: [list(row) for row in value] if isinstance(value, list) else value
+            for key, value in tree["state"].items()
+        }
+    ordered = {**{key: tree.pop(key) for key in _HEAD}, **tree}
+    return {**ordered, **settled} if entry.settled else ordered
 
 
 @dataclass(frozen=True, slots=True)
 class Chore:
-    """Stores that are not, or no longer, part of a checkpoint and may still lie there.
+    """Stores that are in no recorded checkpoint and may still exist.
 
     Attributes
     ----------
@@ -99,19 +121,19 @@ class State:
     ----------
     number : int
         Of the last entry; -1 for an empty log.
-    run : Entry or None
-        The last ``run`` entry, but for ``nodes`` and ``info``.
+    run : Holder or None
+        The last ``run`` entry.
     is_ended : bool
         Whether that run has left.
     recorded : EpochMap
-        Epoch -> place of its ``commit`` entry among those that are no full states, so that epochs
-        that were saved one after another take no room of their own; see `commit_number`.
+        Epoch -> position of its ``commit`` entry, not counting full states, so that epochs saved
+        one after another form one progression; see `commit_number`.
     retries : EpochMap
         Recorded epoch -> which claim on its names it is.
     claims : EpochMap
         Epoch -> how often its names were claimed.
     chores : dict of Claim to Chore
-        What nobody has said to be settled, saves in progress included.
+        Claims that no entry calls settled, including saves in progress.
     done : int or None
         The epoch after which the job ended.
     pins : dict of int to tuple of str
@@ -119,7 +141,7 @@ class State:
     """
 
     number: int = -1
-    run: Entry | None = None
+    run: Holder | None = None
     is_ended: bool = True
     recorded: EpochMap = field(default_factory=EpochMap)
     retries: EpochMap = field(default_factory=EpochMap)
@@ -135,111 +157,147 @@ class State:
 
     def commit_number(self, epoch: int) -> int:
         """Number of the ``commit`` entry of a recorded epoch."""
-        place = self.recorded[epoch]
-        return place + max(0, place - 1) // (STATE_INTERVAL - 1)
+        position = self.recorded[epoch]
+        return position + max(0, position - 1) // (STATE_INTERVAL - 1)
 
-    def after(self, entry: Entry) -> State:
-        """What the log would say with `entry` at its end; this state stays as it is."""
-        state = State.from_json(self.to_json())
-        state.number = self.number
+    def after(self, entry: AnyEntry) -> State:
+        """The state once `entry` is appended; this state does not change."""
+        state = replace(
+            self,
+            recorded=EpochMap(self.recorded.runs()),
+            retries=EpochMap(self.retries.runs()),
+            claims=EpochMap(self.claims.runs()),
+            chores=dict(self.chores),
+            pins=dict(self.pins),
+        )
         state.apply(entry)
         return state
 
-    def apply(self, entry: Entry) -> None:
+    def apply(self, entry: AnyEntry) -> None:
         """Take in the next entry.
 
         Raises
         ------
         CheckpointCorruptError
-            It cannot follow on what came before.
+            It cannot follow the entries before it.
         """
-        number, kind = entry["number"], entry["kind"]
-        if entry["format"] > FORMAT:
-            raise CheckpointCorruptError(
-                f"Entry {number} of the log has format {entry['format']}, and this version of "
-                f"jobrunner reads up to {FORMAT}. Use a later version."
-            )
-        starts_here = kind == "repair" or (kind == "state" and self.number == -1)
+        number = entry.number
+        starts_here = isinstance(entry, RepairEntry) or (
+            isinstance(entry, StateEntry) and self.number == -1
+        )
         if number != self.number + 1 and not starts_here:
             raise CheckpointCorruptError(
                 f"The log has entry {number} where entry {self.number + 1} is expected."
             )
-        if kind == "gap":
+        if isinstance(entry, GapEntry):
             raise CheckpointCorruptError(f"Entry {number} of the log was lost.")
-        holder = self.run["run"] if self.run is not None else None
-        if kind not in OPEN_KINDS and entry["run"] != holder:
+        holder = self.run.run if self.run is not None else None
+        if not isinstance(entry, _OPEN) and entry.run != holder:
             raise CheckpointCorruptError(
-                f"Entry {number} ({kind}) of the log is by run {entry['run']}, and run {holder} "
-                f"holds the directory at that point. The metadata handler let a run write that "
-                f"was taken over: try it with jobrunner.testing.contracts."
-            )
-        handler = _HANDLERS.get(kind)
-        if handler is None:
-            raise CheckpointCorruptError(
-                f"Entry {number} of the log is of kind {kind!r}, which this version of jobrunner "
-                f"does not know. Use a later version."
+                f"Entry {number} ({entry.kind}) of the log is by run {entry.run}, but run {holder} "
+                f"holds the directory at that point. The metadata handler let a run write after "
+                f"it was taken over: test it with jobrunner.testing.contracts."
             )
         try:
-            handler(self, entry)
-        except (KeyError, TypeError, ValueError) as error:
+            self._take_in(entry)
+        except ValueError as error:
             raise CheckpointCorruptError(
-                f"Entry {number} ({kind}) of the log lacks or misstates what such an entry "
-                f"says: {type(error).__name__}: {error}."
+                f"Entry {number} ({entry.kind}) of the log contradicts the entries before it: "
+                f"{error}."
             ) from error
-        for epoch, retry in entry.get("settled", ()):
-            self.chores.pop(Claim(epoch, retry), None)
         self.number = number
 
-    def restart(self, entry: Entry) -> None:
-        """Begin again at a full state or a repair, whatever came before."""
+    def follow(self, entry: AnyEntry, *, is_sure: bool) -> None:
+        """Take in an entry of a log that has lost others; raises nothing.
+
+        Parameters
+        ----------
+        entry : LogEntry
+        is_sure : bool
+            No entry before this one is lost. Otherwise a lost pin may have kept what a ``retire``
+            names, so the epochs stay.
+
+        Notes
+        -----
+        `chores` are not complete afterwards.
+        """
+        if is_sure or not isinstance(entry, RetireEntry):
+            self._take_in(entry, is_strict=False)
+        self.number = entry.number
+
+    def restart(self, entry: AnyEntry) -> None:
+        """Start over at a ``state`` or ``repair`` entry, whatever came before."""
         found = State()
         found.apply(entry)
-        for name in (*_SUMMED_UP, "number"):
-            setattr(self, name, getattr(found, name))
+        self._copy(found)
+        self.number = found.number
 
-    # --- one method a kind
+    def _take_in(self, entry: AnyEntry, *, is_strict: bool = True) -> None:
+        match entry:
+            case RunEntry():
+                self.run = holder_of(entry)
+                self.is_ended = False
+            case BeginEntry():
+                self._begin(entry, is_strict)
+            case CommitEntry():
+                self._commit(entry, is_strict)
+            case RewindEntry() | RetireEntry():
+                self._give_up_all(entry, is_strict)
+            case PinEntry():
+                if entry.epoch in self.recorded:
+                    self.pins[entry.epoch] = (*self._unpinned(entry), entry.label)
+                elif is_strict:
+                    raise ValueError(f"epoch {entry.epoch} is not recorded")
+            case UnpinEntry():
+                left = self._unpinned(entry)
+                self.pins.pop(entry.epoch, None)
+                if left and entry.label is not None:
+                    self.pins[entry.epoch] = left
+            case DoneEntry():
+                self.done = entry.epoch
+            case EndEntry():
+                self.is_ended = True
+            case RepairEntry():
+                self._repair(entry)
+            case StateEntry() if self.number < 0:  # later ones repeat what is known
+                self._copy(State.from_json(entry.state))
+            case _:
+                pass
+        for claim in entry.settled:
+            self.chores.pop(claim, None)
 
-    def _run(self, entry: Entry) -> None:
-        entry["nodes"]
-        # What can be long is read again from the log where it is needed.
-        self.run = {key: entry[key] for key in entry if key not in _LONG}
-        self.is_ended = False
+    def _begin(self, entry: BeginEntry, is_strict: bool) -> None:
+        claims = self.claims.get(entry.epoch, 0)
+        if is_strict:
+            if entry.retry < claims:
+                raise ValueError(f"claim {entry.retry} on epoch {entry.epoch} was made before")
+            if self.run is None:
+                raise ValueError("no run holds the directory")
+            claim = Claim(entry.epoch, entry.retry)
+            self.chores[claim] = Chore("delete", self.run.number)
+        self.claims[entry.epoch] = max(claims, entry.retry + 1)
 
-    def _begin(self, entry: Entry) -> None:
-        epoch, retry = entry["epoch"], entry["retry"]
-        if retry < self.claims.get(epoch, 0):
-            raise ValueError(f"the claim {retry} on epoch {epoch} was made before")
-        self.claims[epoch] = retry + 1
-        if self.run is None:
-            raise ValueError("no run holds the directory")
-        self.chores[Claim(epoch, retry)] = Chore("delete", self.run["number"])
-
-    def _commit(self, entry: Entry) -> None:
-        epoch, retry = entry["epoch"], entry["retry"]
-        if Claim(epoch, retry) not in self.chores:
-            raise ValueError(f"the claim {retry} on epoch {epoch} was never made")
-        entry["stores"]
+    def _commit(self, entry: CommitEntry, is_strict: bool) -> None:
+        epoch, claim = entry.epoch, Claim(entry.epoch, entry.retry)
+        if is_strict and claim not in self.chores:
+            raise ValueError(f"claim {entry.retry} on epoch {epoch} was never made")
+        self.claims[epoch] = max(self.claims.get(epoch, 0), entry.retry + 1)
         if epoch in self.recorded:
-            # Somebody counts on what is pinned: it goes out of sight, and stays.
+            # Somebody relies on a pinned epoch: it is hidden, not deleted.
             self._give_up(epoch, "hide" if epoch in self.pins else "delete")
-        del self.chores[Claim(epoch, retry)]
-        self.recorded[epoch] = _place(entry["number"])
-        self.retries[epoch] = retry
+        self.chores.pop(claim, None)
+        self.recorded[epoch] = _position(entry.number)
+        self.retries[epoch] = entry.retry
         self.done = None
 
-    def _rewind(self, entry: Entry) -> None:
-        if "only" in entry:
-            epochs = [entry["only"]]
-        else:
-            after = -1 if entry["after"] is None else entry["after"]
-            epochs = [epoch for epoch in self.recorded if epoch > after]
-        for epoch in epochs:
-            self._give_up(epoch, "hide")
-
-    def _retire(self, entry: Entry) -> None:
-        for epoch in entry["epochs"]:
-            # It may have been pinned after the policy had chosen it: the order of entries decides.
-            if epoch not in self.pins:
+    def _give_up_all(self, entry: RewindEntry | RetireEntry, is_strict: bool) -> None:
+        epochs = given_up_by(entry, self.recorded)
+        if is_strict and (unknown := set(entry.named()) - set(epochs)):
+            raise ValueError(f"epochs {sorted(unknown)} are not recorded")
+        for epoch in dict.fromkeys(epochs):
+            if isinstance(entry, RewindEntry):
+                self._give_up(epoch, "hide")
+            elif epoch not in self.pins:  # it may have been pinned after the policy had chosen it
                 self._give_up(epoch, "delete")
 
     def _give_up(self, epoch: int, action: Literal["delete", "hide"]) -> None:
@@ -250,46 +308,25 @@ class State:
         if self.done == epoch:
             self.done = None
 
-    def _done(self, entry: Entry) -> None:
-        self.done = entry["epoch"]
+    def _unpinned(self, entry: PinEntry | UnpinEntry) -> tuple[str, ...]:
+        return tuple(label for label in self.pins.get(entry.epoch, ()) if label != entry.label)
 
-    def _end(self, entry: Entry) -> None:
+    def _repair(self, entry: RepairEntry) -> None:
+        self._copy(State.from_json(entry.state))
+        for commit in entry.commits:
+            self.recorded[commit.epoch] = _position(entry.number)
+            self.retries[commit.epoch] = commit.retry
+        self.run = holder_of(entry)
         self.is_ended = True
 
-    def _pin(self, entry: Entry) -> None:
-        epoch, label = entry["epoch"], entry["label"]
-        if epoch not in self.recorded:
-            raise ValueError(f"epoch {epoch} is not recorded")
-        self.pins[epoch] = (*(one for one in self.pins.get(epoch, ()) if one != label), label)
-
-    def _unpin(self, entry: Entry) -> None:
-        epoch, label = entry["epoch"], entry["label"]
-        left = tuple(one for one in self.pins.pop(epoch, ()) if one != label)
-        if left and label is not None:
-            self.pins[epoch] = left
-
-    def _state(self, entry: Entry) -> None:
-        if self.number >= 0:
-            return  # it sums up what is known
-        found = State.from_json(entry["state"])
+    def _copy(self, other: State) -> None:
         for name in _SUMMED_UP:
-            setattr(self, name, getattr(found, name))
-
-    def _repair(self, entry: Entry) -> None:
-        found = State.from_json(entry["state"])
-        for name in _SUMMED_UP:
-            setattr(self, name, getattr(found, name))
-        for commit in entry["commits"]:
-            epoch = commit["epoch"]
-            self.recorded[epoch] = _place(entry["number"])
-            self.retries[epoch] = commit["retry"]
-        self.run = {key: entry[key] for key in entry if key not in _LONG}
-        self.is_ended = True
+            setattr(self, name, getattr(other, name))
 
     def to_json(self) -> dict[str, Any]:
         """The body of a ``state`` entry."""
         return {
-            "run": self.run,
+            "run": None if self.run is None else msgspec.to_builtins(self.run),
             "is_ended": self.is_ended,
             "recorded": self.recorded.runs(),
             "retries": self.retries.runs(),
@@ -302,98 +339,66 @@ class State:
         }
 
     def says(self, other: State) -> bool:
-        """Whether this state and `other` say the same, but for the entry's number."""
+        """Whether this state and `other` are equal apart from `number`."""
         return all(
             dict(mine) == dict(theirs) if isinstance(mine, EpochMap) else mine == theirs
             for mine, theirs in ((getattr(self, n), getattr(other, n)) for n in _SUMMED_UP)
         )
 
     @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> State:
-        """The state that `to_json` described, with no entry number."""
+    def from_json(cls, body: Summary) -> State:
+        """The state that `to_json` described, without its number.
+
+        Raises
+        ------
+        ValueError
+            The description contradicts itself.
+        """
+        pins = {}
+        for epoch, *labels in body.pins:
+            if not isinstance(epoch, int) or not all(isinstance(one, str) for one in labels):
+                raise ValueError(f"{[epoch, *labels]} is not an epoch with its labels")
+            pins[epoch] = tuple(map(str, labels))
         return cls(
-            run=body["run"],
-            is_ended=body["is_ended"],
-            recorded=EpochMap(body["recorded"]),
-            retries=EpochMap(body["retries"]),
-            claims=EpochMap(body["claims"]),
+            run=body.run,
+            is_ended=body.is_ended,
+            recorded=EpochMap(body.recorded),
+            retries=EpochMap(body.retries),
+            claims=EpochMap(body.claims),
             chores={
                 Claim(epoch, retry): Chore(action, source)
-                for epoch, retry, action, source in body["chores"]
+                for epoch, retry, action, source in body.chores
             },
-            done=body["done"],
-            # States written before there were pins have none.
-            pins={epoch: tuple(labels) for epoch, *labels in body.get("pins", ())},
+            done=body.done,
+            pins=pins,
         )
 
 
 _SUMMED_UP = ("run", "is_ended", "recorded", "retries", "claims", "chores", "done", "pins")
 
-_LONG = ("nodes", "info", "state", "commits", "lost")
-"""What of a ``run`` or ``repair`` is not kept in memory."""
+_OPEN = (RunEntry, StateEntry, PinEntry, UnpinEntry, RepairEntry)
+"""What a process that does not hold the directory may append."""
 
-_HANDLERS = {
-    "run": State._run,
-    "begin": State._begin,
-    "commit": State._commit,
-    "rewind": State._rewind,
-    "retire": State._retire,
-    "done": State._done,
-    "end": State._end,
-    "pin": State._pin,
-    "unpin": State._unpin,
-    "state": State._state,
-    "repair": State._repair,
-}
+RESTARTS = (StateEntry, RepairEntry)
+"""Where a reader can start, whatever became of the entries before."""
 
 
-def _place(number: int) -> int:
-    """Place of an entry that is no full state among all that are none."""
+def _position(number: int) -> int:
+    """Position of an entry that is no full state among all that are none."""
     return number - number // STATE_INTERVAL
 
 
-def fold(entries: Iterable[Entry], state: State | None = None) -> State:
-    """Take in entries one after another, beginning with an empty log or a ``state`` entry."""
+def fold(entries: Iterable[AnyEntry], state: State | None = None) -> State:
+    """Apply entries one after another, beginning with an empty log or a ``state`` entry."""
     state = State() if state is None else state
     for entry in entries:
         state.apply(entry)
     return state
 
 
-def commits_in(entry: Entry) -> list[Entry]:
-    """The records of epochs in an entry: the ``commit`` itself, or those a ``repair`` made again."""
-    if entry["kind"] == "repair":
-        number = entry["number"]
-        return [{**commit, "number": number, "kind": "commit"} for commit in entry["commits"]]
-    return [entry] if entry["kind"] == "commit" else []
-
-
-def commit_in(entry: Entry, epoch: int) -> Entry:
-    """The record of an epoch in an entry.
-
-    Raises
-    ------
-    ValueError
-        There is none in it.
-    """
-    for commit in commits_in(entry):
-        if commit["epoch"] == epoch:
-            return commit
-    raise ValueError(f"it is a {entry['kind']} of epoch {entry.get('epoch')}")
-
-
-def nodes_of(entry: Entry, epoch: int) -> list[str]:
-    """The nodes of an epoch's stores, by the ``run`` that claimed or what recorded them."""
-    return list(entry["nodes"] if entry["kind"] == "run" else commit_in(entry, epoch)["stores"])
-
-
-def given_up_by(entry: Entry, epochs: Collection[int]) -> list[int]:
-    """Which of some epochs, best a mapping of them, a ``rewind`` or ``retire`` is about."""
-    if entry["kind"] == "retire":
-        return [epoch for epoch in entry["epochs"] if epoch in epochs]
-    if "only" in entry:
-        return [entry["only"]] if entry["only"] in epochs else []
-    return [epoch for epoch in epochs if entry["after"] is None or epoch > entry["after"]]
+def memory_key(directory: str, claim: Claim) -> str:
+    """The name under which workers keep a saved epoch's states in memory."""
+    return f"{directory} {claim.epoch}.{claim.retry}"
 
 
 def store_names(nodes: Iterable[str], epoch: int, retry: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A run's hold on the log: reads it, appends to it, and notices when another run takes over."""
+"""Appends a run's entries to the log, and notices when another run takes over."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from jobrunner.checkpoint.log.entries import AnyEntry, CommitEntry
 from jobrunner.checkpoint.log.handler import (
     MetadataHandler,
     each_entry,
@@ -15,7 +16,7 @@ from jobrunner.checkpoint.log.handler import (
     read_on,
     read_state,
 )
-from jobrunner.checkpoint.log.state import STATE_INTERVAL, Entry, State, make_entry
+from jobrunner.checkpoint.log.state import STATE_INTERVAL, State, entry_to_json, make_entry
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -24,8 +25,8 @@ from jobrunner.errors import (
 )
 
 
-class Journal:
-    """Appends entries at the log's end, as long as this run holds the directory.
+class LogWriter:
+    """Reads the log, and appends to it as long as this run holds the directory.
 
     Parameters
     ----------
@@ -35,8 +36,8 @@ class Journal:
 
     Notes
     -----
-    Runs on the client. Each append goes to the number after the last that this journal has read.
-    Whoever finds it taken reads on: an entry ``run`` by another means that this run is over.
+    Runs on the client. Each append goes to the number after the last that was read. If the number
+    is taken, the writer reads on: a ``run`` entry of another run means that this run has ended.
     """
 
     def __init__(self, handler: MetadataHandler, path: str) -> None:
@@ -47,14 +48,14 @@ class Journal:
         self._lock = threading.RLock()
 
     def refresh(self) -> State:
-        """What the log says now.
+        """Read what was appended since the last call; returns the state.
 
         Raises
         ------
         CheckpointCorruptError
             An entry is damaged or missing.
         CheckpointError
-            The log cannot be read; only nothing there at all counts as an empty one.
+            The log cannot be read. A directory without a log is an empty log, and no error.
         """
         with self._lock, self._reading():
             if self._state is None:
@@ -64,16 +65,16 @@ class Journal:
             return self._state
 
     def known(self) -> State:
-        """What the log said when it was last read or appended to; reads only if it never was."""
+        """The state as last read or written; reads only the first time."""
         return self.refresh() if self._state is None else self._state
 
-    def read_entry(self, number: int) -> Entry:
-        """Entry `number`, which must exist."""
+    def read_entry(self, number: int) -> AnyEntry:
+        """Read entry `number`, which must exist."""
         with self._reading():
             return read_entry(self._handler, number)
 
-    def read_entries(self) -> Iterator[Entry]:
-        """All entries that can be read, in order, read as they are asked for."""
+    def read_entries(self) -> Iterator[AnyEntry]:
+        """Iterate over all entries that are not damaged, in order."""
         with self._reading():
             for _, entry in each_entry(self._handler):
                 if not isinstance(entry, CheckpointCorruptError):
@@ -88,7 +89,7 @@ class Journal:
         body : mapping
             Of the ``run`` entry.
         judge : callable
-            Told the state, raises if whoever holds the directory must not be interrupted.
+            Gets the state; raises if the run that holds the directory must not be interrupted.
 
         Returns
         -------
@@ -106,74 +107,69 @@ class Journal:
                 judged = state.number
                 judge(state)
                 # Judging may have taken a while.
-                if self.refresh().number == judged and self._append_state_if_due(run):
-                    entry = make_entry(self.known().number + 1, "run", run, body)
-                    if self._append(entry):
+                if self.refresh().number == judged:
+                    entry = self._try_append("run", run, body)
+                    if entry is not None:
                         self._run = run
-                        return int(entry["number"])
+                        return entry.number
 
-    def append(self, kind: str, body: Mapping[str, Any]) -> Entry:
-        """Append an entry of this run.
-
-        Returns
-        -------
-        Entry
-            As it is in the log, durably.
+    def append(self, kind: str, body: Mapping[str, Any]) -> AnyEntry:
+        """Append an entry of this run; it is durable afterwards.
 
         Raises
         ------
         CommitConflictError
-            Another run has taken the directory over, and nothing was appended.
+            Another run has taken the directory over; nothing was appended.
         CheckpointWriteError
-            It is not known whether the entry is there; the next `refresh` tells.
+            It is not known whether the entry was appended; the next `refresh` tells.
         """
         with self._lock:
             if self._run is None:
                 raise CommitConflictError(
-                    f"No run of this manager holds {self._path}: start_run comes first."
+                    f"No run of this manager holds {self._path}: call start_run first."
                 )
             while True:
                 self._check_held()
-                if self._append_state_if_due(self._run):
-                    entry = make_entry(self.known().number + 1, kind, self._run, body)
-                    if self._append(entry):
-                        return entry
+                entry = self._try_append(kind, self._run, body)
+                if entry is not None:
+                    return entry
 
-    def note(self, kind: str, decide: Callable[[State], Mapping[str, Any] | None]) -> Entry | None:
-        """Append an entry that needs no hold on the directory, whoever has it.
+    def note(
+        self, kind: str, decide: Callable[[State], Mapping[str, Any] | None]
+    ) -> AnyEntry | None:
+        """Append an entry, whichever run holds the directory.
 
         Parameters
         ----------
         kind : "pin" or "unpin"
         decide : callable
-            Told what the log says, gives the entry's body, or None where there is nothing to
-            append; asked again whenever others' entries come in between.
+            Gets the state and returns the entry's body, or None to append nothing. Called again
+            whenever others append in between.
 
         Returns
         -------
-        Entry or None
+        LogEntry or None
             As it is in the log, durably.
 
         Raises
         ------
         CheckpointWriteError
-            It is not known whether the entry is there; the next `refresh` tells.
+            It is not known whether the entry was appended; the next `refresh` tells.
         """
         run = self._run or uuid.uuid4().hex
         with self._lock:
             while (body := decide(self.refresh())) is not None:
-                if self._append_state_if_due(run):
-                    entry = make_entry(self.known().number + 1, kind, run, body)
-                    if self._append(entry):
-                        return entry
+                entry = self._try_append(kind, run, body)
+                if entry is not None:
+                    return entry
             return None
 
     def leave(self) -> None:
-        """Hold the directory no longer; appends nothing."""
+        """Release the directory; appends nothing."""
         self._run = None
 
     def check_held(self) -> State:
-        """What the log says now, provided that this run still holds the directory."""
+        """Read on and return the state, provided that this run still holds the directory."""
         with self._lock:
             self.refresh()
             self._check_held()
@@ -181,37 +177,43 @@ class Journal:
 
     def _check_held(self) -> None:
         holder = self.known().run
-        if holder is None or holder["run"] != self._run:
-            by = "" if holder is None else f" ({describe_holder(holder)})"
+        if holder is None or holder.run != self._run:
+            by = "" if holder is None else f" ({holder})"
             raise CommitConflictError(
                 f"Another run{by} has taken {self._path} over from this one, which must not write "
-                f"there any more. What this run had recorded stays; let the other one go on, or "
-                f"stop it and run again."
+                f"there any more. What this run recorded is kept. Let the other run continue, or "
+                f"stop it and start this one again."
             )
 
-    def _append_state_if_due(self, run: str) -> bool:
-        """Append a full state where one is due; False if others came in between."""
-        state = self.known()
-        if state.number < 0 or (state.number + 1) % STATE_INTERVAL:
-            return True
-        body = {"state": state.to_json()}
-        return self._append(make_entry(state.number + 1, "state", run, body))
+    def _try_append(self, kind: str, run: str, body: Mapping[str, Any]) -> AnyEntry | None:
+        """Append an entry, after a full state if one is due; None if others came in between."""
+        number = self.known().number + 1
+        if number and number % STATE_INTERVAL == 0:
+            summary = {"state": self.known().to_json()}
+            if not self._append(self._make("state", run, summary)):
+                return None
+        entry = self._make(kind, run, body)
+        return entry if self._append(entry) else None
 
-    def _append(self, entry: Entry) -> bool:
+    def _make(self, kind: str, run: str, body: Mapping[str, Any]) -> AnyEntry:
+        return make_entry(self.known().number + 1, kind, run, body)
+
+    def _append(self, entry: AnyEntry) -> bool:
         """Whether `entry` is in the log now; if not, what is there instead has been read."""
         state = self.known()
         # Nothing is written that could not be read again.
         with_entry = state.after(entry)
+        tree = entry_to_json(entry)
         try:
-            if entry["kind"] == "commit":
-                created = self._handler.write(entry["epoch"], entry)
+            if isinstance(entry, CommitEntry):
+                created = self._handler.write(entry.epoch, tree)
             else:
-                created = self._handler.append(entry)
+                created = self._handler.append(tree)
         except Exception as error:
             raise CheckpointWriteError(
-                f"{self._path}: entry {entry['number']} ({entry['kind']}) could not be appended "
-                f"to the log: {type(error).__name__}: {error}. What was recorded before still is; "
-                f"mend the storage and run again."
+                f"{self._path}: entry {entry.number} ({entry.kind}) could not be appended to the "
+                f"log: {type(error).__name__}: {error}. Earlier epochs are still recorded. Repair "
+                f"the storage and run again."
             ) from error
         if created:
             self._state = with_entry
@@ -221,11 +223,11 @@ class Journal:
         if not found:
             raise CheckpointWriteError(
                 f"{self._path}: the metadata handler {type(self._handler).__name__} says that "
-                f"entry {entry['number']} of the log is taken, and shows none. Try it with "
+                f"entry {entry.number} of the log is taken, but returns none. Test it with "
                 f"jobrunner.testing.contracts."
             )
         # An append whose answer was lost finds its own entry.
-        return any(other["id"] == entry["id"] for other in found)
+        return any(other.id == entry.id for other in found)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -240,11 +242,5 @@ class Journal:
         except Exception as error:
             raise CheckpointError(
                 f"{self._path}: the log cannot be read: {type(error).__name__}: {error}. That is "
-                f"not the same as no checkpoint: nothing is done before it can be read."
+                f"not the same as no checkpoint, so nothing is done until it can be read."
             ) from error
-
-
-def describe_holder(run: Entry) -> str:
-    """Who a ``run`` entry is by, for people."""
-    process = run.get("process", {})
-    return f"process {process.get('pid')} on {process.get('host')}, since {run['time']}"

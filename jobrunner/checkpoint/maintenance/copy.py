@@ -13,7 +13,14 @@ from functools import partial
 from typing import Any
 
 from jobrunner.checkpoint.directory import CheckpointDirectory
-from jobrunner.checkpoint.log import Claim, commit_in, commits_in, loose_json
+from jobrunner.checkpoint.log import (
+    Claim,
+    CommitEntry,
+    commit_in,
+    commits_in,
+    entry_to_json,
+    loose_json,
+)
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage import PosixFiles, absolute_path, files_beside, join_path, run_all
 from jobrunner.checkpoint.store import (
@@ -59,16 +66,16 @@ class Record:
     run_number: int | None
 
     @classmethod
-    def from_entry(cls, entry: Mapping[str, Any]) -> Record:
-        """Read a ``commit`` entry."""
+    def from_entry(cls, entry: CommitEntry) -> Record:
+        """Take over a ``commit`` entry."""
         return cls(
-            entry["number"],
-            entry["epoch"],
-            entry["retry"],
-            entry["time"],
-            entry["stores"],
-            loose_json(entry["details"]),
-            entry["run_number"],
+            entry.number,
+            entry.epoch,
+            entry.retry,
+            entry.time,
+            entry_to_json(entry)["stores"],
+            loose_json(entry.details),
+            entry.run_number,
         )
 
 
@@ -101,12 +108,12 @@ def find_set_aside(directory: CheckpointDirectory, epoch: int | None = None) -> 
         ) from error
     found = []
     for entry in itertools.chain.from_iterable(map(commits_in, directory.entries())):
-        if epoch not in (None, entry["epoch"]):
+        if epoch not in (None, entry.epoch):
             continue
-        is_recorded = entry["epoch"] in state.recorded and (
-            state.commit_number(entry["epoch"]) == entry["number"]
+        is_recorded = entry.epoch in state.recorded and (
+            state.commit_number(entry.epoch) == entry.number
         )
-        chore = state.chores.get(Claim(entry["epoch"], entry["retry"]))
+        chore = state.chores.get(Claim(entry.epoch, entry.retry))
         if is_recorded or (chore is not None and chore.action == "delete"):
             continue
         record = Record.from_entry(entry)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from jobrunner.checkpoint.directory import CheckpointDirectory
 from jobrunner.checkpoint.held import SAVE_REQUEST
@@ -16,15 +16,25 @@ from jobrunner.checkpoint.log import (
     LOG_DIRECTORY,
     RUNS_DIRECTORY,
     TEMPORARY_NAME,
+    AnyEntry,
+    BeginEntry,
     Claim,
-    Entry,
+    CommitEntry,
+    GapEntry,
+    RepairEntry,
+    RetireEntry,
+    RewindEntry,
+    RunEntry,
     State,
+    StateEntry,
+    StoreRecord,
     commits_in,
     decode_entry,
-    describe_holder,
+    entry_to_json,
     given_up_by,
     is_known_dead,
     mend_bit,
+    parse_entry,
 )
 from jobrunner.checkpoint.storage import PosixFiles
 from jobrunner.checkpoint.store import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT, StoreReader
@@ -61,44 +71,43 @@ class _History:
 
     state: State = field(default_factory=State)
     nodes: dict[Claim, set[str]] = field(default_factory=dict)
-    ended: dict[Claim, Entry] = field(default_factory=dict)
+    ended: dict[Claim, AnyEntry] = field(default_factory=dict)
     recorded: dict[int, Claim] = field(default_factory=dict)
-    commits: dict[Claim, Entry] = field(default_factory=dict)
+    commits: dict[Claim, CommitEntry] = field(default_factory=dict)
     run_nodes: list[str] = field(default_factory=list)
 
-    def take_in(self, entry: Entry) -> None:
+    def take_in(self, entry: AnyEntry) -> None:
         """One entry after another; the state knows which epochs it gives up."""
-        kind = entry["kind"]
-        if kind == "commit" and entry["epoch"] in self.recorded:
-            self._end(entry["epoch"], entry)
+        if isinstance(entry, CommitEntry) and entry.epoch in self.recorded:
+            self._end(entry.epoch, entry)
         self.state.apply(entry)
         self.note(entry)
-        if kind == "commit":
-            self.recorded[entry["epoch"]] = Claim(entry["epoch"], entry["retry"])
-        elif kind in ("retire", "rewind"):
+        if isinstance(entry, CommitEntry):
+            self.recorded[entry.epoch] = Claim(entry.epoch, entry.retry)
+        elif isinstance(entry, RetireEntry | RewindEntry):
             for epoch in given_up_by(entry, self.recorded):
                 if epoch not in self.state.recorded:
                     self._end(epoch, entry)
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: AnyEntry) -> None:
         """What an entry says by itself, whatever is missing before it."""
-        if entry["kind"] == "run":
-            self.run_nodes = list(entry["nodes"])
-        elif entry["kind"] == "begin":
-            self.nodes[Claim(entry["epoch"], entry["retry"])] = set(self.run_nodes)
+        if isinstance(entry, RunEntry):
+            self.run_nodes = entry.nodes
+        elif isinstance(entry, BeginEntry):
+            self.nodes[Claim(entry.epoch, entry.retry)] = set(self.run_nodes)
         for commit in commits_in(entry):
-            claim = Claim(commit["epoch"], commit["retry"])
+            claim = Claim(commit.epoch, commit.retry)
             self.commits[claim] = commit
-            self.nodes[claim] = set(commit["stores"])
+            self.nodes[claim] = set(commit.stores)
 
-    def restart(self, entry: Entry) -> None:
+    def restart(self, entry: AnyEntry) -> None:
         """Go by a full state or a repair, whatever is missing before it."""
         self.state.restart(entry)
         self.note(entry)
         retries = self.state.retries
         self.recorded = {epoch: Claim(epoch, retries[epoch]) for epoch in self.state.recorded}
 
-    def _end(self, epoch: int, entry: Entry) -> None:
+    def _end(self, epoch: int, entry: AnyEntry) -> None:
         self.ended[self.recorded.pop(epoch)] = entry
 
 
@@ -132,7 +141,7 @@ def inspect_directory(directory: CheckpointDirectory) -> list[Finding]:
             is_whole = is_whole and finding.status != "damaged"
             continue
         try:
-            if entry["kind"] == "repair" or (entry["kind"] == "state" and not is_whole):
+            if isinstance(entry, RepairEntry) or (isinstance(entry, StateEntry) and not is_whole):
                 history.restart(entry)
                 is_whole = True
                 found = [_made_up_for(finding, entry) for finding in found]
@@ -165,14 +174,14 @@ def inspect_directory(directory: CheckpointDirectory) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.path)
 
 
-def _made_up_for(finding: Finding, entry: Entry) -> Finding:
+def _made_up_for(finding: Finding, entry: AnyEntry) -> Finding:
     if finding.status != "damaged":
         return finding
-    why = f"Damaged or lost; entry {entry['number']} makes up for it, and it stays as it is."
+    why = f"Damaged or lost; entry {entry.number} makes up for it, and it stays as it is."
     return Finding(finding.path, "aside", why)
 
 
-def _inspect_log(directory: CheckpointDirectory) -> Iterator[tuple[Finding, Entry | None]]:
+def _inspect_log(directory: CheckpointDirectory) -> Iterator[tuple[Finding, AnyEntry | None]]:
     files, root = directory.files, os.path.join(directory.path, LOG_DIRECTORY)
 
     def path_of(number: int) -> str:
@@ -198,16 +207,17 @@ def _inspect_log(directory: CheckpointDirectory) -> Iterator[tuple[Finding, Entr
             yield Finding(path, "damaged", why), None
             continue
         try:
-            entry = decode_entry(data, number, full)
+            entry = parse_entry(decode_entry(data, number, full), f"{full}")
         except CheckpointCorruptError as error:
             mended = mend_bit(data)
             if mended is None:
                 yield Finding(path, "damaged", str(error)), None
             else:
                 why = "One bit of it is wrong; it is read as it was written."
-                yield Finding(path, "damaged", why), decode_entry(mended, number, full)
+                entry = parse_entry(decode_entry(mended, number, full), full)
+                yield Finding(path, "damaged", why), entry
             continue
-        if entry["kind"] == "gap":
+        if isinstance(entry, GapEntry):
             why = f"Holds the place of an entry that was lost. {_way_out(directory)}"
             yield Finding(path, "damaged", why), None
         else:
@@ -237,12 +247,13 @@ def _way_out(directory: CheckpointDirectory) -> str:
     )
 
 
-def _explain_entry(entry: Entry) -> str:
-    words = [f"{entry['kind']} of run {entry['run'][:8]}, {entry['time']}"]
+def _explain_entry(entry: AnyEntry) -> str:
+    tree = entry_to_json(entry)
+    words = [f"{entry.kind} of run {entry.run[:8]}, {entry.time}"]
     words += [
-        f"{name} {json.dumps(entry[name])}"
+        f"{name} {json.dumps(tree[name])}"
         for name in ("epoch", "retry", "epochs", "after", "only", "reason", "label")
-        if name in entry
+        if name in tree
     ]
     return ", ".join(words)
 
@@ -251,12 +262,12 @@ def _inspect_runs(directory: CheckpointDirectory, state: State) -> Iterator[Find
     root = os.path.join(directory.path, RUNS_DIRECTORY)
     holder = state.run
     for name in sorted(directory.files.list_names(root)):
-        if holder is None or state.is_ended or name != holder["run"]:
+        if holder is None or state.is_ended or name != holder.run:
             why = "Left by a run that no longer holds the directory; the next run removes it."
-        elif is_known_dead(holder.get("process", {}), name):
-            why = f"Signs of life of the last run ({describe_holder(holder)}), which is gone."
+        elif is_known_dead(holder.process, name):
+            why = f"Signs of life of the last run ({holder}), which is gone."
         else:
-            why = f"Signs of life of the run that holds the directory ({describe_holder(holder)})."
+            why = f"Signs of life of the run that holds the directory ({holder})."
         yield Finding(f"{RUNS_DIRECTORY}/{name}", "pending", why)
 
 
@@ -282,7 +293,7 @@ def _explain_store(
             why = f"Epoch {claim.epoch} is recorded, and the entry that says of what is lost."
             yield Finding(name, "damaged", f"{why} {_way_out(directory)}")
             return
-        about = history.commits[claim]["stores"][store.node]
+        about = history.commits[claim].stores[store.node]
         yield from _inspect_recorded(directory, name, claim.epoch, about)
         return
     chore = history.state.chores.get(claim)
@@ -296,7 +307,7 @@ def _explain_store(
     elif chore is not None:
         doing = "deleted" if chore.action == "delete" else "hidden"
         yield Finding(name, "pending", f"{_explain_end(ended)} It is being {doing}, or will be.")
-    elif (ended is not None and ended["kind"] == "rewind") or directory.files.is_taken(
+    elif (ended is not None and isinstance(ended, RewindEntry)) or directory.files.is_taken(
         os.path.join(directory.path, name, RETIRED_DOCUMENT)
     ):
         way = "To record it again: jobrunner restore DIR EPOCH."
@@ -306,22 +317,22 @@ def _explain_store(
         yield Finding(name, "stray", why)
 
 
-def _explain_end(entry: Entry | None) -> str:
+def _explain_end(entry: AnyEntry | None) -> str:
     if entry is None:
         return "Its save was abandoned."
-    kind, number = entry["kind"], entry["number"]
-    if kind == "commit":
-        return f"Saved again by entry {number}."
-    if kind == "retire":
-        return f"Given up by the retention policy (entry {number})."
-    return f"Set aside by entry {number}: {entry.get('reason', 'no reason given').rstrip('.')}."
+    if isinstance(entry, CommitEntry):
+        return f"Saved again by entry {entry.number}."
+    if isinstance(entry, RetireEntry):
+        return f"Given up by the retention policy (entry {entry.number})."
+    reason = getattr(entry, "reason", "") or "no reason given"
+    return f"Set aside by entry {entry.number}: {reason.rstrip('.')}."
 
 
 def _inspect_recorded(
-    directory: CheckpointDirectory, name: str, epoch: int, about: Mapping[str, Any]
+    directory: CheckpointDirectory, name: str, epoch: int, about: StoreRecord
 ) -> Iterator[Finding]:
     """A store of a recorded epoch: all its files there, of the right size, and no others."""
-    reader = StoreReader(directory.files, directory.path, name, about["manifest"])
+    reader = StoreReader(directory.files, directory.path, name, about.manifest)
     try:
         manifest = reader.read_manifest()
         listed = reader.list_files(manifest)
@@ -352,8 +363,8 @@ def _inspect_recorded(
 def _find_missing(history: _History, there: Collection[str]) -> Iterator[Finding]:
     there = frozenset(there)
     for epoch, claim in history.recorded.items():
-        stores = history.commits[claim]["stores"] if claim in history.commits else {}
+        stores = history.commits[claim].stores if claim in history.commits else {}
         for node, about in stores.items():
-            if about["store"] not in there:
+            if about.store not in there:
                 why = f"Epoch {epoch} of node {node!r} is recorded, and its store is not there."
-                yield Finding(about["store"], "damaged", why)
+                yield Finding(about.store, "damaged", why)

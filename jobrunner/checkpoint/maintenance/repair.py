@@ -5,7 +5,6 @@ Nothing else is changed: what is damaged stays where it is, and no store is touc
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
 
@@ -14,13 +13,18 @@ from jobrunner.checkpoint.log import (
     HEARTBEAT,
     RUNS_DIRECTORY,
     STATE_INTERVAL,
-    Entry,
+    AnyEntry,
+    EndEntry,
     FileMetadataHandler,
+    Holder,
     Patience,
-    describe_holder,
-    left_by_the_dead,
+    RunEntry,
+    entry_to_json,
+    holder_of,
+    is_left_behind,
     make_entry,
     own_process,
+    read_process,
     refuse_if_alive,
 )
 from jobrunner.checkpoint.maintenance.repair_plan import Repair, file_handler, plan_repair, reading
@@ -76,9 +80,9 @@ def repair_log(directory: CheckpointDirectory, patience: Patience | None = None)
     return repair
 
 
-def _append(directory: CheckpointDirectory, handler: FileMetadataHandler, entry: Entry) -> None:
+def _append(directory: CheckpointDirectory, handler: FileMetadataHandler, entry: AnyEntry) -> None:
     try:
-        is_ours = handler.append(entry)
+        is_ours = handler.append(entry_to_json(entry))
     except OSError as error:
         raise CheckpointWriteError(
             f"{directory.path}: the log could not be repaired: {type(error).__name__}: {error}. "
@@ -86,35 +90,33 @@ def _append(directory: CheckpointDirectory, handler: FileMetadataHandler, entry:
         ) from error
     if not is_ours:
         raise CommitConflictError(
-            f"{directory.path}: another process has written entry {entry['number']} of the log "
+            f"{directory.path}: another process has written entry {entry.number} of the log "
             f"meanwhile, so it was not repaired. See that no run is alive there, and try again."
         )
 
 
 def _refuse_if_held(directory: CheckpointDirectory, repair: Repair, patience: Patience) -> None:
-    runs = {entry["run"]: entry for entry in repair.entries.values() if entry["kind"] == "run"}
-    ended = {entry["run"] for entry in repair.entries.values() if entry["kind"] == "end"}
-    last = max(runs.values(), key=lambda entry: int(entry["number"]), default=None)
-    suspects = {} if last is None or last["run"] in ended else {last["run"]: last}
+    runs = {e.run: holder_of(e) for e in repair.entries.values() if isinstance(e, RunEntry)}
+    ended = {entry.run for entry in repair.entries.values() if isinstance(entry, EndEntry)}
+    last = max(runs.values(), key=lambda holder: holder.number, default=None)
+    suspects = {} if last is None or last.run in ended else {last.run: last}
     root = os.path.join(directory.path, RUNS_DIRECTORY)
     for name in directory.files.list_names(root):
-        if not left_by_the_dead(directory.files, os.path.join(root, name)):
+        if not is_left_behind(directory.files, os.path.join(root, name)):
             suspects[name] = runs.get(name) or _unknown_run(directory.files, root, name)
     for run in suspects.values():
         try:
             refuse_if_alive(directory.files, directory.path, run, patience, take_over=False)
         except CommitConflictError as error:
             raise CommitConflictError(
-                f"{directory.path} is held by a run that is alive ({describe_holder(run)}): its "
+                f"{directory.path} is held by a run that is alive ({run}): its "
                 f"log is not repaired beneath it. Stop it, and try again."
             ) from error
 
 
-def _unknown_run(files: PosixFiles, root: str, name: str) -> Entry:
-    """A run whose entry is lost, by its signs of life."""
-    beat = files.read_if_there(os.path.join(root, name, HEARTBEAT)) or b""
-    try:
-        process = json.loads(beat.partition(b"\n")[2])
-    except ValueError:
-        process = {}
-    return {"run": name, "time": "a time that is not known", "process": process}
+def _unknown_run(files: PosixFiles, root: str, name: str) -> Holder:
+    """A run whose entry is lost, by its heartbeat."""
+    path = os.path.join(root, name, HEARTBEAT)
+    process = read_process(files.read_if_there(path) or b"", path)
+    time = "an unknown time"
+    return Holder(format=1, number=0, kind="run", run=name, id="", time=time, process=process)

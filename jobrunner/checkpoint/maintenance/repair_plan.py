@@ -22,14 +22,20 @@ from jobrunner.checkpoint.log import (
     ENTRY_NAME,
     LOG_DIRECTORY,
     RESTARTS,
-    STATE_INTERVAL,
+    AnyEntry,
+    BeginEntry,
     Claim,
-    Entry,
+    CommitEntry,
     FileMetadataHandler,
+    GapEntry,
+    RewindEntry,
+    RunEntry,
     State,
     commit_in,
     each_entry,
+    entry_to_json,
     given_up_by,
+    parse_entry,
     read_content,
 )
 from jobrunner.checkpoint.storage import PosixFiles, join_path
@@ -74,7 +80,7 @@ class Repair:
     unproven: dict[str, str] = field(default_factory=dict)
     state: State = field(default_factory=State)
     commits: list[dict[str, Any]] = field(default_factory=list)
-    entries: dict[int, Entry] = field(default_factory=dict)
+    entries: dict[int, AnyEntry] = field(default_factory=dict)
 
     @property
     def gaps(self) -> list[int]:
@@ -127,7 +133,9 @@ def _plan(directory: CheckpointDirectory, handler: FileMetadataHandler) -> Repai
     stores = _list_stores(directory)
     repair = Repair(handler.last_number())
     _read_entries(directory.files, directory.path, handler, repair)
-    base = max((n for n, entry in repair.entries.items() if entry["kind"] in RESTARTS), default=-1)
+    base = max(
+        (n for n, entry in repair.entries.items() if isinstance(entry, RESTARTS)), default=-1
+    )
     holes = [number for number in repair.lost if number > base]
     state, is_exact = _follow(repair, base, holes)
     if not is_exact:
@@ -160,7 +168,7 @@ def _read_entries(
         if isinstance(entry, CheckpointCorruptError):
             there = files.is_taken(os.path.join(path, LOG_DIRECTORY, f"{number:010d}.json"))
             repair.lost[number] = str(entry) if there else _MISSING
-        elif entry["kind"] == "gap":
+        elif isinstance(entry, GapEntry):
             repair.lost[number] = "lost before"
         else:
             repair.entries[number] = entry
@@ -170,10 +178,11 @@ def _read_entries(
         # An entry gets its name whole, and only its own: under another's, somebody has moved it.
         if ENTRY_NAME.fullmatch(name):
             data = files.read_if_there(os.path.join(path, LOG_DIRECTORY, name))
-            found = None if data is None else read_content(data)
-            if found is not None and found["number"] in repair.lost and found["kind"] != "gap":
-                repair.entries[found["number"]] = found
-                repair.elsewhere[found["number"]] = name
+            with contextlib.suppress(CheckpointCorruptError):
+                found = parse_entry(read_content(data or b""), name)
+                if found.number in repair.lost and not isinstance(found, GapEntry):
+                    repair.entries[found.number] = found
+                    repair.elsewhere[found.number] = name
 
 
 def _follow(repair: Repair, base: int, holes: list[int]) -> tuple[State, bool]:
@@ -194,38 +203,9 @@ def _follow(repair: Repair, base: int, holes: list[int]) -> tuple[State, bool]:
             repair.lost[exact.number + 1] = str(error)
             holes.append(exact.number + 1)
     for entry in later:
-        is_sure = not any(n < entry["number"] and n not in repair.elsewhere for n in holes)
-        _take_in(state, entry, is_sure=is_sure)
-        state.number = entry["number"]
+        is_sure = not any(n < entry.number and n not in repair.elsewhere for n in holes)
+        state.follow(entry, is_sure=is_sure)
     return state, False
-
-
-def _take_in(state: State, entry: Entry, *, is_sure: bool) -> None:
-    """Go by an entry, whatever is missing before it."""
-    kind = entry["kind"]
-    if kind in ("begin", "commit"):
-        epoch, retry = entry["epoch"], entry["retry"]
-        state.claims[epoch] = max(state.claims.get(epoch, 0), retry + 1)
-        if kind == "commit":
-            state.recorded[epoch] = entry["number"] - entry["number"] // STATE_INTERVAL
-            state.retries[epoch] = retry
-            state.pins.pop(epoch, None)
-            state.done = None
-    elif kind == "rewind" or (kind == "retire" and is_sure):
-        # A pin that is lost may have kept what was to be retired: what lies there tells.
-        for epoch in given_up_by(entry, state.recorded):
-            if kind == "rewind" or epoch not in state.pins:
-                del state.recorded[epoch], state.retries[epoch]
-                state.pins.pop(epoch, None)
-    elif kind == "pin" and entry["epoch"] in state.recorded:
-        labels = state.pins.get(entry["epoch"], ())
-        state.pins[entry["epoch"]] = (*(a for a in labels if a != entry["label"]), entry["label"])
-    elif kind == "unpin":
-        left = tuple(a for a in state.pins.pop(entry["epoch"], ()) if a != entry["label"])
-        if left and entry["label"] is not None:
-            state.pins[entry["epoch"]] = left
-    elif kind == "done":
-        state.done = entry["epoch"]
 
 
 Stores = Mapping[Claim, Mapping[str, str]]
@@ -239,7 +219,7 @@ def _list_stores(directory: CheckpointDirectory) -> Stores:
     return found
 
 
-def _record_of(repair: Repair, state: State, epoch: int) -> Entry | None:
+def _record_of(repair: Repair, state: State, epoch: int) -> CommitEntry | None:
     """The record of an epoch, if the entry that holds it is left."""
     entry = repair.entries.get(state.commit_number(epoch))
     try:
@@ -253,7 +233,7 @@ def _given_up(directory: CheckpointDirectory, repair: Repair, state: State, epoc
     commit = _record_of(repair, state, epoch)
     if commit is None:
         return ""  # its record cannot be made again then
-    roots = [os.path.join(directory.path, about["store"]) for about in commit["stores"].values()]
+    roots = [os.path.join(directory.path, about.store) for about in commit.stores.values()]
     for root in roots:
         if directory.files.is_taken(os.path.join(root, RETIRED_DOCUMENT)):
             return f"{root} was hidden, as is done with an epoch that is given up"
@@ -278,7 +258,7 @@ def _make_records(
             continue
         if retry == own:
             commit = _record_of(repair, state, epoch)
-            if commit is not None and commit["number"] not in repair.lost:
+            if commit is not None and commit.number not in repair.lost:
                 continue
         else:
             commit = None
@@ -287,12 +267,15 @@ def _make_records(
                 continue
         try:
             if commit is None:
-                commit = _record_again(directory, repair, claim, stores[claim])
+                record = _record_again(directory, repair, claim, stores[claim])
+            else:
+                whole = entry_to_json(commit)
+                record = {key: whole[key] for key in _RECORD}
         except CheckpointCorruptError as error:
             failed[claim] = str(error)
             continue
         repair.rebuilt.append(epoch)
-        repair.commits.append({key: commit[key] for key in _RECORD})
+        repair.commits.append(record)
     repair.rebuilt.sort()
     repair.commits.sort(key=lambda commit: int(commit["epoch"]))
     for epoch in list(state.recorded):
@@ -314,12 +297,11 @@ def _may_be_committed(repair: Repair, claim: Claim, holes: Sequence[int]) -> boo
     run = None
     for number in sorted(repair.entries):
         entry = repair.entries[number]
-        kind = entry["kind"]
-        if kind == "begin" and (entry["epoch"], entry["retry"]) == claim:
-            begun, run = number, entry["run"]
-        elif kind == "run" and begun >= 0 and entry["run"] != run and ends > repair.last:
-            ends = number
-        elif kind == "rewind" and claim.epoch in given_up_by(entry, [claim.epoch]):
+        if isinstance(entry, BeginEntry) and (entry.epoch, entry.retry) == claim:
+            begun, run = number, entry.run
+        elif isinstance(entry, RunEntry) and begun >= 0 and run != entry.run:
+            ends = min(ends, number)
+        elif isinstance(entry, RewindEntry) and claim.epoch in given_up_by(entry, [claim.epoch]):
             covered = number
     return any(max(begun, covered) < hole < ends for hole in holes)
 
@@ -382,7 +364,7 @@ def _record_again(
             f"The stores of epoch {claim.epoch} that lie there are not all of one save: {what}."
         )
     run = runs.pop()
-    numbers = [n for n, e in repair.entries.items() if e["kind"] == "run" and e["run"] == run]
+    numbers = [n for n, e in repair.entries.items() if isinstance(e, RunEntry) and e.run == run]
     return {
         "epoch": claim.epoch,
         "retry": claim.retry,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import shutil
 import subprocess
@@ -14,9 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from jobrunner import CommitConflictError, MultiNodeCheckpointManager
+from jobrunner.checkpoint.log.entries import Holder, Process
 from jobrunner.checkpoint.log.heartbeat import (
     HEARTBEAT,
     RUNS_DIRECTORY,
@@ -47,49 +49,52 @@ class Time:
         return Patience(silence_seconds, clock=lambda: self.now, wait=self.wait)
 
 
-def run_entry(**process: Any) -> dict[str, Any]:
-    return {
-        "run": RUN,
-        "time": "then",
-        "process": {**own_process(), **process},
-        "heartbeat_seconds": 2.0,
-    }
+def run_entry(**process: Any) -> Holder:
+    return Holder(
+        format=1,
+        number=0,
+        kind="run",
+        run=RUN,
+        id="",
+        time="then",
+        process=replace(own_process(), **process),
+        heartbeat_seconds=2.0,
+    )
 
 
 ELSEWHERE = {"host": "another", "pid": 1}
 
 
 @pytest.fixture
-def dead_process() -> dict[str, Any]:
+def dead_process() -> Process:
     code = (
-        "import json; from jobrunner.checkpoint.log.heartbeat import own_process;"
-        "print(json.dumps(own_process()))"
+        "import msgspec; from jobrunner.checkpoint.log.heartbeat import own_process;"
+        "print(msgspec.json.encode(own_process()).decode())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return msgspec.json.decode(done.stdout, type=Process)
 
 
-def test_a_process_of_this_machine_that_ended_is_known_dead(dead_process: dict[str, Any]) -> None:
+def test_a_process_of_this_machine_that_ended_is_known_dead(dead_process: Process) -> None:
     assert is_known_dead(dead_process, RUN)
 
 
 def test_another_process_that_got_the_same_number_is_told_apart() -> None:
-    parent = {**own_process(), "pid": os.getppid(), "started": "0"}
+    parent = replace(own_process(), pid=os.getppid(), started="0")
     assert is_known_dead(parent, RUN)
 
 
 def test_a_killed_process_that_nobody_has_reaped_is_known_dead() -> None:
     code = (
-        "import json, sys; from jobrunner.checkpoint.log.heartbeat import own_process;"
-        "print(json.dumps(own_process()), flush=True); sys.stdin.read()"
+        "import msgspec, sys; from jobrunner.checkpoint.log.heartbeat import own_process;"
+        "print(msgspec.json.encode(own_process()).decode(), flush=True); sys.stdin.read()"
     )
     victim = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
     )
     assert victim.stdout is not None
     assert victim.stdin is not None
-    process = json.loads(victim.stdout.readline())
+    process = msgspec.json.decode(victim.stdout.readline(), type=Process)
     assert not is_known_dead(process, RUN)
     victim.kill()
     os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
@@ -100,8 +105,8 @@ def test_a_killed_process_that_nobody_has_reaped_is_known_dead() -> None:
 
 
 @pytest.mark.parametrize("what", ["host", "boot", "namespace"])
-def test_a_process_elsewhere_is_never_known_dead(dead_process: dict[str, Any], what: str) -> None:
-    assert not is_known_dead({**dead_process, what: "another"}, RUN)
+def test_a_process_elsewhere_is_never_known_dead(dead_process: Process, what: str) -> None:
+    assert not is_known_dead(replace(dead_process, **{what: "another"}), RUN)
 
 
 def test_this_process_is_known_dead_once_its_heartbeat_has_stopped(tmp_path: Path) -> None:
@@ -282,7 +287,7 @@ def test_a_heartbeat_whose_directory_is_taken_for_a_dead_runs_makes_it_again(
     heartbeat.stop()
     count, _, process = (tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT).read_bytes().partition(b"\n")
     assert int(count) > 2
-    assert json.loads(process) == own_process()
+    assert msgspec.json.decode(process, type=Process) == own_process()
 
 
 def test_traces_of_earlier_runs_elsewhere_are_removed(
@@ -347,4 +352,4 @@ def test_heartbeats_go_on_by_themselves_and_survive_failures(
     assert enough.wait(10)
     heartbeat.stop()
     assert beats == sorted(set(beats))
-    assert "No sign of life could be written: no room" in caplog.text
+    assert "The heartbeat could not be written: no room" in caplog.text

@@ -10,21 +10,27 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from jobrunner import CheckpointCorruptError
-from jobrunner.checkpoint.log.entry_file import decode_entry, encode_entry, mend_bit
+from jobrunner.checkpoint.log.entries import AnyEntry, CommitEntry, StateEntry
 from jobrunner.checkpoint.log.epoch_map import EpochMap
+from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
+from jobrunner.checkpoint.log.mend import mend_bit
 from jobrunner.checkpoint.log.state import (
     STATE_INTERVAL,
     Claim,
     State,
+    entry_to_json,
     fold,
     loose_json,
     make_entry,
+    parse_entry,
     strict_json,
 )
 
 EPOCHS = st.integers(0, 12)
+COMMIT = {"run_number": 0, "stores": {}, "details": {}}
 
 
 @given(st.lists(st.tuples(EPOCHS, st.integers(-1, 5))))
@@ -61,15 +67,16 @@ def test_epochs_that_grow_evenly_take_the_room_of_one(step: int, by: int, count:
 
 def test_a_state_of_many_epochs_is_as_small_as_one_of_few() -> None:
     state = State()
-    state.apply(make_entry(0, "run", "r", {"nodes": []}))
+    state.apply(make_entry(0, "run", "r", {"nodes": [], "info": {}}))
     numbers = {}
     for epoch in range(1000):
         for kind in ("begin", "commit"):
             if (state.number + 1) % STATE_INTERVAL == 0:
                 body = {"state": state.to_json()}
                 state.apply(make_entry(state.number + 1, "state", "r", body))
-            claim = {"epoch": epoch, "retry": 0, "stores": {}}
-            state.apply(make_entry(state.number + 1, kind, "r", claim))
+            claim = {"epoch": epoch, "retry": 0}
+            body = {**claim, **COMMIT} if kind == "commit" else claim
+            state.apply(make_entry(state.number + 1, kind, "r", body))
         numbers[epoch] = state.number
     assert {epoch: state.commit_number(epoch) for epoch in state.recorded} == numbers
     found = state.to_json()
@@ -90,7 +97,7 @@ class History:
     """Draws entries that a run may append, and keeps a plain model of what they mean."""
 
     def __init__(self) -> None:
-        self.entries: list[Any] = []
+        self.entries: list[AnyEntry] = []
         self.run = ""
         self.recorded: dict[int, int] = {}
         self.claims: dict[int, int] = {}
@@ -129,7 +136,7 @@ class History:
         self._drop(claim.epoch)
         self.recorded[claim.epoch] = claim.retry
         self.done = None
-        self.append("commit", epoch=claim.epoch, retry=claim.retry, stores={})
+        self.append("commit", epoch=claim.epoch, retry=claim.retry, **COMMIT)
 
     def _drop(self, epoch: int) -> None:
         if epoch in self.recorded:
@@ -205,10 +212,10 @@ def test_the_fold_means_what_a_plain_model_says(history: History) -> None:
     assert state.latest == max(history.recorded, default=None)
     for epoch in state.recorded:
         number = state.commit_number(epoch)
-        assert history.entries[number]["kind"] == "commit"
-        assert history.entries[number]["epoch"] == epoch
+        assert isinstance(history.entries[number], CommitEntry)
+        assert history.entries[number].epoch == epoch
     assert state.run is not None
-    assert state.run["run"] == history.run
+    assert state.run.run == history.run
 
 
 @given(histories(), st.data())
@@ -219,7 +226,7 @@ def test_reading_from_a_full_state_gives_what_reading_everything_gives(
     at = data.draw(st.integers(1, len(history.entries)))
     before = fold(history.entries[:at])
     # A state entry takes a number of its own, so what follows is renumbered.
-    after = [{**entry, "number": entry["number"] + 1} for entry in history.entries[at:]]
+    after = [replace(entry, number=entry.number + 1) for entry in history.entries[at:]]
     start = make_entry(at, "state", history.run, {"state": before.to_json()})
     found = fold([start, *after])
     assert found.number == whole.number + 1
@@ -237,30 +244,37 @@ def test_a_state_survives_json_and_trying_an_entry_leaves_it_alone(history: Hist
     after = state.after(history.entries[-1])
     assert state.to_json() == before
     assert after.to_json() == fold(history.entries).to_json()
-    assert (
-        State.from_json(
-            decode_entry(encode_entry(make_entry(0, "state", "r", {"state": before})), 0, "p")[
-                "state"
-            ]
-        ).to_json()
-        == before
-    )
+    entry = entry_to_json(make_entry(0, "state", "r", {"state": before}))
+    found = parse_entry(decode_entry(encode_entry(entry), 0, "p"), "p")
+    assert isinstance(found, StateEntry)
+    assert State.from_json(found.state).to_json() == before
 
 
 @given(histories(), st.data())
 def test_an_entry_out_of_place_is_corrupt(history: History, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(history.entries) - 1))
     state = fold(history.entries[:at])
-    wrong = {**history.entries[at], "number": at + data.draw(st.sampled_from([-1, 1, 2]))}
-    if wrong["kind"] != "state" or at:
+    off = data.draw(st.sampled_from([-1, 1, 2]))
+    wrong = replace(history.entries[at], number=at + off)
+    if wrong.kind != "state" or at:
         with pytest.raises(CheckpointCorruptError, match="is expected"):
             state.apply(wrong)
 
 
-@given(histories(), st.sampled_from(["begin", "commit", "rewind", "retire", "done", "end"]))
+BODIES: dict[str, Any] = {
+    "begin": {"epoch": 0, "retry": 99},
+    "commit": {"epoch": 0, "retry": 99, **COMMIT},
+    "rewind": {"only": 0},
+    "retire": {"epochs": [0]},
+    "done": {"epoch": 0},
+    "end": {},
+}
+
+
+@given(histories(), st.sampled_from(list(BODIES)))
 def test_an_entry_of_a_run_that_was_taken_over_is_corrupt(history: History, kind: str) -> None:
     state = fold(history.entries)
-    late = make_entry(state.number + 1, kind, "another", {"epoch": 0, "retry": 99})
+    late = make_entry(state.number + 1, kind, "another", BODIES[kind])
     with pytest.raises(CheckpointCorruptError, match="taken over"):
         state.apply(late)
 
@@ -269,7 +283,7 @@ def test_an_entry_of_a_run_that_was_taken_over_is_corrupt(history: History, kind
 def test_every_flipped_bit_and_every_cut_of_an_entry_is_found(
     history: History, data: st.DataObject
 ) -> None:
-    entry = data.draw(st.sampled_from(history.entries))
+    entry = entry_to_json(data.draw(st.sampled_from(history.entries)))
     content = encode_entry(entry)
     assert decode_entry(content, entry["number"], "p") == entry
     bit = data.draw(st.integers(0, 8 * len(content) - 1))
@@ -287,7 +301,7 @@ def test_every_flipped_bit_and_every_cut_of_an_entry_is_found(
 def test_a_flipped_bit_of_an_entry_is_mended_and_nothing_else_is(
     history: History, data: st.DataObject
 ) -> None:
-    content = encode_entry(data.draw(st.sampled_from(history.entries)))
+    content = encode_entry(entry_to_json(data.draw(st.sampled_from(history.entries))))
     bits = st.integers(0, 8 * len(content) - 1)
     one, other = data.draw(st.lists(bits, min_size=2, max_size=2, unique=True))
     damaged = bytearray(content)
@@ -303,7 +317,7 @@ def test_a_flipped_bit_of_an_entry_is_mended_and_nothing_else_is(
 def test_a_byte_that_no_entry_holds_shows_where_the_flipped_bit_is(
     history: History, data: st.DataObject
 ) -> None:
-    entry = data.draw(st.sampled_from(history.entries))
+    entry = entry_to_json(data.draw(st.sampled_from(history.entries)))
     content = encode_entry({**entry, "padding": "x" * (20 << 10)})  # every bit would take too long
     start, stop = content.index(b'"entry":') + 8, len(content) - 2
     at = data.draw(st.integers(start, stop - 1))

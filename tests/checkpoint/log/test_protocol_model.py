@@ -23,11 +23,20 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
+import msgspec
 import pytest
 
 from jobrunner import CheckpointCorruptError, CheckpointError, CommitConflictError, KeepLast
-from jobrunner.checkpoint.log.state import Chore, Claim, Entry, State, fold, make_entry
-from jobrunner.checkpoint.log.writer import Journal
+from jobrunner.checkpoint.log.entries import AnyEntry, Claim, Entry, Summary
+from jobrunner.checkpoint.log.state import (
+    Chore,
+    State,
+    entry_to_json,
+    fold,
+    make_entry,
+    parse_entry,
+)
+from jobrunner.checkpoint.log.writer import LogWriter
 from tests.sampling import sampled
 
 Mutant = Literal[
@@ -113,6 +122,10 @@ class AnewError(BaseException):
         self.stage = stage
 
 
+STORE = {"store": "a", "manifest": "0", "nbytes": 0, "seconds": 0.0}
+COMMIT = {"run_number": 0, "stores": {"a": STORE}, "details": {}}
+
+
 class BrokenError(AssertionError):
     """The protocol does not hold."""
 
@@ -136,11 +149,7 @@ class Storage:
 
     # --- the metadata handler
 
-    def append(self, entry: Any) -> bool:
-        # What says the same counts as the same, whatever way led to it: nobody says it twice.
-        entry["time"], entry["id"] = "", ""
-        entry["run"] = self._name
-        entry["id"] = json.dumps(entry, sort_keys=True)
+    def append(self, entry: Entry) -> bool:
         self._model.entries[entry["id"]] = entry
         return bool(self._ask(Request("append", entry["id"])))
 
@@ -168,7 +177,19 @@ class Storage:
         self._ask(Request("delete", store_of(claim)))
 
 
-class HeedlessJournal(Journal):
+class ModelWriter(LogWriter):
+    """Makes entries whose id is their content, whatever way led to them: nobody says it twice."""
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        super().__init__(storage, "k")  # type: ignore[arg-type]
+        self._name = name
+
+    def _make(self, kind: str, run: str, body: Mapping[str, Any]) -> AnyEntry:
+        entry = msgspec.structs.replace(super()._make(kind, self._name, body), time="", id="")
+        return msgspec.structs.replace(entry, id=json.dumps(entry_to_json(entry), sort_keys=True))
+
+
+class HeedlessWriter(ModelWriter):
     """A mutant's: goes on after it was taken over."""
 
     def _check_held(self) -> None:
@@ -187,24 +208,24 @@ class Actor:
         self._mutant = model.mutant
         self._is_reduced = model.is_reduced
         self._rounds = 0
-        kind = HeedlessJournal if self._mutant == "ignores a take-over" else Journal
-        self._journal = kind(self.storage, "k")  # type: ignore[arg-type]
+        kind = HeedlessWriter if self._mutant == "ignores a take-over" else ModelWriter
+        self._writer = kind(self.storage, name)
         if place.known:
-            body = json.loads(place.known)
-            self._journal._state = State.from_json(body)
-            self._journal._state.number = body["number"]
-            self._journal._run = name
+            number, body = json.loads(place.known)
+            self._writer._state = State.from_json(msgspec.convert(body, Summary))
+            self._writer._state.number = number
+            self._writer._run = name
 
     def known(self) -> str:
-        """What the journal knows, but for what nothing depends on: the id and time of a run."""
-        state = self._journal._state
+        """What the writer knows, but for what nothing depends on: the id and time of a run."""
+        state = self._writer._state
         if state is None:
             return ""
-        body = {**state.to_json(), "number": state.number}
-        body["run"] = state.run and {**state.run, "id": "", "time": ""}
+        body = state.to_json()
+        body["run"] = body["run"] and {**body["run"], "id": "", "time": ""}
         for name in ("recorded", "retries", "claims"):
             body[name] = [[epoch, 1, 1, n, 0] for epoch, n in getattr(state, name).items()]
-        return json.dumps(body, sort_keys=True)
+        return json.dumps([state.number, body], sort_keys=True)
 
     # --- what a manager does: take the directory, clean up, save epochs, retire, leave
 
@@ -213,7 +234,7 @@ class Actor:
             """Nobody is ever believed to be alive."""
             self._begin_round(Stage("take", (saves, rewinds)))
 
-        self._journal.take(self._name, {"nodes": ["a"], "info": {}, "process": {}}, judge)
+        self._writer.take(self._name, {"nodes": ["a"], "info": {}, "process": {}}, judge)
         return Stage("clean_up", (saves, rewinds))
 
     def _begin_round(self, stage: Stage) -> None:
@@ -223,13 +244,13 @@ class Actor:
 
     def clean_up(self, saves: int, rewinds: bool) -> Stage:
         if self._mutant == "cleans up for another":
-            state = self._journal.refresh()
+            state = self._writer.refresh()
         else:
-            state = self._journal.check_held()
+            state = self._writer.check_held()
         return self._sweep_all(state.chores, Stage("rewind" if rewinds else "begin", (saves,)))
 
     def rewind(self, saves: int) -> Stage:
-        state = self._journal.check_held()
+        state = self._writer.check_held()
         first, *later = state.recorded
         chores = {Claim(epoch, state.retries[epoch]): HIDE for epoch in later}
         if later:
@@ -239,7 +260,7 @@ class Actor:
     def begin(self, saves: int) -> Stage:
         if not saves:
             return Stage("end")
-        state = self._journal.check_held()
+        state = self._writer.check_held()
         epoch = 0 if state.latest is None else state.latest + 1
         retry = 0 if self._mutant == "uses names again" else state.claims.get(epoch, 0)
         self._append("begin", {"epoch": epoch, "retry": retry})
@@ -256,8 +277,8 @@ class Actor:
 
     def commit(self, claim: Claim, saves: int) -> Stage:
         try:
-            self._journal.check_held()
-            self._append("commit", {**claim._asdict(), "stores": {"a": {}}})
+            self._writer.check_held()
+            self._append("commit", {**claim._asdict(), **COMMIT})
         except CommitConflictError:
             raise
         except CheckpointError:
@@ -269,13 +290,13 @@ class Actor:
     def abandon(self, claim: Claim, saves: int) -> Stage:
         after = Stage("begin", (saves - 1,))
         is_careless = self._mutant == "deletes after a lost answer"
-        if is_careless or claim in self._journal.check_held().chores:
+        if is_careless or claim in self._writer.check_held().chores:
             # A slow worker may still write, so the claim is not settled.
             return Stage("sweep", (claim, "delete", False, after))
         return after
 
     def retire(self, saves: int) -> Stage:
-        state = self._journal.check_held()
+        state = self._writer.check_held()
         kept = {state.latest, *state.pins}
         epochs = [e for e in KeepLast(1).retires(list(state.recorded), {}) if e not in kept]
         claims = [Claim(epoch, state.retries[epoch]) for epoch in epochs]
@@ -284,7 +305,7 @@ class Actor:
                 self.storage.delete(claim)
         if epochs:
             self._append("retire", {"epochs": epochs})
-        chores = self._journal.known().chores
+        chores = self._writer.known().chores
         if self._mutant != "deletes what was pinned":
             claims = [claim for claim in claims if claim in chores]
         return self._sweep_all(dict.fromkeys(claims, DELETE), Stage("begin", (saves,)))
@@ -296,9 +317,9 @@ class Actor:
         settled, self.settled = self.settled, ()
         if settled:
             body["settled"] = [list(claim) for claim in settled]
-        entry = self._journal.append(kind, body)
+        entry = self._writer.append(kind, body)
         if kind == "commit":
-            self.promised |= {entry["id"]}
+            self.promised |= {entry.id}
 
     def _sweep_all(self, chores: Mapping[Claim, Chore], after: Stage) -> Stage:
         for claim, chore in reversed(chores.items()):
@@ -329,9 +350,9 @@ class Actor:
             self._begin_round(Stage("pin", (epoch,)))
             return {"epoch": epoch, "label": self._name} if epoch in state.recorded else None
 
-        done = self._journal.note("pin", decide)
+        done = self._writer.note("pin", decide)
         if done is not None:
-            self.promised |= {done["id"]}
+            self.promised |= {done.id}
 
 
 class Numbers(Generic[Item]):
@@ -384,11 +405,11 @@ class Model:
         said: list[tuple[str, dict[str, Any]]] = [
             ("run", {"nodes": ["a"], "info": {}, "process": {}}),
             ("begin", {"epoch": 0, "retry": 0}),
-            ("commit", {"epoch": 0, "retry": 0, "stores": {"a": {}}}),
+            ("commit", {"epoch": 0, "retry": 0, **COMMIT}),
             ("begin", {"epoch": 1, "retry": 0}),
         ]
         for number, (kind, body) in enumerate(said):
-            self.entries[f"first {number}"] = make_entry(number, kind, "first", body)
+            self.entries[f"first {number}"] = entry_to_json(make_entry(number, kind, "first", body))
         stores = {Store("a.0", "whole", "first"), Store("a.1", "part", "first")}
         return World(tuple(self.entries), frozenset(stores))
 
@@ -495,7 +516,7 @@ class Model:
     def check(self, world: World, promised: frozenset[str]) -> None:
         """What must hold at every moment, whoever is killed next."""
         try:
-            state = fold(self.entries[key] for key in world.log)
+            state = fold(parse_entry(self.entries[key], key) for key in world.log)
         except CheckpointCorruptError as error:
             raise BrokenError(f"the log cannot be read: {error}") from error
         known = {store_of(claim) for claim in state.chores}
@@ -511,7 +532,7 @@ class Model:
                 raise BrokenError(f"{entry['kind']} was acknowledged, and is not in the log")
             if entry["kind"] == "pin" and entry["epoch"] not in state.recorded:
                 raise BrokenError(f"epoch {entry['epoch']} was pinned, and is gone")
-        holder = state.run["run"] if state.run else None
+        holder = state.run.run if state.run else None
         for store in world.stores:
             if store.name not in known and store.by in ("first", holder):
                 raise BrokenError(f"nothing in the log speaks of {store.name}")

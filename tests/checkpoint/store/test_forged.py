@@ -21,8 +21,8 @@ from crc32c import crc32c
 
 from jobrunner import CheckpointCorruptError, MultiNodeCheckpointManager
 from jobrunner.checkpoint import CheckpointDirectory, copy_epoch, inspect_directory
-from jobrunner.checkpoint.log.entry_file import encode_entry, read_content
-from jobrunner.checkpoint.log.state import make_entry
+from jobrunner.checkpoint.log.handler import encode_entry, read_content
+from jobrunner.checkpoint.log.state import entry_to_json, make_entry
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store.layout import MANIFEST
 from jobrunner.checkpoint.store.reader import StoreReader
@@ -199,9 +199,11 @@ def test_no_claim_names_what_lies_elsewhere(tmp_path: Path, retry: Any) -> None:
     (victim / "zarr.json").write_bytes(b"mine")
     state = manager.state()
     forged = {**state.to_json(), "chores": [[0, retry, "delete", 0]], "is_ended": True}
-    entry = make_entry(state.number + 1, "repair", "r", {"state": forged, "commits": []})
+    body = {"state": state.to_json(), "commits": []}
+    whole = entry_to_json(make_entry(state.number + 1, "repair", "r", body))
+    entry = {**whole, "state": forged}
     (path / "_log" / f"{entry['number']:010d}.json").write_bytes(encode_entry(entry))
     again = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
-    again.start_run(["a"], {})
-    again.end_run()
+    with pytest.raises(CheckpointCorruptError, match=r"0000000003.json.*state.chores\[0\]\[1\]"):
+        again.start_run(["a"], {})
     assert (victim / "zarr.json").read_bytes() == b"mine"

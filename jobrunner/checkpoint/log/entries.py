@@ -1,0 +1,312 @@
+"""The entries of the log, one class per kind. Pure: no I/O.
+
+A process that does not hold the directory may append only ``pin`` and ``unpin``; a ``repair``
+requires a directory that no run holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Text = Annotated[str, Meta(min_length=1)]
+
+Entry = Mapping[str, Any]
+"""An entry as JSON, which is what a `MetadataHandler` keeps."""
+
+
+class Claim(NamedTuple):
+    """The store names of one attempt to save an epoch."""
+
+    epoch: Natural
+    retry: Natural
+
+
+class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Identifies a process among all of all machines, as far as its system tells."""
+
+    host: str | None = None
+    boot: str | None = None
+    namespace: str | None = None
+    pid: int | None = None
+    started: str | None = None
+
+
+class StoreRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One node's store in a ``commit``.
+
+    Attributes
+    ----------
+    manifest : str
+        SHA-256 of the store's manifest, in hex.
+    seconds : float
+        From the start of the worker's save until its stores were durable.
+    states : list of str
+        Names of the blobs that hold objects saved by their state.
+    """
+
+    store: Text
+    manifest: Text
+    nbytes: Natural
+    seconds: Annotated[float, Meta(ge=0)]
+    states: list[str] = []
+
+
+class RebuiltRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A ``commit`` that a repair made again from the stores."""
+
+    epoch: Natural
+    retry: Natural
+    run: str
+    run_number: Natural | None
+    time: str
+    stores: dict[str, StoreRecord]
+    details: dict[str, Any]
+
+
+class Holder(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A ``run`` or ``repair`` without what can be long."""
+
+    format: Positive
+    number: Natural
+    kind: Literal["run", "repair"]
+    run: str
+    id: str
+    time: str
+    process: Process | None = None
+    heartbeat_seconds: Annotated[float, Meta(ge=0)] = 0
+
+    def __str__(self) -> str:
+        process = self.process or Process()
+        return f"process {process.pid} on {process.host}, since {self.time}"
+
+
+Progression: TypeAlias = tuple[Natural, Positive, Positive, int, int]
+"""The first key, the key step, the count, the first value, the value step."""
+
+
+class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole `State` as JSON."""
+
+    run: Holder | None
+    is_ended: bool
+    recorded: list[Progression]
+    retries: list[Progression]
+    claims: list[Progression]
+    chores: list[tuple[Natural, Natural, Literal["delete", "hide"], Natural]]
+    done: Natural | None
+    pins: list[list[int | str]] = []  # states written before there were pins have none
+
+
+class LogEntry(
+    msgspec.Struct,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="kind",
+):
+    """What all kinds of entries have.
+
+    Attributes
+    ----------
+    run : str
+        The run that appended it.
+    id : str
+        Differs from that of every other entry.
+    settled : list of Claim
+        Stores that are deleted or hidden: nothing is left to do for them.
+    """
+
+    format: Positive
+    number: Natural
+    run: str
+    id: str
+    time: str
+    settled: list[Claim] = []
+
+    @property
+    def kind(self) -> str:
+        """Which of the kinds it is."""
+        return str(self.__struct_config__.tag)
+
+
+class RunEntry(LogEntry, tag="run"):
+    """A run took the directory; earlier runs must not write there any more."""
+
+    nodes: list[str]
+    info: dict[str, Any]
+    process: Process | None = None
+    heartbeat_seconds: Annotated[float, Meta(ge=0)] = 0
+
+
+class BeginEntry(LogEntry, tag="begin"):
+    """An attempt to save an epoch claimed the names of its stores."""
+
+    epoch: Natural
+    retry: Natural
+
+
+class CommitEntry(LogEntry, tag="commit"):
+    """The epoch exists, with these stores."""
+
+    epoch: Natural
+    retry: Natural
+    run_number: Natural | None
+    stores: dict[str, StoreRecord]
+    details: dict[str, Any]
+
+
+class RewindEntry(LogEntry, tag="rewind"):
+    """Epochs are set aside: those `after` one (None: all), or `only` one."""
+
+    after: Natural | UnsetType | None = UNSET
+    only: Natural | UnsetType = UNSET
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.after is UNSET) == (self.only is UNSET):
+            raise ValueError("A rewind has either `after` or `only`")
+
+    def named(self) -> list[int]:
+        """The epochs that it names one by one."""
+        return [self.only] if isinstance(self.only, int) else []
+
+
+class RetireEntry(LogEntry, tag="retire"):
+    """The retention policy gave epochs up; pinned ones stay."""
+
+    epochs: list[Natural]
+
+    def named(self) -> list[int]:
+        """The epochs that it names one by one."""
+        return self.epochs
+
+
+class DoneEntry(LogEntry, tag="done"):
+    """The job ended after this epoch, exit group included."""
+
+    epoch: Natural
+
+
+class EndEntry(LogEntry, tag="end"):
+    """The run left; another may take the directory at once."""
+
+
+class PinEntry(LogEntry, tag="pin"):
+    """An epoch is kept under a label, whatever the retention policy says."""
+
+    epoch: Natural
+    label: Text
+
+
+class UnpinEntry(LogEntry, tag="unpin"):
+    """One label of an epoch was removed, or all (None)."""
+
+    epoch: Natural
+    label: str | None
+
+
+class StateEntry(LogEntry, tag="state"):
+    """A summary of all entries before; a reader can start here."""
+
+    state: Summary
+
+
+class RepairEntry(LogEntry, tag="repair"):
+    """What could be proven where entries were lost; a reader restarts here."""
+
+    state: Summary
+    commits: list[RebuiltRecord]
+    lost: list[Natural] = []
+    process: Process | None = None
+
+
+class GapEntry(LogEntry, tag="gap"):
+    """An entry with this number was lost; nobody may use the number again."""
+
+
+AnyEntry: TypeAlias = (
+    RunEntry
+    | BeginEntry
+    | CommitEntry
+    | RewindEntry
+    | RetireEntry
+    | DoneEntry
+    | EndEntry
+    | PinEntry
+    | UnpinEntry
+    | StateEntry
+    | RepairEntry
+    | GapEntry
+)
+
+
+def holder_of(entry: RunEntry | RepairEntry) -> Holder:
+    """The run that an entry gives the directory to; after a repair no run has it."""
+    return Holder(
+        format=entry.format,
+        number=entry.number,
+        kind="run" if isinstance(entry, RunEntry) else "repair",
+        run=entry.run,
+        id=entry.id,
+        time=entry.time,
+        process=entry.process,
+        heartbeat_seconds=entry.heartbeat_seconds if isinstance(entry, RunEntry) else 0,
+    )
+
+
+def commits_in(entry: AnyEntry) -> list[CommitEntry]:
+    """The records of epochs in an entry: a ``commit`` itself, or those that a ``repair`` rebuilt."""
+    if isinstance(entry, RepairEntry):
+        return [
+            CommitEntry(
+                format=entry.format,
+                number=entry.number,
+                run=commit.run,
+                id=entry.id,
+                time=commit.time,
+                epoch=commit.epoch,
+                retry=commit.retry,
+                run_number=commit.run_number,
+                stores=commit.stores,
+                details=commit.details,
+            )
+            for commit in entry.commits
+        ]
+    return [entry] if isinstance(entry, CommitEntry) else []
+
+
+def commit_in(entry: AnyEntry, epoch: int) -> CommitEntry:
+    """The record of an epoch in an entry.
+
+    Raises
+    ------
+    ValueError
+        The entry holds no record of it.
+    """
+    for commit in commits_in(entry):
+        if commit.epoch == epoch:
+            return commit
+    raise ValueError(f"it is a {entry.kind} of epoch {getattr(entry, 'epoch', None)}")
+
+
+def nodes_of(entry: AnyEntry, epoch: int) -> list[str]:
+    """The nodes of an epoch's stores, from the ``run`` that claimed or the entry that recorded it."""
+    return list(entry.nodes if isinstance(entry, RunEntry) else commit_in(entry, epoch).stores)
+
+
+def given_up_by(entry: RetireEntry | RewindEntry, epochs: Collection[int]) -> list[int]:
+    """Which of some epochs, best a mapping of them, a ``rewind`` or ``retire`` names."""
+    if isinstance(entry, RetireEntry):
+        return [epoch for epoch in entry.epochs if epoch in epochs]
+    if isinstance(entry.only, int):
+        return [entry.only] if entry.only in epochs else []
+    after = entry.after if isinstance(entry.after, int) else -1
+    return [epoch for epoch in epochs if epoch > after]
