@@ -13,20 +13,18 @@ from jobrunner.checkpoint.encoding.dtypes import (
 )
 from jobrunner.checkpoint.encoding.encode import ArrayPart, EncodedBlob, child_names
 from jobrunner.checkpoint.encoding.node import encode_blobs, store_as
-from jobrunner.checkpoint.encoding.schema import Document, convert, decode, parse
+from jobrunner.checkpoint.encoding.schema import convert, parse
 from jobrunner.checkpoint.encoding.stateful import StatefulBlob
 
 __all__ = [
     "ArrayPart",
     "Codec",
     "Decoder",
-    "Document",
     "EncodedBlob",
     "Spec",
     "StatefulBlob",
     "child_names",
     "convert",
-    "decode",
     "dtype_from_spec",
     "dtype_to_spec",
     "encode_blobs",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from jobrunner.checkpoint.encoding import decode
+from jobrunner.checkpoint.encoding import convert, parse
 from jobrunner.checkpoint.log.entries import Holder, Process
 from jobrunner.checkpoint.storage import PosixFiles
 from jobrunner.errors import CheckpointCorruptError, CommitConflictError
@@ -68,7 +68,8 @@ def is_left_behind(files: PosixFiles, directory: str) -> bool:
 def read_process(data: bytes, path: str) -> Process | None:
     """The process that wrote a heartbeat; None if the file is damaged."""
     try:
-        return decode(data.partition(b"\n")[2], Process, path, advice="")
+        tree = parse(data.partition(b"\n")[2], path, advice="")
+        return convert(tree, Process, path, advice="")
     except CheckpointCorruptError:
         return None
 
