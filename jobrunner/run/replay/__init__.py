@@ -1,4 +1,4 @@
-"""A recorded epoch run again, and compared."""
+"""Run a recorded epoch again and compare the result; compare checkpoints."""
 
 from __future__ import annotations
 

@@ -1,18 +1,26 @@
-"""What ``diff`` tells of two checkpoints: which blobs of which nodes differ, and by how much."""
+"""Compare checkpoints and values: which blobs differ, and by how much."""
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from jobrunner.checkpoint import Checkpoint, NodeCheckpoint
+from jobrunner.checkpoint import (
+    Checkpoint,
+    Codec,
+    Decoder,
+    EncodedBlob,
+    NodeCheckpoint,
+    encode_blobs,
+    to_json,
+    without_padding,
+)
 from jobrunner.errors import DefinitionError
-
-_SHOWN_VALUE_LENGTH = 40
 
 
 def compare_checkpoints(
@@ -24,7 +32,7 @@ def compare_checkpoints(
     ----------
     one, other : Checkpoint
     is_deep : bool
-        Read and compare blobs whose digests are equal, too.
+        Also read and compare blobs whose digests are equal.
 
     Returns
     -------
@@ -38,7 +46,7 @@ def compare_checkpoints(
 
     Notes
     -----
-    Of each checkpoint one blob at a time is in memory.
+    Holds one blob of each checkpoint in memory at a time.
     """
     for checkpoint in (one, other):
         checkpoint.read_ahead([node for node in one if node in other])
@@ -85,27 +93,19 @@ def _compare_blob(
     try:
         a, b = one.load(blob), other.load(blob)
     except DefinitionError:
-        # Pickled, or made by a codec that is not registered here.
         if not is_same_digest:
-            yield {"where": "", "what": "content, which is not for us to read"}
+            yield {
+                "where": "",
+                "what": "content differs (not decoded: pickled, or its codec is not registered)",
+            }
         return
     yield from compare_values(a, b)
 
 
 def compare_values(one: Any, other: Any, where: str = "") -> Iterator[dict[str, Any]]:
-    """All differences between two values that a checkpoint may hold.
+    """All differences between two values that a checkpoint may hold, as in `compare_checkpoints`.
 
-    Parameters
-    ----------
-    one, other : object
-        Scalars, texts, arrays, what can be made an array, and containers of them.
-    where : str
-        Where in the blob they are, such as ``['layers'][0]``.
-
-    Yields
-    ------
-    dict
-        ``where``, ``what``, and for numbers ``count``, ``size``, ``max_abs`` and ``max_rel``.
+    `where` is their place in the blob, such as ``['layers'][0]``.
     """
     if type(one) is not type(other):
         names = f"{type(one).__name__} and {type(other).__name__}"
@@ -128,9 +128,9 @@ def compare_values(one: Any, other: Any, where: str = "") -> Iterator[dict[str, 
     elif hasattr(one, "__array__"):
         yield from _compare_arrays(_to_array(one), _to_array(other), where)
     elif isinstance(one, numbers.Number) and not isinstance(one, bool):
-        if not _is_same(one, other):
+        if not _are_same_scalars(one, other):
             yield {"where": where, **_measure(np.asarray([one]), np.asarray([other]), 1)}
-    elif not _is_same(one, other):
+    elif not _are_same_scalars(one, other):
         yield {"where": where, "what": f"value: {_shorten(one)} and {_shorten(other)}"}
 
 
@@ -153,7 +153,7 @@ def _compare_arrays(
         return
     differs = np.asarray(one != other)
     if one.dtype.kind in "fcmM":
-        # NaN is unlike itself; a zero's sign is seen only in the bits.
+        # NaN is unequal to itself; zeros of unlike signs are equal.
         both_missing = np.asarray((one != one) & (other != other))
         differs = differs & ~both_missing
         for part in {"f": ("real",), "c": ("real", "imag")}.get(one.dtype.kind, ()):
@@ -169,13 +169,12 @@ def _compare_arrays(
 
 
 def _measure(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any], size: int) -> dict[str, Any]:
-    """How far elements that differ are apart."""
-    # Wider than doubles where the machine has such: the difference of two long ones is small.
+    """How far elements that differ are apart, computed in the widest floats of the machine."""
     kind = np.clongdouble if "c" in (one.dtype.kind, other.dtype.kind) else np.longdouble
     about: dict[str, Any] = {"what": "elements", "count": int(one.size), "size": int(size)}
     try:
         a, b = one.astype(kind), other.astype(kind)
-    except (OverflowError, TypeError, ValueError):  # numbers beyond what such a float holds
+    except (OverflowError, TypeError, ValueError):  # numbers too large for such a float
         return about
     with np.errstate(all="ignore"):
         apart = np.abs(a - b)
@@ -185,14 +184,14 @@ def _measure(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any], size: int) 
     return about
 
 
-def _is_same(one: object, other: object) -> bool:
+def _are_same_scalars(one: object, other: object) -> bool:
     if isinstance(one, float | complex):
         return repr(one) == repr(other)
     return bool(one == other)
 
 
 def format_difference(difference: Mapping[str, Any]) -> str:
-    """One of `compare_values` as text, without where it is."""
+    """Write a difference as text, without where it is."""
     if "count" not in difference:
         return str(difference["what"])
     text = f"{difference['count']} of {difference['size']} elements differ"
@@ -208,6 +207,62 @@ def _number(value: float) -> str:
 
 def _shorten(value: object) -> str:
     text = repr(value)
-    if len(text) <= _SHOWN_VALUE_LENGTH:
-        return text
-    return f"{text[: _SHOWN_VALUE_LENGTH - 3]}..."
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+# ---- to the bit
+
+
+def compare_bits(
+    node: str, blob: str, recorded: Any, replayed: Any, codecs: Sequence[Codec] = ()
+) -> Iterator[dict[str, Any]]:
+    """How a task's value differs from a loaded one, in anything that a save would keep."""
+    loaded = encode(node, blob, recorded, codecs)
+    made = encode(node, blob, replayed, codecs)
+    if _is_same(loaded, made):
+        return
+    # The loaded value has been encoded and decoded once already; now both have.
+    one, other = (_decode(encoded, codecs) for encoded in (loaded, made))
+    if _is_same(encode(node, blob, one, codecs), encode(node, blob, other, codecs)):
+        return
+    differences = list(compare_values(one, other))
+    yield from differences or [{"where": "", "what": "content"}]
+
+
+def _decode(blob: EncodedBlob, codecs: Sequence[Codec]) -> Any:
+    def array(part: int) -> np.ndarray[Any, Any]:
+        data, order = blob.parts[part].data, blob.parts[part].order
+        return data if order is None else data.transpose(np.argsort(order))
+
+    # We pickled it ourselves.
+    return Decoder(array, codecs, allow_pickle=True).decode(blob.tree)
+
+
+def encode(node: str, blob: str, value: Any, codecs: Sequence[Codec]) -> EncodedBlob:
+    """Encode a value as a save would, with zeros for the padding in the items of its arrays."""
+    encoded = encode_blobs(node, {blob: value}, codecs, allow_pickle=True)[blob]
+    parts = [replace(part, data=without_padding(part.data)) for part in encoded.parts]
+    return replace(encoded, parts=parts)
+
+
+def _is_same(one: EncodedBlob, other: EncodedBlob) -> bool:
+    return (
+        to_json(one.tree) == to_json(other.tree)
+        and len(one.parts) == len(other.parts)
+        and all(
+            a.order == b.order and _are_same_bits(a.data, b.data)
+            for a, b in zip(one.parts, other.parts, strict=True)
+        )
+    )
+
+
+def _are_same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if isinstance(one.dtype, np.dtypes.StringDType):
+        return bool(np.array_equal(one, other))
+    return bool(np.array_equal(_bytes(one), _bytes(other)))
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -1,4 +1,4 @@
-"""6 loop: an epoch run again from what was recorded before it, and compared with its record."""
+"""Run a recorded epoch again from the one before it, and compare the result with the record."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ from jobrunner.cluster import DEFAULT_WAIT_SECONDS, Session, SessionBinding
 from jobrunner.compile import GroupPlan, changes, describe
 from jobrunner.define import Job
 from jobrunner.run.load import Loaded, load, rebuild, required_blobs, steps_done
-from jobrunner.run.replay.compare import format_difference
-from jobrunner.run.replay.exactness import compare_bits
+from jobrunner.run.replay.compare import compare_bits, format_difference
 from jobrunner.run.replay.tracing import Call, Dataflow, Trace, Value, read_trace, traced
 from jobrunner.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
-_REPLAYED = "replayed"
+_REPLAYED = "replayed"  # where workspaces hold the replay's values meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class BlobDifference:
-    """A blob of which the replay made another value than is recorded.
+    """A blob whose replayed value differs from the recorded one.
 
     Attributes
     ----------
     node, blob : str
     how : tuple of dict
-        The differences within it, as ``jobrunner diff`` has them: ``where``, ``what``, and for
-        numbers ``count``, ``size``, ``max_abs`` and ``max_rel``. A is what is recorded.
+        The differences within it, as ``jobrunner diff`` shows them: ``where``, ``what``, and for
+        numbers ``count``, ``size``, ``max_abs`` and ``max_rel``. A is the recorded value.
     tasks : tuple of str
-        The tasks, as ``node/task``, of which one is the first that made another value; most often
-        there is one. Empty where no task of the replay writes the blob.
+        The tasks, as ``node/task``, one of which was the first to make a different value; usually
+        there is only one. Empty if no task of the replay writes the blob.
     epoch : int or None
         The epoch in which they ran.
     is_repeatable : bool
-        Run a second time from the same state, those tasks made again what they had made the first
-        time. False: they made something else of the same inputs, so they are the cause.
+        Run twice from the same state, those tasks made the same values. False: they made
+        different values from the same inputs, so they are the cause.
     """
 
     node: str
@@ -57,14 +56,14 @@ class BlobDifference:
             why = (
                 f"{' and '.join(self.tasks)} in epoch {self.epoch} made another value when run twice "
                 f"with the same inputs: it depends on something else, such as a clock, random "
-                f"numbers that are not current_task().rng, what earlier calls left, the order of "
-                f"threads"
+                f"numbers not from current_task().rng, state left by earlier calls, or the order "
+                f"of threads"
             )
         elif len(self.tasks) == 1:
             why = (
                 f"{self.tasks[0]} in epoch {self.epoch} is the first to differ, and does the same "
-                f"each time: its code, its libraries or what it reads elsewhere have changed, or it "
-                f"had kept something"
+                f"each time: its code, its libraries or what it reads elsewhere have changed, or "
+                f"it had state left by earlier calls"
             )
         else:
             why = f"the first to differ is one of {', '.join(self.tasks)} in epoch {self.epoch}"
@@ -74,16 +73,16 @@ class BlobDifference:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What came of running a recorded epoch again.
+    """The result of running a recorded epoch again.
 
     Attributes
     ----------
     epoch : int
-        What was run again and compared.
+        The epoch that was run again and compared.
     step : int
-        Its record is of the state after so many steps; 0: after all.
+        The number of its steps that the record holds; 0: all.
     from_epoch : int or None
-        The recorded epoch that it was run again from; None: from the init group.
+        The recorded epoch from which it was run again; None: the init group.
     num_equal : int
         How many blobs are equal to the bit.
     differences : tuple of BlobDifference
@@ -122,20 +121,7 @@ class ReplayReport:
 class Replay:
     """Runs a recorded epoch again; `JobRunner.replay` documents it.
 
-    Parameters
-    ----------
-    job : Job
-    manager : CheckpointDirectory
-        Is only read.
-    epoch : int
-    worker_wait_seconds : float
-    epoch_deadline_seconds, task_deadline_seconds : float, optional
-        See `JobRunner`.
-
-    Raises
-    ------
-    CheckpointError
-        The epoch is not recorded, or does not fit the job.
+    Raises `CheckpointError` if the epoch is not recorded or does not fit the job.
     """
 
     def __init__(
@@ -161,6 +147,7 @@ class Replay:
         before = [recorded for recorded in manager.epochs() if recorded < epoch]
         self._from = before[-1] if before else None
         self._first_step = 0
+        self._needed = [epoch] if self._from is None else [epoch, self._from]
         for needed in self._needed:
             required_blobs(plan, manager, needed)
             rebuild(job, plan, manager, needed)
@@ -172,23 +159,13 @@ class Replay:
         then = manager.run_info(epoch).get("plan")
         self._changes = tuple(changes(then, describe(plan))) if then else ()
 
-    @property
-    def _needed(self) -> list[int]:
-        """The epochs that are read."""
-        return [self._epoch] if self._from is None else [self._epoch, self._from]
-
     def check(self) -> None:
-        """Read all that will be compared and loaded, before anything is run for it.
-
-        Raises
-        ------
-        CheckpointCorruptError
-        """
+        """Verify all that will be read; raises `CheckpointCorruptError`."""
         for epoch in self._needed:
             self._manager.verify(epoch)
 
     def run(self, session: Session) -> ReplayReport:
-        """Run, compare, and where something differs run once more to find out why."""
+        """Run, compare, and if something differs run once more to find out why."""
         self._session = session
         with session.exclusive(f"The replay of job {self._plan.job!r}"):
             trace, flow = self._run_again()
@@ -208,7 +185,7 @@ class Replay:
         )
 
     def _run_again(self) -> tuple[Trace, Dataflow]:
-        """Bring the nodes from what is recorded before the epoch to its end."""
+        """Bring the nodes from the recorded epoch before to the end of this one."""
         self._binding: SessionBinding = self._session.bind(
             self._traced, wait_seconds=self._wait_seconds
         )
@@ -242,24 +219,24 @@ class Replay:
                 yield epoch, step
 
     def _load(self, epoch: int) -> Loaded:
-        """Load an epoch, and ship what makes the objects whose states wait."""
+        """Load an epoch, and ship the tasks that make the objects whose states wait."""
         loaded = load(self._binding, self._job, self._plan, self._manager, epoch)
         if loaded.anew:
-            # With all the others, for what their functions share to stay shared.
+            # With all the others, so that what their functions share stays shared.
             again = traced(loaded.again, self._codecs)
             self._binding.ship({**self._traced.groups, "resume": again})
         return loaded
 
     def _compare(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
-        """The differences of each blob; none for one that is equal."""
+        """The differences of each blob; an empty list for one that is equal."""
         blobs = required_blobs(self._plan, self._manager, self._epoch)
         self._binding.apply(_SetAside(blobs))
         if self._load(self._epoch).anew:
             self._binding.run("resume", epoch=0, step=0, **self._deadlines)
             self._binding.apply(load_waiting_states)
         found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for answer in self._binding.apply(_Compare(blobs, self._codecs)).values():
-            found.update(answer)
+        for by_blob in self._binding.apply(_Compare(blobs, self._codecs)).values():
+            found.update(by_blob)
         return found
 
     def _explain(
@@ -278,15 +255,10 @@ class Replay:
             if how:
                 value = last.get((node, blob))
                 calls, is_repeatable = _blame(value, flow, unrepeatable, equal, other)
+                tasks = tuple(dict.fromkeys(call.name for call in calls))
+                epoch = calls[0].epoch if calls else None
                 differences.append(
-                    BlobDifference(
-                        node,
-                        blob,
-                        tuple(how),
-                        tuple(dict.fromkeys(call.name for call in calls)),
-                        calls[0].epoch if calls else None,
-                        is_repeatable,
-                    )
+                    BlobDifference(node, blob, tuple(how), tasks, epoch, is_repeatable)
                 )
         return differences
 
@@ -298,7 +270,7 @@ def _blame(
     equal: set[Value],
     other: set[Value],
 ) -> tuple[list[Call], bool]:
-    """The calls that may be the first to differ, and whether they do the same each time."""
+    """The calls that may be the first to differ, and whether they repeat themselves."""
     if value is None:
         return [], True
     makers = {value.call, *(made.call for made in flow.made_of(value))}
@@ -309,13 +281,13 @@ def _blame(
 
 @dataclass(frozen=True, slots=True)
 class _SetAside:
-    """Keeps what the replay made, while what is recorded is loaded; called on each worker."""
+    """Sets the replayed values aside while the recorded ones are loaded; runs on each worker."""
 
     blobs: Mapping[str, frozenset[str]]
 
     def __call__(self, workspaces: Mapping[str, Workspace]) -> None:
         for node, workspace in workspaces.items():
-            # Loading gives the blobs other values, and changes none in place.
+            # A load replaces values and changes none in place.
             workspace.companions[_REPLAYED] = {
                 name: workspace.globals.pop(name)
                 for name in self.blobs.get(node, ())
@@ -325,7 +297,7 @@ class _SetAside:
 
 @dataclass(frozen=True, slots=True)
 class _Compare:
-    """Compares what was set aside with what was loaded; called on each worker."""
+    """Compares the values set aside with the loaded ones; runs on each worker."""
 
     blobs: Mapping[str, frozenset[str]]
     codecs: Sequence[Codec]

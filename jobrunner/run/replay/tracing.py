@@ -1,6 +1,6 @@
-"""6 loop: which task made which value of a run, and which of them to blame for a difference.
+"""Find the task that first made a different value.
 
-Tasks report digests of what they make, as metrics; the plan says what was made of what.
+Tasks report digests of what they make, as metrics; the plan says what was made from what.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from jobrunner.compile import (
     ResultArgument,
     UpdateArgument,
 )
-from jobrunner.run.replay.exactness import encode
+from jobrunner.run.replay.compare import encode
 from jobrunner.worker import Metric, current_task
 
 _PREFIX = "\0made "
 
 
 class Call(NamedTuple):
-    """One task in one run of its group."""
+    """A task in one run of its group."""
 
     group: str
     epoch: int
@@ -38,29 +38,23 @@ class Call(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As in ``node/task``."""
+        """``node/task``."""
         return f"{self.node}/{self.task}"
 
 
 class Value(NamedTuple):
-    """What a call made: part `what` of its return value, or the blob `what` that it updated."""
+    """What a call made: part `what` of its return value, or the updated blob `what`."""
 
     call: Call
     what: int | str
 
 
 Trace = dict[Value, tuple[str, ...]]
-"""Digests of values, one for each instance of the task; empty texts for what has none."""
+"""Digests of values, one for each instance of the task; "" for a value that has none."""
 
 
 class Traced:
-    """A task's function that also reports digests of what it returns and updates.
-
-    Parameters
-    ----------
-    task : PlannedTask
-    codecs : sequence of Codec
-    """
+    """A task's function that also reports digests of what it returns and updates."""
 
     def __init__(self, task: PlannedTask, codecs: Sequence[Codec]) -> None:
         self._fn: Callable[..., Any] = task.fn
@@ -79,7 +73,7 @@ class Traced:
         if self._num_parts == 1:
             made[0] = value
         else:
-            with suppress(Exception):  # what is no sequence of that length is told by the run
+            with suppress(Exception):  # the run reports a value that is no such sequence
                 made.update((part, value[part]) for part in range(self._num_parts))
         task = current_task()
         for what, part in made.items():
@@ -89,7 +83,7 @@ class Traced:
 
 
 def digest_value(value: Any, codecs: Sequence[Codec] = ()) -> str:
-    """Digest of all that a save would keep of a value; empty where it could not be saved."""
+    """Digest of all that a save would keep of a value; "" if it cannot be saved."""
     try:
         return digest_blob(PosixFiles(), encode("", "", value, codecs))
     except Exception:  # a socket, a model on a GPU, a view that something else resizes
@@ -97,7 +91,7 @@ def digest_value(value: Any, codecs: Sequence[Codec] = ()) -> str:
 
 
 def traced(group: GroupPlan, codecs: Sequence[Codec]) -> GroupPlan:
-    """The group with every task traced."""
+    """Trace every task of a group."""
     slices = {
         node: dataclasses.replace(
             part, tasks=tuple(dataclasses.replace(t, fn=Traced(t, codecs)) for t in part.tasks)
@@ -119,23 +113,16 @@ def read_trace(metrics: Mapping[str, Metric], group: str, epoch: int, step: int)
 
 
 class Dataflow:
-    """What was made of what, over several runs of groups.
-
-    Attributes
-    ----------
-    blobs : dict
-        (node, blob) -> the value that it has after the last run; those that no run has written
-        are not there.
-    reads : dict
-        Call -> the values that it was given and that a run had made; in order of the calls.
-    """
+    """What was made from what, over several runs of groups."""
 
     def __init__(self) -> None:
+        # (node, blob) -> its value after the last run, if a run has written it
         self.blobs: dict[tuple[str, str], Value] = {}
+        # call -> its inputs that a run had made; in order of the calls
         self.reads: dict[Call, list[Value]] = {}
 
     def add_run(self, plan: GroupPlan, group: str, epoch: int, step: int) -> None:
-        """Take in one run, with the result of running its tasks in order of definition."""
+        """Add one run, as if its tasks had run in order of definition."""
         before = dict(self.blobs)
         made: dict[tuple[int, int | str], Value] = {}  # by a task's index, and part or blob
         private: set[tuple[str, str]] = set()
@@ -159,7 +146,7 @@ class Dataflow:
             self.blobs.pop(key, None)
 
     def forget(self, blobs: Mapping[str, Collection[str]]) -> None:
-        """Those blobs, by node, were loaded: what was made of them before has no part in them."""
+        """Note that blobs, by node, were loaded: their values come from no run."""
         for node, names in blobs.items():
             for name in names:
                 self.blobs.pop((node, name), None)
@@ -179,13 +166,13 @@ class Dataflow:
         assert isinstance(argument, CrossingArgument)
         crossing = plan.crossings[argument.crossing]
         what = crossing.part if crossing.blob is None else crossing.blob
-        assert what is not None  # or it is a bare signal, which is no argument
+        assert what is not None  # a crossing without a value only orders tasks
         if crossing.source_task is None:
             return before.get((crossing.source, str(what)))
         return made[crossing.source_task, what]
 
     def unrepeatable(self, one: Trace, other: Trace) -> list[Call]:
-        """The calls that made other values of the same inputs in two traces, in their order."""
+        """The calls that made different values from the same inputs in two traces, in order."""
         differs = {v for v in one.keys() & other.keys() if _is_other(one[v], other[v])}
         makers = {value.call for value in differs}
         return [
@@ -195,7 +182,7 @@ class Dataflow:
         ]
 
     def made_of(self, value: Value, except_of: Collection[Value] = ()) -> set[Value]:
-        """All values that `value` was made of, and what those were made of, but `except_of`."""
+        """All values that `value` was made from, directly or not, except through `except_of`."""
         found: set[Value] = set()
         left = [value]
         while left:
@@ -208,14 +195,10 @@ class Dataflow:
     def suspects(
         self, value: Value, equal: Collection[Value], other: Collection[Value]
     ) -> list[Call]:
-        """The calls of which one must be the first that made another value than was recorded.
+        """The calls of which one must be the first to make another value than was recorded.
 
-        Parameters
-        ----------
-        value : Value
-            It is not what was recorded.
-        equal, other : collection of Value
-            Those that are what was recorded, and those that are not. Of the rest nothing is known.
+        `value` differs from what was recorded, as do those in `other`; those in `equal` do not;
+        nothing is known about the rest.
         """
         first = {
             found
@@ -230,8 +213,8 @@ class Dataflow:
 
 def _in_order(plan: GroupPlan) -> Iterator[tuple[str, PlannedTask]]:
     """All tasks of a group with their nodes, in order of definition."""
-    every = [(node, task) for node, part in plan.slices.items() for task in part.tasks]
-    return iter(sorted(every, key=lambda pair: pair[1].index))
+    tasks = [(node, task) for node, part in plan.slices.items() for task in part.tasks]
+    return iter(sorted(tasks, key=lambda pair: pair[1].index))
 
 
 def _is_other(one: tuple[str, ...], other: tuple[str, ...]) -> bool:

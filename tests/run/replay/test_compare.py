@@ -1,10 +1,10 @@
-"""What a save would keep is compared to the bit, and what pads an array's items is no part of it."""
+"""Values are compared to the bit in all that a save would keep, and not in array padding."""
 
 import numpy as np
 import pytest
 
 from jobrunner import MultiNodeCheckpointManager
-from jobrunner.run.replay.exactness import compare_bits
+from jobrunner.run.replay.compare import compare_bits
 from jobrunner.run.replay.tracing import digest_value
 from jobrunner.workspace.workspace import Workspace
 
