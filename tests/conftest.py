@@ -66,12 +66,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Count the tests that draw examples among the nightly ones, where these are asked for."""
-    if config.option.markexpr == "nightly":
-        for item in items:
-            if is_hypothesis_test(getattr(item, "obj", None)):
-                item.add_marker(pytest.mark.nightly)
-                item.add_marker(pytest.mark.timeout(NIGHTLY_TIMEOUT_SECONDS))
+    """Count what draws examples among the nightly tests, where these run; they may take hours."""
+    is_nightly = config.option.markexpr == "nightly"
+    for item in items:
+        if is_nightly and is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker(pytest.mark.nightly)
+        if item.get_closest_marker("nightly"):
+            item.add_marker(pytest.mark.timeout(NIGHTLY_TIMEOUT_SECONDS))
 
 
 # Threads that a library starts once in a process and never ends.

@@ -19,13 +19,12 @@ def sampled(names: str, *, sample: Any, nightly: Any) -> pytest.MarkDecorator:
         @sampled("every_kth", sample=19, nightly=1)
         def test_an_error_at_any_operation(every_kth): ...
     """
-    marks = [pytest.mark.nightly, pytest.mark.timeout(NIGHTLY_TIMEOUT_SECONDS)]
     values = (sample, nightly) if "," in names else ([sample], [nightly])
     return pytest.mark.parametrize(
         names,
         [
             pytest.param(*values[0], id="sample"),
-            pytest.param(*values[1], id="nightly", marks=marks),
+            pytest.param(*values[1], id="nightly", marks=pytest.mark.nightly),
         ],
     )
 

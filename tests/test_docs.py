@@ -52,6 +52,7 @@ def test_the_python_blocks_run(
         exec(compile(source, str(document), "exec"), vars(main_module))
 
 
+@pytest.mark.nightly
 def test_the_parts_of_ones_own_pass_the_suites_as_the_guide_runs_them(tmp_path: Path) -> None:
     for block in _BLOCK.finditer((_ROOT / "docs" / "extending.md").read_text()):
         if block["file"]:

@@ -101,6 +101,7 @@ def build(flag):
     return job
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_cut_off_is_replaced_and_changes_nothing_when_it_is_back(
     scheduler, cable, tmp_path, inproc_client
 ):
@@ -210,6 +211,7 @@ class Warnings(list):
     on_warning = list.append
 
 
+@pytest.mark.nightly
 def test_workers_that_are_cut_off_from_each_other_only_hold_no_nodes_together(
     between, two_spaces, tmp_path, inproc_client
 ):

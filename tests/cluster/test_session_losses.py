@@ -157,6 +157,7 @@ def test_a_worker_killed_between_runs_is_never_sent_a_message(session, client):
         session.fetch(Node("a")["pid"])
 
 
+@pytest.mark.nightly
 def test_a_stopped_worker_counts_as_lost_after_its_time_of_silence(client, tmp_path):
     with dask.config.set({"jobrunner.worker-silence-seconds": 1}), Session(client) as session:
         binding, pids = bind(session, tmp_path / "flag")

@@ -115,14 +115,14 @@ STRIKES: list[tuple[Aim, How, int]] = [
 ]
 
 
-@sampled("strikes", sample=STRIKES[2:3], nightly=STRIKES)
+@pytest.mark.nightly
 def test_killed_in_mid_save_and_mid_commit_the_job_goes_on_from_what_is_recorded(
-    strikes: list[tuple[Aim, How, int]], s3: S3Server, killer: Killer, inproc_client, tmp_path
+    s3: S3Server, killer: Killer, inproc_client, tmp_path
 ) -> None:
     url = f"{s3.url}/drift"
     command = ["-m", "jobrunner", "run", str(HERE / "drift_job.py"), "--checkpoint", url]
     command += ["--workers", "2", "--threads", "1", "--keep-last", "2", "--epochs", str(EPOCHS)]
-    for aim, how, latest in strikes:
+    for aim, how, latest in STRIKES:
         process = killer.start(command, aim, how)
         output = process.communicate(timeout=120)[0].decode()
         assert process.returncode == -signal.SIGKILL, output
@@ -136,7 +136,7 @@ def test_killed_in_mid_save_and_mid_commit_the_job_goes_on_from_what_is_recorded
     assert final_state(url) == final_state(tmp_path)
 
 
-@sampled("every_kth", sample=23, nightly=1)
+@sampled("every_kth", sample=29, nightly=1)
 @pytest.mark.parametrize("how", ["refused", "unheard"])
 def test_killed_at_any_request_what_was_told_is_recorded_and_whole(
     s3: S3Server, killer: Killer, how: How, every_kth: int

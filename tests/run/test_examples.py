@@ -106,7 +106,7 @@ def test_heat_has_the_same_bits_on_1_2_and_4_workers(heat: Any, tmp_path: Path) 
     plates = set()
     for workers in (1, 2, 4):
         output = tmp_path / f"{workers}.npy"
-        with Session.local(workers=workers, threads_per_worker=1) as session:
+        with Session.local(workers, threads_per_worker=1, processes=False) as session:
             job = heat.build_job(blocks=4, size=64, epochs=10, output=output)
             _run(session, job, tmp_path / str(workers))
         plates.add(output.read_bytes())

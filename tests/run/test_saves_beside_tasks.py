@@ -186,7 +186,7 @@ def assert_same(found: Any, expected: Any) -> None:
         assert np.array_equal(found, expected)
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(120))
 @given(steps=rounds, rollback_bytes=st.sampled_from([0, 1 << 30]))
 def test_a_save_records_what_the_blobs_were(steps: Any, rollback_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -155,7 +155,7 @@ def test_a_scheduler_that_stays_away_ends_the_run_and_says_how_to_go_on(dask_pro
     assert manager.latest() == 3
 
 
-@pytest.mark.parametrize("fate", ["goes on", "is killed"])
+@pytest.mark.parametrize("fate", ["goes on", pytest.param("is killed", marks=pytest.mark.nightly)])
 def test_a_scheduler_that_hangs_is_no_reason_to_wait_for_ever(
     dask_processes, tmp_path, undisturbed, fate
 ):

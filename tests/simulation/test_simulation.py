@@ -8,20 +8,22 @@ import pytest
 
 from jobrunner.run.decisions import Boundary, next_step
 from jobrunner.run.losses import Losses
+from tests.sampling import sampled
 
 sys.path.insert(0, str(Path(__file__).parent))
 from simulation import World
 
 
-def test_whatever_goes_wrong_no_epoch_is_lost_and_no_bit_differs():
+@sampled("seeds", sample=200, nightly=5000)
+def test_whatever_goes_wrong_no_epoch_is_lost_and_no_bit_differs(seeds):
     totals = Counter()
-    for seed in range(300):
+    for seed in range(seeds):
         try:
             totals += World(seed).run()
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error
     for what in ("moves", "losses", "losses to a cut", "taken over", "kill driver", "stop worker"):
-        assert totals[what] > 20, f"the simulation hardly ever comes to {what}"
+        assert totals[what] > seeds // 15, f"the simulation hardly ever comes to {what}"
 
 
 def test_a_seed_gives_the_same_run_again():
@@ -30,7 +32,7 @@ def test_a_seed_gives_the_same_run_again():
 
 def seeds_that_fail(**mutation):
     failed = 0
-    for seed in range(200):
+    for seed in range(100):
         try:
             World(seed, **mutation).run()
         except Exception:
@@ -47,7 +49,7 @@ def seeds_that_fail(**mutation):
     ids=["attempts share a name", "names of stores are claimed twice"],
 )
 def test_the_simulation_finds_what_is_left_out_of_the_protocol(mutation):
-    assert seeds_that_fail(**mutation) > 3
+    assert seeds_that_fail(**mutation) > 1
 
 
 def test_what_comes_after_an_epoch():

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobrunner.worker.epoch_batch import (
@@ -15,6 +15,7 @@ from jobrunner.worker.epoch_batch import (
     EpochBatch,
     Grant,
 )
+from tests.sampling import examples
 
 
 def run(batch, stopped=()):
@@ -101,6 +102,7 @@ def test_epochs_and_steps_are_counted_on_from_the_first():
     assert not batch.covers(11)
 
 
+@settings(max_examples=examples(25))
 @given(
     epochs=st.integers(1, 60),
     steps=st.integers(1, 20),

@@ -162,7 +162,13 @@ def test_every_test_of_the_contract_is_tried_on_one_that_breaks_it() -> None:
     assert set(CASES) == {name for name in vars(MetadataHandlerContract) if name[:5] == "test_"}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.nightly] if "processes" in name else [])
+        for name in CASES
+    ],
+)
 def test_the_contract_catches_what_breaks_it(name: str, tmp_path: Path) -> None:
     broken = MetadataHandlerContract()
     broken.make_handler = partial(make, CASES[name])  # type: ignore[method-assign]

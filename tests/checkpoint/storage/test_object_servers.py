@@ -136,13 +136,26 @@ def test_names_of_every_kind_are_listed_copied_and_removed(files: ObjectFiles) -
     assert not files.is_taken(root)
 
 
-def test_long_objects_and_many_of_them(files: ObjectFiles) -> None:
-    path, data = f"{files.root}/long", np.random.default_rng(0).bytes(40 << 20)
+def test_long_objects_are_put_in_parts(files: ObjectFiles) -> None:
+    path, data = f"{files.root}/long", np.random.default_rng(0).bytes(17 << 20)
     digest = files.write(path, [data[:7], memoryview(data)[7:]])
     assert files.read_into(path, None, len(data)) == (len(data), digest)
     assert files.link(path, f"{path}.2", len(data))
     assert files.read(f"{path}.2") == data
-    paths = [f"{files.root}/many/{i}/x" for i in range(1003)]  # more than are listed at once
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        "files",
+        "memory",
+        "s3",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("gs", "az")),
+    ],
+    indirect=True,
+)
+def test_more_objects_than_are_listed_at_once(files: ObjectFiles) -> None:
+    paths = [f"{files.root}/many/{i}/x" for i in range(1003)]
     assert list(files.each(lambda path: files.write(path, [b"1"]), paths)) == 1003 * [
         files.digest(b"1")
     ]
