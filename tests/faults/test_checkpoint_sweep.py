@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 
 from jobrunner import CheckpointError, CheckpointWriteError, KeepLast, MultiNodeCheckpointManager
+from jobrunner.checkpoint.log.entries import RunEntry
 from jobrunner.checkpoint.store.chunk_writer import LINKED_BYTES
 from jobrunner.checkpoint.store.stacks import LEAST_ALIKE
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
@@ -161,7 +162,7 @@ def check_no_litter(manager: MultiNodeCheckpointManager) -> None:
             assert not (store / "zarr.json").exists(), store
             assert (store / "zarr.retired.json").exists(), store
     # A run whose entry was lost may be a newcomer that still waits: its process, this one, lives.
-    known = {entry["run"] for entry in manager.entries() if entry["kind"] == "run"}
+    known = {entry.run for entry in manager.entries() if isinstance(entry, RunEntry)}
     assert not known & {trace.name for trace in (root / "_runs").iterdir()}
     assert all(entry.suffix == ".json" for entry in (root / "_log").iterdir())
 

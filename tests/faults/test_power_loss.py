@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jobrunner import JobRunnerError, KeepLast, MultiNodeCheckpointManager
+from jobrunner.checkpoint.log.entries import CommitEntry
 from jobrunner.checkpoint.log.handler import read_content
 from jobrunner.checkpoint.store.layout import RETIRED_DOCUMENT, ROOT_DOCUMENT
 from jobrunner.checkpoint.store.reader import StoreReader
@@ -164,11 +165,10 @@ def check_what_opens(path: Path, files: FaultyFiles) -> None:
     """Before any recovery: a store that was recorded once and opens as live is whole."""
     directory = MultiNodeCheckpointManager(path, files=files)
     for entry in directory.entries():
-        if entry["kind"] == "commit":
-            for about in entry["stores"].values():
-                if (path / about["store"] / "zarr.json").exists():
-                    name, manifest = about["store"], about["manifest"]
-                    StoreReader(directory.files, str(path), name, manifest).verify()
+        if isinstance(entry, CommitEntry):
+            for about in entry.stores.values():
+                if (path / about.store / "zarr.json").exists():
+                    StoreReader(directory.files, str(path), about.store, about.manifest).verify()
 
 
 @pytest.fixture

@@ -248,7 +248,7 @@ def test_a_lost_answer_is_settled_by_reading_back(tmp_path: Path) -> None:
     assert Deaf(rig.path, rig.objects).create_whole(f"{rig.path}/x", b"mine", "")
     assert not Deaf(rig.path, rig.objects).create_whole(f"{rig.path}/x", b"theirs", "")
     rig.manager.end_run()
-    numbers = [entry["number"] for entry in rig.manager.entries()]
+    numbers = [entry.number for entry in rig.manager.entries()]
     assert numbers == [0, 1]  # run and end, once each
 
 
@@ -568,7 +568,9 @@ def test_an_entry_that_is_missing_among_those_read_at_once_is_named(gate: Gate) 
         save_nodes(manager, epoch)
     manager.end_run()
     gate.remove_file(f"{gate.root}/_log/0000000003.json")
-    with pytest.raises(CheckpointCorruptError, match=r"expected .*0003\.json, as entry 4 is there"):
+    with pytest.raises(
+        CheckpointCorruptError, match=r"Entry 3 .* is missing: expected .*0003\.json"
+    ):
         MultiNodeCheckpointManager(gate.root, files=gate).epochs()
     gate.remove_file(f"{gate.root}/_log/0000000004.json")
     with pytest.raises(CheckpointCorruptError, match="Entry 3 of the log is missing"):
