@@ -1,4 +1,4 @@
-"""The loop: init or resume, then epochs, then upload, download and exit."""
+"""Run a job: init or resume, then epochs, then upload, download and exit."""
 
 from __future__ import annotations
 

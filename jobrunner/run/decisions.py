@@ -35,7 +35,11 @@ class State:
     def begin(self, epochs: range) -> None:
         """Note what the workers run next."""
         self.under_way = epochs
-        self.is_careful = bool(epochs) and epochs.start in self.losses.careful_epochs
+        self.is_careful = bool(epochs) and self.needs_care(epochs.start)
+
+    def needs_care(self, epoch: int) -> bool:
+        """Whether to run `epoch` one task at a time, to find out which one loses workers."""
+        return bool(self.losses.in_a_row) and epoch in self.losses.careful_epochs
 
     def stopped_by(self, limit: int | None) -> str:
         """The stop condition or limit that ends the job after `epoch`; empty: it goes on."""

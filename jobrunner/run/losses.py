@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from jobrunner.cluster import Session
 from jobrunner.define import Job
@@ -15,20 +16,21 @@ logger = logging.getLogger(__name__)
 Loss = NodeLostError | SchedulerLostError | TaskFailedError
 
 
+class Lost(NamedTuple):
+    """One loss."""
+
+    running: Collection[str]  # ``node/task`` that ran on the lost worker, as far as known
+    epochs: range  # that were under way
+    is_careful: bool  # each task had been reported before it began, so `running` is certain
+
+
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Losses with no epoch recorded in between."""
+    """The losses of a run; those in a row came with no epoch recorded in between."""
 
     limit: int  # the most in a row that a run recovers from
-    in_a_row: int = 0
     in_all: int = 0
-    running: Mapping[str, int] | None = None  # node/task -> losses at which it was heard running
-    careful: int = 0  # losses in a row while each task was reported before it began
-    surely: Mapping[str, int] | None = None  # node/task -> the careful ones at which it ran
-    epochs: range = range(0)  # in which those in a row came
-    careful_epochs: range = range(0)
-    """The epochs to run carefully, to find the task that causes the losses: none after a single
-    loss, which has other causes as a rule."""
+    in_a_row: tuple[Lost, ...] = ()
 
     def after_loss(
         self,
@@ -37,57 +39,64 @@ class Losses:
         *,
         was_careful: bool = False,
     ) -> Losses:
-        """Count a loss: `running` ran on the lost worker, `epochs` were under way."""
-        epochs = _span(self.epochs, epochs)
-        return replace(
-            self,
-            in_a_row=self.in_a_row + 1,
-            in_all=self.in_all + 1,
-            running=_count(self.running, running),
-            careful=self.careful + was_careful,
-            surely=_count(self.surely, running if was_careful else ()),
-            epochs=epochs,
-            careful_epochs=epochs if self.in_a_row else range(0),
-        )
+        """Add a loss; see `Lost`."""
+        lost = Lost(tuple(running), epochs, was_careful)
+        return replace(self, in_all=self.in_all + 1, in_a_row=(*self.in_a_row, lost))
 
     def after_error(self, error: Loss, epochs: range, *, was_careful: bool) -> Losses:
-        """Count an error; `epochs` were under way."""
+        """Add the loss that an error reports; `epochs` were under way."""
         if isinstance(error, NodeLostError):
             return self.after_loss(error.running, epochs, was_careful=was_careful)
         return self.after_loss()
 
     def after_record(self) -> Losses:
         """Begin a new row: an epoch was recorded."""
-        return Losses(self.limit, in_all=self.in_all)
+        return Losses(self.limit, self.in_all)
+
+    @property
+    def careful_epochs(self) -> range:
+        """The epochs to run one task at a time, to find the one that causes the losses.
+
+        None after a single loss, which usually has another cause.
+        """
+        epochs = [lost.epochs for lost in self.in_a_row if lost.epochs]
+        if len(self.in_a_row) < 2 or not epochs:
+            return range(0)
+        return range(min(e.start for e in epochs), max(e.stop for e in epochs))
 
     @property
     def are_too_many(self) -> bool:
         """Whether the run must end."""
-        return self.in_a_row > self.limit
+        return len(self.in_a_row) > self.limit
 
     @property
     def suspects(self) -> list[str]:
-        """Tasks that were running at every one of several losses."""
-        if self.careful:
-            return [name for name, count in (self.surely or {}).items() if count == self.careful]
-        if self.in_a_row < 2:
-            return []
-        return [name for name, count in (self.running or {}).items() if count == self.in_a_row]
+        """Tasks that were running at every one of several losses; careful runs outweigh others."""
+        telling = self._careful or (self.in_a_row if len(self.in_a_row) > 1 else ())
+        return [
+            name
+            for name in (telling[0].running if telling else ())
+            if all(name in lost.running for lost in telling)
+        ]
+
+    @property
+    def _careful(self) -> tuple[Lost, ...]:
+        return tuple(lost for lost in self.in_a_row if lost.is_careful)
 
     def describe(self) -> str:
         """Say how many there were and which tasks are suspect, in one sentence or two."""
         told = (
-            f"That was loss {self.in_a_row} with no epoch recorded in between, and max_restarts "
-            f"is {self.limit}."
+            f"That was loss {len(self.in_a_row)} with no epoch recorded in between, and "
+            f"max_restarts is {self.limit}."
         )
         names = " and ".join(self.suspects)
         if not names:
             return told
-        is_one = len(self.suspects) == 1
-        if not self.careful:
+        is_one, careful = len(self.suspects) == 1, len(self._careful)
+        if not careful:
             return f"{told} {names} {'was' if is_one else 'were'} running each time."
         were = "was the only task" if is_one else "were the only tasks"
-        times = "the last time" if self.careful == 1 else f"each of the last {self.careful} times"
+        times = "the last time" if careful == 1 else f"each of the last {careful} times"
         kills = (
             "it probably kills its worker" if is_one else "one of them probably kills its worker"
         )
@@ -109,17 +118,3 @@ def await_scheduler(
         logger.info("The scheduler is lost: %s", loss)
         warn(f"The scheduler is lost. Waiting up to {seconds:g} s for it to return at its address.")
         session.reconnect(seconds)
-
-
-def _count(counts: Mapping[str, int] | None, names: Collection[str]) -> dict[str, int]:
-    new = dict(counts or {})
-    for name in names:
-        new[name] = new.get(name, 0) + 1
-    return new
-
-
-def _span(one: range, other: range) -> range:
-    """The shortest range that holds both."""
-    if not one or not other:
-        return one or other
-    return range(min(one.start, other.start), max(one.stop, other.stop))

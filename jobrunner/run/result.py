@@ -1,4 +1,4 @@
-"""What a runner tells: what it would do, what it saved, how it ended."""
+"""What a runner reports: what it would do, what it saved, how it ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NodeSave:
 
 @dataclass(frozen=True, slots=True)
 class SaveReport:
-    """One save, or the attempt at one.
+    """A save, successful or not.
 
     Attributes
     ----------
@@ -35,10 +35,10 @@ class SaveReport:
     stall_seconds : float
         How long the epochs waited for it.
     nbytes : int
-        Bytes written, all nodes.
+        Bytes written by all nodes.
     nodes : mapping of str to NodeSave
     error : str or None
-        Why it failed; None for a checkpoint that is recorded.
+        Why it failed; None if the checkpoint is recorded.
     """
 
     epoch: int
@@ -58,13 +58,13 @@ class RunResult:
     epoch : int
         The last finished epoch; 0 is "after init".
     resumed_from : int or None
-        The epoch it went on from; None where it began with the init group.
+        The epoch it resumed from; None if it began with the init group.
     stopped_by : str
         ``"node/task"`` or ``"node/blob"`` of the stop condition, or ``"epoch_limiter"``.
     restarts : int
-        How often it began again because a worker was lost.
+        How often it began again after a loss.
     metrics : list of dict
-        What tasks reported, one dict for each epoch that this run finished, its number under
+        What tasks reported: one dict for each epoch that this run finished, with its number under
         ``"epoch"``.
     saves, failed_saves : list of SaveReport
     """
@@ -84,15 +84,15 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class ResumePlan:
-    """What a run would do, and why; nothing of it has been done.
+    """What a run would do, and why.
 
     Attributes
     ----------
     epoch : int or None
-        The epoch it would go on from; None: it would begin with the init group.
+        The epoch it would resume from; None: it would begin with the init group.
     reason : str
     step : int
-        How many steps of that epoch were done when it was saved in mid-epoch; 0: all of them.
+        How many steps of that epoch were done when it was saved; 0: all.
     steps : tuple of str
         What would run, in order.
     rebuilds : tuple of str
@@ -100,12 +100,11 @@ class ResumePlan:
     sets_aside : tuple of int
         Recorded epochs that would no longer count.
     changes : tuple of str
-        How this job differs from the one that was recorded.
+        How this job differs from the recorded one.
     is_finished : bool
         The recorded run ended after its exit group, and nothing would run.
     warnings : tuple of str
-        What is not as it should be: another run that holds the directory, a log that has lost
-        entries.
+        Possible problems: another run holds the directory, or the log has lost entries.
     damaged : mapping of int to str
         Recorded epochs that are newer than `epoch` and known to be damaged -> how.
     """
@@ -146,17 +145,12 @@ class ResumePlan:
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
-    """Write ascending numbers in words, those that follow one another as a range."""
+    """Write ascending numbers as text, three or more consecutive ones as a range."""
     ranges: list[list[int]] = []
     for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1].append(number)
         else:
-            ranges.append([number, number])
-    texts = [
-        f"{first} to {last}"
-        if last > first + 1
-        else ", ".join(map(str, dict.fromkeys((first, last))))
-        for first, last in ranges
-    ]
+            ranges.append([number])
+    texts = [f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in ranges]
     return ", ".join(texts) or "none"

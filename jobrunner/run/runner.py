@@ -31,37 +31,38 @@ class JobRunner:
     checkpoint_manager : MultiNodeCheckpointManager or CheckpointManager, optional
         Without one nothing is saved.
     resume_from_epoch : "latest", int or None
-        ``"latest"``: go on where there is something to go on from, else start. An int: that epoch,
-        or an error. None: start afresh; recorded epochs are set aside, not deleted.
+        ``"latest"``: resume from the last recorded epoch, or start if there is none. An int:
+        resume from that epoch, or fail. None: start afresh; recorded epochs are set aside, not
+        deleted.
     upload_task_group_builder : UploadTaskGroupBuilder, optional
         Makes the group that runs after the last epoch, before the download group.
     max_restarts : int
         How often in a row, with no epoch recorded in between, the run begins again from the last
-        recorded epoch (without a manager: from init) because a worker was lost.
+        recorded epoch (without a manager: from init) after a loss.
     on_save_error : "warn", "refuse" or "raise"
-        What a storage fault does while a checkpoint is written. ``"warn"``: the epochs go on,
-        and the next one is saved again. ``"refuse"``: the same, but where the directory cannot be
-        written at all, nothing runs. ``"raise"``: the run ends. A blob that cannot be encoded, a
-        directory that another run took over and a changed plan always raise.
+        What to do when a save fails. ``"warn"``: continue and try again at the next save.
+        ``"refuse"``: the same, but run nothing if the directory is not writable at the start.
+        ``"raise"``: end the run. A blob that cannot be encoded, a directory that another run took
+        over and a changed plan always raise.
     worker_wait_seconds : float
-        How long to wait for workers that the nodes may be placed on.
+        How long to wait for workers for the nodes.
     scheduler_wait_seconds : float
-        How long to wait for a lost scheduler to be back at its address.
+        How long to wait for a lost scheduler to return at its address.
     epoch_deadline_seconds : float, optional
         Longest time one run of the epoch group may take.
     task_deadline_seconds : float, optional
         Longest time one task of any group may run.
     grace_seconds : float, optional
-        How long after SIGTERM the run may take to end its epoch and record it. None: as long as
+        How long the run may take after SIGTERM to end its epoch and record it. None: as long as
         it takes.
     num_epochs : int, optional
-        Stop after so many epochs in all, as `epoch_limiter` does.
+        Stop after that many epochs in all, as `epoch_limiter` does.
     callbacks : sequence of Callback
 
     Raises
     ------
     DefinitionError
-        An argument cannot be what it says.
+        An argument is invalid.
     """
 
     def __init__(
@@ -115,8 +116,8 @@ class JobRunner:
 
         Notes
         -----
-        Runs on the client; needs no cluster. Whether the stores are whole is found when they are
-        loaded.
+        Runs on the client; needs no cluster. Does not check that the stores are whole; a load
+        does.
         """
         return self._plan_resume(self._compile())
 
@@ -137,21 +138,21 @@ class JobRunner:
         DefinitionError, PlacementError
             Before anything has run.
         TaskFailedError
-            A task raised. What was recorded stays, and the next run goes on from there.
+            A task raised. What was recorded stays, and the next run resumes from there.
         NodeLostError, SchedulerLostError
-            A worker or the scheduler was lost, more often than `max_restarts` allows, or the
+            A worker or the scheduler was lost more often than `max_restarts` allows, or the
             scheduler did not come back in time.
         RunStoppedError
-            The run was told to stop: by `stop`, Ctrl-C or SIGTERM. The epoch that was under way
-            has ended, and is recorded.
+            The run was told to stop by `stop`, Ctrl-C or SIGTERM. The epoch that was running has
+            ended and is recorded.
         CheckpointError
-            State could not be loaded, or not saved and `on_save_error` says so.
+            State could not be loaded; or not saved, with `on_save_error="raise"`.
 
         Notes
         -----
-        Runs on the client. *Safe to retry*: run again, it goes on from the last recorded epoch.
-        In the main thread, the first Ctrl-C and SIGTERM let the epoch end. The second one, and for
-        SIGTERM the end of `grace_seconds`, stop the tasks at once (`KeyboardInterrupt`) and leave
+        Runs on the client. *Safe to retry*: run again to resume from the last recorded epoch.
+        In the main thread, the first Ctrl-C or SIGTERM lets the epoch end. The second one, and for
+        SIGTERM the end of `grace_seconds`, stops the tasks at once (`KeyboardInterrupt`) and leaves
         the last recorded epoch as it is.
         """
         _check_session(session, "run")
@@ -167,12 +168,12 @@ class JobRunner:
                 self._run = None
 
     def under_way(self) -> UnderWay | None:
-        """Tell what runs on the workers now: group, epoch, for how long, which tasks.
+        """Say what runs on the workers now: group, epoch, for how long, which tasks.
 
         Returns
         -------
         UnderWay or None
-            None where no group runs. The tasks are as last heard, within some seconds.
+            None if no group runs. The tasks are as last reported, a few seconds ago at most.
 
         Notes
         -----
@@ -187,17 +188,17 @@ class JobRunner:
         Parameters
         ----------
         reason : str
-            Who asks; for `RunStoppedError`, with which the run ends.
+            Who asks; part of the `RunStoppedError` that ends the run.
 
         Notes
         -----
-        Runs on the client, in any thread or callback, and returns at once. A job of several steps
-        an epoch stops, and is saved, after the step that is under way.
+        Runs on the client, in any thread or callback, and returns at once. A job with several
+        steps per epoch stops, and is saved, after the current step.
         """
         self._requests.stop = reason or "JobRunner.stop"
 
     def save_now(self) -> None:
-        """Ask the run to save when the step that is under way ends, whatever its policy says.
+        """Ask the run to save when the current step ends, whatever its policy says.
 
         Notes
         -----
@@ -207,7 +208,7 @@ class JobRunner:
         self._requests.save.set()
 
     def replay(self, session: Session, epoch: int) -> ReplayReport:
-        """Run a recorded epoch again from the one before it, and compare what comes of it.
+        """Run a recorded epoch again from the one before it, and compare the result.
 
         Parameters
         ----------
@@ -218,7 +219,7 @@ class JobRunner:
         Returns
         -------
         ReplayReport
-            Names each blob that is not the same to the bit, and the task that first made another
+            Names each blob that differs in any bit, and the task that first made a different
             value.
 
         Raises
@@ -228,7 +229,7 @@ class JobRunner:
         CheckpointNotFoundError
             The epoch is not recorded.
         CheckpointCorruptError
-            It, or the one that it is run again from, is not what was written.
+            It, or the one from which it is run again, is damaged.
         PlanMismatchError
             The job has nodes or blobs that the record lacks.
         TaskFailedError, NodeLostError
@@ -236,17 +237,17 @@ class JobRunner:
 
         Notes
         -----
-        Runs on the client. It begins with the newest epoch that is recorded before this one, or
-        with the init group, and runs all epochs in between. Nothing is written to the checkpoint
-        directory; what tasks do outside their blobs, they do again. Where a blob differs, all of
-        it is run a second time, to tell tasks that do not repeat themselves from those that
-        have changed. *Safe to retry*: yes.
+        Runs on the client. It begins with the newest epoch recorded before this one, or with the
+        init group, and runs all epochs in between. Nothing is written to the checkpoint directory,
+        but tasks repeat what they do outside their blobs. If a blob differs, everything runs a
+        second time, to tell tasks that do not repeat themselves from those that have changed.
+        *Safe to retry*: yes.
         """
         _check_session(session, "replay")
         if self.checkpoint_manager is None:
             raise DefinitionError(
-                f"JobRunner of job {self.job.name!r} has no checkpoint_manager, so nothing is "
-                f"recorded that could be run again."
+                f"JobRunner of job {self.job.name!r} has no checkpoint_manager, so there is no "
+                f"recorded epoch to run again."
             )
         replay = Replay(
             self.job,
@@ -267,25 +268,25 @@ class JobRunner:
         Parameters
         ----------
         blob_names : sequence of str or Blob
-            A name stands for that blob of every checkpointed node that has it, a `Blob` for that
-            of its node. An object that was saved by its state is loaded into the one that is
-            there; where there is none, the job's init tasks make it, and whatever they need.
+            A name means that blob of every checkpointed node that has it, a `Blob` that of its
+            node. The state of an object is loaded into the object that is there; if there is
+            none, the job's init tasks make it, and whatever they need.
         epoch : int
         session : Session
 
         Returns
         -------
         bool
-            False where the epoch is not recorded.
+            False if the epoch is not recorded.
 
         Raises
         ------
         DefinitionError
-            An argument is none of these.
+            An argument is invalid.
         BlobNotFoundError
             No checkpointed node has the blob.
         CheckpointCorruptError
-            A store is not what was written; then no blob is loaded.
+            A store is damaged; then no blob is loaded.
         """
         _check_session(session, "load_blobs_from_checkpoints")
         manager = self.checkpoint_manager
@@ -302,7 +303,7 @@ class JobRunner:
 
     def _compile(self) -> Plan:
         job = self.job
-        # Before the groups are compiled: it can be mended then.
+        # Checked before the groups are compiled: a compiled job takes no more conditions.
         if not job.stop_conditions and job.epoch_limit is None and self.num_epochs is None:
             raise DefinitionError(
                 f"Job {job.name!r} has no stop condition and no epoch limit, so it would never "

@@ -1,4 +1,4 @@
-"""What happens to the last checkpoint after the last epoch: copies of it elsewhere."""
+"""Copy the last checkpoint elsewhere after the last epoch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class UploadTaskGroupBuilder(Protocol):
         Parameters
         ----------
         epoch : int
-            The last epoch that is recorded.
+            The last recorded epoch.
         manager : MultiNodeCheckpointManager
             ``manager.record(epoch)["stores"]`` names the nodes;
-            ``manager.get_ckpt_db_name(node, epoch)`` is where a node's store lies.
+            ``manager.get_ckpt_db_name(node, epoch)`` is the path of a node's store.
         """
 
 
@@ -36,30 +36,24 @@ class CopyTo:
     Parameters
     ----------
     path : str or os.PathLike
-        A directory, or the URL of one, that the workers can write; made if it is not there. A
-        store there of the same name is replaced; until its copy is whole no Zarr reader opens it.
+        A directory, or the URL of one, that the workers can write to; created if missing. A store
+        of the same name is replaced, and no Zarr reader opens it until the copy is complete.
 
     Notes
     -----
-    Runs on the nodes' workers. Copies, and so holds in memory, two files of a store at a time, or
-    eight where either side is an object store; a file is 64 MiB at most, and most are shorter.
+    Runs on the nodes' workers. Copies two files of a store at a time, or eight if either side is
+    an object store, and holds these in memory; a file has at most 64 MiB, and most are smaller.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = absolute_path(path)
 
     def check(self, manager: MultiNodeCheckpointManager) -> None:
-        """Refuse to copy what a manager saves to where it saves it.
-
-        Raises
-        ------
-        DefinitionError
-            The copies would go into the checkpoint directory itself.
-        """
+        """Raise `DefinitionError` if the copies would go into the checkpoint directory itself."""
         if _lies_in(self.path, manager.path):
             raise DefinitionError(
                 f"CopyTo({self.path!r}) would copy the stores of {manager.path} into that "
-                f"very directory, over themselves. Name another one."
+                f"same directory, over themselves. Choose another one."
             )
 
     def build(self, epoch: int, manager: MultiNodeCheckpointManager) -> TaskGroup:
@@ -83,15 +77,15 @@ def _lies_in(path: str, directory: str) -> bool:
 
 
 def _copy_store(from_files: PosixFiles, to_files: PosixFiles, directory: str, source: str) -> None:
-    # Without its root document no reader takes a directory for a store: it goes first and comes last.
+    # Without its root document a directory is no store to a reader: remove it first, write it last.
     root = "zarr.json"
     target = os.path.join(directory, os.path.basename(source))
     try:
         both = os.path.exists(source) and os.path.exists(target)
         if both and os.path.samefile(source, target):
             raise CheckpointWriteError(
-                f"The store {source!r} and its copy {target!r} are one directory; nothing was "
-                f"touched. Let CopyTo name a directory of its own."
+                f"The store {source!r} and its copy {target!r} are the same directory; "
+                f"nothing was changed. Give CopyTo a directory of its own."
             )
         if to_files.is_taken(target):
             if to_files.is_taken(os.path.join(target, root)):
@@ -112,5 +106,5 @@ def _copy_store(from_files: PosixFiles, to_files: PosixFiles, directory: str, so
     except OSError as error:
         raise CheckpointWriteError(
             f"Could not copy the store {source!r} to {target!r}: {error}. The checkpoint itself "
-            f"is recorded; mend the target and run the job again to repeat the copy."
+            f"is recorded; repair the target and run the job again to repeat the copy."
         ) from error

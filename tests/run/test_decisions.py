@@ -44,7 +44,7 @@ def test_epochs_that_run_in_one_go_after_a_careful_group_accuse_nobody_for_certa
     assert state.is_careful
     state.begin(range(50, 60))
     lose("b/y")
-    assert state.losses.careful == 0
+    assert state.losses.suspects == []
     assert "the only task" not in state.losses.describe()
 
 
