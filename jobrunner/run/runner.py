@@ -303,7 +303,7 @@ class JobRunner:
 
     def _compile(self) -> Plan:
         job = self.job
-        # Checked before the groups are compiled: a compiled job takes no more conditions.
+        # Checked before the groups are compiled, so that the user may still add one.
         if not job.stop_conditions and job.epoch_limit is None and self.num_epochs is None:
             raise DefinitionError(
                 f"Job {job.name!r} has no stop condition and no epoch limit, so it would never "
