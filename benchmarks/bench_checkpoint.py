@@ -86,19 +86,21 @@ class Ours:
         manager = MultiNodeCheckpointManager(directory / "k")
         workspace = Workspace("node")
         workspace.globals.update(blobs)
-        manager.start_run(["node"], {})
+        manager.run.start(["node"], {})
         try:
             started = time.perf_counter()
-            order = manager.begin(0)
-            manager.commit(order, order({"node": workspace}), {})
+            order = manager.saver.begin(0)
+            manager.saver.commit(order, order.write({"node": workspace}), {})
             self.seconds = time.perf_counter() - started
         finally:
-            manager.end_run()
+            manager.run.end()
 
     def load(self, directory: Path) -> Blobs:
         manager = MultiNodeCheckpointManager(directory / "k")
         about = manager.record(0)["stores"]["node"]
-        reader = StoreReader(manager._files, manager.path, about["store"], about["manifest"])
+        reader = StoreReader(
+            manager.recorded.files, manager.path, about["store"], about["manifest"]
+        )
         return reader.load()
 
 
@@ -357,15 +359,15 @@ def change_one_percent(report: Report, parent: Path, rounds: int) -> None:
     for _ in range(rounds):
         with fresh(parent) as directory:
             manager = MultiNodeCheckpointManager(directory / "k")
-            manager.start_run(["node"], {})
+            manager.run.start(["node"], {})
             for epoch, times in ((0, whole), (1, part)):
                 warm(2 << 30)
                 started = time.perf_counter()
-                order = manager.begin(epoch)
-                manager.commit(order, order({"node": workspace}), {})
+                order = manager.saver.begin(epoch)
+                manager.saver.commit(order, order.write({"node": workspace}), {})
                 times.append(time.perf_counter() - started)
                 workspace.globals["blob00050"] = workspace.globals["blob00050"] + np.float32(1)
-            manager.end_run()
+            manager.run.end()
     figures = {"jobrunner": statistics.median(part), "a whole save": statistics.median(whole)}
     row = Row("1 GiB, 1 % changed, durable save", "s", figures, "≥ 10 times faster than whole")
     row.is_met = row.ratios()["a whole save"] >= 10
@@ -384,26 +386,26 @@ def stall(report: Report, parent: Path, rounds: int) -> None:
         whole, waits = [], []
         with fresh(parent) as directory:
             manager = MultiNodeCheckpointManager(directory / "k", asynchronous=True)
-            manager.start_run(["node"], {})
+            manager.run.start(["node"], {})
             for epoch in range(2 * rounds + 2):
                 rotate(workspace.globals)  # or nothing would be written
                 started = time.perf_counter()
-                order = manager.begin(epoch)
+                order = manager.saver.begin(epoch)
                 if epoch % 2:
-                    receipts = order({"node": workspace})
+                    receipts = order.write({"node": workspace})
                     times = whole
                 else:
-                    order.copy(None)({"node": workspace})
+                    order.copy({"node": workspace})
                     waits.append(time.perf_counter() - started)
-                    receipts = order.write_copies()({"node": workspace})
+                    receipts = order.write({"node": workspace}, is_copied=True)
                     times = []
-                manager.commit(order, receipts, {})
+                manager.saver.commit(order, receipts, {})
                 times.append(time.perf_counter() - started)
                 store = Path(manager.path, receipts["node"].store)
-                manager.rewind(epoch - 1 if epoch else None, "room for the next")
+                manager.run.rewind(epoch - 1 if epoch else None, "room for the next")
                 for chunk in store.glob("*/c*"):
                     os.truncate(chunk, 0)
-            manager.end_run()
+            manager.run.end()
         del others
         figures = {
             "jobrunner": statistics.median(waits[1:]),
@@ -454,13 +456,13 @@ def tiny_nodes(report: Report, parent: Path, rounds: int) -> None:
         times = []
         with fresh(parent) as directory:
             manager = MultiNodeCheckpointManager(directory / "k")
-            manager.start_run(names, {})
+            manager.run.start(names, {})
             for epoch in range(rounds + 1):
                 started = time.perf_counter()
-                order = manager.begin(epoch)
-                manager.commit(order, order(workspaces), {})
+                order = manager.saver.begin(epoch)
+                manager.saver.commit(order, order.write(workspaces), {})
                 times.append(time.perf_counter() - started)
-            manager.end_run()
+            manager.run.end()
         taken = 1000 * statistics.median(times[1:])
         report.add(
             Row(

@@ -85,16 +85,16 @@ class Ours:
     @contextlib.contextmanager
     def running(self) -> Iterator[MultiNodeCheckpointManager]:
         manager = MultiNodeCheckpointManager(self.url, keep=KeepLast(1))
-        manager.start_run(["node"], {})
+        manager.run.start(["node"], {})
         try:
             yield manager
         finally:
-            manager.end_run()
+            manager.run.end()
 
     def save(self, manager: MultiNodeCheckpointManager, epoch: int) -> float:
         started = time.perf_counter()
-        order = manager.begin(epoch)
-        manager.commit(order, order({"node": self.workspace}), {})
+        order = manager.saver.begin(epoch)
+        manager.saver.commit(order, order.write({"node": self.workspace}), {})
         return time.perf_counter() - started
 
     def load(self) -> Blobs:
@@ -102,7 +102,9 @@ class Ours:
         epoch = manager.latest()
         assert epoch is not None
         about = manager.record(epoch)["stores"]["node"]
-        return StoreReader(manager.files, manager.path, about["store"], about["manifest"]).load()
+        return StoreReader(
+            manager.recorded.files, manager.path, about["store"], about["manifest"]
+        ).load()
 
 
 class Zarr:
@@ -200,21 +202,21 @@ def measure_nodes(report: Report, count: int, args: Any) -> None:
     for i, node in enumerate(nodes):
         workspaces[node].globals.update(w=np.arange(100.0) + i, k=i)
     manager = MultiNodeCheckpointManager(new_url(), keep=KeepLast(1))
-    manager.start_run(nodes, {})
+    manager.run.start(nodes, {})
     epochs = itertools.count()
     settled: list[float] = []
 
     def save() -> float:
         started = time.perf_counter()
-        order = manager.begin(next(epochs))
+        order = manager.saver.begin(next(epochs))
         receipts = {}
         with ThreadPoolExecutor(WORKERS) as pool:
             parts = [{n: workspaces[n] for n in nodes[i::WORKERS]} for i in range(WORKERS)]
             for found in pool.map(order, parts):
                 receipts |= found
-        manager.commit(order, receipts, {})
+        manager.saver.commit(order, receipts, {})
         ended = time.perf_counter()
-        manager.settle()
+        manager.retention.sweeper.drain()
         settled.append(time.perf_counter() - ended)
         return ended - started
 
@@ -222,7 +224,7 @@ def measure_nodes(report: Report, count: int, args: Any) -> None:
     report.add(Row(f"{count} small nodes, {WORKERS} workers, save", "s", figures))
     figures = {OURS: sorted(settled[1:])[len(settled[1:]) // 2]}
     report.add(Row(f"{count} small nodes, deleting the epoch before", "s", figures))
-    manager.end_run()
+    manager.run.end()
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jobrunner.checkpoint.directory import PARTITIONS, CheckpointDirectory
 from jobrunner.checkpoint.encoding import (
     Codec,
     Decoder,
@@ -12,7 +11,9 @@ from jobrunner.checkpoint.encoding import (
     registered_codecs,
     without_padding,
 )
+from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.load import load_waiting_states
+from jobrunner.checkpoint.loader import PARTITIONS, Loader
 from jobrunner.checkpoint.log import (
     STATE_INTERVAL,
     Entry,
@@ -34,7 +35,7 @@ from jobrunner.checkpoint.maintenance import (
     repair_log,
     restore_epoch,
 )
-from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
+from jobrunner.checkpoint.manager import CheckpointManager, MultiNodeCheckpointManager
 from jobrunner.checkpoint.policies import (
     Auto,
     KeepAll,
@@ -50,8 +51,7 @@ from jobrunner.checkpoint.policies import (
     find_unreported,
     name_reported,
 )
-from jobrunner.checkpoint.save import CopiesOrder, SaveOrder
-from jobrunner.checkpoint.single import CheckpointManager
+from jobrunner.checkpoint.save import Save
 from jobrunner.checkpoint.storage import (
     ObjectFiles,
     PosixFiles,
@@ -66,6 +66,7 @@ from jobrunner.checkpoint.store import (
     NodeCheckpoint,
     Receipt,
     digest_blob,
+    resolve_storage,
     to_json,
 )
 
@@ -75,13 +76,12 @@ __all__ = [
     "ArrayOutline",
     "Auto",
     "Checkpoint",
-    "CheckpointDirectory",
     "CheckpointManager",
     "Codec",
-    "CopiesOrder",
     "Decoder",
     "EncodedBlob",
     "Entry",
+    "Epochs",
     "FileMetadataHandler",
     "Finding",
     "KeepAll",
@@ -89,6 +89,7 @@ __all__ = [
     "KeepBest",
     "KeepEvery",
     "KeepLast",
+    "Loader",
     "MetadataHandler",
     "Moment",
     "MultiNodeCheckpointManager",
@@ -98,8 +99,8 @@ __all__ = [
     "Receipt",
     "Repair",
     "RetentionPolicy",
+    "Save",
     "SaveEvery",
-    "SaveOrder",
     "SavePolicy",
     "State",
     "absolute_path",
@@ -122,6 +123,7 @@ __all__ = [
     "register_codec",
     "registered_codecs",
     "repair_log",
+    "resolve_storage",
     "restore_epoch",
     "run_all",
     "to_json",

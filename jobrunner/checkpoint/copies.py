@@ -1,4 +1,4 @@
-"""Copies of what is to be saved, so that the epochs can go on while it is written."""
+"""Copies arrays that are to be saved, so that epochs can run while the copies are written."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _COPY_BYTES = 16 << 20
 
 
 class Arena:
-    """Memory that the copies of one save after another are made in.
+    """Memory for the copies of a save, reused from save to save.
 
-    The first touch of fresh memory costs several times what a copy does, so it is kept. It is
-    given back when a save needs less than half of it.
+    The first touch of fresh memory costs several times as much as a copy, so the memory is kept
+    until a save needs less than half of it.
     """
 
     def __init__(self) -> None:
@@ -31,9 +31,9 @@ class Arena:
         return int(self._memory.nbytes)
 
     def reserve(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """So many bytes; what was reserved before is written over."""
+        """Return so many bytes; they overlap those reserved before."""
         if not nbytes <= self._memory.nbytes <= 2 * nbytes:
-            self._memory = np.empty(0, np.uint8)  # first, so that both are never held at once
+            self._memory = np.empty(0, np.uint8)  # free it first
             self._memory = np.empty(nbytes, np.uint8)
         return self._memory[:nbytes]
 
@@ -44,23 +44,23 @@ def copy_arrays(
     budget_bytes: int | None,
     threads: int = THREADS,
 ) -> list[PlannedArray]:
-    """Let arrays be parts of copies, as far as the budget goes.
+    """Replace the data of arrays by copies, up to a budget.
 
-    An array that only its blob refers to is as good as a copy of it: it changes through
-    `values.own` alone, and that copies what something else refers to, as the save then does.
+    An array that only its blob refers to needs no copy here: a task changes it through
+    `values.own`, which copies what something else, such as a save, refers to.
 
     Parameters
     ----------
     arrays : iterable of PlannedArray
     arena : Arena
     budget_bytes : int or None
-        Longest that all copies, those of `own` included, may be together; None: no limit.
+        Limit of all copies together, those of `own` included; None: no limit.
     threads : int
 
     Returns
     -------
     list of PlannedArray
-        Those that were left out: they must be written before anything changes them.
+        The arrays beyond the budget: they must be written before anything changes them.
     """
     left: list[PlannedArray] = []
     copied: list[tuple[PlannedArray, np.ndarray[Any, Any], int]] = []
@@ -91,7 +91,7 @@ def copy_arrays(
 
 
 def _copy_jobs(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> list[Any]:
-    """A copy, cut along the first axis so that several threads share the work."""
+    """Cut a copy along the first axis, for several threads."""
     if source.nbytes <= _COPY_BYTES or not source.ndim:
         return [partial(np.copyto, target, source)]
     rows = max(1, _COPY_BYTES * len(source) // source.nbytes)

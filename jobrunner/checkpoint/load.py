@@ -85,8 +85,8 @@ class Reading:
         Replicated blobs, which are in another node's store.
     parts : mapping of str to Part
         Partitioned blobs that are cut otherwise than they were saved.
-    moment : str
-        What workers call the states of this epoch.
+    memory_key : str
+        The key under which workers keep the states of this epoch.
     memory : StoreReader or None
         The node's own store: what the worker still has in memory of what was written to it need
         not be read. None: all is read.
@@ -96,7 +96,7 @@ class Reading:
     blobs: frozenset[str] | None
     borrowed: Mapping[str, StoreReader] = field(default_factory=dict)
     parts: Mapping[str, Part] = field(default_factory=dict)
-    moment: str = ""
+    memory_key: str = ""
     memory: StoreReader | None = None
 
     def load(
@@ -135,7 +135,7 @@ class Reading:
         if self.memory is not None and not self.parts:
             task = current_task()
             kept_states = task.workspace.kept_states
-            kept_states.keep(self.moment, task.node, values, values, self.memory.identity)
+            kept_states.keep(self.memory_key, task.node, values, values, self.memory.identity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is sent to the workers to save, or to find out whether all can be saved."""
+"""One save of an epoch, as it is sent to the workers: prepare, copy, write."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jobrunner.checkpoint.store import (
     find_alike,
     former_store,
 )
-from jobrunner.checkpoint.unchanged import Provenance
+from jobrunner.checkpoint.unchanged import UnchangedArrays
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.workspace import Workspace
@@ -33,75 +33,38 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class BlobCheck:
-    """Finds out whether the blobs of nodes can be saved; called once on each worker.
+class BlobEncoder:
+    """Encodes all that a save writes of each node: its global blobs but the transient ones.
 
     Parameters
     ----------
-    nodes : frozenset of str
     codecs : sequence of Codec
     allow_pickle : bool
     initial : mapping of str to collection of str, optional
-        Node -> the blobs that its init tasks make: only those may hold objects that are saved by
+        Node -> the blobs that its init tasks make: only these may hold objects that are saved by
         their state. By default, any may.
     storage : mapping of str to mapping of str to ArrayOptions
         Node -> name of a blob -> how its arrays are stored.
     default : ArrayOptions
-        How those of others are.
-
-    Notes
-    -----
-    Runs on workers, in a thread; picklable. Touches no storage.
+        How the arrays of all other blobs are stored.
     """
 
-    nodes: frozenset[str]
     codecs: Sequence[Codec] = ()
     allow_pickle: bool = False
     initial: Mapping[str, Collection[str]] | None = None
     storage: Mapping[str, Mapping[str, ArrayOptions]] = field(default_factory=dict)
     default: ArrayOptions = DEFAULT_ARRAY_OPTIONS
 
-    def __call__(self, workspaces: Mapping[str, Workspace]) -> None:
-        """Raise what `encode` raises."""
-        self.encode(workspaces)
-
     def encode(
-        self, workspaces: Mapping[str, Workspace], apart: Collection[str] = ()
-    ) -> dict[str, dict[str, EncodedBlob | Alike]]:
-        """Encode all that a save writes of each node: its global blobs but the transient ones.
-
-        Parameters
-        ----------
-        workspaces : mapping of str to Workspace
-        apart : collection of str
-            Names of blobs that are not to be stacked.
+        self, node: str, workspace: Workspace, apart: Collection[str] = ()
+    ) -> dict[str, EncodedBlob | Alike]:
+        """Encode the blobs of a node; those named in `apart` are not stacked.
 
         Raises
         ------
         DefinitionError
             A blob cannot be encoded; names it and the ways out.
         """
-        encoded = {
-            node: self._encode_node(node, workspace, apart)
-            for node, workspace in workspaces.items()
-            if node in self.nodes
-        }
-        if self.initial is not None:
-            for node, blobs in encoded.items():
-                for name, blob in blobs.items():
-                    if _has_state(blob) and name not in self.initial.get(node, ()):
-                        raise DefinitionError(
-                            f"Node {node!r}, blob {name!r}: it holds an object that is saved by "
-                            f"its state_dict(), and no task of the init group makes that blob, so "
-                            f"nothing would be there to load the state into at a resume. Make it "
-                            f"in the init group, or put its state_dict() into the blob instead, or "
-                            f"keep it out of checkpoints, outputs=Blob({name!r}, transient=True)."
-                        )
-        return encoded
-
-    def _encode_node(
-        self, node: str, workspace: Workspace, apart: Collection[str]
-    ) -> dict[str, EncodedBlob | Alike]:
         blobs = workspace.globals
         if workspace.transient:
             blobs = {name: blobs[name] for name in blobs if name not in workspace.transient}
@@ -114,6 +77,16 @@ class BlobCheck:
         encoded = encode_blobs(
             node, single, self.codecs, allow_pickle=self.allow_pickle, beside=beside
         )
+        initial = None if self.initial is None else self.initial.get(node, ())
+        for name, blob in encoded.items():
+            if blob.has_state and initial is not None and name not in initial:
+                raise DefinitionError(
+                    f"Node {node!r}, blob {name!r}: it holds an object that is saved by its "
+                    f"state_dict(), and no task of the init group makes that blob, so a resume "
+                    f"would have no object to load the state into. Make the blob in the init "
+                    f"group, or store the object's state_dict() in it instead, or keep it out of "
+                    f"checkpoints: outputs=Blob({name!r}, transient=True)."
+                )
         return {
             name: alike.get(name)
             or store_as(node, name, encoded[name], storage.get(name), self.default)
@@ -121,13 +94,9 @@ class BlobCheck:
         }
 
 
-def _has_state(blob: EncodedBlob | Alike) -> bool:
-    return isinstance(blob, EncodedBlob) and blob.has_state
-
-
 @dataclass(frozen=True, slots=True)
-class SaveOrder:
-    """Writes the stores of a worker's nodes; called once on each worker.
+class Save:
+    """Writes the stores of a worker's nodes; its methods are called once on each worker.
 
     Parameters
     ----------
@@ -137,28 +106,28 @@ class SaveOrder:
     claim : Claim
     stores : mapping of str to str
         Node -> name of its store.
-    check : BlobCheck
+    encoder : BlobEncoder
     files : PosixFiles
     former : mapping of str to (str, str)
-        Node -> a recorded store of it, and the SHA-256 of its manifest: chunks that are the same
-        there are linked.
+        Node -> a recorded store of it, and the SHA-256 of its manifest. Chunks that did not change
+        since are linked.
     replicated : mapping of str to sequence of str
-        Name of a blob -> the nodes that have it; the first one saves it.
+        Name of a blob -> the nodes that have it. The first one saves it.
     details : mapping
         JSON that the first node's store keeps, so that the record can be made again without the
         log.
 
     Notes
     -----
-    Runs on workers, in a thread; picklable. *Atomicity*: the epoch exists once the manager has
-    committed it, and not before. *Safe to retry*: no; begin again.
+    Runs on workers, in a thread; picklable. *Atomicity*: the epoch exists only once the manager
+    has committed it. *Safe to retry*: no; begin again.
     """
 
     path: str
     run: str
     claim: Claim
     stores: Mapping[str, str]
-    check: BlobCheck
+    encoder: BlobEncoder
     files: PosixFiles
     former: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     replicated: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -169,8 +138,18 @@ class SaveOrder:
         """The epoch that is saved."""
         return self.claim.epoch
 
-    def __call__(self, workspaces: Mapping[str, Workspace]) -> dict[str, Receipt]:
-        """Write, make durable, and give a receipt for each node.
+    @property
+    def memory_key(self) -> str:
+        """The key under which workers keep the saved states in memory."""
+        return memory_key(self.path, self.claim)
+
+    def write(
+        self, workspaces: Mapping[str, Workspace], *, is_copied: bool = False
+    ) -> dict[str, Receipt]:
+        """Write, make durable, and return a receipt for each node.
+
+        With `is_copied`, write what `copy` has copied, in a thread of low priority if the system
+        has such.
 
         Raises
         ------
@@ -179,52 +158,68 @@ class SaveOrder:
         CheckpointWriteError
             The storage failed.
         """
-        prepared = self._prepare(workspaces)
+        prepared = self._take_copy(workspaces) if is_copied else self._prepare(workspaces)
         with self._writing(prepared.nodes):
-            prepared.batch.write()
-            return self._identify(workspaces, prepared)
+            if is_copied:
+                run_gently(prepared.batch.write)
+            else:
+                prepared.batch.write()
+            return self._finish(workspaces, prepared)
 
-    @property
-    def moment(self) -> str:
-        """What the workers call the states that they keep of it in memory."""
-        return memory_key(self.path, self.claim)
+    def copy(self, workspaces: Mapping[str, Workspace], budget_bytes: int | None = None) -> None:
+        """Copy what `write` will write; the epochs may go on when it returns.
 
-    def copy(self, budget_bytes: int | None) -> SnapshotOrder:
-        """What copies all that is to be saved, to be called on every worker.
-
-        Parameters
-        ----------
-        budget_bytes : int or None
-            Longest that the copies on a worker may be; what is beyond is written at once.
+        Up to `budget_bytes` are copied on a worker; the rest is written at once. Raises what
+        `write` raises.
         """
-        return SnapshotOrder(self, budget_bytes)
+        background = _Background.of(workspaces)
+        background.save = None
+        prepared = self._prepare(workspaces)
+        arrays = [array for its in prepared.batch.arrays().values() for array in its]
+        left = copy_arrays(arrays, background.arena, budget_bytes)
+        if left:
+            with self._writing(prepared.nodes):
+                prepared.batch.write(left)
+        background.claim, background.save = self.claim, prepared
 
-    def write_copies(self) -> CopiesOrder:
-        """What writes the copies that `copy` made, to be called on every worker."""
-        return CopiesOrder(self)
+    def _take_copy(self, workspaces: Mapping[str, Workspace]) -> _Prepared:
+        background = _Background.of(workspaces)
+        prepared, background.save = background.save, None
+        if prepared is None or background.claim != self.claim:
+            raise CheckpointWriteError(
+                f"Epoch {self.epoch} of {self.path} cannot be written: this worker has no copy of "
+                f"its blobs. Save again."
+            )
+        return prepared
 
     def _prepare(self, workspaces: Mapping[str, Workspace]) -> _Prepared:
-        # Before the blobs are encoded, for then nothing else refers to their arrays.
-        provenance, moment = {}, self.moment
-        for node in self.stores.keys() & workspaces.keys():
+        nodes = [node for node in workspaces if node in self.stores]
+        # Before the blobs are encoded, while nothing else refers to their arrays.
+        unchanged = {}
+        for node in nodes:
             workspace = workspaces[node]
             names = [name for name in workspace.globals if name not in workspace.transient]
-            workspace.kept_states.keep(moment, node, workspace.globals, names)
-            provenance[node] = Provenance(workspace, names)
-        # All of it before anything is written: what cannot be saved is no fault of the storage.
-        encoded = self.check.encode(workspaces, self.replicated)
+            workspace.kept_states.keep(self.memory_key, node, workspace.globals, names)
+            unchanged[node] = UnchangedArrays(workspace, names)
+        # All of it before anything is written: a blob that cannot be saved is no storage fault.
+        encoded = {
+            node: self.encoder.encode(node, workspaces[node], self.replicated) for node in nodes
+        }
         states = {
-            node: tuple(name for name, blob in blobs.items() if _has_state(blob))
+            node: tuple(
+                name
+                for name, blob in blobs.items()
+                if isinstance(blob, EncodedBlob) and blob.has_state
+            )
             for node, blobs in encoded.items()
         }
         replicas: dict[str, dict[str, str]] = {}
-        for name, nodes in self.replicated.items():
-            for node in nodes:
+        for name, (first, *others) in self.replicated.items():
+            for node in (first, *others):
                 blob = encoded.get(node, {}).get(name)
                 if isinstance(blob, EncodedBlob):
-                    digest = digest_blob(self.files, blob)
-                    replicas.setdefault(node, {})[name] = digest
-                    if node != nodes[0]:
+                    replicas.setdefault(node, {})[name] = digest_blob(self.files, blob)
+                    if node != first:
                         del encoded[node][name]
         stores = {
             self.stores[node]: (self._about(node, states[node]), blobs)
@@ -241,10 +236,10 @@ class SaveOrder:
         )
         batch = StoreBatch(self.files, self.path, stores, former, array_pool)
         arrays = batch.arrays()
-        for node in encoded:
+        for node in nodes:
             origin = (self.path, *self.former[node]) if node in self.former else None
-            provenance[node].tell(arrays[self.stores[node]], origin)
-        return _Prepared(list(encoded), batch, replicas, states, provenance)
+            unchanged[node].mark(arrays[self.stores[node]], origin)
+        return _Prepared(nodes, batch, replicas, states, unchanged)
 
     def _about(self, node: str, states: Sequence[str]) -> dict[str, Any]:
         about: dict[str, Any] = {"node": node, "epoch": self.epoch, "run": self.run}
@@ -253,17 +248,6 @@ class SaveOrder:
         if node == next(iter(self.stores)):
             about["record"] = {"nodes": list(self.stores), "details": dict(self.details)}
         return about
-
-    def _identify(
-        self, workspaces: Mapping[str, Workspace], prepared: _Prepared
-    ) -> dict[str, Receipt]:
-        """Make all durable, and let what is kept in memory be known by it; gives the receipts."""
-        receipts, moment = prepared.finish(), self.moment
-        for node, receipt in receipts.items():
-            identity = (self.path, receipt.store, receipt.manifest)
-            workspaces[node].kept_states.identify(moment, {node: identity})
-            prepared.provenance[node].leave(workspaces[node], identity)
-        return receipts
 
     def _former(self, node: str, blobs: Mapping[str, EncodedBlob | Alike]) -> FormerStore | None:
         if node not in self.former or not any(
@@ -281,6 +265,20 @@ class SaveOrder:
             logger.info("Nothing is linked to %s, which cannot be read: %s", reader.root, error)
             return None
 
+    def _finish(
+        self, workspaces: Mapping[str, Workspace], prepared: _Prepared
+    ) -> dict[str, Receipt]:
+        """Make all durable, and note in the workspaces what it was written from."""
+        receipts = dict(zip(prepared.nodes, prepared.batch.finish(), strict=True))
+        for node, receipt in receipts.items():
+            replicas, states = prepared.replicas.get(node, {}), prepared.states[node]
+            if replicas or states:
+                receipts[node] = dataclasses.replace(receipt, replicas=replicas, states=states)
+            identity = (self.path, receipt.store, receipt.manifest)
+            workspaces[node].kept_states.identify(self.memory_key, {node: identity})
+            prepared.unchanged[node].remember(workspaces[node], identity)
+        return receipts
+
     @contextlib.contextmanager
     def _writing(self, nodes: Sequence[str]) -> Iterator[None]:
         try:
@@ -292,8 +290,8 @@ class SaveOrder:
             where = error.filename or os.path.join(self.path, first)
             raise CheckpointWriteError(
                 f"Epoch {self.epoch} of {', '.join(nodes)} could not be written: {where}: "
-                f"{type(error).__name__}: {error.strerror or error}. What was recorded before "
-                f"still is; mend the storage and save again."
+                f"{type(error).__name__}: {error.strerror or error}. Earlier epochs are still "
+                f"recorded. Repair the storage and save again."
             ) from error
 
 
@@ -305,19 +303,13 @@ class _Prepared:
     batch: StoreBatch
     replicas: Mapping[str, Mapping[str, str]]
     states: Mapping[str, tuple[str, ...]]
-    provenance: Mapping[str, Provenance]
-
-    def finish(self) -> dict[str, Receipt]:
-        """Make what was written durable; gives the nodes' receipts."""
-        receipts = dict(zip(self.nodes, self.batch.finish(), strict=True))
-        for node, receipt in receipts.items():
-            replicas, states = self.replicas.get(node, {}), self.states[node]
-            if replicas or states:
-                receipts[node] = dataclasses.replace(receipt, replicas=replicas, states=states)
-        return receipts
+    unchanged: Mapping[str, UnchangedArrays]
 
 
-class _Copies:
+_COPIES = "copies to be saved"
+
+
+class _Background:
     """What a worker keeps for saves in the background: memory to copy to, and the save itself."""
 
     def __init__(self) -> None:
@@ -326,63 +318,10 @@ class _Copies:
         self.save: _Prepared | None = None
 
     @classmethod
-    def of(cls, workspaces: Mapping[str, Workspace]) -> _Copies:
+    def of(cls, workspaces: Mapping[str, Workspace]) -> _Background:
         """The one that belongs to a worker's workspaces, and lives as long as they do."""
         found = [w.companions[_COPIES] for w in workspaces.values() if _COPIES in w.companions]
-        copies: _Copies = found[0] if found else cls()
+        background: _Background = found[0] if found else cls()
         for workspace in workspaces.values():
-            workspace.companions[_COPIES] = copies
-        return copies
-
-
-_COPIES = "copies to be saved"
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotOrder:
-    """Copies what a `SaveOrder` would write; the epochs may go on when it returns.
-
-    Notes
-    -----
-    Runs on workers, in a thread; picklable. What exceeds the budget is written at once.
-    """
-
-    order: SaveOrder
-    budget_bytes: int | None
-
-    def __call__(self, workspaces: Mapping[str, Workspace]) -> None:
-        """Raise what `SaveOrder` raises."""
-        copies = _Copies.of(workspaces)
-        copies.save = None
-        prepared = self.order._prepare(workspaces)
-        arrays = [array for its in prepared.batch.arrays().values() for array in its]
-        left = copy_arrays(arrays, copies.arena, self.budget_bytes)
-        if left:
-            with self.order._writing(prepared.nodes):
-                prepared.batch.write(left)
-        copies.claim, copies.save = self.order.claim, prepared
-
-
-@dataclass(frozen=True, slots=True)
-class CopiesOrder:
-    """Writes what a `SnapshotOrder` copied, while epochs run.
-
-    Notes
-    -----
-    Runs on workers, in a thread of low priority where the system has such; picklable.
-    """
-
-    order: SaveOrder
-
-    def __call__(self, workspaces: Mapping[str, Workspace]) -> dict[str, Receipt]:
-        """Write, make durable, and give a receipt for each node."""
-        copies = _Copies.of(workspaces)
-        prepared, copies.save = copies.save, None
-        if prepared is None or copies.claim != self.order.claim:
-            raise CheckpointWriteError(
-                f"Epoch {self.order.epoch} of {self.order.path} cannot be written: this worker "
-                f"has no copy of its blobs. Save again."
-            )
-        with self.order._writing(prepared.nodes):
-            run_gently(prepared.batch.write)
-            return self.order._identify(workspaces, prepared)
+            workspace.companions[_COPIES] = background
+        return background

@@ -17,6 +17,8 @@ from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT
 
 logger = logging.getLogger(__name__)
 
+_DRAIN_SECONDS = 30.0
+
 
 class _Chore(NamedTuple):
     claim: Claim
@@ -93,9 +95,10 @@ class Sweeper:
             settled, self._settled = self._settled, []
             return settled
 
-    def drain(self, timeout_seconds: float) -> bool:
-        """Wait until nothing is left to do; False if that takes longer."""
-        deadline = time.monotonic() + timeout_seconds
+    def drain(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until nothing is left to do, half a minute at most; False if that is too short."""
+        seconds = _DRAIN_SECONDS if timeout_seconds is None else timeout_seconds
+        deadline = time.monotonic() + seconds
         with self._changed:
             while self._thread is not None:
                 left = deadline - time.monotonic()

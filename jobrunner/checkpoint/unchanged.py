@@ -1,8 +1,8 @@
-"""Which arrays of a node are the very ones that its last store was written from.
+"""Finds the arrays of a node that have not changed since its last store was written.
 
-A blob's array that nothing else can reach changes only where a task names the blob in its
-`updates`, and a workspace notes those. What a store was written from, and what no task was given
-since, need not be read to know that it has not changed.
+An array that only its blob refers to changes only if a task names the blob in its `updates`, and a
+workspace notes those. If no task did so since the last save, the array need not be read to know
+that it has not changed.
 """
 
 from __future__ import annotations
@@ -23,41 +23,40 @@ Origin = tuple[str, str, str]
 _LAST = "what the last store was written from"
 
 
+_Arrays = dict[str, tuple[weakref.ref[np.ndarray[Any, Any]], dict[str, Any]]]
+"""Path within the store -> the array, and its entry in the manifest without its files."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What a store was written from; arrays are known as long as they live.
-
-    Attributes
-    ----------
-    origin : Origin
-    arrays : dict
-        Path within the store -> the array, and what the manifest says of it but for its files.
-    """
+    """The arrays that a store was written from, known as long as they live."""
 
     origin: Origin
-    arrays: dict[str, tuple[weakref.ref[np.ndarray[Any, Any]], dict[str, Any]]]
+    arrays: _Arrays
 
 
-class Provenance:
-    """Tells, for one save of one node, what nothing else can reach and what has not changed.
+class UnchangedArrays:
+    """Marks, for one save of one node, which arrays are sole and which have not changed.
+
+    An array is sole if nothing but its blob refers to it.
 
     Parameters
     ----------
     workspace : Workspace
-        Of which nothing is encoded yet, for that refers to its arrays. What it notes of updates
-        begins anew, and what its last store was written from is known again only after `leave`.
+        None of its blobs is encoded yet, because that refers to their arrays. Its note of updates
+        starts anew, and what its last store was written from is forgotten until `remember`.
     names : collection of str
         The blobs that are saved.
 
     Notes
     -----
-    Runs on the worker, in one thread. Arrays too short to be linked are left out.
+    Runs on the worker, in one thread. Skips arrays that are too short to be linked.
     """
 
     def __init__(self, workspace: Workspace, names: Collection[str]) -> None:
         self._last: _Written | None = workspace.companions.pop(_LAST, None)
         changing = workspace.kept_states.changing
-        # Without a plan, nobody knows.
+        # Without a plan, any blob may change.
         self._changing = changing.get(workspace.node, ()) if changing else names
         self._updated, workspace.updated = workspace.updated, set()
         worth_a_look = [name for name in names if not _is_short(workspace.globals[name])]
@@ -68,17 +67,10 @@ class Provenance:
                 workspace.globals, name, LINKED_BYTES, workspace.kept_states.references
             )
         }
-        self._arrays: dict[str, tuple[weakref.ref[np.ndarray[Any, Any]], dict[str, Any]]] = {}
+        self._arrays: _Arrays = {}
 
-    def tell(self, arrays: Iterable[PlannedArray], former: Origin | None) -> None:
-        """Say of each array whether it is sole and unchanged.
-
-        Parameters
-        ----------
-        arrays : iterable of PlannedArray
-        former : tuple, optional
-            The store that unchanged files may be shared with.
-        """
+    def mark(self, arrays: Iterable[PlannedArray], former: Origin | None) -> None:
+        """Set `is_sole`, `is_constant` and `is_unchanged` since store `former` on each array."""
         last = self._last.arrays if self._last and self._last.origin == former else {}
         for array in arrays:
             if isinstance(array.data, Rows) or array.data.nbytes < LINKED_BYTES:
@@ -95,8 +87,8 @@ class Provenance:
                 array.is_unchanged = known() is found and then == about
         self._sole.clear()  # or `values.own` would copy them
 
-    def leave(self, workspace: Workspace, origin: Origin) -> None:
-        """Let the next save know what this store, now durable, was written from."""
+    def remember(self, workspace: Workspace, origin: Origin) -> None:
+        """Note for the next save what this store, now durable, was written from."""
         workspace.companions[_LAST] = _Written(origin, self._arrays)
 
 

@@ -32,7 +32,7 @@ from jobrunner.errors import (
 from jobrunner.signals import terminated_as_interrupt
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint import Checkpoint, CheckpointDirectory, MultiNodeCheckpointManager
+    from jobrunner.checkpoint import Checkpoint, MultiNodeCheckpointManager
     from jobrunner.cluster import Session
 
 
@@ -114,7 +114,7 @@ def _replay(
 
     job = load_job(target)
     manager = open_directory(directory, allow_pickle=allow_pickle)
-    replay = Replay(job, manager, read_epoch(epoch, manager))
+    replay = Replay(job, manager.loader, read_epoch(epoch, manager))
     replay.check()  # before a cluster starts
     with terminated_as_interrupt(), cluster() as session:
         report = replay.run(session)
@@ -182,7 +182,7 @@ def _verify_log(
     from jobrunner.run import format_ranges
 
     try:
-        repaired = manager.verify_log()
+        repaired = manager.recorded.verify_log()
     except CheckpointCorruptError as error:
         return {"is_whole": False, "error": str(error), "repaired": []}, str(error), error
     but = f", except for the repaired entries {format_ranges(repaired)}" if repaired else ""
@@ -233,7 +233,7 @@ def _open_checkpoint(text: str, directory: str, epoch: str) -> Iterator[Checkpoi
         raise DefinitionError(f"{text!r} names no directory: expected DIR or DIR@EPOCH.")
     manager = open_directory(directory)
     number = read_epoch(epoch, manager)
-    with manager.reading(number):
+    with manager.recorded.reading(number):
         yield manager.open(number)
 
 
@@ -290,7 +290,7 @@ def restore_command(*, directory: str, epoch: int, number: int | None, take_over
     from jobrunner.checkpoint import restore_epoch
 
     manager = open_directory(directory)
-    record = restore_epoch(manager, epoch, number, take_over=take_over)
+    record = restore_epoch(manager.recorded, epoch, number, take_over=take_over)
     stores = {node: about["store"] for node, about in manager.record(epoch)["stores"].items()}
     data = {"path": manager.path, "epoch": epoch, "commit": record.number, "stores": stores}
     return Output(
@@ -317,7 +317,7 @@ def copy_command(*, directory: str, epoch: str, target: str, take_over: bool) ->
 
 
 def copy_epochs(
-    manager: CheckpointDirectory,
+    manager: MultiNodeCheckpointManager,
     epochs: Sequence[int],
     target: str,
     *,
@@ -331,14 +331,14 @@ def copy_epochs(
     CheckpointNotFoundError
         There is no epoch to copy, or one of `epochs` is not recorded.
     """
-    from jobrunner.checkpoint import CheckpointDirectory, copy_epoch
+    from jobrunner.checkpoint import Epochs, copy_epoch
     from jobrunner.run import format_ranges
 
     copied: list[int] = []
     deleted: list[int] = []
     for epoch in epochs:
         try:
-            copy_epoch(manager, epoch, target, take_over=take_over)
+            copy_epoch(manager.recorded, epoch, target, take_over=take_over)
         except CheckpointNotFoundError:
             if not is_all or epoch in manager.epochs():
                 raise
@@ -347,7 +347,7 @@ def copy_epochs(
             copied.append(epoch)
     if not copied:  # a backup of nothing must not pass for a success
         raise CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.")
-    path = CheckpointDirectory(target, None, allow_pickle=False, files=None).path
+    path = Epochs(target).path
     data = {"path": manager.path, "target": path, "epochs": copied}
     but = f" (deleted meanwhile: {format_ranges(deleted)})" if deleted else ""
     return Output(data, f"Copied to {path}: {format_ranges(copied)}{but}")

@@ -50,11 +50,11 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
             damaged[epoch] = str(record)
         else:
             epochs.append(_describe_epoch(record))
-    is_done = manager.is_done()
+    is_done = manager.recorded.is_done()
     pins = manager.pins()
     for found in epochs:
         found["pins"] = pins.get(found["epoch"], [])
-    unclaimed = manager.unclaimed()
+    unclaimed = manager.recorded.unclaimed()
     data = {
         "path": manager.path,
         "is_done": is_done,
@@ -107,7 +107,7 @@ def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: int) -> Outp
     """Describe an epoch: its record, and the blobs of each node."""
     from dask.utils import format_bytes
 
-    with manager.reading(epoch):
+    with manager.recorded.reading(epoch):
         checkpoint = manager.open(epoch)
         checkpoint.read_ahead(checkpoint.nodes)
         about = _describe_epoch(checkpoint.record)

@@ -22,7 +22,6 @@ from jobrunner.errors import CheckpointCorruptError, DefinitionError
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import (
-        CheckpointDirectory,
         KeepAny,
         MultiNodeCheckpointManager,
         Repair,
@@ -68,16 +67,16 @@ def prune_command(
     path = open_directory(directory).path
     manager = MultiNodeCheckpointManager(path, keep=policy, take_over=take_over)
     _check_records(manager, policy)
-    if dry_run or manager.state().number < 0:
-        retired = manager.retirable()
+    if dry_run or manager.recorded.log.refresh().number < 0:
+        retired = manager.retention.retirable()
         nbytes = _sum_sizes(manager, retired)
     else:
-        manager.start_run([], {"command": "prune"})
+        manager.run.start([], {"command": "prune"})
         try:
-            nbytes = _sum_sizes(manager, manager.retirable())
-            retired = manager.retire()
+            nbytes = _sum_sizes(manager, manager.retention.retirable())
+            retired = manager.retention.retire()
         finally:
-            manager.end_run()
+            manager.run.end()
     gone = set(retired)
     kept = [epoch for epoch in manager.epochs() if epoch not in gone]
     data = {
@@ -133,7 +132,9 @@ def _check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None
     uses_metrics = any(isinstance(part, KeepBest) for part in policy.policies)
     metrics = {}
     unreadable: dict[int, CheckpointCorruptError] = {}
-    for epoch, record in manager.records(manager.epochs() if uses_metrics else manager.retirable()):
+    for epoch, record in manager.records(
+        manager.epochs() if uses_metrics else manager.retention.retirable()
+    ):
         if isinstance(record, CheckpointCorruptError):
             unreadable[epoch] = record
         else:
@@ -154,7 +155,7 @@ def _check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None
         )
 
 
-def _sum_sizes(manager: CheckpointDirectory, epochs: Sequence[int]) -> int:
+def _sum_sizes(manager: MultiNodeCheckpointManager, epochs: Sequence[int]) -> int:
     nbytes = 0
     for _, record in manager.records(epochs):
         if isinstance(record, CheckpointCorruptError):
@@ -183,12 +184,12 @@ def fsck_command(*, directory: str, is_brief: bool, is_repair: bool) -> Output:
     return _repair(manager) if is_repair else _inspect(manager, is_brief=is_brief)
 
 
-def _inspect(manager: CheckpointDirectory, *, is_brief: bool) -> Output:
+def _inspect(manager: MultiNodeCheckpointManager, *, is_brief: bool) -> Output:
     from jobrunner.checkpoint import inspect_directory, plan_repair
 
-    found = inspect_directory(manager)
+    found = inspect_directory(manager.recorded)
     counts = Counter(finding.status for finding in found)
-    plan = plan_repair(manager)
+    plan = plan_repair(manager.recorded)
     data = {
         "path": manager.path,
         "counts": dict(counts),
@@ -210,10 +211,10 @@ def _inspect(manager: CheckpointDirectory, *, is_brief: bool) -> Output:
     return Output(data, "\n".join(lines), exit_code_of(error))
 
 
-def _repair(manager: CheckpointDirectory) -> Output:
+def _repair(manager: MultiNodeCheckpointManager) -> Output:
     from jobrunner.checkpoint import repair_log
 
-    done = repair_log(manager)
+    done = repair_log(manager.recorded)
     if done is None:
         return Output({"path": manager.path, "repair": None}, f"{manager.path}: nothing to repair.")
     lines = [f"The log of {manager.path} can be read again.", *_format_repair(done)]

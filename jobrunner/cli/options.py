@@ -84,9 +84,10 @@ def open_directory(directory: str, *, allow_pickle: bool = False) -> MultiNodeCh
 
     manager = MultiNodeCheckpointManager(directory, allow_pickle=allow_pickle)
     try:
-        if manager.files.is_directory(manager.path):
+        files = manager.recorded.files
+        if files.is_directory(manager.path):
             return manager
-        found = ", but a file" if manager.files.is_taken(manager.path) else ""
+        found = ", but a file" if files.is_taken(manager.path) else ""
     except OSError as error:
         raise errors.CheckpointError(
             f"Cannot read {manager.path}: {type(error).__name__}: {error}."

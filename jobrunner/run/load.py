@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobrunner.checkpoint import CheckpointDirectory, load_waiting_states
+from jobrunner.checkpoint import Loader, load_waiting_states
 from jobrunner.cluster import Session, SessionBinding
 from jobrunner.compile import GroupPlan, Plan, compile_resume
 from jobrunner.config import get_seconds
@@ -35,7 +35,7 @@ def load(
     binding: SessionBinding,
     job: Job,
     plan: Plan,
-    manager: CheckpointDirectory,
+    manager: Loader,
     epoch: int,
     *,
     from_memory: bool = False,
@@ -43,8 +43,8 @@ def load(
     """Load an epoch into workspaces; `from_memory`: do not read what workers still have there."""
     blobs = required_blobs(plan, manager, epoch)
     # The bytes on disk of the nodes that load their whole store.
-    stores = manager.record(epoch)["stores"]
-    saved = manager.run_info(epoch).get("plan", {}).get("nodes", {})
+    stores = manager.recorded.record(epoch)["stores"]
+    saved = manager.recorded.run_info(epoch).get("plan", {}).get("nodes", {})
     sizes = {
         node: stores[node]["nbytes"]
         for node, names in blobs.items()
@@ -68,7 +68,7 @@ def load_newest(
     binding: SessionBinding,
     job: Job,
     plan: Plan,
-    manager: CheckpointDirectory,
+    manager: Loader,
     epochs: Iterable[int],
     report_damage: Callable[[int, CheckpointCorruptError], None],
 ) -> Loaded | None:
@@ -76,7 +76,7 @@ def load_newest(
     for epoch in epochs:
         try:
             loaded = load(binding, job, plan, manager, epoch, from_memory=True)
-            binding.recorded = manager.moment(epoch)
+            binding.recorded = manager.memory_key(epoch)
             manager.report_load(loaded.group, "checkpoint_load")  # all that the job needs
             return loaded
         except CheckpointCorruptError as error:
@@ -84,9 +84,7 @@ def load_newest(
     return None
 
 
-def required_blobs(
-    plan: Plan, manager: CheckpointDirectory, epoch: int
-) -> dict[str, frozenset[str]]:
+def required_blobs(plan: Plan, manager: Loader, epoch: int) -> dict[str, frozenset[str]]:
     """The blobs to load at `epoch`, by node; raises where the checkpoint lacks some."""
     there = manager.blobs(epoch)
     needed = plan.saved_blobs(epoch)
@@ -111,7 +109,7 @@ def required_blobs(
 
 
 def rebuild(
-    job: Job, plan: Plan, manager: CheckpointDirectory, epoch: int
+    job: Job, plan: Plan, manager: Loader, epoch: int
 ) -> tuple[GroupPlan, dict[str, frozenset[str]]]:
     """The init tasks to run again after a load of `epoch`, and the objects that then get a state.
 
@@ -155,7 +153,7 @@ def steps_done(plan: Plan, record: Mapping[str, Any]) -> int:
 
 def load_blobs(
     job: Job,
-    manager: CheckpointDirectory,
+    manager: Loader,
     epoch: int,
     asked: Sequence[str | Blob],
     session: Session,
@@ -179,9 +177,7 @@ def load_blobs(
             session.run_compiled("made anew", again, plan.nodes).apply(load_waiting_states)
 
 
-def _find_blobs(
-    manager: CheckpointDirectory, epoch: int, asked: Sequence[str | Blob]
-) -> dict[str, set[str]]:
+def _find_blobs(manager: Loader, epoch: int, asked: Sequence[str | Blob]) -> dict[str, set[str]]:
     """The blobs that are meant, by node; a name means that blob of every node that has it."""
     there = manager.blobs(epoch)
     found: dict[str, set[str]] = {}

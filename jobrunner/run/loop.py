@@ -126,7 +126,7 @@ class Run:
         """Load `wanted`, or for "latest" the newest epoch that is whole; None if none is."""
         assert self.options.checkpoint_manager is not None
         manager = self.options.checkpoint_manager.source()
-        is_own = manager is self.options.checkpoint_manager
+        is_own = manager is self.options.checkpoint_manager.loader
         is_latest = self.resume_from == "latest"
         damaged: dict[int, str] = {}
 
@@ -140,7 +140,9 @@ class Run:
             )
 
         # A named epoch that has gone meanwhile is an error.
-        epochs = [wanted] if wanted is not None and not is_latest else reversed(manager.epochs())
+        epochs = (
+            [wanted] if wanted is not None and not is_latest else reversed(manager.recorded.all())
+        )
         job, plan = self.options.job, self.plan
         loaded = load_newest(self.binding, job, plan, manager, epochs, report_damage)
         if loaded is None:
@@ -156,7 +158,7 @@ class Run:
         if loaded.anew:
             self.binding.apply(load_waiting_states)
         state, epoch = self.state, loaded.epoch
-        record = manager.record(epoch)
+        record = manager.recorded.record(epoch)
         metrics = record["details"].get("metrics", {})
         state.fired, state.steps_done = recorded_stops(plan, record), steps_done(plan, record)
         if state.steps_done:

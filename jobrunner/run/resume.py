@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import Literal
 
-from jobrunner.checkpoint import CheckpointDirectory, MultiNodeCheckpointManager
+from jobrunner.checkpoint import Loader, MultiNodeCheckpointManager
 from jobrunner.compile import Plan, changes, describe
 from jobrunner.define import Job
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError
@@ -38,11 +38,11 @@ def plan_resume(
         return replace(start, sets_aside=tuple(own.epochs()), warnings=warnings)
     is_latest = resume_from == "latest"
     if is_latest:
-        warnings += _check_claimed(own)
+        warnings += _check_claimed(own.loader)
     manager = own.source()
-    if is_latest and manager is not own:
+    if is_latest and manager is not own.loader:
         warnings += _check_claimed(manager)
-    epochs = manager.epochs()
+    epochs = manager.recorded.all()
     damaged: dict[int, str] = {}
     if isinstance(resume_from, int):
         epoch: int | None = resume_from
@@ -57,16 +57,16 @@ def plan_resume(
     if epoch is None:
         what = "that is recorded is whole" if epochs else "is recorded"
         start = _word_start(plan, limit, f"nothing {what} in {manager.path}")
-        aside = tuple(epochs) if manager is own else ()
+        aside = tuple(epochs) if manager is own.loader else ()
         return replace(start, sets_aside=aside, warnings=warnings, damaged=damaged)
-    record = manager.record(epoch)
-    before = manager.run_info(epoch).get("plan")
+    record = manager.recorded.record(epoch)
+    before = manager.recorded.run_info(epoch).get("plan")
     recorded = Recorded(
         epoch,
         steps_done(plan, record),
         recorded_stops(plan, record),
         later=tuple(e for e in epochs if e > epoch),
-        is_done=manager.is_done(),
+        is_done=manager.recorded.is_done(),
     )
     return replace(
         _word_resume(plan, limit, recorded, reason),
@@ -82,7 +82,7 @@ def plan_resume(
 
 
 def _find_newest(
-    plan: Plan, manager: CheckpointDirectory, epochs: list[int], damaged: dict[int, str]
+    plan: Plan, manager: Loader, epochs: list[int], damaged: dict[int, str]
 ) -> int | None:
     """The newest epoch that is not known to be damaged; whether all of it is whole, a load tells.
 
@@ -98,14 +98,14 @@ def _find_newest(
     return None
 
 
-def _check_recorded(manager: CheckpointDirectory, epoch: int, epochs: list[int]) -> None:
+def _check_recorded(manager: Loader, epoch: int, epochs: list[int]) -> None:
     if epoch in epochs:
         return
     shown = [*map(str, epochs)]
     if len(shown) > 12:
         shown[4:-4] = ["…"]
     remedy = "Choose one of these, or 'latest'."
-    if epoch in manager.unclaimed():
+    if epoch in manager.recorded.unclaimed():
         remedy = (
             f"The directory holds stores of it, so the log has lost that it was recorded: "
             f"`jobrunner fsck {manager.path}` says what they are, and --repair records them again."
@@ -117,7 +117,7 @@ def _check_recorded(manager: CheckpointDirectory, epoch: int, epochs: list[int])
 
 
 def _warn_of_other_run(own: MultiNodeCheckpointManager) -> tuple[str, ...]:
-    other = own.held_by()
+    other = own.recorded.held_by()
     if other is None:
         return ()
     warning = (
@@ -127,9 +127,9 @@ def _warn_of_other_run(own: MultiNodeCheckpointManager) -> tuple[str, ...]:
     return (warning,)
 
 
-def _check_claimed(directory: CheckpointDirectory) -> tuple[str, ...]:
+def _check_claimed(directory: Loader) -> tuple[str, ...]:
     """Warn of stores that the log does not mention; raise if it mentions no epoch at all."""
-    lost = directory.unclaimed()
+    lost = directory.recorded.unclaimed()
     if not lost:
         return ()
     epochs = f"{'epoch' if len(lost) == 1 else 'epochs'} {format_ranges(lost)}"
@@ -137,7 +137,7 @@ def _check_claimed(directory: CheckpointDirectory) -> tuple[str, ...]:
     remedy = (
         f"`jobrunner fsck {directory.path}` says what they are, and --repair records them again"
     )
-    if directory.epochs():
+    if directory.recorded.all():
         return (f"{found}: its newest entries may be lost. {remedy}. This run leaves them alone.",)
     raise CheckpointCorruptError(
         f"{found}, and the log records no epoch: expected {os.path.join(directory.path, '_log')} "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
-from jobrunner.checkpoint import MultiNodeCheckpointManager
+from jobrunner.checkpoint import MultiNodeCheckpointManager, resolve_storage
 from jobrunner.cluster import Session
 from jobrunner.compile import Plan
 from jobrunner.define import Blob, Job
@@ -251,7 +251,7 @@ class JobRunner:
             )
         replay = Replay(
             self.job,
-            self.checkpoint_manager,
+            self.checkpoint_manager.loader,
             epoch,
             worker_wait_seconds=self.worker_wait_seconds,
             epoch_deadline_seconds=self.epoch_deadline_seconds,
@@ -298,7 +298,7 @@ class JobRunner:
             raise DefinitionError(f"An epoch is an int; got {epoch!r}.")
         if epoch not in manager.epochs():
             return False
-        load_blobs(self.job, manager, epoch, blob_names, session)
+        load_blobs(self.job, manager.loader, epoch, blob_names, session)
         return True
 
     def _compile(self) -> Plan:
@@ -312,7 +312,7 @@ class JobRunner:
             )
         plan = job.compile()
         if self.checkpoint_manager is not None:
-            self.checkpoint_manager.check_storage(plan.array_options)
+            resolve_storage(plan.array_options)
         return plan
 
     def _options(self) -> Options:

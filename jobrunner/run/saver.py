@@ -11,15 +11,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
 from jobrunner.checkpoint import (
     PARTITIONS,
-    CopiesOrder,
     Moment,
     MultiNodeCheckpointManager,
-    SaveOrder,
+    Receipt,
+    Save,
     epochs_until,
 )
 from jobrunner.cluster import Binding
@@ -207,23 +208,23 @@ class Saver:
         self._failures.close()
         if self._holds_directory:
             self._holds_directory = False
-            self._manager.end_run()
+            self._manager.run.end()
 
     def set_aside(self, damaged: Mapping[int, str]) -> None:
         """Set aside epochs that could not be loaded, for the reasons given."""
         if self._holds_directory:
             for epoch, reason in damaged.items():
-                self._manager.set_aside(epoch, reason)
+                self._manager.run.set_aside(epoch, reason)
 
     def rewind(self, epoch: int | None, reason: str) -> None:
         """Set aside what is recorded after `epoch`; None: everything."""
         if self._holds_directory and self._manager.latest() not in (None, epoch):
-            self._manager.rewind(epoch, reason)
+            self._manager.run.rewind(epoch, reason)
 
     def finish(self, epoch: int) -> None:
         """Record that the job ended after `epoch`, exit group and all."""
         if self._holds_directory and self._manager.latest() == epoch:
-            self._manager.finish(epoch)
+            self._manager.run.finish(epoch)
 
     def epochs_until(self, epoch: int) -> int | None:
         """How many epochs, `epoch` the first, may run before `is_due` must be asked.
@@ -249,7 +250,7 @@ class Saver:
             statistics.fmean(self._stalls) if self._stalls else None,
             self._in_flight is not None,
         )
-        if self._holds_directory and self._manager.take_request():
+        if self._holds_directory and self._manager.saver.take_request():
             self._save_now.set()
         return self._save_now.is_set() or self._manager.save_policy.is_due(moment)
 
@@ -280,14 +281,14 @@ class Saver:
             order = self._begin(epoch, details)
             if self._manager.asynchronous:
                 with self._abandons(order):
-                    copy = order.copy(self._manager.budget_bytes)
+                    copy = partial(order.copy, budget_bytes=self._manager.budget_bytes)
                     self._apply(binding, copy, f"the copy of epoch {epoch}")
-                write = order.write_copies()
+                write = partial(order.write, is_copied=True)
                 save.stall_seconds = time.monotonic() - save.started
                 save.start(lambda: self._write(binding, committed, order, write))
                 self._in_flight = save
                 return
-            save.nodes = self._write(binding, committed, order, order)
+            save.nodes = self._write(binding, committed, order, order.write)
         except CheckpointWriteError as error:
             save.error = error
         save.seconds = save.stall_seconds = time.monotonic() - save.started
@@ -333,7 +334,7 @@ class Saver:
             self._failures.add(save.epoch, error)
         self._saved(report, save.step)
 
-    def _begin(self, epoch: int, details: Mapping[str, Any]) -> SaveOrder:
+    def _begin(self, epoch: int, details: Mapping[str, Any]) -> Save:
         if not self._holds_directory:
             self._take_directory()
             if self._manager.epochs():
@@ -343,7 +344,7 @@ class Saver:
                     f"from them."
                 )
         self._prove_shared()
-        return self._manager.begin(
+        return self._manager.saver.begin(
             epoch,
             replicated=self._plan.replicated,
             initial=self._plan.initial,
@@ -355,15 +356,15 @@ class Saver:
         self,
         binding: Binding,
         details: Mapping[str, Any],
-        order: SaveOrder,
-        write: SaveOrder | CopiesOrder,
+        order: Save,
+        write: Callable[..., dict[str, Receipt]],
     ) -> dict[str, NodeSave]:
         """Let the workers write, and record the epoch; in any thread."""
         with self._abandons(order):
             replies = self._apply(binding, write, f"the save of epoch {order.epoch}", "save")
             receipts = dict(chain.from_iterable(reply.items() for reply in replies.values()))
-            self._manager.commit(order, receipts, details)
-            binding.recorded = order.moment
+            self._manager.saver.commit(order, receipts, details)
+            binding.recorded = order.memory_key
         return {
             node: NodeSave(receipt.seconds, receipt.nbytes - receipt.linked_bytes)
             for node, receipt in receipts.items()
@@ -378,22 +379,22 @@ class Saver:
         )
 
     @contextlib.contextmanager
-    def _abandons(self, order: SaveOrder) -> Iterator[None]:
+    def _abandons(self, order: Save) -> Iterator[None]:
         try:
             yield
         except CheckpointWriteError:
-            self._manager.abandon(order)
+            self._manager.saver.abandon(order)
             raise
 
     def _take_directory(self) -> None:
         if not self._holds_directory:
-            self._manager.start_run(self._plan.checkpointed, {"plan": describe(self._plan)})
+            self._manager.run.start(self._plan.checkpointed, {"plan": describe(self._plan)})
             self._holds_directory = True
             self._last_save = time.monotonic()
 
     def _prove_shared(self) -> None:
         if not self._is_shared:
-            probe = self._manager.probe()
+            probe = self._manager.run.probe()
             what = "the look for shared files"
-            self._manager.check_probe(self._apply(self._binding, probe, what))
+            self._manager.run.check_probe(self._apply(self._binding, probe, what))
             self._is_shared = True

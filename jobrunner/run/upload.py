@@ -59,9 +59,8 @@ class CopyTo:
     def build(self, epoch: int, manager: MultiNodeCheckpointManager) -> TaskGroup:
         """One task for each node of the checkpoint; raises what `check` does."""
         self.check(manager)
-        copy = functools.partial(
-            _copy_store, manager.files, files_beside(self.path, manager.files), self.path
-        )
+        files = manager.recorded.files
+        copy = functools.partial(_copy_store, files, files_beside(self.path, files), self.path)
         with TaskGroup() as group:
             for node in manager.record(epoch)["stores"]:
                 source = manager.get_ckpt_db_name(node, epoch)

@@ -164,10 +164,10 @@ class MetadataHandlerContract:
     def test_the_state_is_read_from_the_last_summary_on(self, tmp_path: Path) -> None:
         """Two full states later, reading from there gives what reading everything gives."""
         manager = MultiNodeCheckpointManager(_path(tmp_path), self.make_handler(str(tmp_path)))
-        manager.start_run([], {})
+        manager.run.start([], {})
         for epoch in range(STATE_INTERVAL + 10):
-            manager.commit(manager.begin(epoch), {}, {})
-        manager.end_run()
+            manager.saver.commit(manager.saver.begin(epoch), {}, {})
+        manager.run.end()
         handler = self._open(tmp_path)
         whole = State()
         for entry in handler.entries():
@@ -180,13 +180,13 @@ class MetadataHandlerContract:
         workspace = Workspace("a")
         workspace.globals["x"] = np.arange(5)
         manager = MultiNodeCheckpointManager(_path(tmp_path), self.make_handler(str(tmp_path)))
-        manager.start_run(["a"], {"why": "contract"})
-        order = manager.begin(0)
-        manager.commit(order, order({"a": workspace}), {"stopped_by": []})
-        manager.end_run()
+        manager.run.start(["a"], {"why": "contract"})
+        order = manager.saver.begin(0)
+        manager.saver.commit(order, order.write({"a": workspace}), {"stopped_by": []})
+        manager.run.end()
         reader = MultiNodeCheckpointManager(_path(tmp_path), self.make_handler(str(tmp_path)))
         _same([0], reader.epochs(), "epochs() of a second manager")
-        _same({"why": "contract"}, reader.run_info(0), "run_info(0)")
+        _same({"why": "contract"}, reader.recorded.run_info(0), "run_info(0)")
         assert_identical(np.arange(5), reader.open(0)["a"].load("x"))
 
     def test_who_was_taken_over_cannot_commit(self, tmp_path: Path) -> None:
@@ -197,18 +197,18 @@ class MetadataHandlerContract:
             )
             for _ in range(2)
         )
-        old.start_run([], {})
-        order = old.begin(0)
-        new.start_run([], {})
+        old.run.start([], {})
+        order = old.saver.begin(0)
+        new.run.start([], {})
         try:
-            old.commit(order, {}, {})
+            old.saver.commit(order, {}, {})
         except CommitConflictError:
             pass
         else:
             raise AssertionError("expected CommitConflictError from the run taken over")
         _same([], new.epochs(), "epochs() after the failed commit")
-        new.end_run()
-        old.end_run()
+        new.run.end()
+        old.run.end()
 
 
 def _tell(process: subprocess.Popen[bytes], what: bytes) -> None:

@@ -48,15 +48,15 @@ class Rig:
         self.workspaces = workspaces()
 
     def start(self) -> Rig:
-        self.manager.start_run(NODES, {"plan": "p"})
+        self.manager.run.start(NODES, {"plan": "p"})
         return self
 
     def save(self, epoch: int, details: Mapping[str, Any] | None = None) -> None:
         for node, workspace in self.workspaces.items():
             workspace.globals["w"] = values(node, epoch)
-        order = cloudpickle.loads(cloudpickle.dumps(self.manager.begin(epoch)))
-        self.manager.commit(order, order(self.workspaces), details or {})
-        self.manager.settle()
+        order = cloudpickle.loads(cloudpickle.dumps(self.manager.saver.begin(epoch)))
+        self.manager.saver.commit(order, order.write(self.workspaces), details or {})
+        self.manager.retention.sweeper.drain()
 
 
 def workspaces() -> dict[str, Workspace]:
@@ -75,7 +75,7 @@ def values(node: str, epoch: int) -> np.ndarray[Any, Any]:
 def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(tmp_path / "runs" / "k").start()
     yield rig
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def run_group(group: TaskGroup, workspaces: Mapping[str, Workspace]) -> None:
@@ -94,7 +94,7 @@ def run_group(group: TaskGroup, workspaces: Mapping[str, Workspace]) -> None:
 
 def test_making_a_manager_touches_nothing(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "a" / "b")
-    assert (manager.epochs(), manager.latest(), manager.is_done()) == ([], None, False)
+    assert (manager.epochs(), manager.latest(), manager.recorded.is_done()) == ([], None, False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -136,8 +136,8 @@ def test_a_saved_epoch_is_recorded_verified_and_opened(rig: Rig) -> None:
     assert record["stores"]["trainer:0"]["store"] == "trainer:0.0"
     assert math.isnan(record["details"]["metrics"]["loss"])
     assert record["details"]["metrics"]["best"] == -math.inf
-    assert manager.run_info(0) == {"plan": "p"}
-    assert manager.blobs(0) == {node: ["name", "w"] for node in NODES}
+    assert manager.recorded.run_info(0) == {"plan": "p"}
+    assert manager.loader.blobs(0) == {node: ["name", "w"] for node in NODES}
     checkpoint = manager.open(0)
     assert checkpoint.nodes == NODES
     assert list(checkpoint) == list(NODES)
@@ -162,7 +162,7 @@ def test_another_manager_without_a_run_reads_the_same(rig: Rig, tmp_path: Path) 
 
 def test_a_checkpoint_that_was_moved_is_still_one(rig: Rig, tmp_path: Path) -> None:
     rig.save(0)
-    rig.manager.end_run()
+    rig.manager.run.end()
     os.rename(tmp_path / "runs", tmp_path / "moved")
     MultiNodeCheckpointManager(tmp_path / "moved" / "k").verify(0)
 
@@ -222,7 +222,7 @@ def test_what_is_not_there_is_named_at_the_call(rig: Rig) -> None:
 
 def test_durations_of_nodes_are_reported_by_action(rig: Rig) -> None:
     rig.save(0)
-    saved = rig.manager._handler.stats["checkpoint_save"]  # type: ignore[attr-defined]
+    saved = rig.manager.recorded.handler.stats["checkpoint_save"]  # type: ignore[attr-defined]
     assert set(saved) == set(NODES)
     assert all(seconds > 0 for seconds in saved.values())
 
@@ -230,7 +230,7 @@ def test_durations_of_nodes_are_reported_by_action(rig: Rig) -> None:
 def test_store_names_are_claimed_once(rig: Rig) -> None:
     manager, root = rig.manager, Path(rig.manager.path)
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0")
-    manager.abandon(manager.begin(0))
+    manager.saver.abandon(manager.saver.begin(0))
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r1")
     rig.save(0)
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r1")
@@ -246,7 +246,7 @@ def test_the_record_of_the_epoch_before_is_not_read_again(rig: Rig, epochs: int)
     for epoch in range(epochs):
         rig.save(epoch)
     done, there = len(rig.files.trace), os.listdir(os.path.join(rig.manager.path, "_log"))
-    rig.manager.begin(epochs)
+    rig.manager.saver.begin(epochs)
     read = [path for operation, path in rig.files.trace[done:] if operation == "open"]
     assert [path for path in read if os.path.basename(path) in there] == []
 
@@ -268,7 +268,7 @@ def test_keep_last_retires_older_epochs_after_the_commit(tmp_path: Path) -> None
     assert there == ["server.3", "server.4", "trainer:0.3", "trainer:0.4"]
     with pytest.raises(CheckpointNotFoundError, match="Recorded: 3, 4"):
         rig.manager.record(2)
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def test_the_epoch_resumed_from_is_kept(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_the_epoch_resumed_from_is_kept(tmp_path: Path) -> None:
     for epoch in (1, 2, 3):
         rig.save(epoch)
     assert rig.manager.epochs() == [0, 3]
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def test_a_policy_of_the_users_cannot_retire_the_newest(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_policy_of_the_users_cannot_retire_the_newest(tmp_path: Path) -> None:
     rig.save(0)
     rig.save(1)
     assert rig.manager.epochs() == [1]
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def test_a_policy_that_raises_does_not_end_the_run(
@@ -304,7 +304,7 @@ def test_a_policy_that_raises_does_not_end_the_run(
     rig.save(0)
     assert rig.manager.epochs() == [0]
     assert "no epoch was retired after epoch 0: KeyError" in caplog.text
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 @pytest.mark.parametrize(
@@ -319,12 +319,12 @@ def test_a_start_that_fails_in_its_clean_up_lets_the_directory_go(
             "jobrunner.checkpoint.log.run_lock.RunLock.remove_traces_of_others", fail_with(error)
         )
         with pytest.raises((type(error), CheckpointWriteError)):
-            manager.start_run(NODES, {})
+            manager.run.start(NODES, {})
     assert not [thread for thread in threading.enumerate() if "heartbeat" in thread.name]
     assert list((tmp_path / "k" / "_runs").iterdir()) == []
     for following in (manager, MultiNodeCheckpointManager(tmp_path / "k")):
-        following.start_run(NODES, {})
-        following.end_run()
+        following.run.start(NODES, {})
+        following.run.end()
 
 
 def fail_with(error: BaseException) -> Callable[..., None]:
@@ -337,10 +337,10 @@ def fail_with(error: BaseException) -> Callable[..., None]:
 def test_rewinding_hides_later_epochs_and_deletes_nothing(rig: Rig) -> None:
     for epoch in range(4):
         rig.save(epoch)
-    rig.manager.finish(3)
-    assert rig.manager.is_done()
-    rig.manager.rewind(1, "asked for")
-    assert (rig.manager.epochs(), rig.manager.is_done()) == ([0, 1], False)
+    rig.manager.run.finish(3)
+    assert rig.manager.recorded.is_done()
+    rig.manager.run.rewind(1, "asked for")
+    assert (rig.manager.epochs(), rig.manager.recorded.is_done()) == ([0, 1], False)
     root = Path(rig.manager.path)
     assert not (root / "server.2" / "zarr.json").exists()
     assert (root / "server.2" / "zarr.retired.json").exists()
@@ -348,17 +348,17 @@ def test_rewinding_hides_later_epochs_and_deletes_nothing(rig: Rig) -> None:
     assert (root / "server.1" / "zarr.json").exists()
     rig.save(2)
     assert rig.manager.record(2)["stores"]["server"]["store"] == "server.2.r1"
-    rig.manager.rewind(None, "afresh")
+    rig.manager.run.rewind(None, "afresh")
     assert rig.manager.epochs() == []
 
 
 def test_setting_aside_one_epoch_leaves_the_others(rig: Rig) -> None:
     for epoch in range(3):
         rig.save(epoch)
-    rig.manager.set_aside(1, "damaged")
+    rig.manager.run.set_aside(1, "damaged")
     assert rig.manager.epochs() == [0, 2]
     with pytest.raises(CheckpointNotFoundError):
-        rig.manager.set_aside(1, "again")
+        rig.manager.run.set_aside(1, "again")
     rig.save(3)
     assert rig.manager.epochs() == [0, 2, 3]
 
@@ -366,82 +366,83 @@ def test_setting_aside_one_epoch_leaves_the_others(rig: Rig) -> None:
 def test_done_is_said_of_the_newest_epoch_only(rig: Rig, tmp_path: Path) -> None:
     rig.save(0)
     rig.save(1)
-    rig.manager.finish(1)
-    assert MultiNodeCheckpointManager(rig.manager.path).is_done()
+    rig.manager.run.finish(1)
+    assert MultiNodeCheckpointManager(rig.manager.path).recorded.is_done()
     rig.save(2)
-    assert not rig.manager.is_done()
+    assert not rig.manager.recorded.is_done()
 
 
 def test_a_missing_receipt_is_an_error_that_names_the_node(rig: Rig) -> None:
-    order = rig.manager.begin(0)
-    receipts = order({"server": rig.workspaces["server"]})
+    order = rig.manager.saver.begin(0)
+    receipts = order.write({"server": rig.workspaces["server"]})
     with pytest.raises(CheckpointWriteError, match="none from trainer:0"):
-        rig.manager.commit(order, receipts, {})
+        rig.manager.saver.commit(order, receipts, {})
     assert rig.manager.epochs() == []
 
 
 def test_details_that_are_no_json_are_an_error(rig: Rig) -> None:
-    order = rig.manager.begin(0)
-    with pytest.raises(DefinitionError, match="details of a checkpoint is JSON"):
-        rig.manager.commit(order, order(rig.workspaces), {"x": object()})
+    order = rig.manager.saver.begin(0)
+    with pytest.raises(DefinitionError, match="details of a checkpoint must be JSON"):
+        rig.manager.saver.commit(order, order.write(rig.workspaces), {"x": object()})
 
 
 def test_an_abandoned_order_cannot_be_committed(rig: Rig) -> None:
-    order = rig.manager.begin(0)
-    receipts = order(rig.workspaces)
-    rig.manager.abandon(order)
-    rig.manager.settle()
+    order = rig.manager.saver.begin(0)
+    receipts = order.write(rig.workspaces)
+    rig.manager.saver.abandon(order)
+    rig.manager.retention.sweeper.drain()
     assert not list(Path(rig.manager.path).glob("server*"))
     with pytest.raises(CheckpointWriteError, match="abandoned"):
-        rig.manager.commit(order, receipts, {})
+        rig.manager.saver.commit(order, receipts, {})
 
 
 def test_what_a_slow_worker_writes_of_an_abandoned_save_goes_away(rig: Rig) -> None:
     root = Path(rig.manager.path)
-    order = rig.manager.begin(0)
-    rig.manager.abandon(order)
-    rig.manager.settle()
-    order(rig.workspaces)  # it has not heard of it
+    order = rig.manager.saver.begin(0)
+    rig.manager.saver.abandon(order)
+    rig.manager.retention.sweeper.drain()
+    order.write(rig.workspaces)  # it has not heard of it
     rig.save(0)
     assert (root / "server.0").is_dir()
-    rig.manager.end_run()
+    rig.manager.run.end()
     assert not (root / "server.0").exists()
-    order(rig.workspaces)  # nor now
+    order.write(rig.workspaces)  # nor now
     again = Rig(root).start()
-    again.manager.settle()
+    again.manager.retention.sweeper.drain()
     assert {path.name for path in root.glob("*.0*")} == {"server.0.r1", "trainer:0.0.r1"}
-    again.manager.end_run()
-    assert not MultiNodeCheckpointManager(root)._journal.refresh().chores
+    again.manager.run.end()
+    assert not MultiNodeCheckpointManager(root).recorded.log.refresh().chores
 
 
 def test_blobs_are_checked_without_storage(rig: Rig) -> None:
-    check = pickle.loads(pickle.dumps(rig.manager.blob_check()))
+    encoder = pickle.loads(pickle.dumps(rig.manager.saver.begin(0).encoder))
     rig.files.trace.clear()
-    check(rig.workspaces)
+    for node, workspace in rig.workspaces.items():
+        encoder.encode(node, workspace)
     rig.workspaces["trainer:0"].globals["bad"] = open
     with pytest.raises(DefinitionError, match="'trainer:0', blob 'bad'"):
-        check(rig.workspaces)
+        encoder.encode("trainer:0", rig.workspaces["trainer:0"])
     assert rig.files.trace == []
 
 
 def test_what_cannot_be_encoded_is_found_before_anything_is_written(rig: Rig) -> None:
     rig.workspaces["trainer:0"].globals["bad"] = open
-    order = rig.manager.begin(0)
+    order = rig.manager.saver.begin(0)
     rig.files.trace.clear()
     with pytest.raises(DefinitionError, match="'bad'"):
-        order(rig.workspaces)
+        order.write(rig.workspaces)
     assert rig.files.trace == []
 
 
 def test_a_full_disk_is_a_write_error_with_its_cause(rig: Rig) -> None:
     rig.save(0)
-    order = rig.manager.begin(1)
+    order = rig.manager.saver.begin(1)
     rig.files.at = rig.files.count + 9
     with pytest.raises(CheckpointWriteError, match=r"Epoch 1 of server.*Input/output error") as e:
-        order(rig.workspaces)
+        order.write(rig.workspaces)
     assert isinstance(e.value.__cause__, OSError)
-    rig.manager.abandon(order)
-    assert rig.manager.settle()
+    rig.manager.saver.abandon(order)
+    assert rig.manager.retention.sweeper.drain()
     assert not list(Path(rig.manager.path).glob("*.1"))
     rig.save(1)
     assert rig.manager.epochs() == [0, 1]
@@ -452,7 +453,7 @@ def test_a_directory_that_cannot_be_made_is_a_write_error(tmp_path: Path) -> Non
     manager = MultiNodeCheckpointManager(tmp_path / "file" / "runs")
     assert manager.epochs() == []
     with pytest.raises(CheckpointWriteError, match="could not be taken.*Not a directory"):
-        manager.start_run(NODES, {})
+        manager.run.start(NODES, {})
 
 
 def test_a_read_error_is_never_no_checkpoint(tmp_path: Path) -> None:
@@ -465,12 +466,12 @@ def test_a_read_error_is_never_no_checkpoint(tmp_path: Path) -> None:
     "store", ["../x.0", "/etc/x.0", "server.1", "server.0/../x", "server.0.r7"]
 )
 def test_a_record_that_names_anything_else_is_corrupt(rig: Rig, store: str) -> None:
-    order = rig.manager.begin(0)
-    receipts = dict(order(rig.workspaces))
+    order = rig.manager.saver.begin(0)
+    receipts = dict(order.write(rig.workspaces))
     receipts["server"] = type(receipts["server"])(store, "0" * 64, 0, 0.0)
-    rig.manager.commit(order, receipts, {})
+    rig.manager.saver.commit(order, receipts, {})
     for read in (rig.manager.record, rig.manager.load, rig.manager.verify, rig.manager.open):
-        with pytest.raises(CheckpointCorruptError, match="cannot be the store of node 'server'"):
+        with pytest.raises(CheckpointCorruptError, match="is not the store of node 'server'"):
             read(0)
 
 
@@ -493,22 +494,22 @@ def test_a_manifest_that_names_other_files_is_corrupt(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda m: m.begin(0),
-        lambda m: m.probe(),
-        lambda m: m.check_probe({}),
-        lambda m: m.blob_check(),
+        lambda m: m.saver.begin(0),
+        lambda m: m.run.probe(),
+        lambda m: m.run.check_probe({}),
+        lambda m: m.run.rewind(0, "test"),
     ],
-    ids=["begin", "probe", "check_probe", "blob_check"],
+    ids=["begin", "probe", "check_probe", "rewind"],
 )
 def test_writing_outside_a_run_is_an_error(tmp_path: Path, call: Callable[[Any], Any]) -> None:
-    with pytest.raises(DefinitionError, match="start_run comes first"):
+    with pytest.raises(DefinitionError, match="No run of this manager holds"):
         call(MultiNodeCheckpointManager(tmp_path / "k"))
 
 
 def test_nodes_that_differ_only_in_case_are_refused(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "k")
     with pytest.raises(DefinitionError, match="differ only in case"):
-        manager.start_run(["a", "A"], {})
+        manager.run.start(["a", "A"], {})
     assert not (tmp_path / "k").exists()
 
 
@@ -516,36 +517,36 @@ def test_one_manager_serves_one_run_at_a_time_and_several_in_turn(rig: Rig) -> N
     rig.save(0)
     with pytest.raises(DefinitionError, match="already serves a run"):
         rig.start()
-    rig.manager.end_run()
-    rig.manager.end_run()
+    rig.manager.run.end()
+    rig.manager.run.end()
     rig.start().save(1)
     assert rig.manager.epochs() == [0, 1]
 
 
 def test_the_fence_stops_a_run_that_was_taken_over(rig: Rig) -> None:
     rig.save(0)
-    order = rig.manager.begin(1)
-    receipts = order(rig.workspaces)
+    order = rig.manager.saver.begin(1)
+    receipts = order.write(rig.workspaces)
     newcomer = Rig(Path(rig.manager.path), take_over=True).start()
-    newcomer.manager.settle()
+    newcomer.manager.retention.sweeper.drain()
     for write in (
-        lambda: rig.manager.commit(order, receipts, {}),
-        lambda: rig.manager.begin(2),
-        lambda: rig.manager.rewind(0, "x"),
-        lambda: rig.manager.finish(0),
+        lambda: rig.manager.saver.commit(order, receipts, {}),
+        lambda: rig.manager.saver.begin(2),
+        lambda: rig.manager.run.rewind(0, "x"),
+        lambda: rig.manager.run.finish(0),
     ):
         with pytest.raises(CommitConflictError, match="taken .* over"):
             write()
     newcomer.save(1)
-    rig.manager.end_run()
+    rig.manager.run.end()
     assert newcomer.manager.epochs() == [0, 1]
     newcomer.manager.verify(1)
-    newcomer.manager.end_run()
+    newcomer.manager.run.end()
 
 
 def test_nothing_but_the_log_and_stores_is_left_after_a_run(rig: Rig) -> None:
     rig.save(0)
-    rig.manager.end_run()
+    rig.manager.run.end()
     root = Path(rig.manager.path)
     assert {path.name for path in root.iterdir()} == {"_log", "_runs", "server.0", "trainer:0.0"}
     assert list((root / "_runs").iterdir()) == []
@@ -555,53 +556,53 @@ def test_nothing_but_the_log_and_stores_is_left_after_a_run(rig: Rig) -> None:
 def test_leftovers_of_a_run_that_died_are_removed_at_the_next_start(rig: Rig) -> None:
     root = Path(rig.manager.path)
     rig.save(0)
-    rig.manager.begin(1)(rig.workspaces)
+    rig.manager.saver.begin(1).write(rig.workspaces)
     (root / "_log" / ".0000000001.00ff.tmp").write_text("half an entry")
     (root / "_runs" / "dead").mkdir()
     again = Rig(root, take_over=True).start()
-    again.manager.settle()
+    again.manager.retention.sweeper.drain()
     assert not list(root.glob("*.1"))
-    assert [path.name for path in (root / "_runs").iterdir()] == [again.manager._hold.run]  # type: ignore[union-attr]
+    assert [path.name for path in (root / "_runs").iterdir()] == [again.manager.saver.lock.run]  # type: ignore[union-attr]
     assert not list((root / "_log").glob(".*"))
-    again.manager.end_run()
+    again.manager.run.end()
 
 
 def test_an_epoch_given_up_while_it_is_read_is_not_called_damaged(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "k", keep=KeepLast(1)).start()
     rig.save(0)
-    checkpoint = rig.manager._readers(0)
+    checkpoint = rig.manager.loader.readers(0)
     rig.save(1)
     with (
-        pytest.raises(CheckpointNotFoundError, match="given up while it was read"),
-        rig.manager.reading(0),
+        pytest.raises(CheckpointNotFoundError, match="retired while it was read"),
+        rig.manager.recorded.reading(0),
     ):
         checkpoint["server"].read_manifest()
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 # --- is it shared?
 
 
 def test_workers_that_share_the_directory_pass_the_probe(rig: Rig) -> None:
-    probe = pickle.loads(pickle.dumps(rig.manager.probe()))
-    rig.manager.check_probe({"tcp://a": probe({}), "tcp://b": probe({})})
+    probe = pickle.loads(pickle.dumps(rig.manager.run.probe()))
+    rig.manager.run.check_probe({"tcp://a": probe({}), "tcp://b": probe({})})
 
 
 def test_a_worker_that_sees_another_directory_is_named(rig: Rig) -> None:
-    probe = rig.manager.probe()
+    probe = rig.manager.run.probe()
     answer = probe({})
     with pytest.raises(CheckpointError, match=r"not shared.*worker tcp://b .*nothing"):
-        rig.manager.check_probe({"tcp://a": answer, "tcp://b": ProbeAnswer()})
+        rig.manager.run.check_probe({"tcp://a": answer, "tcp://b": ProbeAnswer()})
     with pytest.raises(CheckpointError, match=r"what worker tcp://b wrote"):
-        rig.manager.check_probe({"tcp://b": answer._replace(wrote="answer-elsewhere")})
+        rig.manager.run.check_probe({"tcp://b": answer._replace(wrote="answer-elsewhere")})
     with pytest.raises(CheckpointWriteError, match=r"tcp://b cannot use"):
-        rig.manager.check_probe({"tcp://b": ProbeAnswer(error="PermissionError: no")})
+        rig.manager.run.check_probe({"tcp://b": ProbeAnswer(error="PermissionError: no")})
 
 
 def test_a_worker_without_the_directory_answers_that_it_saw_nothing(
     rig: Rig, tmp_path: Path
 ) -> None:
-    probe = rig.manager.probe()
+    probe = rig.manager.run.probe()
     elsewhere = type(probe)(probe.files, str(tmp_path / "elsewhere"), probe.token)  # type: ignore[attr-defined, call-arg]
     assert elsewhere({}) == ProbeAnswer(saw=None)
 
@@ -612,11 +613,11 @@ def test_a_worker_without_the_directory_answers_that_it_saw_nothing(
 def test_a_single_node_manager_saves_its_node(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path / "k", "trainer:0")
     with pytest.raises(DefinitionError, match=r"one node, 'trainer:0'.*'server'"):
-        manager.start_run(NODES, {})
-    manager.start_run(["trainer:0"], {})
-    order = manager.begin(0)
-    manager.commit(order, order(workspaces()), {})
-    manager.end_run()
+        manager.run.start(NODES, {})
+    manager.run.start(["trainer:0"], {})
+    order = manager.saver.begin(0)
+    manager.saver.commit(order, order.write(workspaces()), {})
+    manager.run.end()
     assert manager.get_ckpt_db_name(None, 0) == str(tmp_path / "k" / "trainer:0.0")
 
 
@@ -635,7 +636,7 @@ def test_configuration_is_checked(tmp_path: Path, value: object) -> None:
         dask.config.set({"jobrunner.checkpoint.silence-seconds": value}),
         pytest.raises(DefinitionError, match="silence-seconds in Dask's configuration"),
     ):
-        manager.start_run(NODES, {})
+        manager.run.start(NODES, {})
 
 
 def test_a_report_that_fails_does_not_undo_a_commit(
@@ -644,7 +645,7 @@ def test_a_report_that_fails_does_not_undo_a_commit(
     def fail(action: str, stats: object) -> None:
         raise RuntimeError("no room for reports")
 
-    monkeypatch.setattr(rig.manager._handler, "report", fail)
+    monkeypatch.setattr(rig.manager.recorded.handler, "report", fail)
     rig.save(0)
     assert rig.manager.epochs() == [0]
     assert "no room for reports" in caplog.text
@@ -687,9 +688,9 @@ def test_a_single_node_manager_reads_its_node_out_of_many(rig: Rig) -> None:
 def test_a_single_node_manager_says_what_lies_in_another_nodes_store(rig: Rig) -> None:
     for workspace in rig.workspaces.values():
         workspace.globals.update(shared=1, part=np.arange(3))
-    order = rig.manager.begin(0, replicated={"shared": NODES})
+    order = rig.manager.saver.begin(0, replicated={"shared": NODES})
     details = {"partitions": {"part": {"axis": 0, "nodes": list(NODES)}}}
-    rig.manager.commit(order, order(rig.workspaces), details)
+    rig.manager.saver.commit(order, order.write(rig.workspaces), details)
     manager = CheckpointManager(rig.manager.path, "trainer:0")
     node = {"trainer:0": workspaces()["trainer:0"]}
     run_group(manager.load(0, blobs={"trainer:0": ["part"]}), node)
@@ -704,18 +705,18 @@ def test_a_single_node_manager_says_what_lies_in_another_nodes_store(rig: Rig) -
 
 
 def test_storage_that_fails_as_answers_are_read_is_told(rig: Rig) -> None:
-    answer = rig.manager.probe()({})  # type: ignore[arg-type]
+    answer = rig.manager.run.probe()({})  # type: ignore[arg-type]
     rig.files.at = rig.files.count + 1
     with pytest.raises(CheckpointWriteError, match=r"could not be read: OSError.*Input/output"):
-        rig.manager.check_probe({"tcp://a": answer})
+        rig.manager.run.check_probe({"tcp://a": answer})
 
 
 @pytest.mark.parametrize("part", [np.arange(3), 7, {"w": 1}], ids=["vector", "int", "dict"])
 def test_parts_that_have_no_such_axis_do_not_fit_together(rig: Rig, part: object) -> None:
     for workspace in rig.workspaces.values():
         workspace.globals["part"] = part
-    order = rig.manager.begin(0)
+    order = rig.manager.saver.begin(0)
     details = {"partitions": {"part": {"axis": 1, "nodes": list(NODES)}}}
-    rig.manager.commit(order, order(rig.workspaces), details)
+    rig.manager.saver.commit(order, order.write(rig.workspaces), details)
     with pytest.raises(CheckpointError, match=r"'part' do not fit together along axis 1"):
         rig.manager.open(0).array("part")

@@ -21,16 +21,16 @@ from jobrunner.workspace.workspace import Workspace
 
 def begin(path: Path, **options: Any) -> MultiNodeCheckpointManager:
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False), **options)
-    manager.start_run(["a"], {})
+    manager.run.start(["a"], {})
     return manager
 
 
 def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
     workspace = Workspace("a")
     workspace.globals["epoch"] = epoch
-    order = manager.begin(epoch)
-    manager.commit(order, order({"a": workspace}), {})
-    manager.settle()
+    order = manager.saver.begin(epoch)
+    manager.saver.commit(order, order.write({"a": workspace}), {})
+    manager.retention.sweeper.drain()
 
 
 def test_a_pinned_epoch_outlives_the_policy_until_it_is_unpinned(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_pinned_epoch_outlives_the_policy_until_it_is_unpinned(tmp_path: Path)
     save(run, 4)
     assert (reader.epochs(), reader.pins()) == ([4], {})
     assert not (tmp_path / "a.0").exists()
-    run.end_run()
+    run.run.end()
 
 
 def test_a_pin_that_comes_before_the_retirement_wins(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_pin_that_comes_before_the_retirement_wins(tmp_path: Path) -> None:
         save(run, epoch)
     assert reader.epochs() == [0, 1, 2]
     reader.verify(0)
-    run.end_run()
+    run.run.end()
 
 
 def test_pins_survive_full_states_and_come_between_a_runs_entries(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_pins_survive_full_states_and_come_between_a_runs_entries(tmp_path: Path
     save(run, 1)
     assert MultiNodeCheckpointManager(tmp_path).pins() == {0: ["kept"]}
     assert run.epochs() == [0, 1]
-    run.end_run()
+    run.run.end()
 
 
 def test_a_rewind_sets_a_pinned_epoch_aside_and_deletes_nothing(tmp_path: Path) -> None:
@@ -93,10 +93,10 @@ def test_a_rewind_sets_a_pinned_epoch_aside_and_deletes_nothing(tmp_path: Path) 
     save(run, 0)
     save(run, 1)
     run.pin(1)
-    run.rewind(0, "test")
+    run.run.rewind(0, "test")
     assert (run.epochs(), run.pins()) == ([0], {})
     assert (tmp_path / "a.1" / "zarr.retired.json").exists()
-    run.end_run()
+    run.run.end()
 
 
 def test_a_pinned_epoch_that_is_saved_again_stays_out_of_sight(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_pinned_epoch_that_is_saved_again_stays_out_of_sight(tmp_path: Path) -
     save(run, 0)
     assert (tmp_path / "a.0" / "zarr.retired.json").exists()
     assert (run.epochs(), run.pins()) == ([0], {})
-    run.end_run()
+    run.run.end()
 
 
 def test_what_is_not_recorded_cannot_be_pinned(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from jobrunner import (
     KeepLast,
     MultiNodeCheckpointManager,
 )
-from jobrunner.checkpoint import CheckpointDirectory, Receipt, inspect_directory
+from jobrunner.checkpoint import Epochs, Receipt, inspect_directory
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store import chunk_bytes
 from jobrunner.testing import FaultyFiles
@@ -35,13 +35,13 @@ class Rig:
         self.workspace = Workspace("a")
         self.blobs = self.workspace.globals
         self.blobs.update(fixed=np.arange(float(BIG)), small=np.arange(5), n=1)
-        self.manager.start_run(["a"], {})
+        self.manager.run.start(["a"], {})
 
     def save(self, epoch: int) -> Receipt:
-        order = self.manager.begin(epoch)
-        receipts = order({"a": self.workspace})
-        self.manager.commit(order, receipts, {})
-        self.manager.settle()
+        order = self.manager.saver.begin(epoch)
+        receipts = order.write({"a": self.workspace})
+        self.manager.saver.commit(order, receipts, {})
+        self.manager.retention.sweeper.drain()
         return receipts["a"]
 
     def chunk(self, epoch: int, name: str = "fixed", index: str = "c.0") -> Path:
@@ -52,7 +52,7 @@ class Rig:
 def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(tmp_path / "k")
     yield rig
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def test_an_unchanged_array_is_linked_and_a_changed_one_written(rig: Rig) -> None:
@@ -113,7 +113,7 @@ def test_retiring_an_epoch_leaves_those_that_share_its_files_whole(tmp_path: Pat
     assert rig.manager.epochs() == [3]
     rig.manager.verify(3)
     assert os.stat(rig.chunk(3)).st_nlink == 1
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def test_only_chunks_that_changed_are_written(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_only_chunks_that_changed_are_written(tmp_path: Path) -> None:
     assert not rig.chunk(1, "big", second).samefile(rig.chunk(0, "big", second))
     assert receipt.linked_bytes > 8 * BIG
     assert rig.manager.open(1)["a"].load("big")[8, 5] == 1
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def test_a_file_that_was_cut_or_is_gone_is_written_anew(rig: Rig) -> None:
@@ -214,16 +214,16 @@ def fails_to_save(rig: Rig) -> None:
 
     updates(rig)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rig.manager._files, "before", before)
+        patch.setattr(rig.manager.recorded.files, "before", before)
         with pytest.raises(CheckpointWriteError):
             rig.save(1)
 
 
 def saves_what_is_not_recorded(rig: Rig) -> None:
     updates(rig)
-    order = rig.manager.begin(1)
-    order({"a": rig.workspace})
-    rig.manager.abandon(order)
+    order = rig.manager.saver.begin(1)
+    order.write({"a": rig.workspace})
+    rig.manager.saver.abandon(order)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_what_is_kept_to_go_back_to_is_no_copy_and_counts_as_nobody_s(tmp_path: 
     # Three moments keep it, and still a change of what only they and the blob hold goes unread.
     change_unseen(rig, BIG - 1)
     assert rig.save(3).linked_bytes > 0
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def test_a_compressed_array_that_nothing_can_have_changed_is_not_compressed_again(
@@ -265,7 +265,7 @@ def test_a_compressed_array_that_nothing_can_have_changed_is_not_compressed_agai
     # The other blob is short; none of those two epochs is one that reads.
     del rig.blobs["small"]
     assert rig.save(2).linked_bytes > size // 2
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def test_a_former_store_that_cannot_be_read_only_costs_the_links(rig: Rig) -> None:
@@ -282,12 +282,12 @@ def test_a_file_system_without_links_only_costs_the_links(tmp_path: Path) -> Non
 
     rig = Rig(tmp_path / "k", files=NoLinks(sync=False))
     rig.save(0)
-    order = rig.manager.begin(1)
-    receipts = order({"a": rig.workspace})
+    order = rig.manager.saver.begin(1)
+    receipts = order.write({"a": rig.workspace})
     assert receipts["a"].linked_bytes == 0
-    rig.manager.commit(order, receipts, {})
+    rig.manager.saver.commit(order, receipts, {})
     rig.manager.verify(1)
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 class RefusedLinks(FaultyFiles):
@@ -314,7 +314,7 @@ def test_a_link_that_is_refused_only_costs_the_link(tmp_path: Path, number: int)
     assert [chunk.stat().st_nlink for chunk in chunks] == [1, 1]
     assert chunks[0].read_bytes() == chunks[1].read_bytes()
     rig.manager.verify(1)
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def test_a_link_that_fails_otherwise_is_an_error(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_link_that_fails_otherwise_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointWriteError, match=os.strerror(errno.EIO)):
         rig.save(1)
     assert rig.manager.epochs() == [0]
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 @pytest.mark.parametrize("folder", ["", "_log"], ids=["beside the names", "beside the log"])
@@ -340,9 +340,7 @@ def test_fsck_beside_a_run_calls_nothing_stray_that_the_run_saves_meanwhile(
 
     rig.save(0)
     listed = str(Path(rig.manager.path, folder))
-    found = inspect_directory(
-        CheckpointDirectory(rig.manager.path, None, allow_pickle=False, files=Busy())
-    )
+    found = inspect_directory(Epochs(rig.manager.path, files=Busy()))
     assert [finding for finding in found if finding.status in ("stray", "damaged")] == []
     assert "a.0" in [finding.path for finding in found]
     assert rig.manager.epochs() == [0, 1]
@@ -351,7 +349,7 @@ def test_fsck_beside_a_run_calls_nothing_stray_that_the_run_saves_meanwhile(
 def test_a_new_run_links_to_what_it_resumed_from(tmp_path: Path) -> None:
     first = Rig(tmp_path / "k")
     first.save(0)
-    first.manager.end_run()
+    first.manager.run.end()
     second = Rig(tmp_path / "k")
     assert second.save(1).linked_bytes == 8 * BIG
-    second.manager.end_run()
+    second.manager.run.end()

@@ -38,18 +38,18 @@ def _json(*args: object) -> Any:
 def _save(directory: Path, epochs: Mapping[int, Mapping[str, Any]], *, done: bool = False) -> None:
     """Record epochs of the nodes ``a`` and ``b``, with those details."""
     manager = MultiNodeCheckpointManager(directory)
-    manager.start_run(["a", "b"], {})
+    manager.run.start(["a", "b"], {})
     try:
         for epoch, details in epochs.items():
-            order = manager.begin(epoch)
+            order = manager.saver.begin(epoch)
             workspaces = {node: Workspace(node) for node in ("a", "b")}
             workspaces["a"].globals.update(weights=np.full((3, 4), epoch, np.float32), step=epoch)
             workspaces["b"].globals.update(text="x" * 100)
-            manager.commit(order, order(workspaces), details)
+            manager.saver.commit(order, order.write(workspaces), details)
         if done:
-            manager.finish(max(epochs))
+            manager.run.finish(max(epochs))
     finally:
-        manager.end_run()
+        manager.run.end()
 
 
 @pytest.fixture
@@ -140,10 +140,10 @@ def test_info_shows_arrays_of_every_kind_as_numpy_does(tmp_path: Path) -> None:
     workspace = Workspace("a")
     workspace.globals.update(blobs)
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
-    manager.start_run(["a"], {})
-    order = manager.begin(0)
-    manager.commit(order, order({"a": workspace}), {})
-    manager.end_run()
+    manager.run.start(["a"], {})
+    order = manager.saver.begin(0)
+    manager.saver.commit(order, order.write({"a": workspace}), {})
+    manager.run.end()
     text = _invoke("info", tmp_path / "runs", 0).stdout
     for part in (
         "scalar   float64                       no axes: 3.5",

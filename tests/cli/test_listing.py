@@ -21,10 +21,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of many epochs of a job without nodes."""
     path = tmp_path_factory.mktemp("runs")
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
-    manager.start_run([], {})
+    manager.run.start([], {})
     for epoch in range(EPOCHS):
-        manager.commit(manager.begin(epoch), {}, {"metrics": {"loss": 1 / (epoch + 1)}})
-    manager.end_run()
+        manager.saver.commit(manager.saver.begin(epoch), {}, {"metrics": {"loss": 1 / (epoch + 1)}})
+    manager.run.end()
     return path
 
 

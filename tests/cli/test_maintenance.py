@@ -35,7 +35,7 @@ def ask(*args: object) -> Any:
 
 def begin(path: Path, **options: Any) -> MultiNodeCheckpointManager:
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False), **options)
-    manager.start_run(["a", "b"], {"plan": "p"})
+    manager.run.start(["a", "b"], {"plan": "p"})
     return manager
 
 
@@ -45,10 +45,10 @@ def save(
     workspaces = {node: Workspace(node) for node in "ab"}
     for workspace in workspaces.values():
         workspace.globals.update(w=np.arange(6.0), step=epoch, **(extra or {}))
-    order = manager.begin(epoch)
+    order = manager.saver.begin(epoch)
     loss = {0: 3.0, 1: 1.0, 2: float("nan")}.get(epoch, 2.0)
-    manager.commit(order, order(workspaces), {"metrics": {"loss": loss}})
-    manager.settle()
+    manager.saver.commit(order, order.write(workspaces), {"metrics": {"loss": loss}})
+    manager.retention.sweeper.drain()
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def runs(tmp_path: Path) -> Path:
     manager = begin(tmp_path / "runs")
     for epoch in range(4):
         save(manager, epoch)
-    manager.end_run()
+    manager.run.end()
     return tmp_path / "runs"
 
 
@@ -80,7 +80,7 @@ def test_diff_names_each_blob_that_differs_and_by_how_much(tmp_path: Path) -> No
     manager = begin(tmp_path / "k")
     save(manager, 0, {"u": np.array([1.0, 2.0, np.nan]), "gone": 1, "same": [1, {"x": "y"}]})
     save(manager, 1, {"u": np.array([1.0, 2.5, np.nan]), "new": 1, "same": [1, {"x": "y"}]})
-    manager.end_run()
+    manager.run.end()
     result = invoke("diff", f"{tmp_path}/k@0", "@1")
     assert result.exit_code == 11
     assert "only in A: a/gone\nonly in A: b/gone\nonly in B: a/new\n" in result.stdout
@@ -233,7 +233,7 @@ def test_prune_of_a_directory_that_a_run_holds_is_refused_and_pin_is_not(tmp_pat
     assert invoke("pin", tmp_path / "k", 0).exit_code == 0
     save(run, 1)
     assert run.epochs() == [0, 1]
-    run.end_run()
+    run.run.end()
 
 
 # --- restore, copy
@@ -241,9 +241,9 @@ def test_prune_of_a_directory_that_a_run_holds_is_refused_and_pin_is_not(tmp_pat
 
 def test_an_epoch_that_a_rewind_set_aside_is_brought_back_whole(runs: Path) -> None:
     again = begin(runs)
-    again.rewind(None, "start afresh")
+    again.run.rewind(None, "start afresh")
     save(again, 0, {"other": 1})
-    again.end_run()
+    again.run.end()
     aside = [found["path"] for found in ask("fsck", runs)["objects"] if found["status"] == "aside"]
     assert aside == [f"{node}.{epoch}" for node in "ab" for epoch in range(4)]
     found = ask("restore", runs, 3)
@@ -252,7 +252,7 @@ def test_an_epoch_that_a_rewind_set_aside_is_brought_back_whole(runs: Path) -> N
     manager = MultiNodeCheckpointManager(runs)
     manager.verify(3)
     assert manager.record(3)["details"] == {"metrics": {"loss": 2.0}}
-    assert manager.run_info(3) == {"plan": "p"}
+    assert manager.recorded.run_info(3) == {"plan": "p"}
     assert_identical(np.arange(6.0), manager.open(3)["a"].load("w"))
     assert invoke("restore", runs, 3).exit_code == 2
     assert invoke("restore", runs, 7).exit_code == 6
@@ -266,8 +266,8 @@ def test_damage_is_found_before_anything_is_restored_or_copied(runs: Path, tmp_p
     assert invoke("copy", runs, 2, tmp_path / "copy").exit_code == 7
     assert recorded(tmp_path / "copy") == []
     again = begin(runs)
-    again.rewind(1, "test")
-    again.end_run()
+    again.run.rewind(1, "test")
+    again.run.end()
     result = invoke("restore", runs, 2)
     assert result.exit_code == 7
     assert str(chunk) in result.stderr
@@ -277,15 +277,15 @@ def test_damage_is_found_before_anything_is_restored_or_copied(runs: Path, tmp_p
 
 def test_copies_are_checkpoints_like_their_originals(runs: Path, tmp_path: Path) -> None:
     again = begin(runs)
-    again.finish(3)
-    again.end_run()
+    again.run.finish(3)
+    again.run.end()
     target = tmp_path / "copy"
     assert ask("copy", runs, "all", target)["epochs"] == [0, 1, 2, 3]
     assert invoke("verify", target, "--deep").exit_code == 0
     one, other = MultiNodeCheckpointManager(runs), MultiNodeCheckpointManager(target)
-    assert other.is_done()
+    assert other.recorded.is_done()
     for epoch in range(4):
-        assert one.run_info(epoch) == other.run_info(epoch)
+        assert one.recorded.run_info(epoch) == other.recorded.run_info(epoch)
         assert one.record(epoch)["details"].keys() == other.record(epoch)["details"].keys()
     shutil.rmtree(runs)
     for epoch in range(4):
@@ -337,7 +337,7 @@ def test_an_epoch_that_is_given_up_at_any_time_is_told_as_that(
             else:
                 describe_checkpoint(manager, 0)
         except CheckpointNotFoundError as error:
-            told.add("given up" in str(error))
+            told.add("retired while" in str(error))
         if files.left > 0:
             break
     assert told == {False, True}
@@ -407,8 +407,8 @@ def test_fsck_of_a_directory_without_strays_shows_none(runs: Path) -> None:
 
 def test_fsck_explains_every_object(runs: Path) -> None:
     again = begin(runs)
-    again.rewind(2, "a try")
-    order = again.begin(3)
+    again.run.rewind(2, "a try")
+    order = again.saver.begin(3)
     (runs / order.stores["a"]).mkdir()  # a save that is under way
     for stray in ("notes.txt", "z.7", "a.0/more", "_log/x", "_log/00000000001.json"):
         (runs / stray).write_text("?")
@@ -445,7 +445,7 @@ def test_fsck_explains_every_object(runs: Path) -> None:
     assert result.exit_code == 7
     assert "notes.txt" in result.stdout
     assert "_save_now" not in result.stdout
-    again.end_run()
+    again.run.end()
 
 
 def test_a_store_set_aside_for_its_missing_root_document_is_no_stray(runs: Path) -> None:
@@ -453,8 +453,8 @@ def test_a_store_set_aside_for_its_missing_root_document_is_no_stray(runs: Path)
     content = root.read_bytes()
     root.unlink()
     again = begin(runs)
-    again.set_aside(3, "a.3/zarr.json is missing.")
-    again.end_run()
+    again.run.set_aside(3, "a.3/zarr.json is missing.")
+    again.run.end()
     found = {finding["path"]: finding for finding in ask("fsck", runs)["objects"]}
     assert [found[name]["status"] for name in ("a.3", "b.3")] == ["aside", "aside"]
     assert "is missing. To record it again: jobrunner restore" in found["a.3"]["explanation"]
@@ -528,8 +528,8 @@ def documented(command: str) -> tuple[set[str], dict[str, set[str]]]:
 
 def test_every_command_answers_in_the_keys_that_the_guide_names(runs: Path, tmp_path: Path) -> None:
     again = begin(runs)
-    again.rewind(2, "a try")
-    again.end_run()
+    again.run.rewind(2, "a try")
+    again.run.end()
     for command, *arguments in (
         ("ls", runs),
         ("info", runs, 2),

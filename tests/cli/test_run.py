@@ -169,11 +169,11 @@ def test_what_the_job_lacks_in_the_checkpoint_exits_with_10(
 
 def test_a_directory_in_use_exits_with_9(process_cluster: LocalCluster, script: Path) -> None:
     other = MultiNodeCheckpointManager(script.parent / "runs")
-    other.start_run(["a"], {})
+    other.run.start(["a"], {})
     try:
         result = _run(process_cluster, script)
     finally:
-        other.end_run()
+        other.run.end()
     assert result.exit_code == 9, result.output
     assert _run(process_cluster, script).exit_code == 0
 

@@ -23,40 +23,40 @@ def blobs(epoch: int) -> dict[str, Any]:
 
 
 def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
-    order = manager.begin(epoch)
+    order = manager.saver.begin(epoch)
     workspace = Workspace("a")
     workspace.globals.update(blobs(epoch))
     try:
-        manager.commit(order, order({"a": workspace}), {})
+        manager.saver.commit(order, order.write({"a": workspace}), {})
     except CheckpointError:
-        manager.abandon(order)
+        manager.saver.abandon(order)
         raise
-    manager.settle()
+    manager.retention.sweeper.drain()
 
 
 def live(manager: MultiNodeCheckpointManager, tell: Callable[[int], object]) -> None:
     """Save epochs 0 and 1, of which the last one stays, and leave; tells which have succeeded."""
-    manager.start_run(["a"], {})
+    manager.run.start(["a"], {})
     try:
         for epoch in range(2):
             with contextlib.suppress(CheckpointError):
                 save(manager, epoch)
                 tell(epoch)
     finally:
-        manager.end_run()
+        manager.run.end()
 
 
 def go_on(manager: MultiNodeCheckpointManager) -> None:
     """The next run: it saves epoch 9, and nothing is left that no epoch has."""
     found = manager.epochs()
     check(manager)
-    manager.start_run(["a"], {})
+    manager.run.start(["a"], {})
     save(manager, 9)
-    manager.end_run()
+    manager.run.end()
     assert manager.epochs() == [*found, 9]
     check(manager)
     stores = {f"a.{epoch}" for epoch in manager.epochs()}
-    keys = [key for key, _ in manager.files.walk(manager.path)]
+    keys = [key for key, _ in manager.recorded.files.walk(manager.path)]
     left = {key.partition("/")[0].partition(".r")[0] for key in keys}
     assert left - {"_log", "_runs"} == stores
 

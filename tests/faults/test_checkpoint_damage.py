@@ -32,16 +32,16 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two epochs of two nodes, each of several chunks."""
     path = tmp_path_factory.mktemp("saved") / "k"
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
-    manager.start_run(["a", "b"], {})
+    manager.run.start(["a", "b"], {})
     for epoch in (0, 1):
         workspaces = {node: Workspace(node) for node in "ab"}
         for workspace in workspaces.values():
             workspace.globals.update(BLOBS)
-        order = manager.begin(epoch)
+        order = manager.saver.begin(epoch)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("jobrunner.checkpoint.store.grid.CHUNK_BYTES", 8000)
-            manager.commit(order, order(workspaces), {})
-    manager.end_run()
+            manager.saver.commit(order, order.write(workspaces), {})
+    manager.run.end()
     return path
 
 
@@ -174,7 +174,7 @@ def test_a_store_that_cannot_be_read_is_not_called_damaged(saved: Path) -> None:
     manager = MultiNodeCheckpointManager(saved)
     files = FaultyFiles()
     files.at = 3
-    manager._files = files
+    manager.recorded.files = files
     with pytest.raises(CheckpointError, match="not the same as damage") as caught:
         manager.verify(1)
     assert not isinstance(caught.value, CheckpointCorruptError)
@@ -196,9 +196,9 @@ def test_any_damage_to_the_log_is_found_and_nothing_is_taken_for_nothing(copy: P
             flipped[at] ^= 1 << draw.randrange(8)
         for damaged in (b"", content[:-1], bytes(flipped), content + b"x"):
             file.write_bytes(damaged)
-            for read in ("epochs", "latest", "is_done"):
+            for read in ("all", "latest", "is_done"):
                 with pytest.raises(CheckpointCorruptError, match=file.name):
-                    getattr(MultiNodeCheckpointManager(copy), read)()
+                    getattr(MultiNodeCheckpointManager(copy).recorded, read)()
         file.write_bytes(content)
 
 
@@ -213,17 +213,17 @@ def test_an_entry_missing_between_others_is_found(copy: Path) -> None:
 
 def test_a_damaged_full_state_is_read_around(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "k", files=FaultyFiles(sync=False))
-    manager.start_run([], {})
+    manager.run.start([], {})
     for epoch in range(130):
-        manager.commit(manager.begin(epoch), {}, {})
-    manager.end_run()
+        manager.saver.commit(manager.saver.begin(epoch), {}, {})
+    manager.run.end()
     for name in ("0000000128.json", "0000000256.json"):
         (tmp_path / "k" / "_log" / name).write_bytes(b"damaged")
     again = MultiNodeCheckpointManager(tmp_path / "k")
     assert again.epochs() == list(range(130))
-    again.start_run([], {})
-    again.commit(again.begin(130), {}, {})
-    again.end_run()
+    again.run.start([], {})
+    again.saver.commit(again.saver.begin(130), {}, {})
+    again.run.end()
     assert MultiNodeCheckpointManager(tmp_path / "k").latest() == 130
 
 

@@ -57,27 +57,27 @@ def take_step(manager: MultiNodeCheckpointManager, step: str) -> None:
     """One step, as a runner takes it: a failed save is abandoned, and raised."""
     what, _, number = step.partition(" ")
     if what == "start":
-        manager.start_run(NODES, {})
+        manager.run.start(NODES, {})
     elif what == "save":
         save(manager, int(number))
     elif what == "rewind":
-        manager.rewind(int(number), "test")
+        manager.run.rewind(int(number), "test")
     elif what == "finish":
-        manager.finish(int(number))
+        manager.run.finish(int(number))
     else:
-        manager.end_run()
-    manager.settle()
+        manager.run.end()
+    manager.retention.sweeper.drain()
 
 
 def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
-    order = manager.begin(epoch)
+    order = manager.saver.begin(epoch)
     workspaces = {node: Workspace(node) for node in NODES}
     for node in NODES:
         workspaces[node].globals.update(blobs(node, epoch))
     try:
-        manager.commit(order, order(workspaces), {})
+        manager.saver.commit(order, order.write(workspaces), {})
     except CheckpointWriteError:
-        manager.abandon(order)
+        manager.saver.abandon(order)
         raise
 
 
@@ -117,8 +117,8 @@ def live(
         else:
             assert recorded(path) in outcomes(step, before), step
             if step.startswith("finish"):
-                assert MultiNodeCheckpointManager(path).is_done() == (3 in before)
-    manager.end_run()
+                assert MultiNodeCheckpointManager(path).recorded.is_done() == (3 in before)
+    manager.run.end()
     return manager
 
 
@@ -130,10 +130,10 @@ def check_recovery(
     assert found in outcomes(step, before) | {before}
     manager = MultiNodeCheckpointManager(path, files=files or FaultyFiles(sync=False))
     check_epochs(manager)
-    manager.start_run(NODES, {})
+    manager.run.start(NODES, {})
     assert tuple(manager.epochs()) == found
     save(manager, 9)
-    manager.end_run()
+    manager.run.end()
     assert tuple(manager.epochs()) == (*found, 9)
     check_epochs(manager)
     check_no_litter(manager)
@@ -162,7 +162,9 @@ def check_no_litter(manager: MultiNodeCheckpointManager) -> None:
             assert not (store / "zarr.json").exists(), store
             assert (store / "zarr.retired.json").exists(), store
     # A run whose entry was lost may be a newcomer that still waits: its process, this one, lives.
-    known = {entry.run for entry in manager.entries() if isinstance(entry, RunEntry)}
+    known = {
+        entry.run for entry in manager.recorded.log.read_entries() if isinstance(entry, RunEntry)
+    }
     assert not known & {trace.name for trace in (root / "_runs").iterdir()}
     assert all(entry.suffix == ".json" for entry in (root / "_log").iterdir())
 

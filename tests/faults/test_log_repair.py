@@ -109,17 +109,17 @@ def contents(path: Path) -> dict[Path, bytes]:
 def check_repaired(path: Path, before: dict[Path, bytes], what: str) -> None:
     after = contents(path)
     assert {file: after[file] for file in before} == before, what  # nothing is written over
-    assert plan_repair(directory(path)) is None, what
+    assert plan_repair(directory(path).recorded) is None, what
     check_epochs(directory(path))
-    damaged = [f for f in inspect_directory(directory(path)) if f.status == "damaged"]
+    damaged = [f for f in inspect_directory(directory(path).recorded) if f.status == "damaged"]
     assert damaged == [], what
 
 
 def check_that_a_run_goes_on(path: Path, epochs: tuple[int, ...]) -> None:
     manager = directory(path)
-    manager.start_run(NODES, {})
+    manager.run.start(NODES, {})
     save(manager, 9)
-    manager.end_run()
+    manager.run.end()
     assert recorded(path) == (*epochs, 9)
     check_epochs(directory(path))
 
@@ -141,7 +141,7 @@ def test_whatever_becomes_of_one_entry_the_same_epochs_are_recorded_after_a_repa
             continue  # nothing tells that there was an entry
         with pytest.raises(CheckpointCorruptError, match=r"fsck .*--repair"):
             recorded(path)
-        repair = repair_log(directory(path))
+        repair = repair_log(directory(path).recorded)
         assert repair is not None, what
         assert recorded(path) == (1, 2, 3), what
         check_repaired(path, before, what)
@@ -163,7 +163,7 @@ def test_whatever_becomes_of_two_entries_the_same_epochs_are_recorded_after_a_re
         for number in (first, second):
             cut(files[number])
         before = contents(path)
-        repair_log(directory(path))
+        repair_log(directory(path).recorded)
         assert recorded(path) == (1, 2, 3), (first, second)
         check_repaired(path, before, f"{first} and {second}")
         shutil.rmtree(path)
@@ -179,7 +179,7 @@ def test_an_entry_with_one_wrong_bit_is_read_as_it_was_written(copies: Iterator[
             flipped[bit // 8] ^= 1 << bit % 8
             file.write_bytes(flipped)
             assert recorded(path) == (1, 2, 3)
-            assert directory(path).is_done()
+            assert directory(path).recorded.is_done()
         file.write_bytes(content)
 
 
@@ -187,14 +187,14 @@ def test_a_log_that_is_gone_is_made_again_from_the_stores(copies: Iterator[Path]
     path = next(copies)
     details = {epoch: directory(path).record(epoch)["details"] for epoch in (1, 2, 3)}
     shutil.rmtree(path / "_log")
-    assert directory(path).unclaimed() == [1, 2, 3]
-    repair = repair_log(directory(path))
+    assert directory(path).recorded.unclaimed() == [1, 2, 3]
+    repair = repair_log(directory(path).recorded)
     assert repair is not None
     assert (repair.kept, repair.rebuilt) == ([], [1, 2, 3])
     assert recorded(path) == (1, 2, 3)
-    assert directory(path).unclaimed() == []
+    assert directory(path).recorded.unclaimed() == []
     assert {epoch: directory(path).record(epoch)["details"] for epoch in (1, 2, 3)} == details
-    assert directory(path).run_info(3) == {}
+    assert directory(path).recorded.run_info(3) == {}
     check_that_a_run_goes_on(path, (1, 2, 3))
 
 
@@ -204,11 +204,11 @@ def test_a_run_looks_once_for_stores_that_nobody_claims(copies: Iterator[Path]) 
     files = FaultyFiles(sync=False)
     manager = MultiNodeCheckpointManager(path, files=files)
     for _ in range(2):
-        manager.start_run(NODES, {})
-        found = [manager.unclaimed() for _ in range(3)]
+        manager.run.start(NODES, {})
+        found = [manager.recorded.unclaimed() for _ in range(3)]
         assert found == [[1, 2, 3]] * 3
         save(manager, 4)
-        manager.end_run()
+        manager.run.end()
     assert files.trace.count(("list", str(path))) == 2
 
 
@@ -220,8 +220,8 @@ def test_newest_entries_that_are_gone_are_made_again_from_the_stores(
     last_begin = len(kinds) - 1 - kinds[::-1].index("begin")
     for file in log_of(path)[last_begin:]:
         file.unlink()
-    assert directory(path).unclaimed() == [3]
-    repair = repair_log(directory(path))
+    assert directory(path).recorded.unclaimed() == [3]
+    repair = repair_log(directory(path).recorded)
     assert repair is not None
     assert repair.rebuilt == [3]
     assert recorded(path) == (1, 2, 3)
@@ -233,7 +233,7 @@ def test_a_store_that_is_not_whole_is_not_recorded(copies: Iterator[Path]) -> No
     shutil.rmtree(path / "_log")
     document = path / "a.3" / "w" / "zarr.json"
     document.write_bytes(document.read_bytes()[:-1])
-    repair = repair_log(directory(path))
+    repair = repair_log(directory(path).recorded)
     assert repair is not None
     assert repair.rebuilt == [1, 2]
     assert str(document) in repair.unproven["a.3"]
@@ -249,7 +249,7 @@ def test_a_manifest_with_a_wrong_bit_proves_nothing(copies: Iterator[Path]) -> N
         damaged = bytearray(whole)
         damaged[i] ^= 1 << i % 8
         manifest.write_bytes(damaged)
-        repair = plan_repair(directory(path))
+        repair = plan_repair(directory(path).recorded)
         assert repair is not None
         assert repair.rebuilt == [1, 2], i
         assert str(manifest) in repair.unproven["a.3"], i
@@ -259,7 +259,7 @@ def test_an_epoch_whose_stores_are_not_all_there_is_not_recorded(copies: Iterato
     path = next(copies)
     shutil.rmtree(path / "_log")
     shutil.rmtree(path / "b.3")
-    repair = repair_log(directory(path))
+    repair = repair_log(directory(path).recorded)
     assert repair is not None
     assert repair.rebuilt == [1, 2]
     assert "those of b are missing" in repair.unproven["a.3"]
@@ -268,13 +268,13 @@ def test_an_epoch_whose_stores_are_not_all_there_is_not_recorded(copies: Iterato
 def test_details_come_back_with_the_record(tmp_path: Path) -> None:
     """A checkpoint in mid-epoch is never taken for a whole one."""
     manager = directory(tmp_path / "k")
-    manager.start_run(["a"], {})
+    manager.run.start(["a"], {})
     details = {"step": 3, "metrics": {"loss": float("nan")}, "stopped_by": []}
-    order = manager.begin(1, details=details)
-    manager.commit(order, order({"a": Workspace("a")}), details)
-    manager.end_run()
+    order = manager.saver.begin(1, details=details)
+    manager.saver.commit(order, order.write({"a": Workspace("a")}), details)
+    manager.run.end()
     cut(log_of(tmp_path / "k")[2])
-    repair_log(directory(tmp_path / "k"))
+    repair_log(directory(tmp_path / "k").recorded)
     assert repr(directory(tmp_path / "k").record(1)["details"]) == repr(details)
 
 
@@ -283,13 +283,13 @@ def test_a_pin_that_is_left_is_kept(copies: Iterator[Path]) -> None:
     directory(path).pin(2, "paper")
     directory(path).pin(3, "other")
     cut(log_of(path)[-1])
-    repair_log(directory(path))
+    repair_log(directory(path).recorded)
     assert directory(path).pins() == {2: ["paper"]}
 
 
 def test_a_live_run_is_not_repaired_beneath(tmp_path: Path) -> None:
     run = directory(tmp_path / "k")
-    run.start_run(NODES, {})
+    run.run.start(NODES, {})
     save(run, 0)
     cut(log_of(tmp_path / "k")[0])  # not even its own entry is left
     beats = (tmp_path / "k" / "_runs").glob("*/heartbeat")
@@ -301,16 +301,16 @@ def test_a_live_run_is_not_repaired_beneath(tmp_path: Path) -> None:
         heartbeat.write_bytes(f"{now[0]}".encode())
 
     with pytest.raises(CommitConflictError, match="alive"):
-        repair_log(directory(tmp_path / "k"), Patience(clock=lambda: now[0], wait=wait))
+        repair_log(directory(tmp_path / "k").recorded, Patience(clock=lambda: now[0], wait=wait))
     save(run, 1)
-    run.end_run()
+    run.run.end()
     assert len(log_of(tmp_path / "k")) == 6
 
 
 def test_a_run_that_was_repaired_beneath_is_over(tmp_path: Path) -> None:
     """As if it had been silent for long: what it does next is refused."""
     run = directory(tmp_path / "k")
-    run.start_run(NODES, {})
+    run.run.start(NODES, {})
     save(run, 0)
     cut(log_of(tmp_path / "k")[1])
     now = [0.0]
@@ -318,10 +318,10 @@ def test_a_run_that_was_repaired_beneath_is_over(tmp_path: Path) -> None:
     def wait(seconds: float) -> None:
         now[0] += seconds
 
-    repair_log(directory(tmp_path / "k"), Patience(clock=lambda: now[0], wait=wait))
+    repair_log(directory(tmp_path / "k").recorded, Patience(clock=lambda: now[0], wait=wait))
     with pytest.raises(CommitConflictError, match="taken"):
         save(run, 1)
-    run.end_run()
+    run.run.end()
     assert recorded(tmp_path / "k") == (0,)
 
 
@@ -329,9 +329,9 @@ def test_numbers_of_lost_entries_are_not_given_again(copies: Iterator[Path]) -> 
     path = next(copies)
     gone = log_of(path)[4]
     gone.unlink()
-    repair_log(directory(path))
+    repair_log(directory(path).recorded)
     assert gone.exists()
-    handler = directory(path).handler
+    handler = directory(path).recorded.handler
     assert not handler.append({"number": 4, "id": "late", "kind": "commit"})
 
 
@@ -347,8 +347,8 @@ def test_a_repair_can_fail_at_any_operation_and_be_repeated(
         before = contents(path)
         files = FaultyFiles(k, how, sync=False)  # type: ignore[arg-type]
         with contextlib.suppress(PowerCutError, CheckpointError):
-            repair_log(MultiNodeCheckpointManager(path, files=files))
-        repair_log(directory(path))
+            repair_log(MultiNodeCheckpointManager(path, files=files).recorded)
+        repair_log(directory(path).recorded)
         assert recorded(path) == (1, 2, 3), k
         check_repaired(path, before, str(k))
         shutil.rmtree(path)
@@ -360,13 +360,13 @@ def test_a_repair_can_fail_at_any_operation_and_be_repeated(
 def test_damage_before_a_full_state_costs_at_most_the_record_of_its_epoch(tmp_path: Path) -> None:
     path = tmp_path / "k"
     run = directory(path)
-    run.start_run(["a"], {})
+    run.run.start(["a"], {})
     workspace = Workspace("a")
     for epoch in range(STATE_INTERVAL // 2 + 5):
         workspace.globals["w"] = np.full(3, epoch)
-        order = run.begin(epoch)
-        run.commit(order, order({"a": workspace}), {})
-    run.end_run()
+        order = run.saver.begin(epoch)
+        run.saver.commit(order, order.write({"a": workspace}), {})
+    run.run.end()
     epochs = run.epochs()
     (path / "_log" / "0000000010.json").unlink()  # the commit of epoch 4
     again = directory(path)
@@ -374,38 +374,38 @@ def test_damage_before_a_full_state_costs_at_most_the_record_of_its_epoch(tmp_pa
     with pytest.raises(CheckpointCorruptError, match="fsck"):
         again.record(4)
     again.verify(5)
-    repair = repair_log(again)
+    repair = repair_log(again.recorded)
     assert repair is not None
     assert repair.rebuilt == [4]
     assert directory(path).epochs() == epochs
     assert_identical(np.full(3, 4), directory(path).open(4)["a"].load("w"))
-    assert directory(path).verify_log() == [10]
+    assert directory(path).recorded.verify_log() == [10]
 
 
 def test_a_repair_at_the_number_of_a_full_state_is_found(tmp_path: Path) -> None:
     path = tmp_path / "k"
     run = directory(path)
-    run.start_run([], {})
+    run.run.start([], {})
     epochs = STATE_INTERVAL // 2 - 1
     for epoch in range(epochs):
-        run.commit(run.begin(epoch), {}, {})
-    run.end_run()
+        run.saver.commit(run.saver.begin(epoch), {}, {})
+    run.run.end()
     assert len(log_of(path)) == STATE_INTERVAL
     cut(log_of(path)[STATE_INTERVAL - 1])
-    repair_log(directory(path))
+    repair_log(directory(path).recorded)
     assert directory(path).epochs() == list(range(epochs))
     again = directory(path)
-    again.start_run([], {})
+    again.run.start([], {})
     for epoch in range(epochs, epochs + 70):  # past the next full state
-        again.commit(again.begin(epoch), {}, {})
-    again.end_run()
+        again.saver.commit(again.saver.begin(epoch), {}, {})
+    again.run.end()
     assert directory(path).epochs() == list(range(epochs + 70))
 
 
 def test_a_directory_that_is_whole_is_left_alone(copies: Iterator[Path]) -> None:
     path = next(copies)
     before = contents(path)
-    assert repair_log(directory(path)) is None
+    assert repair_log(directory(path).recorded) is None
     assert contents(path) == before
     (path / "notes.7").write_text("not a store")
-    assert directory(path).unclaimed() == []
+    assert directory(path).recorded.unclaimed() == []

@@ -144,9 +144,9 @@ class Judge:
         directory = path / "runs" / "k"
         try:
             if moment.step in ("end", "over"):
-                assert MultiNodeCheckpointManager(directory).is_done()
+                assert MultiNodeCheckpointManager(directory).recorded.is_done()
             if moment.step == "over":
-                assert MultiNodeCheckpointManager(directory).state().is_ended
+                assert MultiNodeCheckpointManager(directory).recorded.log.refresh().is_ended
             files = FaultyFiles(sync=False)
             check_what_opens(directory, files)
             check_recovery(directory, moment.step, moment.before, files)
@@ -164,11 +164,13 @@ _BLIND = ("rename", "fsync", "syncfs", "list", "unlink", "rmdir")
 def check_what_opens(path: Path, files: FaultyFiles) -> None:
     """Before any recovery: a store that was recorded once and opens as live is whole."""
     directory = MultiNodeCheckpointManager(path, files=files)
-    for entry in directory.entries():
+    for entry in directory.recorded.log.read_entries():
         if isinstance(entry, CommitEntry):
             for about in entry.stores.values():
                 if (path / about.store / "zarr.json").exists():
-                    StoreReader(directory.files, str(path), about.store, about.manifest).verify()
+                    StoreReader(
+                        directory.recorded.files, str(path), about.store, about.manifest
+                    ).verify()
 
 
 @pytest.fixture

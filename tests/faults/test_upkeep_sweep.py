@@ -25,7 +25,7 @@ import dask
 import pytest
 
 from jobrunner import CheckpointError, KeepLast, MultiNodeCheckpointManager
-from jobrunner.checkpoint import CheckpointDirectory, copy_epoch, inspect_directory, restore_epoch
+from jobrunner.checkpoint import Epochs, copy_epoch, inspect_directory, restore_epoch
 from jobrunner.testing import FaultyFiles, PowerCutError
 from tests.faults.test_checkpoint_sweep import (
     NODES,
@@ -40,33 +40,33 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 def prune(path: Path, files: FaultyFiles) -> None:
     manager = MultiNodeCheckpointManager(path, keep=KeepLast(1), files=files)
-    manager.start_run([], {})
+    manager.run.start([], {})
     try:
-        manager.retire()
+        manager.retention.retire()
     finally:
-        manager.end_run()
+        manager.run.end()
 
 
 def restore(path: Path, files: FaultyFiles) -> None:
     if 3 not in recorded(path):
-        restore_epoch(CheckpointDirectory(path, None, allow_pickle=False, files=files), 3)
+        restore_epoch(Epochs(path, files=files), 3)
 
 
 def copy(path: Path, files: FaultyFiles) -> None:
     if 1 not in recorded(path / "copy"):
-        directory = CheckpointDirectory(path, None, allow_pickle=False, files=files)
+        directory = Epochs(path, files=files)
         copy_epoch(directory, 1, str(path / "copy"))
 
 
 def resume(path: Path, files: FaultyFiles) -> None:
     """Go on where a killed run has left a save half done, and stores to be deleted."""
     manager = MultiNodeCheckpointManager(path, keep=KeepLast(3), files=files)
-    manager.start_run(NODES, {})
+    manager.run.start(NODES, {})
     try:
-        manager.rewind(1, "resume")
+        manager.run.rewind(1, "resume")
         save(manager, 2)
     finally:
-        manager.end_run()
+        manager.run.end()
 
 
 COMMANDS = {
@@ -82,10 +82,10 @@ def leave(path: Path, how: Literal["die", "kill"]) -> None:
     """Leave epochs 0 to 2; 3 set aside; and 4 half saved, where the run ends."""
     files = FaultyFiles(sync=False)
     manager = MultiNodeCheckpointManager(path, files=files)
-    manager.start_run(NODES, {})
+    manager.run.start(NODES, {})
     for epoch in range(4):
         save(manager, epoch)
-    manager.rewind(2, "test")
+    manager.run.rewind(2, "test")
     files.at, files.how = files.count + 20, how
     save(manager, 4)
 
@@ -103,7 +103,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def inspect(path: Path) -> list[object]:
-    return list(inspect_directory(CheckpointDirectory(path, None, allow_pickle=False, files=None)))
+    return list(inspect_directory(Epochs(path)))
 
 
 def check(command: Callable[[Path, FaultyFiles], None], path: Path) -> None:
@@ -112,8 +112,8 @@ def check(command: Callable[[Path, FaultyFiles], None], path: Path) -> None:
     check_epochs(MultiNodeCheckpointManager(path))
     command(path, FaultyFiles(sync=False))
     leave = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
-    leave.start_run([], {})  # cleans up, also where the command had nothing left to do
-    leave.end_run()
+    leave.run.start([], {})  # cleans up, also where the command had nothing left to do
+    leave.run.end()
     assert recorded(path) in COMMANDS[command]
     check_epochs(MultiNodeCheckpointManager(path))
     if command is copy:

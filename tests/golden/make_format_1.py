@@ -56,18 +56,18 @@ def blobs(node: str, epoch: int) -> dict[str, Any]:
 def main(path: str) -> None:
     """Save epochs 0 to 3, keep two, go back to 2, save 3 again."""
     manager = MultiNodeCheckpointManager(path, keep=KeepLast(2))
-    manager.start_run(NODES, {"plan": {"job": "golden"}})
+    manager.run.start(NODES, {"plan": {"job": "golden"}})
     for epoch in (0, 1, 2, 3, 3):
         if manager.latest() == 3:
-            manager.rewind(2, "to have a rewind in it")
-        order = manager.begin(epoch)
+            manager.run.rewind(2, "to have a rewind in it")
+        order = manager.saver.begin(epoch)
         workspaces = {node: Workspace(node) for node in NODES}
         for node in NODES:
             workspaces[node].globals.update(blobs(node, epoch))
         details = {"metrics": {"loss": float("nan"), "epoch": epoch}, "stopped_by": []}
-        manager.commit(order, order(workspaces), details)
-    manager.finish(3)
-    manager.end_run()
+        manager.saver.commit(order, order.write(workspaces), details)
+    manager.run.finish(3)
+    manager.run.end()
     # Which machine and process made it is nobody's business.
     entry = Path(path, "_log", "0000000000.json")
     run = dict(decode_entry(entry.read_bytes(), 0, str(entry)))

@@ -36,12 +36,12 @@ def blobs() -> dict[str, Any]:
 def main(path: str) -> None:
     """Save one epoch of one node."""
     manager = MultiNodeCheckpointManager(path)
-    manager.start_run(["a"], {})
-    order = manager.begin(0)
+    manager.run.start(["a"], {})
+    order = manager.saver.begin(0)
     workspace = Workspace("a")
     workspace.globals.update(blobs())
-    manager.commit(order, order({"a": workspace}), {})
-    manager.end_run()
+    manager.saver.commit(order, order.write({"a": workspace}), {})
+    manager.run.end()
     # Which machine and process made it is nobody's business.
     entry = Path(path, "_log", "0000000000.json")
     run = dict(decode_entry(entry.read_bytes(), 0, str(entry)))

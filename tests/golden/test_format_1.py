@@ -20,11 +20,11 @@ GOLDEN = Path(__file__).with_name("format_1")
 
 def test_the_log_says_what_it_said() -> None:
     manager = MultiNodeCheckpointManager(GOLDEN)
-    assert (manager.epochs(), manager.is_done()) == ([2, 3], True)
+    assert (manager.epochs(), manager.recorded.is_done()) == ([2, 3], True)
     record = manager.record(3)
     assert record["stores"]["trainer_0"]["store"] == "trainer_0.3.r1"
     assert math.isnan(record["details"]["metrics"]["loss"])
-    assert manager.run_info(3) == {"plan": {"job": "golden"}}
+    assert manager.recorded.run_info(3) == {"plan": {"job": "golden"}}
     assert manager.get_ckpt_db_name("server", 0) == str(GOLDEN / "server.0.r1")
     assert manager.get_ckpt_db_name("server", 4) == str(GOLDEN / "server.4")
 
@@ -51,9 +51,9 @@ def test_plain_zarr_reads_the_arrays() -> None:
 def test_a_run_goes_on_from_it(tmp_path: Path) -> None:
     path = shutil.copytree(GOLDEN, tmp_path / "copy")
     manager = MultiNodeCheckpointManager(path)
-    manager.start_run(NODES, {})
-    order = manager.begin(4)
-    manager.commit(order, order({node: Workspace(node) for node in NODES}), {})
-    manager.end_run()
+    manager.run.start(NODES, {})
+    order = manager.saver.begin(4)
+    manager.saver.commit(order, order.write({node: Workspace(node) for node in NODES}), {})
+    manager.run.end()
     assert manager.epochs() == [2, 3, 4]
     manager.verify(2)

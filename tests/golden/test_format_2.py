@@ -28,7 +28,9 @@ def test_every_blob_is_what_it_was() -> None:
 
 def test_a_state_is_loaded() -> None:
     workspaces = {"a": Workspace("a")}
-    run_group(MultiNodeCheckpointManager(GOLDEN).load(0, anew={"a": ["optimizer"]}), workspaces)
+    run_group(
+        MultiNodeCheckpointManager(GOLDEN).loader.load(0, anew={"a": ["optimizer"]}), workspaces
+    )
     made = Optimizer()
     made.state = {}
     workspaces["a"].globals["optimizer"] = made

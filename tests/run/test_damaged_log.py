@@ -127,12 +127,12 @@ def test_a_plan_tells_what_is_damaged_and_who_is_there(inproc_session, manager):
     assert f"epoch 3 is damaged: {manager.path}" in str(plan)
     assert "sets aside epochs:\n  2, 3" in str(plan)
     other = MultiNodeCheckpointManager(manager.path)
-    other.start_run(["a"], {})
+    other.run.start(["a"], {})
     try:
         plan = JobRunner(counter(5), manager).plan_resume()
         assert "is held by another run (process " in str(plan)
     finally:
-        other.end_run()
+        other.run.end()
     assert JobRunner(counter(5), manager).plan_resume().warnings == ()
 
 

@@ -96,4 +96,4 @@ def test_a_run_in_s3_is_recorded_resumed_and_read(s3, inproc_client):
     assert_identical(expected, checkpoint["n1"].load("x"))
     assert checkpoint["n0"]["x"].shape == (20_000,)
     with pytest.raises(CheckpointError, match="no such bucket"):
-        MultiNodeCheckpointManager("s3://nowhere/k").start_run(["a"], {})
+        MultiNodeCheckpointManager("s3://nowhere/k").run.start(["a"], {})

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobrunner import CheckpointWriteError, MultiNodeCheckpointManager
-from jobrunner.checkpoint.save import SaveOrder
+from jobrunner.checkpoint.save import Save
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.kept_states import KeptStates
 from jobrunner.workspace.values import adopt, own
@@ -135,28 +135,28 @@ class Rig:
             self.go_back()
             return
         self.epoch += 1
-        order = self.manager.begin(self.epoch)
+        order = self.manager.saver.begin(self.epoch)
         expected = copy.deepcopy(self.workspace.globals)
         if how == "is full":
             self.files.is_full = True
             with pytest.raises(CheckpointWriteError):
-                order(self.all)
+                order.write(self.all)
             self.files.is_full = False
-            self.manager.abandon(order)
+            self.manager.saver.abandon(order)
         elif how == "is not recorded":
-            order(self.all)
-            self.manager.abandon(order)
+            order.write(self.all)
+            self.manager.saver.abandon(order)
         elif how == "in background":
-            order.copy(budget)(self.all)
+            order.copy(self.all, budget)
             for act in meanwhile:
                 self.act(act)
-            self.record(order, order.write_copies()(self.all), expected)
+            self.record(order, order.write(self.all, is_copied=True), expected)
         else:
-            self.record(order, order(self.all), expected)
+            self.record(order, order.write(self.all), expected)
 
-    def record(self, order: SaveOrder, receipts: Any, expected: dict[str, Any]) -> None:
-        self.manager.commit(order, receipts, {})
-        self.workspace.kept_states.drop_before(order.moment)
+    def record(self, order: Save, receipts: Any, expected: dict[str, Any]) -> None:
+        self.manager.saver.commit(order, receipts, {})
+        self.workspace.kept_states.drop_before(order.memory_key)
         reader = self.manager.open(order.epoch)["a"]
         assert_same({name: reader.load(name) for name in NAMES}, expected)
         kept = self.recall()
@@ -191,11 +191,11 @@ def assert_same(found: Any, expected: Any) -> None:
 def test_a_save_records_what_the_blobs_were(steps: Any, rollback_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         rig = Rig(directory + "/k", rollback_bytes)
-        rig.manager.start_run(["a"], {})
+        rig.manager.run.start(["a"], {})
         try:
             for before, how, meanwhile, budget in steps:
                 for act in before:
                     rig.act(act)
                 rig.save(how, meanwhile, budget)
         finally:
-            rig.manager.end_run()
+            rig.manager.run.end()

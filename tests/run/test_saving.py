@@ -171,7 +171,7 @@ def test_a_metric_to_keep_by_that_nobody_reports_is_told_once_a_run(
         told = [record.getMessage() for record in caplog.records if "'los'" in record.getMessage()]
         assert len(told) == 1
         assert told[0].startswith(manager.path)
-        assert "reported are: loss, n" in told[0]
+        assert "Reported: loss, n" in told[0]
     caplog.clear()
     JobRunner(counter(12), manager_of(tmp_path, keep=KeepBest("loss"))).run(inproc_session)
     assert not [record for record in caplog.records if record.name.startswith("jobrunner")]
@@ -258,9 +258,9 @@ def test_an_epoch_that_was_asked_for_and_is_gone_meanwhile_is_no_fresh_start(
 
     class GivesItUp:
         def on_start(self, plan, total_epochs):
-            origin.start_run(["a"], {})
-            origin.set_aside(2, "by hand")
-            origin.end_run()
+            origin.run.start(["a"], {})
+            origin.run.set_aside(2, "by hand")
+            origin.run.end()
 
     manager = manager_of(tmp_path, load_path=tmp_path / "origin")
     with pytest.raises(CheckpointNotFoundError, match="Epoch 2 of .*origin is not recorded"):
@@ -270,7 +270,7 @@ def test_an_epoch_that_was_asked_for_and_is_gone_meanwhile_is_no_fresh_start(
 
 def test_another_directory_without_epochs_is_an_error(inproc_session, tmp_path):
     manager = manager_of(tmp_path, load_path=tmp_path / "nothing")
-    with pytest.raises(CheckpointNotFoundError, match="nothing is recorded"):
+    with pytest.raises(CheckpointNotFoundError, match="records no epoch"):
         JobRunner(counter(2), manager).run(inproc_session)
     assert not Path(manager.path).exists()
 
@@ -337,7 +337,7 @@ def test_storage_that_hangs_ends_the_run_with_the_nodes_that_are_late(
     inproc_client, tmp_path, hanging, caplog, monkeypatch, is_asynchronous
 ):
     monkeypatch.setattr("jobrunner.cluster.messages.TOLD_SECONDS", 0.3)
-    monkeypatch.setattr("jobrunner.checkpoint.held._DRAIN_SECONDS", 0.3)
+    monkeypatch.setattr("jobrunner.checkpoint.sweeper._DRAIN_SECONDS", 0.3)
     manager = MultiNodeCheckpointManager(tmp_path, files=hanging(), asynchronous=is_asynchronous)
     hanging.hangs = f"b.2{os.sep}"
     with (

@@ -176,7 +176,7 @@ def test_a_failure_in_the_background_of_the_last_save_is_raised_at_the_end(
     watch = FailsAfterEpoch2(manager)
     with pytest.raises(CheckpointWriteError, match="No space left"):
         JobRunner(growing(2), manager, callbacks=[watch], on_save_error="raise").run(inproc_session)
-    assert not manager.is_done()
+    assert not manager.recorded.is_done()
 
 
 class NoMemory(PosixFiles):
@@ -192,7 +192,7 @@ def test_a_task_that_failed_is_told_whatever_became_of_the_save_beside_it(inproc
     Task(fail_at_epoch_2, name="fail", node="a", group=job.epoch_group)
     with pytest.raises(TaskFailedError, match="by hand"):
         JobRunner(job, manager_of(tmp_path, files=NoMemory())).run(inproc_session)
-    assert manager_of(tmp_path).held_by() is None
+    assert manager_of(tmp_path).recorded.held_by() is None
 
 
 def fail_at_epoch_2():
@@ -216,9 +216,9 @@ class Snapshot:
         self.workspace.globals.update(blobs)
         blobs.clear()  # as in a run, nothing else refers to them
         self.workspace.kept_states.changing.update(changing or {})
-        self.manager.start_run(["a"], {})
-        self.order = self.manager.begin(0)
-        self.order.copy(budget_bytes)({"a": self.workspace})
+        self.manager.run.start(["a"], {})
+        self.order = self.manager.saver.begin(0)
+        self.order.copy({"a": self.workspace}, budget_bytes)
 
     def is_referred_to(self, name):
         return sys.getrefcount(self.workspace.globals[name]) > SOLE_ITEM
@@ -231,9 +231,9 @@ class Snapshot:
         return own(self.workspace.globals, name, self.workspace.kept_states.array_pool.copy)
 
     def write(self):
-        receipts = self.order.write_copies()({"a": self.workspace})
-        self.manager.commit(self.order, receipts, {})
-        self.manager.end_run()
+        receipts = self.order.write({"a": self.workspace}, is_copied=True)
+        self.manager.saver.commit(self.order, receipts, {})
+        self.manager.run.end()
         return self.manager.open(0)["a"]
 
 
@@ -328,15 +328,15 @@ def test_what_was_written_at_once_is_not_held_while_copies_are_written(tmp_path)
     workspace = Workspace("a")
     workspace.globals.update(copied=np.ones(8), written=np.ones(1000))
     manager = manager_of(tmp_path)
-    manager.start_run(["a"], {})
+    manager.run.start(["a"], {})
     before = {name: sys.getrefcount(workspace.globals[name]) for name in workspace.globals}
-    order = manager.begin(0)
-    order.copy(64)({"a": workspace})
+    order = manager.saver.begin(0)
+    order.copy({"a": workspace}, 64)
     # An array that anybody else holds is copied before a task changes it in place.
     assert {name: sys.getrefcount(workspace.globals[name]) for name in before} == before
-    manager.commit(order, order.write_copies()({"a": workspace}), {})
+    manager.saver.commit(order, order.write({"a": workspace}, is_copied=True), {})
     assert np.array_equal(manager.open(0)["a"].load("written"), np.ones(1000))
-    manager.end_run()
+    manager.run.end()
 
 
 def test_views_and_texts_are_copied_as_they_are():

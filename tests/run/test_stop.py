@@ -139,7 +139,7 @@ def test_a_job_of_several_steps_stops_between_two_of_them(inproc_session, manage
 def test_a_job_at_its_end_is_finished_all_the_same(inproc_session, manager):
     runner = JobRunner(counter(3), manager, callbacks=[At(3, lambda: runner.stop())])
     assert runner.run(inproc_session).epoch == 3
-    assert manager.is_done()
+    assert manager.recorded.is_done()
 
 
 def overlong(n):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from jobrunner.checkpoint.directory import CheckpointDirectory
+from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
     Claim,
     CommitEntry,
@@ -79,12 +79,12 @@ class Record:
         )
 
 
-def find_set_aside(directory: CheckpointDirectory, epoch: int | None = None) -> list[Record]:
+def find_set_aside(directory: Epochs, epoch: int | None = None) -> list[Record]:
     """Commits whose epochs are no longer recorded, and whose stores are all still there.
 
     Parameters
     ----------
-    directory : CheckpointDirectory
+    directory : Epochs
     epoch : int, optional
         Only commits of this one.
 
@@ -98,7 +98,7 @@ def find_set_aside(directory: CheckpointDirectory, epoch: int | None = None) -> 
     CheckpointError
         The log or the directory cannot be read.
     """
-    state = directory.state()
+    state = directory.log.refresh()
     try:
         there = set(directory.files.list_names(directory.path))
     except OSError as error:
@@ -107,7 +107,7 @@ def find_set_aside(directory: CheckpointDirectory, epoch: int | None = None) -> 
             f"changed; mend the storage and try again."
         ) from error
     found = []
-    for entry in itertools.chain.from_iterable(map(commits_in, directory.entries())):
+    for entry in itertools.chain.from_iterable(map(commits_in, directory.log.read_entries())):
         if epoch not in (None, entry.epoch):
             continue
         is_recorded = entry.epoch in state.recorded and (
@@ -124,7 +124,7 @@ def find_set_aside(directory: CheckpointDirectory, epoch: int | None = None) -> 
 
 
 def restore_epoch(
-    directory: CheckpointDirectory,
+    directory: Epochs,
     epoch: int,
     number: int | None = None,
     *,
@@ -134,7 +134,7 @@ def restore_epoch(
 
     Parameters
     ----------
-    directory : CheckpointDirectory
+    directory : Epochs
     epoch : int
     number : int, optional
         Of its ``commit`` entry, where the epoch was set aside more than once; by default the last.
@@ -162,7 +162,7 @@ def restore_epoch(
     Runs on the client. *Atomicity*: that of a save; the epoch's stores get names of their own, and
     what was set aside stays as it is. *Safe to retry*: yes.
     """
-    if epoch in directory.state().recorded:
+    if epoch in directory.log.refresh().recorded:
         raise DefinitionError(
             f"Epoch {epoch} of {directory.path} is recorded already. To put another one in its "
             f"place, set it aside first: run the job with --resume and an earlier epoch."
@@ -180,14 +180,12 @@ def restore_epoch(
     return chosen[-1]
 
 
-def copy_epoch(
-    directory: CheckpointDirectory, epoch: int, target: str, *, take_over: bool = False
-) -> Record:
+def copy_epoch(directory: Epochs, epoch: int, target: str, *, take_over: bool = False) -> Record:
     """Record an epoch in another directory as well.
 
     Parameters
     ----------
-    directory : CheckpointDirectory
+    directory : Epochs
     epoch : int
     target : str
         Path of the other directory; created where there is none.
@@ -216,13 +214,13 @@ def copy_epoch(
     copy as from the original.
     """
     files = files_beside(absolute_path(target), directory.files)
-    other = CheckpointDirectory(target, None, allow_pickle=False, files=files)
-    if epoch in other.state().recorded:
+    other = Epochs(target, None, files)
+    if epoch in other.log.refresh().recorded:
         raise DefinitionError(
             f"Epoch {epoch} is recorded in {other.path} already. Name another directory."
         )
     number = directory.record(epoch)["number"]
-    entry = commit_in(directory.entry(number), epoch)
+    entry = commit_in(directory.log.read_entry(number), epoch)
     record = Record.from_entry(entry)
     is_done = directory.is_done() and directory.latest() == epoch
     with directory.reading(epoch):
@@ -231,7 +229,7 @@ def copy_epoch(
 
 
 def _save_again(
-    source: CheckpointDirectory,
+    source: Epochs,
     record: Record,
     target: str,
     files: PosixFiles,
@@ -241,13 +239,13 @@ def _save_again(
 ) -> None:
     manager = MultiNodeCheckpointManager(target, take_over=take_over, files=files)
     info = source.info_of(record.run_number)
-    manager.start_run(list(record.stores), info)
+    manager.run.start(list(record.stores), info)
     try:
-        order = manager.begin(record.epoch)
+        order = manager.saver.begin(record.epoch)
         try:
             receipts = _copy_stores(source, record, files, target, order.stores)
         except OSError as error:
-            manager.abandon(order)
+            manager.saver.abandon(order)
             if isinstance(error, CheckpointNotFoundError):
                 raise
             raise CheckpointWriteError(
@@ -256,17 +254,17 @@ def _save_again(
                 f"and try again."
             ) from error
         except BaseException:
-            manager.abandon(order)
+            manager.saver.abandon(order)
             raise
-        manager.commit(order, receipts, record.details)
+        manager.saver.commit(order, receipts, record.details)
         if is_done:
-            manager.finish(record.epoch)
+            manager.run.finish(record.epoch)
     finally:
-        manager.end_run()
+        manager.run.end()
 
 
 def _copy_stores(
-    source: CheckpointDirectory,
+    source: Epochs,
     record: Record,
     files: PosixFiles,
     target: str,

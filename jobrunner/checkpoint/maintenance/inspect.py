@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from jobrunner.checkpoint.directory import CheckpointDirectory
-from jobrunner.checkpoint.held import SAVE_REQUEST
+from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
     ENTRY_NAME,
     LOG_DIRECTORY,
@@ -36,6 +35,7 @@ from jobrunner.checkpoint.log import (
     mend_bit,
     parse_entry,
 )
+from jobrunner.checkpoint.saver import SAVE_REQUEST
 from jobrunner.checkpoint.storage import PosixFiles
 from jobrunner.checkpoint.store import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT, StoreReader
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
@@ -111,12 +111,12 @@ class _History:
         self.ended[self.recorded.pop(epoch)] = entry
 
 
-def inspect_directory(directory: CheckpointDirectory) -> list[Finding]:
+def inspect_directory(directory: Epochs) -> list[Finding]:
     """Explain everything that lies in a checkpoint directory.
 
     Parameters
     ----------
-    directory : CheckpointDirectory
+    directory : Epochs
         One whose log is kept in files, by the default metadata handler.
 
     Returns
@@ -127,7 +127,7 @@ def inspect_directory(directory: CheckpointDirectory) -> list[Finding]:
     Notes
     -----
     Runs on the client; beside a run, too, whose objects may come and go meanwhile. Sizes and
-    manifests of recorded stores are compared with the record; `CheckpointDirectory.verify` reads
+    manifests of recorded stores are compared with the record; `Loader.verify` reads
     every byte. Raises only what keeps it from reading at all.
     """
     found: list[Finding] = []
@@ -181,7 +181,7 @@ def _made_up_for(finding: Finding, entry: AnyEntry) -> Finding:
     return Finding(finding.path, "aside", why)
 
 
-def _inspect_log(directory: CheckpointDirectory) -> Iterator[tuple[Finding, AnyEntry | None]]:
+def _inspect_log(directory: Epochs) -> Iterator[tuple[Finding, AnyEntry | None]]:
     files, root = directory.files, os.path.join(directory.path, LOG_DIRECTORY)
 
     def path_of(number: int) -> str:
@@ -240,7 +240,7 @@ def _read_files(
         number = listed + 1
 
 
-def _way_out(directory: CheckpointDirectory) -> str:
+def _way_out(directory: Epochs) -> str:
     return (
         f"Restore it from a copy, or go on from what can be proven without it: `jobrunner fsck "
         f"{directory.path} --repair`."
@@ -258,7 +258,7 @@ def _explain_entry(entry: AnyEntry) -> str:
     return ", ".join(words)
 
 
-def _inspect_runs(directory: CheckpointDirectory, state: State) -> Iterator[Finding]:
+def _inspect_runs(directory: Epochs, state: State) -> Iterator[Finding]:
     root = os.path.join(directory.path, RUNS_DIRECTORY)
     holder = state.run
     for name in sorted(directory.files.list_names(root)):
@@ -272,13 +272,13 @@ def _inspect_runs(directory: CheckpointDirectory, state: State) -> Iterator[Find
 
 
 def _inspect_store(
-    directory: CheckpointDirectory, history: _History, named: tuple[str, StoreName]
+    directory: Epochs, history: _History, named: tuple[str, StoreName]
 ) -> list[Finding]:
     return list(_explain_store(directory, history, *named))
 
 
 def _explain_store(
-    directory: CheckpointDirectory, history: _History, name: str, store: StoreName
+    directory: Epochs, history: _History, name: str, store: StoreName
 ) -> Iterator[Finding]:
     claim = Claim(store.epoch, store.retry)
     if store.node not in history.nodes.get(claim, ()):
@@ -329,7 +329,7 @@ def _explain_end(entry: AnyEntry | None) -> str:
 
 
 def _inspect_recorded(
-    directory: CheckpointDirectory, name: str, epoch: int, about: StoreRecord
+    directory: Epochs, name: str, epoch: int, about: StoreRecord
 ) -> Iterator[Finding]:
     """A store of a recorded epoch: all its files there, of the right size, and no others."""
     reader = StoreReader(directory.files, directory.path, name, about.manifest)

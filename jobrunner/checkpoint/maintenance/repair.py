@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import uuid
 
-from jobrunner.checkpoint.directory import CheckpointDirectory
+from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
     HEARTBEAT,
     RUNS_DIRECTORY,
@@ -32,12 +32,12 @@ from jobrunner.checkpoint.storage import PosixFiles
 from jobrunner.errors import CheckpointWriteError, CommitConflictError
 
 
-def repair_log(directory: CheckpointDirectory, patience: Patience | None = None) -> Repair | None:
+def repair_log(directory: Epochs, patience: Patience | None = None) -> Repair | None:
     """Append the entry from which a log that has lost others can be read again.
 
     Parameters
     ----------
-    directory : CheckpointDirectory
+    directory : Epochs
     patience : Patience, optional
         How long a silent run counts as alive.
 
@@ -76,11 +76,11 @@ def repair_log(directory: CheckpointDirectory, patience: Patience | None = None)
         "process": own_process(),
     }
     _append(directory, handler, make_entry(number, "repair", run, body))
-    directory.state()  # what was repaired can be read
+    directory.log.refresh()  # what was repaired can be read
     return repair
 
 
-def _append(directory: CheckpointDirectory, handler: FileMetadataHandler, entry: AnyEntry) -> None:
+def _append(directory: Epochs, handler: FileMetadataHandler, entry: AnyEntry) -> None:
     try:
         is_ours = handler.append(entry_to_json(entry))
     except OSError as error:
@@ -95,7 +95,7 @@ def _append(directory: CheckpointDirectory, handler: FileMetadataHandler, entry:
         )
 
 
-def _refuse_if_held(directory: CheckpointDirectory, repair: Repair, patience: Patience) -> None:
+def _refuse_if_held(directory: Epochs, repair: Repair, patience: Patience) -> None:
     runs = {e.run: holder_of(e) for e in repair.entries.values() if isinstance(e, RunEntry)}
     ended = {entry.run for entry in repair.entries.values() if isinstance(entry, EndEntry)}
     last = max(runs.values(), key=lambda holder: holder.number, default=None)

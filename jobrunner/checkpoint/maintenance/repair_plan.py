@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobrunner.checkpoint.directory import CheckpointDirectory
+from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
     ENTRY_NAME,
     LOG_DIRECTORY,
@@ -91,12 +91,12 @@ class Repair:
 _MISSING = "missing"
 
 
-def plan_repair(directory: CheckpointDirectory) -> Repair | None:
+def plan_repair(directory: Epochs) -> Repair | None:
     """Find out what a repair of a directory's log would do; None where none is needed.
 
     Parameters
     ----------
-    directory : CheckpointDirectory
+    directory : Epochs
         One whose log is kept in files, by the default metadata handler.
 
     Raises
@@ -115,7 +115,7 @@ def plan_repair(directory: CheckpointDirectory) -> Repair | None:
 
 
 @contextlib.contextmanager
-def reading(directory: CheckpointDirectory) -> Iterator[None]:
+def reading(directory: Epochs) -> Iterator[None]:
     """Tell storage that fails from damage."""
     try:
         yield
@@ -128,7 +128,7 @@ def reading(directory: CheckpointDirectory) -> Iterator[None]:
         ) from error
 
 
-def _plan(directory: CheckpointDirectory, handler: FileMetadataHandler) -> Repair | None:
+def _plan(directory: Epochs, handler: FileMetadataHandler) -> Repair | None:
     # Names are claimed before they are used: whoever lists first misses no claim.
     stores = _list_stores(directory)
     repair = Repair(handler.last_number())
@@ -151,7 +151,7 @@ def _plan(directory: CheckpointDirectory, handler: FileMetadataHandler) -> Repai
     return repair
 
 
-def file_handler(directory: CheckpointDirectory) -> FileMetadataHandler:
+def file_handler(directory: Epochs) -> FileMetadataHandler:
     """What keeps the log in files, which only such a log has to be mended by."""
     if isinstance(directory.handler, FileMetadataHandler):
         return directory.handler
@@ -212,7 +212,7 @@ Stores = Mapping[Claim, Mapping[str, str]]
 """Claim -> node -> name of the store that lies there."""
 
 
-def _list_stores(directory: CheckpointDirectory) -> Stores:
+def _list_stores(directory: Epochs) -> Stores:
     found: dict[Claim, dict[str, str]] = defaultdict(dict)
     for name, store in directory.stores_among(directory.files.list_names(directory.path)):
         found[Claim(store.epoch, store.retry)][store.node] = name
@@ -228,7 +228,7 @@ def _record_of(repair: Repair, state: State, epoch: int) -> CommitEntry | None:
         return None
 
 
-def _given_up(directory: CheckpointDirectory, repair: Repair, state: State, epoch: int) -> str:
+def _given_up(directory: Epochs, repair: Repair, state: State, epoch: int) -> str:
     """Why the stores of an epoch tell that it was given up by an entry that is lost."""
     commit = _record_of(repair, state, epoch)
     if commit is None:
@@ -243,7 +243,7 @@ def _given_up(directory: CheckpointDirectory, repair: Repair, state: State, epoc
 
 
 def _make_records(
-    directory: CheckpointDirectory,
+    directory: Epochs,
     repair: Repair,
     state: State,
     stores: Stores,
@@ -307,7 +307,7 @@ def _may_be_committed(repair: Repair, claim: Claim, holes: Sequence[int]) -> boo
 
 
 def _record_again(
-    directory: CheckpointDirectory, repair: Repair, claim: Claim, names: Mapping[str, str]
+    directory: Epochs, repair: Repair, claim: Claim, names: Mapping[str, str]
 ) -> dict[str, Any]:
     """The record of whole stores.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jobrunner.checkpoint import CheckpointDirectory, Codec, load_waiting_states, registered_codecs
+from jobrunner.checkpoint import Codec, Loader, load_waiting_states, registered_codecs
 from jobrunner.cluster import DEFAULT_WAIT_SECONDS, Session, SessionBinding
 from jobrunner.compile import GroupPlan, changes, describe
 from jobrunner.define import Job
@@ -127,7 +127,7 @@ class Replay:
     def __init__(
         self,
         job: Job,
-        manager: CheckpointDirectory,
+        manager: Loader,
         epoch: int,
         *,
         worker_wait_seconds: float = DEFAULT_WAIT_SECONDS,
@@ -143,8 +143,8 @@ class Replay:
             "task_deadline_seconds": task_deadline_seconds,
         }
         plan = self._plan = job.compile()
-        self._last_step = steps_done(plan, manager.record(epoch))
-        before = [recorded for recorded in manager.epochs() if recorded < epoch]
+        self._last_step = steps_done(plan, manager.recorded.record(epoch))
+        before = [recorded for recorded in manager.recorded.all() if recorded < epoch]
         self._from = before[-1] if before else None
         self._first_step = 0
         self._needed = [epoch] if self._from is None else [epoch, self._from]
@@ -152,11 +152,11 @@ class Replay:
             required_blobs(plan, manager, needed)
             rebuild(job, plan, manager, needed)
         if self._from is not None:
-            self._first_step = steps_done(plan, manager.record(self._from))
+            self._first_step = steps_done(plan, manager.recorded.record(self._from))
         self._codecs = tuple(registered_codecs())
         groups = {key: traced(group, self._codecs) for key, group in plan.groups.items()}
         self._traced = dataclasses.replace(plan, groups=groups)
-        then = manager.run_info(epoch).get("plan")
+        then = manager.recorded.run_info(epoch).get("plan")
         self._changes = tuple(changes(then, describe(plan))) if then else ()
 
     def check(self) -> None:

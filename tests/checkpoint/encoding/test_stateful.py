@@ -54,14 +54,14 @@ class Nesterov(Momentum):
 class Rig:
     def __init__(self, path: Path, **options: Any) -> None:
         self.manager = MultiNodeCheckpointManager(path / "runs", **options)
-        self.manager.start_run(["a"], {})
+        self.manager.run.start(["a"], {})
         self.workspace = Workspace("a")
         self.initial = {"a": {"opt", "all", "w"}}
 
     def save(self, epoch: int) -> None:
-        begun = self.manager.begin(epoch, initial=self.initial)
+        begun = self.manager.saver.begin(epoch, initial=self.initial)
         order = cloudpickle.loads(cloudpickle.dumps(begun))
-        self.manager.commit(order, order({"a": self.workspace}), {})
+        self.manager.saver.commit(order, order.write({"a": self.workspace}), {})
 
     def load(self, epoch: int, made: dict[str, Any], *, anew: bool) -> Workspace:
         workspace = Workspace("a")
@@ -69,7 +69,7 @@ class Rig:
         if not anew:
             workspace.globals.update(made)
         names = {"a": list(made)} if anew else None
-        run_group(self.manager.load(epoch, anew=names), workspaces)
+        run_group(self.manager.loader.load(epoch, anew=names), workspaces)
         if anew:
             assert not workspace.globals.keys() & made.keys()
             workspace.globals.update(made)
@@ -81,7 +81,7 @@ class Rig:
 def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(tmp_path)
     yield rig
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 @pytest.mark.parametrize("anew", [True, False], ids=["made anew", "there already"])
@@ -122,7 +122,7 @@ def test_a_checkpoint_gives_the_state_without_the_class(rig: Rig) -> None:
     assert_identical(store.load("opt"), opt.state_dict())
     assert store["opt"]["velocity"][1] == 0.1  # lazily
     rig.manager.verify(0)
-    assert rig.manager.stateful_blobs(0) == {"a": {"opt"}}
+    assert rig.manager.loader.stateful_blobs(0) == {"a": {"opt"}}
 
 
 def test_diff_tells_what_of_a_state_changed(rig: Rig) -> None:
@@ -138,8 +138,8 @@ def test_diff_tells_what_of_a_state_changed(rig: Rig) -> None:
 def test_a_copied_epoch_still_says_which_blobs_have_a_state(rig: Rig, tmp_path: Path) -> None:
     rig.workspace.globals["opt"] = Momentum()
     rig.save(0)
-    copy_epoch(rig.manager, 0, str(tmp_path / "copy"))
-    assert MultiNodeCheckpointManager(tmp_path / "copy").stateful_blobs(0) == {"a": {"opt"}}
+    copy_epoch(rig.manager.recorded, 0, str(tmp_path / "copy"))
+    assert MultiNodeCheckpointManager(tmp_path / "copy").loader.stateful_blobs(0) == {"a": {"opt"}}
 
 
 def test_a_save_in_the_background_holds_the_state_of_its_moment(tmp_path: Path) -> None:
@@ -147,12 +147,12 @@ def test_a_save_in_the_background_holds_the_state_of_its_moment(tmp_path: Path) 
     rig.workspace.globals["opt"] = opt = Momentum()
     opt.step()
     workspaces = {"a": rig.workspace}
-    order = rig.manager.begin(0, initial=rig.initial)
-    order.copy(None)(workspaces)
+    order = rig.manager.saver.begin(0, initial=rig.initial)
+    order.copy(workspaces)
     opt.step()  # changes the very array that state_dict() gave
-    rig.manager.commit(order, order.write_copies()(workspaces), {})
+    rig.manager.saver.commit(order, order.write(workspaces, is_copied=True), {})
     assert_identical(rig.manager.open(0)["a"].load("opt")["velocity"], np.full(3, 0.1))
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def test_an_object_that_no_init_task_makes_is_named_before_anything_is_written(rig: Rig) -> None:
@@ -190,7 +190,7 @@ class Nested(Momentum):
 def test_a_state_that_cannot_be_saved_is_named(rig: Rig, value: Any, message: str) -> None:
     rig.workspace.globals["opt"] = value
     with pytest.raises(DefinitionError, match=message):
-        rig.manager.blob_check()({"a": rig.workspace})
+        rig.manager.saver.begin(0).write({"a": rig.workspace})
 
 
 def test_a_codec_comes_before_a_state_and_cannot_hold_one(rig: Rig) -> None:
@@ -201,11 +201,11 @@ def test_a_codec_comes_before_a_state_and_cannot_hold_one(rig: Rig) -> None:
     register_codec(Wrapper, lambda w: w.opt, Wrapper)
     rig.workspace.globals["opt"] = Wrapper(Momentum())
     with pytest.raises(DefinitionError, match=r"it is in what its codec .* made"):
-        rig.manager.blob_check()({"a": rig.workspace})
+        rig.manager.saver.begin(0).write({"a": rig.workspace})
     register_codec(Momentum, lambda m: m.steps, lambda steps: Momentum())
     rig.workspace.globals["opt"] = Momentum()
     rig.save(0)
-    assert rig.manager.stateful_blobs(0) == {"a": frozenset()}
+    assert rig.manager.loader.stateful_blobs(0) == {"a": frozenset()}
 
 
 @pytest.mark.parametrize(
@@ -240,17 +240,17 @@ def test_nothing_is_replaced_where_a_state_finds_no_object(rig: Rig) -> None:
 
 def test_a_replicated_object_is_saved_once_and_loaded_by_all(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
-    manager.start_run(["a", "b"], {})
+    manager.run.start(["a", "b"], {})
     workspaces = {node: Workspace(node) for node in "ab"}
     for workspace in workspaces.values():
         workspace.globals["opt"] = opt = Momentum()
         opt.step()
-    order = manager.begin(0, replicated={"opt": ["a", "b"]})
-    manager.commit(order, order(workspaces), {})
-    manager.end_run()
-    assert manager.stateful_blobs(0) == {"a": {"opt"}, "b": {"opt"}}
+    order = manager.saver.begin(0, replicated={"opt": ["a", "b"]})
+    manager.saver.commit(order, order.write(workspaces), {})
+    manager.run.end()
+    assert manager.loader.stateful_blobs(0) == {"a": {"opt"}, "b": {"opt"}}
     again = {node: Workspace(node) for node in "ab"}
-    run_group(manager.load(0, anew={"a": ["opt"], "b": ["opt"]}), again)
+    run_group(manager.loader.load(0, anew={"a": ["opt"], "b": ["opt"]}), again)
     for workspace in again.values():
         workspace.globals["opt"] = Momentum()
     load_waiting_states(again)
@@ -261,9 +261,9 @@ def test_a_record_that_is_made_again_says_which_blobs_have_a_state(rig: Rig) -> 
     rig.workspace.globals["opt"] = Momentum()
     rig.save(0)
     rig.save(1)
-    rig.manager.end_run()
-    number = rig.manager.state().commit_number(0)
+    rig.manager.run.end()
+    number = rig.manager.recorded.log.refresh().commit_number(0)
     Path(rig.manager.path, "_log", f"{number:010d}.json").unlink()
     again = MultiNodeCheckpointManager(rig.manager.path)
-    assert repair_log(again) is not None
-    assert again.stateful_blobs(0) == {"a": {"opt"}}
+    assert repair_log(again.recorded) is not None
+    assert again.loader.stateful_blobs(0) == {"a": {"opt"}}

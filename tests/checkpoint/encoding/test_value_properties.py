@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jobrunner.checkpoint.encoding.node import encode_blobs
-from jobrunner.checkpoint.save import BlobCheck
+from jobrunner.checkpoint.save import BlobEncoder
 from jobrunner.checkpoint.store import stacks
 from jobrunner.checkpoint.store.grid import plan_chunks
 from jobrunner.checkpoint.store.reader import StoreReader
@@ -113,7 +113,7 @@ def test_any_blobs_come_back_where_those_that_are_alike_are_stacked(
     with directory() as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(stacks, "LEAST_ALIKE", least)
         patch.setattr(stacks, "_STACK_BYTES", stack_bytes)
-        encoded = BlobCheck(frozenset("n")).encode({"n": workspace})["n"]
+        encoded = BlobEncoder().encode("n", workspace)
         about = {"node": "n", "epoch": 0, "run": "r"}
         (receipt,) = write_stores(FILES, path, {"n.0": (about, encoded)})
         reader = StoreReader(FILES, path, "n.0", receipt.manifest)

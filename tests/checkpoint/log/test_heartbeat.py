@@ -159,9 +159,9 @@ def test_take_over_asks_nobody(tmp_path: Path) -> None:
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[MultiNodeCheckpointManager]:
     manager = MultiNodeCheckpointManager(tmp_path / "k")
-    manager.start_run(["a"], {})
+    manager.run.start(["a"], {})
     yield manager
-    manager.end_run()
+    manager.run.end()
 
 
 def test_a_run_in_the_same_process_that_lives_is_refused(
@@ -176,29 +176,29 @@ def test_a_run_in_the_same_process_that_lives_is_refused(
     time = Time(beat)
     other = MultiNodeCheckpointManager(holder.path, patience=time.patience())
     with pytest.raises(CommitConflictError, match="held by another run"):
-        other.start_run(["a"], {})
+        other.run.start(["a"], {})
     assert len(list(Path(holder.path).glob(f"{RUNS_DIRECTORY}/*"))) == 1
 
 
 def test_a_run_that_has_ended_is_followed_at_once(holder: MultiNodeCheckpointManager) -> None:
-    holder.end_run()
+    holder.run.end()
     time = Time()
     other = MultiNodeCheckpointManager(holder.path, patience=time.patience())
-    other.start_run(["a"], {})
+    other.run.start(["a"], {})
     assert time.now == 100
-    other.end_run()
+    other.run.end()
 
 
 def test_a_manager_that_was_dropped_in_its_run_does_not_look_alive(tmp_path: Path) -> None:
     dropped = MultiNodeCheckpointManager(tmp_path / "k")
-    dropped.start_run(["a"], {})
+    dropped.run.start(["a"], {})
     del dropped
     gc.collect()
     time = Time()
     other = MultiNodeCheckpointManager(tmp_path / "k", patience=time.patience())
-    other.start_run(["a"], {})
+    other.run.start(["a"], {})
     assert time.now == 100
-    other.end_run()
+    other.run.end()
 
 
 def test_a_run_that_was_killed_here_is_followed_at_once(tmp_path: Path) -> None:
@@ -207,17 +207,17 @@ def test_a_run_that_was_killed_here_is_followed_at_once(tmp_path: Path) -> None:
         from jobrunner import MultiNodeCheckpointManager
         from jobrunner.workspace.workspace import Workspace
         manager = MultiNodeCheckpointManager({str(tmp_path / "k")!r})
-        manager.start_run(["a"], {{}})
-        order = manager.begin(0)
-        manager.commit(order, order({{"a": Workspace("a")}}), {{}})
+        manager.run.start(["a"], {{}})
+        order = manager.saver.begin(0)
+        manager.saver.commit(order, order.write({{"a": Workspace("a")}}), {{}})
         os.kill(os.getpid(), signal.SIGKILL)
     """)
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     time = Time()
     manager = MultiNodeCheckpointManager(tmp_path / "k", patience=time.patience())
-    manager.start_run(["a"], {})
+    manager.run.start(["a"], {})
     assert (manager.epochs(), time.now) == ([0], 100)
-    manager.end_run()
+    manager.run.end()
 
 
 def test_of_two_newcomers_one_gets_the_directory(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_of_two_newcomers_one_gets_the_directory(tmp_path: Path) -> None:
         def create_whole(self, path: str, data: bytes, temporary: str) -> bool:
             if not beaten:
                 beaten.append(1)
-                first.start_run(["a"], {})
+                first.run.start(["a"], {})
             return super().create_whole(path, data, temporary)
 
     def beat(now: float) -> None:
@@ -240,8 +240,8 @@ def test_of_two_newcomers_one_gets_the_directory(tmp_path: Path) -> None:
         tmp_path / "k", files=Racing(), patience=Time(beat).patience()
     )
     with pytest.raises(CommitConflictError):
-        second.start_run(["a"], {})
-    first.end_run()
+        second.run.start(["a"], {})
+    first.run.end()
 
 
 def test_a_newcomer_keeps_its_traces_while_another_cleans_up(tmp_path: Path) -> None:
@@ -251,17 +251,21 @@ def test_a_newcomer_keeps_its_traces_while_another_cleans_up(tmp_path: Path) -> 
 
     class Racing(PosixFiles):
         def before(self, operation: str, path: str) -> None:
-            if operation == "list" and path.endswith(RUNS_DIRECTORY) and newcomer._hold is None:
+            if (
+                operation == "list"
+                and path.endswith(RUNS_DIRECTORY)
+                and newcomer.saver.lock is None
+            ):
                 waiting.start()
-                newcomer.start_run(["a"], {})
+                newcomer.run.start(["a"], {})
 
-    MultiNodeCheckpointManager(path, files=Racing()).start_run(["a"], {})
-    assert newcomer._hold is not None
+    MultiNodeCheckpointManager(path, files=Racing()).run.start(["a"], {})
+    assert newcomer.saver.lock is not None
     left = {run.name for run in (path / RUNS_DIRECTORY).iterdir()}
-    assert {newcomer._hold.run, "waiting"} <= left
-    newcomer.probe()
+    assert {newcomer.saver.lock.run, "waiting"} <= left
+    newcomer.run.probe()
     waiting.stop()
-    newcomer.end_run()
+    newcomer.run.end()
 
 
 def test_a_heartbeat_whose_directory_is_taken_for_a_dead_runs_makes_it_again(
@@ -295,32 +299,32 @@ def test_traces_of_earlier_runs_elsewhere_are_removed(
 ) -> None:
     monkeypatch.setattr("jobrunner.checkpoint.log.heartbeat.is_known_dead", lambda *args: False)
     other = MultiNodeCheckpointManager(holder.path, take_over=True)
-    other.start_run(["a"], {})
+    other.run.start(["a"], {})
     left = [run.name for run in (Path(holder.path) / RUNS_DIRECTORY).iterdir()]
-    assert other._hold is not None
-    assert left == [other._hold.run]
-    other.end_run()
+    assert other.saver.lock is not None
+    assert left == [other.saver.lock.run]
+    other.run.end()
 
 
 def test_a_heartbeat_that_vanished_is_no_sign_of_life(
     holder: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert holder._hold is not None
-    holder._hold._heartbeat.stop()
+    assert holder.saver.lock is not None
+    holder.saver.lock._heartbeat.stop()
     monkeypatch.setattr("jobrunner.checkpoint.log.heartbeat.is_known_dead", lambda *args: False)
 
     def follow(now: float) -> None:
         if now < 100.5:
             between = MultiNodeCheckpointManager(holder.path, take_over=True)
-            between.start_run(["a"], {})
-            between.end_run()
+            between.run.start(["a"], {})
+            between.run.end()
 
     time = Time(follow)
     late = MultiNodeCheckpointManager(holder.path, patience=time.patience())
-    late.start_run(["a"], {})
+    late.run.start(["a"], {})
     assert time.now < 101
-    late.probe()
-    late.end_run()
+    late.run.probe()
+    late.run.end()
 
 
 def test_a_heartbeat_removed_by_hand_is_silence(tmp_path: Path) -> None:

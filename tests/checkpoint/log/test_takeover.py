@@ -23,18 +23,18 @@ def test_a_run_that_is_taken_over_at_once_deletes_nothing_of_its_successor(tmp_p
 
         def append(self, entry: Entry) -> bool:
             is_kept = super().append(entry)
-            second.start_run(["a"], {})
-            self.order = second.begin(0)
-            self.receipts = self.order({"a": workspace})
+            second.run.start(["a"], {})
+            self.order = second.saver.begin(0)
+            self.receipts = self.order.write({"a": workspace})
             return is_kept
 
     handler = Overtaken(files)
     first = MultiNodeCheckpointManager(tmp_path, handler, files=files)
     with pytest.raises(CommitConflictError):
-        first.start_run(["a"], {})
-    first.settle()
-    second.commit(handler.order, handler.receipts, {})
+        first.run.start(["a"], {})
+    first.retention.sweeper.drain()
+    second.saver.commit(handler.order, handler.receipts, {})
     second.verify(0)
-    second.end_run()
-    first.end_run()
+    second.run.end()
+    first.run.end()
     assert MultiNodeCheckpointManager(tmp_path).epochs() == [0]

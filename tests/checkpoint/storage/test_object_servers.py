@@ -185,4 +185,4 @@ def test_a_bucket_that_is_not_there_is_named(files: ObjectFiles) -> None:
     scheme = files.root.partition("://")[0]
     manager = MultiNodeCheckpointManager(f"{scheme}://nowhere-at-all/k")
     with pytest.raises(CheckpointWriteError, match=r"no such bucket or container.*nowhere-at-all"):
-        manager.start_run(["a"], {})
+        manager.run.start(["a"], {})

@@ -36,7 +36,7 @@ from jobrunner import (
     MultiNodeCheckpointManager,
 )
 from jobrunner import checkpoint as package
-from jobrunner.checkpoint import CheckpointDirectory, Receipt, copy_epoch, inspect_directory
+from jobrunner.checkpoint import Epochs, Loader, Receipt, copy_epoch, inspect_directory
 from jobrunner.checkpoint.log.heartbeat import Patience
 from jobrunner.checkpoint.storage.object_store import ObjectFiles, open_store
 from jobrunner.checkpoint.storage.paths import absolute_path
@@ -77,10 +77,10 @@ class Rig:
 def save(manager: MultiNodeCheckpointManager, epoch: int) -> Receipt:
     workspace = Workspace("a:0")
     workspace.globals.update(VALUES, epoch=epoch)
-    order = pickle.loads(pickle.dumps(manager.begin(epoch)))
-    receipts = order({"a:0": workspace})
-    manager.commit(order, receipts, {})
-    manager.settle()
+    order = pickle.loads(pickle.dumps(manager.saver.begin(epoch)))
+    receipts = order.write({"a:0": workspace})
+    manager.saver.commit(order, receipts, {})
+    manager.retention.sweeper.drain()
     return receipts["a:0"]
 
 
@@ -88,9 +88,9 @@ def save(manager: MultiNodeCheckpointManager, epoch: int) -> Receipt:
 def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(tmp_path)
     with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 0.2}):
-        rig.manager.start_run(["a:0"], {})
+        rig.manager.run.start(["a:0"], {})
         yield rig
-        rig.manager.end_run()
+        rig.manager.run.end()
 
 
 @pytest.fixture
@@ -98,10 +98,10 @@ def memory() -> str:
     """A URL in memory, with epochs 0 and 1."""
     url = f"memory://{uuid.uuid4().hex}"
     manager = MultiNodeCheckpointManager(url)
-    manager.start_run(["a:0"], {})
+    manager.run.start(["a:0"], {})
     save(manager, 0)
     save(manager, 1)
-    manager.end_run()
+    manager.run.end()
     return url
 
 
@@ -175,7 +175,7 @@ def test_any_zarr_reader_opens_a_store(rig: Rig) -> None:
 
 def test_what_is_unchanged_is_copied_by_the_store(rig: Rig) -> None:
     assert rig.save(0).linked_bytes == 0
-    files = rig.manager.files
+    files = rig.manager.recorded.files
     assert isinstance(files, FaultyObjects)
     assert rig.save(1).linked_bytes == 8 * BIG
     rig.manager.verify(1)
@@ -213,23 +213,26 @@ def test_damage_is_found_and_named(rig: Rig) -> None:
 
 def test_an_epoch_that_is_given_up_is_hidden_and_then_deleted(tmp_path: Path) -> None:
     rig = Rig(tmp_path, keep=KeepLast(1))
-    rig.manager.start_run(["a:0"], {})
+    rig.manager.run.start(["a:0"], {})
     for epoch in range(3):
         rig.save(epoch)
-    rig.manager.rewind(None, "test")
-    rig.manager.end_run()
+    rig.manager.run.rewind(None, "test")
+    rig.manager.run.end()
     assert sorted(path.name for path in rig.objects.iterdir() if path.is_dir()) == ["_log", "a:0.2"]
     hidden = rig.objects / "a:0.2"
     assert not (hidden / "zarr.json").exists()
     assert (hidden / "zarr.retired.json").exists()
-    assert {finding.status for finding in inspect_directory(rig.again())} == {"live", "aside"}
+    assert {finding.status for finding in inspect_directory(rig.again().recorded)} == {
+        "live",
+        "aside",
+    }
 
 
 def test_of_two_runs_that_are_alive_the_second_is_refused(rig: Rig) -> None:
     rival = rig.again(patience=Patience(0.1, wait=lambda _: None))
     with pytest.raises(CommitConflictError, match="alive"):
-        rival.start_run(["a:0"], {})
-    rig.again(take_over=True).start_run(["a:0"], {})
+        rival.run.start(["a:0"], {})
+    rig.again(take_over=True).run.start(["a:0"], {})
     with pytest.raises(CommitConflictError, match="taken s3://bucket/runs/k over"):
         rig.save(0)
 
@@ -243,12 +246,12 @@ def test_a_lost_answer_is_settled_by_reading_back(tmp_path: Path) -> None:
 
     rig = Rig(tmp_path)
     rig.manager = rig.again(files=Deaf(rig.path, rig.objects))
-    rig.manager.start_run(["a:0"], {})
+    rig.manager.run.start(["a:0"], {})
     assert Deaf(rig.path, rig.objects).create_whole(f"{rig.path}/x", b"mine", "")
     assert Deaf(rig.path, rig.objects).create_whole(f"{rig.path}/x", b"mine", "")
     assert not Deaf(rig.path, rig.objects).create_whole(f"{rig.path}/x", b"theirs", "")
-    rig.manager.end_run()
-    numbers = [entry.number for entry in rig.manager.entries()]
+    rig.manager.run.end()
+    numbers = [entry.number for entry in rig.manager.recorded.log.read_entries()]
     assert numbers == [0, 1]  # run and end, once each
 
 
@@ -260,7 +263,7 @@ def test_a_store_that_overwrites_what_is_to_be_created_is_refused(tmp_path: Path
     rig = Rig(tmp_path)
     manager = rig.again(files=Careless(rig.path, rig.objects))
     with pytest.raises(CheckpointWriteError, match="conditional put"):
-        manager.start_run(["a:0"], {})
+        manager.run.start(["a:0"], {})
     assert not (rig.objects / "_log").exists()
     assert list(rig.objects.rglob("heartbeat")) == []
 
@@ -351,17 +354,17 @@ def test_without_obstore_the_error_says_what_to_install(monkeypatch: pytest.Monk
 def test_a_handler_of_ones_own_making_keeps_the_log_there_too() -> None:
     url = f"memory://{uuid.uuid4().hex}"
     manager = MultiNodeCheckpointManager(url, FileMetadataHandler())
-    manager.start_run(["a:0"], {})
+    manager.run.start(["a:0"], {})
     save(manager, 0)
-    manager.end_run()
+    manager.run.end()
     assert MultiNodeCheckpointManager(url).epochs() == [0]
 
 
 def test_a_request_for_a_save_is_looked_for_now_and_then(rig: Rig) -> None:
     (rig.objects / "_save_now").touch()
-    assert rig.manager.take_request()
+    assert rig.manager.saver.take_request()
     (rig.objects / "_save_now").touch()
-    assert not rig.manager.take_request()  # not asked so soon again
+    assert not rig.manager.saver.take_request()  # not asked so soon again
     assert (rig.objects / "_save_now").exists()
 
 
@@ -388,11 +391,13 @@ def test_epochs_are_copied_to_a_directory_and_back(memory: str, tmp_path: Path) 
         manager = MultiNodeCheckpointManager(path)
         manager.verify(1)
         assert_identical(VALUES["fixed"], manager.open(1)["a:0"].load("fixed"))
-    assert MultiNodeCheckpointManager(tmp_path / "new", load_path=back).source().epochs() == [1]
+    assert MultiNodeCheckpointManager(tmp_path / "new", load_path=back).source().recorded.all() == [
+        1
+    ]
 
 
 def test_a_log_that_is_lost_is_made_again_from_the_stores(memory: str) -> None:
-    files = MultiNodeCheckpointManager(memory).files
+    files = MultiNodeCheckpointManager(memory).recorded.files
     files.remove_tree(f"{memory}/_log")
     assert MultiNodeCheckpointManager(memory).epochs() == []
     assert "2 stray" in invoke("fsck", memory).stdout
@@ -449,35 +454,35 @@ def save_nodes(manager: MultiNodeCheckpointManager, epoch: int, gate: Gate | Non
     workspaces = {node: Workspace(node) for node in NODES}
     for workspace in workspaces.values():
         workspace.globals.update(fixed=VALUES["fixed"], epoch=epoch)
-    order = dataclasses.replace(manager.begin(epoch), files=manager.files)
+    order = dataclasses.replace(manager.saver.begin(epoch), files=manager.recorded.files)
     if gate is not None:
         gate.expect("get", "_manifest")
         order._prepare(workspaces)
         assert gate.passed == 8
         gate.expect("put", "_manifest")
-    receipts = order(workspaces)
+    receipts = order.write(workspaces)
     assert gate is None or gate.passed == 8
-    manager.commit(order, receipts, {"metrics": {"loss": epoch}})
+    manager.saver.commit(order, receipts, {"metrics": {"loss": epoch}})
 
 
 def test_what_is_asked_for_each_node_is_asked_at_once(gate: Gate) -> None:
     manager = MultiNodeCheckpointManager(gate.root, files=gate, keep=KeepLast(1))
-    manager.start_run(NODES, {})
+    manager.run.start(NODES, {})
     save_nodes(manager, 0)
     gate.expect("head", r"k/n\d\.1$")
     save_nodes(manager, 1, gate)
     gate.expect("copy", r"zarr\.json$")  # hidden, and then deleted
-    assert manager.settle()
+    assert manager.retention.sweeper.drain()
     assert gate.passed % 8 == 0
     gate.expect("get", "_manifest")
-    manager.blobs(1)
+    manager.loader.blobs(1)
     manager.load(1, blobs={node: ["epoch"] for node in NODES})
     assert gate.passed == 16
-    manager.end_run()
+    manager.run.end()
     list_epochs(manager)
     describe_checkpoint(manager, 1)
     assert gate.passed == 24
-    assert {finding.status for finding in inspect_directory(manager)} == {"live"}
+    assert {finding.status for finding in inspect_directory(manager.recorded)} == {"live"}
     assert gate.passed == 32
     gate.expect("get", "_manifest", 4)
     manager.verify(1)
@@ -489,9 +494,9 @@ def bucket(tmp_path: Path) -> Gate:
     """Two directories, of which ``k`` holds epoch 0 of eight nodes."""
     bucket = Gate("s3://bucket", tmp_path / "objects")
     manager = MultiNodeCheckpointManager("s3://bucket/k", files=bucket)
-    manager.start_run(NODES, {})
+    manager.run.start(NODES, {})
     save_nodes(manager, 0)
-    manager.end_run()
+    manager.run.end()
     return bucket
 
 
@@ -508,14 +513,14 @@ def bucket(tmp_path: Path) -> Gate:
 def test_the_stores_of_all_nodes_are_copied_at_once(
     bucket: Gate, operation: str, what: str, count: int
 ) -> None:
-    source = CheckpointDirectory("s3://bucket/k", None, allow_pickle=False, files=bucket)
+    source = Epochs("s3://bucket/k", files=bucket)
     bucket.expect(operation, what)
     copy_epoch(source, 0, "s3://bucket/copy")
     assert bucket.passed == count
     bucket.expect("put", "nothing")
     copy = MultiNodeCheckpointManager("s3://bucket/copy", files=bucket)
     copy.verify(0)
-    assert copy.blobs(0) == source.blobs(0)
+    assert copy.loader.blobs(0) == Loader(source).blobs(0)
 
 
 @pytest.mark.parametrize("where", ["here", "s3://bucket/copy"])
@@ -523,12 +528,12 @@ def test_the_files_of_a_store_are_uploaded_at_once(
     bucket: Gate, where: str, tmp_path: Path
 ) -> None:
     manager = MultiNodeCheckpointManager("s3://bucket/k", files=bucket)
-    manager.start_run(["a"], {})
+    manager.run.start(["a"], {})
     workspace = Workspace("a")
     workspace.globals.update({f"b{i}": np.arange(9.0) + i for i in range(ObjectFiles.threads)})
-    order = manager.begin(1)
-    manager.commit(order, order({"a": workspace}), {})
-    manager.end_run()
+    order = manager.saver.begin(1)
+    manager.saver.commit(order, order.write({"a": workspace}), {})
+    manager.run.end()
     target = where if where.startswith("s3:") else str(tmp_path / where)
     task, *others = CopyTo(target).build(1, manager).tasks()
     bucket.expect("get", r"k/a\.1/b\d/c\.0")
@@ -542,31 +547,33 @@ def test_the_files_of_a_store_are_uploaded_at_once(
 
 def test_of_a_long_log_many_entries_are_read_at_once(gate: Gate) -> None:
     manager = MultiNodeCheckpointManager(gate.root, files=gate)
-    manager.start_run(NODES, {})
+    manager.run.start(NODES, {})
     for epoch in range(9):
         save_nodes(manager, epoch)
-    manager.end_run()
+    manager.run.end()
     gate.expect("get", r"_log/00000000(0[6-9]|1[0-3])\.json")  # after two and four
     again = MultiNodeCheckpointManager(gate.root, files=gate, keep=KeepBest("loss", mode="max"))
     assert again.epochs() == list(range(9))
     assert gate.passed == 8
-    commits = "|".join(f"{again.state().commit_number(epoch):02}" for epoch in range(9))
+    commits = "|".join(
+        f"{again.recorded.log.refresh().commit_number(epoch):02}" for epoch in range(9)
+    )
     gate.expect("get", rf"_log/00000000({commits})\.json", 9)
     listed = again.records()
     assert [
         epoch for epoch, record in listed if not isinstance(record, Exception)
     ] == again.epochs()
     assert gate.passed == 9
-    assert again.retirable() == list(range(8))
+    assert again.retention.retirable() == list(range(8))
     assert gate.passed == 18
 
 
 def test_an_entry_that_is_missing_among_those_read_at_once_is_named(gate: Gate) -> None:
     manager = MultiNodeCheckpointManager(gate.root, files=gate)
-    manager.start_run(NODES, {})
+    manager.run.start(NODES, {})
     for epoch in range(4):
         save_nodes(manager, epoch)
-    manager.end_run()
+    manager.run.end()
     gate.remove_file(f"{gate.root}/_log/0000000003.json")
     with pytest.raises(
         CheckpointCorruptError, match=r"Entry 3 .* is missing: expected .*0003\.json"

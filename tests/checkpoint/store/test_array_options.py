@@ -62,17 +62,17 @@ class Rig:
     def __init__(self, path: Path, **options: Any) -> None:
         self.path = path / "runs"
         self.manager = MultiNodeCheckpointManager(self.path, files=CountingFiles(), **options)
-        self.manager.start_run(["a"], {})
+        self.manager.run.start(["a"], {})
         self.workspace = Workspace("a")
 
     def save(
         self, epoch: int, storage: Mapping[str, ArrayOptions] | None = None, **blobs: Any
     ) -> Any:
         self.workspace.globals.update(blobs)
-        begun = self.manager.begin(epoch, storage={"a": storage or {}})
+        begun = self.manager.saver.begin(epoch, storage={"a": storage or {}})
         order = cloudpickle.loads(cloudpickle.dumps(begun))
-        receipts = order({"a": self.workspace})
-        self.manager.commit(order, receipts, {})
+        receipts = order.write({"a": self.workspace})
+        self.manager.saver.commit(order, receipts, {})
         return receipts["a"]
 
     def check(self, epoch: int) -> None:
@@ -99,7 +99,7 @@ class Rig:
 def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(tmp_path)
     yield rig
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_what_is_compressed_and_in_pieces_comes_back_and_plain_zarr_reads_it(
     assert rig.document(0, "rows").shards is not None
     names = [c.to_dict()["name"] for c in rig.document(0, "small").compressors]
     assert names == ([] if compressors is None else [names[0]])
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def test_what_is_compressed_later_is_the_same() -> None:
@@ -231,12 +231,12 @@ def test_a_part_is_read_by_its_pieces_and_verified(
     rig = Rig(tmp_path, compressors=compressors)
     array = ARRAYS[name]
     rig.save(0, w=array)
-    reader = rig.manager._readers(0)["a"]
+    reader = rig.manager.loader.readers(0)["a"]
     for axis, length in enumerate(array.shape):
         for start, stop in ((0, length), (length // 3, 2 * length // 3), (1, 1)):
             part = reader.load_slice("w", axis, start, stop)
             assert_identical(part.copy(), array.take(range(start, stop), axis))
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def test_a_part_of_a_large_array_reads_little_more_than_the_part(rig: Rig) -> None:
@@ -244,7 +244,7 @@ def test_a_part_of_a_large_array_reads_little_more_than_the_part(rig: Rig) -> No
     rig.save(0, w=array)
     assert len(rig.stored(0)) == 1
     CountingFiles.nbytes = 0
-    part = rig.manager._readers(0)["a"].load_slice("w", 0, 3_000, 5_000)
+    part = rig.manager.loader.readers(0)["a"].load_slice("w", 0, 3_000, 5_000)
     assert np.array_equal(part, array[3_000:5_000])
     assert part.nbytes <= CountingFiles.nbytes <= part.nbytes + 2 * (4 << 20)
 
@@ -277,7 +277,7 @@ def test_a_flipped_bit_in_a_piece_is_found_by_whoever_reads_it(
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    reader = rig.manager._readers(0)["a"]
+    reader = rig.manager.loader.readers(0)["a"]
     with pytest.raises(CheckpointCorruptError, match=r"c\.0\.0 is not what was written"):
         reader.load()
     with pytest.raises(CheckpointCorruptError, match=r"c\.0\.0 is not what was written"):
@@ -285,7 +285,7 @@ def test_a_flipped_bit_in_a_piece_is_found_by_whoever_reads_it(
     file.write_bytes(content[:-1])
     with pytest.raises(CheckpointCorruptError, match=r"expected \d+ bytes, found \d+"):
         reader.load_slice("w", 0, 0, 1)
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 @pytest.mark.parametrize("compressors", [None, "zstd"])
@@ -296,16 +296,16 @@ def test_unchanged_pieces_are_linked_and_tell_their_digests(
     array = np.random.default_rng(1).random(2 << 20)
     rig.save(0, w=array)
     assert rig.save(1).linked_bytes > 12 << 20
-    part = rig.manager._readers(1)["a"].load_slice("w", 0, 1_000_000, 1_000_010)
+    part = rig.manager.loader.readers(1)["a"].load_slice("w", 0, 1_000_000, 1_000_010)
     assert np.array_equal(part, array[1_000_000:1_000_010])
     rig.check(1)
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def test_a_store_in_which_nothing_is_new_says_the_older_format(rig: Rig) -> None:
     rig.save(0, w=np.arange(3))
     rig.save(1, {"w": ArrayOptions(chunks=(1,), shards=(2,))})
-    formats = [rig.manager._readers(e)["a"].read_manifest()["format"] for e in (0, 1)]
+    formats = [rig.manager.loader.readers(e)["a"].read_manifest()["format"] for e in (0, 1)]
     assert formats == [1, 2]
 
 
@@ -370,7 +370,7 @@ def test_a_blob_may_stay_as_it_is_where_the_job_is_compressed(tmp_path: Path) ->
     sizes = {file.parent.name: file.stat().st_size for file in rig.stored(0)}
     assert sizes["plain"] == 80_000 > 1_000 > sizes["other"]
     rig.check(0)
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def test_a_plan_says_how_blobs_are_stored() -> None:

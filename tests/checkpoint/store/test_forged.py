@@ -20,7 +20,7 @@ import pytest
 from crc32c import crc32c
 
 from jobrunner import CheckpointCorruptError, MultiNodeCheckpointManager
-from jobrunner.checkpoint import CheckpointDirectory, copy_epoch, inspect_directory
+from jobrunner.checkpoint import Epochs, copy_epoch, inspect_directory
 from jobrunner.checkpoint.log.handler import encode_entry, read_content
 from jobrunner.checkpoint.log.state import entry_to_json, make_entry
 from jobrunner.checkpoint.storage.posix import PosixFiles
@@ -45,12 +45,12 @@ BLOBS = {
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("forged") / "k"
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
-    manager.start_run(["a"], {})
+    manager.run.start(["a"], {})
     workspace = Workspace("a")
     workspace.globals.update(BLOBS)
-    order = manager.begin(0, storage={"a": {"z": ZSTD}})
-    manager.commit(order, order({"a": workspace}), {})
-    manager.end_run()
+    order = manager.saver.begin(0, storage={"a": {"z": ZSTD}})
+    manager.saver.commit(order, order.write({"a": workspace}), {})
+    manager.run.end()
     return path
 
 
@@ -127,7 +127,7 @@ def test_a_copy_makes_nothing_outside_of_its_store(forge: Any, tmp_path: Path) -
     def edit(manifest: dict[str, Any]) -> None:
         manifest["documents"]["../../elsewhere/zarr.json"] = [0, 0]
 
-    directory = CheckpointDirectory(forge(edit), None, allow_pickle=False, files=PosixFiles())
+    directory = Epochs(forge(edit), files=PosixFiles())
     with pytest.raises(CheckpointCorruptError, match="does not lie in the store"):
         copy_epoch(directory, 0, str(tmp_path / "one" / "two"))
     assert not (tmp_path / "one" / "elsewhere").exists()
@@ -190,14 +190,14 @@ def test_no_claim_names_what_lies_elsewhere(tmp_path: Path, retry: Any) -> None:
     """A run deletes what the log has given up; by its name, which must be that of a store."""
     path = tmp_path / "k"
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
-    manager.start_run(["a"], {})
-    manager.begin(0)
-    manager.end_run()
+    manager.run.start(["a"], {})
+    manager.saver.begin(0)
+    manager.run.end()
     (path / "a.0.r").mkdir()
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "zarr.json").write_bytes(b"mine")
-    state = manager.state()
+    state = manager.recorded.log.refresh()
     forged = {**state.to_json(), "chores": [[0, retry, "delete", 0]], "is_ended": True}
     body = {"state": state.to_json(), "commits": []}
     whole = entry_to_json(make_entry(state.number + 1, "repair", "r", body))
@@ -205,5 +205,5 @@ def test_no_claim_names_what_lies_elsewhere(tmp_path: Path, retry: Any) -> None:
     (path / "_log" / f"{entry['number']:010d}.json").write_bytes(encode_entry(entry))
     again = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
     with pytest.raises(CheckpointCorruptError, match=r"0000000003.json.*state.chores\[0\]\[1\]"):
-        again.start_run(["a"], {})
+        again.run.start(["a"], {})
     assert (victim / "zarr.json").read_bytes() == b"mine"

@@ -24,21 +24,21 @@ class Run:
             path, keep=KeepLast(2), files=FaultyFiles(sync=False)
         )
         self.workspace = Workspace("a")
-        self.manager.start_run(["a"], {})
+        self.manager.run.start(["a"], {})
 
     def save(self, *epochs: int) -> None:
         for epoch in epochs:
             self.workspace.globals["w"] = np.full(5, epoch)
-            order = self.manager.begin(epoch)
-            self.manager.commit(order, order({"a": self.workspace}), {})
-        self.manager.settle()
+            order = self.manager.saver.begin(epoch)
+            self.manager.saver.commit(order, order.write({"a": self.workspace}), {})
+        self.manager.retention.sweeper.drain()
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path / "k")
     yield run
-    run.manager.end_run()
+    run.manager.run.end()
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_closing_twice_or_after_a_rewind_is_harmless(
 ) -> None:
     run.save(0, 1)
     checkpoint = reader.open(1, pin=True)
-    run.manager.rewind(0, "by hand")
+    run.manager.run.rewind(0, "by hand")
     checkpoint.close()
     checkpoint.close()
     reader.open(0).close()
@@ -87,7 +87,7 @@ def test_an_epoch_that_cannot_be_opened_is_not_left_pinned(
     run: Run, reader: MultiNodeCheckpointManager
 ) -> None:
     run.save(0)
-    run.manager.end_run()
+    run.manager.run.end()
     commit = Path(reader.path, "_log", "0000000002.json")
     reader.epochs()
     content = commit.read_bytes()
@@ -109,7 +109,7 @@ def test_epochs_are_given_as_they_are_recorded_until_the_run_ends(
             run.save(2)
         if epoch == 2:
             run.save(3)
-            run.manager.end_run()
+            run.manager.run.end()
     assert seen == [0, 1, 2, 3]
 
 
@@ -119,10 +119,10 @@ def test_only_what_comes_after_an_epoch_is_given_and_again_what_is_recorded_anew
     run.save(0, 1)
     watch = reader.watch(after=0, poll_seconds=0.001)
     assert next(watch) == 1
-    run.manager.rewind(0, "by hand")
+    run.manager.run.rewind(0, "by hand")
     run.save(1, 2)
     assert [next(watch), next(watch)] == [1, 2]
-    run.manager.end_run()
+    run.manager.run.end()
     assert list(watch) == []
 
 

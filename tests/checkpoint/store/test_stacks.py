@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from jobrunner import DefinitionError, MultiNodeCheckpointManager
-from jobrunner.checkpoint import CheckpointDirectory, copy_epoch, inspect_directory
+from jobrunner.checkpoint import Epochs, Loader, copy_epoch, inspect_directory
 from jobrunner.checkpoint.store.layout import MANIFEST
 from jobrunner.checkpoint.store.stacks import LEAST_ALIKE, MOST_BYTES
 from jobrunner.define.array_options import ArrayOptions
@@ -43,13 +43,13 @@ class Rig:
     def __init__(self, path: Path, **options: Any) -> None:
         self.path = path / "k"
         self.manager = MultiNodeCheckpointManager(self.path, files=CountingFiles(), **options)
-        self.manager.start_run(["a"], {})
+        self.manager.run.start(["a"], {})
         self.workspace = Workspace("a")
         self.blobs = self.workspace.globals
 
     def save(self, epoch: int = 0, **options: Any) -> None:
-        order = self.manager.begin(epoch, **options)
-        self.manager.commit(order, order({"a": self.workspace}), {})
+        order = self.manager.saver.begin(epoch, **options)
+        self.manager.saver.commit(order, order.write({"a": self.workspace}), {})
 
     def check(self, epoch: int = 0) -> None:
         """What is loaded is what was saved, in its order."""
@@ -74,7 +74,7 @@ class Rig:
 def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(tmp_path)
     yield rig
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def test_many_that_are_alike_are_rows_of_one_and_plain_zarr_finds_them(rig: Rig) -> None:
@@ -217,7 +217,7 @@ def test_an_array_may_be_a_part_of_a_global_one(tmp_path: Path) -> None:
     (reader,) = rig.manager.open(0)._readers.values()
     assert reader.axis_length("w3", 0) == 10
     assert np.array_equal(reader.load_slice("w3", 0, 2, 5), rig.blobs["w3"][2:5])
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 def test_a_digest_does_not_tell_whether_an_array_is_a_row(rig: Rig) -> None:
@@ -270,17 +270,17 @@ def test_what_has_a_storage_of_its_own_is_no_row(rig: Rig, count: int) -> None:
 
 def test_replicas_are_compared_and_are_no_rows(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path, files=FaultyFiles(sync=False))
-    manager.start_run(["a", "b"], {})
+    manager.run.start(["a", "b"], {})
     workspaces = {node: Workspace(node) for node in "ab"}
     for workspace in workspaces.values():
         workspace.globals.update(many(np.arange(4)))
-    order = manager.begin(0, replicated={"w3": ["a", "b"]})
-    receipts = order(workspaces)
+    order = manager.saver.begin(0, replicated={"w3": ["a", "b"]})
+    receipts = order.write(workspaces)
     assert receipts["a"].replicas == receipts["b"].replicas != {}
-    manager.commit(order, receipts, {})
+    manager.saver.commit(order, receipts, {})
     with manager.open(0) as checkpoint:
         assert_identical(checkpoint["b"].load("w3"), workspaces["b"].globals["w3"])
-    manager.end_run()
+    manager.run.end()
 
 
 def test_a_compressed_job_has_no_stacks(tmp_path: Path) -> None:
@@ -289,20 +289,20 @@ def test_a_compressed_job_has_no_stacks(tmp_path: Path) -> None:
     rig.save()
     rig.check()
     assert rig.stacks() == []
-    rig.manager.end_run()
+    rig.manager.run.end()
 
 
 @pytest.mark.parametrize("budget_bytes", [None, 1000, 0])
 def test_a_change_after_the_copy_does_not_show(rig: Rig, budget_bytes: int | None) -> None:
     rig.blobs.update(many(np.arange(100)), params={"p": list(many(np.arange(50.0)).values())})
     before = {name: value.copy() for name, value in many(np.arange(100)).items()}
-    order = rig.manager.begin(0)
-    order.copy(budget_bytes)({"a": rig.workspace})
+    order = rig.manager.saver.begin(0)
+    order.copy({"a": rig.workspace}, budget_bytes)
     for name in before:
         rig.blobs[name] += 1
     for array in rig.blobs["params"]["p"]:
         array += 1
-    rig.manager.commit(order, order.write_copies()({"a": rig.workspace}), {})
+    rig.manager.saver.commit(order, order.write({"a": rig.workspace}, is_copied=True), {})
     with rig.manager.open(0) as checkpoint:
         assert_identical({name: checkpoint["a"].load(name) for name in before}, before)
         assert_identical(checkpoint["a"].load("params")["p"][7], many(np.arange(50.0))["w7"])
@@ -311,16 +311,13 @@ def test_a_change_after_the_copy_does_not_show(rig: Rig, budget_bytes: int | Non
 def test_a_copy_of_the_epoch_has_its_stacks_and_nothing_is_stray(rig: Rig, tmp_path: Path) -> None:
     rig.blobs.update(many(np.arange(100)))
     rig.save()
-    rig.manager.end_run()
-    source, copied = (
-        CheckpointDirectory(path, None, allow_pickle=False, files=CountingFiles())
-        for path in (rig.path, tmp_path / "copy")
-    )
+    rig.manager.run.end()
+    source, copied = (Epochs(path, files=CountingFiles()) for path in (rig.path, tmp_path / "copy"))
     copy_epoch(source, 0, str(tmp_path / "copy"))
-    copied.verify(0)
+    Loader(copied).verify(0)
     for directory in (source, copied):
         assert {finding.status for finding in inspect_directory(directory)} <= {"live", "pending"}
-    rig.manager.start_run(["a"], {})
+    rig.manager.run.start(["a"], {})
 
 
 def test_who_loads_blob_after_blob_reads_the_manifest_once(rig: Rig) -> None:

@@ -83,8 +83,8 @@ def test_replicas_are_told_by_their_values_and_not_by_what_pads_them(tmp_path):
             {name: garbled(value, byte) for name, value in values.items()}
         )
     manager = MultiNodeCheckpointManager(tmp_path)
-    manager.start_run(["a", "b"], {})
-    order = manager.begin(0, replicated=dict.fromkeys(values, ("a", "b")))
-    manager.commit(order, order(workspaces), {})
+    manager.run.start(["a", "b"], {})
+    order = manager.saver.begin(0, replicated=dict.fromkeys(values, ("a", "b")))
+    manager.saver.commit(order, order.write(workspaces), {})
     assert manager.epochs() == [0]
-    manager.end_run()
+    manager.run.end()

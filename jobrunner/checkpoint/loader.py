@@ -1,4 +1,4 @@
-"""What a checkpoint directory holds: reading it, with or without a cluster."""
+"""Reads recorded epochs: what their stores hold, with or without a cluster."""
 
 from __future__ import annotations
 
@@ -6,28 +6,26 @@ import os
 import platform
 import uuid
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from jobrunner.checkpoint.encoding import registered_codecs
-from jobrunner.checkpoint.epochs import RecordedEpochs, name_some
+from jobrunner.checkpoint.epochs import Epochs, name_some
 from jobrunner.checkpoint.load import Part, Reading, cut_evenly, load_group
-from jobrunner.checkpoint.log import Claim, MetadataHandler, memory_key
-from jobrunner.checkpoint.storage import PosixFiles
+from jobrunner.checkpoint.log import Claim, memory_key
 from jobrunner.checkpoint.store import Checkpoint, StoreReader
 from jobrunner.define import TaskGroup, TaskOutput
 from jobrunner.errors import (
     BlobNotFoundError,
-    CheckpointCorruptError,
     CheckpointError,
     CheckpointNotFoundError,
     DefinitionError,
 )
 
 REPLICATED = "replicated"
-"""Detail of a record: name of a blob -> the nodes that have it; the first one's store holds it."""
+"""Detail of a record: name of a blob -> the nodes that have it. The first node's store holds it."""
 
 PARTITIONS = "partitions"
 """Detail of a record: name of a blob -> its axis, and the nodes that hold its parts, in order."""
@@ -35,26 +33,22 @@ PARTITIONS = "partitions"
 _VERIFIED_AT_ONCE = 4  # stores, each by threads of its own
 
 
-class CheckpointDirectory(RecordedEpochs):
-    """The recorded epochs of a directory, and what their stores hold.
+class Loader:
+    """Reads recorded epochs: lists, verifies, opens and loads what their stores hold.
 
-    `MultiNodeCheckpointManager` documents the parameters.
+    Parameters
+    ----------
+    recorded : Epochs
+    allow_pickle : bool
 
     Notes
     -----
-    Runs on the client. All that it says, it says from the log as it is at the call.
+    Runs on the client.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        metadata_handler: MetadataHandler | None,
-        *,
-        allow_pickle: bool,
-        files: PosixFiles | None,
-        only_node: str | None = None,
-    ) -> None:
-        super().__init__(path, metadata_handler, files=files, only_node=only_node)
+    def __init__(self, recorded: Epochs, *, allow_pickle: bool = False) -> None:
+        self.recorded = recorded
+        self.path = recorded.path
         self._allow_pickle = allow_pickle
         self._load_seconds: weakref.WeakKeyDictionary[
             TaskGroup, tuple[str, dict[str, TaskOutput]]
@@ -68,14 +62,14 @@ class CheckpointDirectory(RecordedEpochs):
         CheckpointCorruptError
             A manifest is missing or not what was written.
         """
-        with self.reading(epoch):
-            readers = self._readers(epoch)
-            manifests = self._files.each(StoreReader.read_manifest, readers.values())
+        with self.recorded.reading(epoch):
+            readers = self.readers(epoch)
+            manifests = self.recorded.files.each(StoreReader.read_manifest, readers.values())
             found = {
                 node: list(manifest["blobs"])
                 for node, manifest in zip(readers, manifests, strict=True)
             }
-        for name, nodes in self.record(epoch)["details"].get(REPLICATED, {}).items():
+        for name, nodes in self.recorded.record(epoch)["details"].get(REPLICATED, {}).items():
             for node in nodes[1:]:
                 if node in found and nodes[0] in found:
                     found[node].append(name)
@@ -83,52 +77,29 @@ class CheckpointDirectory(RecordedEpochs):
 
     def stateful_blobs(self, epoch: int) -> dict[str, frozenset[str]]:
         """Names of the blobs of each node that hold objects saved by their state."""
-        stores = self.record(epoch)["stores"]
+        stores = self.recorded.record(epoch)["stores"]
         return {node: frozenset(about.get("states", ())) for node, about in stores.items()}
 
     def shared_blobs(self, epoch: int) -> frozenset[str]:
         """Names of the blobs that nodes which were not saved can load too."""
-        details = self.record(epoch)["details"]
+        details = self.recorded.record(epoch)["details"]
         return frozenset(details.get(REPLICATED, ())) | frozenset(details.get(PARTITIONS, ()))
 
     def verify(self, epoch: int) -> None:
-        """Read every byte of a recorded epoch.
-
-        Raises
-        ------
-        CheckpointCorruptError
-            Naming the first file that is not what was written, what was expected and found.
-        """
-        with self.reading(epoch):
-            readers = self._readers(epoch).values()
-            list(self._files.each(StoreReader.verify, readers, _VERIFIED_AT_ONCE))
+        """See `MultiNodeCheckpointManager.verify`."""
+        with self.recorded.reading(epoch):
+            readers = self.readers(epoch).values()
+            list(self.recorded.files.each(StoreReader.verify, readers, _VERIFIED_AT_ONCE))
 
     def open(self, epoch: int, *, pin: bool = False) -> Checkpoint:
-        """Look into a recorded epoch: ``checkpoint[node][blob]``.
-
-        Parameters
-        ----------
-        epoch : int
-        pin : bool
-            Keep the epoch, whatever the retention policy says, until `Checkpoint.close`; the
-            checkpoint is a context manager. Writes to the log.
-
-        Returns
-        -------
-        Checkpoint
-
-        Raises
-        ------
-        CheckpointNotFoundError
-            The epoch is not recorded.
-        """
+        """See `MultiNodeCheckpointManager.open`."""
         release = None
         if pin:
             label = f"opened by process {os.getpid()} on {platform.node()}, {uuid.uuid4().hex[:8]}"
-            self.pin(epoch, label)
-            release = partial(self.unpin, epoch, label)
+            self.recorded.pin(epoch, label)
+            release = partial(self.recorded.unpin, epoch, label)
         try:
-            record, readers = self.record(epoch), self._readers(epoch)
+            record, readers = self.recorded.record(epoch), self.readers(epoch)
         except BaseException:
             if release is not None:
                 with suppress(CheckpointError):
@@ -153,9 +124,7 @@ class CheckpointDirectory(RecordedEpochs):
         anew: Mapping[str, Collection[str]] | None = None,
         from_memory: bool = False,
     ) -> TaskGroup:
-        """Make the task group that loads a recorded epoch.
-
-        It verifies everything on all nodes, and only then replaces the nodes' global blobs.
+        """Make the task group that loads a recorded epoch; see `MultiNodeCheckpointManager.load`.
 
         Parameters
         ----------
@@ -163,39 +132,21 @@ class CheckpointDirectory(RecordedEpochs):
         nodes : collection of str, optional
             Only these nodes.
         blobs : mapping of str to collection of str, optional
-            Node -> the blobs to load; these nodes' other blobs, and other nodes, stay as they
-            are. Only what is asked for is read.
+            Node -> the blobs to load. Only these are read; all other blobs stay as they are.
         partitions : mapping of str to sequence of str, optional
-            Name of a partitioned blob -> the nodes that hold its parts now. Where they are others
-            than those that saved it, each gets a part of about the same length.
+            Name of a partitioned blob -> the nodes that hold its parts now. If other nodes saved
+            it, each gets a part of about the same length.
         anew : mapping of str to collection of str, optional
-            Node -> blobs of objects that are made anew once the group has run: `load_waiting_states`
-            then loads their states. By default a state is loaded into the object that is there.
+            Node -> blobs of objects that are made anew after the group has run:
+            `load_waiting_states` then loads their states. By default a state is loaded into the
+            object that is there.
         from_memory : bool
-            Where a worker still keeps in memory what was written to a node's store, take it from
-            there. What is then not read is not verified either.
-
-        Returns
-        -------
-        TaskGroup
-            For `Session.run`.
-
-        Raises
-        ------
-        CheckpointNotFoundError
-            The epoch is not recorded.
-        BlobNotFoundError
-            A node or blob that was named is not in it.
-
-        Notes
-        -----
-        Runs on the client; the group's tasks run on the nodes' workers, and raise
-        `CheckpointCorruptError` where something is not what was written. *Atomicity*: no blob is
-        replaced before all are verified. *Safe to retry*: yes.
+            Take what a worker still holds in memory of a node's store from there. It is then
+            neither read nor verified.
         """
-        readers = self._readers(epoch)
-        details = self.record(epoch)["details"]
-        moment = self.moment(epoch)
+        readers = self.readers(epoch)
+        details = self.recorded.record(epoch)["details"]
+        key = self.memory_key(epoch)
         lacking = [
             *(node for node in nodes or () if node not in readers),
             *(node for node, names in (blobs or {}).items() if node not in readers and not names),
@@ -208,7 +159,7 @@ class CheckpointDirectory(RecordedEpochs):
         wanted = [
             node for node in (readers if blobs is None else blobs) if nodes is None or node in nodes
         ]
-        with self.reading(epoch):
+        with self.recorded.reading(epoch):
             parts = self._cut(readers, details.get(PARTITIONS, {}), partitions or {})
             readings = {}
             named: list[tuple[str, Collection[str]]] = []
@@ -228,8 +179,8 @@ class CheckpointDirectory(RecordedEpochs):
                 named.append((node, own or ()))
                 reader = None if own is not None and not own else readers.get(node)
                 memory = readers[node] if from_memory and node in readers else None
-                readings[node] = Reading(reader, own, borrowed, cut, moment, memory)
-            list(self._files.each(partial(self._check_blobs, epoch, readers), named))
+                readings[node] = Reading(reader, own, borrowed, cut, key, memory)
+            list(self.recorded.files.each(partial(self._check_blobs, epoch, readers), named))
         group, seconds = load_group(
             readings,
             registered_codecs(),
@@ -239,11 +190,12 @@ class CheckpointDirectory(RecordedEpochs):
         )
         action = "checkpoint_load" if blobs is None else "checkpoint_partial_load"
         self._load_seconds[group] = (action, seconds)
+        self.recorded.loaded = epoch
         return group
 
-    def moment(self, epoch: int) -> str:
-        """What workers call the states of a recorded epoch that they keep in memory."""
-        return memory_key(self.path, Claim(epoch, self.record(epoch)["retry"]))
+    def memory_key(self, epoch: int) -> str:
+        """The key under which workers keep the states of a recorded epoch in memory."""
+        return memory_key(self.path, Claim(epoch, self.recorded.record(epoch)["retry"]))
 
     def report_load(self, group: TaskGroup, action: str | None = None) -> None:
         """Report to the metadata handler how long each node took, once `group` has run.
@@ -259,38 +211,37 @@ class CheckpointDirectory(RecordedEpochs):
         Raises
         ------
         DefinitionError
-            It was not.
+            `load` did not make it.
         ExecutionError
             It has not run.
         """
         if group not in self._load_seconds:
-            raise DefinitionError(f"{group!r} was not made by load() of this manager.")
+            raise DefinitionError(f"{group!r} was not made by this manager's load().")
         default, seconds = self._load_seconds[group]
-        self._handler.report(
+        self.recorded.handler.report(
             action or default, {node: output.fetch() for node, output in seconds.items()}
         )
 
-    # --- helpers
-
-    def _readers(self, epoch: int) -> dict[str, StoreReader]:
-        stores = self.record(epoch)["stores"]
-        if not stores and self._only_node is not None:
+    def readers(self, epoch: int) -> dict[str, StoreReader]:
+        """The readers of an epoch's stores, by node."""
+        stores = self.recorded.record(epoch)["stores"]
+        if not stores and self.recorded.only_node is not None:
             raise CheckpointNotFoundError(
-                f"Epoch {epoch} of {self.path} holds nothing of node {self._only_node!r}. Name a "
-                f"node that was checkpointed, or use a MultiNodeCheckpointManager."
+                f"Epoch {epoch} of {self.path} holds nothing of node "
+                f"{self.recorded.only_node!r}. Name a checkpointed node, or use a "
+                f"MultiNodeCheckpointManager."
             )
         return {
-            node: StoreReader(self._files, self.path, about["store"], about["manifest"])
+            node: StoreReader(self.recorded.files, self.path, about["store"], about["manifest"])
             for node, about in stores.items()
         }
 
     def _reader_of(self, readers: Mapping[str, StoreReader], node: str, blob: str) -> StoreReader:
-        """What reads a blob that lies in the store of a certain node."""
         if node not in readers:
             raise BlobNotFoundError(
                 f"Blob {blob!r} lies in the store of node {node!r} in {self.path}, and this "
-                f"manager reads that of {self._only_node!r} alone. Use a "
-                f"MultiNodeCheckpointManager, or name the blobs to load without it."
+                f"manager reads only that of {self.recorded.only_node!r}. Use a "
+                f"MultiNodeCheckpointManager, or leave the blob out of `blobs`."
             )
         return readers[node]
 
@@ -300,7 +251,7 @@ class CheckpointDirectory(RecordedEpochs):
         recorded: Mapping[str, Any],
         partitions: Mapping[str, Sequence[str]],
     ) -> dict[str, dict[str, Part]]:
-        """Node -> the blobs of which it gets another part than was saved of it, and which."""
+        """Node -> the blobs of which it gets another part than it saved -> that part."""
         parts: dict[str, dict[str, Part]] = {}
         for name, nodes in partitions.items():
             if name not in recorded or list(nodes) == recorded[name]["nodes"]:
@@ -308,7 +259,7 @@ class CheckpointDirectory(RecordedEpochs):
             axis = recorded[name]["axis"]
             stores = [self._reader_of(readers, node, name) for node in recorded[name]["nodes"]]
             measure = partial(StoreReader.axis_length, blob=name, axis=axis)
-            lengths = list(self._files.each(measure, stores))
+            lengths = list(self.recorded.files.each(measure, stores))
             for node, pieces in zip(nodes, cut_evenly(lengths, len(nodes)), strict=True):
                 found = [(stores[i], start, stop) for i, start, stop in pieces]
                 parts.setdefault(node, {})[name] = Part(axis, found)
@@ -326,23 +277,11 @@ class CheckpointDirectory(RecordedEpochs):
         for blob in blobs:
             if reader is None:
                 raise BlobNotFoundError(
-                    f"Epoch {epoch} of {self.path} has no node {node!r}, and so not its blob "
-                    f"{blob!r}."
+                    f"Epoch {epoch} of {self.path} has no node {node!r}, so blob {blob!r} cannot "
+                    f"be loaded there."
                 )
             if blob not in there:
                 raise BlobNotFoundError(
                     f"Node {node!r} has no blob {blob!r} at epoch {epoch} of {self.path}. "
                     f"It has {name_some(list(there))}."
                 )
-
-    @contextmanager
-    def reading(self, epoch: int) -> Iterator[None]:
-        """Tell damage from an epoch that was retired while it was read."""
-        try:
-            yield
-        except CheckpointCorruptError as error:
-            if epoch in self._journal.refresh().recorded:
-                raise
-            raise CheckpointNotFoundError(
-                f"Epoch {epoch} of {self.path} was given up while it was read. Read a later one."
-            ) from error

@@ -1,0 +1,344 @@
+"""Saves epochs: claims the names of their stores, and commits or abandons them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from jobrunner.checkpoint.encoding import registered_codecs
+from jobrunner.checkpoint.epochs import Epochs
+from jobrunner.checkpoint.loader import REPLICATED
+from jobrunner.checkpoint.log import (
+    Claim,
+    RunLock,
+    store_names,
+    strict_json,
+)
+from jobrunner.checkpoint.retention import Retention
+from jobrunner.checkpoint.save import BlobEncoder, Save
+from jobrunner.checkpoint.store import Receipt, resolve_storage
+from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
+from jobrunner.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointWriteError,
+    DefinitionError,
+)
+
+logger = logging.getLogger(__name__)
+
+SAVE_REQUEST = "_save_now"
+"""A file of this name in the directory asks the run for a save at the end of the next step."""
+
+
+class Saver:
+    """Saves the epochs of the run that holds the directory.
+
+    Parameters
+    ----------
+    recorded : Epochs
+    retention : Retention
+    storage : ArrayOptions
+        How arrays are stored if their blob does not say.
+    allow_pickle : bool
+
+    Attributes
+    ----------
+    lock : RunLock or None
+        That of the current run.
+
+    Notes
+    -----
+    Runs on the client.
+    """
+
+    def __init__(
+        self,
+        recorded: Epochs,
+        retention: Retention,
+        storage: ArrayOptions = DEFAULT_ARRAY_OPTIONS,
+        *,
+        allow_pickle: bool = False,
+    ) -> None:
+        self.path = recorded.path
+        self.lock: RunLock | None = None
+        self._recorded = recorded
+        self._retention = retention
+        self._sweeper = retention.sweeper
+        self._files = recorded.files
+        self._storage = storage
+        self._allow_pickle = allow_pickle
+        self._next_look = -math.inf
+        self._unfinished: dict[Claim, Save] = {}
+        self._abandoned: dict[Claim, Save] = {}
+        # Number of the newest commit entry, and its stores with their manifests' digests.
+        self._newest: tuple[int, dict[str, tuple[str, str]]] | None = None
+
+    def take_request(self) -> bool:
+        """Whether the file `SAVE_REQUEST` asks for a save; removes the file."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + self._files.poll_seconds
+        path = os.path.join(self.path, SAVE_REQUEST)
+        try:
+            if not self._files.is_taken(path):
+                return False
+            self._files.remove_file(path)
+        except OSError as error:
+            logger.warning("%s cannot be looked for or removed: %s", path, error)
+            return False
+        return True
+
+    def begin(
+        self,
+        epoch: int,
+        *,
+        replicated: Mapping[str, Sequence[str]] | None = None,
+        initial: Mapping[str, Collection[str]] | None = None,
+        details: Mapping[str, Any] | None = None,
+        storage: Mapping[str, Mapping[str, ArrayOptions]] | None = None,
+    ) -> Save:
+        """Claim the names of an epoch's stores.
+
+        Parameters
+        ----------
+        epoch : int
+        replicated : mapping of str to sequence of str, optional
+            Name of a blob -> the nodes that have it. The first one saves it.
+        initial : mapping of str to collection of str, optional
+            Node -> the blobs that its init tasks make, and so make anew for a saved state.
+        details : mapping, optional
+            What `commit` will be given: JSON, which may hold NaN and infinities. A store keeps it,
+            so that the record can be made again if the log loses it.
+        storage : mapping of str to mapping of str to ArrayOptions, optional
+            Node -> name of a blob -> how its arrays are stored.
+
+        Returns
+        -------
+        Save
+            Its `write` is called on every worker with its workspaces. `commit` takes all receipts.
+
+        Raises
+        ------
+        CommitConflictError
+            Another run has taken the directory over.
+        CheckpointWriteError
+            The claim could not be recorded.
+        """
+        lock = self.held()
+        shared = {name: list(nodes) for name, nodes in (replicated or {}).items()}
+        kept = {**(details or {}), **({REPLICATED: shared} if shared else {})}
+        kept = as_json(kept, "details")
+        encoder = BlobEncoder(
+            registered_codecs(),
+            self._allow_pickle,
+            initial,
+            resolve_storage(storage or {}),
+            self._storage,
+        )
+        for unfinished in list(self._unfinished.values()):
+            self.abandon(unfinished)
+        # The disk needs room for the epochs that are kept and one more, even if deletion is slow.
+        self._sweeper.drain()
+        with writing(self.path, f"the save of epoch {epoch} could not be begun"):
+            retry = self._recorded.log.check_held().claims.get(epoch, 0)
+            # What lies there unclaimed is not ours: it stays.
+            while self._is_any_taken(names := store_names(lock.nodes, epoch, retry)):
+                retry += 1
+            self._retention.append("begin", {"epoch": epoch, "retry": retry})
+        claim = Claim(epoch, retry)
+        save = Save(
+            self.path, lock.run, claim, names, encoder, self._files, self._former(), shared, kept
+        )
+        self._unfinished[claim] = save
+        return save
+
+    def _is_any_taken(self, names: Mapping[str, str]) -> bool:
+        paths = [os.path.join(self.path, store) for store in names.values()]
+        return any(self._files.each(self._files.is_taken, paths))
+
+    def _former(self) -> dict[str, tuple[str, str]]:
+        """The newest recorded stores, whose unchanged chunks the next ones may link."""
+        state = self._recorded.log.known()  # as of the claim: reading again could fail
+        latest = state.latest
+        if latest is None:
+            return {}
+        number = state.commit_number(latest)
+        if self._newest is None or self._newest[0] != number:
+            try:
+                stores = self._recorded.record(latest)["stores"]
+            except CheckpointError as error:
+                logger.info("Nothing is linked to epoch %d: %s", latest, error)
+                stores = {}
+            found = {node: (about["store"], about["manifest"]) for node, about in stores.items()}
+            self._newest = (number, found)
+        return self._newest[1]
+
+    def commit(
+        self, save: Save, receipts: Mapping[str, Receipt], details: Mapping[str, Any]
+    ) -> None:
+        """Make an epoch exist.
+
+        Parameters
+        ----------
+        save : Save
+        receipts : mapping of str to Receipt
+            One for every node of the save.
+        details : mapping
+            JSON to keep with it; may hold NaN and infinities.
+
+        Raises
+        ------
+        CommitConflictError
+            Another run has taken the directory over; the epoch does not exist.
+        CheckpointWriteError
+            A receipt is missing, or it is not known whether the epoch was recorded.
+
+        Notes
+        -----
+        *Atomicity*: the ``commit`` entry of the log. What the retention policy gives up is
+        deleted afterwards, in the background.
+        """
+        missing = [node for node in save.stores if node not in receipts]
+        if missing:
+            raise CheckpointWriteError(
+                f"Epoch {save.epoch} of {self.path} cannot be recorded: expected a receipt from "
+                f"each of {len(save.stores)} nodes, found none from {', '.join(missing[:8])}. "
+                f"Are they placed on workers? Save again."
+            )
+        _check_replicas(save, receipts)
+        epoch, retry = save.claim
+        if save.replicated:
+            details = {**details, REPLICATED: save.replicated}
+        stores = {node: receipts[node] for node in save.stores}
+        body = {
+            "epoch": epoch,
+            "retry": retry,
+            "run_number": self.held().number,
+            "stores": {
+                node: {
+                    "store": receipt.store,
+                    "manifest": receipt.manifest,
+                    "nbytes": receipt.nbytes,
+                    "seconds": round(receipt.seconds, 6),
+                    **({"states": list(receipt.states)} if receipt.states else {}),
+                }
+                for node, receipt in stores.items()
+            },
+            "details": as_json(details, "details"),
+        }
+        with writing(self.path, f"epoch {epoch} could not be recorded"):
+            state = self._recorded.log.check_held()
+            if save.claim not in self._unfinished:
+                raise CheckpointWriteError(
+                    f"The save of epoch {epoch} in {self.path} was abandoned. Begin it again."
+                )
+            replaced = None
+            if epoch in state.recorded:
+                try:
+                    replaced = self._retention.name_stores(state, epoch)
+                except CheckpointCorruptError as error:
+                    logger.warning("What epoch %d replaces stays: %s", epoch, error)
+            entry = self._retention.append("commit", body)
+        # The epoch exists from here on: nothing that fails below may raise.
+        found = {node: (receipt.store, receipt.manifest) for node, receipt in stores.items()}
+        self._newest = (entry.number, found)
+        del self._unfinished[save.claim]
+        if replaced is not None:
+            self._retention.sweep(replaced)
+        try:
+            seconds = {node: receipt.seconds for node, receipt in stores.items()}
+            self._recorded.handler.report("checkpoint_save", seconds)
+        except Exception:
+            logger.warning("The metadata handler failed to take a report", exc_info=True)
+        try:
+            self._retention.retire()
+        except Exception as error:  # a policy is the user's code
+            logger.warning(
+                "%s: no epoch was retired after epoch %d: %s: %s",
+                self.path,
+                epoch,
+                type(error).__name__,
+                error,
+            )
+
+    def abandon(self, save: Save) -> None:
+        """Delete what a failed save has written, if possible; its names stay claimed."""
+        self._unfinished.pop(save.claim, None)
+        try:
+            state = self._recorded.log.check_held()
+        except CheckpointError as error:
+            logger.warning("Epoch %d in %s is left as it is: %s", save.epoch, self.path, error)
+            return
+        # A commit whose answer was lost may have been recorded all the same.
+        if save.claim in state.chores:
+            # A slow worker may still write. So the stores are swept once more at the end of this
+            # run, and only the next run settles the claim.
+            self._abandoned[save.claim] = save
+            self._sweeper.add(save.claim, "delete", list(save.stores.values()), is_final=False)
+
+    def abandon_all(self) -> None:
+        """Abandon what was begun and not committed; sweep once more what was abandoned before."""
+        saves = [*self._unfinished.values(), *self._abandoned.values()]
+        try:
+            for save in saves:
+                self.abandon(save)
+        finally:
+            self._unfinished, self._abandoned = {}, {}
+
+    def held(self) -> RunLock:
+        """The lock of the current run; raises DefinitionError if there is none."""
+        if self.lock is None:
+            raise DefinitionError(
+                f"No run of this manager holds {self.path}. Start one first, as a JobRunner does."
+            )
+        return self.lock
+
+
+@contextlib.contextmanager
+def writing(path: str, what: str) -> Iterator[None]:
+    """Turn failures of the storage into CheckpointWriteError."""
+    try:
+        yield
+    except CheckpointError as error:
+        if type(error) is not CheckpointError:
+            raise
+        # The log cannot be read now, so it cannot be written either.
+        raise CheckpointWriteError(str(error)) from error
+    except OSError as error:
+        raise CheckpointWriteError(
+            f"{path}: {what}: {type(error).__name__}: {error}. Earlier epochs are still "
+            f"recorded. Repair the storage and run again."
+        ) from error
+
+
+def _check_replicas(save: Save, receipts: Mapping[str, Receipt]) -> None:
+    for name, nodes in save.replicated.items():
+        first = receipts[nodes[0]].replicas.get(name)
+        for node in nodes:
+            if receipts[node].replicas.get(name) != first:
+                raise DefinitionError(
+                    f"Blob {name!r} is replicated, and at epoch {save.epoch} its value on node "
+                    f"{node!r} differs from that on node {nodes[0]!r}. Make them equal, or "
+                    f"declare the blob without replicated=True."
+                )
+
+
+def as_json(value: Mapping[str, Any], what: str) -> Any:
+    """`value` as strict JSON; raises DefinitionError if it holds anything else."""
+    strict = strict_json(value)
+    try:
+        json.dumps(strict, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DefinitionError(
+            f"{what} of a checkpoint must be JSON (str, numbers, bool, None, lists and dicts of "
+            f"them): {error}."
+        ) from error
+    return strict
