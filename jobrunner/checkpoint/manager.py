@@ -266,8 +266,7 @@ class MultiNodeCheckpointManager:
         Parameters
         ----------
         after : int, optional
-            Yield only what is recorded after this recorded epoch; by default begin with all there
-            are.
+            Yield only what is recorded after this recorded epoch; by default all.
         poll_seconds : float
             How often to look.
         timeout_seconds : float, optional
