@@ -1,4 +1,4 @@
-"""What users write: nodes, blobs, tasks, groups, jobs. No I/O, no Dask."""
+"""What users write: nodes, blobs, tasks, groups and jobs. No I/O, no Dask."""
 
 from __future__ import annotations
 

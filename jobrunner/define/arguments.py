@@ -1,4 +1,4 @@
-"""1 define: what may be passed to a task's function."""
+"""Checks of arguments: of a task's function, and of what users pass to the classes here."""
 
 from __future__ import annotations
 
@@ -10,23 +10,30 @@ from typing import Any
 from jobrunner.errors import DefinitionError
 
 
+def check_int(value: object, least: int, what: str) -> int:
+    """Return `value` if it is an integer of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise DefinitionError(f"{what} must be an int of at least {least}; got {value!r}.")
+    return value
+
+
 def check_constants(where: str, fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse constant arguments, bound ones included, that are none where the task runs.
+    """Refuse Dask collections and futures among the constant arguments of a task.
 
     Raises
     ------
     DefinitionError
-        Beginning with `where`.
+        The message begins with `where`.
     """
     if any(not isinstance(key, str) for key in kwargs):
-        raise DefinitionError(f"{where}: the keys of kwargs are str; got {list(kwargs)}.")
+        raise DefinitionError(f"{where}: the keys of kwargs must be str; got {list(kwargs)}.")
     for value in [*kwargs.values(), *_partial_values(fn)]:
         for item in _items(value):
             hint = dask_hint(item)
             if hint:
                 raise DefinitionError(
                     f"{where}: got a {type(item).__name__} as a constant argument. "
-                    f"To mend it, {hint}."
+                    f"To fix it, {hint}."
                 )
 
 
@@ -38,16 +45,16 @@ def check_call(
     updates: Sequence[object],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Refuse a function that cannot be called with so many arguments, as far as it says so.
+    """Refuse a function whose signature does not accept these arguments.
 
     Raises
     ------
     DefinitionError
-        Beginning with `where`.
+        The message begins with `where`.
     """
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # builtins without one
+    except (TypeError, ValueError):  # a builtin without a signature
         return
     try:
         signature.bind(*inputs, *updates, **kwargs)
@@ -59,18 +66,15 @@ def check_call(
 
 
 def dask_hint(value: object) -> str | None:
-    """What to do with a Dask collection or future that stands where none can; else None."""
+    """Advice for a Dask collection or a future that was passed as a value; else None."""
     cls = type(value)
     if hasattr(cls, "__dask_graph__"):
         return (
             "compute it first, or let each node compute its own part: build the collection "
             "inside the task's function, or pass what .compute() returns"
         )
-    if cls.__name__.endswith("Future") and cls.__module__.split(".")[0] in {
-        "distributed",
-        "concurrent",
-        "asyncio",
-    }:
+    packages = ("distributed", "concurrent", "asyncio")
+    if cls.__name__.endswith("Future") and cls.__module__.split(".")[0] in packages:
         return "pass what .result() returns, or let a task make the value on its node"
     return None
 
@@ -84,7 +88,6 @@ def _partial_values(fn: object) -> list[object]:
 
 
 def _items(value: object) -> Sequence[Any]:
-    """What an exact container holds, or the value itself."""
     if type(value) is dict:
         return tuple(value.values())
     return value if isinstance(value, list | tuple) else (value,)

@@ -1,4 +1,4 @@
-"""1 define: how the arrays of a blob are stored, in the words of a Zarr document. Pure."""
+"""How the arrays of a blob are compressed and divided, in the terms of a Zarr document."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Compressor = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ArrayOptions:
-    """How the arrays of a blob are stored, where that is not left to us.
+    """What the user chose for the arrays of a blob.
 
     Attributes
     ----------
     compressors : tuple of mapping or None
-        Applied to every array of the blob, one after another. Empty: none; None: the manager's.
+        Applied to every array of the blob, in this order. Empty: none; None: the manager's.
     chunks : tuple of int or None
-        What is stored and read as one, in items along each axis of the array.
+        Shape of a chunk, which is stored and read as a unit.
     shards : tuple of int or None
-        What goes to one file, a multiple of `chunks`; None: a file for each chunk.
+        Shape of a file, a multiple of `chunks`; None: a file for each chunk.
     """
 
     compressors: tuple[Compressor, ...] | None = None
@@ -38,12 +38,12 @@ DEFAULT_ARRAY_OPTIONS = ArrayOptions()
 def read_array_options(
     compressors: object, chunks: object, shards: object, where: str
 ) -> ArrayOptions | None:
-    """The arguments of a `Blob`; None where all is left to us.
+    """Check these arguments of a `Blob`; None if none is given.
 
     Raises
     ------
     DefinitionError
-        One cannot be what it says.
+        The message begins with `where`.
     """
     if compressors is None and chunks is None and shards is None:
         return None
@@ -51,26 +51,26 @@ def read_array_options(
     if outer is not None:
         if inner is None:
             raise DefinitionError(
-                f"{where}: shards are files of several chunks, so give chunks too; got only "
-                f"shards={outer}."
+                f"{where}: shards={outer} requires chunks, because a shard is a file of several "
+                f"chunks."
             )
         if len(inner) != len(outer) or any(o % i for i, o in zip(inner, outer, strict=True)):
             raise DefinitionError(
-                f"{where}: shards are made of whole chunks, so along each axis they are a "
-                f"multiple of them; got chunks={inner} and shards={outer}."
+                f"{where}: shards must be a multiple of chunks along each axis; got "
+                f"chunks={inner} and shards={outer}."
             )
     read = None if compressors is None else read_compressors(compressors, where)
     return ArrayOptions(read, inner, outer)
 
 
 def read_compressors(compressors: object, where: str) -> tuple[Compressor, ...]:
-    """Compressors in the words of a Zarr document, whichever way they were given.
+    """Convert compressors to the form of a Zarr document.
 
     Parameters
     ----------
-    compressors : str, mapping, codec of Zarr's, or a sequence of them
+    compressors : str, mapping, Zarr codec, or a sequence of them
     where : str
-        For messages.
+        How the message of an error begins.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def read_compressors(compressors: object, where: str) -> tuple[Compressor, ...]:
 def _read_compressor(item: Any, where: str) -> Compressor:
     if isinstance(item, str):
         return {"name": item, "configuration": {}}
-    # Zarr's Blosc knows which of its settings nobody chose, and does not tell.
+    # Zarr's Blosc lists the settings that it chose itself in a private attribute only.
     unset = getattr(item, "_tunable_attrs", ())
     if hasattr(item, "to_dict"):
         item = item.to_dict()
@@ -105,8 +105,8 @@ def _read_compressor(item: Any, where: str) -> Compressor:
 
 def _refused(found: object, where: str) -> DefinitionError:
     return DefinitionError(
-        f"{where}: compressors are names such as 'zstd', or codecs of Zarr's such as "
-        f"zarr.codecs.BloscCodec(cname='lz4'), one or several; got {found!r}."
+        f"{where}: compressors must be one or several names such as 'zstd', or Zarr codecs such as "
+        f"zarr.codecs.BloscCodec(cname='lz4'); got {found!r}."
     )
 
 
@@ -119,7 +119,5 @@ def _read_shape(shape: object, what: str) -> tuple[int, ...] | None:
     except TypeError:
         read = ()
     if not read or any(size < 1 for size in read) or any(isinstance(s, bool) for s in sizes):
-        raise DefinitionError(
-            f"{what} are numbers of items from 1 on, one for each axis; got {shape!r}."
-        )
+        raise DefinitionError(f"{what} must be an int of at least 1 for each axis; got {shape!r}.")
     return read

@@ -1,4 +1,4 @@
-"""1 define: a job as a picture, and as a table for notebooks. Reads the definition, compiles nothing."""
+"""Draw a job: as SVG, for Graphviz, and as an HTML table. Reads the definition, compiles nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMES_SHOWN = 6
 
 
 class Edge(NamedTuple):
-    """A task that waits for what an earlier one of its group makes."""
+    """`target` reads `what` from `source`, a task of the same group, or must run after it."""
 
     source: Task
     target: Task
@@ -30,7 +30,7 @@ class Edge(NamedTuple):
 
 
 def find_edges(group: TaskGroup) -> list[Edge]:
-    """Who reads what of whom, as the definitions say: the last write before counts."""
+    """Which task reads the output of which; the last write defined before a read counts."""
     edges: list[Edge] = []
     writers: dict[Blob, Task] = {}
     by_name = {task.full_name: task for task in group.tasks()}
@@ -58,22 +58,22 @@ def _key(blob: Blob) -> Blob:
 
 
 def draw(job: Job, path: str | os.PathLike[str]) -> None:
-    """Write the picture; see `Job.visualize`."""
+    """See `Job.visualize`."""
     target = Path(path)
     kinds = {".svg": to_svg, ".dot": to_dot}
     if target.suffix not in kinds:
         raise DefinitionError(
-            f"Job {job.name!r} cannot be drawn to {os.fspath(path)!r}: expected a name that ends "
-            f"in .svg, a picture for browsers, or .dot, a graph for Graphviz."
+            f"Cannot draw job {job.name!r} to {os.fspath(path)!r}: expected a name that ends in .svg "
+            f"(for browsers) or .dot (for Graphviz)."
         )
     target.write_text(kinds[target.suffix](job), encoding="utf-8")
 
 
-# ---- SVG: a lane for each node, a band for each group, each task below what it waits for
+# ---- SVG: a lane for each node, a band for each group, each task below those it waits for
 
 
 def to_svg(job: Job) -> str:
-    """The job as a picture that needs nothing else."""
+    """Draw the job as SVG."""
     nodes = list(dict.fromkeys(t.node.name for g in job.groups.values() for t in g.tasks()))
     ends = _conditions(job)
     lane = {name: i for i, name in enumerate(nodes)}
@@ -135,12 +135,12 @@ def _rows(group: TaskGroup, edges: list[Edge], lane: dict[str, int]) -> dict[Tas
     for edge in edges:
         waits.setdefault(edge.target, []).append(edge.source)
     rows: dict[Task, int] = {}
-    taken: dict[int, int] = {}  # lane -> first row that is free in it
+    free: dict[int, int] = {}  # lane -> its first free row
     for task in group.tasks():
         own = lane[task.node.name]
         below = [rows[other] + 1 for other in waits.get(task, ()) if other in rows]
-        rows[task] = max(taken.get(own, 0), *below, 0)
-        taken[own] = rows[task] + 1
+        rows[task] = max(free.get(own, 0), *below, 0)
+        free[own] = rows[task] + 1
     return rows
 
 
@@ -184,8 +184,8 @@ def _text(name: str) -> str:
 
 
 def to_dot(job: Job) -> str:
-    """The job in Graphviz's language: a cluster for each group."""
-    quote = partial(json.dumps, ensure_ascii=False)  # Graphviz reads UTF-8, and no escapes
+    """Draw the job in Graphviz's language, with a cluster for each group."""
+    quote = partial(json.dumps, ensure_ascii=False)  # Graphviz reads UTF-8, but not \\u
     lines = [f"digraph {quote(job.name)} {{", "  node [shape=box]"]
     ends = _conditions(job)
     for name, group in job.groups.items():
@@ -209,7 +209,7 @@ def to_dot(job: Job) -> str:
 
 
 def to_html(job: Job) -> str:
-    """The job as a table."""
+    """Draw the job as a table, for notebooks."""
     cell = '<td style="text-align:left">'
     rows = []
     for name, group in job.groups.items():
@@ -242,7 +242,7 @@ def _how_often(job: Job, group: str) -> str:
     if group != "epoch":
         return ""
     steps = f", {job.steps_per_epoch} times an epoch" if job.steps_per_epoch > 1 else ""
-    return f" (again and again{steps})"
+    return f" (repeated{steps})"
 
 
 def _end_of(job: Job) -> str:
@@ -253,4 +253,4 @@ def _end_of(job: Job) -> str:
         for end in job.stop_conditions
     ]
     ends += [] if job.epoch_limit is None else [f"epoch {job.epoch_limit}"]
-    return f"until {' or '.join(ends)}" if ends else "without an end yet"
+    return f"until {' or '.join(ends)}" if ends else "no stop condition yet"

@@ -1,4 +1,4 @@
-"""1 define: the job, which holds the four task groups and says when to stop."""
+"""The job: four task groups and the conditions that end it."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
-from jobrunner.define.node import Blob, Node, WorkspaceType
+from jobrunner.define.arguments import check_int
+from jobrunner.define.node import Blob, Node, WorkspaceType, as_node
 from jobrunner.define.task import Task, TaskGroup, TaskOutput
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
 
 if TYPE_CHECKING:
-    # The one look downwards: `Job.compile` is where a user expects it.
     from jobrunner.compile import Plan
 
 _active_jobs: ContextVar[tuple[Job, ...]] = ContextVar("jobrunner_jobs", default=())
 
 
 class Job:
-    """Stateful, iterative work: init once, epochs until a stop condition, download, exit.
+    """A stateful job: init once, epochs until a stop condition, download, exit.
 
-    Entering a job makes it current and enters its epoch group.
+    Entering a job makes it the current one and enters its epoch group.
 
     Parameters
     ----------
     name : str, optional
     init_group, epoch_group, download_group, exit_group : TaskGroup, optional
-        Made empty by default.
+        By default a new, empty group.
     stop_conditions : sequence of TaskOutput or Blob, optional
     nodes_to_checkpoint : sequence of Node or str, optional
-        By default the nodes that the init group uses, and those on which a task of the epoch
-        group makes global blobs.
+        By default the nodes that the init group uses, and those on which the epoch group makes
+        global blobs.
     steps_per_epoch : int
-        How many times the epoch group runs in an epoch. Stop conditions are read after the last.
+        How often the epoch group runs in an epoch. Stop conditions are read after the last run.
     seed : int
-        Of every ``current_task().rng``.
+        The seed of every ``current_task().rng``.
 
     Examples
     --------
@@ -67,16 +67,9 @@ class Job:
         self.epoch_group = self._adopt(epoch_group, "epoch")
         self.download_group = self._adopt(download_group, "download")
         self.exit_group = self._adopt(exit_group, "exit")
-        for what, value, least in (
-            ("steps_per_epoch", steps_per_epoch, 1),
-            ("seed", seed, 0),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise DefinitionError(
-                    f"Job {self.name!r}: {what} is an int from {least} on; got {value!r}."
-                )
-        self.steps_per_epoch = steps_per_epoch
-        self.seed = seed
+        where = f"Job {self.name!r}"
+        self.steps_per_epoch = check_int(steps_per_epoch, 1, f"{where}: steps_per_epoch")
+        self.seed = check_int(seed, 0, f"{where}: seed")
         self.epoch_limit: int | None = None
         self.stop_conditions: list[TaskOutput | Blob] = []
         for condition in self._listed("stop_conditions", stop_conditions):
@@ -84,13 +77,8 @@ class Job:
         self._nodes_to_checkpoint: list[Node] | None = None
         if nodes_to_checkpoint is not None:
             listed = self._listed("nodes_to_checkpoint", nodes_to_checkpoint)
-            nodes = [Node(node) if isinstance(node, str) else node for node in listed]
-            for node in nodes:
-                if not isinstance(node, Node):
-                    raise DefinitionError(
-                        f"Job {self.name!r}: nodes_to_checkpoint are Nodes or names; got {node!r}."
-                    )
-            self._nodes_to_checkpoint = nodes
+            where = f"{where}: nodes_to_checkpoint"
+            self._nodes_to_checkpoint = [as_node(node, where) for node in listed]
 
     @property
     def groups(self) -> dict[str, TaskGroup]:
@@ -107,7 +95,7 @@ class Job:
         Raises
         ------
         DefinitionError
-            No job is.
+            No job is entered.
         """
         active = _active_jobs.get()
         if not active:
@@ -120,15 +108,15 @@ class Job:
         Parameters
         ----------
         condition : TaskOutput, Blob or Task
-            A blob must name its node. Of a task, its first output. NumPy arrays of one element
-            will do, those of more will not.
+            A task stands for its first output. A blob must name its node. The value may be an array
+            of one element, but not of more.
         """
         self.epoch_group.check_open("a stop condition")
         if isinstance(condition, Task):
             condition = condition.output()
         if not isinstance(condition, TaskOutput | Blob):
             raise DefinitionError(
-                f"Job {self.name!r}: a stop condition is a TaskOutput or a Blob; got "
+                f"Job {self.name!r}: a stop condition must be a TaskOutput or a Blob; got "
                 f"{type(condition).__name__}."
             )
         if isinstance(condition, Blob) and condition.node is None:
@@ -139,11 +127,7 @@ class Job:
         self.stop_conditions.append(condition)
 
     def nodes_to_checkpoint(self) -> list[Node]:
-        """The nodes whose workspaces are saved.
-
-        As given; else those that the init group uses, and those on which a task of the epoch
-        group makes global blobs.
-        """
+        """The nodes whose workspaces are saved; see the parameter of this name."""
         if self._nodes_to_checkpoint is not None:
             return list(dict.fromkeys(self._nodes_to_checkpoint))
         makers = (
@@ -154,7 +138,7 @@ class Job:
         return list(dict.fromkeys([*self.init_group.used_nodes(), *makers]))
 
     def compile(self) -> Plan:
-        """Check the whole job and decide what runs where and after what.
+        """Check the whole job and plan what runs on which node, and in which order.
 
         Returns
         -------
@@ -163,34 +147,35 @@ class Job:
         Raises
         ------
         DefinitionError
-            Naming the task at fault: a blob that nobody makes, a cycle, and so on.
+            A task reads a blob that no task makes, tasks wait for each other, and so on. The
+            message names the task.
 
         Notes
         -----
-        Runs on the client; pure. The groups cannot be changed afterwards.
+        Runs on the client, without I/O. The groups cannot be changed afterwards.
         """
         from jobrunner.compile import compile_job
 
         return compile_job(self)
 
     def visualize(self, path: str | os.PathLike[str]) -> None:
-        """Write a picture of the job: its groups, nodes, tasks, and who reads what of whom.
+        """Draw the job: its groups, nodes and tasks, and which task reads the output of which.
 
         Parameters
         ----------
         path : str or os.PathLike
-            Ends in ``.svg`` (a picture that any browser shows) or ``.dot`` (for Graphviz).
+            A name that ends in ``.svg`` (for browsers) or ``.dot`` (for Graphviz).
 
         Raises
         ------
         DefinitionError
-            `path` ends in something else.
+            `path` has another suffix.
         OSError
-            It cannot be written.
+            The file cannot be written.
 
         Notes
         -----
-        Runs on the client. Compiles nothing: the job may be changed afterwards.
+        Runs on the client. The job is not compiled, so it can be changed afterwards.
         """
         from jobrunner.define.drawing import draw
 
@@ -217,14 +202,14 @@ class Job:
     def _listed(self, what: str, values: Iterable[Any] | None) -> list[Any]:
         if values is None or (isinstance(values, Iterable) and not isinstance(values, str)):
             return list(values or ())
-        raise DefinitionError(f"Job {self.name!r}: {what} is a list of them; got {values!r}.")
+        raise DefinitionError(f"Job {self.name!r}: {what} must be a list; got {values!r}.")
 
     def _adopt(self, group: TaskGroup | None, name: str) -> TaskGroup:
         if group is None:
             group = TaskGroup()
         elif not isinstance(group, TaskGroup):
             raise DefinitionError(
-                f"Job {self.name!r}: the {name} group is a TaskGroup; got {type(group).__name__}."
+                f"Job {self.name!r}: the {name} group must be a TaskGroup; got {type(group).__name__}."
             )
         group.name = name
         return group
@@ -233,14 +218,10 @@ class Job:
 def epoch_limiter(job: Job, num_epochs: int) -> None:
     """Stop `job` after `num_epochs` epochs in all, counted across resumes.
 
-    Raising the limit of a finished job extends it at its next run.
+    A finished job continues if it is run again with a higher limit.
     """
     if not isinstance(job, Job):
-        raise DefinitionError(f"epoch_limiter limits a Job; got {job!r}.")
-    if not isinstance(num_epochs, int) or isinstance(num_epochs, bool) or num_epochs < 1:
-        raise DefinitionError(
-            f"epoch_limiter of job {job.name!r}: num_epochs is an int from 1 on; got "
-            f"{num_epochs!r}."
-        )
+        raise DefinitionError(f"epoch_limiter: job must be a Job; got {job!r}.")
+    check_int(num_epochs, 1, f"epoch_limiter of job {job.name!r}: num_epochs")
     job.epoch_group.check_open("an epoch limit")
     job.epoch_limit = num_epochs

@@ -1,4 +1,4 @@
-"""1 define: the places that state lives in: nodes, and the blobs of their workspaces."""
+"""Nodes, which hold state, and references to the blobs of their workspaces."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Self
 
+from jobrunner.define.arguments import check_int
 from jobrunner.define.array_options import ArrayOptions, read_array_options
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
@@ -19,7 +20,7 @@ class WorkspaceType(enum.Enum):
     """Where a task's output blobs live.
 
     GLOBAL blobs stay on their node across runs and epochs and are checkpointed. PRIVATE blobs
-    last for one run of their group. What says neither is global where the init group makes it.
+    last for one run of their group. By default a blob is global if the init group makes it.
     """
 
     GLOBAL = "global"
@@ -27,9 +28,9 @@ class WorkspaceType(enum.Enum):
 
 
 class Node:
-    """A logical place that tasks run on, with one workspace, on one Dask worker at a time.
+    """A logical place that tasks run on. It has one workspace, on one Dask worker at a time.
 
-    Two `Node` objects of one name are the same node.
+    Two `Node` objects of the same name are the same node.
 
     Parameters
     ----------
@@ -37,7 +38,7 @@ class Node:
     workers : str or sequence of str, optional
         Addresses, names or hosts of the workers it may be placed on, as in `Client.submit`.
     resources : mapping of str to float, optional
-        What it holds of its worker's resources, as in `Client.submit`, for as long as it is there.
+        The resources of its worker that it occupies while it is there, as in `Client.submit`.
 
     Examples
     --------
@@ -62,7 +63,7 @@ class Node:
             is_some = isinstance(workers, Collection) and len(workers) > 0
             if not is_some or not all(isinstance(worker, str) for worker in workers):
                 raise DefinitionError(
-                    f"Node {name!r}: workers are addresses, names or hosts (str), at least one; "
+                    f"Node {name!r}: workers must be at least one address, name or host (str); "
                     f"got {workers!r}."
                 )
             workers = tuple(workers)
@@ -70,7 +71,7 @@ class Node:
             is_mapping = isinstance(resources, Mapping)
             if not is_mapping or not all(map(_is_resource, resources, resources.values())):
                 raise DefinitionError(
-                    f"Node {name!r}: resources map a name to a positive number, as in Dask "
+                    f"Node {name!r}: resources must map names to positive numbers, as in Dask "
                     f"({{'GPU': 1}}); got {resources!r}."
                 )
             resources = dict(resources)
@@ -107,6 +108,15 @@ class Node:
         return f"Node({self.name!r})"
 
 
+def as_node(node: object, where: str) -> Node:
+    """Return a `Node`, or make one from its name."""
+    if isinstance(node, str):
+        return Node(node)
+    if not isinstance(node, Node):
+        raise DefinitionError(f"{where}: node must be a Node or a name; got {node!r}.")
+    return node
+
+
 def _is_resource(key: object, amount: object) -> bool:
     is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
     return isinstance(key, str) and is_number and 0 < amount < float("inf")  # type: ignore[operator]
@@ -119,26 +129,26 @@ class Blob:
     ----------
     name : str
     node : Node or str, optional
-        None means the node of the task that names it.
+        None means the node of the task that uses it.
     transient : bool
-        Never saved; the init tasks that make it run again at every resume. For sockets, open
+        Never saved. The init tasks that make it run again at every resume. For sockets, open
         files, models on a GPU.
     replicated : bool
-        Every node that makes it so has the same value: one copy is saved, and all load it.
+        All nodes that declare it so have the same value: one copy is saved, and all load it.
     partition : int, optional
-        The nodes that make it so hold parts of one array, put together along this axis in the
-        order in which the nodes are defined. Another number of nodes loads other parts.
-    compressors : str, codec of Zarr's, or a sequence of them, optional
-        Compress its arrays in checkpoints: ``"zstd"``, ``"blosc"``, ``"gzip"``, or such as
-        ``zarr.codecs.BloscCodec(cname="lz4")``. ``()``: do not, whatever the manager was told.
+        The nodes that declare it so hold parts of one array, joined along this axis in the order
+        in which the nodes are defined. A different number of nodes loads different parts.
+    compressors : str, Zarr codec, or a sequence of them, optional
+        Compress its arrays in checkpoints: ``"zstd"``, ``"blosc"``, ``"gzip"``, or for example
+        ``zarr.codecs.BloscCodec(cname="lz4")``. ``()``: never, even if the manager compresses.
     chunks : int or tuple of int, optional
-        Items along each axis that are stored, and can be read, as one; of a blob that is an array.
+        Shape of a chunk, which is stored and read as a unit, if the blob is an array.
     shards : int or tuple of int, optional
-        Items along each axis that go to one file; a multiple of `chunks`.
+        Shape of a file; a multiple of `chunks`.
 
     Notes
     -----
-    All but the name and the node count where the blob is an output.
+    The options take effect where the blob is an output of a task.
     """
 
     __slots__ = ("array_options", "name", "node", "partition", "replicated", "transient")
@@ -156,33 +166,30 @@ class Blob:
         shards: int | Sequence[int] | None = None,
     ) -> None:
         self.name = check_name(name, "blob")
-        self.node = Node(node) if isinstance(node, str) else node
-        if not (self.node is None or isinstance(self.node, Node)):
-            raise DefinitionError(f"Blob {name!r}: node is a Node or a name; got {node!r}.")
+        where = f"Blob {name!r}"
+        self.node = None if node is None else as_node(node, where)
         self.transient = bool(transient)
         self.replicated = bool(replicated)
+        if partition is not None:
+            check_int(partition, 0, f"{where}: partition, the number of an axis,")
         self.partition = partition
-        if partition is not None and (
-            not isinstance(partition, int) or isinstance(partition, bool) or partition < 0
-        ):
-            raise DefinitionError(
-                f"Blob {name!r}: partition is the number of an axis, from 0 on; got {partition!r}."
-            )
         self.array_options: ArrayOptions | None = read_array_options(
-            compressors, chunks, shards, f"Blob {name!r}"
+            compressors, chunks, shards, where
         )
         if self.transient and self.array_options is not None:
-            raise DefinitionError(f"Blob {name!r} is transient, so nothing of it is stored.")
+            raise DefinitionError(
+                f"{where} is transient, so it is never saved: omit compressors, chunks and shards."
+            )
         if self.transient + self.replicated + (partition is not None) > 1:
             raise DefinitionError(
-                f"Blob {name!r} can be one of transient, replicated and a partition, and is more."
+                f"{where} combines transient, replicated and partition; give only one of them."
             )
 
     def on(self, node: Node) -> Blob:
-        """The same blob, its node named."""
-        named = copy.copy(self)
-        named.node = node
-        return named
+        """A copy of this reference with the node set."""
+        blob = copy.copy(self)
+        blob.node = node
+        return blob
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Blob) and (other.name, other.node) == (self.name, self.node)

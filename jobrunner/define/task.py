@@ -1,7 +1,7 @@
-"""1 define: tasks, their outputs, and the groups they run in.
+"""Tasks, their outputs, and the groups they run in.
 
-A `Task` made inside ``with group:`` joins that group, one made inside ``with Node("a"):`` runs on
-that node, so library code can add tasks to whatever is active. Nothing here runs anything.
+A `Task` made inside ``with group:`` joins that group; one made inside ``with Node("a"):`` runs on
+that node. So library code can add tasks to the group and node that are active.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Self
 
-from jobrunner.define.arguments import check_call, check_constants, dask_hint
-from jobrunner.define.node import Blob, Node, WorkspaceType
+from jobrunner.define.arguments import check_call, check_constants, check_int, dask_hint
+from jobrunner.define.node import Blob, Node, WorkspaceType, as_node
 from jobrunner.errors import DefinitionError, ExecutionError
 from jobrunner.names import check_name
 
@@ -21,10 +21,10 @@ _active_groups: ContextVar[tuple[TaskGroup, ...]] = ContextVar("jobrunner_groups
 
 
 class TaskOutput:
-    """The value that a task returned, or one part of it, in one run of its group.
+    """The value that a task returns, or one part of it, in one run of its group.
 
-    As an input of a task of the same group it is that value, whatever is written to the blob
-    later. As an input in another group it is the value of the blob then, which must be global.
+    A task of the same group reads exactly that value, even if the blob is written later. A task of
+    another group reads the blob as it is then; the blob must be global.
     """
 
     __slots__ = ("part", "task")
@@ -35,17 +35,17 @@ class TaskOutput:
 
     @property
     def blob(self) -> Blob | None:
-        """The blob that this value fills, if it fills one."""
+        """The blob that this value fills, if any."""
         return self.task.output_blobs[self.part] if self.task.output_blobs else None
 
     def fetch(self) -> Any:
-        """Bring the value to the client; there until the task's group runs again.
+        """Bring the value to the client. It is available until the task's group runs again.
 
         Raises
         ------
         ExecutionError
-            The task has not run in a session that is still open, or another job was bound there
-            since.
+            The task has not run in a session that is still open, or the session has run another
+            job since.
 
         Notes
         -----
@@ -54,8 +54,8 @@ class TaskOutput:
         session = self.task.session
         if session is None:
             raise ExecutionError(
-                f"{self} has no value yet: its task has not run in an open session. Run its job "
-                f"or group first, and fetch before the session closes."
+                f"{self} has no value: its task has not run in an open session. Run its job or "
+                f"group first, and fetch before the session closes."
             )
         return session.fetch(self)
 
@@ -75,36 +75,36 @@ class Task:
         Called as ``fn(*inputs, *updates, **kwargs)`` with plain values. NumPy arrays among the
         inputs are read-only views.
     inputs : str, Blob, TaskOutput, or a sequence of them
-        A str is a blob of the task's own node.
+        A str names a blob of the task's own node.
     outputs : str, Blob, or a sequence of them
-        The blobs of the task's own node that the return value fills: one name takes the value,
-        several take a sequence of that length.
+        The blobs of the task's own node that the return value fills: one blob takes the value,
+        several take the items of a sequence of that length.
     updates : str, Blob, or a sequence of them
         Blobs of the task's own node that `fn` changes in place.
     kwargs : mapping, optional
-        Keyword arguments, the same at every run.
+        Keyword arguments, the same in every run.
     name : str, optional
-        Distinct within its node and group; by default the function's name, numbered if need be.
+        Unique within its node and group. By default the function's name, with a number if needed.
     node : Node or str, optional
         By default `Node.current()`.
     group : TaskGroup, optional
-        By default the active one; a task without a group can be given to `Session.run`.
+        By default the active one. A task without a group can be passed to `Session.run`.
     workspace_type : WorkspaceType, optional
         Overrides the group's.
     num_instances : int
-        So many calls at once, on as many threads, unordered among themselves; `fn` tells them
-        apart by ``current_task().instance`` and their return values come as a list.
+        Number of concurrent calls, each in a thread, in no particular order. `fn` reads its number
+        from ``current_task().instance``. Their return values come as a list.
     transient_errors : type or tuple of types
-        Exceptions after which a `JobRunner` runs the epoch again, from the last recorded one, as
-        after a lost worker; `max_restarts` bounds it. Other exceptions end the run.
+        Exceptions after which a `JobRunner` goes back to the last recorded epoch and continues, as
+        after a lost worker, up to `max_restarts` times. Other exceptions end the run.
     after : Task, str, or a sequence of them
-        Tasks of the same group that must end first; a str is a task's name on the same node, or
-        ``"node/name"``, and may be defined later.
+        Tasks of the same group that must end first. A str is the name of a task of the same node,
+        or ``"node/name"``; the task may be defined later.
 
     Raises
     ------
     DefinitionError
-        Naming the task, when an argument cannot be what it says.
+        An argument is invalid.
     """
 
     def __init__(
@@ -123,18 +123,14 @@ class Task:
         transient_errors: type[BaseException] | tuple[type[BaseException], ...] = (),
         after: Task | str | Sequence[Task | str] = (),
     ) -> None:
-        if isinstance(node, str):
-            node = Node(node)
-        self.node: Node = node if node is not None else Node.current()
-        if not isinstance(self.node, Node):
-            raise DefinitionError(f"Task {name or fn!r}: node is a Node or a name; got {node!r}.")
+        self.node = Node.current() if node is None else as_node(node, f"Task {name or fn!r}")
         self.fn = fn
         self.has_given_name = name is not None
         self.name = check_name(name, "task") if name is not None else _name_of(fn)
         self.group: TaskGroup | None = None
-        # Set by the session that ran the task last, so that outputs can be fetched from it.
+        # Set by the session that last ran the task, to fetch outputs from it.
         self.session: Any = None
-        self.plan: Any = None  # that it was bound by then; another one's values are not its own
+        self.plan: Any = None  # the plan that the session ran
         self.fetched_parts: set[int] = set()
 
         self.inputs: tuple[Blob | TaskOutput, ...] = tuple(
@@ -144,7 +140,7 @@ class Task:
         self.output_blobs: tuple[Blob, ...] = self._own_blobs(outputs, "outputs")
         if not isinstance(kwargs, Mapping | None):
             raise DefinitionError(
-                f"Task {self.full_name!r}: kwargs maps names to values; got {kwargs!r}."
+                f"Task {self.full_name!r}: kwargs must map names to values; got {kwargs!r}."
             )
         self.kwargs: Mapping[str, Any] = dict(kwargs or {})
         self.workspace_type = workspace_type
@@ -158,7 +154,7 @@ class Task:
             group = active[-1] if active else None
         if not isinstance(group, TaskGroup | None):
             raise DefinitionError(
-                f"Task {self.full_name!r}: group is a TaskGroup, such as job.init_group; got "
+                f"Task {self.full_name!r}: group must be a TaskGroup, such as job.init_group; got "
                 f"{group!r}."
             )
         if group is not None:
@@ -171,11 +167,11 @@ class Task:
 
     @property
     def blob_type(self) -> WorkspaceType | None:
-        """Where its output blobs live, by the task or else by its group, if either says so."""
+        """The workspace type of the task, else of its group, else None."""
         return self.workspace_type or (self.group.workspace_type if self.group else None)
 
     def output(self, i: int = 0) -> TaskOutput:
-        """Part `i` of the return value; part 0 of a task without `outputs` is all of it."""
+        """Part `i` of the return value. Without `outputs`, part 0 is the whole value."""
         count = max(1, len(self.output_blobs))
         if not 0 <= i < count:
             raise DefinitionError(f"Task {self.full_name!r} has {count} output(s); asked for {i}.")
@@ -200,8 +196,8 @@ class Task:
         else:
             hint = dask_hint(value) or "pass constants through kwargs= or functools.partial"
         raise DefinitionError(
-            f"Task {self.full_name!r}: an input is a blob's name, a Blob or a TaskOutput; got "
-            f"{type(value).__name__}. To mend it, {hint}."
+            f"Task {self.full_name!r}: an input must be a blob's name, a Blob or a TaskOutput; got "
+            f"{type(value).__name__}. To fix it, {hint}."
         )
 
     def _own_blobs(self, values: object, what: str) -> tuple[Blob, ...]:
@@ -210,15 +206,15 @@ class Task:
             if not isinstance(value, str | Blob):
                 hint = dask_hint(value)
                 raise DefinitionError(
-                    f"Task {self.full_name!r}: {what} are names or Blobs; got "
-                    f"{type(value).__name__}{f'. To mend it, {hint}' if hint else ''}."
+                    f"Task {self.full_name!r}: {what} must be names or Blobs; got "
+                    f"{type(value).__name__}{f'. To fix it, {hint}' if hint else ''}."
                 )
             blob = Blob(value) if isinstance(value, str) else value
             if blob.node is not None and blob.node != self.node:
                 raise DefinitionError(
                     f"Task {self.full_name!r}: {what} name blob {blob.name!r} of node "
-                    f"{blob.node.name!r}, but a task writes on its own node only. Return the "
-                    f"value and let a task of {blob.node.name!r} take it as a TaskOutput."
+                    f"{blob.node.name!r}, but a task writes to its own node only. Return the "
+                    f"value and let a task of {blob.node.name!r} read it as a TaskOutput."
                 )
             blobs.append(blob.on(self.node))
         return tuple(blobs)
@@ -228,23 +224,24 @@ class Task:
         if not callable(self.fn):
             hint = dask_hint(self.fn) or "pass a function"
             raise DefinitionError(
-                f"{where}: fn is a callable; got {type(self.fn).__name__}. To mend it, {hint}."
+                f"{where}: fn must be callable; got {type(self.fn).__name__}. To fix it, {hint}."
             )
         if inspect.iscoroutinefunction(self.fn):
-            raise DefinitionError(f"{where}: fn is a coroutine function; tasks run in threads.")
-        n = self.num_instances
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            raise DefinitionError(f"{where}: num_instances is an int from 1 on; got {n!r}.")
-        if not (self.workspace_type is None or isinstance(self.workspace_type, WorkspaceType)):
             raise DefinitionError(
-                f"{where}: workspace_type is a WorkspaceType; got {self.workspace_type!r}."
+                f"{where}: fn is a coroutine function, but tasks run in threads. Pass a plain function."
             )
+        check_int(self.num_instances, 1, f"{where}: num_instances")
+        _check_workspace_type(self.workspace_type, where)
         for kind in self.transient_errors:
             if not (isinstance(kind, type) and issubclass(kind, Exception)):
-                raise DefinitionError(f"{where}: transient_errors are exceptions; got {kind!r}.")
+                raise DefinitionError(
+                    f"{where}: transient_errors must be exception classes; got {kind!r}."
+                )
         for other in self.after:
             if not isinstance(other, Task | str):
-                raise DefinitionError(f"{where}: after= names tasks; got {type(other).__name__}.")
+                raise DefinitionError(
+                    f"{where}: after must be tasks or their names; got {type(other).__name__}."
+                )
         names = {
             "inputs": {
                 value.name
@@ -259,27 +256,24 @@ class Task:
         for what in ("inputs", "outputs"):
             for blob in sorted(names[what] & names["updates"]):
                 raise DefinitionError(
-                    f"{where}: blob {blob!r} is in {what} and in updates. An updated blob is "
-                    f"passed to fn and counts as written already; name it in updates only."
+                    f"{where}: blob {blob!r} is in {what} and in updates. An updated blob is passed "
+                    f"to fn and counts as written; name it in updates only."
                 )
         check_constants(where, self.fn, self.kwargs)
         check_call(where, self.name, self.fn, self.inputs, self.updates, self.kwargs)
 
 
 class TaskGroup:
-    """Tasks that run together: each starts as soon as what it reads is there.
+    """Tasks that run together: each starts as soon as its inputs are available.
 
     Parameters
     ----------
     workspace_type : WorkspaceType, optional
-        For those of its tasks that do not say.
+        The default for its tasks.
     """
 
     def __init__(self, workspace_type: WorkspaceType | None = None) -> None:
-        if not (workspace_type is None or isinstance(workspace_type, WorkspaceType)):
-            raise DefinitionError(
-                f"TaskGroup: workspace_type is a WorkspaceType; got {workspace_type!r}."
-            )
+        _check_workspace_type(workspace_type, "TaskGroup")
         self.workspace_type = workspace_type
         self.name = "group"
         self.reports: list[tuple[Node, Callable[[], Any], int]] = []
@@ -288,7 +282,7 @@ class TaskGroup:
         self._name_counts: dict[tuple[str, str], int] = {}
 
     def add(self, task: Task) -> None:
-        """Add a task that has no group yet; `Task` calls it."""
+        """Add a task that has no group yet. `Task` calls this."""
         self.check_open(f"task {task.full_name!r}")
         if task.group is not None:
             raise DefinitionError(
@@ -298,8 +292,8 @@ class TaskGroup:
         if key in self._tasks:
             if task.has_given_name:
                 raise DefinitionError(
-                    f"Two tasks of the {self.name} group are called {task.full_name!r}. Names "
-                    f"tell tasks of one node and group apart: give one of them another name=."
+                    f"Two tasks of the {self.name} group are called {task.full_name!r}. Names must be "
+                    f"unique within a node and group: give one of them another name=."
                 )
             count = self._name_counts.get(key, 1)
             while key in self._tasks:
@@ -311,7 +305,7 @@ class TaskGroup:
         task.group = self
 
     def tasks(self) -> list[Task]:
-        """The tasks, in the order they were defined."""
+        """The tasks, in order of definition."""
         return list(self._tasks.values())
 
     def find(self, node: str, name: str) -> Task | None:
@@ -329,37 +323,30 @@ class TaskGroup:
         node: Node | str | None = None,
         interval_ms: int = 1000,
     ) -> None:
-        """Run `fn()` on `node` at an interval while the group runs, and once after.
+        """Run `fn()` on `node` at an interval while the group runs, and once after it.
 
         Parameters
         ----------
         fn : callable
-            Takes nothing; reads ``current_task().workspace`` and may ``report`` metrics.
+            Takes no arguments. May read ``current_task().workspace`` and ``report`` metrics.
         node : Node or str, optional
             By default `Node.current()`.
         interval_ms : int
-            Milliseconds between two starts. It runs once more after the node's last task.
+            Milliseconds between two starts. A last call follows the node's last task.
         """
         self.check_open("a report step")
-        if isinstance(node, str):
-            node = Node(node)
-        node = node if node is not None else Node.current()
-        if not isinstance(node, Node):
-            raise DefinitionError(f"report_step: node is a Node or a name; got {node!r}.")
+        node = Node.current() if node is None else as_node(node, "report_step")
         if not callable(fn):
-            raise DefinitionError(f"report_step: fn is a callable; got {type(fn).__name__}.")
-        if not isinstance(interval_ms, int) or isinstance(interval_ms, bool) or interval_ms < 1:
-            raise DefinitionError(
-                f"report_step: interval_ms is an int from 1 on; got {interval_ms!r}."
-            )
+            raise DefinitionError(f"report_step: fn must be callable; got {type(fn).__name__}.")
+        check_int(interval_ms, 1, "report_step: interval_ms")
         self.reports.append((node, fn, interval_ms))
 
     def check_open(self, what: str) -> None:
-        """Refuse a change once the group was compiled."""
+        """Refuse to add `what` to a group that was compiled."""
         if self.is_compiled:
             raise DefinitionError(
-                f"Cannot add {what}: the {self.name} group was compiled already, and what runs "
-                f"would not be what is defined. Define everything before compile() or run()."
+                f"Cannot add {what}: the {self.name} group is already compiled. Define everything "
+                f"before compile() or run()."
             )
 
     def __enter__(self) -> Self:
@@ -373,8 +360,13 @@ class TaskGroup:
         return f"<TaskGroup {self.name!r}: {len(self._tasks)} tasks>"
 
 
+def _check_workspace_type(value: object, where: str) -> None:
+    if not (value is None or isinstance(value, WorkspaceType)):
+        raise DefinitionError(f"{where}: workspace_type must be a WorkspaceType; got {value!r}.")
+
+
 def _sequence(value: object, *single: type) -> Sequence[Any]:
-    """One or several, as a sequence; a str or one of `single` is one."""
+    """Wrap a str, or an instance of `single`, in a tuple."""
     if isinstance(value, str) or isinstance(value, single):
         return (value,)
     return value if isinstance(value, list | tuple) else (value,)

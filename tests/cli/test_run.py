@@ -153,7 +153,7 @@ def test_a_wrong_job_exits_with_2_and_no_traceback(tmp_path: Path) -> None:
     script = _write(tmp_path, limit=0)
     result = _invoke("run", script, "--checkpoint", tmp_path / "runs")
     assert result.exit_code == 2
-    assert "num_epochs is an int from 1 on; got 0" in result.stderr
+    assert "num_epochs must be an int of at least 1; got 0" in result.stderr
     assert "Traceback" not in result.stderr
 
 

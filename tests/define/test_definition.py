@@ -97,14 +97,14 @@ def test_outputs_tell_one_name_from_a_sequence():
 
 
 REFUSED = [
-    (lambda: Task(3), "fn is a callable"),
-    (lambda: Task(one, inputs=3), "an input is a blob's name"),
+    (lambda: Task(3), "fn must be callable"),
+    (lambda: Task(one, inputs=3), "an input must be a blob's name"),
     (lambda: Task(one, inputs=Task(one)), "task.output()"),
     (lambda: Task(one, inputs=["a", "b"]), "cannot be called with 2 inputs"),
     (lambda: Task(one, kwargs={"y": 1}), "cannot be called"),
     (lambda: Task(one, kwargs={1: 1}), "keys of kwargs"),
     (lambda: Task(one, kwargs=["y"]), "kwargs"),
-    (lambda: Task(one, group="init"), "group is a TaskGroup"),
+    (lambda: Task(one, group="init"), "group must be a TaskGroup"),
     (lambda: Task(one, inputs="a", updates="a"), "in inputs and in updates"),
     (lambda: Task(one, outputs="a", updates="a"), "in outputs and in updates"),
     (lambda: Task(one, outputs=["a", "a"]), "twice"),
@@ -112,9 +112,9 @@ REFUSED = [
     (lambda: Task(one, updates=Blob("a", "other")), "own node only"),
     (lambda: Task(one, num_instances=0), "num_instances"),
     (lambda: Task(one, num_instances=True), "num_instances"),
-    (lambda: Task(one, after=3), "after= names tasks"),
+    (lambda: Task(one, after=3), "after must be tasks"),
     (lambda: Task(one, workspace_type="global"), "WorkspaceType"),
-    (lambda: Task(one, node=3), "node is a Node"),
+    (lambda: Task(one, node=3), "node must be a Node"),
     (lambda: Task(one).output(1), "1 output"),
     (lambda: Node(""), "is empty"),
     (lambda: Node("a/b"), "'/'"),
@@ -140,7 +140,7 @@ REFUSED = [
     (lambda: Job().add_stop_condition(Blob("x")), "names no node"),
     (lambda: epoch_limiter(Job(), 0), "num_epochs"),
     (lambda: TaskGroup().report_step(one, interval_ms=0), "interval_ms"),
-    (lambda: TaskGroup().report_step(one, node=3), "node is a Node"),
+    (lambda: TaskGroup().report_step(one, node=3), "node must be a Node"),
     (lambda: TaskGroup(workspace_type=1), "workspace_type"),
 ]
 
@@ -191,9 +191,9 @@ def test_a_group_cannot_change_once_it_was_compiled():
         Task(one)
         epoch_limiter(job, 1)
     job.compile()
-    with pytest.raises(DefinitionError, match="compiled already"), job.epoch_group:
+    with pytest.raises(DefinitionError, match="already compiled"), job.epoch_group:
         Task(one)
-    with pytest.raises(DefinitionError, match="compiled already"):
+    with pytest.raises(DefinitionError, match="already compiled"):
         job.add_stop_condition(Blob("x", "a"))
     job.compile()
 

@@ -88,7 +88,7 @@ def test_a_job_is_a_table_in_a_notebook_and_may_be_changed_afterwards() -> None:
     job = build()
     root = ET.fromstring(job._repr_html_())
     rows = [["".join(cell.itertext()) for cell in row] for row in root.iter("tr")]
-    assert rows[2] == ["epoch (again and again)", "4", f"2: a, {ODD}", "2: seen, w"]
+    assert rows[2] == ["epoch (repeated)", "4", f"2: a, {ODD}", "2: seen, w"]
     assert rows[3] == ["download", "0", "none", "none"]
     assert "until a/sum or epoch 9" in "".join(root.itertext())
     Task(int, node="a", group=job.epoch_group)
@@ -96,7 +96,7 @@ def test_a_job_is_a_table_in_a_notebook_and_may_be_changed_afterwards() -> None:
 
 def test_an_empty_job_can_be_drawn(tmp_path: Path) -> None:
     Job().visualize(tmp_path / "job.svg")
-    assert "without an end yet" in (tmp_path / "job.svg").read_text()
+    assert "no stop condition yet" in (tmp_path / "job.svg").read_text()
 
 
 @pytest.mark.parametrize("name", ["job", "job.png", "job.pdf"])

@@ -312,15 +312,15 @@ def test_a_store_in_which_nothing_is_new_says_the_older_format(rig: Rig) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"compressors": 3}, "compressors are names such as 'zstd'"),
-        ({"compressors": [["zstd"]]}, "compressors are names"),
-        ({"chunks": 0}, "chunks are numbers of items"),
-        ({"chunks": (2, "x")}, "chunks are numbers of items"),
-        ({"chunks": True}, "chunks are numbers of items"),
-        ({"shards": 4}, "give chunks too"),
-        ({"chunks": (2, 3), "shards": (4, 7)}, "a multiple of them"),
-        ({"chunks": (2, 3), "shards": 4}, "a multiple of them"),
-        ({"compressors": "zstd", "transient": True}, "nothing of it is stored"),
+        ({"compressors": 3}, "compressors must be one or several names such as 'zstd'"),
+        ({"compressors": [["zstd"]]}, "compressors must be one or several names"),
+        ({"chunks": 0}, "chunks must be an int of at least 1 for each axis"),
+        ({"chunks": (2, "x")}, "chunks must be an int of at least 1 for each axis"),
+        ({"chunks": True}, "chunks must be an int of at least 1 for each axis"),
+        ({"shards": 4}, "requires chunks"),
+        ({"chunks": (2, 3), "shards": (4, 7)}, "a multiple of chunks"),
+        ({"chunks": (2, 3), "shards": 4}, "a multiple of chunks"),
+        ({"compressors": "zstd", "transient": True}, "is never saved"),
     ],
 )
 def test_a_storage_that_cannot_be_is_refused_where_it_is_written(
