@@ -416,7 +416,7 @@ def test_stores_are_uploaded(memory: str, tmp_path: Path) -> None:
     assert local.attrs["epoch"] == 1
     there = zarr.open_group(zarr.storage.ObjectStore(open_store(url)), path="a:0.1", mode="r")
     assert there.attrs["epoch"] == 1
-    with pytest.raises(DefinitionError, match="into that very directory"):
+    with pytest.raises(DefinitionError, match="into that same directory"):
         CopyTo(f"{memory}/below").build(1, manager)
 
 
