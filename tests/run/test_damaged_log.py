@@ -30,7 +30,7 @@ def counter(limit):
 
 @pytest.fixture
 def manager(inproc_session, tmp_path):
-    """Of a job that has ended after epoch 3."""
+    """The manager of a job that has ended after epoch 3."""
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     JobRunner(counter(3), manager).run(inproc_session)
     return MultiNodeCheckpointManager(tmp_path / "ckpt")
@@ -81,7 +81,7 @@ def test_a_lost_log_is_never_a_fresh_start(inproc_session, manager):
     assert (result.resumed_from, inproc_session.fetch(Node("a")["n"])) == (3, 5)
 
 
-def test_who_starts_over_without_the_log_overwrites_nothing(inproc_session, manager):
+def test_starting_over_without_the_log_overwrites_nothing(inproc_session, manager):
     shutil.rmtree(Path(manager.path, "_log"))
     before = {p: p.read_bytes() for p in Path(manager.path).rglob("*") if p.is_file()}
     again = MultiNodeCheckpointManager(manager.path)
@@ -91,7 +91,7 @@ def test_who_starts_over_without_the_log_overwrites_nothing(inproc_session, mana
     assert Path(again.get_ckpt_db_name("a", 1)).name == "a.1.r1"
 
 
-def test_newest_entries_that_are_lost_are_told_of(inproc_session, manager):
+def test_lost_newest_entries_are_reported(inproc_session, manager):
     for entry in sorted(Path(manager.path, "_log").iterdir())[5:]:
         entry.unlink()
 
@@ -118,7 +118,7 @@ def test_newest_entries_that_are_lost_are_told_of(inproc_session, manager):
     again.verify(4)
 
 
-def test_a_plan_tells_what_is_damaged_and_who_is_there(inproc_session, manager):
+def test_a_resume_plan_names_damaged_epochs_and_another_run(inproc_session, manager):
     for epoch in (2, 3):
         manifest = Path(manager.get_ckpt_db_name("a", epoch), "_manifest", "zarr.json")
         manifest.write_bytes(b"{}")
@@ -136,7 +136,7 @@ def test_a_plan_tells_what_is_damaged_and_who_is_there(inproc_session, manager):
     assert JobRunner(counter(5), manager).plan_resume().warnings == ()
 
 
-def test_nothing_that_is_whole_is_a_start_that_says_so(inproc_session, manager):
+def test_a_run_with_no_whole_epoch_starts_afresh_and_says_so(inproc_session, manager):
     for epoch in range(4):
         Path(manager.get_ckpt_db_name("a", epoch), "_manifest", "zarr.json").unlink()
     plan = JobRunner(counter(2), manager).plan_resume()

@@ -1,4 +1,4 @@
-"""Epochs that workers run on their own: the same results, told epoch by epoch."""
+"""Epochs that workers run in batches give the same results, reported epoch by epoch."""
 
 import _thread
 
@@ -47,7 +47,7 @@ def build(*, nodes=4, steps=1, stops_at=None, fails_at=None):
         for i, node in enumerate(everyone):
             with job.init_group:
                 Task(lambda: np.zeros(20), outputs="x", node=node)
-            # A ring, so that nobody gets ahead; without it, nobody waits for anybody.
+            # A ring, so that no node gets ahead; without it, none waits for another.
             Task(advance, inputs=["x", everyone[i - 1]["x"]], outputs="x", node=node)
 
         def judge():
@@ -59,9 +59,9 @@ def build(*, nodes=4, steps=1, stops_at=None, fails_at=None):
     return job
 
 
-def run(session, job, *, epochs, stint_seconds, **options):
+def run(session, job, *, epochs, batch_seconds, **options):
     watcher = Watcher()
-    with dask.config.set({"jobrunner.stint-seconds": stint_seconds}):
+    with dask.config.set({"jobrunner.stint-seconds": batch_seconds}):
         result = JobRunner(job, num_epochs=epochs, callbacks=[watcher], **options).run(session)
     return result, watcher
 
@@ -71,10 +71,10 @@ def state(session, nodes=4):
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_stints_give_the_same_bits_and_the_same_metrics(session, steps):
+def test_epoch_batches_give_the_same_bits_and_the_same_metrics(session, steps):
     found = []
     for seconds in (0, 60):
-        result, watcher = run(session, build(steps=steps), epochs=40, stint_seconds=seconds)
+        result, watcher = run(session, build(steps=steps), epochs=40, batch_seconds=seconds)
         assert result.epoch == 40
         assert watcher.epochs == list(range(1, 41))
         assert result.metrics == [
@@ -87,9 +87,9 @@ def test_stints_give_the_same_bits_and_the_same_metrics(session, steps):
 
 
 @pytest.mark.parametrize("stops_at", [1, 2, 9, 30])
-def test_a_stop_condition_ends_a_stint_after_the_epoch_in_which_it_was_true(session, stops_at):
+def test_a_stop_condition_ends_a_batch_after_the_epoch_in_which_it_was_true(session, stops_at):
     results = [
-        run(session, build(stops_at=stops_at), epochs=40, stint_seconds=seconds)[0]
+        run(session, build(stops_at=stops_at), epochs=40, batch_seconds=seconds)[0]
         for seconds in (0, 60)
     ]
     assert [result.epoch for result in results] == [stops_at, stops_at]
@@ -103,7 +103,7 @@ def test_nodes_that_share_nothing_end_after_the_same_epoch(session):
                 with job.init_group:
                     Task(lambda: 0, outputs="n")
                 Task(lambda n: n + 1, inputs="n", outputs="n")
-    result, watcher = run(session, job, epochs=203, stint_seconds=0.01)
+    result, watcher = run(session, job, epochs=203, batch_seconds=0.01)
     assert result.epoch == 203
     assert watcher.epochs == list(range(1, 204))
     assert [session.fetch(Node(f"n{i}")["n"]) for i in range(4)] == [203] * 4
@@ -118,7 +118,7 @@ def note(seen, x):
 
 
 def test_what_the_next_run_changes_in_place_is_not_changed_under_slow_readers(session):
-    """The writer waits for nobody and is up to a window ahead of the reader."""
+    """The writer waits for no one and is up to a window ahead of the reader."""
     with Job("in place") as job:
         writer, reader = Node("n0"), Node("n1")
         with job.init_group:
@@ -126,28 +126,28 @@ def test_what_the_next_run_changes_in_place_is_not_changed_under_slow_readers(se
             Task(list, outputs="seen", node=reader)
         Task(grow, updates="x", node=writer)
         Task(note, inputs=["seen", writer["x"]], outputs="seen", node=reader)
-    run(session, job, epochs=150, stint_seconds=60)
+    run(session, job, epochs=150, batch_seconds=60)
     assert session.fetch(reader["seen"]) == [n for n in range(1, 151) for _ in range(2)]
 
 
-def test_a_failure_names_its_epoch_and_those_before_it_are_told(session):
+def test_a_failure_names_its_epoch_and_earlier_epochs_are_reported(session):
     watcher = Watcher()
     with dask.config.set({"jobrunner.stint-seconds": 60}), pytest.raises(TaskFailedError) as caught:
         JobRunner(build(fails_at=103), num_epochs=120, callbacks=[watcher]).run(session)
     assert caught.value.epoch == 103
     assert "at epoch 103" in str(caught.value)
-    # All that ended everywhere; other workers may have been some runs behind the one that failed.
+    # Epochs that ended on all workers; others may have been behind the one that failed.
     told = len(watcher.epochs)
     assert 102 - WINDOW_RUNS <= told <= 102
     assert watcher.epochs == list(range(1, told + 1))
-    # The session is as good as before.
-    assert run(session, build(), epochs=5, stint_seconds=60)[0].epoch == 5
+    # The session still works.
+    assert run(session, build(), epochs=5, batch_seconds=60)[0].epoch == 5
 
 
-def test_stints_end_where_a_save_is_due(session, tmp_path):
+def test_batches_end_where_a_save_is_due(session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(epochs=7))
     result, watcher = run(
-        session, build(steps=2), epochs=30, stint_seconds=60, checkpoint_manager=manager
+        session, build(steps=2), epochs=30, batch_seconds=60, checkpoint_manager=manager
     )
     assert watcher.epochs == list(range(1, 31))
     assert manager.epochs() == [0, 7, 14, 21, 28, 30]
@@ -156,7 +156,7 @@ def test_stints_end_where_a_save_is_due(session, tmp_path):
         session,
         build(steps=2),
         epochs=30,
-        stint_seconds=60,
+        batch_seconds=60,
         checkpoint_manager=MultiNodeCheckpointManager(tmp_path / "ckpt"),
         resume_from_epoch=14,
     )
@@ -164,7 +164,7 @@ def test_stints_end_where_a_save_is_due(session, tmp_path):
     assert state(session) == whole
 
 
-def test_a_callback_with_a_say_is_asked_after_each_epoch(session):
+def test_a_callback_that_is_not_passive_is_called_after_each_epoch(session):
     seen = []
 
     class Asks:
@@ -182,7 +182,7 @@ def test_a_callback_with_a_say_is_asked_after_each_epoch(session):
     assert seen == list(range(1, 13))
 
 
-def test_ctrl_c_ends_a_stint(inproc_client):
+def test_ctrl_c_ends_a_batch(inproc_client):
     def press(n):
         if n == 20:
             _thread.interrupt_main()
@@ -196,7 +196,7 @@ def test_ctrl_c_ends_a_stint(inproc_client):
         with dask.config.set({"jobrunner.stint-seconds": 0.2}), pytest.raises(RunStoppedError):
             JobRunner(job, num_epochs=10**7).run(session)
         assert session.fetch(Node("n0")["n"]) < 10**6
-        assert run(session, build(), epochs=3, stint_seconds=60)[0].epoch == 3
+        assert run(session, build(), epochs=3, batch_seconds=60)[0].epoch == 3
 
 
 def die_at(n, epoch, flag):
@@ -210,7 +210,7 @@ def die_at(n, epoch, flag):
     return n + 1
 
 
-def test_a_worker_lost_in_a_stint_is_noticed_and_the_run_begins_again(tmp_path):
+def test_a_worker_lost_in_a_batch_is_noticed_and_the_run_begins_again(tmp_path):
     with Job("dies") as job:
         for i in range(2):
             with Node(f"n{i}"):
@@ -226,6 +226,6 @@ def test_a_worker_lost_in_a_stint_is_noticed_and_the_run_begins_again(tmp_path):
         with pytest.raises(NodeLostError):
             JobRunner(job, num_epochs=60, max_restarts=0).run(session)
         (tmp_path / "flag").unlink()
-        result, _ = run(session, job, epochs=60, stint_seconds=60)
+        result, _ = run(session, job, epochs=60, batch_seconds=60)
         assert (result.epoch, result.restarts) == (60, 1)
         assert session.fetch(Node("n1")["n"]) == 60

@@ -1,4 +1,4 @@
-"""The examples run, resume, and come to the same bits however they are run."""
+"""The examples run, resume, and give the same bits however they are run."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ def _run(session: Session, job: Any, directory: Path, num_epochs: int | None = N
     return JobRunner(job, manager, num_epochs=num_epochs).run(session)
 
 
-def test_kmeans_finds_what_a_plain_loop_finds(
-    kmeans: Any, session: Session, tmp_path: Path
-) -> None:
+def test_kmeans_agrees_with_a_plain_loop(kmeans: Any, session: Session, tmp_path: Path) -> None:
     output = tmp_path / "centroids.npy"
     result = _run(session, kmeans.build_job(trainers=3, output=output), tmp_path / "runs")
     assert result.stopped_by == "server/stands still"
@@ -66,7 +64,7 @@ def test_kmeans_finds_what_a_plain_loop_finds(
     assert all(later <= earlier for earlier, later in pairwise(inertias))
 
 
-def test_kmeans_stopped_and_resumed_comes_to_the_same_bits(
+def test_kmeans_stopped_and_resumed_gives_the_same_bits(
     kmeans: Any, inproc_client: Client, tmp_path: Path
 ) -> None:
     whole, parts = tmp_path / "whole.npy", tmp_path / "parts.npy"
@@ -89,7 +87,7 @@ def test_heat_flows_as_on_one_plate(heat: Any, session: Session, tmp_path: Path)
     np.testing.assert_array_equal(np.load(output), plate)
 
 
-def test_heat_stopped_and_resumed_comes_to_the_same_bits(
+def test_heat_stopped_and_resumed_gives_the_same_bits(
     heat: Any, inproc_client: Client, tmp_path: Path
 ) -> None:
     whole, parts = tmp_path / "whole.npy", tmp_path / "parts.npy"

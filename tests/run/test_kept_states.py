@@ -1,7 +1,6 @@
-"""Who survives goes back to the last recorded epoch from memory, and only the lost node's is read.
+"""After a loss, surviving workers return to the last recorded epoch from memory, without a read.
 
-That nothing is read is shown by what is no longer there: whoever strikes also destroys what the
-nodes that survive have in storage.
+To prove it, the tests destroy in storage what the surviving nodes saved.
 """
 
 import os
@@ -45,7 +44,7 @@ def walk(x, *, at, flag, how, chunks):
 
 
 def drift(momentum, state):
-    """Changes what it is given in place: an array, a container and what that holds."""
+    """Changes its arguments in place: an array, a container and its items."""
     rng = current_task().rng
     momentum *= rng.random()
     state["position"] += momentum
@@ -115,7 +114,7 @@ def undisturbed(inproc_cluster, tmp_path_factory):
         return state(session)
 
 
-def test_survivors_of_a_loss_read_nothing(tmp_path, undisturbed):
+def test_workers_that_survive_a_loss_read_nothing(tmp_path, undisturbed):
     ckpt, told = tmp_path / "ckpt", Warnings()
     job = build(tmp_path / "flag", at=4, chunks=chunks_of(ckpt, 3, (0, 2)))
     with (
@@ -134,13 +133,13 @@ def test_survivors_of_a_loss_read_nothing(tmp_path, undisturbed):
     [
         (0.2, (SIZE,) * NODES, (0, 1, 2), False),
         (0, (SIZE,) * NODES, (1,), True),
-        # Of n0 and n1 all fits in, of n2 all but one blob.
+        # All blobs of n0 and n1 fit, and all but one of n2.
         (400_000, (SIZE, SIZE, 10 * SIZE), (0, 1), False),
         (400_000, (SIZE, SIZE, 10 * SIZE), (2,), True),
     ],
     ids=["all", "no-budget", "those-that-fit", "one-too-large"],
 )
-def test_after_an_error_that_passes_what_was_kept_is_not_read(
+def test_after_a_transient_error_kept_states_are_not_read_from_storage(
     inproc_client, tmp_path, memory, sizes, lacking, is_damage
 ):
     ckpt, told = tmp_path / "ckpt", Warnings()

@@ -1,4 +1,4 @@
-"""Workers that hang and come back, spare workers, and errors that pass."""
+"""Workers that hang and come back, spare workers, and transient errors."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def cluster():
 
 
 def walk(x, *, at, flag, seconds):
-    """Draws; in epoch `at` says who runs it, and gives the test time to do something about it."""
+    """Draws; in epoch `at` writes its process id and gives the test time to act."""
     task = current_task()
     if task.epoch == at and not Path(flag).exists():
         Path(f"{flag}.tmp").write_text(str(os.getpid()))
@@ -48,7 +48,7 @@ def walk(x, *, at, flag, seconds):
 
 
 def pause(x, *, joined):
-    """In epoch 8 wait for the new worker; from then on give the run time to look for one."""
+    """In epoch 8 wait for the new worker; after that give the run time to look for one."""
     if current_task().epoch == 8:
         await_file(Path(joined))
     if current_task().epoch > 8:
@@ -156,7 +156,7 @@ def flaky_job(flag, error, transient):
 
 
 @pytest.mark.parametrize("saves", [True, False], ids=["checkpoints", "no-checkpoints"])
-def test_after_an_error_that_passes_the_epoch_runs_again_from_whole_state(
+def test_after_a_transient_error_the_epoch_runs_again_from_whole_state(
     inproc_client, tmp_path, saves
 ):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt") if saves else None
@@ -173,7 +173,7 @@ def test_any_other_error_ends_the_run(inproc_client, tmp_path):
         JobRunner(job, MultiNodeCheckpointManager(tmp_path / "ckpt")).run(session)
 
 
-def test_an_error_that_never_passes_ends_the_run(inproc_client, tmp_path):
+def test_a_transient_error_that_keeps_coming_ends_the_run(inproc_client, tmp_path):
     def fails():
         raise OSError("again and again")
 

@@ -51,7 +51,7 @@ def run_till_it_is_full(client, epoch_task):
         with pytest.raises(ExecutionError, match="of its limit of 600 MiB") as caught:
             JobRunner(job, num_epochs=1000, max_restarts=0).run(session)
         assert set(client.scheduler_info()["workers"]) == workers
-        # Its workspaces go with the next job, and then there is room again.
+        # The next job replaces its workspaces, and then there is room again.
         assert session.bind(Job("empty").compile()) is not None
     return str(caught.value)
 
@@ -62,7 +62,7 @@ def test_a_job_that_outgrows_its_worker_ends_with_figures_and_no_worker_is_kille
     assert "'a' " in text
 
 
-def test_a_task_whose_value_has_to_be_copied_and_cannot_be_is_named(client):
+def test_a_task_whose_value_is_too_large_to_copy_is_named(client):
     text = run_till_it_is_full(client, lambda: Task(extend, inputs="blocks", outputs="blocks"))
     assert "Task 'extend' (node 'a'" in text
     assert "A copy of an array that a task returned" in text

@@ -64,7 +64,7 @@ def on_the_scheduler(dask_scheduler):
             (name, who)
             for name, topic in topics
             for who in topic.subscribers
-            # Dask forgets a client that is gone, but not what it had subscribed to.
+            # Dask forgets a client that is gone, but not its subscriptions.
             if name in dask_scheduler.workers and who in dask_scheduler.clients
         ),
         "held resources": {
@@ -97,9 +97,9 @@ def measure(client):
 
 @pytest.fixture
 def left(process_cluster):
-    """Gives what waits until the cluster is as it was, or says what is left."""
+    """A function that waits until the cluster is as before, or fails with what is left."""
     with Client(process_cluster, set_as_default=False) as client:
-        # What Dask starts once a process, and our plugin, stay for whoever comes next.
+        # What Dask starts once per process stays, and so does our plugin.
         with Session.connect(process_cluster.scheduler_address) as session:
             JobRunner(build()).run(session)
         before = measure(client)
@@ -117,7 +117,7 @@ def left(process_cluster):
 
 
 def await_threads(before):
-    """Wait until no thread is there that was not there before."""
+    """Wait until all new threads have ended."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         new = set(threading.enumerate()) - before
@@ -205,7 +205,7 @@ def test_a_scheduler_that_does_not_answer_leaves_no_thread_behind():
     await_threads(before)
 
 
-def test_whoever_hears_of_a_worker_hears_of_it_still(inproc_client):
+def test_other_subscribers_of_a_worker_keep_their_subscription(inproc_client):
     address = min(inproc_client.scheduler_info(n_workers=-1)["workers"])
     heard = threading.Event()
     inproc_client.subscribe_topic(address, lambda event: heard.set())

@@ -1,4 +1,4 @@
-"""Runs whose checkpoints are objects: worker processes that are killed, and S3 as it is spoken."""
+"""Runs that save to object stores: workers are killed; a server speaks S3."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_killed_worker_and_a_new_run_go_on_from_objects(tmp_path):
     manager().verify(6)
 
 
-def test_what_other_processes_do_not_see_is_not_taken_for_shared(process_client):
+def test_a_store_that_other_processes_do_not_see_is_not_taken_for_shared(process_client):
     with (
         Session(process_client) as session,
         pytest.raises(CheckpointError, match="is not shared"),

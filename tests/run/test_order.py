@@ -1,4 +1,4 @@
-"""Whatever runs at the same time, a job gives what its tasks give one after another."""
+"""A job gives what its tasks give one after another, whatever runs at the same time."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def keep(value, kept, items):
 
 
 def work(kind, salt, has_update, *args):
-    """Mix the arguments; every kind tries another way to let memory be shared."""
+    """Mix the arguments; each kind shares memory in another way."""
     *inputs, target = args if has_update else (*args, None)
     mixed = np.full(3, salt, dtype=np.uint64)
     for i, value in enumerate(inputs):
-        # What several instances returned is a list.
+        # Several instances return a list.
         value = np.asarray(value).reshape(-1, 3).sum(axis=0, dtype=np.uint64)
         mixed = mixed * np.uint64(31) + value * np.uint64(i + 7)
     if target is not None:
@@ -88,7 +88,7 @@ def specs(draw):
         kind = draw(st.sampled_from(["mix", "view", "slice", "alias", "random"]))
         fetched, keeps = draw(st.booleans()), draw(st.booleans())
         salt = draw(st.integers(0, 999))
-        # They run at once, so together they may change nothing in place; and they get one memory.
+        # They run at once on the same memory, so they may change nothing in place.
         can_be_several = update is None and kind in ("mix", "random")
         instances = draw(st.sampled_from([1, 1, 2, 3])) if can_be_several else 1
         tasks.append(
@@ -156,7 +156,7 @@ class Work:
 
 
 def run_in_order(tasks, rng_of):
-    """What the definition promises: one after another, every value a copy."""
+    """The promised result: tasks run one after another, every value a copy."""
     state = {node: {blob: initial(node, blob) for blob in BLOBS} for node in NODES}
     for blobs in state.values():
         blobs.update(kept=None, items=[])

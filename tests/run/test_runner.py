@@ -33,7 +33,7 @@ from jobrunner import (
 from jobrunner.checkpoint.storage.posix import PosixFiles
 
 SHARED: dict = {}
-"""What tests and tasks on workers in this process have in common."""
+"""Shared by tests and by tasks on workers in this process."""
 
 
 def count(n):
@@ -175,7 +175,7 @@ def test_transient_blobs_are_made_again_at_a_resume_and_never_saved(client, mana
         runner = JobRunner(build(3), manager)
         assert runner.plan_resume().rebuilds == ("a/lambda",)
         runner.run(session)
-        # Made after the load, so of the loaded value.
+        # Made after the load, so from the loaded value.
         assert session.fetch(Node("a")["lock"]) == [2]
 
 
@@ -210,7 +210,7 @@ def test_steps_are_runs_of_the_epoch_group_within_an_epoch(session, manager):
     assert manager.epochs() == [0, 1, 2]
 
 
-def test_a_job_that_nothing_would_end_is_refused_and_can_be_mended(session):
+def test_a_job_that_would_never_end_is_refused_and_can_be_fixed(session):
     job = counter()
     with pytest.raises(DefinitionError, match=r"never end.*num_epochs=n\) or --epochs n\.$"):
         JobRunner(job).run(session)
@@ -304,7 +304,7 @@ def wait_for_release(n):
 
 @pytest.fixture
 def held():
-    """Tasks of `wait_for_release`, on workers in this process, wait until the test lets go."""
+    """Tasks of `wait_for_release`, on workers in this process, wait until the test ends."""
     SHARED.update(inside=threading.Event(), release=threading.Event())
     yield SHARED
     SHARED["release"].set()
@@ -385,7 +385,7 @@ def test_outputs_are_fetched_until_the_group_runs_again(session):
     assert out.fetch() == 3
 
 
-def test_callbacks_hear_everything_in_order(session, manager):
+def test_callbacks_are_called_for_everything_in_order(session, manager):
     heard = []
 
     class Listener:
@@ -413,7 +413,7 @@ def test_callbacks_hear_everything_in_order(session, manager):
     ]
 
 
-def test_saves_are_accounted_for_each_node(session, manager):
+def test_saves_are_reported_for_each_node(session, manager):
     result = JobRunner(counter(2), manager).run(session)
     for report in result.saves:
         assert report.seconds >= report.stall_seconds > 0
@@ -443,18 +443,18 @@ def test_saves_are_accounted_for_each_node(session, manager):
     ],
     ids=range(16),
 )
-def test_arguments_that_cannot_be_are_refused(arguments):
+def test_invalid_arguments_are_refused(arguments):
     with pytest.raises(DefinitionError, match="counter"):
         JobRunner(counter(1), **arguments)
 
 
 @pytest.mark.parametrize("builder", [CopyTo, "/elsewhere"])
-def test_what_builds_no_upload_is_refused_before_anything_runs(manager, builder):
+def test_an_invalid_upload_builder_is_refused_before_anything_runs(manager, builder):
     with pytest.raises(DefinitionError, match=r"build\(epoch, manager\)"):
         JobRunner(counter(1), manager, upload_task_group_builder=builder)
 
 
-def test_a_replay_and_a_load_say_what_they_cannot_be_given(session, manager):
+def test_a_replay_and_a_load_refuse_invalid_arguments(session, manager):
     JobRunner(counter(1), manager).run(session)
     runner = JobRunner(counter(1), manager)
     for call in (
@@ -471,7 +471,7 @@ def draw(n=None):
     return float(current_task().rng.random())
 
 
-def test_what_runs_again_at_a_resume_draws_the_numbers_it_drew_at_first(client, tmp_path):
+def test_tasks_that_run_again_at_a_resume_draw_the_same_numbers(client, tmp_path):
     def build(limit):
         job = counter(limit, nodes_to_checkpoint=["a"])
         with job.init_group:
@@ -490,7 +490,7 @@ def test_what_runs_again_at_a_resume_draws_the_numbers_it_drew_at_first(client, 
     assert ends_with("resumed", [2, 4]) == ends_with("straight", [4])
 
 
-def test_blobs_made_after_the_epochs_do_not_stand_in_the_way_of_a_resume(session, manager):
+def test_blobs_made_after_the_epochs_do_not_prevent_a_resume(session, manager):
     def build(limit):
         job = counter(limit)
         with job.download_group:
@@ -544,7 +544,7 @@ def test_a_finished_job_whose_last_epoch_is_damaged_finishes_again(session, mana
 
 
 class FullDisk(PosixFiles):
-    """No room for a store whose name has this in it."""
+    """A disk without room for stores whose name contains a text."""
 
     def __init__(self, name):
         self.name = name
@@ -596,7 +596,7 @@ def test_copies_never_go_over_the_checkpoint_itself(session, tmp_path, where):
 
 
 @pytest.mark.parametrize("resume_from", [None, 1])
-def test_nothing_is_set_aside_for_a_start_that_fails(session, manager, resume_from):
+def test_a_start_that_fails_sets_nothing_aside(session, manager, resume_from):
     JobRunner(counter(3), manager).run(session)
 
     def fails():

@@ -1,4 +1,4 @@
-"""What a save records is what the blobs were when it was taken, whatever tasks do to them later."""
+"""A save records the blobs as they were when it began, whatever tasks do to them later."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ rounds = st.lists(
 
 
 class FullFiles(FaultyFiles):
-    """A disk that is full as soon as all is written."""
+    """A disk that is full once everything is written."""
 
     is_full = False
 

@@ -66,7 +66,7 @@ def test_epochs_are_saved_by_policy_and_the_last_one_always(inproc_session, tmp_
     assert JobRunner(counter(7), manager).plan_resume().is_finished
 
 
-def test_policies_are_told_what_a_save_has_cost_on_average(inproc_session, tmp_path):
+def test_policies_get_the_average_cost_of_a_save(inproc_session, tmp_path):
     class Told:
         def __init__(self):
             self.costs = []
@@ -85,7 +85,7 @@ def test_policies_are_told_what_a_save_has_cost_on_average(inproc_session, tmp_p
     assert told.costs == [pytest.approx(fmean(stalls[max(0, n - 5) : n])) for n in known]
 
 
-def test_a_run_goes_on_in_mid_epoch(inproc_session, tmp_path):
+def test_a_run_resumes_in_mid_epoch(inproc_session, tmp_path):
     manager = manager_of(tmp_path, save=SaveEvery(steps=3))
     with pytest.raises(TaskFailedError):
         JobRunner(counter(3, steps_per_epoch=5, fails_at=9), manager).run(inproc_session)
@@ -103,7 +103,7 @@ def test_a_run_goes_on_in_mid_epoch(inproc_session, tmp_path):
     assert [line["epoch"] for line in result.metrics] == [2, 3]
 
 
-def test_a_whole_epoch_replaces_what_was_saved_of_it_in_mid_epoch(inproc_session, tmp_path):
+def test_a_whole_epoch_replaces_its_save_in_mid_epoch(inproc_session, tmp_path):
     manager = manager_of(tmp_path, save=SaveEvery(steps=1))
     JobRunner(counter(1, steps_per_epoch=3), manager).run(inproc_session)
     assert manager.epochs() == [0, 1]
@@ -112,7 +112,9 @@ def test_a_whole_epoch_replaces_what_was_saved_of_it_in_mid_epoch(inproc_session
     assert left == {"a.0", "a.1.r2"}
 
 
-def test_an_epoch_that_was_begun_is_ended_though_the_limit_is_lower_now(inproc_session, tmp_path):
+def test_an_epoch_that_has_begun_is_finished_even_if_the_limit_is_lower_now(
+    inproc_session, tmp_path
+):
     manager = manager_of(tmp_path, save=SaveEvery(steps=2))
     with pytest.raises(TaskFailedError):
         JobRunner(counter(9, steps_per_epoch=3, fails_at=9), manager).run(inproc_session)
@@ -153,15 +155,15 @@ def test_a_file_asks_for_a_save(inproc_session, tmp_path):
     assert not Path(manager.path, "_save_now").exists()
 
 
-def test_the_best_epochs_are_kept_by_what_tasks_report(inproc_session, tmp_path):
+def test_the_best_epochs_by_a_reported_metric_are_kept(inproc_session, tmp_path):
     manager = manager_of(tmp_path, keep=KeepBest("loss", n=2))
     JobRunner(counter(6), manager).run(inproc_session)
-    # The loss is 0 at epoch 3 and 1 at 2 and 4, of which the newer counts; 6 is the newest.
+    # The loss is 0 at epoch 3 and 1 at 2 and 4; of these the newer counts. 6 is the newest.
     assert manager.epochs() == [3, 4, 6]
 
 
 @pytest.mark.parametrize("keep", [KeepBest("los"), KeepLast(2) | (KeepEvery(4) | KeepBest("los"))])
-def test_a_metric_to_keep_by_that_nobody_reports_is_told_once_a_run(
+def test_a_metric_that_nobody_reports_is_warned_about_once_a_run(
     inproc_session, tmp_path, caplog, keep
 ):
     manager = manager_of(tmp_path, keep=keep)
@@ -199,7 +201,7 @@ def test_a_job_that_has_deleted_its_checkpoints_begins_again(inproc_session, tmp
 
 
 class LostOnce(PosixFiles):
-    """Storage that refuses to write some stores, and not to read."""
+    """Storage that refuses to write some stores, but reads all."""
 
     def __init__(self, number, stores):
         self.number, self.stores = number, stores
@@ -212,7 +214,7 @@ class LostOnce(PosixFiles):
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
 @pytest.mark.parametrize("on_save_error", ["warn", "raise"])
-def test_storage_lost_in_mid_save_stops_the_run_or_not_and_costs_nothing_recorded(
+def test_storage_lost_during_a_save_costs_no_recorded_epoch(
     inproc_session, tmp_path, number, on_save_error
 ):
     # The document of the blob, when the store has been begun already.
@@ -246,13 +248,11 @@ def test_a_run_begins_from_another_directory_and_keeps_its_own(inproc_session, t
     assert (result.resumed_from, result.epoch, inproc_session.fetch(Node("a")["n"])) == (3, 5, 5)
     assert manager.epochs() == [3, 4, 5]
     assert sorted(Path(origin.path).rglob("*")) == before
-    # Now it has epochs of its own.
+    # Now the directory has epochs of its own.
     assert JobRunner(counter(6), manager).run(inproc_session).resumed_from == 5
 
 
-def test_an_epoch_that_was_asked_for_and_is_gone_meanwhile_is_no_fresh_start(
-    inproc_session, tmp_path
-):
+def test_a_requested_epoch_that_vanishes_meanwhile_is_an_error(inproc_session, tmp_path):
     origin = MultiNodeCheckpointManager(tmp_path / "origin")
     JobRunner(counter(3), origin).run(inproc_session)
 
@@ -304,7 +304,7 @@ class Thing:
 
 
 class HangingFiles(PosixFiles):
-    """A file system whose server is gone: what one node writes or reads of an epoch never ends."""
+    """A file system without a server: a node's reads and writes of an epoch never end."""
 
     hangs = ""
     gone = threading.Event()

@@ -1,4 +1,4 @@
-"""Asynchronous saves: the epochs wait for a copy only, and every failure comes out."""
+"""Asynchronous saves: epochs wait only for a copy, and every failure is reported."""
 
 import errno
 import os
@@ -35,7 +35,7 @@ GATE = threading.Event()
 
 
 class GatedFiles(PosixFiles):
-    """Chunks are written once the gate is open; none where a file FAIL lies in the directory."""
+    """Chunks are written once the gate is open, and none if the directory holds a file FAIL."""
 
     def before(self, operation, path):
         if operation == "create" and os.path.basename(path).startswith("c."):
@@ -107,9 +107,7 @@ def test_at_most_one_save_is_in_flight(inproc_session, tmp_path):
     assert all(report.stall_seconds <= report.seconds + 1 for report in result.saves)
 
 
-def test_an_interval_that_is_chosen_never_waits_for_a_save_in_flight(
-    inproc_session, tmp_path, gate
-):
+def test_auto_never_waits_for_a_save_in_flight(inproc_session, tmp_path, gate):
     class Watch:
         def on_epoch(self, epoch, seconds, metrics):
             if epoch == 3:
@@ -124,7 +122,7 @@ def test_an_interval_that_is_chosen_never_waits_for_a_save_in_flight(
 
 
 @pytest.mark.parametrize("budget_bytes", [0, 1_300_000])
-def test_what_exceeds_the_budget_is_written_before_the_epochs_go_on(
+def test_blobs_beyond_the_budget_are_written_before_the_next_epoch(
     inproc_session, tmp_path, budget_bytes
 ):
     manager = manager_of(tmp_path, budget_bytes=budget_bytes)
@@ -180,14 +178,14 @@ def test_a_failure_in_the_background_of_the_last_save_is_raised_at_the_end(
 
 
 class NoMemory(PosixFiles):
-    """Storage that fails as no storage does, from epoch 1 on."""
+    """Storage that fails with an unexpected error, from epoch 1 on."""
 
     def before(self, operation, path):
         if operation == "create" and "/a.1/" in path:
             raise MemoryError("by hand")
 
 
-def test_a_task_that_failed_is_told_whatever_became_of_the_save_beside_it(inproc_session, tmp_path):
+def test_a_failed_task_is_reported_even_if_a_save_fails_too(inproc_session, tmp_path):
     job = growing(3)
     Task(fail_at_epoch_2, name="fail", node="a", group=job.epoch_group)
     with pytest.raises(TaskFailedError, match="by hand"):
@@ -240,7 +238,7 @@ class Snapshot:
 LARGE = (1 << 20) // 8
 
 
-def test_what_only_a_blob_holds_is_not_copied_until_a_task_updates_it(tmp_path):
+def test_an_array_that_only_a_blob_holds_is_not_copied_until_a_task_updates_it(tmp_path):
     taken = Snapshot(tmp_path, {"x": np.zeros(LARGE), "y": [np.ones(LARGE)]})
     assert taken.copied_bytes == 0
     before = taken.workspace.globals["x"].ctypes.data
@@ -250,11 +248,11 @@ def test_what_only_a_blob_holds_is_not_copied_until_a_task_updates_it(tmp_path):
     store = taken.write()
     assert store.load("x").max() == 0
     assert store.load("y")[0].min() == 1
-    # The array that the copy took the place of takes the next one.
+    # The array that the copy replaced is reused for the next copy.
     assert taken.workspace.kept_states.array_pool.nbytes == 8 * LARGE
 
 
-def test_what_something_else_can_change_is_copied_at_once(tmp_path):
+def test_an_array_that_something_else_can_change_is_copied_at_once(tmp_path):
     mine, box = np.zeros(LARGE), {"w": np.zeros(LARGE)}
     taken = Snapshot(tmp_path, {"x": mine, "box": box})
     assert taken.copied_bytes == 2 * 8 * LARGE
@@ -264,7 +262,7 @@ def test_what_something_else_can_change_is_copied_at_once(tmp_path):
     assert store.load("x").max() == store.load("box")["w"].max() == 0
 
 
-def test_what_is_referred_to_counts_towards_the_budget_unless_no_task_changes_it(tmp_path):
+def test_referenced_arrays_count_towards_the_budget_if_a_task_changes_them(tmp_path):
     blobs = {name: np.zeros(LARGE) for name in ("data", "x", "y", "z")}
     taken = Snapshot(tmp_path, blobs, 2 * 8 * LARGE, {"a": {"x", "y", "z"}})
     is_held = [taken.is_referred_to(name) for name in ("data", "x", "y", "z")]
@@ -272,7 +270,7 @@ def test_what_is_referred_to_counts_towards_the_budget_unless_no_task_changes_it
     taken.write()
 
 
-def test_an_array_is_let_go_of_as_soon_as_it_is_written(tmp_path, gate):
+def test_an_array_is_released_as_soon_as_it_is_written(tmp_path, gate):
     class Stop(GatedFiles):
         def before(self, operation, path):
             if operation == "syncfs":
@@ -315,7 +313,7 @@ def test_copies_are_made_in_the_same_memory_save_after_save():
     assert places[0] == places[1] == places[2]
 
 
-def test_copies_stay_within_the_budget_and_memory_is_given_back():
+def test_copies_stay_within_the_budget_and_memory_is_freed():
     arena = Arena()
     left = copy_arrays(planned(*[np.ones(100)] * 4), arena, 1700)
     assert [array.path for array in left] == ["2", "3"]
@@ -324,7 +322,7 @@ def test_copies_stay_within_the_budget_and_memory_is_given_back():
     assert arena.nbytes < 200
 
 
-def test_what_was_written_at_once_is_not_held_while_copies_are_written(tmp_path):
+def test_blobs_written_at_once_are_not_held_while_copies_are_written(tmp_path):
     workspace = Workspace("a")
     workspace.globals.update(copied=np.ones(8), written=np.ones(1000))
     manager = manager_of(tmp_path)
@@ -332,7 +330,7 @@ def test_what_was_written_at_once_is_not_held_while_copies_are_written(tmp_path)
     before = {name: sys.getrefcount(workspace.globals[name]) for name in workspace.globals}
     order = manager.saver.begin(0)
     order.copy({"a": workspace}, 64)
-    # An array that anybody else holds is copied before a task changes it in place.
+    # An array that is also referenced elsewhere is copied before a task changes it in place.
     assert {name: sys.getrefcount(workspace.globals[name]) for name in before} == before
     manager.saver.commit(order, order.write({"a": workspace}, is_copied=True), {})
     assert np.array_equal(manager.open(0)["a"].load("written"), np.ones(1000))

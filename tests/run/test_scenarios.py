@@ -111,7 +111,7 @@ def test_5_store_names(session, tmp_path):
             name = manager.get_ckpt_db_name(f"trainer_{i}", epoch)
             assert name == str(tmp_path / "ckpt" / f"trainer_{i}.{epoch}")
             assert Path(name, "zarr.json").is_file()
-    # What a save would be called that has not been made yet.
+    # The name of a save that does not exist yet.
     assert manager.get_ckpt_db_name("trainer_0", 5) == str(tmp_path / "ckpt" / "trainer_0.5")
 
 
@@ -160,7 +160,7 @@ def test_8_a_path_that_cannot_be_written_is_reported_and_every_epoch_runs(sessio
     assert totals(session, nodes) == [145] * nodes
     assert [save.epoch for save in result.failed_saves] == [0, 1, 2, 3, 4]
     assert all(str(tmp_path / "file") in save.error for save in result.failed_saves)
-    # What is wrong is said once, however long the job is.
+    # The failure is reported once, however long the job is.
     first, last = warnings
     assert "The job runs all the same" in first
     assert last == "5 epochs, 0 to 4, were not saved either, for the same reason."
@@ -214,7 +214,7 @@ def test_a_single_node_manager_does_the_same(session, tmp_path):
     assert JobRunner(build(), manager, 2).run(session).resumed_from == 2
 
 
-def test_a_finished_job_runs_no_epoch_more(client, tmp_path, nodes):
+def test_a_finished_job_runs_no_further_epoch(client, tmp_path, nodes):
     log = tmp_path / "log"
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     for _ in range(3):

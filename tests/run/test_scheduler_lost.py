@@ -89,7 +89,7 @@ def dask_processes(tmp_path):
 
 
 @pytest.mark.parametrize("whose", ["of the session", "of the user", "that gave up"])
-def test_the_run_goes_on_when_the_scheduler_is_back(dask_processes, tmp_path, undisturbed, whose):
+def test_the_run_continues_when_the_scheduler_is_back(dask_processes, tmp_path, undisturbed, whose):
     flag, warnings = tmp_path / "flag", []
 
     class Listener:
@@ -137,7 +137,7 @@ def test_a_scheduler_that_refuses_at_once_is_asked_at_intervals(inproc_cluster):
     assert 1 <= len(asked) <= 0.5 / RECONNECT_POLL_SECONDS + 1
 
 
-def test_a_scheduler_that_stays_away_ends_the_run_and_says_how_to_go_on(dask_processes, tmp_path):
+def test_a_scheduler_that_stays_away_ends_the_run_with_advice(dask_processes, tmp_path):
     flag = tmp_path / "flag"
 
     def end():
@@ -156,7 +156,7 @@ def test_a_scheduler_that_stays_away_ends_the_run_and_says_how_to_go_on(dask_pro
 
 
 @pytest.mark.parametrize("fate", ["goes on", pytest.param("is killed", marks=pytest.mark.nightly)])
-def test_a_scheduler_that_hangs_is_no_reason_to_wait_for_ever(
+def test_a_run_does_not_wait_for_ever_for_a_hanging_scheduler(
     dask_processes, tmp_path, undisturbed, fate
 ):
     (tmp_path / "flag").touch()

@@ -43,7 +43,7 @@ def counter(limit, *, fails_at=None):
     return job
 
 
-def test_interrupted_at_4_of_10_the_second_run_makes_6_more(inproc_session, manager):
+def test_interrupted_at_4_of_10_the_second_run_does_6_more(inproc_session, manager):
     with pytest.raises(TaskFailedError):
         JobRunner(counter(10, fails_at=5), manager).run(inproc_session)
     result = JobRunner(counter(10), manager).run(inproc_session)
@@ -54,7 +54,7 @@ def test_interrupted_at_4_of_10_the_second_run_makes_6_more(inproc_session, mana
 
 
 class Never:
-    """Saves nothing of itself."""
+    """Has no state to save."""
 
     def is_due(self, moment):
         return False
@@ -66,9 +66,7 @@ class PreemptedAt4:
             signal.raise_signal(signal.SIGTERM)
 
 
-def test_where_no_save_is_ever_due_a_run_that_is_preempted_still_records_where_it_was(
-    inproc_session, tmp_path
-):
+def test_a_preempted_run_records_its_epoch_even_if_no_save_is_due(inproc_session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=Never())
     with pytest.raises(RunStoppedError):
         JobRunner(counter(10), manager, callbacks=[PreemptedAt4()]).run(inproc_session)
@@ -92,7 +90,7 @@ BEGUN = threading.Event()
 
 
 class SlowToDelete(PosixFiles):
-    """Storage that deletes nothing before the next save begins, unless that waits for it."""
+    """Storage that deletes only once the next save begins, unless that waits for it."""
 
     most = 0
 
@@ -115,7 +113,7 @@ def test_keep_last_1_has_at_most_two_epochs_on_disk(inproc_session, tmp_path):
     assert [p.name for p in path.iterdir() if p.name.startswith("a.")] == ["a.5"]
 
 
-def test_a_resume_falls_back_over_as_many_damaged_epochs_as_there_are(inproc_session, manager):
+def test_a_resume_falls_back_past_all_damaged_epochs(inproc_session, manager):
     JobRunner(counter(6), manager).run(inproc_session)
     for epoch in (4, 5, 6):
         manifest = Path(manager.get_ckpt_db_name("a", epoch), "_manifest", "zarr.json")
@@ -155,7 +153,7 @@ def test_a_directory_is_named_and_neither_those_below_nor_the_one_above_are_sear
     ],
     ids=["critical", "warning", "debug"],
 )
-def test_the_level_of_one_logger_says_what_is_heard_of_a_run(
+def test_the_level_of_one_logger_controls_what_a_run_logs(
     inproc_session, tmp_path, caplog, level, heard
 ):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", keep=KeepBest("mistyped"))

@@ -62,7 +62,7 @@ def test_a_node_that_was_not_there_loads_its_replica(inproc_session, manager):
     assert [inproc_session.fetch(Node(node)["w"])[0] for node in "abcd"] == [4.0] * 4
 
 
-def test_replicas_that_have_come_apart_are_an_error_that_names_both(inproc_session, manager):
+def test_replicas_that_differ_are_an_error_that_names_both(inproc_session, manager):
     with pytest.raises(DefinitionError, match=r"'w' is replicated.*epoch 1.*'b'.*'a'"):
         JobRunner(replicas(3, diverge=True), manager).run(inproc_session)
     assert manager.epochs() == [0]
@@ -78,7 +78,7 @@ def test_one_replica_can_be_loaded_by_itself(inproc_session, manager):
 
 
 def heat(limit, count, *, axis=0, shape=(10, 6)):
-    """Every node holds a part of an array whose items say where they are."""
+    """Every node holds a part of an array whose items are their own indices."""
     whole = np.arange(float(np.prod(shape))).reshape(shape)
 
     def part(i):
@@ -100,7 +100,7 @@ def fetched(session, count, axis):
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_another_number_of_nodes_goes_on_with_other_parts(inproc_session, tmp_path, axis, count):
+def test_another_number_of_nodes_resumes_with_other_parts(inproc_session, tmp_path, axis, count):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     job, whole = heat(2, 3, axis=axis)
     JobRunner(job, manager).run(inproc_session)
@@ -157,7 +157,7 @@ def test_a_blob_is_shared_in_one_way_only():
         job.compile()
 
 
-def test_a_blob_that_is_not_saved_cannot_say_how():
+def test_a_blob_that_is_not_saved_cannot_be_partitioned():
     with Job("private") as job:
         Task(lambda: 1, outputs=Blob("w", partition=0), node="a")
     with pytest.raises(DefinitionError, match="not checkpointed"):

@@ -38,7 +38,7 @@ class Model:
 
 
 class Optimizer:
-    """Works on a model that it holds, as PyTorch's do."""
+    """Updates a model that it holds, as in PyTorch."""
 
     def __init__(self, model):
         self.model = model
@@ -113,7 +113,7 @@ def manager(request, tmp_path):
     return MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=request.param)
 
 
-def test_a_job_goes_on_with_the_same_bits_and_says_what_it_makes_anew(
+def test_a_job_resumes_with_the_same_bits_and_says_what_it_makes_anew(
     inproc_session, manager, expected
 ):
     with pytest.raises(TaskFailedError):
@@ -131,7 +131,7 @@ def test_a_redone_epoch_begins_from_the_recorded_state(inproc_session, manager, 
     assert result_of(job) == expected
 
 
-def test_a_load_in_a_session_goes_into_the_objects_that_are_there(inproc_session, manager):
+def test_a_load_in_a_session_fills_the_objects_that_are_there(inproc_session, manager):
     job = training(3)
     JobRunner(job, manager).run(inproc_session)
     inproc_session.run(manager.load(2))
@@ -139,7 +139,7 @@ def test_a_load_in_a_session_goes_into_the_objects_that_are_there(inproc_session
     assert inproc_session.run(count) == (2, True)
 
 
-def test_a_load_where_no_object_is_says_who_makes_it(inproc_client, inproc_session, manager):
+def test_a_load_without_an_object_says_what_makes_it(inproc_client, inproc_session, manager):
     JobRunner(training(1), manager).run(inproc_session)
     with (
         Session(inproc_client) as other,

@@ -51,7 +51,7 @@ class At:
         self.told.append((reason, at_once))
 
 
-def test_a_run_that_is_stopped_has_recorded_its_epoch_and_goes_on_later(inproc_session, manager):
+def test_a_stopped_run_has_recorded_its_epoch_and_can_be_resumed(inproc_session, manager):
     runner = JobRunner(counter(), manager, callbacks=[At(3, lambda: runner.stop("enough"))])
     with pytest.raises(RunStoppedError, match="told to stop") as caught:
         runner.run(inproc_session)
@@ -136,7 +136,7 @@ def test_a_job_of_several_steps_stops_between_two_of_them(inproc_session, manage
     assert inproc_session.fetch(Node("a")["n"]) == 12
 
 
-def test_a_job_at_its_end_is_finished_all_the_same(inproc_session, manager):
+def test_a_job_at_its_end_finishes_even_if_it_is_stopped(inproc_session, manager):
     runner = JobRunner(counter(3), manager, callbacks=[At(3, lambda: runner.stop())])
     assert runner.run(inproc_session).epoch == 3
     assert manager.recorded.is_done()
@@ -163,7 +163,7 @@ def test_durations_are_checked():
             JobRunner(counter(), **{name: -1})
 
 
-def test_a_run_that_saves_seldom_records_the_epoch_it_is_stopped_at(inproc_session, tmp_path):
+def test_a_run_that_saves_seldom_records_the_epoch_at_which_it_is_stopped(inproc_session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "seldom", save=SaveEvery(epochs=10**6))
     runner = JobRunner(counter(10**6), manager)
     timer = threading.Timer(0.5, runner.stop)
@@ -175,7 +175,7 @@ def test_a_run_that_saves_seldom_records_the_epoch_it_is_stopped_at(inproc_sessi
 
 
 class Unplugged(PosixFiles):
-    """Storage that nobody can use once it is unplugged."""
+    """Storage that fails once it is unplugged."""
 
     is_gone = False
 
@@ -184,7 +184,7 @@ class Unplugged(PosixFiles):
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
 
-def test_a_run_that_is_stopped_says_so_though_storage_is_gone_meanwhile(inproc_session, tmp_path):
+def test_a_stopped_run_says_so_even_if_storage_is_gone(inproc_session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=Unplugged())
 
     def stop():

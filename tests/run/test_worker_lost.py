@@ -64,9 +64,7 @@ def undisturbed(inproc_client):
         return state(session)
 
 
-def test_a_lost_worker_ends_the_run_within_a_second_and_says_how_to_go_on(
-    cluster, tmp_path, undisturbed
-):
+def test_a_lost_worker_ends_the_run_within_a_second_with_advice(cluster, tmp_path, undisturbed):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     flag = tmp_path / "flag"
     with Client(cluster, set_as_default=False) as client:
@@ -107,7 +105,7 @@ def test_a_task_that_kills_every_worker_is_named_and_nothing_loops(cluster, tmp_
         with pytest.raises(NodeLostError, match="max_restarts is 2") as caught:
             JobRunner(build(dies_at=4), manager, max_restarts=2).run(session)
         assert "n1" in caught.value.nodes
-        # It dies at once, so that only a run in which it waits to be heard of can tell.
+        # It dies at once, so only a careful run can tell which task it was.
         assert "n1/walk was the only task running the last time" in str(caught.value)
         assert caught.value.running == ("n1/walk",)
         assert manager.latest() == 3

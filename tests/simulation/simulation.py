@@ -1,10 +1,10 @@
 """Driver, workers, network and store in one thread, in an order that a seed decides.
 
-Decisions are the runner's own (`jobrunner.run.decisions`, `jobrunner.run.losses`) and so is the meaning of the log
-(`jobrunner.checkpoint.log.state`); what is simulated is everything that can go wrong around them:
-messages that arrive late and in any order, workers that die, workers that don't reach each other,
-workers and drivers that stop and come back, a driver that is killed and started again. A node's state is a hash of all epochs before, so
-an epoch that is lost, run twice or mixed with another attempt's shows.
+The decisions (`jobrunner.run.decisions`, `jobrunner.run.losses`) and the meaning of the log
+(`jobrunner.checkpoint.log.state`) are the real ones. Everything that can go wrong around them is
+simulated: messages arrive late and in any order; workers die or cannot reach each other; workers
+and drivers stop and come back; a driver is killed and started again. A node's state is a hash of
+all its epochs, so an epoch that is lost, run twice or mixed with another attempt's shows.
 
     python tests/simulation/simulation.py 5000          seeds 0 to 4999
     python tests/simulation/simulation.py --seed 1234   one of them, with its story
@@ -30,7 +30,7 @@ MAX_EVENTS = 20_000
 
 
 def after_epoch(state: str, node: str, epoch: int) -> str:
-    """What an epoch makes of a node's state."""
+    """A node's state after one more epoch."""
     return hashlib.sha1(f"{state} {node} {epoch}".encode()).hexdigest()[:12]
 
 
@@ -66,7 +66,7 @@ class Store:
 
 
 class Worker:
-    """Hosts workspaces by binding; what it is told while it is stopped, it does later."""
+    """Hosts workspaces by binding; messages that arrive while it is stopped are handled later."""
 
     def __init__(self, name: str, world: World) -> None:
         self.name, self.world = name, world
@@ -102,7 +102,7 @@ class Worker:
 
 
 class Driver:
-    """The loop of a runner, as a generator that waits for answers."""
+    """The loop of a runner, as a generator that waits for replies."""
 
     def __init__(self, name: str, world: World) -> None:
         self.name, self.world, self.store = name, world, world.store
@@ -236,7 +236,7 @@ class Driver:
 
 
 class World:
-    """Everything, and chance."""
+    """The cluster, the store and the order of events."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from simulation import World
 
 
 @sampled("seeds", sample=200, nightly=5000)
-def test_whatever_goes_wrong_no_epoch_is_lost_and_no_bit_differs(seeds):
+def test_no_fault_loses_an_epoch_or_changes_a_bit(seeds):
     totals = Counter()
     for seed in range(seeds):
         try:
@@ -48,7 +48,7 @@ def seeds_that_fail(**mutation):
     ],
     ids=["attempts share a name", "names of stores are claimed twice"],
 )
-def test_the_simulation_finds_what_is_left_out_of_the_protocol(mutation):
+def test_the_simulation_finds_omissions_in_the_protocol(mutation):
     assert seeds_that_fail(**mutation) > 1
 
 

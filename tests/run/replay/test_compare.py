@@ -13,7 +13,7 @@ NESTED = np.dtype([("c", "i1"), ("d", ALIGNED, 2)], align=True)
 
 
 def garbled(array, byte):
-    """The same values, beside what memory happened to hold."""
+    """The same values, with other bytes in the padding."""
     memory = np.full(array.nbytes, byte, np.uint8)
     garbled = memory.view(array.dtype).reshape(array.shape)
     fill(garbled, array)
@@ -45,7 +45,7 @@ def fill(target, source):
     ],
     ids=["fields", "nested", "longdouble", "clongdouble", "longdouble field"],
 )
-def test_what_pads_the_items_of_an_array_is_no_difference(array):
+def test_array_padding_makes_no_difference(array):
     one, other = garbled(array, 0x11), garbled(array, 0x77)
     assert one.tobytes() != other.tobytes() or np.finfo(np.longdouble).nmant != 63
     assert list(compare_bits("a", "x", one, other)) == []
@@ -65,13 +65,13 @@ def test_what_pads_the_items_of_an_array_is_no_difference(array):
     ],
     ids=["sign", "fields", "zero", "nan", "order", "shape"],
 )
-def test_any_other_bit_is_one(one, other):
+def test_any_other_bit_makes_a_difference(one, other):
     assert list(compare_bits("a", "x", one, other))
     assert list(compare_bits("a", "x", one, one)) == []
     assert digest_value(one) != digest_value(other)
 
 
-def test_replicas_are_told_by_their_values_and_not_by_what_pads_them(tmp_path):
+def test_replicas_are_compared_by_their_values_and_not_by_their_padding(tmp_path):
     values = {
         "long": np.arange(5, dtype=np.longdouble),
         "records": np.zeros(3, np.dtype([("a", "i1"), ("b", "f8")], align=True)),

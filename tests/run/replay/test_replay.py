@@ -1,4 +1,4 @@
-"""Epochs that are run again from the record before them: equal, or who made them differ."""
+"""Replayed epochs are equal, or the report names the task that made them differ."""
 
 import hashlib
 import json
@@ -64,7 +64,7 @@ def build(*, draw=draw, mix=mix, epochs=4, limit=None, **kwargs):
 
 
 def contents(path):
-    """Every file below a path, with what is in it."""
+    """Every file below a path, with its content."""
     return {
         str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(Path(path).rglob("*"))
@@ -72,7 +72,7 @@ def contents(path):
     }
 
 
-def test_epochs_of_a_job_that_repeats_itself_are_equal_and_nothing_is_written(client, manager):
+def test_epochs_of_a_deterministic_job_are_equal_and_nothing_is_written(client, manager):
     with Session(client) as session:
         runner = JobRunner(build(), manager)
         runner.run(session)
@@ -93,7 +93,7 @@ def test_epochs_between_records_are_run_as_well(inproc_session, tmp_path):
     assert (report.from_epoch, report.is_equal) == (3, True)
 
 
-def test_an_epoch_saved_after_some_of_its_steps_is_run_up_to_there(inproc_session, tmp_path):
+def test_an_epoch_saved_in_mid_epoch_is_run_up_to_that_step(inproc_session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(steps=2))
     job = build(epochs=2, steps_per_epoch=3)
     runner = JobRunner(job, manager)
@@ -108,9 +108,7 @@ def unseeded(x):
     return x + np.random.random(x.size)
 
 
-def test_a_task_that_draws_from_elsewhere_is_named_and_not_what_reads_from_it(
-    inproc_session, manager
-):
+def test_a_task_with_other_random_numbers_is_named_and_not_its_readers(inproc_session, manager):
     with Job("mixed", seed=5) as job:
         for name in "ab":
             with Node(name):
@@ -146,7 +144,7 @@ def with_the_clock(x):
 
 
 class Counting:
-    """Keeps something between its calls."""
+    """A function with state."""
 
     def __init__(self):
         self.calls = 0
@@ -157,28 +155,26 @@ class Counting:
 
 
 @pytest.mark.parametrize("fn", [random_int, with_the_clock])
-def test_what_is_not_of_the_inputs_is_told(inproc_session, manager, fn):
+def test_a_task_that_depends_on_more_than_its_inputs_is_named(inproc_session, manager, fn):
     runner = JobRunner(build(draw=fn), manager)
     runner.run(inproc_session)
     report = runner.replay(inproc_session, 4)
     found = {(d.node, d.blob): (d.tasks, d.is_repeatable) for d in report.differences}
     assert found == {
-        # What b mixes in is a's state as a task before has left it.
+        # b mixes in a's state as an earlier task left it.
         **{("a", blob): (("a/draw",), False) for blob in ("x", "log")},
         **{("b", blob): (("a/draw", "b/draw"), False) for blob in ("x", "log")},
     }
 
 
-def test_state_that_a_function_keeps_is_told_by_the_value_that_differs_first(
-    inproc_session, manager
-):
+def test_a_function_with_state_is_found_by_the_first_value_that_differs(inproc_session, manager):
     """A fresh copy of the function counts from 0 in each replay, so both replays agree."""
     runner = JobRunner(build(draw=Counting()), manager)
     runner.run(inproc_session)
     assert runner.replay(inproc_session, 1).is_equal
     report = runner.replay(inproc_session, 3)
     found = {(d.node, d.blob): (d.tasks, d.is_repeatable) for d in report.differences}
-    # What `draw` makes is recorded nowhere, so it is that, or what makes `x` of it.
+    # The value of `draw` is not recorded, so it is that task, or the one that makes `x` from it.
     assert found["a", "x"] == (("a/draw", "a/mix"), True)
     assert found["a", "log"] == (("a/draw", "a/mix"), True)
     assert "the first to differ is one of a/draw, a/mix in epoch 3" in str(report)
@@ -188,7 +184,7 @@ def other_mix(y, other):
     return 0.5 * (y + other) + 1e-9
 
 
-def test_code_that_has_changed_is_told(inproc_session, manager):
+def test_changed_code_is_reported(inproc_session, manager):
     JobRunner(build(), manager).run(inproc_session)
     report = JobRunner(build(mix=other_mix), manager).replay(inproc_session, 3)
     assert "task epoch:a/mix has other code" in report.changes
@@ -198,7 +194,7 @@ def test_code_that_has_changed_is_told(inproc_session, manager):
     assert "changed since it was recorded:" in str(report)
 
 
-def test_a_changed_seed_is_told_and_where_it_shows_first(inproc_session, manager):
+def test_a_changed_seed_is_reported_with_its_first_effect(inproc_session, manager):
     JobRunner(build(), manager).run(inproc_session)
     job = build()
     job.seed = 6
@@ -208,7 +204,7 @@ def test_a_changed_seed_is_told_and_where_it_shows_first(inproc_session, manager
 
 
 class Model:
-    """Saved by its state, and made anew with other weights each time."""
+    """Saved by its state; created with other weights each time."""
 
     def __init__(self):
         self.weights = np.random.random(4)
@@ -278,7 +274,7 @@ def test_updates_and_tasks_of_several_instances_are_followed(inproc_session, man
     ]
 
 
-def test_what_cannot_be_replayed_is_told_before_anything_runs(inproc_session, manager):
+def test_an_impossible_replay_is_refused_before_anything_runs(inproc_session, manager):
     ran = []
     runner = JobRunner(build(), manager)
     with pytest.raises(CheckpointNotFoundError, match="Epoch 3 .* is not recorded"):
@@ -323,7 +319,9 @@ def invoke(*args):
 
 
 @pytest.mark.parametrize(("more", "code"), [("1", 0), ("random.random()", 11)])
-def test_the_command_says_what_differs_and_exits_with_it(process_cluster, tmp_path, more, code):
+def test_the_command_reports_differences_in_text_and_exit_code(
+    process_cluster, tmp_path, more, code
+):
     script, path = tmp_path / "count.py", tmp_path / "runs"
     script.write_text(SCRIPT.format(more=more))
     where = ["--scheduler", process_cluster.scheduler_address]

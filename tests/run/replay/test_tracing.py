@@ -48,17 +48,17 @@ def test_values_are_followed_through_blobs_outputs_updates_and_crossings():
         Value(call("a/make"), 0),
         Value(call("a/touch"), "u"),
     ]
-    # What is private to a run is gone after it.
+    # A private blob is gone after its run.
     assert set(flow.blobs) == {("a", "x"), ("a", "z"), ("a", "u"), ("b", "w")}
 
 
-def test_a_later_epoch_reads_what_the_one_before_has_left():
+def test_an_epoch_reads_the_blobs_of_the_one_before():
     flow = flow_of(chain(), [(1, 0), (2, 0)])
     assert flow.reads[call("a/step", 2)] == [Value(call("a/step", 1), 0)]
     assert flow.reads[call("a/touch", 2)] == [Value(call("a/touch", 1), "u")]
 
 
-def test_what_reads_another_nodes_blob_before_it_is_written_reads_the_value_from_before():
+def test_a_read_of_another_nodes_blob_before_its_write_gets_the_old_value():
     a = Node("a")
     with Job("before") as job:
         with job.init_group:
@@ -72,27 +72,27 @@ def test_what_reads_another_nodes_blob_before_it_is_written_reads_the_value_from
     assert flow.reads[call("b/read", 2)] == [Value(call("a/write", 1), 0)]
 
 
-def test_the_first_known_to_differ_is_suspected_with_what_is_unknown_before_it():
+def test_suspects_are_the_first_known_difference_and_the_unknown_values_before_it():
     flow = flow_of(chain())
     x, z, w = (flow.blobs[key] for key in (("a", "x"), ("a", "z"), ("b", "w")))
     names = lambda calls: [made.name for made in calls]  # noqa: E731
-    # x is equal: of z it is what makes y (recorded nowhere), or what makes z of that.
+    # x is equal, so z differs by the task that makes y (not recorded) or the one that makes z.
     assert names(flow.suspects(z, {x}, {z})) == ["a/make", "a/use"]
-    # w comes after z, which differs; whatever w's own task does is not the first.
+    # w is made from z, which differs, so w's own task is not the first.
     assert names(flow.suspects(w, {x}, {z, w})) == ["a/make", "a/use"]
-    # Where x differs, all that follows is explained by it.
+    # If x differs, that explains all that follows.
     assert names(flow.suspects(w, (), {x, z, w})) == ["a/step"]
-    # All that w was made of is equal, but for y.
+    # All that w was made from is equal, except y.
     u = flow.blobs["a", "u"]
     assert names(flow.suspects(w, {x, z, u}, {w})) == ["a/make", "b/far"]
 
 
-def test_what_made_two_values_of_the_same_inputs_does_not_repeat_itself():
+def test_a_call_that_made_two_values_of_the_same_inputs_is_unrepeatable():
     flow = flow_of(chain())
     one = {Value(c, 0): ("d",) for c in flow.reads} | {Value(call("a/touch"), "u"): ("d",)}
     assert flow.unrepeatable(one, one) == []
     other = {**one, Value(call("a/make"), 0): ("e",), Value(call("a/use"), 0): ("e",)}
     assert [c.name for c in flow.unrepeatable(one, other)] == ["a/make"]
-    # Of what has no digest nothing is known.
+    # A value without a digest proves nothing.
     other = {**one, Value(call("a/make"), 0): ("",), Value(call("a/touch"), "u"): ("e",)}
     assert [c.name for c in flow.unrepeatable(one, other)] == ["a/touch"]
