@@ -66,7 +66,7 @@ from jobrunner.checkpoint.store import (
     NodeCheckpoint,
     Receipt,
     digest_blob,
-    resolve_storage,
+    resolve_options,
     to_json,
 )
 
@@ -123,7 +123,7 @@ __all__ = [
     "register_codec",
     "registered_codecs",
     "repair_log",
-    "resolve_storage",
+    "resolve_options",
     "restore_epoch",
     "run_all",
     "to_json",

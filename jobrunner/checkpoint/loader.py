@@ -66,7 +66,7 @@ class Loader:
             readers = self.readers(epoch)
             manifests = self.recorded.files.each(StoreReader.read_manifest, readers.values())
             found = {
-                node: list(manifest["blobs"])
+                node: list(manifest.blobs)
                 for node, manifest in zip(readers, manifests, strict=True)
             }
         for name, nodes in self.recorded.record(epoch)["details"].get(REPLICATED, {}).items():
@@ -273,7 +273,7 @@ class Loader:
     ) -> None:
         node, blobs = named
         reader = readers.get(node)
-        there = [] if reader is None or not blobs else reader.read_manifest()["blobs"]
+        there = [] if reader is None or not blobs else reader.read_manifest().blobs
         for blob in blobs:
             if reader is None:
                 raise BlobNotFoundError(

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from jobrunner.checkpoint.copies import Arena, copy_arrays
-from jobrunner.checkpoint.encoding import Codec, EncodedBlob, encode_blobs, store_as
+from jobrunner.checkpoint.encoding import Codec, EncodedBlob, encode_blobs, with_options
 from jobrunner.checkpoint.log import Claim, memory_key
 from jobrunner.checkpoint.storage import PosixFiles, run_gently
 from jobrunner.checkpoint.store import (
+    LEAST_ALIKE,
     Alike,
     FormerStore,
     Receipt,
@@ -70,7 +72,7 @@ class BlobEncoder:
             blobs = {name: blobs[name] for name in blobs if name not in workspace.transient}
         storage = self.storage.get(node, {})
         alike: dict[str, Alike] = {}
-        if not self.default.compressors:
+        if len(blobs) >= LEAST_ALIKE and not self.default.compressors:
             alike = find_alike(blobs, {*apart, *storage})
         single = {name: value for name, value in blobs.items() if name not in alike}
         beside = {name: blobs[name] for name in alike}
@@ -89,7 +91,7 @@ class BlobEncoder:
                 )
         return {
             name: alike.get(name)
-            or store_as(node, name, encoded[name], storage.get(name), self.default)
+            or with_options(node, name, encoded[name], storage.get(name), self.default)
             for name in blobs
         }
 
@@ -273,7 +275,7 @@ class Save:
         for node, receipt in receipts.items():
             replicas, states = prepared.replicas.get(node, {}), prepared.states[node]
             if replicas or states:
-                receipts[node] = dataclasses.replace(receipt, replicas=replicas, states=states)
+                receipts[node] = msgspec.structs.replace(receipt, replicas=replicas, states=states)
             identity = (self.path, receipt.store, receipt.manifest)
             workspaces[node].kept_states.identify(self.memory_key, {node: identity})
             prepared.unchanged[node].remember(workspaces[node], identity)

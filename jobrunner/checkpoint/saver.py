@@ -22,7 +22,7 @@ from jobrunner.checkpoint.log import (
 )
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.save import BlobEncoder, Save
-from jobrunner.checkpoint.store import Receipt, resolve_storage
+from jobrunner.checkpoint.store import Receipt, resolve_options
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import (
     CheckpointCorruptError,
@@ -140,7 +140,7 @@ class Saver:
             registered_codecs(),
             self._allow_pickle,
             initial,
-            resolve_storage(storage or {}),
+            resolve_options(storage) if storage else {},
             self._storage,
         )
         for unfinished in list(self._unfinished.values()):

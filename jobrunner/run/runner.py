@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
-from jobrunner.checkpoint import MultiNodeCheckpointManager, resolve_storage
+from jobrunner.checkpoint import MultiNodeCheckpointManager, resolve_options
 from jobrunner.cluster import Session
 from jobrunner.compile import Plan
 from jobrunner.define import Blob, Job
@@ -312,7 +312,7 @@ class JobRunner:
             )
         plan = job.compile()
         if self.checkpoint_manager is not None:
-            resolve_storage(plan.array_options)
+            resolve_options(plan.array_options)
         return plan
 
     def _options(self) -> Options:

@@ -671,9 +671,11 @@ def test_what_is_saved_exactly_takes_no_codec(cls: type) -> None:
 
 def test_a_codecs_name_is_given_once() -> None:
     register_codec(Celsius, lambda c: c.degrees, Celsius, name="celsius")
-    with pytest.raises(DefinitionError, match="'celsius' is that of the codec of Celsius"):
+    with pytest.raises(
+        DefinitionError, match="the codec of Celsius already has the name 'celsius'"
+    ):
         register_codec(Rig, lambda v: 1, lambda v: v, name="celsius")
-    with pytest.raises(DefinitionError, match="cls is a class"):
+    with pytest.raises(DefinitionError, match="expected a class for cls"):
         register_codec("Celsius", lambda v: 1, lambda v: v)  # type: ignore[arg-type]
 
 

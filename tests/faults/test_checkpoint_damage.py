@@ -175,7 +175,7 @@ def test_a_store_that_cannot_be_read_is_not_called_damaged(saved: Path) -> None:
     files = FaultyFiles()
     files.at = 3
     manager.recorded.files = files
-    with pytest.raises(CheckpointError, match="not the same as damage") as caught:
+    with pytest.raises(CheckpointError, match="does not mean that the file is damaged") as caught:
         manager.verify(1)
     assert not isinstance(caught.value, CheckpointCorruptError)
 

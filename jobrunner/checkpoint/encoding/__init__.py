@@ -1,28 +1,43 @@
-"""Values to JSON trees and arrays, and back. Pure."""
+"""Values to JSON trees and arrays, and back. Pure: no I/O."""
 
 from __future__ import annotations
 
 from jobrunner.checkpoint.encoding.codecs import Codec, register_codec, registered_codecs
-from jobrunner.checkpoint.encoding.decode import Decoder
+from jobrunner.checkpoint.encoding.decode import Decoder, InvalidTreeError
 from jobrunner.checkpoint.encoding.dtypes import (
     Spec,
+    UnsupportedDtypeError,
     dtype_from_spec,
     dtype_to_spec,
     without_padding,
     zarr_data_type,
 )
-from jobrunner.checkpoint.encoding.encode import ArrayPart, EncodedBlob, child_names
-from jobrunner.checkpoint.encoding.node import encode_blobs, store_as
-from jobrunner.checkpoint.encoding.schema import convert, parse
+from jobrunner.checkpoint.encoding.encode import child_names
+from jobrunner.checkpoint.encoding.node import encode_blobs, with_options
+from jobrunner.checkpoint.encoding.schema import (
+    Count,
+    Document,
+    Length,
+    Shape,
+    convert,
+    parse,
+)
 from jobrunner.checkpoint.encoding.stateful import StatefulBlob
+from jobrunner.checkpoint.encoding.tree import ArrayPart, EncodedBlob
 
 __all__ = [
     "ArrayPart",
     "Codec",
+    "Count",
     "Decoder",
+    "Document",
     "EncodedBlob",
+    "InvalidTreeError",
+    "Length",
+    "Shape",
     "Spec",
     "StatefulBlob",
+    "UnsupportedDtypeError",
     "child_names",
     "convert",
     "dtype_from_spec",
@@ -31,7 +46,7 @@ __all__ = [
     "parse",
     "register_codec",
     "registered_codecs",
-    "store_as",
+    "with_options",
     "without_padding",
     "zarr_data_type",
 ]

@@ -1,4 +1,4 @@
-"""Codecs: how users let values of their own types be saved."""
+"""Codecs, by which users save values of their own types."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ EXACT_TYPES: frozenset[type] = frozenset(
         *(list, tuple, dict, collections.OrderedDict, np.ndarray),
     }
 )
-"""Saved exactly, without a codec; so are NumPy's scalars and PyTorch's tensors."""
+"""Saved exactly without a codec, as are NumPy scalars and PyTorch tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How values of one type are turned into values that can be saved, and back.
+    """Converts values of one type to values that can be saved, and back.
 
     Parameters
     ----------
     cls : type
         Exactly this type, not its subclasses.
     encode : callable
-        Makes of a value another one, of types that can be saved (arrays, containers, scalars).
+        Converts a value to one that can be saved (arrays, containers, scalars).
     decode : callable
-        Makes an equal value of what `encode` made.
+        Makes an equal value from what `encode` returned.
     name : str
-        What the checkpoint calls it; it must stay the same as long as checkpoints are read.
+        Its name in checkpoints; keep it as long as you read them.
     """
 
     cls: type
@@ -52,16 +52,16 @@ def register_codec(
     *,
     name: str | None = None,
 ) -> Codec:
-    """Let blobs of a type be saved.
+    """Save values of a type by a codec.
 
     Parameters
     ----------
     cls : type
         Exactly this type, not its subclasses.
     encode, decode : callable
-        To a value that can be saved, and back; they are sent to the workers with cloudpickle.
+        To a value that can be saved, and back; sent to the workers with cloudpickle.
     name : str, optional
-        What the checkpoint calls it; by default the type's module and qualified name.
+        Its name in checkpoints; by default the type's module and qualified name.
 
     Returns
     -------
@@ -70,7 +70,7 @@ def register_codec(
     Raises
     ------
     DefinitionError
-        The type is saved without a codec, or the name is taken by another type's.
+        The type needs no codec, or another type's codec has the name.
 
     Examples
     --------
@@ -81,24 +81,24 @@ def register_codec(
 
     Notes
     -----
-    Runs on the client, before the checkpoint is saved or read. *Safe to retry*: registering a
-    type again replaces its codec.
+    Runs on the client, before a checkpoint is saved or read. *Safe to retry*: registering a type
+    again replaces its codec.
     """
     if not isinstance(cls, type):
-        raise DefinitionError(f"register_codec: cls is a class; got {cls!r}.")
+        raise DefinitionError(f"register_codec: expected a class for cls, got {cls!r}.")
     if cls in EXACT_TYPES or issubclass(cls, np.generic) or cls.__module__ == "torch":
         raise DefinitionError(f"register_codec: {cls.__name__} is saved exactly without a codec.")
     codec = Codec(cls, encode, decode, name or f"{cls.__module__}.{cls.__qualname__}")
     for other in _registered.values():
         if other.name == codec.name and other.cls is not cls and name is not None:
             raise DefinitionError(
-                f"register_codec: the name {name!r} is that of the codec of "
-                f"{other.cls.__name__} already. Choose another name."
+                f"register_codec: the codec of {other.cls.__name__} already has the name {name!r}. "
+                f"Choose another one."
             )
     _registered[cls] = codec
     return codec
 
 
 def registered_codecs() -> tuple[Codec, ...]:
-    """All codecs that are registered now."""
+    """Return all registered codecs."""
     return tuple(_registered.values())

@@ -1,4 +1,4 @@
-"""Values made again from the tree and the arrays that `encoding` made of them. Pure: no I/O."""
+"""Decode a tree and its arrays to the value that they stand for. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -9,37 +9,47 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
+import msgspec
 import numpy as np
 
-from jobrunner.checkpoint.encoding import tensors
+from jobrunner.checkpoint.encoding import tensors, tree
 from jobrunner.checkpoint.encoding.codecs import Codec
-from jobrunner.checkpoint.encoding.dtypes import dtype_from_spec
-from jobrunner.checkpoint.encoding.encode import Tree
+from jobrunner.checkpoint.encoding.dtypes import UnsupportedDtypeError, dtype_from_spec
 from jobrunner.checkpoint.encoding.stateful import SavedState
-from jobrunner.errors import DefinitionError
+from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
+
+
+class InvalidTreeError(ValueError):
+    """A tree that no encoder produces; the message says what is wrong with which node."""
+
+
+_INVALID = (
+    *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
+    struct.error,
+)
+"""What NumPy, PyTorch and Python raise for the fields of a node that do not go together."""
 
 
 class Decoder:
-    """Makes one blob's value of its tree and arrays.
+    """Decodes one blob.
 
     Parameters
     ----------
     array : callable
-        Gives the array of part i, whole.
+        Returns the i-th array part of the blob, or raises IndexError.
     codecs : sequence of Codec
     allow_pickle : bool
     leaf : callable, optional
-        Gives what stands for an array leaf instead of its array (a lazy one).
+        Returns a stand-in for the i-th array where the value is that array (a lazy one).
     where : str
-        For messages.
+        Names the blob in messages.
     keeps_states : bool
-        Let `SavedState` objects stand for objects that were saved by their state, which the state
-        itself does otherwise.
+        Decode objects saved by their ``state_dict()`` to `SavedState`, not to the state itself.
 
     Attributes
     ----------
     has_states : bool
-        Whether there are such objects in what was decoded, and `keeps_states`.
+        Whether the decoded value contains a `SavedState`.
     """
 
     def __init__(
@@ -57,143 +67,200 @@ class Decoder:
         self._allow_pickle = allow_pickle
         self._leaf = leaf or array
         self._where = where
-        self._made: list[Any] = []
+        self._made: list[Any] = []  # objects with an identity, in the order of the tree
         self._keeps_states = keeps_states
         self.has_states = False
 
-    def decode(self, tree: Tree) -> Any:
-        """The value that `tree` stands for.
+    def decode(self, item: tree.Tree) -> Any:
+        """Decode a tree.
 
         Raises
         ------
+        InvalidTreeError
+            No encoder produces such a tree.
         DefinitionError
-            It needs a codec that is not registered, or to be unpickled, and that is not allowed.
+            It needs a codec that is not registered, or unpickling, which is not allowed.
+        CheckpointError
+            The codec or the class of a pickled object raised, or this platform lacks a dtype.
         """
-        cls = type(tree)
+        cls = type(item)
         if cls is list:
             made: list[Any] = []
             self._made.append(made)
-            made += map(self.decode, tree)
+            made += map(self.decode, item)
             return made
         if cls is not dict:
-            return tree
-        kind = tree.get("$")
+            return item
+        kind = item.get("$")
         if kind is None:
             result: dict[Any, Any] = {}
             self._made.append(result)
-            for key, item in tree.items():
-                result[key] = self.decode(item)
+            for key, value in item.items():
+                result[key] = self.decode(value)
             return result
-        if kind == "same":
-            return self._made[tree["as"]]
-        if kind in _ATOMS:
-            return _ATOMS[kind](self._data(tree))
-        if kind == "int":
-            return int(tree["hex"], 16)
-        if kind == "tuple":
-            return self._sequence(tree)
-        if kind == "scalar":
-            return _scalar(dtype_from_spec(tree["dtype"]), bytes.fromhex(tree["hex"]))
-        # What follows has an identity, and its number is that of its first mention.
-        place = len(self._made)
+        try:
+            return self._node(kind, item)
+        except (JobRunnerError, InvalidTreeError):
+            raise
+        except UnsupportedDtypeError as error:
+            raise self._undecodable(error) from error
+        except _INVALID as error:
+            raise InvalidTreeError(f"invalid node of kind {kind!r}: {error}") from error
+
+    def _node(self, kind: Any, item: dict[str, Any]) -> Any:
+        plain = _PLAIN.get(kind)
+        if plain is not None:
+            node_type, method = plain
+            return method(self, msgspec.convert(item, node_type))
+        if kind not in _WITH_IDENTITY:
+            raise DefinitionError(
+                f"{self._where} contains a value of kind {kind!r}, which this version of "
+                f"jobrunner does not know. Read it with the version that wrote it, or a later one."
+            )
+        node_type, method = _WITH_IDENTITY[kind]
+        node = msgspec.convert(item, node_type)
+        index = len(self._made)  # its number is that of its first reference
         self._made.append(None)
-        value = self._identified(kind, tree, place)
-        self._made[place] = value
+        value = method(self, node, index) if kind in _CONTAINERS else method(self, node)
+        self._made[index] = value
         return value
 
-    def _identified(self, kind: str, tree: Tree, place: int) -> Any:
-        if kind in ("dict", "odict"):
-            result: dict[Any, Any] = {} if kind == "dict" else collections.OrderedDict()
-            self._made[place] = result
-            for key, item in tree["items"]:
-                known = self.decode(key)
-                result[known] = self.decode(item)
-            if "attributes" in tree:
-                vars(result).update(self.decode(tree["attributes"]))
-            return result
-        if kind == "list":
-            return self._array(tree["at"]).tolist()
-        if kind == "bytearray":
-            return bytearray(self._data(tree))
-        if kind == "array":
-            return self._leaf(tree["at"])
-        if kind == "hollow":
-            return np.empty(tree["shape"], dtype_from_spec(tree["dtype"]))
-        if kind == "objects":
-            if "at" in tree:
-                return self._array(tree["at"]).astype(object)
-            result_array = np.empty(tree["shape"], object)
-            result_array.ravel()[:] = [self.decode(item) for item in tree["items"]]
-            return result_array
-        if kind == "gaps":
-            texts, missing = self._array(tree["at"]), self._array(tree["missing"])
-            full = np.empty_like(texts, dtype=dtype_from_spec(tree["dtype"]))
-            full[...] = texts
-            full[missing] = full.dtype.na_object  # type: ignore[attr-defined]
-            return full
-        if kind == "tensor":
-            return self._tensor(tree)
-        if kind == "codec":
-            codec = self._codecs.get(tree["name"])
-            if codec is None:
-                raise DefinitionError(
-                    f"{self._where} was saved by the codec {tree['name']!r}, which is not "
-                    f"registered here. Register it first: register_codec(..., "
-                    f"name={tree['name']!r})."
-                )
-            return codec.decode(self.decode(tree["value"]))
-        if kind == "state":
-            state = self.decode(tree["value"])
-            if not self._keeps_states:
-                return state
-            self.has_states = True
-            return SavedState(tree["cls"], state)
-        if kind == "pickle":
-            data = self._data(tree)
-            if not self._allow_pickle:
-                raise DefinitionError(
-                    f"{self._where} is a pickle, and unpickling runs code that the checkpoint "
-                    f"names. If you trust whoever wrote it, give the checkpoint manager "
-                    f"allow_pickle=True (--allow-pickle)."
-                )
-            return cloudpickle.loads(data)
-        raise DefinitionError(
-            f"{self._where} was saved as {kind!r}, which this version of jobrunner does not "
-            f"know. Read it with the version that wrote it, or a later one."
+    # --- parts
+
+    def _data(self, node: tree.DataNode) -> bytes:
+        return bytes.fromhex(node.hex) if node.at is None else self._array(node.at).tobytes()  # type: ignore[arg-type]  # one of both
+
+    def _undecodable(self, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"{self._where} is whole, but cannot be decoded: {type(error).__name__}: {error}. Fix "
+            f"its codec's decode function or the class that is unpickled, or read it on a platform "
+            f"that has its dtype."
         )
 
-    def _data(self, tree: Tree) -> bytes:
-        return bytes.fromhex(tree["hex"]) if "hex" in tree else self._array(tree["at"]).tobytes()
+    # --- values without an identity
 
-    def _sequence(self, tree: Tree) -> tuple[Any, ...]:
-        if "at" in tree:
-            return tuple(self._array(tree["at"]).tolist())
-        return tuple(map(self.decode, tree["items"]))
+    def _same(self, node: tree.SameNode) -> Any:
+        return self._made[node.index]
 
-    def _tensor(self, tree: Tree) -> Any:
+    def _tuple(self, node: tree.TupleNode) -> tuple[Any, ...]:
+        if node.items is None:
+            return tuple(self._array(node.at).tolist())  # type: ignore[arg-type]  # one of both
+        return tuple(map(self.decode, node.items))
+
+    def _scalar(self, node: tree.ScalarNode) -> Any:
+        dtype = dtype_from_spec(node.dtype)
+        if not dtype.itemsize:
+            return np.zeros((), dtype)[()]
+        (scalar,) = np.frombuffer(bytearray.fromhex(node.hex), dtype)
+        return scalar
+
+    # --- values with an identity
+
+    def _dict(self, node: tree.DictNode, index: int) -> dict[Any, Any]:
+        result: dict[Any, Any] = {} if node.kind == "dict" else collections.OrderedDict()
+        self._made[index] = result
+        for key, item in node.items:
+            decoded = self.decode(key)
+            result[decoded] = self.decode(item)
+        if node.attributes is not None:
+            vars(result).update(self.decode(node.attributes))
+        return result
+
+    def _hollow(self, node: tree.HollowNode) -> np.ndarray[Any, Any]:
+        return np.empty(node.shape, dtype_from_spec(node.dtype))
+
+    def _objects(self, node: tree.ObjectsNode) -> np.ndarray[Any, Any]:
+        if node.at is not None:
+            return self._array(node.at).astype(object)
+        items = [self.decode(item) for item in node.items or ()]
+        result = np.empty(len(items), object)
+        result[:] = items
+        return result.reshape(node.shape or ())
+
+    def _gaps(self, node: tree.GapsNode) -> np.ndarray[Any, Any]:
+        texts, missing = self._array(node.at), self._array(node.missing)
+        full = np.empty_like(texts, dtype=dtype_from_spec(node.dtype))
+        full[...] = texts
+        full[missing] = full.dtype.na_object  # type: ignore[attr-defined]
+        return full
+
+    def _tensor(self, node: tree.TensorNode) -> Any:
         if "torch" not in sys.modules:
             try:
                 import torch  # noqa: F401
             except ImportError:
                 raise DefinitionError(
-                    f"{self._where} is a PyTorch tensor, and torch cannot be imported here. "
-                    f"Install it (pip install torch)."
+                    f"{self._where} is a PyTorch tensor, but torch cannot be imported. Install it "
+                    f"(pip install torch)."
                 ) from None
-        array = None if tree["at"] is None else self._array(tree["at"])
-        return tensors.from_array(array, tree["shape"], tree)
+        return tensors.from_array(None if node.at is None else self._array(node.at), node)
+
+    def _by_codec(self, node: tree.CodecNode) -> Any:
+        codec = self._codecs.get(node.name)
+        if codec is None:
+            raise DefinitionError(
+                f"{self._where} was saved by the codec {node.name!r}, which is not registered. "
+                f"Register it first: register_codec(..., name={node.name!r})."
+            )
+        value = self.decode(node.value)
+        try:
+            return codec.decode(value)
+        except Exception as error:
+            raise self._undecodable(error) from error
+
+    def _state(self, node: tree.StateNode) -> Any:
+        state = self.decode(node.value)
+        if not self._keeps_states:
+            return state
+        self.has_states = True
+        return SavedState(node.cls, state)
+
+    def _pickle(self, node: tree.DataNode) -> Any:
+        data = self._data(node)
+        if not self._allow_pickle:
+            raise DefinitionError(
+                f"{self._where} contains a pickle, and unpickling runs code from the checkpoint. "
+                f"If you trust its author, pass allow_pickle=True to the checkpoint manager "
+                f"(--allow-pickle)."
+            )
+        try:
+            return cloudpickle.loads(data)
+        except Exception as error:
+            raise self._undecodable(error) from error
 
 
-def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:
-    if not dtype.itemsize:
-        return np.zeros((), dtype)[()]
-    return np.frombuffer(bytearray(data), dtype)[0]
+def _data_as(convert: Callable[[bytes], Any]) -> tuple[type[tree.Node], Callable[..., Any]]:
+    return tree.DataNode, lambda decoder, node: convert(decoder._data(node))
 
 
-_ATOMS: dict[str, Callable[[bytes], Any]] = {
-    "float": lambda data: struct.unpack(">d", data)[0],
-    "complex": lambda data: complex(*struct.unpack(">2d", data)),
-    "str": lambda data: data.decode("utf-8", "surrogatepass"),
-    "bytes": bytes,
-    "np.str_": lambda data: np.str_(data.decode("utf-8", "surrogatepass")),
-    "np.bytes_": lambda data: np.bytes_(data),
+_PLAIN: dict[Any, tuple[type[tree.Node], Callable[..., Any]]] = {
+    "same": (tree.SameNode, Decoder._same),
+    "float": _data_as(lambda data: struct.unpack(">d", data)[0]),
+    "complex": _data_as(lambda data: complex(*struct.unpack(">2d", data))),
+    "str": _data_as(lambda data: data.decode("utf-8", "surrogatepass")),
+    "bytes": _data_as(bytes),
+    "np.str_": _data_as(lambda data: np.str_(data.decode("utf-8", "surrogatepass"))),
+    "np.bytes_": _data_as(np.bytes_),
+    "int": (tree.IntNode, lambda _, node: int(node.hex, 16)),
+    "tuple": (tree.TupleNode, Decoder._tuple),
+    "scalar": (tree.ScalarNode, Decoder._scalar),
+}
+
+_CONTAINERS: dict[Any, tuple[type[tree.Node], Callable[..., Any]]] = {
+    "dict": (tree.DictNode, Decoder._dict),
+    "odict": (tree.DictNode, Decoder._dict),
+}
+
+_WITH_IDENTITY: dict[Any, tuple[type[tree.Node], Callable[..., Any]]] = {
+    **_CONTAINERS,
+    "list": (tree.PartNode, lambda decoder, node: decoder._array(node.at).tolist()),
+    "bytearray": _data_as(bytearray),
+    "array": (tree.PartNode, lambda decoder, node: decoder._leaf(node.at)),
+    "hollow": (tree.HollowNode, Decoder._hollow),
+    "objects": (tree.ObjectsNode, Decoder._objects),
+    "gaps": (tree.GapsNode, Decoder._gaps),
+    "tensor": (tree.TensorNode, Decoder._tensor),
+    "codec": (tree.CodecNode, Decoder._by_codec),
+    "state": (tree.StateNode, Decoder._state),
+    "pickle": (tree.DataNode, Decoder._pickle),
 }

@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+import base64
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
-Spec = Any
-"""JSON: a dtype string, or a dict for structured, subarray and variable-width string dtypes."""
+from jobrunner.checkpoint.encoding.schema import Count, Document, Shape
+
+Spec = str | dict[str, Any]
+"""JSON of a dtype: its string, or an object as one of the three below."""
+
+
+class StringSpec(Document):
+    """A variable-width string dtype; ``string`` is its missing value."""
+
+    string: Literal["none", "nan"] | None
+    coerce: bool
+
+
+class SubarraySpec(Document):
+    """A subarray dtype."""
+
+    base: Spec
+    shape: Shape
+
+
+class StructSpec(Document):
+    """A structured dtype; each field is its name, dtype, offset and title."""
+
+    fields: list[tuple[str, Spec, Count, str | None]]
+    itemsize: Count
+    aligned: bool
+
 
 _ZARR_NAMES = {
     "b1": "bool",
@@ -20,11 +47,11 @@ _ZARR_NAMES = {
 }  # fmt: skip
 
 _X87_MANTISSA_BITS, _X87_BYTES = 63, 10
-"""Of a long double on x86, which takes 12 or 16 bytes in memory."""
+"""A long double on x86; it takes 12 or 16 bytes in memory."""
 
 
 class UnsupportedDtypeError(TypeError):
-    """No bytes on disk can stand for this dtype; the message says why."""
+    """A dtype that cannot be saved, or that this platform lacks; the message says why."""
 
 
 def dtype_to_spec(dtype: np.dtype[Any]) -> Spec:
@@ -33,7 +60,7 @@ def dtype_to_spec(dtype: np.dtype[Any]) -> Spec:
     Raises
     ------
     UnsupportedDtypeError
-        For objects, and for dtypes that come from other packages.
+        It holds objects, or comes from another package.
     """
     spec = _describe(dtype)
     try:
@@ -57,8 +84,10 @@ def _describe(dtype: np.dtype[Any]) -> Spec:
     if dtype.names is None:
         return dtype.str
     if dtype.type is not np.void:
-        raise UnsupportedDtypeError(f"records of type {dtype.type.__name__} are not kept as such")
-    fields = []
+        raise UnsupportedDtypeError(
+            f"records of type {dtype.type.__name__} cannot be saved as such"
+        )
+    fields: list[Any] = []
     for name in dtype.names:
         entry: tuple[Any, ...] = dtype.fields[name]  # type: ignore[index]
         title = entry[2] if len(entry) > 2 else None
@@ -77,7 +106,7 @@ def _missing_value(dtype: Any) -> str | None:
     if type(missing) is float and missing != missing:
         return "nan"
     raise UnsupportedDtypeError(
-        f"missing strings are marked by {missing!r}, and only None and NaN can be kept"
+        f"its missing strings are {missing!r}, and only None and NaN can be saved"
     )
 
 
@@ -86,52 +115,55 @@ def dtype_from_spec(spec: Spec) -> np.dtype[Any]:
 
     Raises
     ------
-    TypeError, ValueError, KeyError
-        `spec` describes none, or none that this platform has.
+    UnsupportedDtypeError
+        This platform has no such dtype.
+    msgspec.ValidationError
+        `spec` describes no dtype.
     """
+    try:
+        return _make(spec)
+    except msgspec.ValidationError:
+        raise
+    except RecursionError:
+        raise msgspec.ValidationError("it is nested too deep") from None
+    except (TypeError, ValueError) as error:
+        raise UnsupportedDtypeError(str(error)) from error
+
+
+def _make(spec: Spec) -> np.dtype[Any]:
     if isinstance(spec, str):
         dtype = np.dtype(spec)
         if dtype.hasobject:
             raise TypeError(f"{spec!r} holds Python objects")
         return dtype
     if "string" in spec:
-        options: dict[str, Any] = {"coerce": spec["coerce"]}
-        if spec["string"] is not None:
-            options["na_object"] = {"none": None, "nan": float("nan")}[spec["string"]]
+        string = msgspec.convert(spec, StringSpec)
+        options: dict[str, Any] = {"coerce": string.coerce}
+        if string.string is not None:
+            options["na_object"] = None if string.string == "none" else float("nan")
         return np.dtypes.StringDType(**options)
     if "base" in spec:
-        return np.dtype((dtype_from_spec(spec["base"]), tuple(spec["shape"])))
-    fields = spec["fields"]
+        subarray = msgspec.convert(spec, SubarraySpec)
+        return np.dtype((_make(subarray.base), subarray.shape))
+    struct = msgspec.convert(spec, StructSpec)
     layout: dict[str, Any] = {
-        "names": [name for name, *_ in fields],
-        "formats": [dtype_from_spec(form) for _, form, *_ in fields],
-        "offsets": [offset for _, _, offset, _ in fields],
-        "itemsize": spec["itemsize"],
+        "names": [name for name, *_ in struct.fields],
+        "formats": [_make(form) for _, form, *_ in struct.fields],
+        "offsets": [offset for _, _, offset, _ in struct.fields],
+        "itemsize": struct.itemsize,
     }
-    if any(title is not None for *_, title in fields):
-        layout["titles"] = [title for *_, title in fields]
-    structured: np.dtype[Any] = np.dtype(layout, align=bool(spec["aligned"]))  # type: ignore[call-overload]
+    if any(title is not None for *_, title in struct.fields):
+        layout["titles"] = [title for *_, title in struct.fields]
+    structured: np.dtype[Any] = np.dtype(layout, align=struct.aligned)  # type: ignore[call-overload]
     return structured
 
 
 def zarr_data_type(dtype: np.dtype[Any]) -> tuple[Any, Any, str | None]:
-    """Which Zarr v3 data type holds items of `dtype` unchanged.
+    """Return the Zarr v3 data type that holds items of `dtype` unchanged, its fill value and endian.
 
-    Parameters
-    ----------
-    dtype : numpy.dtype
-        Of at least one byte an item, and not a StringDType.
-
-    Returns
-    -------
-    data_type, fill_value : JSON
-    endian : {"little", "big", None}
-        What the ``bytes`` codec must be told; None where items have no byte order.
-
-    Notes
-    -----
-    What Zarr has no type for (long doubles; big-endian, nested or padded structures) is held as
-    raw bytes of the item's size, which any reader can view as the dtype.
+    Items must have at least one byte; a StringDType is Zarr's ``string``. Long doubles and
+    big-endian, nested or padded structures have no Zarr type: they are stored as raw bytes of the
+    item's size, which any reader can view as the dtype. The endian is None for items without one.
     """
     base = _ZARR_NAMES.get(dtype.str[1:])
     if base is not None:
@@ -146,21 +178,13 @@ def zarr_data_type(dtype: np.dtype[Any]) -> tuple[Any, Any, str | None]:
         unit, count = np.datetime_data(dtype)
         name = "numpy.datetime64" if dtype.kind == "M" else "numpy.timedelta64"
         configuration = {"unit": unit, "scale_factor": count}
-        return (
-            {"name": name, "configuration": configuration},
-            "NaT",
-            _endian(dtype),
-        )
+        return {"name": name, "configuration": configuration}, "NaT", _endian(dtype)
     if dtype.names:
         fields = [[name, _simple_field(dtype, name)] for name in dtype.names]
         if all(kind for _, kind in fields) and dtype == _packed(dtype):
             data_type = {"name": "structured", "configuration": {"fields": fields}}
             return data_type, _zeros_base64(dtype.itemsize), None
-    return (
-        {"name": "raw_bytes", "configuration": size},
-        _zeros_base64(dtype.itemsize),
-        None,
-    )
+    return {"name": "raw_bytes", "configuration": size}, _zeros_base64(dtype.itemsize), None
 
 
 def _endian(dtype: np.dtype[Any]) -> str | None:
@@ -182,13 +206,11 @@ def _packed(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _zeros_base64(count: int) -> str:
-    """Base64 of `count` zero bytes."""
-    full, rest = divmod(count, 3)
-    return "AAAA" * full + ("", "AA==", "AAA=")[rest]
+    return base64.b64encode(bytes(count)).decode()
 
 
 def without_padding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array with zeros for what pads its items, which is no value: a copy where any is padded."""
+    """Return the array with the padding of its items zeroed; a copy if its dtype has padding."""
     if array.dtype.names is None and array.dtype.char not in "gG":
         return array
     clean = np.zeros(array.shape, array.dtype)

@@ -1,20 +1,12 @@
-"""Values as what stands for them on disk: a JSON tree whose leaves may be arrays. Pure: no I/O.
-
-The tree keeps what plain JSON has as it is (None, bool, small int, finite float, str, list, dict
-with str keys) and everything else as an object ``{"$": kind, ...}``. An array leaf says which of
-the blob's array parts it is (``"at"``). Whatever has an identity (list, dict, array, ...) is
-numbered in the order it is met, so that a second mention, ``{"$": "same", "as": n}``, comes back
-as the same object.
-"""
+"""Encode a value as a tree and the arrays that the tree refers to. Pure: no I/O."""
 
 from __future__ import annotations
 
-import collections
 import math
 import struct
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -28,13 +20,10 @@ from jobrunner.checkpoint.encoding.dtypes import (
     dtype_to_spec,
 )
 from jobrunner.checkpoint.encoding.stateful import has_state, name_class
-from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
+from jobrunner.checkpoint.encoding.tree import ArrayPart, Tree
 from jobrunner.names import escape
 
-Tree = Any
-"""JSON that stands for a value."""
-
-_EXACT_INT = 1 << 53  # beyond it, readers of JSON in other languages lose digits
+_EXACT_INT = 1 << 53  # JSON readers in other languages lose digits of larger ints
 _INLINE_BYTES = 1024
 _INLINE_CHARACTERS = 4096
 _PACKED_LENGTH = 256
@@ -43,42 +32,8 @@ _NAME_BYTES = 200
 _STATE = "the state of another object"
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayPart:
-    """One array that a value is made of.
-
-    Attributes
-    ----------
-    data : numpy.ndarray
-        Its axes in the order they lie in memory, outermost first; not always contiguous.
-    order : tuple of int or None
-        ``data == array.transpose(order)``; None where that changes nothing.
-    trail : tuple of str
-        Names that lead to it from the blob: keys, escaped for file systems, and indices.
-    holds : str
-        What it is a part of: ``ndarray``, ``bytes``, ``str``, ...
-    """
-
-    data: np.ndarray[Any, Any]
-    order: tuple[int, ...] | None
-    trail: tuple[str, ...]
-    holds: str
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedBlob:
-    """What stands for a blob: a tree, and the arrays that its leaves name."""
-
-    tree: Tree
-    parts: Sequence[ArrayPart]
-    has_state: bool = False
-    """Whether it holds objects that are saved by their state."""
-    storage: ArrayOptions = DEFAULT_ARRAY_OPTIONS
-    """How its arrays are stored."""
-
-
 class UnsupportedValueError(Exception):
-    """A value inside a blob cannot be encoded."""
+    """A value inside a blob cannot be saved."""
 
     def __init__(self, trail: tuple[str, ...], cls: type, why: str) -> None:
         super().__init__(why)
@@ -88,27 +43,22 @@ class UnsupportedValueError(Exception):
 class Encoder:
     """Encodes one blob.
 
-    Parameters
-    ----------
-    codecs : mapping of type to Codec
-    allow_pickle : bool
-
     Attributes
     ----------
     parts : list of ArrayPart
-        The arrays that the tree's leaves name.
+        The arrays that the tree refers to, by index.
     memory : list of (trail, array)
-        Each array that the value holds, as it holds it.
+        Each array as the value holds it.
     identities : dict of int to object
-        What the value holds and that can change, but for arrays.
+        The mutable objects that the value holds, arrays excepted, by ``id``.
     has_state : bool
-        Whether it holds objects that are saved by their state.
+        Whether it contains objects saved by their ``state_dict()``.
     """
 
     def __init__(self, codecs: Mapping[type, Codec], allow_pickle: bool) -> None:
         self.parts: list[ArrayPart] = []
         self.memory: list[tuple[tuple[str, ...], np.ndarray[Any, Any]]] = []
-        # Objects that may change, by identity; held, so that no identity is given out again.
+        # References keep the objects alive, so that no `id` is used twice.
         self.identities: dict[int, object] = {}
         self._codecs = codecs
         self._allow_pickle = allow_pickle
@@ -117,16 +67,10 @@ class Encoder:
         self._inside: set[int] = set()
         self._kept: list[object] = []
         self.has_state = False
-        self._holder = ""  # of what is encoded now, where no object in it could be made anew
+        self._holder = ""  # set inside values into which no state_dict() could be loaded
 
     def encode(self, value: Any, trail: tuple[str, ...] = ()) -> Tree:
-        """The tree that stands for `value`, which lies at `trail` in the blob.
-
-        Raises
-        ------
-        UnsupportedValueError
-            For it or something in it.
-        """
+        """Encode the value at `trail` in the blob; may raise `UnsupportedValueError`."""
         cls = type(value)
         method = _ENCODERS.get(cls)
         if method is not None:
@@ -143,7 +87,7 @@ class Encoder:
         if has_state(value):
             return self._state(value, trail)
         if isinstance(value, np.ndarray):
-            why = "a subclass of ndarray would come back as a plain one; np.asarray(...) gives that"
+            why = "a subclass of ndarray would load as a plain one; save np.asarray(...) instead"
         else:
             why = "there is no codec for its type"
         return self._pickle(value, trail, why)
@@ -151,7 +95,7 @@ class Encoder:
     # --- identity
 
     def _number(self, key: object, value: object) -> Tree | None:
-        """Count an object that has an identity; if it was met before, say which it is."""
+        """Number an object with an identity; return a ``same`` node if it has a number already."""
         if id(value) in self._inside:
             raise UnsupportedValueError((), type(value), "it contains itself")
         known = self._numbers.get(key)
@@ -169,16 +113,13 @@ class Encoder:
         return same
 
     def _object(self, value: object) -> Tree | None:
-        """Count an object of a class that we know nothing of; one with a hash cannot change."""
+        """Number an object of an unknown class, which is taken for immutable if it is hashable."""
         can_change = type(value).__hash__ in (None, object.__hash__)
         if can_change and not isinstance(value, type | types.FunctionType):
             return self._mutable(value)
         return self._number(id(value), value)
 
     # --- plain values
-
-    def _plain(self, value: object, trail: tuple[str, ...]) -> Tree:
-        return value
 
     def _int(self, value: int, trail: tuple[str, ...]) -> Tree:
         if -_EXACT_INT <= value <= _EXACT_INT:
@@ -188,19 +129,13 @@ class Encoder:
     def _float(self, value: float, trail: tuple[str, ...]) -> Tree:
         return value if math.isfinite(value) else {"$": "float", "hex": _bits(value)}
 
-    def _complex(self, value: complex, trail: tuple[str, ...]) -> Tree:
-        return {"$": "complex", "hex": _bits(value.real, value.imag)}
-
     def _str(self, value: str, trail: tuple[str, ...]) -> Tree:
         if len(value) > _INLINE_CHARACTERS:
-            data = value.encode("utf-8", "surrogatepass")
-            return {"$": "str", "at": self._bytes_part(data, trail, "str")}
+            data = np.frombuffer(value.encode("utf-8", "surrogatepass"), np.uint8)
+            return {"$": "str", "at": self._part(data, trail, "str")}
         if _is_clean(value):
             return value
         return {"$": "str", "hex": value.encode("utf-8", "surrogatepass").hex()}
-
-    def _bytes(self, value: bytes, trail: tuple[str, ...]) -> Tree:
-        return self._data("bytes", value, trail)
 
     def _bytearray(self, value: bytearray, trail: tuple[str, ...]) -> Tree:
         return self._mutable(value) or self._data("bytearray", bytes(value), trail)
@@ -208,10 +143,7 @@ class Encoder:
     def _data(self, kind: str, data: bytes, trail: tuple[str, ...]) -> Tree:
         if len(data) <= _INLINE_BYTES:
             return {"$": kind, "hex": data.hex()}
-        return {"$": kind, "at": self._bytes_part(data, trail, kind)}
-
-    def _bytes_part(self, data: bytes, trail: tuple[str, ...], holds: str) -> int:
-        return self._part(np.frombuffer(data, np.uint8), trail, holds)
+        return {"$": kind, "at": self._part(np.frombuffer(data, np.uint8), trail, kind)}
 
     # --- containers
 
@@ -226,7 +158,7 @@ class Encoder:
         return {"$": "tuple", "items": self._items(value, trail)} if packed is None else packed
 
     def _packed(self, kind: str, value: Sequence[Any], trail: tuple[str, ...]) -> Tree | None:
-        """A long sequence of numbers of one type, as an array."""
+        """Encode a long sequence of numbers of one type as an array."""
         if len(value) < _PACKED_LENGTH:
             return None
         types = set(map(type, value))
@@ -255,14 +187,12 @@ class Encoder:
                 }
             return {"$": "dict", "items": self._pairs(value, trail)}
 
-    def _ordered_dict(
-        self, value: collections.OrderedDict[Any, Any], trail: tuple[str, ...]
-    ) -> Tree:
+    def _ordered_dict(self, value: OrderedDict[Any, Any], trail: tuple[str, ...]) -> Tree:
         if same := self._mutable(value):
             return same
         with _Level(self, value, trail):
             tree = {"$": "odict", "items": self._pairs(value, trail)}
-            if vars(value):  # torch keeps the versions of a state_dict's modules there
+            if vars(value):  # where torch keeps the versions of a state_dict's modules
                 tree["attributes"] = self.encode(vars(value), (*trail, "_attributes"))
             return tree
 
@@ -283,21 +213,20 @@ class Encoder:
         try:
             if value.dtype == object:
                 return self._objects(value, trail)
-            spec = dtype_to_spec(value.dtype)
+            is_plain = value.dtype.isbuiltin == 1
+            spec = value.dtype.str if is_plain else dtype_to_spec(value.dtype)
         except UnsupportedDtypeError as error:
             return self._pickle(value, trail, str(error))
-        if same := self._window(value, str(spec), trail):
+        if same := self._view(value, str(spec), trail):
             return same
         if value.dtype.itemsize == 0:
             return {"$": "hollow", "dtype": spec, "shape": list(value.shape)}
         if isinstance(value.dtype, np.dtypes.StringDType) and hasattr(value.dtype, "na_object"):
-            return self._strings_with_gaps(value, spec, trail)
+            return self._gaps(value, spec, trail)
         return {"$": "array", "at": self._part(value, trail, "ndarray")}
 
-    def _window(
-        self, value: np.ndarray[Any, Any], holds: str, trail: tuple[str, ...]
-    ) -> Tree | None:
-        """Count an array; two that are the same window on the same memory are one."""
+    def _view(self, value: np.ndarray[Any, Any], holds: str, trail: tuple[str, ...]) -> Tree:
+        """Number an array; equal views of the same memory count as one array."""
         key: object = id(value)
         if value.size and value.itemsize:
             key = (value.__array_interface__["data"][0], value.shape, value.strides, holds)
@@ -309,7 +238,7 @@ class Encoder:
         items = value.ravel().tolist()
         if any(type(item) is not str for item in items):
             raise UnsupportedDtypeError("it holds Python objects other than str")
-        if same := self._window(value, "objects", trail):
+        if same := self._view(value, "objects", trail):
             return same
         if items and all(map(_is_clean, items)):
             texts = value.astype(np.dtypes.StringDType())
@@ -317,9 +246,7 @@ class Encoder:
         trees = [self._str(item, (*trail, str(i))) for i, item in enumerate(items)]
         return {"$": "objects", "items": trees, "shape": list(value.shape)}
 
-    def _strings_with_gaps(
-        self, value: np.ndarray[Any, Any], spec: Any, trail: tuple[str, ...]
-    ) -> Tree:
+    def _gaps(self, value: np.ndarray[Any, Any], spec: Any, trail: tuple[str, ...]) -> Tree:
         gaps = np.array([type(item) is not str for item in value.ravel().tolist()], bool)
         gaps = gaps.reshape(value.shape)
         plain = np.empty_like(value, dtype=np.dtypes.StringDType(coerce=value.dtype.coerce))
@@ -349,9 +276,9 @@ class Encoder:
         return {"$": "scalar", "dtype": spec, "hex": value.tobytes().hex()}
 
     def _tensor(self, value: Any, trail: tuple[str, ...]) -> Tree:
-        # Whoever loads a state puts it on the device where the object is.
+        # load_state_dict() copies a state to the device of the object.
         array, description = tensors.to_array(value, from_device=self._holder == _STATE)
-        if same := self._window(array, str(description), trail):
+        if same := self._view(array, str(description), trail):
             return same
         part = self._part(array, trail, "torch.Tensor") if array.size else None
         return {"$": "tensor", "at": part, "shape": list(array.shape), **description}
@@ -364,20 +291,20 @@ class Encoder:
         try:
             inner = codec.encode(value)
         except Exception as error:
-            why = f"the encode of its codec {codec.name!r} raised {type(error).__name__}: {error}"
+            why = f"the encode function of its codec {codec.name!r} raised {type(error).__name__}: {error}"
             raise UnsupportedValueError(trail, type(value), why) from error
         if type(inner) is type(value):
-            why = f"its codec {codec.name!r} encodes it as another of the same type"
+            why = f"its codec {codec.name!r} returned a value of the same type"
             raise UnsupportedValueError(trail, type(value), why)
         with _Level(self, value, trail):
-            tree = self._encode_within(f"what its codec {codec.name!r} made", inner, trail)
+            tree = self._encode_within(f"the output of its codec {codec.name!r}", inner, trail)
             return {"$": "codec", "name": codec.name, "value": tree}
 
     def _state(self, value: Any, trail: tuple[str, ...]) -> Tree:
         if same := self._mutable(value):
             return same
         if self._holder:
-            why = f"it is in {self._holder}, so nobody could load its state_dict() into it"
+            why = f"it is in {self._holder}, so its state_dict() could not be loaded into it"
             raise UnsupportedValueError(trail, type(value), why)
         try:
             state = value.state_dict()
@@ -410,7 +337,7 @@ class Encoder:
 
 
 class _Level:
-    """Guards one level of nesting against cycles and endless depth."""
+    """One level of nesting; refuses cycles and excessive depth."""
 
     def __init__(self, encoder: Encoder, value: object, trail: tuple[str, ...]) -> None:
         self._inside = encoder._inside
@@ -429,24 +356,24 @@ class _Level:
 
 
 _ENCODERS: dict[type, Callable[[Encoder, Any, tuple[str, ...]], Tree]] = {
-    type(None): Encoder._plain,
-    bool: Encoder._plain,
+    type(None): lambda _, value, trail: value,
+    bool: lambda _, value, trail: value,
     int: Encoder._int,
     float: Encoder._float,
-    complex: Encoder._complex,
+    complex: lambda _, value, trail: {"$": "complex", "hex": _bits(value.real, value.imag)},
     str: Encoder._str,
-    bytes: Encoder._bytes,
+    bytes: lambda encoder, value, trail: encoder._data("bytes", value, trail),
     bytearray: Encoder._bytearray,
     list: Encoder._list,
     tuple: Encoder._tuple,
     dict: Encoder._dict,
-    collections.OrderedDict: Encoder._ordered_dict,
+    OrderedDict: Encoder._ordered_dict,
     np.ndarray: Encoder._array,
 }
 
 
 def child_names(keys: Iterable[object]) -> list[str]:
-    """Distinct names that any file system keeps, the keys' own where they can be."""
+    """Return distinct names that every file system allows; the keys themselves if possible."""
     names: list[str] = []
     used: set[str] = set()
     for i, key in enumerate(keys):
@@ -459,7 +386,7 @@ def child_names(keys: Iterable[object]) -> list[str]:
 
 
 def _is_clean(text: str) -> bool:
-    """Whether every reader of JSON gives this text back: no lone surrogates."""
+    """Whether the text has no lone surrogates, which not every JSON reader keeps."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -472,7 +399,7 @@ def _bits(*values: float) -> str:
 
 
 def _memory_order(array: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
-    """The order of the axes in memory, outermost first; None if that is their own order."""
+    """Return the memory order of the axes, outermost first; None if they are in it already."""
     if array.flags.c_contiguous or 0 in array.strides:
         return None
     order = tuple(sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis])))

@@ -1,18 +1,26 @@
-"""All blobs of a node, encoded together: what one shares with another is an error. Pure: no I/O."""
+"""Encode the blobs of a node together, and refuse what two of them share. Pure: no I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jobrunner.checkpoint.encoding.aliasing import Window, refuse_shared_memory
 from jobrunner.checkpoint.encoding.codecs import Codec
-from jobrunner.checkpoint.encoding.encode import EncodedBlob, Encoder, UnsupportedValueError
+from jobrunner.checkpoint.encoding.encode import Encoder, UnsupportedValueError
+from jobrunner.checkpoint.encoding.tree import EncodedBlob
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import DefinitionError
+
+
+class _View(NamedTuple):
+    """An array as a blob holds it."""
+
+    blob: str
+    trail: tuple[str, ...]
+    array: np.ndarray[Any, Any]
 
 
 def encode_blobs(
@@ -32,23 +40,23 @@ def encode_blobs(
     blobs : mapping of str to object
     codecs : sequence of Codec
     allow_pickle : bool
-        Pickle what there is no other way for.
+        Pickle values of other types.
     beside : mapping of str to numpy.ndarray, optional
-        Other blobs of the node, arrays that need no encoding.
+        The node's other blobs: arrays that own their memory and need no encoding.
 
     Returns
     -------
     dict of str to EncodedBlob
-        The parts share memory with the values: write them before anything changes those.
+        The parts share memory with the values: write them before the values change.
 
     Raises
     ------
     DefinitionError
-        Naming the blob that cannot be encoded, or the two that share memory.
+        A blob cannot be encoded, or two share an object or memory: they would load as two.
     """
     by_type = {codec.cls: codec for codec in codecs}
     encoded: dict[str, EncodedBlob] = {}
-    memory: list[Window] = []
+    memory: list[_View] = []
     owners: dict[int, tuple[str, object]] = {}
     for name, value in blobs.items():
         encoder = Encoder(by_type, allow_pickle)
@@ -57,45 +65,45 @@ def encode_blobs(
         except UnsupportedValueError as error:
             raise DefinitionError(_explain(node, name, error)) from error.__cause__
         encoded[name] = EncodedBlob(tree, encoder.parts, encoder.has_state)
-        memory += [Window(name, trail, array) for trail, array in encoder.memory]
+        memory += [_View(name, trail, array) for trail, array in encoder.memory]
         for identity, held in encoder.identities.items():
             other, _ = owners.setdefault(identity, (name, held))
             if other != name:
                 raise DefinitionError(
                     f"Node {node!r}: the blobs {other!r} and {name!r} both hold the same "
-                    f"{type(held).__name__} object, and would come apart after a resume. Give "
-                    f"one of them a copy, or keep both in one blob (a dict or a list)."
+                    f"{type(held).__name__} object, and would hold two objects after a resume. "
+                    f"Copy one of them, or put both in one blob (a dict or a list)."
                 )
-    refuse_shared_memory(node, memory, beside or {})
+    _refuse_shared_memory(node, memory, beside or {})
     return encoded
 
 
-def store_as(
-    node: str, name: str, blob: EncodedBlob, storage: ArrayOptions | None, default: ArrayOptions
+def with_options(
+    node: str, name: str, blob: EncodedBlob, options: ArrayOptions | None, default: ArrayOptions
 ) -> EncodedBlob:
-    """The blob with how its arrays are stored.
+    """Add the options of its arrays to a blob.
 
     Raises
     ------
     DefinitionError
-        It is cut into chunks, and is no array of so many axes.
+        ``chunks`` are given, but the blob is not an array of as many axes.
     """
-    if storage is None:
-        return blob if default.compressors is None else replace(blob, storage=default)
-    if storage.compressors is None:
-        storage = replace(storage, compressors=default.compressors)
-    if storage.chunks is not None and blob.parts:
+    if options is None:
+        return blob if default.compressors is None else replace(blob, options=default)
+    if options.compressors is None:
+        options = replace(options, compressors=default.compressors)
+    if options.chunks is not None and blob.parts:
         one = blob.parts[0]
-        if len(blob.parts) > 1 or one.trail or one.data.ndim != len(storage.chunks):
+        if len(blob.parts) > 1 or one.trail or one.data.ndim != len(options.chunks):
             found = f"{len(blob.parts)} arrays"
             if len(blob.parts) == 1:
                 found = f"an array of {one.data.ndim} axes{' inside of it' if one.trail else ''}"
             raise DefinitionError(
-                f"Node {node!r}, blob {name!r}: chunks={storage.chunks} cut an array of "
-                f"{len(storage.chunks)} axes, and the blob is made of {found}. Give a number for "
-                f"each axis of a blob that is one array, or leave chunks out."
+                f"Node {node!r}, blob {name!r}: chunks={options.chunks} expect an array of "
+                f"{len(options.chunks)} axes, but the blob is made of {found}. Give one number "
+                f"for each axis of a blob that is one array, or remove chunks."
             )
-    return replace(blob, storage=storage)
+    return replace(blob, options=options)
 
 
 def _explain(node: str, blob: str, error: UnsupportedValueError) -> str:
@@ -104,8 +112,56 @@ def _explain(node: str, blob: str, error: UnsupportedValueError) -> str:
     if error.cls.__module__ != "builtins":
         name = f"{error.cls.__module__}.{name}"
     return (
-        f"Node {node!r}, blob {blob!r}{item}: a {name} cannot be saved: {error.why}. Either save "
-        f"it by a codec of yours, register_codec({error.cls.__name__}, encode, decode); or keep "
-        f"it out of checkpoints, outputs=Blob({blob!r}, transient=True); or pickle it, "
+        f"Node {node!r}, blob {blob!r}{item}: a {name} cannot be saved: {error.why}. Register a "
+        f"codec for it, register_codec({error.cls.__name__}, encode, decode); or exclude the blob "
+        f"from checkpoints, outputs=Blob({blob!r}, transient=True); or pickle it, "
         f"allow_pickle=True for the checkpoint manager (--allow-pickle)."
     )
+
+
+# --- shared memory
+
+
+def _refuse_shared_memory(
+    node: str, memory: Sequence[_View], beside: Mapping[str, np.ndarray[Any, Any]]
+) -> None:
+    """Refuse arrays of one node that share memory: after a resume, they would not."""
+    if _all_apart(memory, beside):
+        return
+    memory = [*memory, *(_View(name, (), array) for name, array in beside.items())]
+    spans = sorted(
+        (
+            (*np.lib.array_utils.byte_bounds(array), index)
+            for index, (_, _, array) in enumerate(memory)
+            if array.size and array.itemsize
+        ),
+    )
+    reaching: list[tuple[int, int]] = []  # (end, index) of spans that the next one may overlap
+    for low, high, index in spans:
+        reaching = [(end, other) for end, other in reaching if end > low]
+        for _, other in reaching:
+            if _overlap(memory[other][2], memory[index][2]):
+                first, second = (
+                    "/".join((name, *trail)) for name, trail, _ in (memory[other], memory[index])
+                )
+                raise DefinitionError(
+                    f"Node {node!r}: the blobs {first!r} and {second!r} share memory, and would "
+                    f"not share it after a resume. Copy one of them (array.copy()), or save only "
+                    f"one and derive the other from it."
+                )
+        reaching.append((high, index))
+
+
+def _all_apart(memory: Sequence[_View], beside: Mapping[str, np.ndarray[Any, Any]]) -> bool:
+    """Whether each array owns its memory and appears once, so that none share any."""
+    arrays = [*(array for _, _, array in memory), *beside.values()]
+    return len(set(map(id, arrays))) == len(arrays) and all(
+        array.flags.owndata for _, _, array in memory
+    )
+
+
+def _overlap(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    try:
+        return np.shares_memory(one, other, max_work=1_000_000)  # type: ignore[arg-type]  # any int is allowed
+    except np.exceptions.TooHardError:
+        return True

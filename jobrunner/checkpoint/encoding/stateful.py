@@ -1,8 +1,8 @@
-"""Objects that are saved by their state, which an object made anew then takes. Pure: no I/O.
+"""Objects that are saved by their state, and loaded into objects made again. Pure: no I/O.
 
-Such an object has ``state_dict()`` and ``load_state_dict(state)``, as PyTorch's modules, optimizers
-and schedulers have. A checkpoint holds what ``state_dict()`` returned and the name of the class,
-and nothing of its code.
+Such an object has ``state_dict()`` and ``load_state_dict(state)``, like PyTorch's modules,
+optimizers and schedulers. A checkpoint holds what ``state_dict()`` returned and the name of the
+class, none of its code.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from jobrunner.errors import CheckpointError, PlanMismatchError
 
 
 def has_state(value: object) -> bool:
-    """Whether an object is saved by its state."""
+    """Whether an object is saved by its ``state_dict()``."""
     cls = type(value)
     return all(callable(getattr(cls, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def name_class(value: object) -> str:
-    """The full name of an object's class."""
+    """Return the full name of an object's class."""
     cls = type(value)
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedState:
-    """Stands for an object until there is one to load the state into.
+    """Stands for an object until its state is loaded into one.
 
     Attributes
     ----------
@@ -44,33 +44,32 @@ class SavedState:
 
 @dataclass(frozen=True, slots=True)
 class StatefulBlob:
-    """A blob as it was read: its value, in which a `SavedState` stands for each such object.
+    """A blob as it was read: a `SavedState`, or lists, tuples and dicts that contain some.
 
     Attributes
     ----------
     value : object
-        One itself, or lists, tuples and dicts that hold some.
     where : str
-        For messages.
+        Names the blob in messages.
     """
 
     value: Any
     where: str
 
     def load_into(self, made: Any) -> Any:
-        """The blob's value, its objects being those of `made`, each with its state loaded.
+        """Load each state into the object at the same place in `made`; return the value with them.
 
         Parameters
         ----------
         made : object
-            The blob as it was made anew: objects at the same places; None: there is none.
+            The blob as the init task made it again; None if there is none.
 
         Raises
         ------
         PlanMismatchError
             There is no object for a state, or one of another class.
         CheckpointError
-            A ``load_state_dict`` raised. The blob's objects are not to be used any more.
+            A ``load_state_dict`` raised. Do not use the blob's objects any more.
         """
         return _Merge(self.where).merge(self.value, made, "")
 
@@ -103,14 +102,14 @@ class _Merge:
             found = "nothing" if made is None else f"a {name_class(made)}"
             raise PlanMismatchError(
                 f"{where}: expected an object of class {saved.cls} to load the saved state into, "
-                f"found {found}. A task of the job's init group makes it anew: let it, or read the "
-                f"state itself without the job, manager.open(epoch)[node][blob]."
+                f"found {found}. Make the object in a task of the job's init group, or read the state "
+                f"without the job: manager.open(epoch)[node][blob]."
             )
-        # A script's module is called otherwise where another program runs it.
+        # A script's module has another name if another program imports it.
         if not saved.cls.endswith(f".{type(made).__qualname__}"):
             raise PlanMismatchError(
                 f"{where}: expected an object of class {saved.cls}, whose state was saved, found a "
-                f"{name_class(made)}. Let the init task make what was saved, or start afresh "
+                f"{name_class(made)}. Make the same class in the init task, or start afresh "
                 f"(resume_from_epoch=None, --resume none)."
             )
         try:
@@ -118,14 +117,14 @@ class _Merge:
         except Exception as error:
             raise CheckpointError(
                 f"{where}: the saved state is whole, but load_state_dict of {name_class(made)} "
-                f"raised {type(error).__name__}: {error}. Let the init task make the object as it "
-                f"was when it was saved, or start afresh (resume_from_epoch=None, --resume none)."
+                f"raised {type(error).__name__}: {error}. Make the object in the init task as it was "
+                f"when it was saved, or start afresh (resume_from_epoch=None, --resume none)."
             ) from error
         return made
 
 
 def _item(made: Any, key: Any) -> Any:
-    """What `made` has at `key`; None where it has nothing there."""
+    """Return the item of `made` at `key`, or None."""
     if isinstance(made, Mapping):
         return made.get(key)
     if isinstance(made, list | tuple) and isinstance(key, int) and key < len(made):

@@ -307,7 +307,7 @@ class _StoreCopy:
 
     def __init__(self, from_and_to: tuple[StoreReader, StoreReader]) -> None:
         self._source, self._target = from_and_to
-        self._listed = self._source.list_files(self._source.read_manifest())
+        self._listed = self._source.read_manifest().files()
         # A store that was set aside keeps its root document under another name.
         root = join_path(self._source.root, ROOT_DOCUMENT)
         self._root_name = ROOT_DOCUMENT if self._source.files.is_taken(root) else RETIRED_DOCUMENT
@@ -332,7 +332,7 @@ class _StoreCopy:
 
     def _copy(self, path: str) -> None:
         name = self._root_name if path == ROOT_DOCUMENT else path
-        data = self._source.read_file(name, *self._listed[path])
+        data = self._source.read_file(name, self._listed[path])
         self._target.files.write(join_path(self._target.root, path), [data])
 
 

@@ -335,7 +335,7 @@ def _inspect_recorded(
     reader = StoreReader(directory.files, directory.path, name, about.manifest)
     try:
         manifest = reader.read_manifest()
-        listed = reader.list_files(manifest)
+        listed = manifest.files()
     except CheckpointError as error:
         yield Finding(name, "damaged", str(error))
         return
@@ -356,7 +356,7 @@ def _inspect_recorded(
         why = f"Lies in a store of epoch {epoch}, whose manifest does not name it. Never read."
         yield Finding(f"{name}/{path}", "stray", why)
     if not problems:
-        why = f"Epoch {epoch} of node {manifest['node']!r}, {len(expected) + 1} files."
+        why = f"Epoch {epoch} of node {manifest.node!r}, {len(expected) + 1} files."
         yield Finding(name, "live", why)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import hashlib
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,8 +42,10 @@ from jobrunner.checkpoint.store import (
     MANIFEST,
     RETIRED_DOCUMENT,
     ROOT_DOCUMENT,
+    RecordEntry,
     StoreReader,
     is_sealed,
+    read_manifest,
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, DefinitionError
 
@@ -317,7 +318,7 @@ def _record_again(
         They are not whole, or do not tell what a record must say.
     """
     abouts: dict[str, Mapping[str, Any]] = {}
-    record: Mapping[str, Any] | None = None
+    record: RecordEntry | None = None
     runs = set()
     newest = 0.0
     for node, name in names.items():
@@ -330,8 +331,8 @@ def _record_again(
                 f"SHA-256. Or an earlier version wrote it.",
                 path=path,
             )
-        manifest = json.loads(data)["attributes"]
-        told = (manifest["node"], manifest["epoch"])
+        manifest = read_manifest(data, path)
+        told = (manifest.node, manifest.epoch)
         if told != (node, claim.epoch):
             raise CheckpointCorruptError(
                 f"{path} is of node {told[0]!r} at epoch {told[1]}: expected {node!r} at epoch "
@@ -345,19 +346,19 @@ def _record_again(
                 path=reader.root,
             )
         reader.verify()
-        nbytes = sum(size for size, _ in reader.list_files(reader.read_manifest()).values())
+        nbytes = sum(size for size, _ in manifest.files().values())
         abouts[node] = {"store": name, "manifest": digest, "nbytes": nbytes, "seconds": 0.0}
-        if "states" in manifest:
-            abouts[node] = {**abouts[node], "states": manifest["states"]}
-        record = manifest.get("record", record)
-        runs.add(manifest["run"])
+        if manifest.states is not None:
+            abouts[node] = {**abouts[node], "states": manifest.states}
+        record = manifest.record or record
+        runs.add(manifest.run)
         newest = max(newest, directory.files.modified_seconds(path))
     if record is None:
         raise CheckpointCorruptError(
             f"None of the stores {', '.join(names.values())} tells the record of epoch "
             f"{claim.epoch}: the one that does is gone, or an earlier version saved them."
         )
-    missing = [node for node in record["nodes"] if node not in abouts]
+    missing = [node for node in record.nodes if node not in abouts]
     if missing or len(runs) > 1:
         what = f"those of {', '.join(missing)} are missing" if missing else "two runs wrote them"
         raise CheckpointCorruptError(
@@ -371,8 +372,8 @@ def _record_again(
         "run": run,
         "run_number": numbers[0] if numbers and numbers[0] not in repair.lost else None,
         "time": dt.datetime.fromtimestamp(newest, dt.UTC).isoformat(timespec="milliseconds"),
-        "stores": {node: abouts[node] for node in record["nodes"]},
-        "details": record["details"],
+        "stores": {node: abouts[node] for node in record.nodes},
+        "details": record.details,
     }
 
 

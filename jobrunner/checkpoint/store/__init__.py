@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from jobrunner.checkpoint.store.array_reader import VerifiedFiles
 from jobrunner.checkpoint.store.chunk_writer import LINKED_BYTES, FormerStore, former_store
-from jobrunner.checkpoint.store.compression import check_compressors, resolve_storage
+from jobrunner.checkpoint.store.compression import check_compressors, resolve_options
 from jobrunner.checkpoint.store.layout import (
     FORMAT,
-    MANIFEST,
     RETIRED_DOCUMENT,
-    ROOT_DOCUMENT,
     PlannedArray,
+    is_sealed,
+    to_json,
 )
+from jobrunner.checkpoint.store.manifest import MANIFEST, ROOT_DOCUMENT, RecordEntry, read_manifest
 from jobrunner.checkpoint.store.reader import ArrayOutline, StoreReader
-from jobrunner.checkpoint.store.stacks import Alike, Rows, find_alike
-from jobrunner.checkpoint.store.verified_files import VerifiedFiles
+from jobrunner.checkpoint.store.stacks import LEAST_ALIKE, Alike, Rows, find_alike
 from jobrunner.checkpoint.store.view import Checkpoint, NodeCheckpoint
 from jobrunner.checkpoint.store.writer import Receipt, StoreBatch, digest_blob
-from jobrunner.checkpoint.store.zarr_json import is_sealed, to_json
 
 __all__ = [
     "FORMAT",
+    "LEAST_ALIKE",
     "LINKED_BYTES",
     "MANIFEST",
     "RETIRED_DOCUMENT",
@@ -31,6 +32,7 @@ __all__ = [
     "NodeCheckpoint",
     "PlannedArray",
     "Receipt",
+    "RecordEntry",
     "Rows",
     "StoreBatch",
     "StoreReader",
@@ -40,6 +42,7 @@ __all__ = [
     "find_alike",
     "former_store",
     "is_sealed",
-    "resolve_storage",
+    "read_manifest",
+    "resolve_options",
     "to_json",
 ]

@@ -1,95 +1,177 @@
-"""An array of a store, all of it or a part along an axis, out of the pieces that its files hold."""
+"""Read the files of a store, and its arrays, all of one or a part along an axis; verify them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from jobrunner.checkpoint.encoding import dtype_from_spec
-from jobrunner.checkpoint.store.chunk_bytes import decode_piece, split_content
-from jobrunner.checkpoint.store.grid import Piece
-from jobrunner.checkpoint.store.layout import grid_of
-from jobrunner.checkpoint.store.verified_files import VerifiedFiles
+from jobrunner.checkpoint.encoding import UnsupportedDtypeError, dtype_from_spec
+from jobrunner.checkpoint.storage import PosixFiles, join_path
+from jobrunner.checkpoint.store.chunk_bytes import decode_piece, split_chunk
+from jobrunner.checkpoint.store.grid import Piece, to_logical
+from jobrunner.checkpoint.store.manifest import ADVICE, MANIFEST, ArrayEntry, File, Row
+from jobrunner.errors import CheckpointCorruptError, CheckpointError
 
 Jobs = list[Callable[[], None]]
-"""What is left to do, in any order and in several threads."""
+"""Work that several threads may do in any order."""
 
-_WORTH_THE_STACK = 8
-"""Of a stack of which less than one row in so many is wanted, only those are read."""
+_WHOLE_STACK = 8
+"""A stack is read as a whole if at least one of so many of its rows is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedFiles:
+    """The files of the store at `root`, whose sizes and checksums are known.
+
+    Raises
+    ------
+    CheckpointCorruptError
+        By all methods: a file is missing, or is not what was written.
+    CheckpointError
+        It cannot be read.
+    """
+
+    files: PosixFiles
+    root: str
+
+    def read(self, name: str, file: File) -> bytes:
+        """Return the bytes of a file."""
+        path = join_path(self.root, name)
+        with self.reading(path):
+            data = self.files.read(path)
+        _compare(path, file, (len(data), self.files.digest(data)))
+        return data
+
+    def read_into(self, name: str, target: memoryview | None, file: File) -> None:
+        """Read a file into memory; None: only verify it."""
+        path = join_path(self.root, name)
+        with self.reading(path):
+            found = self.files.read_into(path, target, file[0])
+        _compare(path, file, found)
+
+    def read_span(self, name: str, size: int, start: int, span: File) -> bytes:
+        """Read part of a file of `size` bytes; `span` is length and checksum of the part."""
+        path = join_path(self.root, name)
+        with self.reading(path):
+            found_size, data = self.files.read_span(path, start, span[0])
+        if found_size != size:
+            _compare(path, (size, 0), (found_size, 0))
+        _compare(path, span, (len(data), self.files.digest(data)))
+        return data
+
+    @contextlib.contextmanager
+    def reading(self, path: str) -> Iterator[None]:
+        """Turn OSErrors about a file into checkpoint errors."""
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise CheckpointCorruptError(
+                f"{path} is missing: expected the file that the checkpoint's record names, found "
+                f"{error.strerror}. {ADVICE}",
+                path=path,
+            ) from error
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} cannot be read: {type(error).__name__}: {error}. This does not "
+                f"mean that the file is damaged: repair the storage and read again."
+            ) from error
+
+
+def _compare(path: str, expected: File, found: File) -> None:
+    if found[0] != expected[0]:
+        problem = f"expected {expected[0]} bytes, found {found[0]}"
+    elif found[1] != expected[1]:
+        problem = f"expected crc32c {expected[1]:08x}, found {found[1]:08x}"
+    else:
+        return
+    raise CheckpointCorruptError(f"{path} is not what was written: {problem}. {ADVICE}", path=path)
 
 
 class StoredArray:
     """An array in the files of a store.
 
-    Parameters
-    ----------
-    entry : mapping
-        What the manifest says of it.
+    Raises
+    ------
+    CheckpointError
+        This platform lacks its dtype.
     """
 
-    def __init__(self, entry: Mapping[str, Any]) -> None:
-        self._entry = entry
-        self._grid = grid_of(entry)
-        self.dtype = dtype_from_spec(entry["dtype"])
+    def __init__(self, files: VerifiedFiles, array: ArrayEntry | Row) -> None:
+        self._files = files
+        self._row = array if isinstance(array, Row) else None
+        self._entry = entry = array.alone() if isinstance(array, Row) else array
+        self._grid = entry.grid
+        self._compressors = [
+            {"name": it.name, "configuration": it.configuration} for it in entry.compressors
+        ]
+        try:
+            self.dtype = dtype_from_spec(entry.dtype)
+        except UnsupportedDtypeError as error:
+            raise CheckpointError(
+                f"The array {entry.path} in {files.root} is whole, but this platform lacks its "
+                f"dtype: {error}. Read it where the dtype exists."
+            ) from error
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As users have it."""
-        return logical_shape(self._entry)
+        """In the order of the array's own axes."""
+        return tuple(to_logical(self._entry.shape, self._entry.order))
 
-    def read(self, files: VerifiedFiles) -> tuple[Any, Jobs]:
-        """An array to be filled, and the jobs that fill it."""
-        shape, order = tuple(self._entry["shape"]), self._entry["order"]
-        if order and list(order) == list(range(len(shape)))[::-1]:
-            result = np.empty(shape[::-1], self.dtype, order="F")  # owns its memory, as it was
+    def read(self) -> tuple[np.ndarray[Any, Any], Jobs]:
+        """Return an array to be filled, and the jobs that fill it."""
+        shape, order = self._entry.shape, self._entry.order
+        if order and order == tuple(range(len(shape)))[::-1]:
+            result = np.empty(shape[::-1], self.dtype, order="F")  # owns its memory
             data = result.T
         else:
             data = np.empty(shape, self.dtype)
             result = data.transpose(np.argsort(order)) if order else data
-        # What lies in files as in memory is read into its place, and all else by way of a buffer.
-        is_direct = bool(data.size) and self._grid.is_memory and not self._compressors
+        # Files in memory order are read into their place, all others by way of a buffer.
         flat = None
-        if is_direct and not isinstance(self.dtype, np.dtypes.StringDType):
+        if (
+            data.size
+            and self._grid.is_memory
+            and not self._compressors
+            and not isinstance(self.dtype, np.dtypes.StringDType)
+        ):
             flat = memoryview(data.reshape(-1).view(np.uint8).data)
+        if self._row is not None and flat is not None:
+            return result, [partial(self._read_row, self._row, flat)]
         jobs: Jobs = []
         start = 0
-        for corner, (path, (size, digest)) in zip(
-            self._grid.corners(), chunk_files(self._entry), strict=True
+        for corner, (path, file) in zip(
+            self._grid.corners(), self._entry.chunk_files(), strict=True
         ):
             if flat is None:
-                jobs.append(partial(self._read_file, files, path, size, digest, corner, data))
+                jobs.append(partial(self._read_file, path, file, corner, data))
                 continue
             stop = start + data[(*self._grid.part(corner), ...)].nbytes
-            if "within" in self._entry:
-                jobs.append(partial(_read_row, files, self._entry["within"], digest, flat))
-            else:
-                jobs.append(partial(files.read_into, path, flat[start:stop], size, digest))
+            jobs.append(partial(self._files.read_into, path, flat[start:stop], file))
             start = stop
         return result, jobs
 
-    def read_slice(
-        self, files: VerifiedFiles, axis: int, start: int, stop: int
-    ) -> tuple[np.ndarray[Any, Any], Jobs]:
-        """Part of it along one axis, to be filled, and the jobs that fill it.
+    def read_slice(self, axis: int, start: int, stop: int) -> tuple[np.ndarray[Any, Any], Jobs]:
+        """Return part of the array along an axis, to be filled, and the jobs that fill it.
 
-        Only the pieces that the part lies in are read.
+        They read only the pieces that the part lies in.
         """
-        grid = self._grid
+        grid, entry = self._grid, self._entry
         along = axis if grid.order is None else grid.order.index(axis)
         shape = list(grid.shape)
         shape[along] = stop - start
         data: np.ndarray[Any, Any] = np.empty(shape, self.dtype)
         jobs: Jobs = []
-        pieces = self._entry.get("pieces") or [None] * len(self._entry["files"])
-        for corner, (path, (size, digest)), told in zip(
-            grid.corners(), chunk_files(self._entry), pieces, strict=True
+        pieces = entry.pieces or [[file] for file in entry.files]
+        for corner, (path, (size, _)), spans in zip(
+            grid.corners(), entry.chunk_files(), pieces, strict=True
         ):
             position = 0
-            for i, piece in enumerate(grid.pieces(corner)):
-                length, crc = told[i] if told else (size, digest)
+            for piece, span in zip(grid.pieces(corner), spans, strict=True):
                 held = piece.part[along]
                 low, high = max(held.start, start), min(held.stop, stop)
                 if low < high:
@@ -97,29 +179,29 @@ class StoredArray:
                     inside[along] = slice(low - held.start, high - held.start)
                     into = [*piece.part]
                     into[along] = slice(low - start, high - start)
-                    file, nbytes, at = self._entry.get("within", (path, size, position))
-                    read = partial(files.read_span, file, nbytes, at, length, crc)
+                    where = self._row.span() if self._row else (path, size, position)
+                    read = partial(self._files.read_span, *where, span)
                     target = data[tuple(into)]
                     jobs.append(partial(self._read_piece, read, piece, tuple(inside), target))
-                position += length
+                position += span[0]
         return data.transpose(np.argsort(grid.order)) if grid.order else data, jobs
 
-    @property
-    def _compressors(self) -> Any:
-        return self._entry.get("compressors", ())
+    def read_alone(self) -> bytes:
+        """Read the row of a stack as the one chunk that it would be by itself."""
+        assert self._row is not None
+        return self._files.read_span(*self._row.span(), self._entry.files[0])
+
+    def _read_row(self, row: Row, target: memoryview) -> None:
+        target[:] = self._files.read_span(*row.span(), self._entry.files[0])
 
     def _read_file(
-        self,
-        files: VerifiedFiles,
-        path: str,
-        size: int,
-        digest: int,
-        corner: tuple[int, ...],
-        data: np.ndarray[Any, Any],
+        self, path: str, file: File, corner: tuple[int, ...], data: np.ndarray[Any, Any]
     ) -> None:
         """Put the pieces of a file into their places in an array."""
-        for piece, content in split_content(files.read(path, size, digest), self._grid, corner):
-            data[(*piece.part, ...)] = self._decode(content, piece)
+        chunk = self._files.read(path, file)
+        with self._decoding():
+            for piece, encoded in split_chunk(chunk, self._grid, corner):
+                data[(*piece.part, ...)] = self._decode(encoded, piece)
 
     def _read_piece(
         self,
@@ -128,60 +210,52 @@ class StoredArray:
         inside: tuple[slice, ...],
         target: np.ndarray[Any, Any],
     ) -> None:
-        """Put what is `inside` a piece into its place."""
-        target[...] = self._decode(read(), piece)[inside]
+        """Put the part `inside` a piece into its place."""
+        encoded = read()
+        with self._decoding():
+            target[...] = self._decode(encoded, piece)[inside]
 
-    def _decode(self, content: bytes, piece: Piece) -> np.ndarray[Any, Any]:
-        return decode_piece(content, piece, self._grid.stored_shape, self.dtype, self._compressors)
+    def _decode(self, encoded: bytes, piece: Piece) -> np.ndarray[Any, Any]:
+        return decode_piece(encoded, piece, self._grid.stored_shape, self.dtype, self._compressors)
+
+    @contextlib.contextmanager
+    def _decoding(self) -> Iterator[None]:
+        """Name the manifest if it describes a file otherwise than the file is."""
+        try:
+            yield
+        except ValueError as error:
+            path = join_path(self._files.root, MANIFEST)
+            raise CheckpointCorruptError(
+                f"{path} does not describe the files of the array {self._entry.path}: {error}. "
+                f"{ADVICE}",
+                path=path,
+            ) from error
 
 
 class WantedRows:
     """Rows of one stack that are to be read."""
 
-    def __init__(self) -> None:
-        self._places: list[tuple[list[Any], int, Mapping[str, Any]]] = []
+    def __init__(self, stack: ArrayEntry) -> None:
+        self._stack = stack
+        self._wanted: list[tuple[list[Any], int, Row]] = []
 
-    def add(self, found: list[Any], i: int, entry: Mapping[str, Any]) -> None:
-        """One more, to become ``found[i]``."""
-        self._places.append((found, i, entry))
+    def add(self, found: list[Any], i: int, row: Row) -> None:
+        """Add a row, to become ``found[i]``."""
+        self._wanted.append((found, i, row))
 
-    def read(self, files: VerifiedFiles, stack: Mapping[str, Any]) -> Jobs:
-        """The jobs that read them: all at once where they are a good part of the stack."""
-        if len(self._places) * _WORTH_THE_STACK >= stack["shape"][0]:
-            return [partial(self._split, files, stack)]
+    def read(self, files: VerifiedFiles) -> Jobs:
+        """Return the jobs that read them, or all of the stack if most of it is wanted."""
+        if len(self._wanted) * _WHOLE_STACK >= self._stack.shape[0]:
+            return [partial(self._split, files)]
         jobs: Jobs = []
-        for found, i, entry in self._places:
-            found[i], row_jobs = StoredArray(entry).read(files)
+        for found, i, row in self._wanted:
+            found[i], row_jobs = StoredArray(files, row).read()
             jobs += row_jobs
         return jobs
 
-    def _split(self, files: VerifiedFiles, stack: Mapping[str, Any]) -> None:
-        data, jobs = StoredArray(stack).read(files)
+    def _split(self, files: VerifiedFiles) -> None:
+        data, jobs = StoredArray(files, self._stack).read()
         for job in jobs:
             job()
-        size = stack["files"][0][0] // stack["shape"][0]
-        for found, i, entry in self._places:
-            _, _, start = entry["within"]
-            found[i] = data[start // size, ...].copy(order="K")
-
-
-def _read_row(
-    files: VerifiedFiles, within: tuple[str, int, int], digest: int, target: memoryview
-) -> None:
-    """Put a row of a stack into its place."""
-    target[:] = files.read_span(*within, len(target), digest)
-
-
-def logical_shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape that users have of an array, by what the manifest says of it."""
-    shape = list(entry["shape"])
-    for axis, length in zip(entry["order"] or (), entry["shape"], strict=False):
-        shape[axis] = length
-    return tuple(shape)
-
-
-def chunk_files(entry: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The files of an array, by what the manifest says of it: path, size and crc32c."""
-    grid = grid_of(entry)
-    for corner, (size, digest) in zip(grid.corners(), entry["files"], strict=True):
-        yield f"{entry['path']}/{grid.key(corner)}", (size, digest)
+        for found, i, row in self._wanted:
+            found[i] = data[row.number, ...].copy(order="K")

@@ -1,4 +1,4 @@
-"""What tells the content of one file from another's, computed in one pass over it. Pure: no I/O."""
+"""Checksums of a chunk, computed in one pass over it. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 from crc32c import crc32c
 
 from jobrunner.checkpoint.storage import BLOCK_BYTES, PosixFiles
-from jobrunner.checkpoint.store.chunk_bytes import Content
+from jobrunner.checkpoint.store.chunk_bytes import ChunkBytes
 
 HEAD_BYTES = 16 << 10
-"""What of a chunk is compared first: most arrays that change at all change there."""
+"""The head of a chunk, which is compared first: most arrays that change, change there."""
 
 _POLYNOMIAL = 0x82F6_3B78
-"""The crc32c's, its highest power, which is left out, after the lowest bit."""
+"""Of the crc32c, reversed, without the highest power."""
 
 _ONE = 1 << 31
 
 
 class WrittenChunk(NamedTuple):
-    """A chunk as a manifest describes it: two chunks of which all this is equal are the same.
+    """A chunk as a manifest describes it; chunks that are equal in all this are the same.
 
     Attributes
     ----------
@@ -30,12 +30,12 @@ class WrittenChunk(NamedTuple):
     crc : int
         The crc32c of the file.
     total : int
-        The sum, modulo 2**64, of the file's 64-bit words: with the crc32c, which finds what a sum
-        does not, it leaves a changed chunk no practical chance to pass for an unchanged one.
+        The sum, modulo 2**64, of the file's 64-bit words. Together with the crc32c it leaves a
+        changed chunk no practical chance to pass for an unchanged one.
     head : int
         The crc32c of its first `HEAD_BYTES`.
     pieces : tuple of (int, int)
-        Size and crc32c of each of its pieces, where it has an index of them.
+        Size and crc32c of each of its pieces, if it has an index of them.
     """
 
     size: int
@@ -46,46 +46,40 @@ class WrittenChunk(NamedTuple):
 
 
 class Sums:
-    """Sums the 64-bit words of a file's blocks, modulo 2**64, and digests it and its pieces.
+    """Sums the 64-bit words of a chunk, modulo 2**64, and computes its crc32c and its pieces'.
 
-    No byte is digested twice: the file's crc32c is put together from those of its pieces.
-
-    Parameters
-    ----------
-    content : Content
-        What the file holds; the zeros that pad it add nothing to the sum.
+    Each byte is read once: the crc32c of the chunk is combined from those of its pieces.
 
     Attributes
     ----------
     total : int
-        The sum of what was added.
+        The sum of all blocks so far; padding adds nothing to it.
     pieces : list of (int, int)
-        Size and crc32c of each piece that was added whole.
+        Size and crc32c of each complete piece.
     """
 
     __slots__ = ("_crc", "_left", "_lengths", "pieces", "total")
 
-    def __init__(self, content: Content) -> None:
+    def __init__(self, chunk: ChunkBytes) -> None:
         self.total = 0
         self.pieces: list[tuple[int, int]] = []
-        self._lengths = content.pieces or []
+        self._lengths = chunk.pieces or []
         self._left = self._lengths[0] if self._lengths else 0
         self._crc = 0
 
     def add(self, block: memoryview, before: int) -> int:
-        """Add the block that comes next.
+        """Add the next block, of one piece at most.
 
         Parameters
         ----------
         block : memoryview of bytes
-            Of one piece, if of any.
         before : int
-            What this gave for the block before; 0 at the start.
+            The return value for the block before; 0 at the start.
 
         Returns
         -------
         int
-            The crc32c of all so far, as of the last piece that is whole.
+            The crc32c of all up to the end of the last complete piece.
         """
         whole = len(block) & ~7
         total = int(np.add.reduce(np.frombuffer(block[:whole], np.uint64)))
@@ -106,25 +100,25 @@ class Sums:
         return after
 
 
-def digest_content(files: PosixFiles, content: Content, head: int) -> WrittenChunk:
-    """A file as a manifest would describe it, were it written."""
-    sums, crc = Sums(content), 0
-    for buffer in content.buffers:
+def checksum_chunk(files: PosixFiles, chunk: ChunkBytes, head: int) -> WrittenChunk:
+    """Describe a chunk as a manifest would if it were written."""
+    sums, crc = Sums(chunk), 0
+    for buffer in chunk.buffers:
         view = memoryview(buffer)
         for start in range(0, len(view), BLOCK_BYTES):
             crc = sums.add(view[start : start + BLOCK_BYTES], crc)
-    crc = files.digest_zeros(content.padding_bytes, crc)
-    return WrittenChunk(content.size, crc, sums.total, head, tuple(sums.pieces))
+    crc = files.digest_zeros(chunk.padding_bytes, crc)
+    return WrittenChunk(chunk.size, crc, sums.total, head, tuple(sums.pieces))
 
 
 def combine(first: int, second: int, nbytes: int) -> int:
-    """The crc32c of what has the crc32c `first`, and after it `nbytes` bytes that have `second`."""
+    """Return the crc32c of bytes with the crc32c `first`, followed by `nbytes` with `second`."""
     return _multiply(_shift(nbytes), first) ^ second
 
 
 @lru_cache(maxsize=64)
 def _shift(nbytes: int) -> int:
-    """What a crc32c is multiplied by when so many bytes follow: x to the power of their bits."""
+    """Return the factor of a crc32c if so many bytes follow: x to the power of their bits."""
     product, power = _ONE, _ONE >> 8
     while nbytes:
         if nbytes & 1:
@@ -135,7 +129,7 @@ def _shift(nbytes: int) -> int:
 
 
 def _multiply(one: int, other: int) -> int:
-    """The product of two polynomials over GF(2), modulo the crc32c's."""
+    """Multiply two polynomials over GF(2), modulo the crc32c's."""
     product = 0
     while one:
         if one & _ONE:

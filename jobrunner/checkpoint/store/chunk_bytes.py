@@ -1,4 +1,4 @@
-"""What the files of an array hold: its pieces as bytes, and back. Pure: no I/O."""
+"""Encode chunks of an array as bytes, and back. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from jobrunner.checkpoint.store.grid import Grid, Piece
 from jobrunner.define import Compressor
 
 _NOWHERE = (1 << 64) - 1
-"""In a shard's index: there is no such piece."""
+"""In the index of a shard: there is no such piece."""
 
 _INDEX_ENTRY_BYTES = 16
-_DIGEST_BYTES = 4
+_CHECKSUM_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
-    """What a file holds.
+class ChunkBytes:
+    """The bytes of a chunk.
 
     Attributes
     ----------
     buffers : list of bytes or memoryview
-        One after another; memory of the array itself as far as that goes.
+        One after another; the array's own memory where possible.
     padding_bytes : int
-        So many zero bytes follow.
+        How many zero bytes follow.
     pieces : list of int or None
-        Lengths of the pieces that it begins with, where it has an index of them.
+        Lengths of the pieces at the start, if an index of them is at the end.
     """
 
     buffers: list[bytes | memoryview]
@@ -45,41 +45,37 @@ class Content:
         return sum(map(len, self.buffers)) + self.padding_bytes
 
 
-def file_content(
-    data: np.ndarray[Any, Any], grid: Grid, corner: Sequence[int], compressors: Sequence[Compressor]
-) -> Content:
-    """What the file at `corner` holds.
+def index_bytes(grid: Grid) -> int:
+    """Return the length of the index of pieces at the end of each chunk."""
+    return _INDEX_ENTRY_BYTES * grid.num_places + _CHECKSUM_BYTES
 
-    Parameters
-    ----------
-    data : numpy.ndarray
-        Its axes in the order of memory.
-    grid : Grid
-    corner : sequence of int
-    compressors : sequence of mapping
-    """
+
+def encode_chunk(
+    data: np.ndarray[Any, Any], grid: Grid, corner: Sequence[int], compressors: Sequence[Compressor]
+) -> ChunkBytes:
+    """Encode the chunk at `corner` of an array with its axes in memory order."""
     if grid.piece_shape is None:
-        # Without the dots, no axes would give a scalar.
+        # Without the ellipsis, an array of no axes would give a scalar.
         part = data[(*grid.part(corner), ...)]
         buffers, padding_bytes = _encode(part, grid.chunk_shape, compressors)
-        return Content(buffers, padding_bytes, None)
+        return ChunkBytes(buffers, padding_bytes, None)
     buffers = []
     lengths = []
     index = np.full((grid.num_places, 2), _NOWHERE, "<u8")
     start = 0
     for piece in grid.pieces(corner):
         part = data[(*piece.part, ...)]
-        content, padding_bytes = _encode(part, grid.piece_shape, compressors)
-        buffers += content
+        encoded, padding_bytes = _encode(part, grid.piece_shape, compressors)
+        buffers += encoded
         if padding_bytes:
             buffers.append(bytes(padding_bytes))
-        length = sum(map(len, content)) + padding_bytes
+        length = sum(map(len, encoded)) + padding_bytes
         index[piece.place] = start, length
         lengths.append(length)
         start += length
-    told = index.tobytes()
-    buffers.append(told + int(crc32c(told)).to_bytes(_DIGEST_BYTES, "little"))
-    return Content(buffers, 0, lengths)
+    entries = index.tobytes()
+    buffers.append(entries + int(crc32c(entries)).to_bytes(_CHECKSUM_BYTES, "little"))
+    return ChunkBytes(buffers, 0, lengths)
 
 
 def _encode(
@@ -87,73 +83,67 @@ def _encode(
     shape: tuple[int, ...],
     compressors: Sequence[Compressor],
 ) -> tuple[list[bytes | memoryview], int]:
-    """A piece as bytes, and how many zero bytes follow to make it whole."""
+    """Return the bytes of a piece, and how many zero bytes fill it up."""
     if part.shape != shape and not _is_padded_at_the_end(part.shape, shape):
         whole = np.zeros(shape, part.dtype)
         whole[tuple(slice(size) for size in part.shape)] = part
         part = whole
     items = math.prod(shape)
-    content: bytes | memoryview
+    data: bytes | memoryview
     if isinstance(part.dtype, np.dtypes.StringDType):
-        content, padding_bytes = encode_texts(part, items), 0
+        data, padding_bytes = encode_texts(part, items), 0
     else:
-        # A copy only where the array is not contiguous, and of one piece at a time.
-        content = memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+        # Copies one piece at a time, and only if the array is not contiguous.
+        data = memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
         padding_bytes = (items - part.size) * part.dtype.itemsize
     if compressors:
         if padding_bytes:
-            content = bytes(content) + bytes(padding_bytes)
-        return [compress(content, compressors)], 0
-    return [content], padding_bytes
+            data = bytes(data) + bytes(padding_bytes)
+        return [compress(data, compressors)], 0
+    return [data], padding_bytes
 
 
 def _is_padded_at_the_end(part: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether what lacks of a piece lies, in memory, all after what is there."""
+    """Whether all of a piece that lies beyond the array comes last in memory."""
     axis = next(i for i, (a, b) in enumerate(zip(part, whole, strict=True)) if a != b)
     return math.prod(whole[:axis]) == 1 and tuple(part[axis + 1 :]) == tuple(whole[axis + 1 :])
 
 
-def split_content(
-    content: bytes, grid: Grid, corner: Sequence[int]
-) -> Iterator[tuple[Piece, bytes]]:
-    """The pieces of a file, each with its bytes; what it holds must have been verified."""
+def split_chunk(data: bytes, grid: Grid, corner: Sequence[int]) -> Iterator[tuple[Piece, bytes]]:
+    """Split a verified chunk into its pieces."""
     if grid.piece_shape is None:
         (piece,) = grid.pieces(corner)
-        yield piece, content
+        yield piece, data
         return
-    stop = len(content) - _DIGEST_BYTES
+    stop = len(data) - _CHECKSUM_BYTES
     start = stop - _INDEX_ENTRY_BYTES * grid.num_places
-    index = np.frombuffer(content[start:stop], "<u8").reshape(-1, 2).tolist()
+    index = np.frombuffer(data[start:stop], "<u8").reshape(-1, 2).tolist()
     for piece in grid.pieces(corner):
         at, length = index[piece.place]
-        yield piece, content[at : at + length]
+        yield piece, data[at : at + length]
 
 
 def decode_piece(
-    content: bytes,
+    data: bytes,
     piece: Piece,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
     compressors: Sequence[Compressor],
 ) -> np.ndarray[Any, Any]:
-    """The part of the array that a piece holds.
+    """Decode the part of the array in a piece; `shape` is that of a whole piece.
 
-    Parameters
-    ----------
-    content : bytes
-    piece : Piece
-    shape : tuple of int
-        Of a whole piece.
-    dtype : numpy.dtype
-    compressors : sequence of mapping
+    Raises
+    ------
+    ValueError
+        `data` is not that of such a piece.
     """
     if compressors:
-        content = decompress(content, compressors)
+        data = decompress(data, compressors)
     whole: np.ndarray[Any, Any]
     if isinstance(dtype, np.dtypes.StringDType):
-        whole = np.array(decode_texts(content), dtype).reshape(shape)
+        whole = np.array(decode_texts(data), dtype).reshape(shape)
     else:
-        whole = np.frombuffer(content, np.uint8).view(dtype).reshape(shape)
+        whole = np.frombuffer(data, np.uint8).view(dtype).reshape(shape)
     return whole[tuple(slice(part.stop - part.start) for part in piece.part)]
 
 
@@ -161,7 +151,7 @@ def decode_piece(
 
 
 def encode_texts(data: np.ndarray[Any, Any], count: int) -> bytes:
-    """Texts in the form of Zarr's ``vlen-utf8``, empty ones added up to `count`."""
+    """Encode texts as Zarr's ``vlen-utf8``, filled up with empty ones to `count`."""
     texts = [text.encode() for text in data.ravel().tolist()]
     pieces = [count.to_bytes(4, "little")]
     for text in texts:
@@ -171,11 +161,13 @@ def encode_texts(data: np.ndarray[Any, Any], count: int) -> bytes:
 
 
 def decode_texts(data: bytes) -> list[str]:
-    """The texts that `encode_texts` wrote, the added ones included."""
+    """Decode the texts that `encode_texts` encoded."""
     texts = []
     position = 4
     for _ in range(int.from_bytes(data[:4], "little")):
         start = position + 4
+        if start > len(data):
+            raise ValueError("the texts are cut off")
         position = start + int.from_bytes(data[position:start], "little")
         texts.append(data[start:position].decode())
     return texts

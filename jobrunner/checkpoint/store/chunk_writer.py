@@ -1,4 +1,4 @@
-"""Chunks of a store's arrays, each a file: written, or shared with the store before."""
+"""Write the chunks of a store, each a file, or link those that have not changed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 
 from jobrunner.checkpoint.storage import PosixFiles, join_path
-from jobrunner.checkpoint.store.checksums import HEAD_BYTES, Sums, WrittenChunk, digest_content
-from jobrunner.checkpoint.store.chunk_bytes import Content, file_content
-from jobrunner.checkpoint.store.layout import PlannedArray, grid_of
+from jobrunner.checkpoint.store.checksums import HEAD_BYTES, Sums, WrittenChunk, checksum_chunk
+from jobrunner.checkpoint.store.chunk_bytes import ChunkBytes, encode_chunk
+from jobrunner.checkpoint.store.layout import PlannedArray
+from jobrunner.checkpoint.store.manifest import ArrayEntry, Manifest
 from jobrunner.checkpoint.store.stacks import Rows
 
 logger = logging.getLogger(__name__)
 
 LINKED_BYTES = PosixFiles.linked_bytes
-"""What tells a shorter chunk from another is not kept: it is never linked."""
+"""Shorter chunks are never linked, and their sums are not recorded."""
 
 READ_AGAIN_SAVES = 16
-"""At one save in so many, on average, a file and its array are read before it is shared again."""
+"""One save in so many, on average, reads a file and its array again before it links the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +34,17 @@ class FormerStore:
     chunks: Mapping[str, WrittenChunk]
 
 
-def former_store(root: str, manifest: Mapping[str, Any]) -> FormerStore:
-    """What of a store can be linked, by its manifest."""
+def former_store(root: str, manifest: Manifest) -> FormerStore:
+    """Return the chunks of a store that can be linked."""
     chunks: dict[str, WrittenChunk] = {}
-    for entry in manifest["blobs"].values():
-        for array in entry["arrays"]:
-            if "sums" not in array:
-                continue
-            grid = grid_of(array)
-            pieces = array.get("pieces") or [()] * len(array["files"])
-            for corner, (size, crc), (total, head), told in zip(
-                grid.corners(), array["files"], array["sums"], pieces, strict=True
-            ):
-                chunks[f"{array['path']}/{grid.key(corner)}"] = WrittenChunk(
-                    size, crc, int(total, 16), head, tuple(map(tuple, told))
-                )
+    for blob in manifest.blobs.values():
+        for array in blob.arrays:
+            if isinstance(array, ArrayEntry) and array.sums is not None:
+                pieces = array.pieces or [[]] * len(array.files)
+                for (path, (size, crc)), (total, head), spans in zip(
+                    array.chunk_files(), array.sums, pieces, strict=True
+                ):
+                    chunks[path] = WrittenChunk(size, crc, int(total, 16), head, tuple(spans))
     return FormerStore(root, chunks)
 
 
@@ -60,16 +57,16 @@ class ChunkWriter:
     root : str
         The store's path.
     node, epoch : str, int
-        What it is of.
+        Of the store.
     former : FormerStore, optional
-        Whose unchanged chunks it shares.
+        The store whose unchanged chunks are linked.
 
     Attributes
     ----------
     written : dict of str to WrittenChunk
         By path within the store.
     linked_bytes : int
-        What of them is shared.
+        Size of the linked ones.
     """
 
     def __init__(
@@ -84,7 +81,7 @@ class ChunkWriter:
         self._former = former or FormerStore("", {})
 
     def write(self, array: PlannedArray, path: str, corner: tuple[int, ...]) -> None:
-        """Write one, or share it; from several threads at once."""
+        """Write or link a chunk; called from several threads at once."""
         data = array.data
         if isinstance(data, Rows):
             data = data.gather()
@@ -94,17 +91,18 @@ class ChunkWriter:
         known = self._former.chunks.get(path)
         if known is not None and known.size < self._files.linked_bytes:
             known = None
-        self.written[path] = self._share_blindly(array, path, known) or self._share_or_write(
-            array,
-            path,
-            file_content(data, array.grid, corner, array.compressors),
-            known,
+        written = None
+        if known is not None and array.compressors and array.is_unchanged:
+            # To compare it, it would have to be compressed again.
+            written = None if self._is_due(path) else self._link(path, known)
+        self.written[path] = written or self._link_or_write(
+            array, path, encode_chunk(data, array.grid, corner, array.compressors), known
         )
 
     def _write_stack(
         self, array: PlannedArray, path: str, data: np.ndarray[Any, Any]
     ) -> WrittenChunk:
-        """Write a stack, which is one file; the manifest says of each row what it is."""
+        """Write a stack, which is one file, and record the checksum of each row."""
         memory = memoryview(data.reshape(-1).view(np.uint8).data)
         crc = self._files.write(join_path(self._root, path), [memory])
         step = len(memory) // len(data)
@@ -112,44 +110,37 @@ class ChunkWriter:
         array.entry["rows"] = [digest(memory[i : i + step]) for i in range(0, len(memory), step)]
         return WrittenChunk(len(memory), crc, 0, 0)
 
-    def _share_blindly(
-        self, array: PlannedArray, path: str, known: WrittenChunk | None
-    ) -> WrittenChunk | None:
-        """Share what would have to be compressed again to be compared."""
-        if known is None or not array.compressors or not array.is_unchanged or self._is_due(path):
-            return None
-        return self._share(path, known)
-
-    def _share_or_write(
-        self, array: PlannedArray, path: str, content: Content, known: WrittenChunk | None
+    def _link_or_write(
+        self, array: PlannedArray, path: str, chunk: ChunkBytes, known: WrittenChunk | None
     ) -> WrittenChunk:
         files, target = self._files, join_path(self._root, path)
-        if content.size < LINKED_BYTES and content.pieces is None:
-            crc = files.write(target, content.buffers, content.padding_bytes)
-            return WrittenChunk(content.size, crc, 0, 0)
-        head = files.digest(memoryview(content.buffers[0])[:HEAD_BYTES])
+        size = chunk.size
+        if size < LINKED_BYTES and chunk.pieces is None:
+            crc = files.write(target, chunk.buffers, chunk.padding_bytes)
+            return WrittenChunk(size, crc, 0, 0)
+        head = files.digest(memoryview(chunk.buffers[0])[:HEAD_BYTES])
         if known is not None:
             is_due = self._is_due(path)
-            is_same = (known.size, known.head) == (content.size, head) and (
-                (array.is_unchanged and not is_due) or digest_content(files, content, head) == known
+            is_same = (known.size, known.head) == (size, head) and (
+                (array.is_unchanged and not is_due) or checksum_chunk(files, chunk, head) == known
             )
             if is_same and (not is_due or self._is_whole(path, known)):
-                shared = self._share(path, known)
-                if shared is not None:
-                    return shared
+                linked = self._link(path, known)
+                if linked is not None:
+                    return linked
             elif array.is_unchanged and not is_same:
                 logger.warning(
-                    "Blob %r of node %r has changed although no task that updates it has run. It "
-                    "is saved as it is now; name it in the updates= of the task that changes it.",
+                    "Blob %r of node %r has changed although no task that updates it has run. Its new "
+                    "value is saved; name it in the updates= of the task that changes it.",
                     array.blob,
                     self._node,
                 )
-        sums = Sums(content)
-        crc = files.write(target, content.buffers, content.padding_bytes, sums.add)
-        return WrittenChunk(content.size, crc, sums.total, head, tuple(sums.pieces))
+        sums = Sums(chunk)
+        crc = files.write(target, chunk.buffers, chunk.padding_bytes, sums.add)
+        return WrittenChunk(size, crc, sums.total, head, tuple(sums.pieces))
 
-    def _share(self, path: str, known: WrittenChunk) -> WrittenChunk | None:
-        """Give a file of the store before a second name; None where that cannot be."""
+    def _link(self, path: str, known: WrittenChunk) -> WrittenChunk | None:
+        """Give a file of the former store a second name; None if that is not possible."""
         source, target = join_path(self._former.root, path), join_path(self._root, path)
         if not self._files.link(source, target, known.size):
             return None
@@ -157,21 +148,21 @@ class ChunkWriter:
         return known
 
     def _is_due(self, path: str) -> bool:
-        """Whether memory and file are read before the file is shared once more, as now and then.
+        """Whether array and file are read again before the file is linked.
 
-        By its name and the epoch, so that it comes to any file's turn whatever the save policy is.
+        Depends on name and epoch, so that each file's turn comes under any save policy.
         """
         return not zlib.crc32(f"{path} {self._epoch}".encode()) % READ_AGAIN_SAVES
 
     def _is_whole(self, path: str, known: WrittenChunk) -> bool:
-        """Whether a file of the store before holds what was written to it."""
+        """Whether a file of the former store is as it was written."""
         old = join_path(self._former.root, path)
         try:
             found = self._files.read_into(old, None, known.size)
         except OSError as error:
-            logger.warning("%s cannot be read, and is written anew: %s", old, error)
+            logger.warning("Cannot read %s: %s. Its data is written again.", old, error)
             return False
         if found != (known.size, known.crc):
-            logger.warning("%s is not what was written; the new epoch gets a file of its own.", old)
+            logger.warning("%s is not what was written. Its data is written again.", old)
             return False
         return True

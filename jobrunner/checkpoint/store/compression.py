@@ -1,4 +1,4 @@
-"""Compressors: Zarr's own, named as in its documents, off unless somebody asks for them."""
+"""Compress and decompress by Zarr's own compressors, named as in its documents."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jobrunner.define import ArrayOptions, Compressor
 from jobrunner.errors import DefinitionError
 
 _NAMES = ("blosc", "gzip", "zstd")
-"""Those that the specification of Zarr has, for every reader to know them."""
+"""Those in the specification of Zarr, which every reader has."""
 
 
 def check_compressors(compressors: Sequence[Compressor], where: str) -> tuple[Compressor, ...]:
-    """Find out whether Zarr knows the compressors; gives them with all their settings.
+    """Check that Zarr knows the compressors; return them with all their settings.
 
     Parameters
     ----------
@@ -28,11 +28,11 @@ def check_compressors(compressors: Sequence[Compressor], where: str) -> tuple[Co
     Raises
     ------
     DefinitionError
-        One is unknown here, takes other settings, or is no compressor.
+        A name is not a compressor's, or a compressor does not accept its settings.
     """
     if not compressors:
         return ()
-    from zarr.registry import get_codec_class  # only who compresses pays for the import
+    from zarr.registry import get_codec_class  # slow to import, and seldom needed
 
     full = []
     for about in compressors:
@@ -48,12 +48,12 @@ def check_compressors(compressors: Sequence[Compressor], where: str) -> tuple[Co
             known: dict[str, Any] = dict(codec.to_dict())
         except Exception as error:
             raise DefinitionError(
-                f"{where}: the compressor {about['name']!r} has no such settings as {asked}: "
-                f"{type(error).__name__}: {error}. See zarr.codecs for those it has."
+                f"{where}: the compressor {about['name']!r} does not accept the settings {asked}: "
+                f"{type(error).__name__}: {error}. See zarr.codecs for its settings."
             ) from error
         configuration = {**known.get("configuration", {}), **asked}
         if about["name"] == "blosc":
-            # Which suit the dtype of each array, where nobody chose.
+            # By default, these depend on the dtype of each array.
             configuration = {
                 key: value
                 for key, value in configuration.items()
@@ -63,16 +63,10 @@ def check_compressors(compressors: Sequence[Compressor], where: str) -> tuple[Co
     return tuple(full)
 
 
-def resolve_storage(
-    storage: Mapping[str, Mapping[str, ArrayOptions]],
+def resolve_options(
+    options: Mapping[str, Mapping[str, ArrayOptions]],
 ) -> dict[str, dict[str, ArrayOptions]]:
-    """Node -> blob -> its storage, the compressors with all their settings.
-
-    Raises
-    ------
-    DefinitionError
-        Zarr does not know a compressor.
-    """
+    """Check the compressors of each node's blobs, and add all their settings."""
     return {
         node: {
             name: asked
@@ -83,12 +77,12 @@ def resolve_storage(
             )
             for name, asked in blobs.items()
         }
-        for node, blobs in storage.items()
+        for node, blobs in options.items()
     }
 
 
 def suit_dtype(compressors: Sequence[Compressor], itemsize: int) -> list[dict[str, Any]]:
-    """The compressors with the settings that go by the size of an item."""
+    """Add the settings that depend on the size of an item."""
     suited = []
     for about in compressors:
         configuration = dict(about["configuration"])
@@ -101,10 +95,10 @@ def suit_dtype(compressors: Sequence[Compressor], itemsize: int) -> list[dict[st
 
 
 def compress(data: bytes | memoryview, compressors: Sequence[Compressor]) -> bytes:
-    """What the compressors, one after another, make of `data`."""
+    """Apply the compressors, one after another."""
     for about in compressors:
         if about["name"] == "gzip":
-            # The codec writes the time into it, and what is unchanged would not be the same.
+            # Zarr's codec writes the time, so that equal data would differ.
             data = gzip.compress(data, about["configuration"]["level"], mtime=0)
         else:
             data = bytes(_codec(about).encode(data))
@@ -112,15 +106,15 @@ def compress(data: bytes | memoryview, compressors: Sequence[Compressor]) -> byt
 
 
 def decompress(data: bytes, compressors: Sequence[Compressor]) -> bytes:
-    """What `compress` was given.
+    """Undo `compress`.
 
     Raises
     ------
     ValueError
-        The compressors are others than `check_compressors` lets pass, or did not make `data`.
+        A compressor is not one of Zarr's, or did not produce the data.
     """
     for about in reversed(compressors):
-        # numcodecs has others, and one of them unpickles.
+        # numcodecs has others too, one of which unpickles.
         if about["name"] not in _NAMES:
             raise ValueError(f"{about['name']!r} is none of the compressors {', '.join(_NAMES)}")
         try:
@@ -136,13 +130,13 @@ def _codec(about: Compressor) -> Any:
 
 @lru_cache(maxsize=64)
 def _make(name: str, settings: tuple[tuple[str, Any], ...]) -> Any:
-    """The codec of numcodecs, which Zarr's own of that name wraps."""
+    """Make the codec of numcodecs that Zarr's codec of the same name wraps."""
     import numcodecs
 
     configuration = dict(settings)
     if name == "blosc":
         shuffles = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
         configuration["shuffle"] = shuffles[configuration["shuffle"]]
-        # Threads of its own would share one state among all of ours.
+        # Its own threads share one state, which several of ours would use at once.
         numcodecs.blosc.use_threads = False
     return numcodecs.get_codec({"id": name, **configuration})

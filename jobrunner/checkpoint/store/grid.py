@@ -65,6 +65,11 @@ class Grid:
         return self.piece_shape or self.chunk_shape
 
     @property
+    def num_files(self) -> int:
+        """How many files the array has."""
+        return math.prod(map(_ceil_div, self.shape, self.chunk_shape))
+
+    @property
     def num_places(self) -> int:
         """How many pieces the index of a file tells of."""
         return math.prod(self._pieces_along())
@@ -216,6 +221,10 @@ def _choose_rows(length: int, most: int) -> int:
             return rows
         candidates.append((padding, rows))
     return min(candidates)[1]
+
+
+def _ceil_div(length: int, size: int) -> int:
+    return -(-length // size)
 
 
 def _cut_axis(shape: Sequence[int], cut: Sequence[int]) -> int | None:

@@ -1,78 +1,85 @@
-"""Where a store keeps what: Zarr documents, chunks and their names. Pure: no I/O.
+"""Plan the files of a store: Zarr documents, chunks and their names. Pure: no I/O.
 
-A store is a Zarr v3 group. An array blob is an array in it; a container of arrays is a group;
-short arrays of which many are alike are rows of one; whatever is small is an attribute of the
-store's group, for people and other readers: what jobrunner loads, it takes from the manifest.
+A store is a Zarr v3 group. A blob that is an array is an array in it, a container of arrays a
+group; many short arrays that are alike are rows of one array. Small values are attributes of the
+store's group, for people and other readers: jobrunner itself loads them from the manifest.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from jobrunner.checkpoint.encoding import ArrayPart, EncodedBlob, child_names, dtype_to_spec
+from jobrunner.checkpoint.encoding import (
+    ArrayPart,
+    EncodedBlob,
+    Spec,
+    child_names,
+    dtype_from_spec,
+    dtype_to_spec,
+    zarr_data_type,
+)
 from jobrunner.checkpoint.store.compression import suit_dtype
-from jobrunner.checkpoint.store.grid import Grid, plan_grid
+from jobrunner.checkpoint.store.grid import Grid, plan_grid, to_logical
+from jobrunner.checkpoint.store.manifest import MANIFEST, STORE_FORMAT
 from jobrunner.checkpoint.store.stacks import (
+    LEAST_ALIKE,
     MOST_BYTES,
     Alike,
     Rows,
-    are_worth_stacking,
     cut_stacks,
-)
-from jobrunner.checkpoint.store.zarr_json import (
-    OWN_KEY,
-    describe_array,
-    describe_usual_array,
-    group_document,
+    is_stackable,
 )
 from jobrunner.define import ArrayOptions
 
 FORMAT = 1
-"""Of log entries; readers refuse what is newer."""
+"""Of log entries; readers refuse newer ones."""
 
-STORE_FORMAT = 3
-"""Newest of stores and manifests. A store is 3 where arrays are stacked, 2 where one is compressed
-or in pieces, and else 1."""
-
-MANIFEST = "_manifest/zarr.json"
-"""A group's document, so that readers of Zarr find nothing strange in a store."""
-
-ROOT_DOCUMENT = "zarr.json"
 RETIRED_DOCUMENT = "zarr.retired.json"
-STACKS = "_stacks"
-"""Group of the arrays of which many short ones are rows; no blob's name begins so."""
 
-LONE_ARRAY = {"$": "array", "at": 0}
-"""What stands for a blob that is an array and nothing else; see `encoding`."""
+STACKS = "_stacks"
+"""The group of stacked arrays; no name of a blob starts so."""
+
+OWN_KEY = "/jobrunner"
+"""The attribute for jobrunner's own metadata; no blob can have this name."""
+
+_ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
+_INDEX_CODECS = [
+    {"name": "bytes", "configuration": {"endian": "little"}},
+    {"name": "crc32c"},
+]
+_SEAL = b',"sha256":"%s"}}'
 
 
 @dataclass(slots=True)
 class PlannedArray:
-    """An array with its place in the store; what it is made of may give way to a copy.
+    """An array and its place in the store; a copy may replace its data until it is written.
 
     Attributes
     ----------
     blob : str
-        Name of the blob that it is of; a stack is of many, and of none by itself.
+        Name of its blob; empty for a stack, which holds arrays of many.
     data : numpy.ndarray or Rows
-        Its axes in the order they lie in memory, outermost first.
+        Its axes in memory order, outermost first.
     entry : dict
-        What the manifest says of it; its files are filled in while writing.
+        Its entry in the manifest; the files are added when they are written.
     document : bytes
     is_stack : bool
-        It is made of many blobs' arrays, a row each.
+        It holds the arrays of many blobs, one a row.
     is_sole : bool
-        Nothing but its blob can reach its memory, so that it stays as it is while it is referred to.
+        Only its blob refers to its memory, so it does not change while this object refers to it.
     is_constant : bool
-        No task changes its blob from one epoch to the next.
+        No task changes its blob between epochs.
     is_unchanged : bool
-        It is the very array of the store before, and nothing was given it to change.
+        It is the array of the store before, and no task could have changed it since.
     """
 
     blob: str
@@ -88,44 +95,58 @@ class PlannedArray:
     is_unchanged: bool = False
 
     def files(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Path within the store, with ``/``, and place in the grid of every file."""
+        """Path within the store, with ``/``, and grid coordinates of every file."""
         for corner in self.grid.corners():
             yield f"{self.path}/{self.grid.key(corner)}", corner
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoreLayout:
-    """All that a store consists of, but for the manifest.
+    """All files of a store except the manifest.
 
     Attributes
     ----------
-    directories : list of str
+    directories : dict of str to None
         Within the store, parents first.
     documents : dict of str to bytes
-        Zarr documents by path within the store, but the root's.
+        Zarr documents by path within the store, except the root's.
     root : bytes
         The root document.
     arrays : list of PlannedArray
-        Stacks included.
+        Stacks come last.
     stacks : list of dict
-        The manifest's entries for them.
+        Their entries in the manifest.
     blobs : dict
-        The manifest's entry for each blob; of one that is a row, its stack and its place there.
+        Each blob's entry in the manifest; for a row, the index of its stack and of the row.
     about : dict
-        What root and manifest say of the store: its format, node, epoch and run.
+        What root and manifest say of the store: format, node, epoch and run.
     """
 
-    directories: list[str]
-    documents: dict[str, bytes]
-    root: bytes
-    arrays: list[PlannedArray]
-    stacks: list[dict[str, Any]]
-    blobs: dict[str, Any]
-    about: dict[str, Any]
+    directories: dict[str, None] = field(
+        default_factory=lambda: dict.fromkeys([os.path.dirname(MANIFEST)])
+    )
+    documents: dict[str, bytes] = field(default_factory=dict)
+    root: bytes = b""
+    arrays: list[PlannedArray] = field(default_factory=list)
+    stacks: list[dict[str, Any]] = field(default_factory=list)
+    blobs: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def add_group(self, path: str, attributes: Mapping[str, Any]) -> None:
+        """Add a group, if there is none yet."""
+        if path not in self.directories:
+            self.directories[path] = None
+            self.documents[f"{path}/zarr.json"] = group_document(attributes)
+
+    def add_array(self, array: PlannedArray) -> None:
+        """Add an array, whose groups must be there."""
+        self.directories[array.path] = None
+        self.documents[f"{array.path}/zarr.json"] = array.document
+        self.arrays.append(array)
 
 
 def lay_out(blobs: Mapping[str, EncodedBlob | Alike], about: Mapping[str, Any]) -> StoreLayout:
-    """Decide where each part of each blob goes.
+    """Plan a store.
 
     Parameters
     ----------
@@ -133,63 +154,66 @@ def lay_out(blobs: Mapping[str, EncodedBlob | Alike], about: Mapping[str, Any]) 
     about : mapping
         JSON for the root's own attribute: node, epoch, run.
     """
-    directories: dict[str, None] = {os.path.dirname(MANIFEST): None}
-    documents: dict[str, bytes] = {}
-    attributes: dict[str, Any] = {OWN_KEY: {}}
-    arrays: list[PlannedArray] = []
-    entries: dict[str, Any] = dict.fromkeys(blobs)  # in the order of the blobs
-    single = {name: blob for name, blob in blobs.items() if isinstance(blob, EncodedBlob)}
+    layout = StoreLayout(blobs=dict.fromkeys(blobs))  # in the order of the blobs
+    alone = {name: blob for name, blob in blobs.items() if isinstance(blob, EncodedBlob)}
     stacks: list[PlannedArray] = []
-    for alike in {id(blob): blob for blob in blobs.values() if isinstance(blob, Alike)}.values():
-        entries |= zip(alike.arrays, _stack(stacks, alike.arrays, None), strict=True)
-    rows = _stack_parts(stacks, single)
-    for name, top in zip(single, child_names(single), strict=True):
-        blob = single[name]
-        planned = {
-            i: _plan_array(name, part, "/".join((top, *part.trail)), blob.storage)
-            for i, part in enumerate(blob.parts)
-            if (name, i) not in rows
-        }
-        for array in planned.values():
-            pieces = array.path.split("/")
-            for depth in range(1, len(pieces)):
-                group = "/".join(pieces[:depth])
-                if group not in directories:
-                    directories[group] = None
-                    tree = blob.tree if depth == 1 else None
-                    documents[f"{group}/zarr.json"] = group_document(
-                        {} if tree is None else {OWN_KEY: {"value": tree}}
-                    )
-            directories[array.path] = None
-            documents[f"{array.path}/zarr.json"] = array.document
-        if not planned and not (blob.parts and not blob.parts[0].trail):
-            attributes[name] = blob.tree
-        arrays += planned.values()
-        places = [
-            planned[i].entry if i in planned else rows[name, i] for i in range(len(blob.parts))
-        ]
-        entries[name] = {"value": blob.tree, "arrays": places}
+    if len(alone) < len(blobs):
+        for alike in {id(it): it for it in blobs.values() if isinstance(it, Alike)}.values():
+            layout.blobs |= zip(alike.arrays, _stack(stacks, alike.arrays, None), strict=True)
+    rows = _stack_parts(stacks, alone)
+    attributes: dict[str, Any] = {OWN_KEY: None}
+    for name, top in zip(alone, child_names(alone), strict=True):
+        _lay_out_blob(layout, attributes, name, top, alone[name], rows)
+    layout.about = {"format": _format(layout.arrays, stacks), **about}
+    attributes[OWN_KEY] = layout.about
+    layout.root = group_document(attributes)
     if stacks:
-        directories[STACKS] = None
-        documents[f"{STACKS}/zarr.json"] = group_document({})
+        layout.add_group(STACKS, {})
     for array in stacks:
-        directories[array.path] = None
-        documents[f"{array.path}/zarr.json"] = array.document
-    is_plain = all(a.grid.piece_shape is None and not a.compressors for a in arrays)
-    full = {"format": STORE_FORMAT if stacks else 1 if is_plain else 2, **about}
-    attributes[OWN_KEY] = full
-    root = group_document(attributes)
-    told = [array.entry for array in stacks]
-    return StoreLayout(list(directories), documents, root, arrays + stacks, told, entries, full)
+        layout.add_array(array)
+        layout.stacks.append(array.entry)
+    return layout
+
+
+def _lay_out_blob(
+    layout: StoreLayout,
+    attributes: dict[str, Any],
+    name: str,
+    top: str,
+    blob: EncodedBlob,
+    rows: Mapping[tuple[str, int], list[int]],
+) -> None:
+    """Add a blob's arrays but those in `rows`; its tree becomes an attribute of their group."""
+    places: list[Any] = []
+    for i, part in enumerate(blob.parts):
+        if (name, i) in rows:
+            places.append(rows[name, i])
+            continue
+        array = _plan_array(name, part, "/".join((top, *part.trail)), blob.options)
+        for depth in range(len(part.trail)):
+            group = "/".join((top, *part.trail[:depth]))
+            layout.add_group(group, {} if depth else {OWN_KEY: {"value": blob.tree}})
+        layout.add_array(array)
+        places.append(array.entry)
+    is_array = bool(blob.parts) and not blob.parts[0].trail
+    if not is_array and all(isinstance(place, list) for place in places):
+        attributes[name] = blob.tree
+    layout.blobs[name] = {"value": blob.tree, "arrays": places}
+
+
+def _format(arrays: Iterable[PlannedArray], stacks: Sequence[PlannedArray]) -> int:
+    if stacks:
+        return STORE_FORMAT
+    return 1 if all(it.grid.piece_shape is None and not it.compressors for it in arrays) else 2
 
 
 def _stack_parts(
     stacks: list[PlannedArray], blobs: Mapping[str, EncodedBlob]
 ) -> dict[tuple[str, int], list[int]]:
-    """Stack short arrays within blobs of which many are alike: name and number -> its place."""
+    """Stack short arrays of which many are alike; return each one's place, by blob and index."""
     classes: dict[tuple[Any, ...], dict[tuple[str, int], ArrayPart]] = {}
     for name, blob in blobs.items():
-        if blob.storage.compressors or blob.storage.chunks is not None:
+        if blob.options.compressors or blob.options.chunks is not None:
             continue
         for i, part in enumerate(blob.parts):
             data = part.data
@@ -198,7 +222,7 @@ def _stack_parts(
                 parts[name, i] = part
     places: dict[tuple[str, int], list[int]] = {}
     for (dtype, _, order), parts in classes.items():
-        if are_worth_stacking(dtype, len(parts)):
+        if len(parts) >= LEAST_ALIKE and is_stackable(dtype):
             arrays = {"/".join((name, *part.trail)): part.data for (name, _), part in parts.items()}
             places |= zip(parts, _stack(stacks, arrays, order), strict=True)
     return places
@@ -209,7 +233,7 @@ def _stack(
     arrays: Mapping[str, np.ndarray[Any, Any]],
     order: tuple[int, ...] | None,
 ) -> Iterator[list[int]]:
-    """Stack arrays that are alike, which are called so; which stack each is in, and which row."""
+    """Stack arrays that are alike; yield the indices of each one's stack and row."""
     names, members = list(arrays), list(arrays.values())
     spec = dtype_to_spec(members[0].dtype)
     for cut in cut_stacks(len(members), members[0].nbytes):
@@ -222,32 +246,36 @@ def _stack(
         yield from ([len(stacks) - 1, row] for row in range(len(names[cut])))
 
 
-def _plan_array(blob: str, part: ArrayPart, path: str, storage: ArrayOptions) -> PlannedArray:
+def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) -> PlannedArray:
     data = part.data
     is_text = isinstance(data.dtype, np.dtypes.StringDType)
-    if storage.chunks is not None:
+    item_bytes = 1 if is_text else data.dtype.itemsize
+    if options.chunks is not None:
         order = part.order or tuple(range(data.ndim))
-        chunks = tuple(storage.chunks[axis] for axis in order)
-        shards = storage.shards and tuple(storage.shards[axis] for axis in order)
+        chunks = tuple(options.chunks[axis] for axis in order)
+        shards = options.shards and tuple(options.shards[axis] for axis in order)
         grid = Grid(data.shape, shards or chunks, chunks if shards else None, part.order)
     elif is_text:
         grid = plan_grid(data.shape, _mean_text_bytes(data), part.order, in_pieces=False)
     else:
-        grid = plan_grid(data.shape, data.dtype.itemsize, part.order)
-    compressors = suit_dtype(storage.compressors or (), 1 if is_text else data.dtype.itemsize)
-    spec = dtype_to_spec(data.dtype)
-    if isinstance(spec, str) and not compressors:
+        grid = plan_grid(data.shape, item_bytes, part.order)
+    spec = data.dtype.str if data.dtype.isbuiltin == 1 else dtype_to_spec(data.dtype)
+    compressors: list[dict[str, Any]] = []
+    if options.compressors:
+        compressors = suit_dtype(options.compressors, item_bytes)
+        document = describe_array(spec, grid, part.holds, compressors)
+    elif isinstance(spec, str):
         document = describe_usual_array(spec, grid, part.holds)
     else:
-        document = describe_array(spec, grid, part.holds, compressors)
+        document = describe_array(spec, grid, part.holds)
     entry = _entry(path, spec, grid, compressors)
     return PlannedArray(blob, path, data, grid, compressors, entry, document)
 
 
 def _entry(
-    path: str, spec: Any, grid: Grid, compressors: Sequence[dict[str, Any]] = ()
+    path: str, spec: Spec, grid: Grid, compressors: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Any]:
-    """What the manifest says of an array, but for its files."""
+    """Return the manifest's entry for an array, without its files; see `manifest.ArrayEntry`."""
     return {
         "path": path,
         "dtype": spec,
@@ -259,71 +287,83 @@ def _entry(
     }
 
 
-def grid_of(entry: Mapping[str, Any]) -> Grid:
-    """How the array of a manifest's entry is cut."""
-    piece, order = entry.get("piece_shape"), entry["order"]
-    return Grid(
-        tuple(entry["shape"]),
-        tuple(entry["chunk_shape"]),
-        None if piece is None else tuple(piece),
-        None if order is None else tuple(order),
-    )
-
-
-def resolve_rows(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest with an entry for each array that is a row of a stack, like those of others.
-
-    Such an entry also says where the row lies (``within``: the stack's file, its size, and where
-    in it the row begins, in bytes).
-
-    Raises
-    ------
-    LookupError, TypeError, ValueError, AttributeError
-        It is no manifest that jobrunner writes.
-    """
-    stacks = manifest.get("stacks", ())
-    if not stacks:
-        return manifest
-    told = [_row_entry(stack) for stack in stacks]
-
-    def resolve(place: Any) -> dict[str, Any]:
-        if isinstance(place, dict):
-            return place
-        number, row = place
-        if number < 0 or row < 0:
-            raise IndexError(f"no stack has a row {place}")
-        path, size, nbytes, digests, about = told[number]
-        entry = dict(about)
-        entry["files"] = [[nbytes, digests[row]]]
-        entry["within"] = (path, size, row * nbytes)
-        return entry
-
-    blobs = {
-        name: {"value": entry["value"], "arrays": list(map(resolve, entry["arrays"]))}
-        if isinstance(entry, dict)
-        else {"value": LONE_ARRAY, "arrays": [resolve(entry)]}
-        for name, entry in manifest["blobs"].items()
-    }
-    return {**manifest, "blobs": blobs}
-
-
-def _row_entry(stack: Mapping[str, Any]) -> tuple[str, int, int, Sequence[int], dict[str, Any]]:
-    """A stack's file, its size, that of a row, the rows' digests, and what is said of each row."""
-    path, shape, order = stack["path"], stack["shape"], stack["order"]
-    grid = grid_of(stack)
-    (corner,) = grid.corners()
-    ((size, _),) = stack["files"]
-    about = {
-        "path": path,
-        "dtype": stack["dtype"],
-        "shape": shape[1:],
-        "order": order and [axis - 1 for axis in order[1:]],
-        "chunk_shape": shape[1:],
-    }
-    return f"{path}/{grid.key(corner)}", size, size // shape[0], stack["rows"], about
-
-
 def _mean_text_bytes(data: np.ndarray[Any, Any]) -> int:
     if not data.size:
         return 1
     return 4 + math.ceil(int(np.strings.str_len(data).sum()) / data.size)
+
+
+# --- Zarr documents
+
+
+def describe_array(
+    spec: Spec,
+    grid: Grid,
+    holds: str,
+    compressors: Sequence[dict[str, Any]] = (),
+    names: Sequence[str] = (),
+) -> bytes:
+    """Return the Zarr document of an array; `names` are those of its rows, if it is a stack."""
+    dtype = dtype_from_spec(spec)
+    codecs: list[dict[str, Any]] = []
+    if grid.order:
+        codecs.append({"name": "transpose", "configuration": {"order": list(grid.order)}})
+    if isinstance(dtype, np.dtypes.StringDType):
+        data_type: Any = "string"
+        fill: Any = ""
+        codecs.append({"name": "vlen-utf8"})
+    else:
+        data_type, fill, endian = zarr_data_type(dtype)
+        configuration = {"configuration": {"endian": endian}} if endian else {}
+        codecs.append({"name": "bytes", **configuration})
+    codecs += compressors
+    if grid.piece_shape is not None:
+        shard = {
+            "chunk_shape": to_logical(grid.piece_shape, grid.order),
+            "codecs": codecs,
+            "index_codecs": _INDEX_CODECS,
+            "index_location": "end",
+        }
+        codecs = [{"name": "sharding_indexed", "configuration": shard}]
+    chunk_shape = to_logical(grid.chunk_shape, grid.order)
+    return to_json(
+        {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": to_logical(grid.shape, grid.order),
+            "data_type": data_type,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+            "fill_value": fill,
+            "codecs": codecs,
+            "attributes": {
+                **({"names": names} if names else {}),
+                OWN_KEY: {"holds": holds, "dtype": spec},
+            },
+            "storage_transformers": [],
+        }
+    )
+
+
+describe_usual_array = lru_cache(maxsize=4096)(describe_array)
+"""The same, cached: the arrays of an epoch are often those of the one before."""
+
+
+def group_document(attributes: Mapping[str, Any]) -> bytes:
+    """Return the Zarr document of a group."""
+    return to_json({"zarr_format": 3, "node_type": "group", "attributes": attributes})
+
+
+def seal(document: bytes) -> bytes:
+    """Add its SHA-256 to the document of a group, as the last attribute."""
+    return document[:-2] + _SEAL % hashlib.sha256(document).hexdigest().encode()
+
+
+def is_sealed(document: bytes) -> bool:
+    """Whether a document is, to the last bit, what `seal` returned."""
+    return document == seal(document[: -len(_SEAL % bytes(64))] + b"}}")
+
+
+def to_json(document: object) -> bytes:
+    """Encode as strict JSON in ASCII."""
+    return _ENCODER.encode(document).encode()

@@ -1,4 +1,4 @@
-"""One array whose parts are blobs of several nodes: whole, and lazily read."""
+"""One lazy array whose parts are blobs of several nodes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from jobrunner.errors import CheckpointError
 
 
 class PartitionedArray:
-    """The parts that nodes saved of one array, put together along an axis.
+    """The parts of an array that nodes saved, concatenated along an axis.
 
-    Indexing it with ints, slices and ``...`` reads only what is asked for; what is read this way
-    is not verified.
+    Indexing it with ints, slices and ``...`` reads only the items requested, unverified.
 
     Parameters
     ----------
     name : str
     axis : int
     parts : sequence of array
-        Lazy arrays, in order; alike but for their length along `axis`.
+        Lazy arrays, in order, that differ only in their length along `axis`.
     """
 
     def __init__(self, name: str, axis: int, parts: Sequence[Any]) -> None:
@@ -30,8 +29,8 @@ class PartitionedArray:
         if len(fit) != 1 or None in fit:
             found = ", ".join(map(_describe, parts))
             raise CheckpointError(
-                f"The parts of {name!r} do not fit together along axis {axis}: {found}. Saved "
-                f"parts must be arrays with such an axis, alike but for their length along it."
+                f"The parts of {name!r} do not fit together along axis {axis}: {found}. Parts must "
+                f"be arrays with that axis, and differ only in their length along it."
             )
         self.name = name
         self.axis = axis
@@ -45,7 +44,7 @@ class PartitionedArray:
 
     @property
     def ndim(self) -> int:
-        """How many axes it has."""
+        """The number of axes."""
         return len(self.shape)
 
     def __len__(self) -> int:
@@ -74,7 +73,7 @@ class PartitionedArray:
         return np.flip(np.concatenate(pieces, at), tuple(flipped))
 
     def _normal(self, key: Any) -> tuple[list[Any], list[int]]:
-        """The index of every axis, ints from 0 on and slices forward, and the axes to flip then."""
+        """Return an index with nonnegative ints and forward slices, and the axes to flip."""
         index: list[Any] = []
         flipped: list[int] = []
         axes = 0
@@ -84,14 +83,16 @@ class PartitionedArray:
                 if places.step < 0:
                     places = places[::-1]
                     flipped.append(axes)
-                # A range that is empty may begin anywhere.
+                # An empty range may start anywhere.
                 ends = (places.start, places.stop) if places else (0, 0)
                 index.append(slice(*ends, places.step))
                 axes += 1
             else:
                 place = operator.index(item)
                 if not -length <= place < length:
-                    raise IndexError(f"index {place} on an axis of {self.name!r} {length} long")
+                    raise IndexError(
+                        f"index {place} is out of range for an axis of {self.name!r} of length {length}"
+                    )
                 index.append(place % length)
         return index, flipped
 
@@ -99,7 +100,7 @@ class PartitionedArray:
         return np.asarray(self[...], dtype)
 
     def to_dask(self) -> Any:
-        """The same as a `dask.array.Array`, a block for each file on disk."""
+        """Return it as a `dask.array.Array`, a block for each file on disk."""
         import dask.array
 
         return dask.array.concatenate(
@@ -125,7 +126,7 @@ class PartitionedArray:
 
 
 def _describe_but(part: Any, axis: int) -> tuple[Any, ...] | None:
-    """Dtype and shape of an array without an axis; None of what has no such axis."""
+    """Return dtype and shape without an axis; None if there is no such axis."""
     shape = getattr(part, "shape", ())
     return (part.dtype, *shape[:axis], *shape[axis + 1 :]) if axis < len(shape) else None
 

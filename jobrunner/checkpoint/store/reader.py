@@ -1,37 +1,33 @@
-"""One node at one epoch on disk: read a store and verify it, or look into it lazily."""
+"""Read a store, one node at one epoch, and verify it, or open it lazily."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from jobrunner.checkpoint.encoding import Codec, Decoder, StatefulBlob
+from jobrunner.checkpoint.encoding import Codec, Decoder, InvalidTreeError, StatefulBlob
 from jobrunner.checkpoint.storage import PosixFiles, join_path, run_all
-from jobrunner.checkpoint.store.array_reader import (
-    StoredArray,
-    WantedRows,
-    chunk_files,
-    logical_shape,
-)
-from jobrunner.checkpoint.store.layout import (
+from jobrunner.checkpoint.store.array_reader import StoredArray, VerifiedFiles, WantedRows
+from jobrunner.checkpoint.store.layout import describe_array
+from jobrunner.checkpoint.store.manifest import (
+    ADVICE,
     LONE_ARRAY,
     MANIFEST,
-    ROOT_DOCUMENT,
-    STORE_FORMAT,
-    grid_of,
-    resolve_rows,
+    ArrayEntry,
+    BlobEntry,
+    File,
+    Manifest,
+    Row,
+    documents_of,
+    read_manifest,
 )
-from jobrunner.checkpoint.store.verified_files import WAY_OUT, VerifiedFiles
-from jobrunner.checkpoint.store.zarr_json import describe_usual_array
 from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
@@ -43,7 +39,7 @@ from jobrunner.errors import (
 
 @dataclass(frozen=True, slots=True)
 class ArrayOutline:
-    """What the manifest says of an array, as NumPy names it."""
+    """Shape and dtype of an array, as NumPy names them."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -60,11 +56,11 @@ class StoreReader:
     ----------
     files : PosixFiles
     directory : str
-        Of the checkpoints, an absolute path.
+        Absolute path of the checkpoint directory.
     store : str
         Name of the store.
     manifest : str
-        SHA-256 that the record gives for its manifest.
+        SHA-256 of its manifest, from the record.
 
     Notes
     -----
@@ -87,11 +83,11 @@ class StoreReader:
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """What tells the store and its content from all others."""
+        """Identifies the store and all that it contains."""
         return (self.directory, self.store, self.manifest)
 
-    def read_manifest(self) -> dict[str, Any]:
-        """The manifest, checked against its digest in the record."""
+    def read_manifest(self) -> Manifest:
+        """Read the manifest and compare it with its digest in the record."""
         path = join_path(self.root, MANIFEST)
         with self._verified.reading(path):
             data = self.files.read(path)
@@ -99,276 +95,223 @@ class StoreReader:
         if digest != self.manifest:
             raise CheckpointCorruptError(
                 f"{path} is not what was written: expected SHA-256 {self.manifest}, as recorded; "
-                f"found {digest} ({len(data)} bytes). {WAY_OUT}",
+                f"found {digest} ({len(data)} bytes). {ADVICE}",
                 path=path,
             )
-        with self._understanding():
-            manifest: dict[str, Any] = json.loads(data)["attributes"]
-            if manifest["format"] > STORE_FORMAT:
-                raise CheckpointError(
-                    f"{path} has format {manifest['format']}, and this version of jobrunner reads "
-                    f"up to {STORE_FORMAT}. Read it with a later version."
-                )
-            return resolve_rows(manifest)
+        return read_manifest(data, path)
 
     def load(
         self,
         blobs: Collection[str] | None = None,
         *,
-        manifest: Mapping[str, Any] | None = None,
+        manifest: Manifest | None = None,
         codecs: Sequence[Codec] = (),
         allow_pickle: bool = False,
         keeps_states: bool = False,
     ) -> dict[str, Any]:
-        """Read blobs, every byte of them verified.
+        """Read blobs and verify every byte of them.
 
         Parameters
         ----------
         blobs : collection of str, optional
-            By default all. Of the store's documents, those of these blobs are verified as well.
-        manifest : mapping, optional
-            As `read_manifest` gave it; by default it is read.
+            By default all. Only the Zarr documents of these blobs are verified.
+        manifest : Manifest, optional
+            By default it is read.
         codecs : sequence of Codec
         allow_pickle : bool
         keeps_states : bool
-            Give a `StatefulBlob` for a blob of objects that were saved by their state; by default
-            the states stand in their places.
+            Return a `StatefulBlob` for a blob of objects saved by their ``state_dict()``; by
+            default the states take their places.
 
         Returns
         -------
         dict of str to object
             In the order in which they were saved.
         """
-        with self._understanding():
-            manifest = self.read_manifest() if manifest is None else manifest
-            entries = manifest["blobs"]
-            for name in blobs or ():
-                if name not in entries:
-                    raise BlobNotFoundError(
-                        f"Node {manifest['node']!r} has no blob {name!r} at epoch "
-                        f"{manifest['epoch']} ({self.root}). It has {', '.join(map(repr, entries))}."
-                    )
-            if blobs is not None and len(blobs) > 1:
-                blobs = [name for name in entries if name in blobs]
-            wanted = entries if blobs is None else {name: entries[name] for name in blobs}
-            loaded: dict[str, list[Any]] = {}
-            rows: dict[str, WantedRows] = {}
-            jobs: list[Callable[[], None]] = []
-            for name, entry in wanted.items():
-                loaded[name] = found = [None] * len(entry["arrays"])
-                for i, array in enumerate(entry["arrays"]):
-                    if "within" in array:
-                        rows.setdefault(array["path"], WantedRows()).add(found, i, array)
-                        continue
-                    with self._decoding(name):
-                        found[i], array_jobs = StoredArray(array).read(self._verified)
-                    jobs += array_jobs
-            for stack in manifest.get("stacks", ()):
-                if stack["path"] in rows:
-                    jobs += rows[stack["path"]].read(self._verified, stack)
-            jobs += self._document_jobs(manifest, wanted)
-            run_all(jobs, self.files.threads, _stored_bytes(wanted))
-            return {
-                name: loaded[name][0]
-                if entry["value"] == LONE_ARRAY
-                else self._decode(
-                    name,
-                    entry,
-                    loaded[name].__getitem__,
-                    codecs,
-                    allow_pickle,
-                    keeps_states=keeps_states,
+        manifest = self.read_manifest() if manifest is None else manifest
+        entries = manifest.blobs
+        for name in blobs or ():
+            if name not in entries:
+                raise BlobNotFoundError(
+                    f"Node {manifest.node!r} has no blob {name!r} at epoch {manifest.epoch} "
+                    f"({self.root}). It has {', '.join(map(repr, entries))}."
                 )
-                for name, entry in wanted.items()
-            }
+        if blobs is not None and len(blobs) > 1:
+            blobs = [name for name in entries if name in blobs]
+        wanted = entries if blobs is None else {name: entries[name] for name in blobs}
+        loaded: dict[str, list[Any]] = {}
+        rows: dict[str, WantedRows] = {}
+        jobs: list[Callable[[], None]] = []
+        for name, blob in wanted.items():
+            found: list[Any] = [None] * len(blob.arrays)
+            loaded[name] = found
+            for i, array in enumerate(blob.arrays):
+                if isinstance(array, Row):
+                    path = array.stack.path
+                    if path not in rows:
+                        rows[path] = WantedRows(array.stack)
+                    rows[path].add(found, i, array)
+                    continue
+                found[i], array_jobs = StoredArray(self._verified, array).read()
+                jobs += array_jobs
+        for stack in rows.values():
+            jobs += stack.read(self._verified)
+        paths = {array.path for blob in wanted.values() for array in blob.arrays}
+        for document in documents_of(paths):
+            file = manifest.documents[document]
+            jobs.append(partial(self._verified.read_into, document, None, file))
+        run_all(jobs, self.files.threads, _stored_bytes(wanted))
+        return {
+            name: loaded[name][0]
+            if blob.tree == LONE_ARRAY
+            else self._decode(
+                name,
+                blob,
+                loaded[name].__getitem__,
+                codecs,
+                allow_pickle,
+                keeps_states=keeps_states,
+            )
+            for name, blob in wanted.items()
+        }
 
     def axis_length(self, blob: str, axis: int) -> int:
-        """How long an array blob is along `axis`."""
-        with self._understanding():
-            entry = self._array_entry(self.read_manifest(), blob, axis)
-            return logical_shape(entry)[axis]
+        """Return the length of an array blob along `axis`."""
+        return self._lone_array(blob, axis).shape[axis]
 
     def load_slice(self, blob: str, axis: int, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Part of an array blob along one axis; only the pieces that it lies in are read.
-
-        Parameters
-        ----------
-        blob : str
-            Of which the value is an array.
-        axis, start, stop : int
+        """Read part of an array blob along one axis: only the pieces that it lies in.
 
         Notes
         -----
-        What is read is verified, but for the array's own document.
+        All that is read is verified, except the array's own Zarr document.
         """
-        with self._understanding():
-            entry = self._array_entry(self.read_manifest(), blob, axis)
-            data, jobs = StoredArray(entry).read_slice(self._verified, axis, start, stop)
-            run_all(jobs, self.files.threads, data.nbytes)
-            return data
+        data, jobs = self._lone_array(blob, axis).read_slice(axis, start, stop)
+        run_all(jobs, self.files.threads, data.nbytes)
+        return data
 
-    def _array_entry(self, manifest: Mapping[str, Any], blob: str, axis: int) -> Mapping[str, Any]:
-        entry = manifest["blobs"].get(blob)
-        if entry is None:
-            raise BlobNotFoundError(f"{self.root} has no blob {blob!r}.")
-        tree = entry["value"]
-        if not isinstance(tree, dict) or tree.get("$") != "array":
+    def _lone_array(self, name: str, axis: int) -> StoredArray:
+        blob = self.read_manifest().blobs.get(name)
+        if blob is None:
+            raise BlobNotFoundError(f"{self.root} has no blob {name!r}.")
+        if blob.tree != LONE_ARRAY:
             raise DefinitionError(
-                f"Blob {blob!r} in {self.root} is no array, so it cannot be part of one."
+                f"Blob {name!r} in {self.root} is not an array, so it cannot be part of one."
             )
-        found: Mapping[str, Any] = entry["arrays"][tree["at"]]
-        if axis >= len(found["shape"]):
+        array = StoredArray(self._verified, blob.arrays[0])
+        if axis >= len(array.shape):
             raise DefinitionError(
-                f"Blob {blob!r} in {self.root} has {len(found['shape'])} axes, and is declared "
-                f"as a part along axis {axis}."
+                f"Blob {name!r} in {self.root} has {len(array.shape)} axes, but is declared as a "
+                f"part along axis {axis}."
             )
-        return found
+        return array
 
     def verify(self) -> None:
         """Read and digest every file of the store."""
-        with self._understanding():
-            manifest = self.read_manifest()
-            listed = self.list_files(manifest)
-            jobs = [
-                partial(self._verified.read_into, path, None, *about)
-                for path, about in listed.items()
-            ]
-            run_all(jobs, self.files.threads, _stored_bytes(manifest["blobs"]))
+        manifest = self.read_manifest()
+        jobs = [
+            partial(self._verified.read_into, path, None, file)
+            for path, file in manifest.files().items()
+        ]
+        run_all(jobs, self.files.threads, _stored_bytes(manifest.blobs))
 
-    def list_files(self, manifest: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-        """All files of the store but the manifest, by path: size and crc32c."""
-        with self._understanding():
-            listed = {path: (size, crc) for path, (size, crc) in manifest["documents"].items()}
-            for array in manifest.get("stacks", ()):
-                listed.update(chunk_files(array))
-            for entry in manifest["blobs"].values():
-                for array in entry["arrays"]:
-                    if "within" not in array:
-                        listed.update(chunk_files(array))
-            for path in listed:
-                self._verified.path(path)  # which refuses one that lies elsewhere
-            return listed
-
-    def read_file(self, path: str, size: int, digest: int) -> bytes:
-        """Content of one file, verified."""
-        return self._verified.read(path, size, digest)
-
-    def _document_jobs(
-        self, manifest: Mapping[str, Any], wanted: Mapping[str, Any]
-    ) -> Iterator[Callable[[], None]]:
-        """Verify the documents of some blobs, and the root's."""
-        paths = {array["path"] for entry in wanted.values() for array in entry["arrays"]}
-        documents = {ROOT_DOCUMENT}
-        for path in paths:
-            self._verified.path(path)  # which refuses one that lies elsewhere
-            while path:
-                documents.add(f"{path}/zarr.json")
-                path = path.rpartition("/")[0]
-        for document in documents:
-            about = manifest["documents"][document]
-            yield partial(self._verified.read_into, document, None, *about)
+    def read_file(self, path: str, file: File) -> bytes:
+        """Read and verify one file."""
+        return self._verified.read(path, file)
 
     def peek(
         self,
-        manifest: Mapping[str, Any],
+        manifest: Manifest,
         blob: str,
         *,
         codecs: Sequence[Codec] = (),
         allow_pickle: bool = False,
     ) -> Any:
-        """One blob without reading its arrays: `zarr.Array` objects stand for them.
-
-        Parameters
-        ----------
-        manifest : mapping
-            As `read_manifest` gave it.
-        blob : str
-        codecs : sequence of Codec
-        allow_pickle : bool
+        """Read a blob with `zarr.Array` objects in place of its arrays.
 
         Notes
         -----
-        Arrays that are parts of something else (bytes, long texts, tensors), and rows of stacks,
-        are read and verified; what is read through a `zarr.Array` later is not.
+        Arrays of other values (bytes, long texts, tensors) and rows of stacks are read and
+        verified; what is read through a `zarr.Array` later is not.
         """
-        with self._understanding():
-            entry = manifest["blobs"][blob]
-
-            return self._decode(
-                blob,
-                entry,
-                partial(self._read_part, entry),
-                codecs,
-                allow_pickle,
-                leaf=lambda i: self._open_lazily(entry["arrays"][i]),
-            )
+        return self._peek(manifest, blob, codecs, allow_pickle, self._open_lazily)
 
     def outline(
         self,
-        manifest: Mapping[str, Any],
+        manifest: Manifest,
         blob: str,
         *,
         codecs: Sequence[Codec] = (),
         allow_pickle: bool = False,
     ) -> Any:
-        """One blob as `peek` gives it, an `ArrayOutline` in the place of each array."""
-        with self._understanding():
-            entry = manifest["blobs"][blob]
+        """Read a blob as `peek` does, with an `ArrayOutline` in place of each array."""
 
-            def outline(i: int) -> ArrayOutline:
-                array = StoredArray(entry["arrays"][i])
-                return ArrayOutline(array.shape, str(array.dtype))
+        def outline(array: ArrayEntry | Row) -> ArrayOutline:
+            stored = StoredArray(self._verified, array)
+            return ArrayOutline(stored.shape, str(stored.dtype))
 
-            read = partial(self._read_part, entry)
-            return self._decode(blob, entry, read, codecs, allow_pickle, leaf=outline)
+        return self._peek(manifest, blob, codecs, allow_pickle, outline)
 
-    def _read_part(self, entry: Mapping[str, Any], i: int) -> np.ndarray[Any, Any]:
-        """One array of a blob, read and verified."""
-        array: np.ndarray[Any, Any]
-        array, jobs = StoredArray(entry["arrays"][i]).read(self._verified)
-        run_all(jobs, self.files.threads, array.nbytes)
-        return array
+    def _peek(
+        self,
+        manifest: Manifest,
+        name: str,
+        codecs: Sequence[Codec],
+        allow_pickle: bool,
+        leaf: Callable[[ArrayEntry | Row], object],
+    ) -> Any:
+        blob = manifest.blobs[name]
 
-    def _open_lazily(self, entry: Mapping[str, Any]) -> Any:
-        import zarr  # only who looks into a store pays for the import
+        def read(i: int) -> np.ndarray[Any, Any]:
+            array, jobs = StoredArray(self._verified, blob.arrays[i]).read()
+            run_all(jobs, self.files.threads, array.nbytes)
+            return array
 
-        if "within" in entry:
-            return self._open_row(entry)
-        full = self._verified.path(entry["path"])
+        return self._decode(
+            name, blob, read, codecs, allow_pickle, leaf=lambda i: leaf(blob.arrays[i])
+        )
+
+    def _open_lazily(self, array: ArrayEntry | Row) -> Any:
+        import zarr
+
+        full = join_path(self.root, array.path)
         with self._verified.reading(full), warnings.catch_warnings():
-            # Zarr warns of data types whose specification is young; they are read all the same.
+            # Zarr warns of data types whose specification is young.
             warnings.simplefilter("ignore")
-            store, within = self.files.locate(full)
-            if store is None:
-                return zarr.open_array(within, mode="r", zarr_format=3)
-            objects = zarr.storage.ObjectStore(store, read_only=True)
-            return zarr.open_array(objects, path=within, mode="r", zarr_format=3)
+            try:
+                if isinstance(array, Row):
+                    return self._open_row(array)
+                store, within = self.files.locate(full)
+                if store is None:
+                    return zarr.open_array(within, mode="r", zarr_format=3)
+                objects = zarr.storage.ObjectStore(store, read_only=True)
+                return zarr.open_array(objects, path=within, mode="r", zarr_format=3)
+            except (OSError, JobRunnerError):
+                raise
+            except Exception as error:
+                raise CheckpointError(
+                    f"{full} cannot be opened by Zarr: {type(error).__name__}: {error}. Load the "
+                    f"blob instead, which verifies it."
+                ) from error
 
-    def _open_row(self, entry: Mapping[str, Any]) -> Any:
-        """A row of a stack as the array that it would be by itself, in memory."""
+    def _open_row(self, row: Row) -> Any:
+        """Open a row of a stack as the array that it would be by itself, in memory."""
         import zarr
         from zarr.buffer import cpu
 
-        grid, (file, size, start) = grid_of(entry), entry["within"]
-        ((nbytes, digest),) = entry["files"]
-        content = {
-            "zarr.json": describe_usual_array(entry["dtype"], grid, "ndarray"),
-            grid.key((0,) * len(grid.shape)): self._verified.read_span(
-                file, size, start, nbytes, digest
-            ),
+        entry = row.alone()
+        data = {
+            "zarr.json": describe_array(entry.dtype, entry.grid, "ndarray"),
+            entry.grid.key((0,) * len(entry.shape)): StoredArray(self._verified, row).read_alone(),
         }
-        buffers: dict[str, Any] = {
-            name: cpu.Buffer.from_bytes(data) for name, data in content.items()
-        }
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            store = zarr.storage.MemoryStore(buffers, read_only=True)
-            return zarr.open_array(store, mode="r", zarr_format=3)
+        buffers: dict[str, Any] = {name: cpu.Buffer.from_bytes(it) for name, it in data.items()}
+        store = zarr.storage.MemoryStore(buffers, read_only=True)
+        return zarr.open_array(store, mode="r", zarr_format=3)
 
     def _decode(
         self,
         name: str,
-        entry: Mapping[str, Any],
+        blob: BlobEntry,
         array: Callable[[int], np.ndarray[Any, Any]],
         codecs: Sequence[Codec],
         allow_pickle: bool,
@@ -385,41 +328,20 @@ class StoreReader:
             where=where,
             keeps_states=keeps_states,
         )
-        with self._decoding(name):
-            value = decoder.decode(entry["value"])
-        return StatefulBlob(value, where) if decoder.has_states else value
-
-    @contextlib.contextmanager
-    def _understanding(self) -> Iterator[None]:
-        """Name the manifest where it makes no sense: its digest tells damage, not who wrote it."""
         try:
-            yield
-        except JobRunnerError:
-            raise
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            value = decoder.decode(blob.tree)
+        except InvalidTreeError as error:
             path = join_path(self.root, MANIFEST)
             raise CheckpointCorruptError(
-                f"{path} is what the checkpoint's record names, and says what jobrunner does not "
-                f"write: {type(error).__name__}: {error}. Ask whoever wrote it. {WAY_OUT}",
-                path=path,
+                f"{path} has an invalid value for the blob {name!r}: {error}. {ADVICE}", path=path
             ) from error
-
-    @contextlib.contextmanager
-    def _decoding(self, blob: str) -> Iterator[None]:
-        """Nothing that fails here is damage: the manifest is what was written."""
-        try:
-            yield
-        except JobRunnerError:
-            raise
-        except Exception as error:
-            raise CheckpointError(
-                f"Blob {blob!r} in {self.root} is whole, but cannot be decoded: "
-                f"{type(error).__name__}: {error}. Mend the decode of its codec (or the class that "
-                f"it unpickles), or read it where its dtype exists; then run again."
-            ) from error
+        return StatefulBlob(value, where) if decoder.has_states else value
 
 
-def _stored_bytes(blobs: Mapping[str, Any]) -> int:
-    """Size of all chunks of some blobs."""
-    arrays = (array for entry in blobs.values() for array in entry["arrays"])
-    return sum(size for array in arrays for size, _ in array["files"])
+def _stored_bytes(blobs: Mapping[str, BlobEntry]) -> int:
+    """Return the size of all chunks and rows of some blobs."""
+    return sum(
+        array.nbytes if isinstance(array, Row) else sum(size for size, _ in array.files)
+        for blob in blobs.values()
+        for array in blob.arrays
+    )

@@ -1,4 +1,4 @@
-"""A recorded checkpoint to look into: no cluster, no job, none of the job's code."""
+"""Open a recorded checkpoint, without a cluster, the job or its code."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+import msgspec
+
 from jobrunner.checkpoint.encoding import Codec
 from jobrunner.checkpoint.storage import Result
+from jobrunner.checkpoint.store.manifest import Row
 from jobrunner.checkpoint.store.partitioned import PartitionedArray
 from jobrunner.checkpoint.store.reader import StoreReader
 from jobrunner.errors import BlobNotFoundError, CheckpointNotFoundError
@@ -19,7 +22,7 @@ class NodeCheckpoint(Mapping[str, Any]):
     """The blobs of one node at one epoch, by name, in the order in which they were saved.
 
     Arrays are lazy: `zarr.Array` objects, alone or inside their containers. What is read through
-    those is not verified; `load` verifies.
+    them is not verified; `load` verifies.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class NodeCheckpoint(Mapping[str, Any]):
         self._codecs = codecs
         self._allow_pickle = allow_pickle
         self._manifest = reader.read_manifest()
-        self._borrowed = dict(borrowed or {})  # replicated blobs, which other stores hold
+        self._borrowed = dict(borrowed or {})  # replicated blobs, which are in other stores
 
     def __getitem__(self, blob: str) -> Any:
         if blob in self._borrowed:
@@ -48,7 +51,7 @@ class NodeCheckpoint(Mapping[str, Any]):
         )
 
     def load(self, blob: str) -> Any:
-        """The blob as it was saved, every byte verified.
+        """Read a blob and verify every byte.
 
         Raises
         ------
@@ -69,7 +72,7 @@ class NodeCheckpoint(Mapping[str, Any]):
         return loaded[blob]
 
     def outline(self, blob: str) -> Any:
-        """The blob without its arrays: an `ArrayOutline`, shape and dtype, stands for each."""
+        """Return the blob with an `ArrayOutline`, shape and dtype, in place of each array."""
         if blob in self._borrowed:
             return self._borrowed[blob].outline(blob)
         self._check(blob)
@@ -78,32 +81,33 @@ class NodeCheckpoint(Mapping[str, Any]):
         )
 
     def digest(self, blob: str) -> str:
-        """Of what was saved of a blob, values, types and shapes: SHA-256 in hex.
+        """Return a SHA-256 of a blob's values, types and shapes.
 
-        Equal digests mean equal blobs, but for a collision of the CRC-32C of their chunks.
+        Equal digests mean equal blobs, unless the CRC-32C of their chunks collide.
         """
         if blob in self._borrowed:
             return self._borrowed[blob].digest(blob)
         self._check(blob)
-        entry = self._manifest["blobs"][blob]
-        # Where it lies does not matter, nor whether it is a row of a stack.
-        arrays = [{**array, "path": None, "within": None} for array in entry["arrays"]]
-        text = json.dumps([entry["value"], arrays], sort_keys=True)
+        found = self._manifest.blobs[blob]
+        entries = [array.alone() if isinstance(array, Row) else array for array in found.arrays]
+        # The same for a row of a stack as for an array of its own.
+        arrays = [{**msgspec.to_builtins(it), "path": None, "within": None} for it in entries]
+        text = json.dumps([found.tree, arrays], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _check(self, blob: str) -> None:
-        if blob not in self._manifest["blobs"]:
+        if blob not in self._manifest.blobs:
             there = ", ".join(map(repr, self)) or "none"
             raise BlobNotFoundError(f"{self.path} has no blob {blob!r}. Its blobs are: {there}.")
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self._manifest["blobs"], *self._borrowed])
+        return iter([*self._manifest.blobs, *self._borrowed])
 
     def __len__(self) -> int:
-        return len(self._manifest["blobs"]) + len(self._borrowed)
+        return len(self._manifest.blobs) + len(self._borrowed)
 
     def __contains__(self, blob: object) -> bool:
-        return blob in self._manifest["blobs"] or blob in self._borrowed
+        return blob in self._manifest.blobs or blob in self._borrowed
 
     def __repr__(self) -> str:
         return f"<NodeCheckpoint {self.path}: {', '.join(self)}>"
@@ -116,7 +120,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
     ----------
     epoch : int
     record : mapping
-        What the log says of it.
+        Its entry in the log.
 
     Examples
     --------
@@ -145,10 +149,10 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         self._open: dict[str, NodeCheckpoint] = {}
 
     def close(self) -> None:
-        """Take away the pin that ``open(epoch, pin=True)`` made, if it did; once is enough."""
+        """Remove the pin of ``open(epoch, pin=True)``; may be called again."""
         release, self._release = self._release, None
         if release is not None:
-            with contextlib.suppress(CheckpointNotFoundError):  # set aside meanwhile, pin and all
+            with contextlib.suppress(CheckpointNotFoundError):  # set aside meanwhile, with its pin
                 release()
 
     def __enter__(self) -> Self:
@@ -158,7 +162,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         self.close()
 
     def read_ahead(self, nodes: Collection[str]) -> None:
-        """Read the manifests of nodes, many at once where they are far away."""
+        """Read the manifests of nodes, many at once on slow storage."""
         list(self._each(self.__getitem__, nodes))
 
     def _each(self, call: Callable[[str], Result], nodes: Collection[str]) -> Iterator[Result]:
@@ -191,7 +195,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         return self._open[node]
 
     def array(self, blob: str) -> PartitionedArray:
-        """All parts of a partitioned blob as one array, lazily read.
+        """Return all parts of a partitioned blob as one lazy array.
 
         Parameters
         ----------

@@ -1,8 +1,8 @@
-"""One node at one epoch on disk: write a store.
+"""Write stores, each one node at one epoch.
 
-A store is made in this order: directories, chunks and documents, then the manifest, then the
-root document, and at last everything is made durable. What is read was verified: the record
-holds the manifest's digest, the manifest those of all files.
+First come directories, chunks and Zarr documents, then the manifest, then the root document;
+finally everything is made durable. The record of the epoch holds the manifest's SHA-256, the
+manifest the checksums of all files.
 """
 
 from __future__ import annotations
@@ -17,47 +17,48 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from jobrunner.checkpoint.encoding import EncodedBlob, without_padding
 from jobrunner.checkpoint.storage import PosixFiles, join_path, run_all
-from jobrunner.checkpoint.store.checksums import digest_content
-from jobrunner.checkpoint.store.chunk_bytes import Content, encode_texts
+from jobrunner.checkpoint.store.checksums import checksum_chunk
+from jobrunner.checkpoint.store.chunk_bytes import ChunkBytes, encode_texts
 from jobrunner.checkpoint.store.chunk_writer import LINKED_BYTES, ChunkWriter, FormerStore
 from jobrunner.checkpoint.store.layout import (
-    MANIFEST,
-    ROOT_DOCUMENT,
     PlannedArray,
     StoreLayout,
+    group_document,
     lay_out,
+    seal,
+    to_json,
 )
+from jobrunner.checkpoint.store.manifest import MANIFEST, ROOT_DOCUMENT
 from jobrunner.checkpoint.store.stacks import Alike
-from jobrunner.checkpoint.store.zarr_json import group_document, seal, to_json
 from jobrunner.workspace import ArrayPool
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What a worker answers once a node's store is durable.
+class Receipt(msgspec.Struct, frozen=True):
+    """What a worker returns once a node's store is durable.
 
     Attributes
     ----------
     store : str
         Name of the store.
     manifest : str
-        SHA-256 of its manifest, in hex.
+        SHA-256 of its manifest.
     nbytes : int
         Size of all its files.
     seconds : float
         From the start of the worker's save until all its stores were durable.
     linked_bytes : int
-        Of `nbytes`, what is in files of the epoch before, which it shares.
+        Of `nbytes`, what is in files shared with the epoch before.
     replicas : mapping of str to str
-        Digests of the node's replicated blobs, which must be those of the other nodes.
+        Digests of the node's replicated blobs, which must equal those of the other nodes.
     states : tuple of str
-        Names of the node's blobs that hold objects saved by their state.
+        Names of the node's blobs that contain objects saved by their ``state_dict()``.
     """
 
     store: str
@@ -65,12 +66,12 @@ class Receipt:
     nbytes: int
     seconds: float
     linked_bytes: int = 0
-    replicas: Mapping[str, str] = field(default_factory=dict)
+    replicas: Mapping[str, str] = {}
     states: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
-class _StoreInWriting:
+class _OpenStore:
     store: str
     root: str
     about: dict[str, Any]
@@ -80,24 +81,24 @@ class _StoreInWriting:
 
 
 class StoreBatch:
-    """Several stores that are written, from several threads, and made durable together.
+    """Stores that several threads write, and that are made durable together.
 
     Parameters
     ----------
     files : PosixFiles
     directory : str
-        Of the checkpoints, an absolute path.
+        Absolute path of the checkpoint directory.
     stores : mapping
-        Name of a store -> what its documents say of it (JSON), and its blobs.
+        Name of a store -> its attributes (node, epoch, run; JSON), and its blobs.
     former : mapping, optional
         Name of a store -> the one whose unchanged chunks it may link.
     array_pool : ArrayPool, optional
-        Gets what nobody needs once it is written.
+        Receives arrays that are not needed any more once they are written.
 
     Notes
     -----
-    Runs on workers. `write` as often as needed, then `finish`, once. *Safe to retry*: no, names
-    are used once.
+    Runs on workers. Call `write` as often as needed, then `finish` once. *Safe to retry*: no,
+    names are used once.
     """
 
     def __init__(
@@ -123,19 +124,16 @@ class StoreBatch:
             chunks = ChunkWriter(
                 files, root, about.get("node", ""), about.get("epoch", 0), former_one
             )
-            self._stores.append(_StoreInWriting(store, root, about, layout, chunks))
+            self._stores.append(_OpenStore(store, root, about, layout, chunks))
 
     def arrays(self) -> dict[str, list[PlannedArray]]:
-        """The arrays of each store; a part may give way to a copy of it until it is written."""
+        """Return the arrays of each store; a copy may replace their data until they are written."""
         return {store.store: store.layout.arrays for store in self._stores}
 
     def write(self, arrays: Collection[PlannedArray] | None = None) -> None:
-        """Write some arrays, or all and the documents.
+        """Write some arrays, or by default all and the Zarr documents.
 
-        Raises
-        ------
-        OSError
-            Nothing that is there can be taken for a whole checkpoint.
+        If it raises OSError, what was written so far is not a checkpoint.
         """
         started = time.perf_counter()
         jobs: list[Callable[[], None]] = []
@@ -164,17 +162,7 @@ class StoreBatch:
         self._seconds += time.perf_counter() - started
 
     def finish(self) -> list[Receipt]:
-        """Write manifests and roots, and make all durable.
-
-        Returns
-        -------
-        list of Receipt
-            In the order of the stores.
-
-        Raises
-        ------
-        OSError
-        """
+        """Write manifests and root documents, and make all durable; return a receipt a store."""
         started = time.perf_counter()
         with self._stack:
             self._open()
@@ -198,7 +186,7 @@ class StoreBatch:
 
 
 class _Written:
-    """Lets an array go once all its chunks are written: what tasks then change needs no copy."""
+    """Drops an array once all its chunks are written, so that tasks can change it uncopied."""
 
     __slots__ = ("_array", "_array_pool", "_left")
 
@@ -208,8 +196,7 @@ class _Written:
         self._left = list(range(num_chunks))
 
     def add_chunk(self) -> None:
-        """Count one more."""
-        if self._left.pop():  # each is taken by one thread, and 0 by the last
+        if self._left.pop():  # each thread takes one, the last thread 0
             return
         array = self._array
         holder = {array.path: array.data}
@@ -224,14 +211,14 @@ def write_stores(
     stores: Mapping[str, tuple[Mapping[str, Any], Mapping[str, EncodedBlob | Alike]]],
     former: Mapping[str, FormerStore] | None = None,
 ) -> list[Receipt]:
-    """Write several stores and make them durable; `StoreBatch` documents it."""
+    """Write stores and make them durable; see `StoreBatch`."""
     batch = StoreBatch(files, directory, stores, former)
     batch.write()
     return batch.finish()
 
 
 def _write_chunk(
-    store: _StoreInWriting,
+    store: _OpenStore,
     array: PlannedArray,
     path: str,
     corner: tuple[int, ...],
@@ -242,7 +229,7 @@ def _write_chunk(
 
 
 def digest_blob(files: PosixFiles, blob: EncodedBlob) -> str:
-    """A digest of a blob's value, types and shapes: equal for equal blobs."""
+    """Return a digest of a blob's value, types and shapes, equal for equal blobs."""
     about = [[str(part.data.dtype), part.data.shape, part.order] for part in blob.parts]
     digests: list[Any] = [files.digest(to_json([blob.tree, about]))]
     for part in blob.parts:
@@ -251,27 +238,27 @@ def digest_blob(files: PosixFiles, blob: EncodedBlob) -> str:
         else:
             data = np.ascontiguousarray(without_padding(part.data))
             memory = memoryview(data.reshape(-1).view(np.uint8).data)
-            digests += digest_content(files, Content([memory], 0, None), 0)
+            digests += checksum_chunk(files, ChunkBytes([memory], 0, None), 0)
     return hashlib.sha256(to_json(digests)).hexdigest()
 
 
-def _write_document(files: PosixFiles, store: _StoreInWriting, path: str, document: bytes) -> None:
+def _write_document(files: PosixFiles, store: _OpenStore, path: str, document: bytes) -> None:
     digest = files.write(join_path(store.root, path), [document])
     store.documents[path] = [len(document), digest]
 
 
-def _finish_store(files: PosixFiles, store: _StoreInWriting) -> tuple[str, int]:
-    """Write manifest and root document; the digest of the one, and the size of all files."""
+def _finish_store(files: PosixFiles, store: _OpenStore) -> tuple[str, int]:
+    """Write manifest and root document; return the manifest's SHA-256 and the size of all files."""
     layout = store.layout
     for array in layout.arrays:
         chunks = [store.chunks.written[path] for path, _ in array.files()]
         array.entry["files"] = [[chunk.size, chunk.crc] for chunk in chunks]
         if chunks and chunks[0].size >= LINKED_BYTES and not array.is_stack:
-            # Hexadecimal: JSON's readers in other languages lose digits of such numbers.
+            # Hexadecimal: JSON readers in other languages lose digits of such numbers.
             array.entry["sums"] = [[f"{chunk.total:016x}", chunk.head] for chunk in chunks]
         if array.grid.piece_shape is not None:
             array.entry["pieces"] = [list(map(list, chunk.pieces)) for chunk in chunks]
-    # The root's digest is in the manifest, so the manifest can be written before it.
+    # The manifest is written first, so that a root document proves a complete store.
     documents = {path: store.documents[path] for path in layout.documents}
     documents[ROOT_DOCUMENT] = [len(layout.root), files.digest(layout.root)]
     stacks = {"stacks": layout.stacks} if layout.stacks else {}

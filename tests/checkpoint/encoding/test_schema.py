@@ -29,7 +29,7 @@ class Whole(Document):
         ('{"part": {"size": -1}}', r"`int` >= 0 - at `\$\.part\.size`"),
         ('{"part": {"size": true}}', r"got `bool` - at `\$\.part\.size`"),
         ('{"part": {"size": 1, "names": ["a", null]}}', r"at `\$\.part\.names\[1\]`"),
-        ('{"part": {"size": 1, "size": 2}}', "the key 'size' is there twice"),
+        ('{"part": {"size": 1, "size": 2}}', "the key 'size' appears twice"),
         ('{"part": {"size": NaN}}', "NaN is not a JSON number"),
         ('{"part": {"size": ' + "9" * 5000 + "}}", "not valid JSON"),
         ('{"part": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deep"),

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, PosixFiles
-from jobrunner.checkpoint.store.checksums import Sums, combine, digest_content
-from jobrunner.checkpoint.store.chunk_bytes import Content
+from jobrunner.checkpoint.store.checksums import Sums, checksum_chunk, combine
+from jobrunner.checkpoint.store.chunk_bytes import ChunkBytes
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
@@ -23,15 +23,15 @@ def test_parts_beyond_any_block_are_put_together_too():
 
 @given(st.lists(st.binary(min_size=1, max_size=100), max_size=5), st.binary(min_size=1))
 def test_pieces_and_file_are_digested_in_one_pass(pieces, index):
-    content = Content([*pieces, index], 0, [len(piece) for piece in pieces])
-    chunk = digest_content(PosixFiles(), content, 0)
+    chunk_bytes = ChunkBytes([*pieces, index], 0, [len(piece) for piece in pieces])
+    chunk = checksum_chunk(PosixFiles(), chunk_bytes, 0)
     assert chunk.pieces == tuple((len(piece), crc32c(piece)) for piece in pieces)
     assert chunk.crc == crc32c(b"".join([*pieces, index]))
 
 
 def test_a_piece_longer_than_a_block_counts_once_it_is_whole():
     piece = bytes(BLOCK_BYTES - 8) + b"end of a block that is followed by more"
-    sums = Sums(Content([piece, b"index"], 0, [len(piece)]))
+    sums = Sums(ChunkBytes([piece, b"index"], 0, [len(piece)]))
     view = memoryview(piece)
     assert sums.add(view[:BLOCK_BYTES], 0) == 0
     assert sums.pieces == []
@@ -41,5 +41,5 @@ def test_a_piece_longer_than_a_block_counts_once_it_is_whole():
 
 
 def test_zeros_that_follow_are_part_of_the_file():
-    content = Content([b"abc"], 5, None)
-    assert digest_content(PosixFiles(), content, 0).crc == crc32c(b"abc" + bytes(5))
+    chunk_bytes = ChunkBytes([b"abc"], 5, None)
+    assert checksum_chunk(PosixFiles(), chunk_bytes, 0).crc == crc32c(b"abc" + bytes(5))

@@ -1,0 +1,365 @@
+"""The manifest of a store as it is read: typed, and checked once. Pure: no I/O."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from jobrunner.checkpoint.encoding import (
+    Count,
+    Document,
+    Length,
+    Shape,
+    Spec,
+    UnsupportedDtypeError,
+    convert,
+    dtype_from_spec,
+    parse,
+)
+from jobrunner.checkpoint.store.chunk_bytes import index_bytes
+from jobrunner.checkpoint.store.grid import Grid
+from jobrunner.errors import CheckpointError
+
+STORE_FORMAT = 3
+"""Newest format of stores and manifests: 3 with stacked arrays, 2 with compressed arrays or arrays
+in pieces, else 1."""
+
+MANIFEST = "_manifest/zarr.json"
+"""The document of a Zarr group, so that readers of Zarr find nothing unknown in a store."""
+
+ROOT_DOCUMENT = "zarr.json"
+
+LONE_ARRAY = {"$": "array", "at": 0}
+"""The tree of a blob that is an array."""
+
+ADVICE = "Resume with 'latest' to fall back to the epoch before, or restore the file from a copy."
+
+_MOST_BYTES = 1 << 62
+
+Checksum = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
+File = tuple[Count, Checksum]
+"""Size and crc32c."""
+
+Place = tuple[Count, Count]
+"""Index of a stack, and of a row in it."""
+
+Axes = Annotated[tuple[Length, ...], msgspec.Meta(max_length=64)]
+Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+
+
+class CompressorEntry(Document):
+    """A compressor, as in a Zarr document."""
+
+    name: str
+    configuration: dict[str, str | int | float | bool | None]
+
+
+class ArrayEntry(Document):
+    """An array: how it is cut, and its files; all axes in memory order.
+
+    Attributes
+    ----------
+    sums : sequence of (str, int)
+        For each file, the sum of its 64-bit words and the crc32c of its head; see `checksums`.
+    pieces : sequence
+        For each file, size and crc32c of its pieces.
+    rows : sequence of int
+        Of a stack: the crc32c of each row.
+    """
+
+    path: str
+    dtype: Spec
+    shape: Shape
+    order: Shape | None
+    chunk_shape: Axes
+    files: list[File]
+    piece_shape: Axes | None = None
+    compressors: tuple[CompressorEntry, ...] = ()
+    sums: list[tuple[Sum, Checksum]] | None = None
+    pieces: list[list[File]] | None = None
+    rows: list[Checksum] | None = None
+
+    def __post_init__(self) -> None:
+        check_path(self.path)
+        axes = len(self.shape)
+        if self.order is not None and sorted(self.order) != list(range(axes)):
+            raise ValueError(f"`order` {list(self.order)} does not permute {axes} axes")
+        if len(self.chunk_shape) != axes:
+            raise ValueError(f"`chunk_shape` has {len(self.chunk_shape)} axes, `shape` {axes}")
+        if self.piece_shape is not None and (
+            len(self.piece_shape) != axes
+            or any(map(int.__mod__, self.chunk_shape, self.piece_shape))
+        ):
+            raise ValueError("`piece_shape` does not divide `chunk_shape`")
+        num_files = 1 if self.chunk_shape == self.shape else self.grid.num_files
+        if len(self.files) != num_files:
+            raise ValueError(f"expected {num_files} files, found {len(self.files)}")
+        if self.sums is not None and len(self.sums) != num_files:
+            raise ValueError(f"expected {num_files} sums, found {len(self.sums)}")
+        self._check_sizes()
+
+    @property
+    def grid(self) -> Grid:
+        """How it is cut."""
+        return Grid(self.shape, self.chunk_shape, self.piece_shape, self.order)
+
+    def chunk_files(self) -> Iterator[tuple[str, File]]:
+        """Path, size and crc32c of each file."""
+        grid = self.grid
+        for corner, file in zip(grid.corners(), self.files, strict=True):
+            yield f"{self.path}/{grid.key(corner)}", file
+
+    def _check_sizes(self) -> None:
+        chunk = math.prod(self.chunk_shape)
+        item = item_bytes(self.dtype)
+        if (item or 1) * max(math.prod(self.shape), chunk) > _MOST_BYTES:
+            raise ValueError(f"an array of shape {list(self.shape)} does not fit into memory")
+        if self.compressors:
+            item = 0  # any size
+        if self.piece_shape is None:
+            if self.pieces is not None:
+                raise ValueError("unexpected `pieces`")
+            if item and any(size != item * chunk for size, _ in self.files):
+                raise ValueError("the size of a file does not fit `chunk_shape` and `dtype`")
+            return
+        grid = self.grid
+        if self.pieces is None or len(self.pieces) != len(self.files):
+            raise ValueError("expected `pieces` of each file")
+        for corner, (size, _), pieces in zip(grid.corners(), self.files, self.pieces, strict=True):
+            expected = sum(1 for _ in grid.pieces(corner))
+            if len(pieces) != expected:
+                raise ValueError(f"expected {expected} pieces, found {len(pieces)}")
+            if size != sum(length for length, _ in pieces) + index_bytes(grid):
+                raise ValueError("the size of a file does not fit those of its pieces")
+            if item and any(length != item * math.prod(self.piece_shape) for length, _ in pieces):
+                raise ValueError("the size of a piece does not fit `piece_shape` and `dtype`")
+
+
+class Row(NamedTuple):
+    """An array that is a row of a stack."""
+
+    stack: ArrayEntry
+    number: int
+
+    @property
+    def path(self) -> str:
+        """Path of the stack."""
+        return self.stack.path
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the row."""
+        return self.stack.files[0][0] // self.stack.shape[0]
+
+    def span(self) -> tuple[str, int, int]:
+        """Return path and size of the stack's file, and where the row starts in it, in bytes."""
+        ((path, (size, _)),) = self.stack.chunk_files()
+        return path, size, self.number * self.nbytes
+
+    def alone(self) -> ArrayEntry:
+        """Return the entry that the array would have if it were not stacked."""
+        stack = self.stack
+        return ArrayEntry(
+            stack.path,
+            stack.dtype,
+            stack.shape[1:],
+            stack.order and tuple(axis - 1 for axis in stack.order[1:]),
+            stack.shape[1:],
+            [(self.nbytes, stack.rows[self.number])],  # type: ignore[index]  # a stack has rows
+        )
+
+
+class BlobEntry(NamedTuple):
+    """A blob: its tree, and the arrays that the tree refers to."""
+
+    tree: Any
+    arrays: Sequence[ArrayEntry | Row]
+
+
+class RecordEntry(Document):
+    """What the log says of the epoch, kept so that the log can be repaired."""
+
+    nodes: list[str]
+    details: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All blobs of a store, and size and checksum of each of its files."""
+
+    format: int
+    node: str
+    epoch: int
+    run: str
+    blobs: Mapping[str, BlobEntry]
+    stacks: Sequence[ArrayEntry]
+    documents: Mapping[str, File]
+    record: RecordEntry | None
+    states: Sequence[str] | None
+
+    def files(self) -> dict[str, File]:
+        """Return size and crc32c of all files of the store but the manifest, by path."""
+        listed = dict(self.documents)
+        for stack in self.stacks:
+            listed.update(stack.chunk_files())
+        for blob in self.blobs.values():
+            for array in blob.arrays:
+                if isinstance(array, ArrayEntry):
+                    listed.update(array.chunk_files())
+        return listed
+
+
+def read_manifest(data: bytes, path: str) -> Manifest:
+    """Read a manifest, as `path` in messages.
+
+    Raises
+    ------
+    CheckpointCorruptError
+        No version of jobrunner writes such a manifest; names the field.
+    CheckpointError
+        A later version wrote it.
+    """
+    tree = parse(data, path, advice=ADVICE)
+    found = convert(tree, _AnyDocument, path, advice=ADVICE).attributes.format
+    if found > STORE_FORMAT:
+        raise CheckpointError(
+            f"{path} has format {found}, and this version of jobrunner reads up to "
+            f"{STORE_FORMAT}. Read it with a later version."
+        )
+    return convert(tree, _ManifestDocument, path, advice=ADVICE).attributes.resolve()
+
+
+# --- as it is on disk
+
+
+class _BlobDocument(Document):
+    value: Any
+    arrays: list[ArrayEntry | Place]
+
+
+class _Attributes(Document):
+    format: Count
+    node: str
+    epoch: Count
+    run: str
+    blobs: dict[str, _BlobDocument | Place]
+    documents: dict[str, File]
+    record: RecordEntry | None = None
+    states: list[str] | None = None
+    stacks: tuple[ArrayEntry, ...] = ()
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        paths = {stack.path for stack in self.stacks}
+        for i, stack in enumerate(self.stacks):
+            _check_stack(i, stack)
+        lengths = [stack.shape[0] for stack in self.stacks]
+        for name, blob in self.blobs.items():
+            if isinstance(blob, tuple):
+                _check_place(name, blob, lengths)
+                continue
+            if blob.value == LONE_ARRAY and len(blob.arrays) != 1:
+                raise ValueError(f"blob {name!r}: expected one array, found {len(blob.arrays)}")
+            for array in blob.arrays:
+                if isinstance(array, tuple):
+                    _check_place(name, array, lengths)
+                else:
+                    paths.add(array.path)
+        for path in self.documents:
+            check_path(path)
+        missing = documents_of(paths).difference(self.documents)
+        if missing:
+            raise ValueError(f"`documents` lacks {min(missing)!r}")
+
+    def resolve(self) -> Manifest:
+        """Replace each place by the row that is there."""
+        stacks = self.stacks
+        blobs = {
+            name: BlobEntry(LONE_ARRAY, (Row(stacks[blob[0]], blob[1]),))
+            if isinstance(blob, tuple)
+            else BlobEntry(
+                blob.value,
+                [Row(stacks[it[0]], it[1]) if isinstance(it, tuple) else it for it in blob.arrays],
+            )
+            for name, blob in self.blobs.items()
+        }
+        return Manifest(
+            self.format,
+            self.node,
+            self.epoch,
+            self.run,
+            blobs,
+            stacks,
+            self.documents,
+            self.record,
+            self.states,
+        )
+
+
+class _ManifestDocument(Document):
+    zarr_format: Literal[3]
+    node_type: Literal["group"]
+    attributes: _Attributes
+
+
+class _AnyAttributes(msgspec.Struct):
+    format: Count
+
+
+class _AnyDocument(msgspec.Struct):
+    """A manifest of any format."""
+
+    attributes: _AnyAttributes
+
+
+def _check_stack(i: int, stack: ArrayEntry) -> None:
+    rows = stack.rows or ()
+    order = stack.order or (0,)
+    is_cut = stack.chunk_shape != stack.shape or stack.pieces is not None
+    if not rows or stack.shape[:1] != (len(rows),) or order[0] or is_cut or stack.compressors:
+        raise ValueError(f"stack {i}: `rows`, `shape`, `order` and `chunk_shape` do not fit")
+
+
+def _check_place(blob: str, place: Place, lengths: Sequence[int]) -> None:
+    stack, row = place
+    if stack >= len(lengths) or row >= lengths[stack]:
+        raise ValueError(f"blob {blob!r}: no stack has a row {list(place)}")
+
+
+def documents_of(paths: Iterable[str]) -> set[str]:
+    """Return the documents of arrays, of the groups that they are in, and of the root."""
+    documents = {ROOT_DOCUMENT}
+    for path in paths:
+        while path and (document := f"{path}/{ROOT_DOCUMENT}") not in documents:
+            documents.add(document)
+            path = path.rpartition("/")[0]
+    return documents
+
+
+def check_path(path: str) -> None:
+    """Refuse a path that leads out of the store."""
+    if not {"", ".", ".."}.isdisjoint(path.split("/")) or (os.sep != "/" and os.sep in path):
+        raise ValueError(f"the path {path!r} does not lie in the store")
+
+
+def item_bytes(spec: Spec) -> int:
+    """Return the size of an item; 0 if items differ in size or this platform lacks the dtype."""
+    return _usual_item_bytes(spec) if isinstance(spec, str) else _item_bytes(spec)
+
+
+def _item_bytes(spec: Spec) -> int:
+    try:
+        dtype = dtype_from_spec(spec)
+    except UnsupportedDtypeError:
+        return 0
+    return 0 if isinstance(dtype, np.dtypes.StringDType) else dtype.itemsize
+
+
+_usual_item_bytes = lru_cache(maxsize=256)(_item_bytes)
