@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from jobrunner.worker.epoch_batch import GroupResult, UnderWay, merge_runs
 from jobrunner.worker.outbox import Message
-from jobrunner.worker.outcome import Failure, GroupResult, UnderWay, merge_runs
+from jobrunner.worker.outcome import Failure
 from jobrunner.worker.plugin import (
     MOST_PINGS,
     OPERATION,

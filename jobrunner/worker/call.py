@@ -1,53 +1,46 @@
-"""4 run: what one call of a task is given, and where what it returns goes."""
+"""One call of a task: its arguments, and where its return value goes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from jobrunner.errors import BlobNotFoundError, DefinitionError
-from jobrunner.worker.program import Handover, Program, Step
+from jobrunner.errors import DefinitionError
+from jobrunner.worker.program import Handover, InputMissing, Program, Step
 from jobrunner.workspace import IMMUTABLE, BlobUpdate, adopt, freeze, own, view
 
 Send = Callable[[int, Any], None]
 """Takes a crossing's id and its frozen value, for targets on other workers."""
 
 
-class InputMissing(Exception):  # noqa: N818  (carries an error, is none of its own)
-    """A task could not be called, for want of a blob."""
-
-    def __init__(self, reason: BlobNotFoundError) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 def gather(step: Step, instance: int = 0) -> list[Any]:
-    """The positional arguments of one call.
+    """Collect the positional arguments of one call.
 
     Parameters
     ----------
     step : Step
     instance : int
-        What a task updates is made its own for the first; the others share it.
+        The first instance makes the blobs that the task updates its node's own; the others share
+        them.
 
     Raises
     ------
     InputMissing
-        A blob is not there.
+        A blob is missing.
     """
     arguments = []
-    for values, key, is_itself in step.arguments:
+    for values, key, is_updated in step.arguments:
         try:
             value = values[key]
         except KeyError:
             missing = step.workspace.not_found(str(key))
             missing.add_note(f"Task {step.workspace.node}/{step.name} reads it.")
-            raise InputMissing(missing) from None
+            raise InputMissing(step.workspace.node, missing) from None
         if type(value) not in IMMUTABLE:
-            if not is_itself:
+            if not is_updated:
                 value = view(value)
             elif instance == 0:
-                del value  # or it would count as another reference
+                del value  # it would count as another reference
                 step.workspace.updated.add(key)
                 value = own(values, key, step.workspace.kept_states.array_pool.copy)
         arguments.append(value)
@@ -55,7 +48,7 @@ def gather(step: Step, instance: int = 0) -> list[Any]:
 
 
 def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], send: Send) -> None:
-    """Put what a task returned where it belongs.
+    """Put a task's return value where it belongs. Changes no blob if it raises.
 
     Parameters
     ----------
@@ -64,59 +57,71 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
     box : list
         Its one item is the value, and nothing else refers to it.
     arguments : list
-        What the task was called with.
+        The arguments of the call.
     send : callable
 
     Raises
     ------
     DefinitionError
-        What it returned does not fit its outputs; no blob was changed.
+        The value does not fit the task's outputs.
     TypeError
-        Another node or task reads it, and it can't be copied; no blob was changed.
+        Another node or task reads it, and it cannot be copied.
     """
-    frozen = None  # what goes to other nodes; taken before any blob is set
+    frozen = None  # values for other nodes, taken before any blob is set
     if type(box[0]) is BlobUpdate:
         if step.outputs:
             raise DefinitionError(
-                f"Task {step.workspace.node}/{step.name} returns a BlobUpdate and has outputs "
-                f"too. A task that returns one names no outputs."
+                f"Task {step.workspace.node}/{step.name} returned a BlobUpdate, and it has "
+                f"outputs. A task that returns a BlobUpdate must not name outputs."
             )
         step.workspace.apply(box[0])
     elif len(step.outputs) == 1:
         value = box[0]
         if type(value) not in IMMUTABLE:
-            del value  # or it would count as another reference
+            del value  # it would count as another reference
             value = adopt(box, (*arguments, *step.kwargs.values()))
         target = step.outputs[0]
-        if step.keeps or step.handovers:
+        if step.captures or step.handovers:
             box[0] = (value,)
-            _keep(program, step, box[0])
-            frozen = [_take(program, handover, step, box[0]) for handover in step.handovers]
+            _capture(program, step, box[0])
+            frozen = [_crossing_value(program, its, step, box[0]) for its in step.handovers]
         if target is not None:
             target[0][target[1]] = value
     elif step.outputs:
         box[0] = parts = _split(step, box, (*arguments, *step.kwargs.values()))
-        _keep(program, step, parts)
-        frozen = [_take(program, handover, step, parts) for handover in step.handovers]
+        _capture(program, step, parts)
+        frozen = [_crossing_value(program, its, step, parts) for its in step.handovers]
         for target, value in zip(step.outputs, parts, strict=True):
             if target is not None:
                 target[0][target[1]] = value
-    elif step.keeps or step.handovers:
+    elif step.captures or step.handovers:
         box[0] = (adopt(box, (*arguments, *step.kwargs.values())),)
-        _keep(program, step, box[0])
+        _capture(program, step, box[0])
     if frozen is None:
-        frozen = [_take(program, handover, step, box[0]) for handover in step.handovers]
+        frozen = [_crossing_value(program, its, step, box[0]) for its in step.handovers]
     for handover, value in zip(step.handovers, frozen, strict=True):
         _pass_on(program, handover, value, send)
 
 
 def hand_over(program: Program, handover: Handover, send: Send) -> None:
-    """Take a crossing's value from before the group, and pass it on."""
-    _pass_on(program, handover, _take(program, handover, None, ()), send)
+    """Pass on a crossing's blob as it is before the group.
+
+    Raises
+    ------
+    InputMissing
+        The blob is missing.
+    """
+    crossing = handover.crossing
+    if crossing.blob is not None and crossing.blob not in handover.blobs:
+        missing = program.workspaces[crossing.source].not_found(crossing.blob)
+        raise InputMissing(crossing.source, missing)
+    _pass_on(program, handover, _crossing_value(program, handover, None, ()), send)
 
 
-def _take(program: Program, handover: Handover, step: Step | None, parts: tuple[Any, ...]) -> Any:
-    """A crossing's value, frozen: what the task returned, or a blob that it left or updated."""
+def _crossing_value(
+    program: Program, handover: Handover, step: Step | None, parts: tuple[Any, ...]
+) -> Any:
+    """Freeze a crossing's value: what the task returned, or a blob."""
     crossing = handover.crossing
     value = None
     if crossing.blob is not None:
@@ -126,8 +131,7 @@ def _take(program: Program, handover: Handover, step: Step | None, parts: tuple[
             value = handover.blobs[crossing.blob]
     elif crossing.part is not None:
         value = parts[crossing.part]
-    copy = crossing.copy or (crossing.is_reused and program.keeps_running)
-    return freeze(value, copy=copy)
+    return freeze(value, copy=crossing.copy or (crossing.is_reused and program.may_overlap))
 
 
 def _pass_on(program: Program, handover: Handover, frozen: Any, send: Send) -> None:
@@ -138,7 +142,7 @@ def _pass_on(program: Program, handover: Handover, frozen: Any, send: Send) -> N
 
 
 def _split(step: Step, box: list[Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The parts of a return value for several outputs."""
+    """Split a return value over several outputs."""
     value = box[0]
     try:
         count = -1 if isinstance(value, str | bytes | dict | set) else len(value)
@@ -150,24 +154,25 @@ def _split(step: Step, box: list[Any], arguments: tuple[Any, ...]) -> tuple[Any,
         raise DefinitionError(
             f"Task {step.workspace.node}/{step.name} has {len(step.outputs)} outputs ({names}), "
             f"so it must return a sequence of that length; it returned {found}. Return a tuple, "
-            f'or name one output, as in outputs=["w"], to keep the whole value in it.'
+            f'or name one output, as in outputs=["w"], to store the whole value in it.'
         )
     if type(value) in (list, tuple):
-        del value  # or it would count as another reference to the items
+        del value  # it would count as another reference to the items
         return tuple(adopt(box, arguments))
     return tuple(adopt([value[i]], arguments) for i in range(count))
 
 
-def _keep(program: Program, step: Step, parts: tuple[Any, ...]) -> None:
-    for keep in step.keeps:
+def _capture(program: Program, step: Step, parts: tuple[Any, ...]) -> None:
+    """Freeze the parts of a return value that tasks or the client read."""
+    for capture in step.captures:
         try:
-            frozen = freeze(parts[keep.part], copy=keep.copy, move=keep.is_moved)
+            frozen = freeze(parts[capture.part], copy=capture.copy, move=capture.is_moved)
         except TypeError as error:
-            if keep.is_read:
+            if capture.is_read:
                 raise
-            frozen = TypeError(str(error))  # only a fetch would miss it
-        if keep.is_read:
-            program.results[keep.key] = frozen
-        if keep.retain:
+            frozen = TypeError(str(error))  # for the client's fetch
+        if capture.is_read:
+            program.results[capture.key] = frozen
+        if capture.retain:
             retained = step.workspace.retained.setdefault(program.key, {})
-            retained[step.name, keep.part] = frozen
+            retained[step.name, capture.part] = frozen

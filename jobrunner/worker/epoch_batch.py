@@ -1,31 +1,33 @@
-"""4 run: several runs of a group for one message of the client. Decides, sends nothing.
+"""Several runs of a group for one message of the client: decisions and results. Pure.
 
-One of the workers leads: it holds all stop conditions, if there are any. After each epoch it says
-whether the others may go on, ahead of time where nothing is judged, and never further ahead
-than a window of runs that the slowest is within. So every worker ends after the same epoch.
+One worker leads: it holds all stop conditions, if there are any. After each epoch it grants the
+others more runs; without conditions it grants several ahead. No worker gets more than a window of
+runs ahead of the slowest. So every worker ends after the same epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Literal
+from typing import Any, Literal, NamedTuple, TypedDict
+
+from jobrunner.worker.task_context import Metric, MetricEntry
 
 AHEAD_SECONDS = 0.01
 LEAST_AHEAD_RUNS, MOST_AHEAD_RUNS = 8, 32
-"""Where no stop condition is read, the lead grants so many runs ahead as fit into that time."""
+"""Without stop conditions, the lead grants as many runs ahead as fit into that time."""
 WINDOW_RUNS = 64
-"""How many runs any worker may be ahead of the slowest."""
+"""How many runs a worker may be ahead of the slowest."""
 REPORT_RUNS = 16
-"""A follower says how far it has got after every so many runs."""
+"""How many runs a follower ends between two reports of its progress."""
 
 Action = Literal["run", "wait", "end", "abort"]
 
 
-@dataclass(slots=True)
-class Ended:
-    """What one run came to on this worker.
+class EndedRun(TypedDict):
+    """What one run came to on this worker, as the client gets it.
 
     Attributes
     ----------
@@ -44,7 +46,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """How many of a batch's runs may run; `is_final`: and no more will."""
+    """How many of a batch's runs may run; no more follow if `is_final`."""
 
     runs: int
     is_final: bool
@@ -52,24 +54,24 @@ class Grant:
 
 @dataclass(slots=True)
 class EpochBatch:
-    """What one worker knows of the runs that it was told to do in one go.
+    """The state of one batch of runs on one worker.
 
     Attributes
     ----------
     number : int
-        Of the first run; the others have the numbers that follow.
+        Number of the first run. The others are numbered on from it.
     epochs : int
-        At most so many.
+        Number of epochs at most.
     steps_per_epoch : int
         Runs that make an epoch. A batch ends after a whole epoch.
     lead : str
-        Address of the worker that decides; the empty string where this one does.
+        Address of the worker that decides; empty if this one does.
     followers : collection of str
-        Addresses of those that this one leads.
+        Addresses of the workers that this one leads.
     is_judged : bool
-        Stop conditions are read, by the lead.
+        The lead reads stop conditions.
     seconds : float
-        Let no epoch begin when so much time has passed.
+        No epoch begins after this time.
     """
 
     number: int
@@ -80,7 +82,7 @@ class EpochBatch:
     is_judged: bool = False
     seconds: float = 0.0
     clock: Callable[[], float] = monotonic
-    ended: list[Ended] = field(default_factory=list)
+    ended: list[EndedRun] = field(default_factory=list)
     abort_reason: str = ""
     _grant: Grant = field(init=False)
     _started: float = field(init=False)
@@ -94,49 +96,49 @@ class EpochBatch:
 
     @property
     def run_number(self) -> int:
-        """The number of the run that is under way, or comes next."""
+        """Number of the run that is under way, or comes next."""
         return self.number + len(self.ended)
 
     def covers(self, number: int) -> bool:
-        """Whether a run of that number is one of this batch's."""
+        """Whether the run of that number belongs to this batch."""
         return self.number <= number < self.number + self.epochs * self.steps_per_epoch
 
     def epoch_and_step(self, epoch: int | None, step: int) -> tuple[int | None, int]:
-        """Epoch and step of the run that comes next, where the first has these."""
+        """Epoch and step of the next run, given those of the first."""
         done = len(self.ended)
         if epoch is None or not done:
             return epoch, step
         return epoch + (step + done) // self.steps_per_epoch, (step + done) % self.steps_per_epoch
 
     def end_run(self, stopped: list[str], metrics: str) -> None:
-        """Take what a run came to."""
+        """Record the end of a run."""
         now = self.clock()
-        self.ended.append(Ended(stopped, metrics, now - self._last_end))
+        self.ended.append({"stopped": stopped, "metrics": metrics, "seconds": now - self._last_end})
         self._last_end = now
 
     def hear_report(self, follower: str, runs: int) -> None:
-        """A follower has ended so many runs."""
+        """Take a follower's report of how many runs it has ended."""
         self._reported[follower] = max(runs, self._reported.get(follower, 0))
 
     def hear_grant(self, grant: Grant) -> None:
-        """The lead lets this worker go on, or says where the end is."""
+        """Take the lead's grant."""
         if grant.runs >= self._grant.runs:
             self._grant = grant
 
     def report(self) -> int | None:
-        """What to tell the lead now, if anything."""
+        """How many runs to report to the lead now, if any."""
         done = len(self.ended)
         return done if self.lead and done % REPORT_RUNS == 0 else None
 
     def extend(self) -> Grant | None:
-        """Decide on the next epochs; gives what the followers must be told, if anything."""
+        """Decide on the next epochs; returns the grant to send to the followers, if any."""
         if self.lead or self._grant.is_final:
             return None
         done, runs = len(self.ended), self._grant.runs
         ahead = 1 if self.is_judged else self._runs_ahead()
         if runs - done > ahead // 2:
             return None
-        if self.is_judged and self.ended[-1].stopped:
+        if self.is_judged and self.ended[-1]["stopped"]:
             self._grant = Grant(runs, is_final=True)
             return self._grant
         if runs - min(self._reported.values(), default=done) >= WINDOW_RUNS:
@@ -162,3 +164,81 @@ class EpochBatch:
         seconds = (self._last_end - self._started) / done if done else AHEAD_SECONDS
         shortest = AHEAD_SECONDS / MOST_AHEAD_RUNS
         return max(LEAST_AHEAD_RUNS, int(AHEAD_SECONDS / max(seconds, shortest)))
+
+
+class UnderWay(NamedTuple):
+    """A run of a group that has not ended.
+
+    Attributes
+    ----------
+    group : str
+    epoch : int or None
+    seconds : float
+        Since the client asked for it.
+    tasks : tuple of str
+        Tasks that ran at their workers' last reply, as ``node/task``.
+    """
+
+    group: str
+    epoch: int | None
+    seconds: float
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """What a run of a group came to on all workers.
+
+    Attributes
+    ----------
+    seconds : float
+        How long the client waited; for an epoch of a batch, how long the slowest worker took.
+    stopped : tuple of str
+        Names of the stop conditions that are true, in order of definition.
+    metrics : dict of str to bool, int, float or str
+        The value of each name that was reported last in order of definition. If several nodes
+        report a name, each one's value also as ``"node/name"``.
+    """
+
+    seconds: float
+    stopped: tuple[str, ...]
+    metrics: dict[str, Metric]
+
+
+def merge_metrics(entries: Iterable[Sequence[Any]]) -> dict[str, Metric]:
+    """Merge the metrics that all workers sent: see `GroupResult`."""
+    by_name: dict[str, list[MetricEntry]] = {}
+    for entry in entries:
+        by_name.setdefault(entry[0], []).append(MetricEntry(*entry))
+    merged: dict[str, Metric] = {}
+    for name, found in by_name.items():
+        found.sort(key=lambda entry: (entry.order, entry.instance, entry.node))
+        merged[name] = found[-1].value
+    for name, found in by_name.items():
+        if len(found) > 1:
+            merged.update({f"{entry.node}/{name}": entry.value for entry in found})
+    return merged
+
+
+def merge_runs(
+    by_worker: Sequence[Sequence[Mapping[str, Any]]], conditions: Sequence[str]
+) -> GroupResult:
+    """Merge what the runs of one epoch came to on all workers.
+
+    Parameters
+    ----------
+    by_worker : sequence
+        For each worker its `EndedRun`s in order.
+    conditions : sequence of str
+        Names of all stop conditions, in order of definition.
+    """
+    metrics: dict[str, Metric] = {}
+    for runs in zip(*by_worker, strict=True):
+        texts = [run["metrics"] for run in runs if run["metrics"]]
+        metrics.update(merge_metrics(entry for text in texts for entry in json.loads(text)))
+    fired = {name for runs in by_worker for name in runs[-1]["stopped"]}
+    return GroupResult(
+        seconds=max(sum(run["seconds"] for run in runs) for runs in by_worker),
+        stopped=tuple(name for name in conditions if name in fired),
+        metrics=metrics,
+    )

@@ -1,55 +1,38 @@
-"""4 run: one run of a group on one worker, in threads. No Dask.
+"""One run of a group on one worker, in threads. No Dask.
 
-One thread works through whatever is ready, so that a chain of short tasks never changes threads.
-Others join where that pays: for a task known to be long, or when a timer finds ready tasks and no
-progress. No thread waits for another worker: what a value's arrival makes ready, a thread takes up
-then.
+One thread works through whatever is ready, so that a chain of short tasks stays on one thread. More
+threads join where that pays: for a task known to be long, or when a timer finds ready tasks and no
+progress. No thread waits for another worker: a value that arrives starts a thread again.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from asyncio import TimerHandle
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush, heapreplace
+from threading import get_ident
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
-from jobrunner.errors import BlobNotFoundError
-from jobrunner.worker.call import InputMissing, finish, gather, hand_over
-from jobrunner.worker.outcome import MetricEntry, Outcome, describe_failure, is_true
-from jobrunner.worker.program import Program, Step
-from jobrunner.worker.task_context import FRAME, CurrentTask, Metric, RunInfo
-from jobrunner.workspace import IMMUTABLE, view
+from jobrunner.worker.call import finish, gather, hand_over
+from jobrunner.worker.outcome import Outcome, describe_failure, is_true
+from jobrunner.worker.program import InputMissing, Program, Step
+from jobrunner.worker.task_context import FRAME, CurrentTask, Metric, MetricEntry, RunInfo
+from jobrunner.workspace import IMMUTABLE
 
 logger = logging.getLogger(__name__)
 
-# A tick that sees no progress since the last one calls the running tasks long.
-FIRST_TICK_SECONDS = 0.002
-SLOWEST_TICK_SECONDS = 0.02
+# A tick that sees no progress since the last one marks the running tasks as long.
+FIRST_TICK_SECONDS, SLOWEST_TICK_SECONDS = 0.002, 0.02
 LONG_TASK_SECONDS = 0.001
 
 
-class Timer(Protocol):
-    """Calls back once after a delay, on the thread that uses it; `loop.call_later` is one."""
-
-    def __call__(self, delay: float, callback: Callable[[], None]) -> Cancellable:
-        """Call `callback()` in `delay` seconds."""
-        ...
-
-
-class Cancellable(Protocol):
-    """A timer's handle."""
-
-    def cancel(self) -> object:
-        """Do not call back."""
-        ...
-
-
 @dataclass(slots=True)
-class _Gang:
+class _Instances:
     """The instances of one task that are under way."""
 
     arguments: list[list[Any]]
@@ -63,29 +46,26 @@ class GroupRun:
     Parameters
     ----------
     program : Program
-        No other run of it may have a thread left.
+        No other run of it has a thread left.
     info : RunInfo
     nthreads : int
-        How many threads may run tasks at once; those of `num_instances` and of reports come on
+        How many threads may run tasks at once. Those of `num_instances` and of reports come on
         top.
     submit : callable
-        Takes a call and runs it in a thread, at once.
-    timer : Timer
+        ``submit(call)`` runs a call in a thread, at once.
+    timer : callable
+        ``timer(delay, callback)`` calls back once, as `loop.call_later` does.
     send : callable
-        Takes a crossing's id and its frozen value, for the targets on other workers. Called in
-        the thread that made the value.
+        ``send(crossing, value)`` sends a frozen value to other workers. Called in the thread that
+        made the value.
     finished : callable
-        Takes the `Outcome`, once, as soon as it is known: threads may be left in functions that
-        can't be stopped. Called in any thread.
+        Called with the `Outcome`, once, as soon as it is known: threads may still be in functions
+        that cannot be stopped. Called in any thread.
     drained : callable
-        Takes nothing; called once where the run was over before its end, when no thread is left
-        in it. One that is done has none.
-    start_gate : callable, optional
-        Called in a thread that is about to run a task, it returns when the task may begin.
-
-    Notes
-    -----
-    `start`, `deliver` and `abort` are called on one thread, that of `timer`'s callbacks.
+        Called without arguments, once, when the last thread has left a run that failed or was
+        aborted. A run that is done has no threads left.
+    wait_to_start : callable, optional
+        Called in a thread that is about to run a task; returns when the task may begin.
     """
 
     def __init__(
@@ -95,13 +75,12 @@ class GroupRun:
         *,
         nthreads: int,
         submit: Callable[[Callable[[], None]], None],
-        timer: Timer,
+        timer: Callable[[float, Callable[[], None]], TimerHandle],
         send: Callable[[int, Any], None],
         finished: Callable[[Outcome], None],
         drained: Callable[[], None],
-        start_gate: Callable[[], None] | None = None,
+        wait_to_start: Callable[[], None] | None = None,
     ) -> None:
-        self._start_gate = start_gate
         self._program = program
         self._info = info
         self._nthreads = nthreads
@@ -110,35 +89,37 @@ class GroupRun:
         self._send = send
         self._finished = finished
         self._drained = drained
+        self._wait_to_start = wait_to_start
 
         self._lock = threading.Lock()
         self._counts = program.needs.copy()
-        # A heap: in order of definition as far as possible. Of the steps that wait for nothing it
-        # holds the next one only, for it to stay small.
+        # A heap of positions, so that tasks run in order of definition as far as possible. To keep
+        # it small, only the next one of the steps that wait for nothing is in it.
         self._first = iter(program.first)
         self._next_first = next(self._first, -1)
         self._ready = [self._next_first] if program.first else []
         self._steps = program.steps
         self._remaining = len(program.steps)
-        self._is_over = False  # nothing further starts, nothing more is kept
-        self._threads = 0  # inside this run, whatever they do
-        self._workers = 0  # those of them that take up ready steps
-        self._slots: list[list[Step | None]] = []  # what each thread runs, for whoever asks
+        self._is_over = False  # nothing more starts, and no more results are kept
+        self._threads = 0  # in this run, whatever they do
+        self._pullers = 0  # those of them that take ready steps
+        self._running: dict[int, Step] = {}  # by thread
         self._seen = -1  # steps remaining at the last tick
         self._tick_seconds = FIRST_TICK_SECONDS
-        self._handles: dict[int, Cancellable] = {}  # -1: the tick; else a report's step
+        self._handles: dict[int, TimerHandle] = {}  # -1: the tick; else a report's step
         self._report_locks = {
             step.position: threading.Lock() for step in program.steps if step.report is not None
         }
         self._metrics: dict[tuple[str, str], MetricEntry] = {}
         self._make_current = self._make_task  # bound once, not at every call
 
-    # ---- called on the timer's thread
+    # ---- called on one thread, that of `timer`'s callbacks
 
     def start(self) -> None:
-        """Begin; returns at once."""
-        self._program.forget_values()
-        self._threads = self._workers = 1
+        """Begin, and return at once."""
+        self._program.arrived.clear()
+        self._program.results.clear()
+        self._threads = self._pullers = 1
         self._submit(self._open)
         if self._nthreads > 1:
             self._handles[-1] = self._timer(self._tick_seconds, self._tick)
@@ -146,7 +127,7 @@ class GroupRun:
             self._schedule_report(position)
 
     def deliver(self, values: Mapping[int, Any]) -> None:
-        """Take what other workers sent: crossing -> frozen value."""
+        """Take values from other workers: crossing -> frozen value."""
         with self._lock:
             if self._is_over:
                 return
@@ -154,64 +135,58 @@ class GroupRun:
                 if crossing not in self._program.arrived:
                     self._program.arrived[crossing] = value
                     self._wake(self._program.waiters.get(crossing, ()))
-            if not self._ready or self._workers:
+            if not self._ready or self._pullers or not self._claim_puller():
                 return
-            self._claim_worker()
-        self._submit(self._work)
+        self._submit(self._pull)
 
     def abort(self, reason: str) -> None:
-        """Let nothing further start, and forget what running functions return."""
+        """Start nothing more, and drop what running functions return."""
         self._end(Outcome("aborted", reason=reason))
         self.stop_timers()
 
     def stop_timers(self) -> None:
-        """Let go of the timer; to be called once the run has finished."""
+        """Cancel timers, once the run has finished."""
         for handle in self._handles.values():
             handle.cancel()
         self._handles.clear()
 
     def progress(self) -> tuple[int, list[tuple[str, str]]]:
-        """How many steps are left, and which (node, task) are running."""
-        running = [step for slot in self._slots if (step := slot[0]) is not None]
+        """How many steps are left, and the running ones as (node, task)."""
+        running = list(self._running.values())
         return self._remaining, [(step.workspace.node, step.name) for step in running]
 
     def _tick(self) -> None:
-        helps = False
         with self._lock:
             if self._is_over:
                 return
-            if self._seen != self._remaining:
-                self._seen = self._remaining
+            is_stuck, self._seen = self._seen == self._remaining, self._remaining
+            for step in list(self._running.values()) if is_stuck else ():
+                step.is_long = True
+            helps = is_stuck and bool(self._ready) and self._claim_puller()
+            if not is_stuck:
                 self._tick_seconds = FIRST_TICK_SECONDS
-            else:
-                for slot in self._slots:
-                    if (step := slot[0]) is not None:
-                        step.is_long = True
-                if self._ready:
-                    helps = self._claim_helper()
-                else:
-                    self._tick_seconds = min(self._tick_seconds * 1.5, SLOWEST_TICK_SECONDS)
+            elif not self._ready:
+                self._tick_seconds = min(self._tick_seconds * 1.5, SLOWEST_TICK_SECONDS)
         if helps:
-            self._submit(self._work)
+            self._submit(self._pull)
         self._handles[-1] = self._timer(self._tick_seconds, self._tick)
 
     def _schedule_report(self, position: int) -> None:
-        report = self._program.steps[position].report
-        assert report is not None
+        step = self._steps[position]
+        assert step.report is not None
 
         def fire() -> None:
             with self._lock:
-                # Its last run is ready once its node's tasks have ended.
+                # Once its node's tasks have ended, its last run is ready.
                 if self._is_over or self._counts[position] == 0:
                     return
                 is_free = not self._report_locks[position].locked()
-                if is_free:
-                    self._threads += 1
+                self._threads += is_free
             if is_free:
-                self._submit(lambda: self._report(position))
+                self._submit(partial(self._run_beside, step, partial(self._report, step)))
             self._schedule_report(position)
 
-        self._handles[position] = self._timer(report.interval_ms / 1000, fire)
+        self._handles[position] = self._timer(step.report.interval_ms / 1000, fire)
 
     # ---- called in threads
 
@@ -221,23 +196,15 @@ class GroupRun:
             for node, workspace in program.workspaces.items():
                 workspace.start_run(program.key, has_updates=program.has_updates[node])
             for handover in program.openings:
-                crossing = handover.crossing
-                if crossing.blob is not None and crossing.blob not in handover.blobs:
-                    missing = program.workspaces[crossing.source].not_found(str(crossing.blob))
-                    self._fail(crossing.source, "", missing, is_own=True)
-                else:
-                    hand_over(self._program, handover, self._send)
+                hand_over(program, handover, self._send)
         except BaseException as error:
             self._fail("", "", error)
-        self._work()
+        self._pull()
 
-    def _work(self) -> None:
-        """Run ready steps until none is."""
-        program = self._program
-        slot: list[Step | None] = [None]
-        with self._lock:
-            self._slots.append(slot)
-        step = self._next(None, slot)
+    def _pull(self) -> None:
+        """Run ready steps until there are none."""
+        program, thread = self._program, get_ident()
+        step = self._next(None, thread)
         while step is not None:
             is_done = True
             started = perf_counter() if step.is_long else 0.0
@@ -245,31 +212,29 @@ class GroupRun:
                 if step.num_instances > 1:
                     is_done = self._run_instances(step)
                 elif step.report is not None:
-                    with self._report_locks[step.position]:
-                        self._call(step, [], 0)
+                    self._report(step)
                 else:
                     arguments = gather(step)
                     box = [self._call(step, arguments, 0)]
                     if self._is_over:
                         pass
                     elif step.sole is not None and type(box[0]) in IMMUTABLE:
-                        # What `finish` comes to then, for half a call less.
-                        step.sole[0][step.sole[1]] = box[0]
+                        step.sole[0][step.sole[1]] = box[0]  # what `finish` would do, but faster
                     else:
                         finish(program, step, box, arguments, self._send)
-                    del arguments, box  # or what they hold would seem to be kept by somebody
+                    del arguments, box  # they would count as references to what they hold
             except BaseException as error:
-                self._fail_step(step, error)
+                self._fail(step.workspace.node, step.name, error)
             if started and perf_counter() - started < LONG_TASK_SECONDS:
                 step.is_long = False
-            step = self._next(step if is_done else None, slot)
+            step = self._next(step if is_done else None, thread)
         FRAME.set(None)
-        self._leave()
+        self._end_thread()
 
     def _call(self, step: Step, arguments: list[Any], instance: int) -> Any:
         FRAME.set([self._make_current, step, instance, None])
-        if self._start_gate is not None:
-            self._start_gate()
+        if self._wait_to_start is not None:
+            self._wait_to_start()
             if self._is_over:
                 return None
         if not step.kwargs:
@@ -279,75 +244,67 @@ class GroupRun:
         return step.fn(*arguments, **step.keywords())
 
     def _run_instances(self, step: Step) -> bool:
-        """Run a task's instances at once; whether this thread's was the last to end."""
+        """Run all instances of a task at once; returns whether this thread's was the last to end."""
         count = step.num_instances
-        gang = _Gang([gather(step, i) for i in range(count)], [None] * count, count)
+        instances = _Instances([gather(step, i) for i in range(count)], [None] * count, count)
         with self._lock:
             self._threads += count - 1
         for instance in range(1, count):
-            self._submit(partial(self._join_gang, step, gang, instance))
-        return self._run_instance(step, gang, 0)
+            work = partial(self._run_instance, step, instances, instance)
+            self._submit(partial(self._run_beside, step, work))
+        return self._run_instance(step, instances, 0)
 
-    def _join_gang(self, step: Step, gang: _Gang, instance: int) -> None:
-        slot: list[Step | None] = [step]
+    def _run_instance(self, step: Step, instances: _Instances, instance: int) -> bool:
+        instances.results[instance] = self._call(step, instances.arguments[instance], instance)
         with self._lock:
-            self._slots.append(slot)
-        is_last = False
-        try:
-            is_last = self._run_instance(step, gang, instance)
-        except BaseException as error:
-            self._fail_step(step, error)
-        FRAME.set(None)
-        with self._lock:
-            self._slots = [its for its in self._slots if its is not slot]  # equal ones are others'
-            if is_last:
-                self._complete(step)
-            stays = bool(self._ready) and not self._workers and not self._is_over
-            self._workers += stays
-        if stays:
-            self._work()
-        else:
-            self._leave()
-
-    def _run_instance(self, step: Step, gang: _Gang, instance: int) -> bool:
-        gang.results[instance] = self._call(step, gang.arguments[instance], instance)
-        with self._lock:
-            gang.left -= 1
-            if gang.left:
+            instances.left -= 1
+            if instances.left:
                 return False
-        arguments = [value for some in gang.arguments for value in some]
-        box, gang.results, gang.arguments = [gang.results], [], []
+        arguments = [value for some in instances.arguments for value in some]
+        box, instances.results, instances.arguments = [instances.results], [], []
         if not self._is_over:
             finish(self._program, step, box, arguments, self._send)
         return True
 
-    def _report(self, position: int) -> None:
-        step = self._program.steps[position]
-        slot: list[Step | None] = [step]
-        with self._lock:
-            self._slots.append(slot)
+    def _report(self, step: Step) -> bool:
+        with self._report_locks[step.position]:
+            self._call(step, [], 0)
+        return False
+
+    def _run_beside(self, step: Step, work: Callable[[], bool]) -> None:
+        """Run an instance or a report in a thread of its own; `work` returns if it ends the step."""
+        self._running[get_ident()] = step
+        ends_step = False
         try:
-            with self._report_locks[position]:
-                self._call(step, [], 0)
+            ends_step = work()
         except BaseException as error:
-            self._fail_step(step, error)
+            self._fail(step.workspace.node, step.name, error)
         FRAME.set(None)
         with self._lock:
-            self._slots = [its for its in self._slots if its is not slot]
-        self._leave()
+            del self._running[get_ident()]
+            if ends_step:
+                self._remaining -= 1
+                self._wake(step.successors)
+            stays = bool(self._ready) and not self._pullers and not self._is_over
+            self._pullers += stays
+        if stays:
+            self._pull()
+        else:
+            self._end_thread()
 
     # ---- the state that threads share
 
-    def _next(self, done: Step | None, slot: list[Step | None]) -> Step | None:
-        """Mark a step as done and take the next one; None ends this thread's work."""
+    def _next(self, done: Step | None, thread: int) -> Step | None:
+        """Mark a step as done and take the next one; None if this thread is to end."""
         with self._lock:
             if done is not None:
-                self._complete(done)
+                self._remaining -= 1
+                if done.successors:
+                    self._wake(done.successors)
             ready = self._ready
             if self._is_over or not ready:
-                # Equal ones are others'.
-                self._slots = [its for its in self._slots if its is not slot]
-                self._workers -= 1
+                self._running.pop(thread, None)
+                self._pullers -= 1
                 return None
             position = ready[0]
             if position == self._next_first and (following := next(self._first, -1)) >= 0:
@@ -355,16 +312,11 @@ class GroupRun:
                 heapreplace(ready, following)
             else:
                 heappop(ready)
-            slot[0] = step = self._steps[position]
-            if not (step.is_long and ready and self._claim_helper()):
+            self._running[thread] = step = self._steps[position]
+            if not (step.is_long and ready and self._claim_puller()):
                 return step
-        self._submit(self._work)
+        self._submit(self._pull)
         return step
-
-    def _complete(self, step: Step) -> None:
-        self._remaining -= 1
-        if step.successors:
-            self._wake(step.successors)
 
     def _wake(self, positions: Iterable[int]) -> None:
         counts, ready = self._counts, self._ready
@@ -373,18 +325,15 @@ class GroupRun:
             if not counts[position]:
                 heappush(ready, position)
 
-    def _claim_helper(self) -> bool:
-        if self._workers >= self._nthreads:
-            return False
-        self._claim_worker()
-        return True
+    def _claim_puller(self) -> bool:
+        """Count one more thread that takes ready steps, if there may be one more."""
+        is_free = self._pullers < self._nthreads
+        self._threads += is_free
+        self._pullers += is_free
+        return is_free
 
-    def _claim_worker(self) -> None:
-        self._threads += 1
-        self._workers += 1
-
-    def _leave(self) -> None:
-        """Let this thread go; the last one ends the run if nothing remains."""
+    def _end_thread(self) -> None:
+        """Take this thread out of the run; the last one ends the run if no step remains."""
         with self._lock:
             ends = self._threads == 1 and self._remaining == 0 and not self._is_over
             self._threads -= not ends
@@ -395,66 +344,56 @@ class GroupRun:
             self._drained()
 
     def _conclude(self) -> None:
-        """All has run: read the stop conditions, release what is private."""
+        """End a run whose steps are all done: read the stop conditions, drop private values."""
         program = self._program
         outcome = Outcome("done")
         for condition in program.conditions:
             try:
-                if condition.blob is not None:
-                    value = program.workspaces[condition.node].lookup(condition.blob)
-                else:
-                    value = view(program.results[condition.task, condition.part])
-                if is_true(condition.name, value):
+                if is_true(condition.name, program.read(condition)):
                     outcome.stopped.append(condition.name)
             except BaseException as error:
-                is_own = isinstance(error, BlobNotFoundError)
-                self._fail(condition.node, condition.name, error, is_own=is_own)
+                self._fail(condition.node, condition.name, error)
                 break
         for workspace in program.workspaces.values():
             workspace.private.clear()
-        program.forget_values()
+        program.arrived.clear()
+        program.results.clear()
         outcome.metrics = list(self._metrics.values())
-        with self._lock:
-            was_over, self._is_over = self._is_over, True
-        if was_over:
+        if not self._end(outcome):
             self._drained()
-        else:
-            self._finished(outcome)
 
-    def _fail_step(self, step: Step, error: BaseException) -> None:
+    def _fail(self, node: str, task: str, error: BaseException) -> None:
+        is_own = isinstance(error, InputMissing)
         if isinstance(error, InputMissing):
-            self._fail(step.workspace.node, step.name, error.reason, is_own=True)
-        else:
-            self._fail(step.workspace.node, step.name, error)
-
-    def _fail(self, node: str, task: str, error: BaseException, *, is_own: bool = False) -> None:
+            node, error = error.node, error.reason
         if not self._is_over:
             failure = describe_failure(node, task, error, is_own=is_own)
             self._end(Outcome("failed", failure=failure))
         else:
             logger.info("Task %s/%s failed after the run's end", node, task, exc_info=error)
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: Outcome) -> bool:
+        """Finish the run; returns False if it was over before."""
         with self._lock:
             if self._is_over:
-                return
+                return False
             self._is_over = True
             is_drained = self._threads == 0
         self._finished(outcome)
         if is_drained:
             self._drained()
-
-    # ---- what functions see
+        return True
 
     def _make_task(self, step: Step, instance: int) -> CurrentTask:
+        """Make what `current_task` returns."""
+        node = step.workspace.node
+
         def record(metrics: Mapping[str, Metric]) -> None:
-            node = step.workspace.node
             with self._lock:
                 for name, value in metrics.items():
                     found = self._metrics.get((name, node))
                     if found is None or (found.order, found.instance) <= (step.index, instance):
-                        self._metrics[name, node] = MetricEntry(
-                            name, node, step.index, instance, value
-                        )
+                        entry = MetricEntry(name, node, step.index, instance, value)
+                        self._metrics[name, node] = entry
 
         return CurrentTask(self._info, step.workspace, step.name, instance, record)

@@ -1,132 +1,123 @@
-"""4 run: what one binding of a session has on one worker: workspaces, programs, operations.
+"""One binding's nodes on one worker: their workspaces, programs and operations.
 
-An operation is started by its first message and polled by the next ones, so that no message waits
-for long. Everything here happens on the worker's event loop but user functions, pickling and
-unpickling, which happen in the binding's threads.
+The first message of an operation starts it, later ones poll it, so that no message waits for long.
+Everything here runs on the worker's event loop, except for user functions, pickling and unpickling,
+which run in the binding's threads.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
+import contextvars
 import pickle
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextvars import Context
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from jobrunner.compile import Crossing, Slice, gc_paused
 from jobrunner.errors import ExecutionError
 from jobrunner.worker.epoch_batch import EpochBatch
-from jobrunner.worker.group_runs import GroupCode, GroupRuns
-from jobrunner.worker.operation import Operation
+from jobrunner.worker.group_runs import BindingContext, GroupRuns, HostedGroup
 from jobrunner.worker.outbox import Message, RunValues, wrap_frames
 from jobrunner.worker.outcome import describe_failure
 from jobrunner.worker.program import Program
 from jobrunner.worker.start_gate import StartGate
-from jobrunner.worker.thread_pool import ThreadPool
+from jobrunner.worker.thread_pool import ThreadPool, call_on_loop
 from jobrunner.workspace import MEMORY_LIMIT, KeptStates, MemoryLimit, Workspace, to_frames
 
-logger = logging.getLogger(__name__)
-
-STRAGGLER_SECONDS = 30.0
 SMALL_BYTES = 1 << 20
+"""Freeing up to so many bytes does not hold up the event loop."""
 
 FULL_SECONDS = 0.5
-"""How long the answer to another worker waits for memory_limit."""
+"""How long the reply to another worker waits for room."""
+
+
+class Operation:
+    """Something under way on the worker, and its reply in the end."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.start_gate: StartGate | None = None  # of a careful run
+        self._reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+    def finish(self, reply: Message) -> None:
+        """Set the reply. The first one counts.
+
+        But "done" is replaced if another worker then does not take this worker's values.
+        """
+        if self._reply.done():
+            if self._reply.result()["status"] != "done" or "suspect" not in reply:
+                return
+            self._reply = asyncio.get_running_loop().create_future()
+        self._reply.set_result(reply)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the reply is there."""
+        return self._reply.done()
+
+    async def reply(self, wait_seconds: float) -> Message | None:
+        """Wait for the reply, but no longer than that and until a task waits at the start gate."""
+        if not self._reply.done():
+            if self.start_gate is None:
+                await asyncio.wait((self._reply,), timeout=wait_seconds)
+            else:
+                self.start_gate.confirm()
+                news = asyncio.ensure_future(self.start_gate.news())
+                waits = (self._reply, news)
+                await asyncio.wait(waits, timeout=wait_seconds, return_when="FIRST_COMPLETED")
+                news.cancel()
+                self.start_gate.report()
+        return self._reply.result() if self._reply.done() else None
 
 
 class HostedNodes:
-    """One binding's part on one worker.
+    """The nodes of one binding on one worker.
 
     Parameters
     ----------
-    name : str
-        The binding's, unique on the cluster.
-    job : str
-    seed, attempt : int
-    address : str
-        This worker's.
-    nthreads : int
-        This worker's.
-    context : contextvars.Context
-        What user functions see; the lease task's.
-    call_peer : callable
-        ``await call_peer(address, message)`` gives another worker's reply.
-    straggler_seconds : float
-        How long a run waits for functions that an aborted one left behind.
-    silence_seconds : float
-        How long another worker may be silent: see `GroupRuns`.
-    used_bytes, limit_bytes, memory_share
-        When to end a run for want of memory: see `MemoryLimit`.
-    can_move : bool
-        Its client binds the nodes elsewhere when this worker is to leave.
+    context : BindingContext
+    task_context : contextvars.Context
+        The context that user functions see: the lease task's.
     kept_states : KeptStates, optional
-        What is kept of the nodes' states; the binding before this one may have begun it.
+        Kept states of the nodes, of this binding and those before it.
     """
 
     def __init__(
         self,
-        name: str,
-        *,
-        job: str,
-        seed: int,
-        attempt: int,
-        address: str,
-        nthreads: int,
-        context: Context,
-        call_peer: Callable[[str, Message], Awaitable[Message]],
-        straggler_seconds: float = STRAGGLER_SECONDS,
-        silence_seconds: float = math.inf,
-        used_bytes: Callable[[], int] = lambda: 0,
-        limit_bytes: int = 0,
-        memory_share: float = 0.0,
-        can_move: bool = False,
+        context: BindingContext,
+        task_context: contextvars.Context,
         kept_states: KeptStates | None = None,
     ) -> None:
-        self.name = name
         self.kept_states = kept_states if kept_states is not None else KeptStates()
-        self.can_move = can_move
+        self.can_move = context.can_move
         self.workspaces: dict[str, Workspace] = {}
         self.ended = asyncio.Event()  # closed, and no thread is left
-        self._memory_limit = MemoryLimit(
-            address,
-            used_bytes=used_bytes,
-            limit_bytes=limit_bytes,
-            share=memory_share,
-            sizes=lambda: {node: its.nbytes() for node, its in list(self.workspaces.items())},
-            relieve=self.kept_states.void,
-        )
-        context.run(MEMORY_LIMIT.set, self._memory_limit)
-        self.threads = ThreadPool(
-            f"jobrunner-{name}",
-            context,
-            ended=lambda: self._on_loop(self.ended.set),
-            failed=lambda error: self._on_loop(self._fail_run, error),
-        )
-        self._address = address
+        self._address = context.address
         self._loop = asyncio.get_running_loop()
-        self._placement: dict[str, str] = {}
-        self._groups: dict[str, GroupCode] = {}
-        self._operations: dict[str, Operation] = {}  # of each kind, the latest
-        self._numbers: dict[str, int] = {}  # the latest of each kind
-        self._runs = GroupRuns(
-            name,
-            job=job,
-            seed=seed,
-            attempt=attempt,
-            address=address,
-            nthreads=nthreads,
-            threads=self.threads,
-            call_peer=call_peer,
-            straggler_seconds=straggler_seconds,
-            silence_seconds=silence_seconds,
-            memory_limit=self._memory_limit,
+        self._memory_limit = MemoryLimit(
+            context.address,
+            used_bytes=context.used_bytes,
+            limit_bytes=context.limit_bytes,
+            share=context.memory_share,
+            sizes=lambda: {node: its.nbytes() for node, its in list(self.workspaces.items())},
+            relieve=self.kept_states.drop_all,
         )
+        task_context.run(MEMORY_LIMIT.set, self._memory_limit)
+        self.threads = ThreadPool(
+            f"jobrunner-{context.name}",
+            task_context,
+            ended=lambda: call_on_loop(self._loop, self.ended.set),
+            failed=lambda error: call_on_loop(self._loop, self._fail_run, error),
+        )
+        self._placement: dict[str, str] = {}
+        self._groups: dict[str, HostedGroup] = {}
+        self._operations: dict[str, Operation] = {}  # the latest of each kind
+        self._numbers: dict[str, int] = {}  # the latest of each kind
+        self._runs = GroupRuns(context, self.threads, self._memory_limit)
         self._timer: asyncio.TimerHandle | None = None
         if self._memory_limit.is_limited:
-            self._look_at_memory()
+            self._check_memory()
 
     # ---- operations
 
@@ -139,30 +130,13 @@ class HostedNodes:
         groups: bytes | None = None,
         slices: Mapping[str, bytes] | None = None,
     ) -> Message:
-        """Take nodes (with their transient blobs) and groups; unpickles in a thread."""
+        """Take nodes, with the names of their transient blobs, and groups."""
         operation = self._start("ship", number)
         if operation is not None:
             self._placement.update(placement or {})
             for node, transient in (nodes or {}).items():
                 self.workspaces[node] = Workspace(node, frozenset(transient), self.kept_states)
-
-            own_slices = list((slices or {}).items())
-
-            @gc_paused()
-            def load() -> Message:
-                parts = {node: self._load_slices(node, data) for node, data in own_slices}
-                outline = pickle.loads(groups) if groups else {}
-                for key, (name, crossings, conditions, all_nodes) in outline.items():
-                    own = {node: part[key] for node, part in parts.items() if key in part}
-                    if own:
-                        program = Program(key, name, own, crossings, conditions, self.workspaces)
-                        self._groups[key] = self._route(program, crossings, all_nodes)
-                        if name not in ("init", "resume"):
-                            for node, changed in program.changes.items():
-                                self.kept_states.changing.setdefault(node, set()).update(changed)
-                return {}
-
-            self._in_thread(operation, load)
+            self._in_thread(operation, partial(self._load_groups, groups, dict(slices or {})))
         return await self._poll("ship", number, wait_seconds)
 
     async def run(
@@ -176,25 +150,25 @@ class HostedNodes:
         recorded: str = "",
         is_careful: bool = False,
     ) -> Message:
-        """Run a group that was shipped, once or for a batch: see `Binding.run_epochs`.
+        """Run a shipped group, once or for a batch of epochs: see `Binding.run_epochs`.
 
-        `recorded` is the moment before which no states are to be kept any more. Where it
-        `is_careful`, tasks begin one at a time, each once the client has heard of it.
+        States kept for saves before `recorded` are dropped. If `is_careful`, tasks run one at a
+        time, and each begins once the client knows of it.
         """
         operation = self._start("run", number)
         if operation is not None:
             if recorded:
                 self._drop_kept_states(recorded)
             group = self._groups[key]
-            lead = (epoch_batch or {}).get("lead", self._address)
             batch = EpochBatch(number)
             if epoch_batch is not None:
+                is_lead = epoch_batch["lead"] == self._address
                 batch = EpochBatch(
                     number,
                     epoch_batch["epochs"],
                     epoch_batch["steps_per_epoch"],
-                    lead="" if lead == self._address else lead,
-                    followers=group.peers if lead == self._address else (),
+                    lead="" if is_lead else epoch_batch["lead"],
+                    followers=group.peers if is_lead else (),
                     is_judged=epoch_batch["is_judged"],
                     seconds=epoch_batch["seconds"],
                 )
@@ -226,7 +200,7 @@ class HostedNodes:
         groups: Sequence[str] = (),
         part: int = 0,
     ) -> Message:
-        """A blob's value; with `groups`, part of what task `name` returned in one of them."""
+        """Return a blob; with `groups`, part of what task `name` returned in one of them."""
         operation = self._start("fetch", number)
         if operation is not None:
 
@@ -238,7 +212,7 @@ class HostedNodes:
             self._in_thread(operation, read)
         return await self._poll("fetch", number, wait_seconds)
 
-    # ---- messages that are answered at once
+    # ---- messages with an immediate reply
 
     async def blob_names(self) -> Message:
         """The names of the global blobs, by node."""
@@ -246,7 +220,7 @@ class HostedNodes:
         return {"status": "done", "names": names}
 
     async def forget(self, keys: Sequence[str]) -> Message:
-        """Drop groups, and what is retained of them."""
+        """Drop groups and their retained values."""
         for key in keys:
             self._groups.pop(key, None)
             for workspace in self.workspaces.values():
@@ -261,54 +235,55 @@ class HostedNodes:
         return {"status": "done", "is_full": True}
 
     async def abort(self, number: int, reason: str) -> Message:
-        """Let nothing of that run start any more."""
+        """Start nothing more of that run."""
         self._runs.abort(number, reason)
         return {"status": "done"}
 
     def close(self, reason: str) -> None:
-        """Abort what runs and let go of everything. Does not wait for running functions."""
+        """Abort what runs and drop everything. Does not wait for running functions."""
         self._runs.close(reason)
         if self._timer is not None:
             self._timer.cancel()
         for operation in self._operations.values():
             operation.finish({"status": "unknown"})
         self.threads.close()
-        # Emptied, for whoever still refers to them may go only when the collector comes by.
+        # Cleared, since reference cycles may keep these alive until the garbage collector runs.
         for group in self._groups.values():
-            group.program.forget_values()
+            group.program.arrived.clear()
+            group.program.results.clear()
         for workspace in self.workspaces.values():
             workspace.clear()
         self._groups.clear()
         self.workspaces.clear()
 
-    # ---- operations, within
+    # ---- inside
 
-    def _look_at_memory(self) -> None:
+    def _check_memory(self) -> None:
         seconds = self._memory_limit.look()
         self.kept_states.is_suspended = self._memory_limit.is_tight
         if self._memory_limit.is_over and self._runs.is_running:
             self._runs.fail(self._memory_limit.error())
-        self._timer = self._loop.call_later(seconds, self._look_at_memory)
+        self._timer = self._loop.call_later(seconds, self._check_memory)
 
     def _fail_run(self, error: BaseException) -> None:
         if self._runs.is_running:
             self._runs.fail(error)
 
     def _drop_kept_states(self, save_id: str) -> None:
-        # Much memory is given back to the system in milliseconds, which the loop has not.
+        # To free much memory takes milliseconds, too long for the event loop.
         if self.kept_states.nbytes > SMALL_BYTES:
             self.threads.submit(partial(self.kept_states.drop_before, save_id))
         else:
             self.kept_states.drop_before(save_id)
 
     def _start(self, kind: str, number: int) -> Operation | None:
-        """The new operation of that number; None where it has started already."""
+        """Return the new operation of that number, or None if it has started already."""
         if number <= self._numbers.get(kind, 0):
             return None
         self._numbers[kind] = number
         fetched = self._operations.get("fetch")
         if kind == "run" and fetched is not None and fetched.is_done:
-            del self._operations["fetch"]  # it may hold much, of what is to be changed in place
+            del self._operations["fetch"]  # its reply may hold memory that tasks are to update
         operation = self._operations[kind] = Operation(number)
         return operation
 
@@ -318,7 +293,7 @@ class HostedNodes:
             return {"status": "stale"}
         reply = await operation.reply(wait_seconds)
         if reply is not None:
-            # Kept until the next begins: whoever gave up this message asks once more.
+            # Stays until the next one begins: a client that lost this message asks once more.
             return reply
         left, tasks = self._runs.progress() if kind == "run" else (0, [])
         return {"status": "running", "left": left, "tasks": tasks}
@@ -329,15 +304,23 @@ class HostedNodes:
                 reply = {"status": "done", **work()}
             except BaseException as error:
                 reply = failed_reply(error)
-            self._on_loop(operation.finish, reply)
+            call_on_loop(self._loop, operation.finish, reply)
 
         self.threads.submit(call)
 
-    def _on_loop(self, callback: Callable[..., object], *args: Any) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:  # the loop has closed, and nobody waits any more
-            logger.debug("The worker closed before %r", callback, exc_info=True)
+    @gc_paused()
+    def _load_groups(self, groups: bytes | None, slices: Mapping[str, bytes]) -> Message:
+        parts = {node: self._load_slices(node, data) for node, data in slices.items()}
+        outline = pickle.loads(groups) if groups else {}
+        for key, (name, crossings, conditions, nodes) in outline.items():
+            own = {node: part[key] for node, part in parts.items() if key in part}
+            if own:
+                program = Program(key, name, own, crossings, conditions, self.workspaces)
+                self._groups[key] = self._route(program, crossings, nodes)
+                if name not in ("init", "resume"):
+                    for node, changed in program.changes.items():
+                        self.kept_states.changing.setdefault(node, set()).update(changed)
+        return {}
 
     def _load_slices(self, node: str, data: bytes) -> dict[str, Slice]:
         try:
@@ -345,25 +328,25 @@ class HostedNodes:
         except Exception as error:
             raise ExecutionError(
                 f"Worker {self._address} could not unpickle the tasks of node {node!r}: "
-                f"{type(error).__name__}: {error}. Install the modules that they need there, in "
-                f"the versions that the client has, or have cloudpickle send your module by value: "
+                f"{type(error).__name__}: {error}. Install the modules that they need on the "
+                f"worker, in the client's versions, or let cloudpickle send your module by value: "
                 f"cloudpickle.register_pickle_by_value(module)."
             ) from error
         return slices
 
     def _route(
         self, program: Program, crossings: Sequence[Crossing], nodes: Sequence[str]
-    ) -> GroupCode:
+    ) -> HostedGroup:
         routes = {}
         for crossing in crossings:
             if crossing.source in program.workspaces:
                 addresses = {self._placement[node] for node in crossing.targets}
                 routes[crossing.id] = tuple(addresses - {self._address})
         peers = {self._placement[node] for node in nodes} - {self._address}
-        return GroupCode(program, routes, tuple(peers))
+        return HostedGroup(program, routes, tuple(peers))
 
 
 def failed_reply(error: BaseException) -> Message:
-    """The reply of an operation whose function raised, outside of any task."""
+    """The reply of an operation that failed outside of tasks."""
     failure = describe_failure("", "", error, is_own=True)
     return {"status": "failed", "failure": failure.to_message()}

@@ -1,49 +1,64 @@
-"""4 run: values on their way from one worker to others."""
+"""Sends values and notes from this worker to others."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from distributed.protocol.serialize import to_serialize
 
+logger = logging.getLogger(__name__)
+
 Message = dict[str, Any]
 RunValues = list[list[Any]]
-"""Numbers of runs, and for each a list of crossings with the frames of their values."""
+"""Run numbers, each with a list of crossings and the frames of their values."""
 
 SMALL_FRAME_BYTES = 1 << 16
-"""Up to here a copy is cheaper than a frame of its own."""
+"""Up to this size a copy is cheaper than a frame of its own."""
+
+PING_SECONDS = 5.0
+"""How long another worker may take to answer a ping, unless `silence_seconds` is shorter."""
+
+ABORT_SECONDS = 5.0
 
 
 class Outbox:
-    """Sends what threads make, to each address one message after another.
+    """Sends what threads make to other workers: to each address one message at a time.
 
-    What is made while a message is under way goes with the next one, all together.
+    Values made while a message is under way travel together in the next one.
 
     Parameters
     ----------
-    push : callable
-        ``await push(address, batch)`` hands over what was made, the values of each run under its
-        number; it gives None, or says what went wrong.
+    binding : str
+        Name of the binding, which the other workers have too.
+    call_peer : callable
+        ``await call_peer(address, message)`` returns another worker's reply.
+    silence_seconds : float
+        How long another worker may leave a message unanswered before it must answer a ping.
     failed : callable
-        Takes address, the run's number and what went wrong.
+        Called as ``failed(address, values, problem)`` if a worker did not take `RunValues`.
     sent : callable
-        Takes nothing; called when a message has been taken.
+        Called without arguments each time a worker has taken a message.
 
     Notes
     -----
-    `put` may be called in any thread; all else happens on the loop it was made on.
+    Any thread may call `put`. All else runs on the event loop that the outbox was made on.
     """
 
     def __init__(
         self,
-        push: Callable[[str, RunValues], Awaitable[str | None]],
-        failed: Callable[[str, int, str], None],
+        binding: str,
+        call_peer: Callable[[str, Message], Awaitable[Message]],
+        silence_seconds: float,
+        failed: Callable[[str, RunValues, str], None],
         sent: Callable[[], None],
     ) -> None:
-        self._push = push
+        self._binding = binding
+        self._call_peer = call_peer
+        self._silence_seconds = silence_seconds
         self._failed = failed
         self._sent = sent
         self._loop = asyncio.get_running_loop()
@@ -55,7 +70,7 @@ class Outbox:
         self._under_way: dict[str, int] = {}  # address -> bytes
 
     def waiting_bytes(self) -> int:
-        """How much was made and not yet taken; what goes to several workers counts for each."""
+        """Bytes not yet taken by other workers; a value for several workers counts for each."""
         with self._lock:
             made = sum(size_of(frames) * len(to) for _, to, _, frames in self._made)
         pending = sum(
@@ -67,7 +82,7 @@ class Outbox:
         return made + pending + sum(self._under_way.values())
 
     def start(self, number: int) -> None:
-        """Drop what is left of runs before that one."""
+        """Drop unsent values of runs before `number`."""
         with self._lock:
             self._made, self._pending = [], {}
         self._number = number
@@ -75,12 +90,20 @@ class Outbox:
     def put(
         self, number: int, addresses: tuple[str, ...], crossing: int, frames: list[Any]
     ) -> None:
-        """Send a value of that run to some workers."""
+        """Send a value of run `number` to other workers."""
         with self._lock:
             is_first = not self._made
             self._made.append((number, addresses, crossing, frames))
         if is_first:
             self._loop.call_soon_threadsafe(self._sort)
+
+    async def abort(self, address: str, number: int, reason: str) -> None:
+        """Tell a worker to start nothing more of a run."""
+        message = {"call": "abort", "binding": self._binding, "number": number, "reason": reason}
+        try:
+            await asyncio.wait_for(self._call_peer(address, message), ABORT_SECONDS)
+        except Exception:  # the client tells it too
+            logger.info("Could not tell %s that %s", address, reason, exc_info=True)
 
     def close(self) -> None:
         """Stop sending."""
@@ -98,35 +121,65 @@ class Outbox:
                     self._sending[address] = asyncio.ensure_future(self._send_to(address))
 
     async def _send_to(self, address: str) -> None:
-        newest, problem = self._number, None
+        values: RunValues = []
+        problem = None
         try:
             while problem is None and (runs := self._pending.pop(address, None)):
-                newest = max(runs)
-                batch = [
-                    [number, [[crossing, wrap_frames(frames)] for crossing, frames in values]]
-                    for number, values in runs.items()
+                values = [
+                    [number, [[crossing, wrap_frames(frames)] for crossing, frames in made]]
+                    for number, made in runs.items()
                 ]
                 self._under_way[address] = sum(
-                    size_of(frames) for values in runs.values() for _, frames in values
+                    size_of(frames) for made in runs.values() for _, frames in made
                 )
-                problem = await self._push(address, batch)
+                problem = await self._push(address, values)
                 del self._under_way[address]
                 if problem is None:
                     self._sent()
         finally:
             self._under_way.pop(address, None)
             del self._sending[address]
-        if problem is not None and newest >= self._number:
-            self._failed(address, newest, problem)
+        if problem is not None and max(number for number, _ in values) >= self._number:
+            self._failed(address, values, problem)
+
+    async def _push(self, address: str, values: RunValues) -> str | None:
+        """Send values and wait until the worker has room for more; returns what went wrong."""
+        message = {"call": "push", "binding": self._binding, "values": values}
+        try:
+            reply = await self._ask(address, message)
+            while reply.get("is_full"):
+                reply = await self._ask(address, {**message, "values": []})
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return None if reply.get("status") == "done" else f"it replied {reply}"
+
+    async def _ask(self, address: str, message: Message) -> Message:
+        """Return a worker's reply.
+
+        Large values may take any time, so there is no deadline: the worker must answer pings.
+        """
+        asking = asyncio.ensure_future(self._call_peer(address, message))
+        ping_seconds = min(PING_SECONDS, self._silence_seconds)
+        try:
+            while not (await asyncio.wait((asking,), timeout=self._silence_seconds))[0]:
+                ping = self._call_peer(address, {"call": "hello"})
+                try:
+                    await asyncio.wait_for(ping, ping_seconds)
+                except TimeoutError:
+                    seconds = self._silence_seconds + ping_seconds
+                    raise TimeoutError(f"it did not answer within {seconds:g} s") from None
+            return asking.result()
+        finally:
+            asking.cancel()
 
 
 def size_of(frames: Sequence[Any]) -> int:
-    """How many bytes frames have, here or as they came over the wire."""
+    """Total bytes of frames, made here or received."""
     return sum(memoryview(frame).nbytes for frame in frames)
 
 
 def wrap_frames(frames: Sequence[Any]) -> list[Any]:
-    """Frames for a message: small ones within it, others beside it, not copied."""
+    """Prepare frames for a message: small ones inside it, large ones beside it without a copy."""
     return [
         bytes(frame) if memoryview(frame).nbytes <= SMALL_FRAME_BYTES else to_serialize(frame)
         for frame in frames

@@ -1,4 +1,4 @@
-"""4 run: the Dask plugin that hosts bindings on a worker, and the leases they live under."""
+"""The Dask plugin that hosts bindings on a worker, and the lease tasks that keep them alive."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from dask.system import CPU_COUNT
@@ -19,6 +20,7 @@ from distributed.system import MEMORY_LIMIT
 
 from jobrunner.config import get_bytes, get_seconds, get_share
 from jobrunner.errors import DefinitionError
+from jobrunner.worker.group_runs import BindingContext
 from jobrunner.worker.hosted_nodes import HostedNodes, failed_reply
 from jobrunner.worker.outbox import Message
 from jobrunner.workspace import KeptStates
@@ -28,25 +30,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Goes up with every change of what the messages mean. Client and workers of different versions
-# then don't share a handler, and each says plainly that the other is missing.
+# Increased with every change of the messages. A client and workers of different versions then have
+# no handler in common, and each reports that the other is missing.
 PROTOCOL_VERSION = 3
 PLUGIN_NAME = f"jobrunner-{PROTOCOL_VERSION}"
 OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
 LEASE_PREFIX = f"{PLUGIN_NAME}-lease"
 
-LEGACY_SECONDS = 60.0
-"""How long what a binding leaves waits for its heir: as long as nodes wait for workers."""
+HEIR_SECONDS = 60.0
+"""How long a released binding's kept states wait for its heir: as long as nodes for workers."""
 
 MOST_PINGS = 64
-"""How many other workers one asks at the same time whether they are there."""
+"""How many other workers a worker pings at the same time."""
 
 CLOSE_SECONDS = 2.0
 """How long a release waits for a binding's threads to end."""
 
 
 class _Lease:
-    """A lease task that the scheduler has started here."""
+    """A lease task that Dask has started here."""
 
     def __init__(self) -> None:
         self.context: asyncio.Future[contextvars.Context] = (
@@ -60,55 +62,55 @@ class WorkspaceHost(WorkerPlugin):
 
     Notes
     -----
-    Runs on the worker's event loop. One handler takes all messages: ``call`` says what, and a
-    failure is returned as a value. A binding lives as long as its lease task: when the client
+    Runs on the worker's event loop. One handler takes all messages; ``call`` is the message's kind,
+    and a failure is returned as a value. A binding lives as long as its lease task: when the client
     releases it or goes away, Dask cancels the task, and `transition` sees that.
     """
 
-    # Or another client's registration would put an empty host in this one's place.
+    # Otherwise another client's registration would replace this host with an empty one.
     idempotent = True
     name = PLUGIN_NAME
 
     def setup(self, worker: Worker) -> None:
-        """Begin to serve."""
+        """Start to serve."""
         self._worker = worker
         self.incarnation = secrets.token_hex(8)
         self.bindings: dict[str, HostedNodes] = {}
         self._leases: dict[str, _Lease] = {}
-        self._own_switch_seconds = 0.0  # the process's, while bindings have set another
-        self._legacies: dict[str, KeptStates] = {}  # by the binding that is to have them
+        self._own_switch_seconds = 0.0  # the process's, while bindings use another
+        self._inherited: dict[str, KeptStates] = {}  # by the binding that is to get them
         worker.handlers[OPERATION] = self.call
 
     def teardown(self, worker: Worker) -> Awaitable[None] | None:
-        """Let go of everything: the worker closes, or the plugin is removed.
+        """Drop everything: the worker closes, or the plugin is removed.
 
-        A worker that closes as planned still serves until its nodes were moved elsewhere.
+        A worker that is retired serves until its nodes have moved to other workers.
         """
         moving = [hosted for hosted in self.bindings.values() if hosted.can_move]
         if moving and worker.status == Status.closing and not worker.batched_stream.closed():
             return self._teardown_later(worker, moving)
-        self._let_go(worker)
+        self._drop_all(worker)
         return None
 
     async def _teardown_later(self, worker: Worker, moving: Sequence[HostedNodes]) -> None:
-        logger.info("Worker %s stays until its nodes have moved", worker.address)
+        logger.info("Worker %s stays until its nodes have moved to other workers", worker.address)
         with suppress(TimeoutError):
             await asyncio.wait_for(
                 asyncio.gather(*(hosted.ended.wait() for hosted in moving)),
                 get_seconds("departure-seconds"),
             )
-        self._let_go(worker)
+        self._drop_all(worker)
 
-    def _let_go(self, worker: Worker) -> None:
+    def _drop_all(self, worker: Worker) -> None:
         worker.handlers.pop(OPERATION, None)
-        self._legacies.clear()
+        self._inherited.clear()
         for name in list(self.bindings):
             self._drop(name, "its worker closed")
         for key in list(self._leases):
             self._end_lease(key)
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        """Follow the lease tasks: what Dask starts and cancels, this hears of first."""
+        """Follow the lease tasks. Dask calls this before their threads run."""
         if not (isinstance(key, str) and key.startswith(LEASE_PREFIX)):
             return
         if finish == "executing" and key not in self._leases:
@@ -117,7 +119,7 @@ class WorkspaceHost(WorkerPlugin):
             self._end_lease(key)
 
     async def call(self, call: str, binding: str = "", **details: Any) -> Message:
-        """Answer a message of a session's client or of another worker's host."""
+        """Handle a message from a client or from another worker's host."""
         try:
             if call == "hello":
                 return {"status": "done", "incarnation": self.incarnation}
@@ -130,26 +132,21 @@ class WorkspaceHost(WorkerPlugin):
                 return {"status": "unknown"}
             if call == "release":
                 return await self._release(binding, hosted, **details)
-            handler = getattr(hosted, HANDLERS[call])
-            reply: Message = await handler(**details)
+            reply: Message = await getattr(hosted, HANDLERS[call])(**details)
             return reply
         except Exception as error:
             logger.exception("Message %r of binding %s failed", call, binding)
             return failed_reply(error)
 
     async def _bind(
-        self,
-        binding: str,
-        leases: Mapping[str, str],
-        wait_seconds: float,
-        job: str,
-        seed: int,
-        attempt: int,
-        can_move: bool,
-        silence_seconds: float,
+        self, binding: str, leases: Mapping[str, str], wait_seconds: float, **options: Any
     ) -> Message:
-        """Host a binding, once its lease task runs here."""
-        key = leases[self._worker.address]
+        """Host a binding, once its lease task runs here.
+
+        `options` are the job's and the session's part of a `BindingContext`.
+        """
+        worker = self._worker
+        key = leases[worker.address]
         lease = self._leases.get(key)
         if lease is None:
             # Dask starts it soon, or never: the client asks again.
@@ -161,23 +158,19 @@ class WorkspaceHost(WorkerPlugin):
             return {"status": "running", "tasks": []}
         if binding not in self.bindings:
             self._switch_sooner()
-            self.bindings[binding] = HostedNodes(
-                binding,
-                job=job,
-                seed=seed,
-                attempt=attempt,
-                address=self._worker.address,
-                nthreads=self._worker.state.nthreads,
-                context=lease.context.result(),
+            context = BindingContext(
+                name=binding,
+                address=worker.address,
+                nthreads=worker.state.nthreads,
                 call_peer=self._call_peer,
-                used_bytes=self._worker.monitor.get_process_memory,
-                # Without a nanny nobody kills it, and its process may be shared.
-                limit_bytes=(self._worker.nanny and self._worker.memory_manager.memory_limit) or 0,
+                used_bytes=worker.monitor.get_process_memory,
+                # Without a nanny nobody kills the process, and others may share it.
+                limit_bytes=(worker.nanny and worker.memory_manager.memory_limit) or 0,
                 memory_share=get_share("memory-share"),
-                can_move=can_move,
-                silence_seconds=silence_seconds,
-                kept_states=self._legacies.pop(binding, None) or self._make_kept_states(),
+                **options,
             )
+            kept_states = self._inherited.pop(binding, None) or self._make_kept_states()
+            self.bindings[binding] = HostedNodes(context, lease.context.result(), kept_states)
         return {"status": "done"}
 
     def _make_kept_states(self) -> KeptStates:
@@ -189,7 +182,7 @@ class WorkspaceHost(WorkerPlugin):
             raise DefinitionError(f"On worker {self._worker.address}: {error}") from None
 
     async def _reach(self, addresses: Sequence[str], wait_seconds: float) -> Message:
-        """Which of some workers this one cannot reach; each has that time to answer."""
+        """Ping other workers; returns those that do not answer within that time as ``"cut"``."""
         slots = asyncio.Semaphore(MOST_PINGS)
 
         async def is_cut(address: str) -> bool:
@@ -203,14 +196,13 @@ class WorkspaceHost(WorkerPlugin):
 
         others = [address for address in addresses if address != self._worker.address]
         found = await asyncio.gather(*map(is_cut, others))
-        cut = [address for address, is_it in zip(others, found, strict=True) if is_it]
-        return {"status": "done", "cut": cut}
+        return {"status": "done", "cut": list(compress(others, found))}
 
     async def _release(self, binding: str, hosted: HostedNodes, heir: str = "") -> Message:
         self._drop(binding, "the session released it")
         if heir and len(hosted.kept_states):
-            self._legacies[heir] = hosted.kept_states
-            self._worker.loop.call_later(LEGACY_SECONDS, self._legacies.pop, heir, None)
+            self._inherited[heir] = hosted.kept_states
+            self._worker.loop.call_later(HEIR_SECONDS, self._inherited.pop, heir, None)
         with suppress(TimeoutError):
             await asyncio.wait_for(hosted.ended.wait(), CLOSE_SECONDS)
         return {"status": "done"}
@@ -226,9 +218,9 @@ class WorkspaceHost(WorkerPlugin):
             self._end_lease(key)
 
     def _switch_sooner(self) -> None:
-        """Let threads that hold the interpreter keep the event loop waiting for less long."""
+        """Shorten the time for which a busy thread may hold up the event loop."""
         seconds = get_seconds("switch-seconds")
-        # Without a nanny the process may be anybody's.
+        # Without a nanny, others may share the process.
         if seconds and self._worker.nanny and not self._own_switch_seconds:
             self._own_switch_seconds = sys.getswitchinterval()
             sys.setswitchinterval(min(seconds, self._own_switch_seconds))
@@ -241,22 +233,21 @@ class WorkspaceHost(WorkerPlugin):
             self._drop(binding_of(key), "its client released it or went away")
 
     def hold_lease(self, key: str) -> None:
-        """Lend this thread's context to the binding, and block until the lease ends."""
+        """Give this thread's context to the binding, and block until the lease ends."""
         lease = self._leases.get(key)
-        if lease is None:  # cancelled before the thread got here
+        if lease is None:  # cancelled before this thread started
             return
         context = contextvars.copy_context()
 
-        def lend() -> None:
+        def give() -> None:
             if not lease.context.done():
                 lease.context.set_result(context)
 
-        self._worker.loop.add_callback(lend)
+        self._worker.loop.add_callback(give)
         lease.ended.wait()
 
     async def _call_peer(self, address: str, message: Message) -> Message:
-        details = dict(message)
-        reply: Message = await getattr(self._worker.rpc(address), OPERATION)(**details)
+        reply: Message = await getattr(self._worker.rpc(address), OPERATION)(**message)
         return reply
 
 
@@ -273,23 +264,23 @@ HANDLERS = {
 
 
 def lease_key(binding: str, incarnation: str, number: int) -> str:
-    """The key of a binding's lease task on the worker of that incarnation."""
+    """The key of a binding's lease task on one worker; `incarnation` is that of its host."""
     return f"{LEASE_PREFIX}|{binding}|{incarnation}|{number}"
 
 
 def binding_of(key: str) -> str:
-    """The binding whose lease task has that key."""
+    """The binding of a lease task."""
     return key.split("|")[1]
 
 
 def hold_lease(key: str) -> Sequence[str]:
     """Hold a worker for a binding; the function of the lease task.
 
-    Pinned and seceded, it tells the scheduler that the worker is in use, and of which resources,
-    without taking a thread from other tasks.
+    Pinned and seceded, it shows the scheduler that the worker and its resources are in use, without
+    taking a thread from other tasks.
     """
     host = get_worker().plugins.get(PLUGIN_NAME)
-    # A worker that died and came back at the same address has the task but not the workspaces.
+    # A worker that came back at a dead one's address has the task but not the workspaces.
     if isinstance(host, WorkspaceHost) and key.split("|")[2] == host.incarnation:
         secede()
         host.hold_lease(key)

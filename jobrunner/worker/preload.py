@@ -1,7 +1,7 @@
-"""What the worker processes of `Session.local` load first.
+"""Preload of `Session.local`'s worker processes: leaves signals to the client.
 
-A terminal's Ctrl-C, and a batch system's SIGTERM, reach every process of a group. The client lets
-the epoch end and then stops the workers, so they must not be torn down by it under way.
+A terminal's Ctrl-C and a batch system's SIGTERM reach every process of a group. The client lets the
+epoch end and then stops the workers, so these must not stop by themselves before.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ TERMINATED = 143
 
 
 class MemoryOnly(logging.Filter):
-    """Lets pass what Dask's log says of memory, and nothing else.
+    """Passes only Dask's log records about memory.
 
-    What becomes of a session's own workers, the run tells; of their memory, only Dask knows.
+    A run reports everything else about its session's own workers itself.
     """
 
-    _TOLD = ("distributed.nanny.memory", "distributed.worker.memory")
+    _PASSED = ("distributed.nanny.memory", "distributed.worker.memory")
 
     def start(self) -> None:
-        """Filter what goes to a stream."""
+        """Filter the output of Dask's log handlers."""
         for handler in logging.getLogger("distributed").handlers:
             handler.addFilter(self)
 
     def stop(self) -> None:
-        """Filter no more."""
+        """Stop filtering."""
         for handler in logging.getLogger("distributed").handlers:
             handler.removeFilter(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to say it."""
-        return record.name in self._TOLD
+        """Whether to pass a record."""
+        return record.name in self._PASSED
 
 
 def dask_setup(worker: object) -> None:
-    """Leave signals to the client; called by Dask in the worker's main thread."""
+    """Set signal handlers; Dask calls this in the worker's main thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for processes of tasks
     MemoryOnly().start()
-    signal.signal(signal.SIGTERM, _leave_later)
+    signal.signal(signal.SIGTERM, _exit_later)
 
 
-def _leave_later(number: int, frame: FrameType | None) -> None:
-    """End in a while: by then a client that is alive has ended this process in order."""
+def _exit_later(number: int, frame: FrameType | None) -> None:
+    """Exit after a while: a client that is alive has stopped this process by then."""
     timer = threading.Timer(get_seconds("departure-seconds"), os._exit, (TERMINATED,))
     timer.daemon = True
     timer.start()

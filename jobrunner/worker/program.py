@@ -1,14 +1,14 @@
-"""4 run: slices made ready to run again and again on one worker.
+"""Slices prepared to run many times on one worker.
 
-A plan speaks of names; a `Program` holds the very dictionaries, so that running a task looks
-nothing up but its values. It is made once for a group, on each worker.
+A plan names blobs; a `Program` holds their dictionaries, so that running a task looks up nothing
+but its values. Each worker makes it once for a group.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jobrunner.compile import (
@@ -24,21 +24,28 @@ from jobrunner.compile import (
     Slice,
     UpdateArgument,
 )
+from jobrunner.errors import BlobNotFoundError
 from jobrunner.workspace import IMMUTABLE, Workspace, view
 
 REPORT_INDEX = 1 << 31
-"""Reports come after all tasks in the order of definition; this is the first one's index."""
+"""Index of the first report: reports come after all tasks in the order of definition."""
 
 Source = tuple[dict[Any, Any], Any, bool]
-"""Where an argument is: a dictionary, its key, and whether the value itself is passed."""
+"""Where an argument is: a dictionary, its key, and whether the task updates the value."""
+
+
+class InputMissing(Exception):  # noqa: N818  (only wraps `reason`, to tell it from a task's error)
+    """A task or a stop condition could not be called or read: a blob is missing."""
+
+    def __init__(self, node: str, reason: BlobNotFoundError) -> None:
+        super().__init__(reason)
+        self.node = node
+        self.reason = reason
 
 
 @dataclass(slots=True)
 class Handover:
-    """A crossing, as the worker of its source sees it.
-
-    `blobs` is where the crossing's blob is, if it takes one.
-    """
+    """A crossing, on the worker of its source; `blobs` holds its blob if it has one."""
 
     crossing: Crossing
     blobs: dict[str, Any]
@@ -47,10 +54,15 @@ class Handover:
 
 
 @dataclass(slots=True)
-class Keep:
-    """Part of a return value to be frozen under `key`; `is_read` within the run.
+class CapturedPart:
+    """A part of a return value to freeze under `key`.
 
-    `is_moved`: the reader is one task, and nothing else keeps the value.
+    Attributes
+    ----------
+    is_read : bool
+        A task or a stop condition of the run reads it.
+    is_moved : bool
+        One task reads it, and nothing else needs it.
     """
 
     part: int
@@ -61,51 +73,42 @@ class Keep:
     is_moved: bool
 
 
+@dataclass(slots=True, eq=False)
 class Step:
-    """A task, or the last run of a report, with all that running it needs."""
+    """A task, or the last run of a report, with everything needed to run it.
 
-    __slots__ = (
-        "arguments",
-        "fn",
-        "handovers",
-        "index",
-        "is_long",
-        "is_plain",
-        "keeps",
-        "kwargs",
-        "name",
-        "needs",
-        "num_instances",
-        "output_names",
-        "outputs",
-        "position",
-        "report",
-        "sole",
-        "successors",
-        "workspace",
-    )
+    Attributes
+    ----------
+    outputs : tuple
+        For each output its dictionary and key, or None if it is not kept.
+    sole : tuple or None
+        The target of its one output, if nothing else takes the return value.
+    needs : int
+        How many steps and arrivals it waits for.
+    successors : list of int
+        Positions of the steps that wait for it.
+    is_long : bool
+        It was long in an earlier run.
+    """
 
-    def __init__(self, position: int, index: int, workspace: Workspace, name: str) -> None:
-        self.position = position
-        self.index = index
-        self.workspace = workspace
-        self.name = name
-        self.fn: Callable[..., Any] = _nothing
-        self.arguments: tuple[Source, ...] = ()
-        self.kwargs: Mapping[str, Any] = {}
-        self.is_plain = True
-        self.outputs: tuple[tuple[dict[str, Any], str] | None, ...] = ()
-        self.output_names: tuple[str, ...] = ()
-        # Where its one output goes, if nothing else takes what it returns.
-        self.sole: tuple[dict[str, Any], str] | None = None
-        self.keeps: tuple[Keep, ...] = ()
-        self.handovers: tuple[Handover, ...] = ()
-        self.num_instances = 1
-        self.report: Report | None = None
-        # How many ends and arrivals it waits for, and which steps wait for its end.
-        self.needs = 0
-        self.successors: list[int] = []
-        self.is_long = False  # by what earlier runs took
+    position: int
+    index: int
+    workspace: Workspace
+    name: str
+    fn: Callable[..., Any]
+    arguments: tuple[Source, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    is_plain: bool = True  # all of `kwargs` are immutable
+    outputs: tuple[tuple[dict[str, Any], str] | None, ...] = ()
+    output_names: tuple[str, ...] = ()
+    sole: tuple[dict[str, Any], str] | None = None
+    captures: tuple[CapturedPart, ...] = ()
+    handovers: tuple[Handover, ...] = ()
+    num_instances: int = 1
+    report: Report | None = None
+    needs: int = 0
+    successors: list[int] = field(default_factory=list)
+    is_long: bool = False
 
     def keywords(self) -> dict[str, Any]:
         """Keyword arguments for one call."""
@@ -118,17 +121,17 @@ class Program:
     Parameters
     ----------
     key : str
-        Tells the group from all others of the binding.
+        Unique among the groups of the binding.
     name : str
         The group's name.
     slices : mapping of str to Slice
-        Of the nodes that this worker holds; in whatever order.
+        Those of the nodes on this worker, in any order.
     crossings : sequence of Crossing
         All of the group.
     conditions : sequence of Condition
-        All of the group; those of other nodes are left to their workers.
+        All of the group. Each is read on the worker of its node.
     workspaces : mapping of str to Workspace
-        Of the nodes that this worker holds.
+        Those of the nodes on this worker.
     """
 
     def __init__(
@@ -148,7 +151,7 @@ class Program:
         self.steps: list[Step] = []
         self.waiters: dict[int, list[int]] = {}
         self.conditions = [c for c in conditions if c.node in slices]
-        self.keeps_running = False  # the next run may begin before other workers end this one
+        self.may_overlap = False  # the next run may begin before other workers end this one
         self.has_updates = dict.fromkeys(slices, False)
         self.changes: dict[str, set[str]] = {node: set() for node in slices}  # global blobs
         self._slices = slices
@@ -157,7 +160,7 @@ class Program:
             node: {o.name for task in part.tasks for o in task.outputs if not o.is_global}
             for node, part in slices.items()
         }
-        # How often each part of a return value is read; a condition counts as many readers.
+        # How many tasks read each part of a return value; a condition counts as two.
         self._readers = Counter({(c.task, c.part): 2 for c in self.conditions})
 
         planned = sorted(
@@ -181,40 +184,57 @@ class Program:
         self.first = [step.position for step in self.steps if step.needs == 0]
 
     def blobs(self, node: str, name: str) -> dict[str, Any]:
-        """The dictionary that has that blob of that node, in this group."""
+        """The dictionary of a blob: the node's private or global ones."""
         workspace = self.workspaces[node]
         return workspace.private if name in self._private[node] else workspace.globals
 
-    def forget_values(self) -> None:
-        """Let go of what a run left on its way between tasks."""
-        self.arrived.clear()
-        self.results.clear()
+    def read(self, condition: Condition) -> Any:
+        """The value of a stop condition, once all steps have run.
+
+        Raises
+        ------
+        InputMissing
+            It is a blob, and missing.
+        """
+        if condition.blob is None:
+            return view(self.results[condition.task, condition.part])
+        try:
+            return self.workspaces[condition.node].lookup(condition.blob)
+        except BlobNotFoundError as error:
+            raise InputMissing(condition.node, error) from None
 
     def _add_task(self, task: PlannedTask, workspace: Workspace) -> None:
-        step = Step(len(self.steps), task.index, workspace, task.name)
-        step.fn = task.fn
-        step.num_instances = task.num_instances
-        step.arguments = tuple(self._source(workspace.node, a) for a in task.arguments)
-        step.kwargs = task.kwargs
-        step.outputs = tuple(
-            (workspace.globals if o.is_global else workspace.private, o.name) if o.is_kept else None
-            for o in task.outputs
+        step = Step(
+            len(self.steps),
+            task.index,
+            workspace,
+            task.name,
+            task.fn,
+            arguments=tuple(self._source(workspace.node, a) for a in task.arguments),
+            kwargs=task.kwargs,
+            is_plain=all(type(value) in IMMUTABLE for value in task.kwargs.values()),
+            outputs=tuple(
+                (workspace.globals if o.is_global else workspace.private, o.name)
+                if o.is_kept
+                else None
+                for o in task.outputs
+            ),
+            output_names=tuple(o.name for o in task.outputs),
+            captures=tuple(self._captured(task, capture) for capture in task.captures),
+            handovers=tuple(self._handover(self._crossings[c]) for c in task.hands_over),
+            num_instances=task.num_instances,
         )
-        step.output_names = tuple(o.name for o in task.outputs)
-        step.keeps = tuple(self._keep(task, capture) for capture in task.captures)
-        step.handovers = tuple(self._handover(self._crossings[c]) for c in task.hands_over)
-        if len(step.outputs) == 1 and not step.keeps and not step.handovers:
+        if len(step.outputs) == 1 and not step.captures and not step.handovers:
             step.sole = step.outputs[0]
-        step.is_plain = all(type(value) in IMMUTABLE for value in task.kwargs.values())
         updated = {a.name for a in task.arguments if isinstance(a, UpdateArgument)}
         self.has_updates[workspace.node] |= bool(updated)
         self.changes[workspace.node] |= updated | {o.name for o in task.outputs if o.is_kept}
         self.steps.append(step)
 
-    def _keep(self, task: PlannedTask, capture: Capture) -> Keep:
+    def _captured(self, task: PlannedTask, capture: Capture) -> CapturedPart:
         key = (task.index, capture.part)
         is_handed_over = any(self._crossings[c].part is not None for c in task.hands_over)
-        return Keep(
+        return CapturedPart(
             capture.part,
             key,
             capture.copy,
@@ -224,8 +244,8 @@ class Program:
             and not (task.outputs or capture.retain or is_handed_over),
         )
 
-    def tell_of_crossings(self, crossings: Collection[int]) -> str:
-        """What crosses, for the end of a message; numbers below 0 are no values."""
+    def name_crossings(self, crossings: Collection[int]) -> str:
+        """Name crossings, for the end of a message; ids below 0 are notes and not values."""
         names: dict[str, None] = {}
         for crossing in (self._crossings[c] for c in crossings if c >= 0):
             name = f"blob {crossing.source}/{crossing.blob}"
@@ -254,14 +274,14 @@ class Program:
             self.steps[source].successors.append(position)
 
     def _add_reports(self) -> None:
-        """A report's last run waits for its node's tasks; without tasks there, for all."""
+        """Let a report's last run wait for its node's tasks, or for all if its node has none."""
         num_tasks = len(self.steps)
         index = REPORT_INDEX
         for node, part in self._slices.items():
             own = [self._positions[task.index] for task in part.tasks]
             for report in part.reports:
-                step = Step(len(self.steps), index, self.workspaces[node], report.name)
-                step.fn, step.report = report.fn, report
+                step = Step(len(self.steps), index, self.workspaces[node], report.name, report.fn)
+                step.report = report
                 self.steps.append(step)
                 self._wait_for(step.position, own or range(num_tasks))
                 index += 1
@@ -283,7 +303,3 @@ class Program:
             is_local=any(node in self._slices for node in crossing.targets),
             is_remote=any(node not in self._slices for node in crossing.targets),
         )
-
-
-def _nothing() -> None:
-    return None

@@ -1,7 +1,7 @@
-"""4 run: tasks that begin only once the client knows of it. No Dask.
+"""Holds a task back until the client knows that it is about to run. No Dask.
 
-A task that kills its worker right away was never heard to run. So where workers die again and
-again, their tasks run one at a time, and each waits until the client has heard which it is.
+A task that kills its worker at once dies before anyone knows that it ran. So when workers die again
+and again, their tasks run one at a time, and each waits until the client knows which one it is.
 """
 
 from __future__ import annotations
@@ -11,52 +11,52 @@ import threading
 
 
 class StartGate:
-    """Holds the threads of one worker's run back until the client has heard of what they begin.
+    """Holds the threads of one worker's run back until the client knows what they begin.
 
     Notes
     -----
-    `wait` is called in any thread, all else on the event loop.
+    Any thread may call `wait`. All else runs on the event loop.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._waiting: list[threading.Event] = []
-        self._told: list[threading.Event] = []
-        self._news = asyncio.Event()
-        self._is_over = False
+        self._reported: list[threading.Event] = []
+        self._has_news = asyncio.Event()
+        self._is_open = False
 
     def wait(self) -> None:
-        """Return once the client has heard of what this thread is about to begin."""
-        cleared = threading.Event()
+        """Return once the client knows what this thread is about to begin."""
+        passed = threading.Event()
         with self._lock:
-            if self._is_over:
+            if self._is_open:
                 return
-            self._waiting.append(cleared)
-        self._loop.call_soon_threadsafe(self._news.set)
-        cleared.wait()
+            self._waiting.append(passed)
+        self._loop.call_soon_threadsafe(self._has_news.set)
+        passed.wait()
 
     async def news(self) -> None:
-        """Return once a thread waits that the client has not been told of."""
-        await self._news.wait()
+        """Return once a thread waits that was not yet reported to the client."""
+        await self._has_news.wait()
 
-    def tell(self) -> None:
-        """The client is being told of all who wait now."""
+    def report(self) -> None:
+        """Note that the reply being sent names all threads that wait now."""
         with self._lock:
-            self._told, self._waiting = self._told + self._waiting, []
-            self._news.clear()
+            self._reported, self._waiting = self._reported + self._waiting, []
+            self._has_news.clear()
 
-    def clear(self) -> None:
-        """The client asks again, so it has heard what it was told."""
-        told, self._told = self._told, []
-        for cleared in told:
-            cleared.set()
+    def confirm(self) -> None:
+        """Let reported threads begin: the client asks again, so it has the last reply."""
+        reported, self._reported = self._reported, []
+        for passed in reported:
+            passed.set()
 
-    def end(self) -> None:
-        """Hold nobody back any more."""
+    def open(self) -> None:
+        """Hold nothing back any more."""
         with self._lock:
-            self._is_over = True
+            self._is_open = True
             waiting, self._waiting = self._waiting, []
-        for cleared in waiting:
-            cleared.set()
-        self.clear()
+        for passed in waiting:
+            passed.set()
+        self.confirm()

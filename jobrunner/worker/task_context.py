@@ -1,4 +1,4 @@
-"""4 run: what a task's function can ask about itself."""
+"""What a task's function can ask about itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,9 +16,19 @@ from jobrunner.workspace import Workspace, WorkspaceView
 Metric = bool | int | float | str
 
 
+class MetricEntry(NamedTuple):
+    """A reported metric; `order` and `instance` are the task's, by definition."""
+
+    name: str
+    node: str
+    order: int
+    instance: int
+    value: Metric
+
+
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What all tasks of one run of a group share.
+    """What all tasks of one run of a group have in common.
 
     Attributes
     ----------
@@ -30,7 +40,7 @@ class RunInfo:
     step : int
         Which run of the epoch group within the epoch, from 0.
     attempt : int
-        How many times the runner had to start anew before.
+        How many times the runner recovered before.
     """
 
     job: str
@@ -42,24 +52,24 @@ class RunInfo:
 
 
 class CurrentTask:
-    """The task that is running in this thread; `current_task` gives it.
+    """The task that runs in this thread: see `current_task`.
 
     Attributes
     ----------
     job, node, group, name : str
     epoch : int or None
-        The epoch that is running; None outside a runner.
+        The current epoch; None outside a runner.
     step : int
         Which run of the epoch group within the epoch, from 0.
     attempt : int
-        How many times the runner had to start anew before.
+        How many times the runner recovered before.
     instance : int
         From 0 to `num_instances` - 1.
     workspace : mapping
-        The node's blobs, read-only, with the private ones of this run.
+        The node's blobs, private ones of this run included, read-only.
     rng : numpy.random.Generator
-        Its numbers are a pure function of job seed, group, node, task, epoch, step and instance:
-        the same after a restart, on any number of workers.
+        Seeded with job seed, group, node, task, epoch, step and instance alone: the numbers are
+        the same after a restart and on any number of workers.
     """
 
     def __init__(
@@ -94,7 +104,7 @@ class CurrentTask:
         return self._rng
 
     def report(self, **metrics: Metric) -> None:
-        """Add to the epoch's metrics; what is reported last in order of definition counts.
+        """Add to the epoch's metrics. The value reported last in order of definition counts.
 
         Parameters
         ----------
@@ -103,11 +113,9 @@ class CurrentTask:
         Raises
         ------
         TypeError
-            Naming the metric that is none of these.
+            A metric is of another type.
         """
-        self._record(
-            {key: self._plain(key, value) for key, value in metrics.items()},
-        )
+        self._record({key: self._plain(key, value) for key, value in metrics.items()})
 
     def _plain(self, key: str, value: object) -> Metric:
         plain = value.item() if isinstance(value, np.generic) else value
@@ -117,8 +125,8 @@ class CurrentTask:
         shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
         raise TypeError(
             f"Task {self.node}/{self.name} reports {key!r} as {type(value).__qualname__}{shape}; "
-            f"a metric is a number, a bool or a str, or a NumPy scalar of these. Convert it, as "
-            f"in report({key}=float(x))."
+            f"a metric must be a number, a bool, a str or a NumPy scalar. Convert it, as in "
+            f"report({key}=float(x))."
         )
 
     def __repr__(self) -> str:
@@ -126,13 +134,13 @@ class CurrentTask:
         return f"<CurrentTask {where!r} of {self.group!r}, epoch {self.epoch}, step {self.step}>"
 
 
-# Set at every call of a task's function, so it is the cheapest thing there is: a list
-# `[make, step, instance, None]`, whose last item becomes `make(step, instance)` when asked for.
+# Set at each call of a task's function, so it must be cheap: a list `[make, step, instance, None]`,
+# whose last item becomes `make(step, instance)` when it is asked for.
 FRAME: ContextVar[list[Any] | None] = ContextVar("jobrunner_task", default=None)
 
 
 def current_task() -> CurrentTask:
-    """The task that calls this.
+    """Return the task that calls this.
 
     Returns
     -------
@@ -147,13 +155,13 @@ def current_task() -> CurrentTask:
 
     Notes
     -----
-    Runs on the worker, inside a task's function, a report step, or what they call.
+    Runs on the worker, inside a task's function or a report step.
     """
     frame = FRAME.get()
     if frame is None:
         raise ExecutionError(
-            "current_task() was called outside a task. It is there inside a task's function, in "
-            "the thread that jobrunner calls it in; pass what other threads need as arguments."
+            "current_task() was called outside a task. Call it in a task's function, in the thread "
+            "that jobrunner calls the function in; pass what other threads need as arguments."
         )
     if frame[3] is None:
         make, step, instance, _ = frame
@@ -165,7 +173,7 @@ def current_task() -> CurrentTask:
 def make_rng(
     seed: int, group: str, node: str, task: str, epoch: int | None, step: int, instance: int
 ) -> np.random.Generator:
-    """Random numbers that depend on nothing but the arguments, on every machine."""
+    """Random numbers that depend on the arguments alone, on every machine."""
     digest = hashlib.blake2b(digest_size=32)
     for part in (seed, group, node, task, epoch, step, instance):
         text = repr(part).encode("utf-8", "surrogatepass")

@@ -172,7 +172,7 @@ class KeptStates:
             dropped = [self._kept_states.pop(older) for older in saves[:place]]
         self._give_up(dropped)
 
-    def void(self) -> None:
+    def drop_all(self) -> None:
         """Drop everything, unless something is being kept just now."""
         if self._lock.acquire(blocking=False):
             dropped, self._kept_states = self._kept_states, {}

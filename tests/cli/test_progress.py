@@ -14,7 +14,7 @@ import pytest
 from jobrunner.cli.formatting import format_metrics, format_seconds
 from jobrunner.cli.progress import Progress, show_progress
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport
-from jobrunner.worker.outcome import UnderWay
+from jobrunner.worker.epoch_batch import UnderWay
 
 
 class _Clock:

@@ -51,7 +51,7 @@ def test_time_is_up_after_the_epoch_that_is_granted():
         batch.extend()
     assert batch.action() == "end"
     assert len(batch.ended) == 1 + LEAST_AHEAD_RUNS
-    assert sum(ended.seconds for ended in batch.ended) == 2.0
+    assert sum(ended["seconds"] for ended in batch.ended) == 2.0
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from jobrunner.compile.plan import (
 from jobrunner.define.node import Node, WorkspaceType
 from jobrunner.define.task import Task, TaskGroup
 from jobrunner.errors import BlobNotFoundError, DefinitionError
+from jobrunner.worker.epoch_batch import merge_metrics
 from jobrunner.worker.executor import GroupRun
-from jobrunner.worker.outcome import merge_metrics
 from jobrunner.worker.program import Program
 from jobrunner.worker.task_context import RunInfo, current_task
 from jobrunner.worker.thread_pool import ThreadPool
@@ -835,7 +835,7 @@ def test_random_numbers_are_the_same_in_whatever_thread_and_differ_by_epoch(benc
     assert drawn[0] == drawn[2] != drawn[1]
 
 
-def test_a_crew_survives_a_call_that_raises(caplog):
+def test_a_thread_pool_survives_a_call_that_raises(caplog):
     gone, failed = threading.Event(), []
     threads = ThreadPool("threads", contextvars.copy_context(), gone.set, failed.append)
     threads.submit(lambda: 1 / 0)
@@ -847,11 +847,11 @@ def test_a_crew_survives_a_call_that_raises(caplog):
     assert gone.wait(10)
     threads.submit(ran.clear)
     assert ran.is_set()
-    assert "A call of threads failed" in caplog.text
+    assert "A call in thread pool threads failed" in caplog.text
     assert [type(error) for error in failed] == [ZeroDivisionError]
 
 
-def test_a_crew_without_threads_ends_as_it_is_closed():
+def test_a_thread_pool_without_threads_ends_as_it_is_closed():
     gone = threading.Event()
     ThreadPool("threads", contextvars.copy_context(), gone.set, print).close()
     assert gone.is_set()

@@ -24,6 +24,7 @@ from jobrunner.compile.plan import (
     Slice,
 )
 from jobrunner.errors import ExecutionError
+from jobrunner.worker.group_runs import BindingContext
 from jobrunner.worker.hosted_nodes import HostedNodes
 from jobrunner.worker.outbox import Outbox
 from jobrunner.worker.outcome import Failure
@@ -97,17 +98,17 @@ class Host:
         self.plan, self.blobs = plan, blobs or {}
 
     async def __aenter__(self):
-        self.hosted = HostedNodes(
-            "binding",
+        context = BindingContext(
+            name="binding",
             job="job",
             seed=0,
             attempt=0,
             address=HERE,
             nthreads=2,
-            context=contextvars.copy_context(),
             call_peer=self.peers,
             **self.options,
         )
+        self.hosted = HostedNodes(context, contextvars.copy_context())
         placement = {"a": HERE, "b": THERE}
         await self.hosted.ship(1, 5, nodes={"a": ["t"]}, placement=placement)
         parcel = Parcel({"epoch": self.plan})
@@ -124,6 +125,13 @@ class Host:
 
 def frames(value):
     return [bytes(frame) for frame in to_frames(value)]
+
+
+def an_outbox(call_peer):
+    def fail(*problem):
+        pytest.fail(str(problem))
+
+    return Outbox("binding", call_peer, 60, failed=fail, sent=lambda: None)
 
 
 def in_a_loop(test):
@@ -343,11 +351,12 @@ async def test_what_is_made_goes_to_the_workers_that_need_it():
 async def test_what_is_made_while_a_message_is_under_way_goes_with_the_next_together():
     sent, gate = [], asyncio.Event()
 
-    async def push(address, batch):
-        sent.append((address, [crossing for _, values in batch for crossing, _ in values]))
+    async def call_peer(address, message):
+        sent.append((address, [c for _, values in message["values"] for c, _ in values]))
         await gate.wait()
+        return {"status": "done"}
 
-    outbox = Outbox(push, lambda *problem: pytest.fail(str(problem)), lambda: None)
+    outbox = an_outbox(call_peer)
     outbox.start(1)
     outbox.put(1, (THERE,), 0, [b"x"])
     while not sent:
@@ -368,10 +377,11 @@ async def test_what_is_made_while_a_message_is_under_way_goes_with_the_next_toge
 async def test_what_an_earlier_run_made_is_not_sent_any_more():
     sent = []
 
-    async def push(address, batch):
-        sent.extend(number for number, _ in batch)
+    async def call_peer(address, message):
+        sent.extend(number for number, _ in message["values"])
+        return {"status": "done"}
 
-    outbox = Outbox(push, lambda *problem: pytest.fail(str(problem)), lambda: None)
+    outbox = an_outbox(call_peer)
     outbox.start(1)
     outbox.put(1, (THERE,), 0, [b"x"])
     outbox.start(2)
