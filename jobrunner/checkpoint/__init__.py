@@ -26,10 +26,8 @@ from jobrunner.checkpoint.log import (
     read_state,
 )
 from jobrunner.checkpoint.maintenance import (
-    Finding,
     Repair,
     copy_epoch,
-    find_set_aside,
     inspect_directory,
     plan_repair,
     repair_log,
@@ -83,7 +81,6 @@ __all__ = [
     "Entry",
     "Epochs",
     "FileMetadataHandler",
-    "Finding",
     "KeepAll",
     "KeepAny",
     "KeepBest",
@@ -110,7 +107,6 @@ __all__ = [
     "entry_to_json",
     "epochs_until",
     "files_beside",
-    "find_set_aside",
     "find_unreported",
     "inspect_directory",
     "is_url",

@@ -1,0 +1,381 @@
+"""When a run saves, and which recorded epochs it keeps. Pure: decides, and does no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from jobrunner.errors import DefinitionError
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A point between two runs of the epoch group, at which a save is possible.
+
+    Attributes
+    ----------
+    epoch : int
+        The epoch that is running, or has just ended.
+    step : int
+        How many of its `steps_per_epoch` runs of the group have ended, at least 1.
+    steps_per_epoch : int
+    seconds_since_save : float
+        Since the last save began, or since the run began.
+    seconds_to_save : float or None
+        How long the epochs waited for a save: mean of the last few; None before the first.
+    is_saving : bool
+        Whether a save in the background is not written yet; the next one would wait for it.
+    """
+
+    epoch: int
+    step: int
+    steps_per_epoch: int
+    seconds_since_save: float
+    seconds_to_save: float | None = None
+    is_saving: bool = False
+
+    @property
+    def is_boundary(self) -> bool:
+        """Whether the epoch has ended."""
+        return self.step == self.steps_per_epoch
+
+    @property
+    def total_steps(self) -> int:
+        """How often the epoch group has run since epoch 0, resumed runs included."""
+        return (self.epoch - 1) * self.steps_per_epoch + self.step
+
+
+@runtime_checkable
+class SavePolicy(Protocol):
+    """Says when to save.
+
+    Epoch 0, the last epoch and what `JobRunner.save_now` asks for are always saved. A policy may
+    also have ``epochs_until(epoch, steps_per_epoch)``, which lets workers run several short epochs
+    without asking the client; see `epochs_until`.
+    """
+
+    def is_due(self, moment: Moment) -> bool:
+        """Whether to save now; must depend on `moment` alone."""
+
+
+def epochs_until(policy: SavePolicy, epoch: int, steps_per_epoch: int) -> int | None:
+    """How many epochs, `epoch` the first, may run before the policy must be asked again.
+
+    Returns
+    -------
+    int or None
+        None: the policy goes by time; ask it now and then. 1 if the policy does not say.
+    """
+    ask = getattr(policy, "epochs_until", None)
+    return 1 if ask is None else ask(epoch, steps_per_epoch)
+
+
+class _JoinsSaves:
+    """Joins save policies with ``|``."""
+
+    __slots__ = ()
+
+    def __or__(self, other: SavePolicy) -> AnyOf:
+        if not isinstance(other, SavePolicy):
+            return NotImplemented
+        return AnyOf((self, other))  # type: ignore[arg-type]  # every subclass has `is_due`
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf(_JoinsSaves):
+    """Save when any of `policies` is due; ``a | b`` makes one."""
+
+    policies: tuple[SavePolicy, ...]
+
+    def is_due(self, moment: Moment) -> bool:
+        """See `SavePolicy`."""
+        return any(policy.is_due(moment) for policy in self.policies)
+
+    def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
+        """See `epochs_until`."""
+        return _least(epochs_until(policy, epoch, steps_per_epoch) for policy in self.policies)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveEvery(_JoinsSaves):
+    """Save at intervals; of several, whichever ends first.
+
+    Parameters
+    ----------
+    epochs : int, optional
+        After each epoch whose number is a multiple of it.
+    steps : int, optional
+        After so many runs of the epoch group, counted from epoch 0. With
+        ``Job(steps_per_epoch=)`` this also saves in mid-epoch.
+    seconds : float, optional
+        After the first step that ends at least so long after the last save began.
+
+    Raises
+    ------
+    DefinitionError
+        No interval is given, or one is not positive.
+
+    Examples
+    --------
+    >>> every_other = SaveEvery(epochs=2) | SaveEvery(seconds=600)
+    >>> every_other.is_due(Moment(3, step=1, steps_per_epoch=1, seconds_since_save=5))
+    False
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for what, count in (("epochs", self.epochs), ("steps", self.steps)):
+            if count is not None:
+                _check_count("SaveEvery", what, count)
+        if self.seconds is not None and not _is_positive(self.seconds):
+            raise DefinitionError(
+                f"SaveEvery: seconds must be a positive number; got {self.seconds!r}."
+            )
+        if self.epochs is None and self.steps is None and self.seconds is None:
+            raise DefinitionError(
+                "SaveEvery needs an interval: SaveEvery(epochs=1), SaveEvery(steps=100) or "
+                "SaveEvery(seconds=600)."
+            )
+
+    def is_due(self, moment: Moment) -> bool:
+        """See `SavePolicy`."""
+        if self.epochs is not None and moment.is_boundary and not moment.epoch % self.epochs:
+            return True
+        if self.steps is not None and not moment.total_steps % self.steps:
+            return True
+        return self.seconds is not None and moment.seconds_since_save >= self.seconds
+
+    def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
+        """See `epochs_until`."""
+        intervals = [] if self.epochs is None else [self.epochs]
+        if self.steps is not None:
+            epochs, rest = divmod(self.steps, steps_per_epoch)
+            intervals.append(1 if rest else epochs)
+        return _least(interval - (epoch - 1) % interval for interval in intervals)
+
+
+@dataclass(frozen=True, slots=True)
+class Auto(_JoinsSaves):
+    """Save as often as a share of the run's time allows, by what the last saves have cost.
+
+    Parameters
+    ----------
+    max_overhead : float
+        The share of the time between two saves that the epochs may wait for one.
+    """
+
+    max_overhead: float = 0.03
+
+    def __post_init__(self) -> None:
+        if not _is_positive(self.max_overhead) or self.max_overhead >= 1:
+            raise DefinitionError(
+                f"Auto: max_overhead must be a share of time between 0 and 1, such as 0.03; got "
+                f"{self.max_overhead!r}."
+            )
+
+    def is_due(self, moment: Moment) -> bool:
+        """See `SavePolicy`."""
+        if moment.is_saving:
+            return False
+        if moment.seconds_to_save is None:
+            return moment.is_boundary
+        return moment.seconds_since_save * self.max_overhead >= moment.seconds_to_save
+
+    def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
+        """See `epochs_until`."""
+        return None
+
+
+def _least(counts: Iterable[int | None]) -> int | None:
+    return min((count for count in counts if count is not None), default=None)
+
+
+def _is_positive(value: object) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value > 0
+    )
+
+
+Metrics = Mapping[int, Mapping[str, Any]]
+"""Recorded epoch -> what its tasks reported; read from the log when asked for."""
+
+
+@runtime_checkable
+class RetentionPolicy(Protocol):
+    """Says which epochs to give up after a commit.
+
+    The newest recorded epoch, the one that was resumed from and pinned ones are always kept.
+    """
+
+    def retires(self, epochs: Sequence[int], metrics: Metrics) -> Collection[int]:
+        """Which of `epochs`, all that are recorded, in ascending order, to give up."""
+
+
+class _JoinsRetention:
+    """Joins retention policies with ``|``."""
+
+    __slots__ = ()
+
+    def __or__(self, other: RetentionPolicy) -> KeepAny:
+        if not isinstance(other, RetentionPolicy):
+            return NotImplemented
+        return KeepAny((self, other))  # type: ignore[arg-type]  # every subclass has `retires`
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAny(_JoinsRetention):
+    """Keep what any of `policies` keeps; ``a | b`` makes one."""
+
+    policies: tuple[RetentionPolicy, ...]
+
+    def retires(self, epochs: Sequence[int], metrics: Metrics) -> Collection[int]:
+        """See `RetentionPolicy`."""
+        first, *others = self.policies
+        retired = set(first.retires(epochs, metrics))
+        for policy in others:
+            retired &= set(policy.retires(epochs, metrics))
+        return sorted(retired)
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAll(_JoinsRetention):
+    """Keep every epoch."""
+
+    def retires(self, epochs: Sequence[int], metrics: Metrics) -> Collection[int]:
+        """See `RetentionPolicy`."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLast(_JoinsRetention):
+    """Keep the newest epochs.
+
+    Parameters
+    ----------
+    n : int
+        How many, at least 1.
+
+    Examples
+    --------
+    >>> list(KeepLast(2).retires([0, 1, 2, 3], {}))
+    [0, 1]
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _check_count("KeepLast", "n", self.n)
+
+    def retires(self, epochs: Sequence[int], metrics: Metrics) -> Collection[int]:
+        """See `RetentionPolicy`."""
+        return epochs[: max(0, len(epochs) - self.n)]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepEvery(_JoinsRetention):
+    """Keep the epochs whose number is a multiple of `n`.
+
+    Parameters
+    ----------
+    n : int
+        At least 1.
+
+    Examples
+    --------
+    >>> (KeepEvery(10) | KeepLast(2)).retires([0, 8, 9, 10, 11, 12, 13], {})
+    [8, 9, 11]
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _check_count("KeepEvery", "n", self.n)
+
+    def retires(self, epochs: Sequence[int], metrics: Metrics) -> Collection[int]:
+        """See `RetentionPolicy`."""
+        return [epoch for epoch in epochs if epoch % self.n]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepBest(_JoinsRetention):
+    """Keep the epochs with the best values of a metric.
+
+    Parameters
+    ----------
+    metric : str
+        As a task reported it, ``current_task().report(loss=...)``.
+    n : int
+        How many epochs, at least 1.
+    mode : "min" or "max"
+        Whether smaller or larger values are better.
+
+    Notes
+    -----
+    NaN ranks worst, and so does an epoch without the metric. Of equal values the newer epoch is
+    better. A run that gives epochs up warns, once, if no recorded epoch has the metric.
+
+    Examples
+    --------
+    >>> losses = {0: {}, 1: {"loss": 0.5}, 2: {"loss": float("nan")}, 3: {"loss": 0.7}}
+    >>> KeepBest("loss").retires(list(losses), losses)
+    [0, 2, 3]
+    """
+
+    metric: str
+    n: int = 1
+    mode: Literal["min", "max"] = "min"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.metric, str) or not self.metric:
+            raise DefinitionError(
+                f"KeepBest: metric must be the name of a metric; got {self.metric!r}."
+            )
+        _check_count("KeepBest", "n", self.n)
+        if self.mode not in ("min", "max"):
+            raise DefinitionError(f"KeepBest: mode must be 'min' or 'max'; got {self.mode!r}.")
+
+    def retires(self, epochs: Sequence[int], metrics: Metrics) -> Collection[int]:
+        """See `RetentionPolicy`."""
+        ranked = sorted(epochs, key=lambda epoch: (self._badness(metrics[epoch]), -epoch))
+        return sorted(ranked[self.n :])
+
+    def _badness(self, metrics: Mapping[str, Any]) -> tuple[bool, float]:
+        try:
+            value = float(metrics[self.metric])
+        except OverflowError:  # an int too large for a float
+            value = math.inf if metrics[self.metric] > 0 else -math.inf
+        except (KeyError, TypeError, ValueError):
+            value = math.nan
+        if math.isnan(value):
+            return True, 0.0
+        return False, value if self.mode == "min" else -value
+
+
+def find_unreported(policy: RetentionPolicy, metrics: Metrics) -> list[str]:
+    """The metrics of a policy's `KeepBest` parts that no recorded epoch has: probably mistyped."""
+    if isinstance(policy, KeepAny):
+        found = [name for part in policy.policies for name in find_unreported(part, metrics)]
+        return list(dict.fromkeys(found))
+    if isinstance(policy, KeepBest):
+        is_reported = any(policy.metric in reported for reported in metrics.values())
+        return [] if is_reported else [policy.metric]
+    return []
+
+
+def name_reported(metrics: Metrics) -> str:
+    """The names of all metrics that recorded epochs have, for a message."""
+    names = sorted({name for reported in metrics.values() for name in reported})
+    return ", ".join(names) or "none"
+
+
+def _check_count(policy: str, what: str, count: object) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise DefinitionError(f"{policy}: {what} must be an int of at least 1; got {count!r}.")
