@@ -1,8 +1,8 @@
-"""4 run: memory of arrays that a task updates after each save, used again for the next copy.
+"""Memory of arrays that tasks update after each save, reused for the next copy.
 
-What a save or a rollback refers to is copied before a task changes it in place. The first touch of
-fresh memory costs several times what a copy does, so the array that was replaced by a copy is kept
-once nothing refers to it any longer, and takes the next one.
+An array that a save or a kept state refers to is copied before a task updates it. Fresh memory costs
+several times what a copy in used memory does. So the pool takes the array that a copy has replaced,
+once nothing else refers to it, and fills it with the next copy.
 """
 
 from __future__ import annotations
@@ -17,61 +17,54 @@ from jobrunner.workspace.memory_limit import copied
 from jobrunner.workspace.values import sole_arrays
 
 LEAST_BYTES = 128 << 10
-"""Shorter memory is used again by the C library itself."""
+"""The C library itself reuses smaller memory."""
 
 _Key = tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]
 
 
 class ArrayPool:
-    """Arrays of one worker whose values nobody needs any longer.
+    """Unused arrays of one worker.
 
     Notes
     -----
-    There is at most one for each copy that was made: what tasks replace by arrays of their own
-    comes never here. What no copy needs for long is freed.
+    Holds at most one array for each copy made: arrays that tasks replace by their own are not
+    taken. Arrays that no copy uses are freed after a while.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._left: dict[_Key, list[np.ndarray]] = {}
+        self._new: dict[_Key, list[np.ndarray]] = {}
         self._old: dict[_Key, list[np.ndarray]] = {}  # those that `expire` has seen already
-        # By identity, what copies have taken the place of: it comes back, unless somebody has it.
+        # The arrays that copies have replaced, by id: they come back in `offer`.
         self._replaced: dict[int, weakref.ref[np.ndarray]] = {}
 
     @property
     def nbytes(self) -> int:
-        """What all that is spare takes."""
+        """Size of all unused arrays."""
         with self._lock:
-            return sum(
-                array.nbytes
-                for some in (self._old, self._left)
-                for arrays in some.values()
-                for array in arrays
-            )
+            lists = [*self._old.values(), *self._new.values()]
+            return sum(array.nbytes for arrays in lists for array in arrays)
 
     def copy(self, array: np.ndarray, why: str) -> np.ndarray:
-        """A copy, in memory that is spare if there is such; see `memory.copied`."""
+        """Copy an array, into an unused one if there is one alike: see `copied`."""
         if array.nbytes < LEAST_BYTES or array.dtype.hasobject or not array.flags.forc:
             return copied(array, why)
         key = _key(array)
         with self._lock:
-            alike = self._old.get(key) or self._left.get(key)
-            spare = alike.pop() if alike else None
-        if spare is None:
-            spare = copied(array, why)
+            alike = self._old.get(key) or self._new.get(key)
+            copy = alike.pop() if alike else None
+        if copy is None:
+            copy = copied(array, why)
         else:
-            np.copyto(spare, array)
+            np.copyto(copy, array)
         replaced, known = id(array), self._replaced
         known[replaced] = weakref.ref(array, lambda _: known.pop(replaced, None))
-        return spare
+        return copy
 
     def offer(self, holder: dict[Any, Any]) -> None:
-        """Take from what is given up the arrays that copies have taken the place of.
+        """Take the arrays that copies have replaced, and empty `holder`.
 
-        Parameters
-        ----------
-        holder : dict
-            Emptied. The caller has no other reference to what is in it.
+        The caller must have no other reference to the values of `holder`.
         """
         if self._replaced:
             for name in holder:
@@ -79,18 +72,18 @@ class ArrayPool:
                     known = self._replaced.get(id(array))
                     if known is not None and known() is array and array.flags.owndata:
                         with self._lock:
-                            self._left.setdefault(_key(array), []).append(array)
+                            self._new.setdefault(_key(array), []).append(array)
                             del self._replaced[id(array)]
         holder.clear()
 
     def expire(self) -> None:
-        """Free what no copy has needed since this was called last."""
+        """Free the arrays that no copy has used since the last call."""
         with self._lock:
-            expired, self._old, self._left = self._old, self._left, {}
-        del expired  # without the lock: much memory is given back in milliseconds
+            expired, self._old, self._new = self._old, self._new, {}
+        del expired  # not under the lock: to free much memory takes milliseconds
 
     def clear(self) -> None:
-        """Free all."""
+        """Free all arrays."""
         self.expire()
         self.expire()
 

@@ -1,9 +1,8 @@
-"""4 run: states of nodes that a worker keeps in memory, to go back to without storage. No Dask.
+"""States of nodes that a worker keeps in memory, to recover without reading storage. No Dask.
 
-A state is kept by reference where that is as good as a copy: an array of which a blob is the only
-holder changes through `values.own` alone, and that copies what somebody else refers to, as the
-rollback then does. Built-in containers are rebuilt, tensors copied. What may change in ways that
-nobody sees, any other object, is not kept, and comes from storage.
+An array that only its blob refers to is kept by reference: only `values.own` lets it change, and
+copies it first if something else, like a kept state, refers to it. Built-in containers are rebuilt,
+tensors copied. Any other object could change unseen, so it is not kept, and is read from storage.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ from jobrunner.workspace.array_pool import ArrayPool
 from jobrunner.workspace.values import IMMUTABLE, SOLE_ITEM, copy_tensor, has_own_memory
 
 _COPIED_BYTES = 1 << 20
-"""Of files that are mapped into memory, no more is read in for a copy."""
+"""The largest array over a file's memory map that is copied; larger ones are not kept."""
 
 _MOST_SAVES = 3
-"""Kept at once: the last one that is known to be recorded, one that may be, and the newest."""
+"""Kept at once: the last one known to be recorded, one that may be, and the newest."""
 
 
 @dataclass(slots=True)
-class _KeptState:
-    """The states of one save_id, by node.
+class _Save:
+    """The states kept for one save.
 
     Attributes
     ----------
     states : dict
-        Node -> blob -> what is kept of it.
+        Node -> blob -> kept value.
     identities : dict
-        Node -> what its state is known by, once it is.
+        Node -> identity of its state, once known.
     arrays : set of int
-        Identities of the arrays that it refers to, each by one reference.
+        Ids of the arrays that it refers to, each by one reference.
     nbytes : int
-        What it takes at most, when the blobs have changed.
+        What it may come to take, when the blobs have changed.
     """
 
     states: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -50,28 +49,27 @@ class _KeptState:
 
 
 class KeptStates:
-    """What one worker keeps of its nodes' states, for one binding after another.
+    """The states that one worker keeps of its nodes, for one binding after another.
 
     Parameters
     ----------
     budget_bytes : int
-        Longest that the states of one save_id may be together. What goes beyond is not kept;
-        blobs that no epoch changes cost nothing.
+        How much the states of one save may take. Blobs beyond it are not kept; blobs that no epoch
+        changes cost nothing.
 
     Attributes
     ----------
     changing : dict of str to set of str
-        Node -> names of the blobs that its tasks change from one epoch to the next.
+        Node -> names of the blobs that its tasks change from epoch to epoch.
     is_suspended : bool
-        Nothing is kept now.
+        Keep nothing now.
     array_pool : ArrayPool
-        For copies of what tasks update although it is kept here.
+        For copies of kept arrays that tasks update.
 
     Notes
     -----
-    Runs on the worker, in any thread. A state is given back only to who names its identity: what
-    the record of its epoch says of its store, content included. So it does not matter how old a
-    state is, or what has happened since.
+    Runs on the worker, in any thread. A state is recalled by its identity: what the record of its
+    epoch says of its store, content included. So a recalled state is right, whatever happened since.
     """
 
     def __init__(self, budget_bytes: int = 0) -> None:
@@ -79,16 +77,16 @@ class KeptStates:
         self.changing: dict[str, set[str]] = {}
         self.is_suspended = False
         self.array_pool = ArrayPool()
-        self._kept_states: dict[str, _KeptState] = {}
+        self._saves: dict[str, _Save] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._kept_states)
+        return len(self._saves)
 
     @property
     def nbytes(self) -> int:
-        """What all of it takes at most."""
-        return sum(rollback.nbytes for rollback in list(self._kept_states.values()))
+        """What all states may come to take."""
+        return sum(save.nbytes for save in list(self._saves.values()))
 
     def keep(
         self,
@@ -98,111 +96,101 @@ class KeptStates:
         names: Iterable[str],
         identity: Hashable = None,
     ) -> None:
-        """Keep a node's state, or as much of it as can be kept exactly and within the budget.
+        """Keep a node's state, as much of it as can be kept exactly and within the budget.
 
         Parameters
         ----------
         save_id : str
-            States of one save_id are dropped together.
+            Names the save. The states of one save are dropped together.
         node : str
         state : mapping of str to object
-            Nothing changes it meanwhile. The caller has no other reference to its values.
+            Must not change meanwhile. The caller must have no other reference to its values.
         names : iterable of str
-            Which of them.
+            Names of the blobs to keep.
         identity : hashable, optional
-            What `recall` will ask for; None: `identify` says it later.
+            For `recall`; if None, `identify` sets it later.
         """
         if self.budget_bytes <= 0 or self.is_suspended:
             return
         self._make_room_for(save_id)
         with self._lock:
-            rollback = self._kept_states.setdefault(save_id, _KeptState())
-            if node in rollback.states:
+            save = self._saves.setdefault(save_id, _Save())
+            if node in save.states:
                 return
-            kept = rollback.states[node] = {}
+            kept = save.states[node] = {}
             changing = self.changing.get(node, ())
             for name in names:
                 keeper = _Keeper(
-                    [its.arrays for its in self._kept_states.values()],
-                    self.budget_bytes - rollback.nbytes,
+                    [its.arrays for its in self._saves.values()],
+                    self.budget_bytes - save.nbytes,
                     is_changing=name in changing,
                 )
                 try:
                     kept[name] = keeper.keep(state, name)
                 except (_NotKeptError, RecursionError):
                     continue
-                rollback.nbytes += keeper.nbytes
-                rollback.arrays |= keeper.arrays
+                save.nbytes += keeper.nbytes
+                save.arrays |= keeper.arrays
             if identity is not None:
-                rollback.identities[node] = identity
+                save.identities[node] = identity
 
     def identify(self, save_id: str, identities: Mapping[str, Hashable]) -> None:
-        """Say what the states of a save_id are known by from now on."""
+        """Set the identities of a save's states, by node."""
         with self._lock:
-            if save_id in self._kept_states:
-                self._kept_states[save_id].identities.update(identities)
+            if save_id in self._saves:
+                self._saves[save_id].identities.update(identities)
 
     def recall(self, node: str, identity: Hashable, names: Collection[str]) -> dict[str, Any]:
-        """Give a state back.
+        """Return those of the blobs that are kept of the state of that identity, as they were.
 
-        Parameters
-        ----------
-        node : str
-        identity : hashable
-        names : collection of str
-
-        Returns
-        -------
-        dict of str to object
-            Those of the blobs that are kept of the very state of that identity, as they were. The
-            rollback can be recalled again.
+        A state can be recalled again.
         """
         with self._lock:
-            for rollback in self._kept_states.values():
-                if node in rollback.identities and rollback.identities[node] == identity:
-                    kept = rollback.states[node]
+            for save in self._saves.values():
+                if node in save.identities and save.identities[node] == identity:
+                    kept = save.states[node]
                     return {name: _restored(kept[name], {}) for name in names if name in kept}
         return {}
 
     def drop_before(self, save_id: str) -> None:
-        """An epoch is recorded, or was loaded: drop what was kept before its save_id."""
+        """Drop the states of saves before that one, whose epoch is recorded or was loaded."""
         with self._lock:
-            saves = list(self._kept_states)
+            saves = list(self._saves)
             place = saves.index(save_id) if save_id in saves else len(saves)
-            dropped = [self._kept_states.pop(older) for older in saves[:place]]
+            dropped = [self._saves.pop(older) for older in saves[:place]]
         self._give_up(dropped)
 
     def drop_all(self) -> None:
-        """Drop everything, unless something is being kept just now."""
+        """Drop everything, unless a state is being kept just now."""
         if self._lock.acquire(blocking=False):
-            dropped, self._kept_states = self._kept_states, {}
+            dropped, self._saves = self._saves, {}
             self._lock.release()
             del dropped
         self.array_pool.clear()
 
     def references(self, array: np.ndarray) -> int:
-        """How many references to an array are of what is kept here."""
+        """How many of the references to an array are those of kept states."""
         with self._lock:
-            return sum(id(array) in rollback.arrays for rollback in self._kept_states.values())
+            return sum(id(array) in save.arrays for save in self._saves.values())
 
     def _make_room_for(self, save_id: str) -> None:
-        """Where saves fail, no older states are dropped: drop the one that cannot have been recorded."""
+        """Drop a save that cannot have been recorded; failing saves would pile up otherwise."""
         with self._lock:
-            saves = list(self._kept_states)
+            saves = list(self._saves)
             if save_id in saves or len(saves) < _MOST_SAVES:
                 return
-            dropped = self._kept_states.pop(saves[1])
+            dropped = self._saves.pop(saves[1])
         self._give_up([dropped])
 
-    def _give_up(self, kept_states: Iterable[_KeptState]) -> None:
+    def _give_up(self, saves: Iterable[_Save]) -> None:
         self.array_pool.expire()
-        for rollback in kept_states:
-            for state in rollback.states.values():
+        for save in saves:
+            for state in save.states.values():
                 self.array_pool.offer(state)
 
 
 class _NotKeptError(Exception):
-    """It cannot be kept exactly, or not within the budget."""
+    """A value cannot be kept exactly, or not within the budget."""
 
 
 class _Keeper:
@@ -220,10 +208,10 @@ class _Keeper:
         self._storages: dict[int, Hashable] = {}
 
     def keep(self, holder: Any, key: Any, *, is_hidden: bool = False) -> Any:
-        """What to keep of ``holder[key]``.
+        """Return what to keep of ``holder[key]``.
 
-        `is_hidden`: it can be reached without `own`, so that arrays in it must be copied: it lies
-        in what that does not look into, or in a container that something else refers to.
+        `is_hidden`: `own` does not reach it, or something else refers to a container of it, so that
+        its arrays must be copied.
         """
         references = sys.getrefcount(holder[key])
         value = holder[key]
@@ -286,7 +274,7 @@ class _Keeper:
             raise _NotKeptError
         storage = value.untyped_storage().data_ptr()
         window = (storage, value.storage_offset(), value.shape, value.stride(), value.dtype)
-        # Two windows on one storage may overlap, and would come apart.
+        # Two windows on one storage may overlap; their copies would not.
         if self._storages.setdefault(storage, window) != window:
             raise _NotKeptError
         if window not in self._memo:
@@ -314,7 +302,7 @@ def _is_constant(key: object) -> bool:
 
 
 def _restored(kept: Any, memo: dict[int, Any], *, is_hidden: bool = False) -> Any:
-    """A blob's value of what was kept of it; arrays are shared where `own` will copy them."""
+    """Rebuild a blob from what was kept; arrays are shared if `own` reaches and so copies them."""
     kind = type(kept)
     if kind in IMMUTABLE or (kind is np.ndarray and not is_hidden):
         return kept

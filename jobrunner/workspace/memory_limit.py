@@ -1,8 +1,8 @@
-"""4 run: whether a worker still has room, and what to say where it has not. No Dask.
+"""Ends a run before its worker runs out of memory. No Dask.
 
-Workspaces stay in memory; a worker that goes over its limit is killed by its nanny, and a job that
-does not fit would be begun again and again. So the run is ended before, with figures: when the
-process has grown too large, and before an allocation that is known to be too large for it.
+Workspaces stay in memory. A nanny kills a worker that exceeds its limit, and a job that does not fit
+would start again and again. So the run ends before, with an error that gives the figures: when the
+process has grown too large, and before an allocation that is known not to fit.
 """
 
 from __future__ import annotations
@@ -18,44 +18,48 @@ import numpy as np
 from jobrunner.errors import ExecutionError
 
 SLOWEST_LOOK_SECONDS = 0.1
-"""As often as Dask's nanny looks."""
+"""The interval of Dask's nanny."""
 FASTEST_LOOK_SECONDS = 0.005
-"""As long as a thread waits for the interpreter beside one that does not let go of it."""
+"""How long a thread waits for the interpreter beside a busy one."""
 KNOWN_BYTES = 32 << 20
-"""From here on, memory comes fresh from the system whatever the process has freed before."""
+"""From this size on, memory comes from the system, whatever the process has freed before."""
 TIGHT_SHARE = 0.7
-"""Of a worker's limit. At 0.8 Dask pauses it, and then it starts no lease task."""
+"""Share of a worker's limit. At 0.8 Dask pauses the worker, and then it starts no lease task."""
 
 WAITING_BYTES = 256 << 20
-"""What may wait on a worker without a limit."""
+"""`MemoryLimit.waiting_bytes` of a worker without a limit."""
 
 
 class MemoryLimit:
-    """What a worker's process uses, and how much it may.
+    """How much memory a worker's process uses, and how much it may use.
 
     Parameters
     ----------
     address : str
         The worker's, for messages.
     used_bytes : callable
-        Gives what the process uses now.
+        Returns what the process uses now.
     limit_bytes : int
-        At which it is killed or the machine swaps; 0: nobody knows.
+        At which it is killed or the machine swaps; 0 if unknown.
     share : float
-        Of the limit, beyond which a run is ended; 0: never.
+        Share of the limit beyond which a run ends; 0 for never.
     sizes : callable
-        Gives node -> about what its blobs take, for messages.
+        Returns node -> approximate size of its blobs, for messages.
     relieve : callable
         Frees what the worker can do without.
     clock : callable, optional
-        Gives seconds.
+        Returns seconds.
 
     Attributes
     ----------
+    is_limited : bool
+        Whether there is a limit to check.
     is_over : bool
-        Whether a run had better end now, as of the last `look`.
+        Whether a run should end now, as of the last `look`.
     is_tight : bool
-        Whether there is no room for what the worker can do without.
+        Whether to keep nothing that the worker can do without, as of the last `look`.
+    waiting_bytes : int
+        How much may wait to be sent, and again how much may wait for later runs.
     """
 
     def __init__(
@@ -78,22 +82,14 @@ class MemoryLimit:
         self._sizes = sizes
         self._relieve = relieve
         self._clock = clock
+        self.is_limited = limit_bytes > 0 and share > 0
+        self.waiting_bytes = limit_bytes // 16 if self.is_limited else WAITING_BYTES
         self._last = (clock(), used_bytes() if self.is_limited else 0)
 
-    @property
-    def waiting_bytes(self) -> int:
-        """What may wait here to be sent, and again what came for later runs."""
-        return self._limit_bytes // 16 if self.is_limited else WAITING_BYTES
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether there is anything to look after."""
-        return self._limit_bytes > 0 and self._share > 0
-
     def look(self) -> float:
-        """Take what the process uses; gives the seconds until the next look.
+        """Check what the process uses; returns the seconds until the next look.
 
-        That is half of what is left at the pace since the last look.
+        That is half the time in which memory runs out, at the pace since the last look.
         """
         before, then = self._last
         now, used = self._last = (self._clock(), self._used_bytes())
@@ -108,13 +104,7 @@ class MemoryLimit:
         return min(max(left / growth / 2, FASTEST_LOOK_SECONDS), SLOWEST_LOOK_SECONDS)
 
     def require(self, nbytes: int, what: str) -> None:
-        """Refuse to allocate so many bytes where they don't fit.
-
-        Raises
-        ------
-        ExecutionError
-            They don't.
-        """
+        """Raise an `ExecutionError` if so many bytes do not fit."""
         if self.is_limited and nbytes >= KNOWN_BYTES:
             used = self._used_bytes()
             if used + nbytes > self._share * self._limit_bytes:
@@ -122,12 +112,12 @@ class MemoryLimit:
                 used = self._used_bytes()
             if used + nbytes > self._share * self._limit_bytes:
                 raise ExecutionError(
-                    f"{what} takes {as_text(nbytes)}, which worker {self._address} has no room "
-                    f"for: {self._account(used)}"
+                    f"{what} takes {as_text(nbytes)}, which do not fit in the memory of worker "
+                    f"{self._address}: {self._account(used)}"
                 )
 
     def error(self) -> ExecutionError:
-        """What to end a run with, where the worker is over."""
+        """The error that ends a run when `is_over`."""
         return ExecutionError(
             f"Worker {self._address} would soon be killed: {self._account(self._used_bytes())}"
         )
@@ -137,31 +127,25 @@ class MemoryLimit:
         return (
             f"it uses {as_text(used)} of its limit of {as_text(self._limit_bytes)}, and a run ends "
             f"at {self._share:.0%}. The blobs of its {len(sizes)} nodes take "
-            f"{as_text(sum(sizes.values()))}: {largest(sizes)}; the rest are values on their way, "
-            f"what tasks hold, and Python itself. Use more workers or ones with more memory, put "
-            f"fewer nodes on each, or let blobs be smaller."
+            f"{as_text(sum(sizes.values()))}: {largest(sizes)}; the rest is used by values on their "
+            f"way, by tasks and by Python itself. Use more workers or ones with more memory, place "
+            f"fewer nodes on each, or make blobs smaller."
         )
 
 
 MEMORY_LIMIT: ContextVar[MemoryLimit] = ContextVar("jobrunner_memory_limit")
-"""Of the worker that this thread works for."""
+"""The limit of the worker that this thread belongs to."""
 
 
 def copied(array: np.ndarray, why: str) -> np.ndarray:
-    """A copy in the same order in memory, if there is room for it.
-
-    Raises
-    ------
-    ExecutionError
-        There is none.
-    """
+    """Copy an array in the same order in memory; `ExecutionError` if the copy does not fit."""
     if array.nbytes >= KNOWN_BYTES and (limit := MEMORY_LIMIT.get(None)) is not None:
         limit.require(array.nbytes, f"A copy of an array {why}")
     return array.copy(order="K")
 
 
 def size_of(values: Iterable[Any]) -> int:
-    """About what values take, in bytes; memory that several share counts once."""
+    """Approximate size of values in bytes. Memory that several share counts once."""
     return _size_of(list(values), set())
 
 
@@ -182,7 +166,7 @@ def _size_of(value: Any, seen: set[int]) -> int:
 
 
 def largest(sizes: Mapping[str, int], count: int = 10) -> str:
-    """The largest of some nodes and their sizes, for a message."""
+    """List the largest nodes and their sizes, for a message."""
     ordered = sorted(sizes.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{name!r} {as_text(size)}" for name, size in ordered[:count])
     more = f" and {len(ordered) - count} more" if len(ordered) > count else ""
@@ -190,7 +174,7 @@ def largest(sizes: Mapping[str, int], count: int = 10) -> str:
 
 
 def as_text(nbytes: float) -> str:
-    """A size as people read it."""
+    """Format a number of bytes."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:
             return f"{nbytes:.0f} {unit}"

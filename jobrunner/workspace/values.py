@@ -1,12 +1,11 @@
-"""4 run: the rules that make blobs values and not references.
+"""The rules that make blobs values and not references.
 
-- `view`: what a task is given of a blob. Arrays as read-only views, built-in containers rebuilt.
-- `own`: what a task is given to update. Memory that something else has kept is copied.
-- `adopt`: what a task's return value becomes before a blob takes it. Memory that anybody else can
-  still reach is copied.
-- `freeze`: what is handed to other nodes, or kept as a `TaskOutput`. Later changes do not show.
+- `view`: a blob as a task's input. Arrays become read-only views, built-in containers are rebuilt.
+- `own`: a blob that a task updates. Memory that something else refers to is copied.
+- `adopt`: a return value that becomes a blob. Memory that something else can reach is copied.
+- `freeze`: a value for other nodes or for a `TaskOutput`. Later changes do not show in it.
 
-Other mutable objects are the node's own: its tasks share them, other nodes get copies.
+Other mutable objects belong to their node: its tasks share them, other nodes get copies.
 """
 
 from __future__ import annotations
@@ -34,26 +33,19 @@ IMMUTABLE: frozenset[type] = frozenset(
         *(kind for kind in np.sctypeDict.values() if kind not in (np.void, np.object_)),
     }
 )
-"""Exact types whose values need no care at all."""
+"""Exact types whose values cannot change."""
 
-# References to a value that only the container at hand holds, as `sys.getrefcount` counts them in
-# this interpreter, and to an array that only its one view holds.
+# What `sys.getrefcount` counts in this interpreter for a value that only its container refers to,
+# and for an array that only its one view refers to.
 SOLE_ITEM = (lambda box: sys.getrefcount(box[0]))([object()])
 _SOLE_BASE = (lambda array: sys.getrefcount(array.base))(np.empty(2)[:1])
 
 
 def view(value: Any) -> Any:
-    """What a task is given of a blob: nothing that it does by mistake changes the blob.
+    """Return a blob as a task's input, so that no mistake of the task changes the blob.
 
-    Parameters
-    ----------
-    value : object
-
-    Returns
-    -------
-    object
-        Arrays as read-only views; exact lists, dicts, sets, tuples and bytearrays rebuilt, their
-        items treated alike; a `Snapshot` opened; anything else as it is.
+    Arrays become read-only views. Exact lists, dicts, sets, tuples and bytearrays are rebuilt, and
+    their items treated alike. A `Snapshot` is opened. Anything else is returned as it is.
     """
     kind = type(value)
     if kind in IMMUTABLE:
@@ -79,28 +71,24 @@ def view(value: Any) -> Any:
 
 
 def own(holder: Any, key: Any, copy: Callable[[np.ndarray, str], np.ndarray] = copied) -> Any:
-    """What a task is given to update: the blob itself, its arrays made its own.
+    """Return a blob for a task to update; arrays that something else refers to are copied first.
+
+    A task may have put an input, which shares the blob's memory, into a container or an object. The
+    blob then gets the copy, and the kept input stays as it was.
 
     Parameters
     ----------
-    holder : dict or list
-        What holds the blob; an array of it that has to be copied is replaced there.
-    key : object
-        The caller has no reference to ``holder[key]``: who else has is told by counting.
+    holder, key
+        ``holder[key]`` is the blob. The caller must have no reference to it: they are counted.
+        Arrays that have to be copied are replaced in `holder`.
     copy : callable, optional
-        Copies an array, and is told why.
-
-    Returns
-    -------
-    object
-        ``holder[key]``. An input that a container or an object kept shares its memory; the blob
-        then gets a copy, so that what was kept stays as it was.
+        ``copy(array, why)`` copies an array.
     """
     is_sole = sys.getrefcount(holder[key]) <= SOLE_ITEM
     value = holder[key]
     kind = type(value)
     if issubclass(kind, np.ndarray):
-        del value  # or it would count
+        del value  # it would count
         if not _is_own(holder[key], is_sole, ()):
             holder[key] = copy(holder[key], "that something else refers to and a task updates")
         value = holder[key]
@@ -114,7 +102,7 @@ def own(holder: Any, key: Any, copy: Callable[[np.ndarray, str], np.ndarray] = c
                 own(value, i, copy)
     elif kind is tuple and not IMMUTABLE.issuperset(map(type, value)):
         items = list(value)
-        del value  # or it would count for each item
+        del value  # it would count for each item
         holder[key] = None
         for i in range(len(items)):
             own(items, i, copy)
@@ -125,19 +113,16 @@ def own(holder: Any, key: Any, copy: Callable[[np.ndarray, str], np.ndarray] = c
 def adopt(box: list[Any], arguments: Iterable[Any]) -> Any:
     """Make a task's return value its node's own.
 
+    Arrays are copied if something else can reach their memory: an argument, a module's global, a
+    cache, another part of the value.
+
     Parameters
     ----------
     box : list
-        Its one item is the value, and nothing else of the caller refers to it: who else does is
-        told by counting references.
+        Its one item is the value. The caller must have no other reference to it: references are
+        counted.
     arguments : iterable
-        What the task was called with.
-
-    Returns
-    -------
-    object
-        The value, with arrays copied whose memory something else can reach: an argument, a
-        module's global, a cache, another part of the value.
+        The arguments of the task's call.
     """
     if type(box[0]) in IMMUTABLE:
         return box[0]
@@ -164,7 +149,7 @@ def _adopt(holder: Any, key: Any, is_sole: bool, arguments: Iterable[Any]) -> An
     if kind is np.void:
         return value.copy()
     if isinstance(value, np.ndarray):
-        del value  # or it would count
+        del value  # it would count
         return _adopt_array(holder[key], is_sole, arguments)
     if is_tensor(value):
         return copy_tensor(value) if _overlaps(value, arguments) else value
@@ -180,44 +165,35 @@ def _adopt_array(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) -> 
 def _is_own(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) -> bool:
     if array.base is None or type(array.base) is np.ndarray:
         return has_own_memory(array, is_sole)
-    # Who else has the memory of a buffer or of another library, nothing tells; but to copy a map
-    # on suspicion would read in a file.
+    # Nothing tells what else refers to the memory of a buffer or of another library. Only a map is
+    # not copied on suspicion: that could read in a large file.
     return _is_steady(array) and not _overlaps(array, arguments)
 
 
 def has_own_memory(array: np.ndarray, is_sole: bool) -> bool:
-    """Whether nothing else can reach an array's memory.
-
-    Parameters
-    ----------
-    array : numpy.ndarray
-    is_sole : bool
-        Nothing else refers to the array itself: `sys.getrefcount` gave at most `SOLE_ITEM`.
-    """
+    """Whether nothing else can reach an array's memory; `is_sole`: or refers to the array."""
     base = array.base
     if base is None:
         return is_sole and array.flags.owndata
     if type(base) is not np.ndarray:
         return False
-    del base  # or it would count
+    del base  # it would count
     return is_sole and sys.getrefcount(array.base) <= _SOLE_BASE and array.base.flags.owndata  # type: ignore[union-attr]
 
 
 def sole_arrays(
     holder: Any, key: Any, least_bytes: int, held: Callable[[np.ndarray], int] = lambda array: 0
 ) -> Iterator[np.ndarray]:
-    """Arrays of a blob that nothing else can reach, and that so change through `own` alone.
+    """Yield the arrays of a blob that nothing else can reach: only `own` lets them change.
 
-    Whoever refers to one of them has it as it is now: `own` copies what something else refers to.
+    A new reference to one of them keeps it as it is now, since `own` then copies it first.
 
     Parameters
     ----------
-    holder : dict or list
-        What holds the blob.
-    key : object
-        The caller has no reference to ``holder[key]``: who else has is told by counting.
+    holder, key
+        ``holder[key]`` is the blob. The caller must have no reference to it: they are counted.
     least_bytes : int
-        Shorter ones are left out.
+        Smaller arrays are left out.
     held : callable, optional
         How many references to an array do not count.
     """
@@ -237,7 +213,7 @@ def sole_arrays(
 
 
 def _is_steady(array: np.ndarray) -> bool:
-    """Whether its memory is that of a map or of bytes, which no function fills anew."""
+    """Whether its memory is a map's or of bytes, which no function fills anew."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -245,22 +221,19 @@ def _is_steady(array: np.ndarray) -> bool:
 
 
 def freeze(value: Any, *, copy: bool, move: bool = False) -> Any:
-    """Take a value so that later changes, on its node or by its readers, do not show.
+    """Freeze a value: later changes, on its node or by its readers, do not show.
+
+    Returns plain data (immutable values, read-only arrays, containers of these) or a `Snapshot`.
+    Each reader gets its `view`.
 
     Parameters
     ----------
     value : object
     copy : bool
-        Memory of arrays is going to be changed in place, so a view will not do.
+        Copy arrays, since a task updates them later.
     move : bool
-        There is one reader only, on the same node, and nobody else has the value: what would need
-        a `Snapshot` can go to it as it is.
-
-    Returns
-    -------
-    object
-        Plain data (immutable values, read-only arrays, containers of them), or a `Snapshot`.
-        Each reader takes it through `view`.
+        The value has one reader, on the same node, and nothing else refers to it, so that what
+        would need a `Snapshot` can be passed as it is.
 
     Raises
     ------
@@ -276,7 +249,7 @@ def freeze(value: Any, *, copy: bool, move: bool = False) -> Any:
 
 
 class NotPicklableError(TypeError):
-    """A value that cannot leave its node; the message says all."""
+    """A value that cannot leave its node, since it cannot be pickled."""
 
 
 class _NotPlainError(Exception):
@@ -301,15 +274,15 @@ def _freeze_plain(value: Any, copy: bool) -> Any:
 
 
 class Snapshot:
-    """A frozen value that every reader takes an own copy of."""
+    """A frozen value of which every reader gets a copy."""
 
     def open(self) -> Any:
-        """A copy of the value as it was."""
+        """Return a copy of the value."""
         raise TypeError(f"{type(self).__name__} cannot be opened")
 
 
 class PickledSnapshot(Snapshot):
-    """A snapshot as a pickle, the copy that fits any object."""
+    """A snapshot of any object, as a pickle."""
 
     __slots__ = ("data",)
 
@@ -318,13 +291,13 @@ class PickledSnapshot(Snapshot):
             self.data = _pickle(value)
         except Exception as error:
             raise NotPicklableError(
-                f"A value of type {type(value).__qualname__} cannot be pickled, so no other node "
-                f"and no TaskOutput can have a copy of it ({type(error).__name__}: {error}). Keep "
-                f"it in a blob and read it by name, in tasks of its own node."
+                f"A value of type {type(value).__qualname__} cannot be pickled, so it cannot be "
+                f"copied for another node or a TaskOutput ({type(error).__name__}: {error}). Store "
+                f"it in a blob, and read that by name in tasks of its own node."
             ) from None
 
     def open(self) -> Any:
-        """A copy of the value as it was."""
+        """Return a copy of the value."""
         return pickle.loads(self.data)
 
 
@@ -337,7 +310,7 @@ class TensorSnapshot(Snapshot):
         self.tensor = copy_tensor(tensor)
 
     def open(self) -> Any:
-        """A copy of the tensor as it was."""
+        """Return a copy of the value."""
         return copy_tensor(self.tensor)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -345,30 +318,26 @@ class TensorSnapshot(Snapshot):
 
 
 def to_frames(value: Any) -> list[Any]:
-    """Pickle a value, large buffers apart and not copied.
+    """Pickle a value for `from_frames`, with large buffers apart and not copied.
 
-    Returns
-    -------
-    list of bytes-like
-        For `from_frames`. The buffers are the value's own memory: it must not change until they
-        are sent.
+    The buffers are the value's own memory, which must not change until they are sent.
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
         head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    except Exception:  # what is defined in a script or a notebook goes by value
+    except Exception:  # definitions of a script or a notebook are pickled by value
         buffers.clear()
         head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return [head, *(buffer.raw() for buffer in buffers)]
 
 
 def from_frames(frames: Sequence[Any]) -> Any:
-    """The value that `to_frames` pickled, over the memory of `frames`."""
+    """Unpickle what `to_frames` made; arrays use the memory of `frames`."""
     return pickle.loads(frames[0], buffers=frames[1:])
 
 
 class WireSnapshot(Snapshot):
-    """A value as it came over the wire; each reader unpickles its own, over the same memory."""
+    """A received value. Each reader unpickles its own, over the same memory."""
 
     __slots__ = ("frames",)
 
@@ -376,12 +345,12 @@ class WireSnapshot(Snapshot):
         self.frames = frames
 
     def open(self) -> Any:
-        """The value, arrays read-only."""
+        """Return a copy of the value."""
         return view(from_frames(self.frames))
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is a PyTorch tensor; PyTorch is not imported for the answer."""
+    """Whether it is a PyTorch tensor. Does not import PyTorch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -389,18 +358,18 @@ def is_tensor(value: object) -> bool:
 def _pickle(value: Any) -> bytes:
     try:
         return pickle.dumps(value, protocol=5)
-    except Exception:  # what is defined in a script or a notebook goes by value
+    except Exception:  # definitions of a script or a notebook are pickled by value
         return bytes(cloudpickle.dumps(value, protocol=5))
 
 
 def _same_if_unchanged(old: Any, new: Any) -> Any:
-    """`old` where all items of `new` are its very own, to spare the copy's memory."""
+    """Return `old` if all items of `new` are its own, so that the new container is freed."""
     before, after = (old.values(), new.values()) if type(old) is dict else (old, new)
     return old if all(a is b for a, b in zip(before, after, strict=True)) else new
 
 
 def copy_tensor(tensor: Any) -> Any:
-    """A tensor, or parameter, in memory of its own."""
+    """Copy a tensor or parameter."""
     copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     parameter = sys.modules["torch"].nn.Parameter
     return parameter(copy, tensor.requires_grad) if isinstance(tensor, parameter) else copy
@@ -420,7 +389,7 @@ def _extents(value: Any) -> Iterable[tuple[int, int]]:
 
 
 def _extent(value: Any) -> tuple[int, int]:
-    """First address of an array's or tensor's memory, and the one behind the last."""
+    """First address of an array's or tensor's memory, and the one after the last."""
     if isinstance(value, np.ndarray):
         low, high = np.lib.array_utils.byte_bounds(value)
         return int(low), int(high)

@@ -1,4 +1,4 @@
-"""4 run: one node's blobs, global and private."""
+"""One node's blobs, global and private."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from jobrunner.workspace.values import view
 
 @dataclass(frozen=True, slots=True)
 class BlobUpdate:
-    """Returned by a task, it sets global blobs of the task's node, whatever they are called.
+    """Returned by a task, it sets global blobs of the task's node, under any names.
 
     Parameters
     ----------
     values : mapping of str to object
-        Handed over: neither copied nor frozen, so the task must keep no reference.
+        Neither copied nor frozen, so the task must keep no reference.
     replace : bool
         Drop all other global blobs of the node, transient ones too.
     changes : mapping of str to callable
-        Each makes a blob's value of the present one, or of None where there is none.
+        Each returns a blob's new value, given the present one or None.
     waiting : mapping of str to callable, optional
-        The same for blobs that are to be made first; until `Workspace.apply_waiting`.
+        The same for blobs that other tasks make first; applied by `Workspace.apply_waiting`.
     """
 
     values: Mapping[str, Any]
@@ -46,26 +46,26 @@ class Workspace:
     transient : frozenset of str
         Names of the global blobs that are never saved.
     kept_states : KeptStates, optional
-        What the worker keeps of its nodes' states; by default nothing.
+        The worker's kept states; by default it keeps nothing.
 
     Attributes
     ----------
     globals : dict of str to object
-        The live values of the global blobs: alive across runs, saved at checkpoints.
+        The global blobs: they live across runs and are saved at checkpoints.
     private : dict of str to object
-        The blobs that the current run of a group made for itself.
+        The blobs of the current run of a group.
     retained : dict
-        Group -> (task, part) -> frozen value, or the error that stands for it, of the group's last
-        run: what `TaskOutput.fetch` brings to the client.
+        Group -> (task, part) -> frozen value of the group's last run, or the error in its place:
+        what `TaskOutput.fetch` returns.
     updated : set of str
-        Names of the blobs that tasks were given to change in place, since somebody cleared it.
+        Names of the blobs that tasks were given to update, until somebody clears it.
     companions : dict of str to object
-        What others keep as long as the workspace lives.
+        What users of the workspace store in it, for as long as it lives.
 
     Notes
     -----
-    Not locked. Within a run the plan's edges keep two threads off one blob; between runs one
-    operation at a time touches it.
+    Not locked. Within a run, the plan's edges keep two threads from one blob. Between runs, one
+    operation at a time uses it.
     """
 
     __slots__ = (
@@ -99,17 +99,17 @@ class Workspace:
         self._waiting: Mapping[str, Callable[[Any], Any]] = {}
 
     def nbytes(self) -> int:
-        """About what the blobs take, retained values included."""
-        kept = [list(values.values()) for values in list(self.retained.values())]
-        return size_of([*list(self.globals.values()), *list(self.private.values()), *kept])
+        """Approximate size of the blobs and retained values."""
+        retained = [list(values.values()) for values in list(self.retained.values())]
+        return size_of([*list(self.globals.values()), *list(self.private.values()), *retained])
 
     def lookup(self, name: str) -> Any:
-        """The blob's value itself, private before global.
+        """Return the blob's value itself, private before global.
 
         Raises
         ------
         BlobNotFoundError
-            Saying which blobs there are.
+            There is no such blob.
         """
         for blobs in (self.private, self.globals):
             if name in blobs:
@@ -117,14 +117,14 @@ class Workspace:
         raise self.not_found(name)
 
     def result(self, groups: Iterable[str], task: str, part: int) -> Any:
-        """What a task returned in the last run of one of the groups, if that was to be kept.
+        """Return what a task returned in the last run of one of the groups.
 
         Raises
         ------
         ExecutionError
-            It is not there.
+            It was not retained.
         TypeError
-            It could not be kept.
+            It cannot be copied.
         """
         for group in groups:
             values = self.retained.get(group, {})
@@ -134,22 +134,22 @@ class Workspace:
                     raise value
                 return view(value)
         raise ExecutionError(
-            f"What task {self.node}/{task} returned is not there to be fetched. Workers keep only "
-            f"what output() was called for before the job or group ran first, and until it runs "
-            f"again. Write `out = task.output()` where the task is defined, and out.fetch() after "
-            f"the run; or give it outputs= that are global, and fetch that blob."
+            f"The return value of task {self.node}/{task} is not there to be fetched. Workers "
+            f"retain it only if output() was called before the first run, and until the next one. "
+            f"Write `out = task.output()` where the task is defined, and out.fetch() after the "
+            f"run; or give the task global outputs=, and fetch that blob."
         )
 
     def not_found(self, name: str) -> BlobNotFoundError:
-        """The error for a blob that is not here."""
+        """Make the error for a missing blob."""
         there = ", ".join(map(repr, sorted({**self.globals, **self.private}))) or "none"
         return BlobNotFoundError(
             f"Node {self.node!r} has no blob {name!r}; its blobs are: {there}. Check the name and "
-            f"the node; a private blob lasts for one run of its group only."
+            f"the node. A private blob exists during one run of its group only."
         )
 
     def apply(self, update: BlobUpdate) -> None:
-        """Set the global blobs of `update`, all at once as far as other tasks can tell."""
+        """Set the global blobs of `update`, all or none."""
         self.updated.update(update.changes)
         changed = {name: make(self.globals.get(name)) for name, make in update.changes.items()}
         if update.replace:
@@ -160,12 +160,12 @@ class Workspace:
             self._waiting = update.waiting
 
     def apply_waiting(self) -> None:
-        """Make the changes that waited for their blobs to be made."""
+        """Apply the changes that waited for other tasks to make their blobs."""
         waiting, self._waiting = self._waiting, {}
         self.apply(BlobUpdate({}, changes=waiting))
 
     def start_run(self, group: str, *, has_updates: bool) -> None:
-        """Forget what the group's last run left, before it runs again."""
+        """Drop what the group's last run left, before it runs again."""
         self.private.clear()
         self.retained.pop(group, None)
         self._detached.discard(group)
@@ -173,17 +173,17 @@ class Workspace:
             self._detach()
 
     def forget(self, group: str) -> None:
-        """Drop what is retained of a group."""
+        """Drop a group's retained values."""
         self.retained.pop(group, None)
         self._detached.discard(group)
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop everything."""
         for its in (self.globals, self.private, self.retained, self.companions):
             its.clear()
 
     def _detach(self) -> None:
-        """Copy what other groups' retained values share with blobs that tasks may change now."""
+        """Copy what other groups' retained values share with blobs that tasks may now update."""
         for group, values in self.retained.items():
             if group not in self._detached:
                 for key, value in values.items():
@@ -192,7 +192,7 @@ class Workspace:
 
 
 class WorkspaceView(Mapping[str, Any]):
-    """A node's blobs as its tasks may read them, private ones of the run included.
+    """A read-only view of a node's blobs, private ones of the run included.
 
     Attributes
     ----------
@@ -223,7 +223,7 @@ class WorkspaceView(Mapping[str, Any]):
 
 
 def _copied(frozen: Any) -> Any:
-    """A frozen value with arrays of its own, in place of views of some blob's."""
+    """Copy the arrays of a frozen value that are views."""
     kind = type(frozen)
     if kind is np.ndarray and not frozen.flags.owndata:
         array = copied(frozen, "that can be fetched and a task updates")
