@@ -51,6 +51,7 @@ from jobrunner.checkpoint.policies import (
 )
 from jobrunner.checkpoint.save import Save
 from jobrunner.checkpoint.storage import (
+    Files,
     ObjectFiles,
     PosixFiles,
     absolute_path,
@@ -81,6 +82,7 @@ __all__ = [
     "Entry",
     "Epochs",
     "FileMetadataHandler",
+    "Files",
     "KeepAll",
     "KeepAny",
     "KeepBest",

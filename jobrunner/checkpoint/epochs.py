@@ -26,7 +26,7 @@ from jobrunner.checkpoint.log import (
     is_known_dead,
     loose_json,
 )
-from jobrunner.checkpoint.storage import PosixFiles, absolute_path, files_of
+from jobrunner.checkpoint.storage import Files, absolute_path, files_of
 from jobrunner.checkpoint.store import MANIFEST
 from jobrunner.errors import (
     CheckpointCorruptError,
@@ -48,7 +48,7 @@ class Epochs:
     ----------
     path : str or os.PathLike
     metadata_handler : MetadataHandler, optional
-    files : PosixFiles, optional
+    files : Files, optional
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class Epochs:
         self,
         path: str | os.PathLike[str],
         metadata_handler: MetadataHandler | None = None,
-        files: PosixFiles | None = None,
+        files: Files | None = None,
     ) -> None:
         self.path = absolute_path(path)
         self.files = files_of(self.path, files)

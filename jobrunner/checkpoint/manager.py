@@ -13,7 +13,7 @@ from jobrunner.checkpoint.policies import RetentionPolicy, SaveEvery, SavePolicy
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.run import DirectoryRun
 from jobrunner.checkpoint.saver import Saver
-from jobrunner.checkpoint.storage import PosixFiles, absolute_path, files_beside
+from jobrunner.checkpoint.storage import Files, absolute_path, files_beside
 from jobrunner.checkpoint.store import Checkpoint, check_compressors
 from jobrunner.define import ArrayOptions, TaskGroup, read_compressors
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
@@ -32,7 +32,7 @@ class ManagerOptions(TypedDict, total=False):
     compressors: object
     allow_pickle: bool
     take_over: bool
-    files: PosixFiles | None
+    files: Files | None
     patience: Patience | None
 
 
@@ -71,7 +71,7 @@ class MultiNodeCheckpointManager:
     take_over : bool
         Take the directory even from a run that is alive. That run ends with
         `CommitConflictError`.
-    files : PosixFiles, optional
+    files : Files, optional
         How the file system is accessed; for tests.
     patience : Patience, optional
         How long a silent run counts as alive; for tests.
@@ -103,7 +103,7 @@ class MultiNodeCheckpointManager:
         compressors: object = None,
         allow_pickle: bool = False,
         take_over: bool = False,
-        files: PosixFiles | None = None,
+        files: Files | None = None,
         patience: Patience | None = None,
     ) -> None:
         self.save_policy = save if save is not None else SaveEvery(epochs=1)

@@ -14,7 +14,7 @@ import msgspec
 from jobrunner.checkpoint.copies import Arena, copy_arrays
 from jobrunner.checkpoint.encoding import Codec, EncodedBlob, encode_blobs, with_options
 from jobrunner.checkpoint.log import Claim, memory_key
-from jobrunner.checkpoint.storage import PosixFiles, run_gently
+from jobrunner.checkpoint.storage import Files, run_gently
 from jobrunner.checkpoint.store import (
     LEAST_ALIKE,
     Alike,
@@ -109,7 +109,7 @@ class Save:
     stores : mapping of str to str
         Node -> name of its store.
     encoder : BlobEncoder
-    files : PosixFiles
+    files : Files
     former : mapping of str to (str, str)
         Node -> a recorded store of it, and the SHA-256 of its manifest. Chunks that did not change
         since are linked.
@@ -130,7 +130,7 @@ class Save:
     claim: Claim
     stores: Mapping[str, str]
     encoder: BlobEncoder
-    files: PosixFiles
+    files: Files
     former: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     replicated: Mapping[str, Sequence[str]] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from jobrunner.checkpoint.log import Claim
-from jobrunner.checkpoint.storage import PosixFiles, run_all
+from jobrunner.checkpoint.storage import Files, run_all
 from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Sweeper:
 
     Parameters
     ----------
-    files : PosixFiles
+    files : Files
     path : str
         The checkpoint directory.
 
@@ -42,7 +42,7 @@ class Sweeper:
     the next run. The thread lives as long as there is something to do.
     """
 
-    def __init__(self, files: PosixFiles, path: str) -> None:
+    def __init__(self, files: Files, path: str) -> None:
         self._files = files
         self._path = path
         self._waiting: deque[_Chore] = deque()
@@ -83,7 +83,7 @@ class Sweeper:
             removed = list(self._removed)
         if removed:
             try:
-                self._files.sync_directory(self._path)
+                self._files.sync_path(self._path)
             except OSError as error:
                 logger.warning("What was deleted may come back after a power loss: %s", error)
                 return

@@ -6,7 +6,7 @@ import functools
 import os
 from typing import TYPE_CHECKING, Protocol
 
-from jobrunner.checkpoint import PosixFiles, absolute_path, files_beside, is_url, run_all
+from jobrunner.checkpoint import Files, absolute_path, files_beside, is_url, run_all
 from jobrunner.define import Node, Task, TaskGroup
 from jobrunner.errors import CheckpointWriteError, DefinitionError
 
@@ -75,7 +75,7 @@ def _lies_in(path: str, directory: str) -> bool:
     return os.path.commonpath([here, os.path.realpath(path)]) == here
 
 
-def _copy_store(from_files: PosixFiles, to_files: PosixFiles, directory: str, source: str) -> None:
+def _copy_store(from_files: Files, to_files: Files, directory: str, source: str) -> None:
     # Without its root document a directory is no store to a reader: remove it first, write it last.
     root = "zarr.json"
     target = os.path.join(directory, os.path.basename(source))

@@ -94,9 +94,10 @@ class FaultyFiles(_Faults, PosixFiles):
         super().__init__(at, how, number=number)
         self.sync = sync
 
-    def _sync_path(self, path: str) -> None:
+    def sync_path(self, path: str) -> None:
+        """Make what has this name durable, unless `sync` is False."""
         if self.sync:
-            super()._sync_path(path)
+            super().sync_path(path)
         else:
             self.before("fsync", path)
 
@@ -104,7 +105,7 @@ class FaultyFiles(_Faults, PosixFiles):
     def durable(
         self, path: str, names: Sequence[str], changed: Collection[str] | None = None
     ) -> Iterator[None]:
-        """See `PosixFiles.durable`."""
+        """Make what the block writes durable, unless `sync` is False."""
         if self.sync:
             with super().durable(path, names, changed):
                 yield

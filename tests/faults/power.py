@@ -56,7 +56,7 @@ class TracingFiles(PosixFiles):
     def _sync_file_system(self, descriptor: int) -> int:
         return 0
 
-    def _sync_path(self, path: str) -> None:
+    def sync_path(self, path: str) -> None:
         self.before("fsync", path)
 
     def before(self, operation: str, path: str) -> None:

@@ -15,7 +15,7 @@ from jobrunner.checkpoint.encoding import parse
 from jobrunner.checkpoint.log.entries import AnyEntry, Entry
 from jobrunner.checkpoint.log.mend import frame, mend_bit, split_file
 from jobrunner.checkpoint.log.state import RESTARTS, STATE_INTERVAL, State, parse_entry
-from jobrunner.checkpoint.storage import PosixFiles, files_of
+from jobrunner.checkpoint.storage import Files, PosixFiles, files_of
 from jobrunner.errors import CheckpointCorruptError
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class FileMetadataHandler:
 
     Parameters
     ----------
-    files : PosixFiles, optional
+    files : Files, optional
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class FileMetadataHandler:
     Each file contains the digest of its entry.
     """
 
-    def __init__(self, files: PosixFiles | None = None) -> None:
+    def __init__(self, files: Files | None = None) -> None:
         self._given = files
         self._files = files if files is not None else PosixFiles()
         self._directory = ""
@@ -157,7 +157,7 @@ class FileMetadataHandler:
                     more = found[i + 1 : i + 2] or [None]
                     if more[0] is None and not self._files.is_taken(self.path_of(number + 1)):
                         return
-                    yield self.entry(number)  # both may have been made since
+                    yield self._read(number, f", as entry {number + 1} is there")
                 else:
                     yield self._decode(data, number)
                 number += 1
@@ -172,11 +172,15 @@ class FileMetadataHandler:
         OSError
             Reading failed.
         """
+        return self._read(number)
+
+    def _read(self, number: int, why: str = "") -> Entry:
         path = self.path_of(number)
         data = self._files.read_if_there(path)
         if data is None:
             raise CheckpointCorruptError(
-                f"Entry {number} of the log is missing: expected {path}. {advise(path)}", path=path
+                f"Entry {number} of the log is missing: expected {path}{why}. {advise(path)}",
+                path=path,
             )
         return self._decode(data, number)
 

@@ -15,7 +15,7 @@ import msgspec
 
 from jobrunner.checkpoint.encoding import convert, parse
 from jobrunner.checkpoint.log.entries import Holder, Process
-from jobrunner.checkpoint.storage import PosixFiles
+from jobrunner.checkpoint.storage import Files
 from jobrunner.errors import CheckpointCorruptError, CommitConflictError
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def is_known_dead(process: Process | None, run: str) -> bool:
     return started is not None and started != process.started
 
 
-def is_left_behind(files: PosixFiles, directory: str) -> bool:
+def is_left_behind(files: Files, directory: str) -> bool:
     """Whether the run that made a heartbeat's directory is certainly gone, or never began."""
     path = os.path.join(directory, HEARTBEAT)
     if not (data := files.read_if_there(path)):
@@ -119,7 +119,7 @@ class Patience:
 
 
 def refuse_if_alive(
-    files: PosixFiles,
+    files: Files,
     path: str,
     holder: Holder,
     patience: Patience,
@@ -130,7 +130,7 @@ def refuse_if_alive(
 
     Parameters
     ----------
-    files : PosixFiles
+    files : Files
     path : str
     holder : Holder
     patience : Patience
@@ -180,14 +180,14 @@ class Heartbeat:
 
     Parameters
     ----------
-    files : PosixFiles
+    files : Files
     path : str
         The checkpoint directory.
     run : str
     interval_seconds : float
     """
 
-    def __init__(self, files: PosixFiles, path: str, run: str, interval_seconds: float) -> None:
+    def __init__(self, files: Files, path: str, run: str, interval_seconds: float) -> None:
         self._files = files
         self.directory = os.path.join(path, RUNS_DIRECTORY, run)
         self._interval_seconds = interval_seconds

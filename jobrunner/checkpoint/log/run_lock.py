@@ -22,7 +22,7 @@ from jobrunner.checkpoint.log.heartbeat import (
 from jobrunner.checkpoint.log.shared_probe import Probe
 from jobrunner.checkpoint.log.state import State
 from jobrunner.checkpoint.log.writer import LogWriter
-from jobrunner.checkpoint.storage import PosixFiles
+from jobrunner.checkpoint.storage import Files
 from jobrunner.errors import CheckpointError, DefinitionError
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class RunLock:
 
     Parameters
     ----------
-    files : PosixFiles
+    files : Files
     path : str
         The checkpoint directory.
     log : LogWriter
@@ -52,7 +52,7 @@ class RunLock:
 
     def __init__(
         self,
-        files: PosixFiles,
+        files: Files,
         path: str,
         log: LogWriter,
         nodes: Sequence[str],

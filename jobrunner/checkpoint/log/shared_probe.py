@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jobrunner.checkpoint.storage import PosixFiles
+from jobrunner.checkpoint.storage import Files
 from jobrunner.errors import CheckpointError, CheckpointWriteError
 
 _QUESTION = "probe"
@@ -38,7 +38,7 @@ class Probe:
 
     Parameters
     ----------
-    files : PosixFiles
+    files : Files
     directory : str
         The run's own, within the checkpoint directory.
     token : bytes
@@ -49,12 +49,12 @@ class Probe:
     Runs on workers, in a thread; picklable. Failures are part of the answer.
     """
 
-    files: PosixFiles
+    files: Files
     directory: str
     token: bytes
 
     @classmethod
-    def ask(cls, files: PosixFiles, directory: str) -> Probe:
+    def ask(cls, files: Files, directory: str) -> Probe:
         """Write the question; runs on the client."""
         token = uuid.uuid4().hex.encode()
         files.overwrite(os.path.join(directory, _QUESTION), token)

@@ -22,7 +22,7 @@ from jobrunner.checkpoint.log import (
     loose_json,
 )
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
-from jobrunner.checkpoint.storage import PosixFiles, absolute_path, files_beside, join_path, run_all
+from jobrunner.checkpoint.storage import Files, absolute_path, files_beside, join_path, run_all
 from jobrunner.checkpoint.store import (
     MANIFEST,
     RETIRED_DOCUMENT,
@@ -232,7 +232,7 @@ def _save_again(
     source: Epochs,
     record: Record,
     target: str,
-    files: PosixFiles,
+    files: Files,
     *,
     take_over: bool,
     is_done: bool = False,
@@ -266,7 +266,7 @@ def _save_again(
 def _copy_stores(
     source: Epochs,
     record: Record,
-    files: PosixFiles,
+    files: Files,
     target: str,
     names: Mapping[str, str],
 ) -> dict[str, Receipt]:

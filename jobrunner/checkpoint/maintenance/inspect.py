@@ -36,7 +36,7 @@ from jobrunner.checkpoint.log import (
     parse_entry,
 )
 from jobrunner.checkpoint.saver import SAVE_REQUEST
-from jobrunner.checkpoint.storage import PosixFiles
+from jobrunner.checkpoint.storage import Files
 from jobrunner.checkpoint.store import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT, StoreReader
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
 from jobrunner.names import StoreName, parse_store_name
@@ -225,7 +225,7 @@ def _inspect_log(directory: Epochs) -> Iterator[tuple[Finding, AnyEntry | None]]
 
 
 def _read_files(
-    files: PosixFiles, path_of: Callable[[int], str], numbers: Sequence[int]
+    files: Files, path_of: Callable[[int], str], numbers: Sequence[int]
 ) -> Iterator[tuple[int, int, bytes | None]]:
     """Each entry's number, the one listed at or after it, and its file; of a gap only the first."""
     number = 0

@@ -28,7 +28,7 @@ from jobrunner.checkpoint.log import (
     refuse_if_alive,
 )
 from jobrunner.checkpoint.maintenance.repair_plan import Repair, file_handler, plan_repair, reading
-from jobrunner.checkpoint.storage import PosixFiles
+from jobrunner.checkpoint.storage import Files
 from jobrunner.errors import CheckpointWriteError, CommitConflictError
 
 
@@ -114,7 +114,7 @@ def _refuse_if_held(directory: Epochs, repair: Repair, patience: Patience) -> No
             ) from error
 
 
-def _unknown_run(files: PosixFiles, root: str, name: str) -> Holder:
+def _unknown_run(files: Files, root: str, name: str) -> Holder:
     """A run whose entry is lost, by its heartbeat."""
     path = os.path.join(root, name, HEARTBEAT)
     process = read_process(files.read_if_there(path) or b"", path)

@@ -37,7 +37,7 @@ from jobrunner.checkpoint.log import (
     parse_entry,
     read_content,
 )
-from jobrunner.checkpoint.storage import PosixFiles, join_path
+from jobrunner.checkpoint.storage import Files, join_path
 from jobrunner.checkpoint.store import (
     MANIFEST,
     RETIRED_DOCUMENT,
@@ -162,9 +162,7 @@ def file_handler(directory: Epochs) -> FileMetadataHandler:
     )
 
 
-def _read_entries(
-    files: PosixFiles, path: str, handler: FileMetadataHandler, repair: Repair
-) -> None:
+def _read_entries(files: Files, path: str, handler: FileMetadataHandler, repair: Repair) -> None:
     for number, entry in each_entry(handler):
         if isinstance(entry, CheckpointCorruptError):
             there = files.is_taken(os.path.join(path, LOG_DIRECTORY, f"{number:010d}.json"))

@@ -1,10 +1,4 @@
-"""What the checkpoint package asks of an object store, in the place of a file system.
-
-There are no directories, and nothing is linked or renamed: chunks are copied by the store itself,
-and what an object is called changes by a copy and a deletion. An object is there whole, and
-durable, once the store has answered. Log entries rest on conditional creation, which
-`ObjectFiles.prove_creation` tries out before a run begins.
-"""
+"""Objects in an object store."""
 
 from __future__ import annotations
 
@@ -22,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from crc32c import crc32c
 
 from jobrunner.checkpoint.storage.paths import is_url
-from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, Item, PosixFiles, Result
+from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, PosixFiles, crc32c_of_zeros
+from jobrunner.checkpoint.storage.protocol import Files, Item, Result
 from jobrunner.errors import DefinitionError
 
 if TYPE_CHECKING:
@@ -60,27 +55,31 @@ def open_store(root: str) -> ObjectStore:
     return from_url(root, retry_config=_RETRY)
 
 
-class ObjectFiles(PosixFiles):
-    """Objects below a URL, as the checkpoint package uses files.
+class ObjectFiles:
+    """Objects below a URL; see `Files`.
 
     Parameters
     ----------
     root : str
-        URL of the checkpoint directory: all paths lie below it.
+        URL of the checkpoint directory: all paths are below it.
     open_store : callable
-        Gives the store of that URL, whose keys are relative to it; called once in each process.
+        Returns the store of that URL, whose keys are relative to it; called once per process.
         Picklable.
 
     Notes
     -----
-    Runs on client and workers. What is pickled is the URL: credentials stay where they are. All
-    methods raise OSError, as those of `PosixFiles` do.
+    There are no directories and no links: the store copies objects, and a rename is a copy and a
+    deletion. An object is whole and durable once the store has answered. Log entries require
+    conditional creation, which `prove_creation` tests before a run begins. What is pickled is the
+    URL, never credentials.
     """
 
     threads = 8
     removals = lookups = 32
     linked_bytes = 4 << 20  # a link waits for the store twice, and what is written only once
     poll_seconds = 2.0
+    digest = staticmethod(crc32c)
+    digest_zeros = staticmethod(crc32c_of_zeros)
 
     def __init__(self, root: str, open_store: Callable[[str], ObjectStore] = open_store) -> None:
         self.root = root
@@ -91,26 +90,14 @@ class ObjectFiles(PosixFiles):
         return {**self.__dict__, "_opened": None}
 
     def before(self, operation: str, path: str) -> None:
-        """Run before every request; here for subclasses that inject faults.
-
-        Parameters
-        ----------
-        operation : str
-            ``put``, ``create``, ``copy``, ``delete``, ``get``, ``head`` or ``list``.
-        path : str
-        """
+        pass
 
     def reaches(self, path: str) -> bool:
-        """See `PosixFiles.reaches`."""
         return path == self.root or path.startswith(f"{self.root}/")
 
     def each(
-        self,
-        call: Callable[[Item], Result],
-        items: Iterable[Item],
-        at_once: int | None = None,
+        self, call: Callable[[Item], Result], items: Iterable[Item], at_once: int | None = None
     ) -> Iterator[Result]:
-        """See `PosixFiles.each`."""
         items = list(items)
         at_once = min(at_once or self.lookups, len(items))
         if at_once < 2:
@@ -158,10 +145,10 @@ class ObjectFiles(PosixFiles):
     # --- writing
 
     def make_directory(self, path: str) -> None:
-        """Nothing: a directory is there when something lies in it."""
+        pass
 
     def make_directories(self, path: str) -> None:
-        """Nothing, as `make_directory`."""
+        pass
 
     def write(
         self,
@@ -170,13 +157,6 @@ class ObjectFiles(PosixFiles):
         padding_bytes: int = 0,
         digest: Callable[[memoryview, int], int] = crc32c,
     ) -> int:
-        """Put an object; durable once this returns. See `PosixFiles.write`.
-
-        Notes
-        -----
-        *Atomicity*: the object is there whole or not at all. *Safe to retry*: yes, unlike with
-        files: an object of that name is replaced.
-        """
         found = 0
         content: list[bytes | memoryview] = []
         for buffer in buffers:
@@ -187,7 +167,7 @@ class ObjectFiles(PosixFiles):
                 for start in range(0, len(view), BLOCK_BYTES):
                     found = digest(view[start : start + BLOCK_BYTES], found)
         if padding_bytes:
-            found = self.digest_zeros(padding_bytes, found)
+            found = crc32c_of_zeros(padding_bytes, found)
             content.append(bytes(padding_bytes))
         self._put(path, content)
         return found
@@ -204,7 +184,6 @@ class ObjectFiles(PosixFiles):
             )
 
     def link(self, source: str, target: str, nbytes: int) -> bool:
-        """Let the store copy an object, provided it is `nbytes` long; see `PosixFiles.link`."""
         try:
             with self._asking("copy", target) as store:
                 store.copy(self._key(source), self._key(target))
@@ -217,14 +196,9 @@ class ObjectFiles(PosixFiles):
         return False
 
     def overwrite(self, path: str, data: bytes) -> None:
-        """Put an object in the place of one that may be there."""
         self._put(path, [data])
 
     def create_whole(self, path: str, data: bytes, temporary: str) -> bool:
-        """Create an object, unless it exists; see `PosixFiles.create_whole`.
-
-        `temporary` is not used.
-        """
         try:
             self._create(path, data)
         except OSError:
@@ -240,7 +214,6 @@ class ObjectFiles(PosixFiles):
             store.put(self._key(path), data, mode="create")
 
     def prove_creation(self, directory: str) -> None:
-        """See `PosixFiles.prove_creation`; leaves an object called ``created`` behind."""
         path = os.path.join(directory, "created")
         with contextlib.suppress(FileExistsError):
             self._create(path, b"first")
@@ -250,26 +223,23 @@ class ObjectFiles(PosixFiles):
             return
         raise OSError(
             errno.EOPNOTSUPP,
-            "this store creates an object though there is one of its name (it has no conditional "
-            "put, or it is switched off), which the log needs to give each entry one writer; use "
-            "another store",
+            "this store replaces an object that should only be created (it has no conditional "
+            "put, or that is switched off), but the log needs one writer per entry; use another "
+            "store",
             path,
         )
 
     def rename(self, source: str, target: str) -> None:
-        """Give an object another name: for a moment it has both, and never none."""
         with self._asking("copy", source) as store:
             store.copy(self._key(source), self._key(target))
         with contextlib.suppress(FileNotFoundError):
             self.remove_file(source)
 
     def remove_file(self, path: str) -> None:
-        """Remove an object; some stores do not tell if there was none."""
         with self._asking("delete", path) as store:
             store.delete(self._key(path))
 
     def remove_tree(self, path: str) -> None:
-        """Remove all objects below `path`; what is not there any more counts as removed."""
         for batch in self._list(path):
             try:
                 with self._asking("delete", path) as store:
@@ -281,37 +251,28 @@ class ObjectFiles(PosixFiles):
 
     # --- durability
 
-    def _sync_path(self, path: str) -> None:
-        """Nothing: the store answers once an object is durable."""
+    def sync_path(self, path: str) -> None:
+        pass
 
     @contextlib.contextmanager
     def durable(
         self, path: str, names: Sequence[str], changed: Collection[str] | None = None
     ) -> Iterator[None]:
-        """Nothing, as `sync_file`: what the block wrote is durable."""
         yield
-
-    @property
-    def has_syncfs(self) -> bool:
-        """True: names are durable without more ado."""
-        return True
 
     # --- reading
 
     def read(self, path: str) -> bytes:
-        """Whole content of an object."""
         with self._asking("get", path) as store:
             return store.get(self._key(path)).bytes().to_bytes()
 
     def read_if_there(self, path: str) -> bytes | None:
-        """Whole content of an object; None where there is none."""
         try:
             return self.read(path)
         except FileNotFoundError:
             return None
 
     def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
-        """Read an object into memory and digest it; see `PosixFiles.read_into`."""
         wanted = len(target) if target is not None else 0
         digest = position = 0
         with self._asking("get", path) as store:
@@ -321,7 +282,7 @@ class ObjectFiles(PosixFiles):
                 return size, 0
             for piece in result.stream(min_chunk_size=BLOCK_BYTES):
                 view = memoryview(piece)
-                digest = self.digest(view, digest)
+                digest = crc32c(view, digest)
                 if target is not None and position < wanted:
                     stop = min(wanted, position + len(view))
                     target[position:stop] = view[: stop - position]
@@ -329,7 +290,6 @@ class ObjectFiles(PosixFiles):
         return position, digest if position == nbytes else 0
 
     def read_span(self, path: str, start: int, nbytes: int) -> tuple[int, bytes]:
-        """Part of an object, and the size of all of it."""
         stop = start + nbytes
         try:
             with self._asking("get", path) as store:
@@ -346,14 +306,12 @@ class ObjectFiles(PosixFiles):
             return size, b""
 
     def list_names(self, path: str) -> list[str]:
-        """Names right below `path`; none where nothing lies there."""
         with self._asking("list", path) as store:
             found = store.list_with_delimiter(self._key(path) or None)
         below = [*found["common_prefixes"], *(about["path"] for about in found["objects"])]
         return [key.rpartition("/")[2] for key in below]
 
     def is_taken(self, path: str) -> bool:
-        """Whether there is an object of this name, or any below it."""
         try:
             with self._asking("head", path) as store:
                 store.head(self._key(path))
@@ -362,23 +320,19 @@ class ObjectFiles(PosixFiles):
         return True
 
     def is_directory(self, path: str) -> bool:
-        """Whether there is any object below `path`."""
         return any(self._list(path, 1))
 
     def walk(self, path: str) -> Iterator[tuple[str, int]]:
-        """See `PosixFiles.walk`."""
         start = len(self._key(path)) + 1 if path != self.root else 0
         for batch in self._list(path):
             for found in batch:
                 yield found["path"][start:], found["size"]
 
     def modified_seconds(self, path: str) -> float:
-        """See `PosixFiles.modified_seconds`; by the store's clock."""
         with self._asking("head", path) as store:
             return store.head(self._key(path))["last_modified"].timestamp()
 
     def locate(self, path: str) -> tuple[Any, str]:
-        """See `PosixFiles.locate`."""
         with self._asking("head", path) as store:
             store.head(f"{self._key(path)}/zarr.json")
             return store, self._key(path)
@@ -392,27 +346,24 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-def files_of(path: str, files: PosixFiles | None = None) -> PosixFiles:
-    """What reaches a checkpoint directory.
+def files_of(path: str, files: Files | None = None) -> Files:
+    """The storage of a checkpoint directory.
 
     Parameters
     ----------
     path : str
-        As `absolute_path` gives it.
-    files : PosixFiles, optional
-        What is to be used.
+        As `absolute_path` returns it.
+    files : Files, optional
+        Use these.
 
     Raises
     ------
     DefinitionError
-        `files` do not reach it, or the package that reaches object stores is not installed.
+        `files` cannot access the path, or obstore is required and not installed.
     """
     if files is not None:
         if not files.reaches(path):
-            raise DefinitionError(
-                f"files reach the directory that they are given with; {type(files).__name__} "
-                f"does not reach {path}."
-            )
+            raise DefinitionError(f"files={type(files).__name__} cannot access {path}.")
         return files
     if not is_url(path):
         return PosixFiles()
@@ -421,6 +372,6 @@ def files_of(path: str, files: PosixFiles | None = None) -> PosixFiles:
     return ObjectFiles(path)
 
 
-def files_beside(path: str, files: PosixFiles | None) -> PosixFiles:
-    """What reaches another directory than `files` are for: the same, where they do."""
+def files_beside(path: str, files: Files | None) -> Files:
+    """The storage of another directory: `files` if they can access it."""
     return files if files is not None and files.reaches(path) else files_of(path)

@@ -1,63 +1,51 @@
-"""What the checkpoint package asks of a file system, one method an operation.
-
-Everything that touches the disk goes through `PosixFiles`, so that another backend can take its
-place and tests can hand in one that fails, or kills its process, at the k-th operation: every
-primitive step first calls `before`.
-"""
+"""Files in a POSIX file system. All access of the checkpoint package to files goes through here."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
-import logging
 import os
+import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from crc32c import crc32c
 
-from jobrunner.checkpoint.storage import linux
 from jobrunner.checkpoint.storage.paths import is_url
-
-logger = logging.getLogger(__name__)
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+from jobrunner.checkpoint.storage.protocol import Item, Result
 
 BLOCK_BYTES = 1 << 20
-"""Digested and written (or read and digested) at once: small enough to stay in a core's cache."""
+"""Size of a block that is digested and written together, while it is in a core's cache."""
 
 _WRITTEN_BACK_BYTES = 128 << 10  # for less, the call costs more than it saves
 _ZEROS = bytes(BLOCK_BYTES)
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR)
+_SYNC_FILE_RANGE_WRITE = 2
+_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EPERM, errno.EOPNOTSUPP)
 _NO_LINK = (
     *_NOTHING_THERE,
     *(errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.EACCES, errno.ENOSYS),
 )
 
 
+def crc32c_of_zeros(nbytes: int, before: int) -> int:
+    """See `Files.digest_zeros`."""
+    while nbytes > 0:
+        block = memoryview(_ZEROS)[:nbytes]
+        before = crc32c(block, before)
+        nbytes -= len(block)
+    return before
+
+
 class PosixFiles:
-    """A POSIX file system, as the checkpoint package uses it.
+    """A POSIX file system; see `Files`.
 
     Notes
     -----
-    Runs on client and workers; instances are picklable and hold no state. All methods raise the
-    OSError they meet; who calls them knows what it means. Another backend, such as `ObjectFiles`,
-    has all methods that touch storage of its own.
-
-    Attributes
-    ----------
-    threads : int
-        That write or read at once: more of them are not faster. The calling one is among them.
-    removals : int
-        Trees that are removed at once, where that takes long: a file system may wait for its disk,
-        or a server, at each file.
-    lookups : int
-        That `each` makes at once.
-    linked_bytes : int
-        A shorter chunk that has not changed is written again: that costs no more than `link`.
-    poll_seconds : float
-        From one look for a file that somebody may have put there to the next, at least.
+    `durable` calls ``syncfs`` once where that reports errors (Linux 5.8 or later); otherwise
+    ``fsync`` for each file and directory.
     """
 
     threads = 2
@@ -65,51 +53,27 @@ class PosixFiles:
     lookups = 1
     linked_bytes = 64 << 10
     poll_seconds = 0.0
+    digest = staticmethod(crc32c)
+    digest_zeros = staticmethod(crc32c_of_zeros)
 
     def reaches(self, path: str) -> bool:
-        """Whether `path`, of a checkpoint directory or in one, is of this backend."""
         return not is_url(path)
 
     def before(self, operation: str, path: str) -> None:
-        """Run before every primitive step; here for subclasses that inject faults.
-
-        Parameters
-        ----------
-        operation : str
-            ``mkdir``, ``create``, ``write``, ``fsync``, ``syncfs``, ``link``, ``rename``,
-            ``unlink``, ``rmdir``, ``open`` or ``list``.
-        path : str
-        """
+        pass
 
     def each(
-        self,
-        call: Callable[[Item], Result],
-        items: Iterable[Item],
-        at_once: int | None = None,
+        self, call: Callable[[Item], Result], items: Iterable[Item], at_once: int | None = None
     ) -> Iterator[Result]:
-        """What `call` gives for each item, in order, as it is asked for.
-
-        Parameters
-        ----------
-        call : callable
-            Reads or writes little: whether there is a file of some name, say. Where the storage is
-            far away, it is called from several threads, and for more than was asked for.
-        items : iterable
-        at_once : int, optional
-            So many calls at most; by default `lookups`. Fewer are for calls that have threads of
-            their own.
-        """
         return map(call, items)
 
     # --- writing
 
     def make_directory(self, path: str) -> None:
-        """Create a directory that must not exist, in one that must."""
         self.before("mkdir", path)
         os.mkdir(path)
 
     def make_directories(self, path: str) -> None:
-        """Create a directory, and those above it, durably, where they do not exist."""
         missing = []
         while not os.path.isdir(path):
             missing.append(path)
@@ -121,7 +85,7 @@ class PosixFiles:
             self.before("mkdir", directory)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory)
-            self.sync_directory(os.path.dirname(directory))
+            self.sync_path(os.path.dirname(directory))
 
     def write(
         self,
@@ -130,24 +94,6 @@ class PosixFiles:
         padding_bytes: int = 0,
         digest: Callable[[memoryview, int], int] = crc32c,
     ) -> int:
-        """Create a file that must not exist; durable only once synced.
-
-        Parameters
-        ----------
-        path : str
-        buffers : sequence of bytes or C-contiguous memoryview
-            Written one after the other.
-        padding_bytes : int
-            So many zero bytes follow.
-        digest : callable, optional
-            Given a block of the buffers, which lies in the core's cache then, and what it gave
-            for the block before, or 0; by default the crc32c of all blocks so far.
-
-        Returns
-        -------
-        int
-            What `digest` gave for the last block; the padding is added by crc32c.
-        """
         self.before("create", path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         found = position = 0
@@ -161,8 +107,8 @@ class PosixFiles:
                         found = digest(block, found)
                         self._write_block(descriptor, path, block)
                         if len(block) >= _WRITTEN_BACK_BYTES:
-                            # The disk works while the next block is copied, not after them all.
-                            self._start_writing_back(descriptor, path, position, len(block))
+                            # The disk starts while the next block is copied, not after all of them.
+                            start_writing_back(descriptor, position, len(block), path)
                         position += len(block)
             while padding_bytes > 0:
                 block = memoryview(_ZEROS)[:padding_bytes]
@@ -172,7 +118,7 @@ class PosixFiles:
         except BaseException:
             os.close(descriptor)
             raise
-        # Closing is where some network file systems report that there is no room.
+        # Some network file systems report a full disk on close.
         os.close(descriptor)
         return found
 
@@ -181,32 +127,7 @@ class PosixFiles:
             self.before("write", path)
             block = block[os.write(descriptor, block) :]
 
-    def _start_writing_back(self, descriptor: int, path: str, start: int, nbytes: int) -> None:
-        try:
-            linux.start_writing_back(descriptor, start, nbytes)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from error
-
-    def digest(self, data: bytes | memoryview, before: int = 0) -> int:
-        """The crc32c of `data`, as `write` and `read_into` give it; `before` is what it follows."""
-        return int(crc32c(data, before))
-
-    def digest_zeros(self, nbytes: int, before: int) -> int:
-        """The crc32c of what has the digest `before` and so many zero bytes after it."""
-        while nbytes > 0:
-            block = memoryview(_ZEROS)[:nbytes]
-            before = int(crc32c(block, before))
-            nbytes -= len(block)
-        return before
-
     def link(self, source: str, target: str, nbytes: int) -> bool:
-        """Give a file a second name, in another directory, provided it is `nbytes` long.
-
-        Returns
-        -------
-        bool
-            False where it is gone or of another size, or cannot be linked: write it then.
-        """
         try:
             self.before("link", target)
             os.link(source, target)
@@ -220,7 +141,6 @@ class PosixFiles:
         return False
 
     def overwrite(self, path: str, data: bytes) -> None:
-        """Write `data` over the start of a file, creating it; neither atomic nor durable."""
         self.before("write", path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -229,34 +149,14 @@ class PosixFiles:
             os.close(descriptor)
 
     def create_whole(self, path: str, data: bytes, temporary: str) -> bool:
-        """Create a file atomically and durably, unless it exists.
-
-        Parameters
-        ----------
-        path : str
-        data : bytes
-            Distinct from what anybody else would write there: it settles whose file it is.
-        temporary : str
-            A path in the same directory that nobody else uses.
-
-        Returns
-        -------
-        bool
-            False if another's file is there already.
-
-        Notes
-        -----
-        *Atomicity*: the file is there whole, or not at all; it is durable once this returns
-        True. *Safe to retry*: yes, with the same `data`.
-        """
         try:
             self.write(temporary, [data])
             try:
-                self.sync_file(temporary)
+                self.sync_path(temporary)
             except FileNotFoundError:
                 if not self.is_taken(path):
                     raise
-                return False  # whoever was first has cleaned it up
+                return False  # the winner has removed it
             try:
                 self.before("link", path)
                 os.link(temporary, path)
@@ -270,27 +170,21 @@ class PosixFiles:
         finally:
             with contextlib.suppress(OSError):
                 self.remove_file(temporary)
-        self.sync_directory(os.path.dirname(path))
+        self.sync_path(os.path.dirname(path))
         return True
 
     def prove_creation(self, directory: str) -> None:
-        """See that `create_whole` has one winner in this directory, before any relies on it.
-
-        Nothing on a file system: where it has no links, `create_whole` itself fails.
-        """
+        pass  # without hard links, `create_whole` itself fails
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name in the same directory."""
         self.before("rename", source)
         os.rename(source, target)
 
     def remove_file(self, path: str) -> None:
-        """Remove a file."""
         self.before("unlink", path)
         os.unlink(path)
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all in it; what is not there any more counts as removed."""
         self.before("list", path)
         try:
             with os.scandir(path) as found:
@@ -309,15 +203,7 @@ class PosixFiles:
 
     # --- durability
 
-    def sync_file(self, path: str) -> None:
-        """Make a file's content durable."""
-        self._sync_path(path)
-
-    def sync_directory(self, path: str) -> None:
-        """Make the names in a directory durable."""
-        self._sync_path(path)
-
-    def _sync_path(self, path: str) -> None:
+    def sync_path(self, path: str) -> None:
         self.before("fsync", path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -329,21 +215,7 @@ class PosixFiles:
     def durable(
         self, path: str, names: Sequence[str], changed: Collection[str] | None = None
     ) -> Iterator[None]:
-        """Make durable, at the end, all that the block wrote below `names` in directory `path`.
-
-        Parameters
-        ----------
-        path : str
-        names : sequence of str
-        changed : collection of str, optional
-            Directories in which names have changed; read at the end. By default `path`.
-
-        Notes
-        -----
-        One ``syncfs`` where the system has one that reports errors (Linux 5.8 on); else an fsync
-        of each file and directory.
-        """
-        # Opened first: syncfs reports what failed since then, in the background as well.
+        # Opened first: syncfs reports what failed since then, also in the background.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield
@@ -357,26 +229,24 @@ class PosixFiles:
             for name in names:
                 for directory, _, members in os.walk(os.path.join(path, name), onerror=_raise):
                     for member in members:
-                        self.sync_file(os.path.join(directory, member))
-                    self.sync_directory(directory)
+                        self.sync_path(os.path.join(directory, member))
+                    self.sync_path(directory)
             for directory in (path,) if changed is None else changed:
-                self.sync_directory(directory)
+                self.sync_path(directory)
         finally:
             os.close(descriptor)
 
     @property
     def has_syncfs(self) -> bool:
-        """Whether one call makes a whole file system durable, and tells what failed."""
-        return linux.HAS_SYNCFS
+        """Whether one call makes a whole file system durable and reports errors."""
+        return _syncfs is not None
 
     def _sync_file_system(self, descriptor: int) -> int:
-        """0, or the errno of what failed."""
-        return linux.sync_file_system(descriptor)
+        return 0 if _syncfs(descriptor) == 0 else ctypes.get_errno()
 
     # --- reading
 
     def read(self, path: str) -> bytes:
-        """Whole content of a file."""
         self.before("open", path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -389,7 +259,6 @@ class PosixFiles:
             os.close(descriptor)
 
     def read_if_there(self, path: str) -> bytes | None:
-        """Whole content of a file; None where there is none."""
         try:
             return self.read(path)
         except OSError as error:
@@ -398,21 +267,6 @@ class PosixFiles:
             raise
 
     def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
-        """Read a file into memory and digest it.
-
-        Parameters
-        ----------
-        path : str
-        target : memoryview of bytes or None
-            Takes the first ``len(target)`` bytes; the rest, or all if None, is only digested.
-        nbytes : int
-            The size that is expected; a file of another size is not read.
-
-        Returns
-        -------
-        size, digest : int
-            Of the file; the digest is a crc32c, and 0 where the size is not `nbytes`.
-        """
         self.before("open", path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -438,7 +292,6 @@ class PosixFiles:
             os.close(descriptor)
 
     def read_span(self, path: str, start: int, nbytes: int) -> tuple[int, bytes]:
-        """Part of a file, and the size of all of it."""
         self.before("open", path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -453,7 +306,6 @@ class PosixFiles:
             os.close(descriptor)
 
     def list_names(self, path: str) -> list[str]:
-        """Names in a directory; none where there is no such directory."""
         self.before("list", path)
         try:
             return os.listdir(path)
@@ -463,7 +315,6 @@ class PosixFiles:
             raise
 
     def is_taken(self, path: str) -> bool:
-        """Whether anything has this name, a dangling link included."""
         try:
             os.lstat(path)
         except OSError as error:
@@ -473,14 +324,9 @@ class PosixFiles:
         return True
 
     def is_directory(self, path: str) -> bool:
-        """Whether this is a directory."""
         return os.path.isdir(path)
 
     def walk(self, path: str) -> Iterator[tuple[str, int]]:
-        """All files in a directory and those in it: path within, with ``/``, and size in bytes.
-
-        None of what is not there, or goes meanwhile.
-        """
         for directory, _, names in os.walk(path, onerror=_raise_unless_gone):
             for name in names:
                 full = os.path.join(directory, name)
@@ -489,22 +335,14 @@ class PosixFiles:
                     yield os.path.relpath(full, path).replace(os.sep, "/"), size
 
     def modified_seconds(self, path: str) -> float:
-        """When a file was last written, in seconds since 1970, by whatever clock it has."""
         return os.lstat(path).st_mtime
 
     def locate(self, path: str) -> tuple[Any, str]:
-        """Where a Zarr reader finds an array: an obstore store and a path in it; None: a file's.
-
-        Raises
-        ------
-        OSError
-            The array is not there.
-        """
         return None, path
 
 
 def _raise(error: OSError) -> None:
-    """For `os.walk`, which keeps to itself what it cannot list."""
+    """For `os.walk`, which ignores errors by default."""
     raise error
 
 
@@ -522,3 +360,46 @@ def _explain_link(error: OSError) -> OSError:
             error.filename2 or error.filename,
         )
     return error
+
+
+def start_writing_back(descriptor: int, start: int, nbytes: int, path: str) -> None:
+    """Ask Linux to start writing a part of a file to disk; elsewhere do nothing.
+
+    Raises
+    ------
+    OSError
+        The data cannot be stored: the disk is full or broken.
+    """
+    if _sync_file_range is None:
+        return
+    if _sync_file_range(descriptor, start, nbytes, _SYNC_FILE_RANGE_WRITE) != 0:
+        number = ctypes.get_errno()
+        if number not in _UNSUPPORTED:
+            raise OSError(number, os.strerror(number), path)
+
+
+def _find(name: str, *arguments: Any) -> Any:
+    """A function of Linux's C library; None if there is none."""
+    if sys.platform != "linux":
+        return None
+    try:
+        function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = arguments
+    return function
+
+
+def _find_syncfs() -> Any:
+    """The C library's syncfs; None where it does not report errors, as before Linux 5.8."""
+    if sys.platform != "linux":
+        return None
+    version = re.findall(r"\d+", os.uname().release)[:2]
+    is_new = len(version) == 2 and tuple(map(int, version)) >= (5, 8)
+    return _find("syncfs", ctypes.c_int) if is_new else None
+
+
+_syncfs = _find_syncfs()
+_sync_file_range = _find(
+    "sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
+)

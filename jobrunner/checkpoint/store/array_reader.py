@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.checkpoint.encoding import UnsupportedDtypeError, dtype_from_spec
-from jobrunner.checkpoint.storage import PosixFiles, join_path
+from jobrunner.checkpoint.storage import Files, join_path
 from jobrunner.checkpoint.store.chunk_bytes import decode_piece, split_chunk
 from jobrunner.checkpoint.store.grid import Piece, to_logical
 from jobrunner.checkpoint.store.manifest import ADVICE, MANIFEST, ArrayEntry, File, Row
@@ -36,7 +36,7 @@ class VerifiedFiles:
         It cannot be read.
     """
 
-    files: PosixFiles
+    files: Files
     root: str
 
     def read(self, name: str, file: File) -> bytes:

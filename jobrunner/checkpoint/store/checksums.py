@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from jobrunner.checkpoint.storage import BLOCK_BYTES, PosixFiles
+from jobrunner.checkpoint.storage import BLOCK_BYTES, Files
 from jobrunner.checkpoint.store.chunk_bytes import ChunkBytes
 
 HEAD_BYTES = 16 << 10
@@ -100,7 +100,7 @@ class Sums:
         return after
 
 
-def checksum_chunk(files: PosixFiles, chunk: ChunkBytes, head: int) -> WrittenChunk:
+def checksum_chunk(files: Files, chunk: ChunkBytes, head: int) -> WrittenChunk:
     """Describe a chunk as a manifest would if it were written."""
     sums, crc = Sums(chunk), 0
     for buffer in chunk.buffers:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jobrunner.checkpoint.storage import PosixFiles, join_path
+from jobrunner.checkpoint.storage import Files, PosixFiles, join_path
 from jobrunner.checkpoint.store.checksums import HEAD_BYTES, Sums, WrittenChunk, checksum_chunk
 from jobrunner.checkpoint.store.chunk_bytes import ChunkBytes, encode_chunk
 from jobrunner.checkpoint.store.layout import PlannedArray
@@ -53,7 +53,7 @@ class ChunkWriter:
 
     Parameters
     ----------
-    files : PosixFiles
+    files : Files
     root : str
         The store's path.
     node, epoch : str, int
@@ -70,7 +70,7 @@ class ChunkWriter:
     """
 
     def __init__(
-        self, files: PosixFiles, root: str, node: str, epoch: int, former: FormerStore | None
+        self, files: Files, root: str, node: str, epoch: int, former: FormerStore | None
     ) -> None:
         self.written: dict[str, WrittenChunk] = {}
         self.linked_bytes = 0

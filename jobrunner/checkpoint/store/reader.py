@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.checkpoint.encoding import Codec, Decoder, InvalidTreeError, StatefulBlob
-from jobrunner.checkpoint.storage import PosixFiles, join_path, run_all
+from jobrunner.checkpoint.storage import Files, join_path, run_all
 from jobrunner.checkpoint.store.array_reader import StoredArray, VerifiedFiles, WantedRows
 from jobrunner.checkpoint.store.layout import describe_array
 from jobrunner.checkpoint.store.manifest import (
@@ -54,7 +54,7 @@ class StoreReader:
 
     Parameters
     ----------
-    files : PosixFiles
+    files : Files
     directory : str
         Absolute path of the checkpoint directory.
     store : str
@@ -67,7 +67,7 @@ class StoreReader:
     Runs on client and workers; picklable. Errors name the file, and what was expected and found.
     """
 
-    files: PosixFiles
+    files: Files
     directory: str
     store: str
     manifest: str

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from jobrunner.checkpoint.encoding import EncodedBlob, without_padding
-from jobrunner.checkpoint.storage import PosixFiles, join_path, run_all
+from jobrunner.checkpoint.storage import Files, join_path, run_all
 from jobrunner.checkpoint.store.checksums import checksum_chunk
 from jobrunner.checkpoint.store.chunk_bytes import ChunkBytes, encode_texts
 from jobrunner.checkpoint.store.chunk_writer import LINKED_BYTES, ChunkWriter, FormerStore
@@ -85,7 +85,7 @@ class StoreBatch:
 
     Parameters
     ----------
-    files : PosixFiles
+    files : Files
     directory : str
         Absolute path of the checkpoint directory.
     stores : mapping
@@ -103,7 +103,7 @@ class StoreBatch:
 
     def __init__(
         self,
-        files: PosixFiles,
+        files: Files,
         directory: str,
         stores: Mapping[str, tuple[Mapping[str, Any], Mapping[str, EncodedBlob | Alike]]],
         former: Mapping[str, FormerStore] | None = None,
@@ -206,7 +206,7 @@ class _Written:
 
 
 def write_stores(
-    files: PosixFiles,
+    files: Files,
     directory: str,
     stores: Mapping[str, tuple[Mapping[str, Any], Mapping[str, EncodedBlob | Alike]]],
     former: Mapping[str, FormerStore] | None = None,
@@ -228,7 +228,7 @@ def _write_chunk(
     written.add_chunk()
 
 
-def digest_blob(files: PosixFiles, blob: EncodedBlob) -> str:
+def digest_blob(files: Files, blob: EncodedBlob) -> str:
     """Return a digest of a blob's value, types and shapes, equal for equal blobs."""
     about = [[str(part.data.dtype), part.data.shape, part.order] for part in blob.parts]
     digests: list[Any] = [files.digest(to_json([blob.tree, about]))]
@@ -242,12 +242,12 @@ def digest_blob(files: PosixFiles, blob: EncodedBlob) -> str:
     return hashlib.sha256(to_json(digests)).hexdigest()
 
 
-def _write_document(files: PosixFiles, store: _OpenStore, path: str, document: bytes) -> None:
+def _write_document(files: Files, store: _OpenStore, path: str, document: bytes) -> None:
     digest = files.write(join_path(store.root, path), [document])
     store.documents[path] = [len(document), digest]
 
 
-def _finish_store(files: PosixFiles, store: _OpenStore) -> tuple[str, int]:
+def _finish_store(files: Files, store: _OpenStore) -> tuple[str, int]:
     """Write manifest and root document; return the manifest's SHA-256 and the size of all files."""
     layout = store.layout
     for array in layout.arrays:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.checkpoint.storage.posix import PosixFiles, start_writing_back
 
 
 class FsyncFiles(PosixFiles):
@@ -55,3 +56,28 @@ def test_what_goes_while_files_are_listed_is_left_out(tmp_path: Path) -> None:
     for name in {"a", "b"} - {first}:
         (tmp_path / name).unlink()
     assert list(found) == []
+
+
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+
+
+@ON_LINUX
+def test_what_cannot_be_written_back_early_is_left_for_later() -> None:
+    read, write = os.pipe()
+    try:
+        start_writing_back(write, 0, 1, "pipe")
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+@ON_LINUX
+def test_what_cannot_be_kept_is_an_error() -> None:
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        start_writing_back(-1, 0, 1, "file")
+
+
+def test_a_file_is_written_whole_and_in_order_while_the_disk_works(tmp_path: Path) -> None:
+    pieces = [os.urandom(size) for size in (3 << 20, 200 << 10, 5)]
+    PosixFiles().write(str(tmp_path / "file"), pieces, padding_bytes=7)
+    assert (tmp_path / "file").read_bytes() == b"".join(pieces) + bytes(7)

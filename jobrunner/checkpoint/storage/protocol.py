@@ -1,0 +1,229 @@
+"""What checkpoints need from storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Files(Protocol):
+    """Bytes under paths. `PosixFiles` and `ObjectFiles` implement it.
+
+    Attributes
+    ----------
+    threads : int
+        Threads that write or read at once, the calling one included; more are not faster.
+    removals : int
+        Trees removed at once: a disk or a server may delay each file.
+    lookups : int
+        Calls that `each` makes at once.
+    linked_bytes : int
+        Unchanged chunks shorter than this are written again: `link` would cost more.
+    poll_seconds : float
+        Shortest interval at which to look for a file that somebody may create.
+
+    Notes
+    -----
+    Runs on client and workers; instances are picklable and hold no open files. All methods raise
+    the OSError that they meet.
+    """
+
+    threads: int
+    removals: int
+    lookups: int
+    linked_bytes: int
+    poll_seconds: float
+
+    def reaches(self, path: str) -> bool:
+        """Whether `path` belongs to this storage."""
+
+    def before(self, operation: str, path: str) -> None:
+        """Called before every primitive step, so that a subclass can inject faults.
+
+        Parameters
+        ----------
+        operation : str
+            Of files: ``mkdir``, ``create``, ``write``, ``fsync``, ``syncfs``, ``link``,
+            ``rename``, ``unlink``, ``rmdir``, ``open`` or ``list``; of objects: ``put``,
+            ``create``, ``copy``, ``delete``, ``get``, ``head`` or ``list``.
+        path : str
+        """
+
+    def each(
+        self, call: Callable[[Item], Result], items: Iterable[Item], at_once: int | None = None
+    ) -> Iterator[Result]:
+        """Iterate over the results of `call` for each item, in order.
+
+        Parameters
+        ----------
+        call : callable
+            Reads or writes little. With remote storage it runs in several threads, ahead of the
+            iteration.
+        items : iterable
+        at_once : int, optional
+            Calls at once, at most; by default `lookups`. Pass less for calls that start threads.
+        """
+
+    # --- writing
+
+    def make_directory(self, path: str) -> None:
+        """Create a directory, which must not exist; its parent must."""
+
+    def make_directories(self, path: str) -> None:
+        """Create a directory and its parents durably, where they do not exist."""
+
+    def write(
+        self,
+        path: str,
+        buffers: Sequence[bytes | memoryview],
+        padding_bytes: int = 0,
+        digest: Callable[[memoryview, int], int] = ...,
+    ) -> int:
+        """Create a file; durable only once synced.
+
+        Parameters
+        ----------
+        path : str
+            A file, which must not exist; an object is replaced.
+        buffers : sequence of bytes or C-contiguous memoryview
+            Written one after another.
+        padding_bytes : int
+            Number of zero bytes to append.
+        digest : callable, optional
+            Gets each block of the buffers, while it is in the core's cache, and its own result
+            for the block before (or 0). By default the crc32c of all blocks so far.
+
+        Returns
+        -------
+        int
+            The last result of `digest`, with the padding added by crc32c.
+        """
+
+    def digest(self, data: bytes | memoryview, before: int = 0) -> int:
+        """The crc32c of `data`, appended to bytes whose crc32c is `before`."""
+
+    def digest_zeros(self, nbytes: int, before: int) -> int:
+        """The crc32c of `nbytes` zero bytes, appended to bytes whose crc32c is `before`."""
+
+    def link(self, source: str, target: str, nbytes: int) -> bool:
+        """Give a file of `nbytes` bytes a second name (copy an object).
+
+        Returns
+        -------
+        bool
+            False if it is gone, has another size, or cannot be linked: write it instead.
+        """
+
+    def overwrite(self, path: str, data: bytes) -> None:
+        """Write `data` over the start of a file, creating it; neither atomic nor durable."""
+
+    def create_whole(self, path: str, data: bytes, temporary: str) -> bool:
+        """Create a file atomically and durably, unless it exists.
+
+        Parameters
+        ----------
+        path : str
+        data : bytes
+            Must differ from what any other writer would write there: it tells whose file it is.
+        temporary : str
+            A path in the same directory that nobody else uses.
+
+        Returns
+        -------
+        bool
+            False if another's file exists.
+
+        Notes
+        -----
+        *Atomicity*: the file exists whole or not at all, and is durable once this returns True.
+        *Safe to retry*: yes, with the same `data`.
+        """
+
+    def prove_creation(self, directory: str) -> None:
+        """Check that `create_whole` has one winner in `directory`; raises OSError if not."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename a file within its directory."""
+
+    def remove_file(self, path: str) -> None:
+        """Remove a file."""
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory and its content; what is already gone counts as removed."""
+
+    # --- durability
+
+    def sync_path(self, path: str) -> None:
+        """Make a file's content, or the names in a directory, durable."""
+
+    def durable(
+        self, path: str, names: Sequence[str], changed: Collection[str] | None = None
+    ) -> AbstractContextManager[None]:
+        """On exit, make everything durable that the block wrote below ``path/name``.
+
+        Parameters
+        ----------
+        path : str
+        names : sequence of str
+        changed : collection of str, optional
+            Directories whose names changed; read on exit. By default `path`.
+        """
+
+    # --- reading
+
+    def read(self, path: str) -> bytes:
+        """The content of a file."""
+
+    def read_if_there(self, path: str) -> bytes | None:
+        """The content of a file; None if it does not exist."""
+
+    def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
+        """Read a file into memory and digest it.
+
+        Parameters
+        ----------
+        path : str
+        target : memoryview of bytes or None
+            Gets the first ``len(target)`` bytes; the rest is only digested.
+        nbytes : int
+            The expected size; a file of another size is not read.
+
+        Returns
+        -------
+        size, digest : int
+            The file's size and its crc32c, which is 0 if the size is not `nbytes`.
+        """
+
+    def read_span(self, path: str, start: int, nbytes: int) -> tuple[int, bytes]:
+        """The size of a file, and some of its bytes."""
+
+    def list_names(self, path: str) -> list[str]:
+        """Names in a directory; none if it does not exist."""
+
+    def is_taken(self, path: str) -> bool:
+        """Whether anything has this name, even a dangling link."""
+
+    def is_directory(self, path: str) -> bool:
+        """Whether this is a directory."""
+
+    def walk(self, path: str) -> Iterator[tuple[str, int]]:
+        """All files below a directory, as relative paths with ``/``, and their sizes.
+
+        Files that disappear meanwhile are left out.
+        """
+
+    def modified_seconds(self, path: str) -> float:
+        """When a file was last written, in seconds since 1970, by the storage's clock."""
+
+    def locate(self, path: str) -> tuple[Any, str]:
+        """Where a Zarr reader finds an array: an obstore store, or None for files, and a path.
+
+        Raises
+        ------
+        OSError
+            The array does not exist.
+        """
