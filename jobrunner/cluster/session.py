@@ -468,7 +468,7 @@ class Session:
     def _run_group(
         self, group: TaskGroup, epoch: int | None, deadline_seconds: float | None = None
     ) -> GroupResult:
-        binding = self._extend(planned_nodes(group))
+        binding = self._extend(planned_nodes([group]))
         result = binding.run_alone(group, epoch, deadline_seconds)
         for task in group.tasks():
             task.session, task.plan = self, binding.plan

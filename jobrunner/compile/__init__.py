@@ -1,4 +1,4 @@
-"""From a job to its plan. Pure."""
+"""Job -> Plan: slices, edges, blob lifetimes, fingerprint. Pure: no I/O, no Dask."""
 
 from __future__ import annotations
 

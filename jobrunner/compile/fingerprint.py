@@ -1,8 +1,7 @@
-"""2 compile: what a job is, in digests that another process, machine or day gives again.
+"""Describe a job by digests that are the same in every process and on every machine.
 
-The *structure* of a task is its group, node, name, arguments, outputs and order: what decides
-whether a checkpoint fits. Its *code* is told apart, and only reported: mending a function is no
-reason to refuse a resume. Pure.
+The *structure* of a task is its group, node, name, arguments, outputs and order. It decides whether
+a checkpoint fits. Its *code* is only reported: a bug fix is no reason to refuse a resume.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ _as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """What a plan is, as JSON-able data that `changes` can compare with another's.
+    """Describe a plan as JSON-able data that `changes` compares with another description.
 
     Returns
     -------
     dict
-        ``fingerprint`` (hex; equal where nodes, tasks, blobs and edges are), ``job``, ``seed``,
-        ``steps_per_epoch``, ``python`` (code digests compare within a minor version only),
+        ``fingerprint`` (hex; equal if nodes, tasks, blobs and edges are), ``job``, ``seed``,
+        ``steps_per_epoch``, ``python`` (code digests are comparable within a minor version),
         ``nodes`` (checkpointed node -> sorted names of its saved blobs), ``structure``, ``code``.
     """
     return {
@@ -47,18 +46,18 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 
 def fingerprint(plan: Plan) -> str:
-    """Digest of a plan's structure: 32 hexadecimal digits, the same in every process."""
+    """Digest of a plan's structure, 32 hexadecimal digits."""
     nodes = {node: sorted(plan.globals.get(node, ())) for node in plan.checkpointed}
     return _digest([plan.steps_per_epoch, nodes, list(plan.structure.items())], 16)
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Say what differs between two descriptions, one sentence a difference, none if nothing does.
+    """List the differences between two descriptions, one text for each.
 
     Parameters
     ----------
     then, now : mapping
-        What `describe` returned, of the recorded plan and of this one.
+        The descriptions of the recorded plan and of the current one.
     """
     found = [
         f"{what} was {then.get(key)!r} and is {now.get(key)!r}"
@@ -99,7 +98,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def structure_of(task: Task, outputs: Iterable[Mapping[str, Any]]) -> str:
-    """Digest of one task's structure; 16 hexadecimal digits."""
+    """Digest of one task's structure, 16 hexadecimal digits."""
     return _digest(
         {
             "inputs": [_name_input(value) for value in task.inputs],
@@ -116,10 +115,10 @@ def structure_of(task: Task, outputs: Iterable[Mapping[str, Any]]) -> str:
 
 
 def code_of(fn: Any) -> str:
-    """Digest of a function's code; 16 hexadecimal digits.
+    """Digest of a function's code, 16 hexadecimal digits.
 
-    Of a function: its compiled code, with that of the functions inside it; not its defaults.
-    Of a partial: its function's. Of any other callable: the code of its class's ``__call__``.
+    Covers the compiled code of a function and of the functions inside it, but not its defaults;
+    for a partial, its function; for any other callable, the ``__call__`` of its class.
     """
     while isinstance(fn, functools.partial):
         fn = fn.func
@@ -140,7 +139,7 @@ def _flatten(code: CodeType) -> list[Any]:
 
 
 def _stable(value: Any) -> str:
-    # The order of a frozenset's repr changes with the process's hash seed.
+    # The order of a frozenset's repr depends on the hash seed of the process.
     return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
 
 

@@ -1,8 +1,8 @@
-"""2 compile: one group, from tasks in order of definition to slices and crossings. Pure.
+"""Compile one group: from tasks in order of definition to slices and crossings.
 
-One pass keeps for each blob its last writer and who has read it since; those give the edges. What
-crosses nodes is taken at the end of the task that wrote it, so a later write of that blob need not
-wait for its remote readers.
+One pass tracks the last writer of each blob and its readers since; these give the edges. A value
+that crosses nodes is taken when the task that wrote it ends, so a later write of that blob need not
+wait for remote readers.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ CrossingKey = tuple[str, int | None, str | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A task as it takes part in a group; `kept` None: with all its outputs."""
+    """A task of a group, and which of its outputs it writes; None: all."""
 
     task: Task
     kept: frozenset[str] | None = None
 
     def keeps(self, blob: str) -> bool:
-        """Whether the blob is written, or left as it is."""
+        """Whether the task writes the blob."""
         return self.kept is None or blob in self.kept
 
 
@@ -68,12 +68,11 @@ class GroupCompiler:
     global_blobs : mapping
         Node -> names of global blobs.
     available : mapping or None
-        Node -> names of the blobs that are there when the group starts; None: look them up when
-        it runs.
+        Node -> names of the blobs that exist when the group starts; None: check when it runs.
     members : set of int or None
-        The ids of all tasks of the job; None: a task output of whatever group may be read.
+        The ids of all tasks of the job; None: tasks may read the output of any task.
     updated : set of (node, blob)
-        What any task of the job updates in place.
+        The blobs that any task of the job updates in place.
     """
 
     def __init__(
@@ -96,14 +95,14 @@ class GroupCompiler:
         self._drafts = [_Draft() for _ in calls]
         self._writer: dict[tuple[str, str], int] = {}
         self._readers: dict[tuple[str, str], list[int]] = {}
-        self._arguments: dict[str, BlobArgument] = {}  # of many nodes, one object each
-        self._updates: dict[tuple[str, str], int] = {}  # the last task that updates it
-        # (source node, source task, blob, part) -> targets, in order of first use
+        self._arguments: dict[str, BlobArgument] = {}
+        self._updates: dict[tuple[str, str], int] = {}  # the last task that updates the blob
+        # -> targets, in order of first use
         self._crossings: dict[CrossingKey, dict[str, None]] = {}
         self._crossing_ids: dict[CrossingKey, int] = {}
 
     def compile(self, conditions: Sequence[TaskOutput | Blob]) -> GroupPlan:
-        """Compile the group, and the stop conditions to be read after it."""
+        """Compile the group, and the stop conditions that are read after it."""
         for i, call in enumerate(self._calls):
             self._add(i, call)
         for i, call in enumerate(self._calls):
@@ -124,9 +123,9 @@ class GroupCompiler:
         task, draft = call.task, self._drafts[i]
         if task.num_instances > 1 and len(task.output_blobs) > 1:
             raise DefinitionError(
-                f"Task {task.full_name!r} of the {self._group.name} group: the return values of "
-                f"{task.num_instances} instances come as one list, so it takes one output; got "
-                f"{len(task.output_blobs)}."
+                f"Task {task.full_name!r} of the {self._group.name} group returns the values of "
+                f"{task.num_instances} instances as one list, so it must have at most one output; "
+                f"got {len(task.output_blobs)}."
             )
         for value in task.inputs:
             draft.arguments.append(self._read(i, task, value))
@@ -167,16 +166,15 @@ class GroupCompiler:
         return self._arguments.setdefault(value.name, BlobArgument(value.name))
 
     def _blob_of(self, task: Task, value: TaskOutput) -> Blob:
-        """The blob that another group's task output stands for."""
+        """The blob that the output of another group's task fills."""
         source = value.task
         where = f"Task {task.full_name!r} of the {self._group.name} group reads {value}"
         if source.group is None or (self._members is not None and id(source) not in self._members):
-            raise DefinitionError(f"{where}, but that task belongs to no group of this job.")
+            raise DefinitionError(f"{where}, but that task is not part of this job.")
         if value.blob is None:
             raise DefinitionError(
-                f"{where} of the {source.group.name} group, where it fills no blob, so nothing of "
-                f"it is left. Name its outputs= and make them global: "
-                f"workspace_type=WorkspaceType.GLOBAL."
+                f"{where} of the {source.group.name} group, but it fills no blob, so the value is "
+                f"gone by then. Give that task outputs= and workspace_type=WorkspaceType.GLOBAL."
             )
         return value.blob
 
@@ -217,8 +215,8 @@ class GroupCompiler:
             found = self._group.find(node or task.node.name, name)
             if found is None:
                 raise DefinitionError(
-                    f"{where}{other!r} names no task of this group. A task of another node is "
-                    f"named 'node/task'; groups run one after another anyway."
+                    f"{where}{other!r} names no task of this group. Name a task of another node "
+                    f"'node/task'; groups always run one after another."
                 )
             other = found
         source = self._index.get(id(other))
@@ -226,8 +224,8 @@ class GroupCompiler:
             if self._group.find(other.node.name, other.name) is other:
                 return  # a resume runs only some of the tasks
             raise DefinitionError(
-                f"{where}{other.full_name!r} is a task of another group; groups run one after "
-                f"another anyway."
+                f"{where}{other.full_name!r} is a task of another group. Groups always run one "
+                f"after another."
             )
         if source == i:
             raise DefinitionError(f"{where}{other.full_name!r} names the task itself.")
@@ -239,7 +237,7 @@ class GroupCompiler:
 
     def _check_cycles(self) -> None:
         if not any(call.task.after for call in self._calls):
-            return  # every other edge points back in the order of definition
+            return  # all other edges follow the order of definition
         crossing_sources = {self._crossing_ids[key]: key[1] for key in self._crossings}
         sources = [
             draft.waits_for
@@ -253,12 +251,12 @@ class GroupCompiler:
         try:
             tuple(TopologicalSorter(dict(enumerate(sources))).static_order())
         except CycleError as error:
-            # graphlib gives the cycle from cause to effect, its first member repeated at the end.
+            # The cycle goes from cause to effect; its first task is repeated at the end.
             names = [repr(self._calls[i].task.full_name) for i in reversed(error.args[1])]
             raise DefinitionError(
                 f"Tasks of the {self._group.name} group wait for each other: "
-                f"{' after '.join(names)}. Tasks that touch the same blob keep the order of "
-                f"definition; take out an after= that runs against it."
+                f"{' after '.join(names)}. Tasks that use the same blob keep the order of "
+                f"definition; remove an after= that contradicts it."
             ) from None
 
     # ---- what comes out
@@ -277,8 +275,8 @@ class GroupCompiler:
                 )
             if condition.blob is None or condition.task.group is None:
                 raise DefinitionError(
-                    f"The stop condition {condition} is no task of the epoch group and fills no "
-                    f"blob, so there is nothing to read after an epoch."
+                    f"The stop condition {condition} is not the output of a task of the epoch group "
+                    f"and fills no blob, so it has no value after an epoch."
                 )
             condition = condition.blob
         node = condition.node.name if condition.node is not None else ""
@@ -322,14 +320,14 @@ class GroupCompiler:
             copy = False
             if task.output_blobs:
                 key = (task.node.name, task.output_blobs[part].name)
-                # A retained value outlives the run, and other groups may update the blob.
+                # A retained value outlives the run, in which other groups may update the blob.
                 copy = self._is_updated_after(*key, i) or (retain and key in self._updated)
             captures.append(Capture(part, copy, retain))
         return tuple(captures)
 
     def _slices(self) -> dict[str, Slice]:
         tasks: dict[str, list[PlannedTask]] = {}
-        outputs: dict[tuple[str, bool, bool], Output] = {}  # of many nodes, one object each
+        outputs: dict[tuple[str, bool, bool], Output] = {}
         for i, (call, draft) in enumerate(zip(self._calls, self._drafts, strict=True)):
             task = call.task
             node = task.node.name
@@ -365,22 +363,20 @@ class GroupCompiler:
 
 
 def _missing(global_blobs: Names, node: str, blob: str) -> str:
-    """The rest of a sentence on a blob that is not there."""
     there = sorted(global_blobs.get(node, ()))
     if blob in there:
         return (
             f"blob {blob!r} of node {node!r} before any task makes it. Make it in the init group, "
-            f"or define the task that makes it first."
+            f"or define the task that makes it earlier."
         )
     return (
-        f"blob {blob!r} of node {node!r}, but no task makes such a blob there that would last "
-        f"until then. Global blobs of that node: {', '.join(map(repr, there)) or 'none'}. Check "
-        f"the name and the node; a blob of another node is written node[{blob!r}], and one made "
-        f"outside the init group lasts beyond its group's run with "
-        f"workspace_type=WorkspaceType.GLOBAL only."
+        f"blob {blob!r} of node {node!r}, which does not exist then. Global blobs of that node: "
+        f"{', '.join(map(repr, there)) or 'none'}. Check the name and the node: a blob of another "
+        f"node is written node[{blob!r}]. A blob made outside the init group outlives its group's "
+        f"run only with workspace_type=WorkspaceType.GLOBAL."
     )
 
 
 def is_in(names: Names, node: str, blob: str) -> bool:
-    """Whether `names` has that blob of that node."""
+    """Whether `names` has this blob of this node."""
     return blob in names.get(node, ())

@@ -1,4 +1,4 @@
-"""2 compile: from a job's definition to its plan, and the rules that span groups. Pure."""
+"""Compile a whole job: its groups, what a resume runs again, and the rules that span groups."""
 
 from __future__ import annotations
 
@@ -22,13 +22,9 @@ from jobrunner.errors import DefinitionError
 from jobrunner.names import check_distinct
 
 
+@gc_paused()
 def compile_job(job: Job) -> Plan:
-    """Check a whole job and compile its groups; `Job.compile` documents it."""
-    with gc_paused():
-        return _compile_job(job)
-
-
-def _compile_job(job: Job) -> Plan:
+    """See `Job.compile`."""
     tasks = {name: group.tasks() for name, group in job.groups.items()}
     global_blobs = find_globals([task for group in tasks.values() for task in group])
     made = {name: made_by(members, global_blobs) for name, members in tasks.items()}
@@ -72,7 +68,7 @@ def _compile_job(job: Job) -> Plan:
         seed=job.seed,
         steps_per_epoch=job.steps_per_epoch,
         epoch_limit=job.epoch_limit,
-        nodes=_planned_nodes(job.groups.values()),
+        nodes=planned_nodes(job.groups.values()),
         groups=groups,
         checkpointed=checkpointed,
         globals=global_blobs,
@@ -100,18 +96,18 @@ def compile_resume(
     ----------
     job : Job
     plan : Plan
-        What the job was compiled to.
+        The job's plan.
     anew : mapping, optional
-        Node -> names of blobs that are made anew although a checkpoint holds them: objects that
-        take the state it holds.
+        Node -> names of blobs to make although a checkpoint holds their state, for that state to
+        be loaded into.
     present : mapping, optional
-        Only what makes `anew` is run, where just these blobs are there: node -> names. By default
-        all that a checkpoint holds is there, and what it does not hold is made.
+        Node -> names of the blobs that exist. Then only `anew` is made. By default the blobs of a
+        checkpoint exist, and all others are made.
 
     Raises
     ------
     DefinitionError
-        One of these tasks updates a blob that is there, and would update it twice.
+        One of these tasks updates a blob that exists, so it would be updated twice.
     """
     anew = anew or {}
     if present is None:
@@ -138,18 +134,14 @@ def compile_resume(
 
 
 def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
-    """Compile a group that is no job's, to run on workspaces as they are.
+    """Compile a group that belongs to no job, to run on workspaces as they are.
 
     Parameters
     ----------
     group : TaskGroup
     global_blobs : mapping
-        Node -> names of the global blobs that are there. A blob that the group reads and does not
-        make is looked up when it runs.
-
-    Raises
-    ------
-    DefinitionError
+        Node -> names of the global blobs that exist. Whether a blob that the group reads exists is
+        checked when it runs.
     """
     tasks = group.tasks()
     known = _union(global_blobs, find_globals(tasks, is_init=False))
@@ -161,11 +153,6 @@ def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
     return plan
 
 
-def planned_nodes(group: TaskGroup) -> tuple[PlannedNode, ...]:
-    """The nodes of a group that is no job's, with what they ask of their workers."""
-    return _planned_nodes([group])
-
-
 def _union(a: Names, b: Names) -> Names:
     return {node: a.get(node, frozenset()) | b.get(node, frozenset()) for node in {**a, **b}}
 
@@ -175,11 +162,11 @@ def _minus(a: Names, b: Names) -> Names:
 
 
 def _resumed_calls(job: Job, loaded: Names, anew: Names, plan: Plan | None) -> list[Call]:
-    """The init tasks that run again after a load, in order.
+    """The init tasks that run again after a load, in order of definition.
 
-    Those that make the blobs of `anew`; with a plan, those of nodes that are not checkpointed and
-    those that make or update transient blobs as well; and those that make what these read and is
-    not `loaded`.
+    They are: tasks that make the blobs of `anew`; with a plan, tasks of nodes that are not
+    checkpointed, and tasks that make or update transient blobs; and the makers of whatever these
+    tasks read that is not `loaded`.
     """
     tasks = job.init_group.tasks()
 
@@ -198,7 +185,7 @@ def _resumed_calls(job: Job, loaded: Names, anew: Names, plan: Plan | None) -> l
     makers: dict[tuple[str, str], list[Task]] = {}
     for task in tasks:
         node = task.node.name
-        # An update of what takes a loaded state would be for nothing.
+        # The loaded state would replace an update of these blobs.
         updates = [blob for blob in task.updates if not is_in(anew, node, blob.name)]
         for blob in (*task.output_blobs, *updates):
             makers.setdefault((node, blob.name), []).append(task)
@@ -229,16 +216,17 @@ def _resumed_calls(job: Job, loaded: Names, anew: Names, plan: Plan | None) -> l
         for blob in task.updates:
             if is_in(loaded, node, blob.name):
                 raise DefinitionError(
-                    f"Task {task.full_name!r} of the init group must run again at every resume "
-                    f"(for its transient blobs), and updates blob {blob.name!r}, which the "
-                    f"checkpoint holds with that update in it. Update it in a task of its own."
+                    f"Task {task.full_name!r} of the init group runs again at every resume, for its "
+                    f"transient blobs. It must not update blob {blob.name!r}, whose update is "
+                    f"already in the checkpoint. Update it in a task of its own."
                 )
         kept = frozenset(b.name for b in task.output_blobs if not is_in(loaded, node, b.name))
         calls.append(Call(task, kept))
     return calls
 
 
-def _planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
+def planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
+    """The nodes that some groups use, with what they require of their workers."""
     found: dict[str, PlannedNode] = {}
     for group in groups:
         references: dict[int, Node] = {}
@@ -259,7 +247,7 @@ def _planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
                 (known.workers, known.resources),
             ):
                 raise DefinitionError(
-                    f"Node {node.name!r} is asked for in two ways: workers={known.workers}, "
+                    f"Node {node.name!r} has conflicting requirements: workers={known.workers}, "
                     f"resources={known.resources}, and workers={node.workers}, "
                     f"resources={node.resources}. Make it once and use that object."
                 )

@@ -1,10 +1,9 @@
-"""2 compile: a job's groups become plans of slices and crossings. Pure: no I/O, no Dask.
+"""The plan of a job: for each group, slices and crossings.
 
-A *slice* is what one node runs in one run of a group; a *crossing* is a value (or a bare signal)
-that one node hands to others in that run. Everything a worker needs to keep the promise "as if
-the tasks ran one after another in the order they were defined" is decided here, once: which task
-waits for which, where each argument comes from, what must be copied because somebody changes it
-later, which blobs are private to the run.
+A *slice* is what one node runs in one run of a group. A *crossing* is a value, or a bare signal, that
+one node sends to others in that run. The plan settles everything that a worker needs to give the
+same result as running the tasks one after another in order of definition: which task waits for
+which, where each argument comes from, and what must be copied because a task changes it later.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from jobrunner.define import ArrayOptions
 
 
 class _Record:
-    """Pickles as its class and its fields' values: half the time of a dataclass's own way."""
+    """Pickles as class and field values, in half the time of a dataclass's own pickling."""
 
     __slots__: tuple[str, ...] = ()
 
@@ -27,21 +26,21 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class BlobArgument(_Record):
-    """The node's own blob `name`, as it is when the task starts (read-only view)."""
+    """The node's own blob `name` as a read-only view."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateArgument(_Record):
-    """The node's own blob `name` itself, for the task to change in place."""
+    """The node's own blob `name`, for the task to change in place."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ResultArgument(_Record):
-    """Part `part` of what task `task` of this node returned in this run (see `Capture`)."""
+    """Part `part` of what task `task` of this node returned in this run; see `Capture`."""
 
     task: int
     part: int
@@ -49,7 +48,7 @@ class ResultArgument(_Record):
 
 @dataclass(frozen=True, slots=True)
 class CrossingArgument(_Record):
-    """The value that crossing `crossing` brought to this node."""
+    """The value of crossing `crossing`."""
 
     crossing: int
 
@@ -61,8 +60,8 @@ Argument = BlobArgument | UpdateArgument | ResultArgument | CrossingArgument
 class Output(_Record):
     """A blob that a task's return value fills.
 
-    `is_kept` False: the value is computed and may be read as a `TaskOutput`, but the blob is left
-    alone (an init task run again at a resume, for the sake of its other outputs).
+    `is_kept` False: the value may be read as a `TaskOutput`, but the blob stays as it is. So it is
+    if an init task runs again at a resume because of its other outputs.
     """
 
     name: str
@@ -72,10 +71,10 @@ class Output(_Record):
 
 @dataclass(frozen=True, slots=True)
 class Capture(_Record):
-    """Part `part` of a task's return value, frozen at its end for readers of the `TaskOutput`.
+    """Part `part` of a task's return value, frozen for readers of the `TaskOutput`.
 
-    `copy`: a later task of the group changes the memory in place, so freeze a copy.
-    `retain`: keep it for `TaskOutput.fetch()` until the group runs again (else to the run's end).
+    `copy`: freeze a copy, because a later task of the group changes the memory in place.
+    `retain`: keep it for `TaskOutput.fetch()` until the group runs again, not just for this run.
     """
 
     part: int
@@ -90,16 +89,15 @@ class PlannedTask(_Record):
     Attributes
     ----------
     index : int
-        Place in the group's order of definition; unique within the group.
+        Position in the group's order of definition.
     waits_for : tuple of int
-        Indices of tasks *of the same node* that must end first (transitively reduced or not).
+        Indices of tasks of the same node that must end first.
     crossings : tuple of int
-        Crossings that must have arrived first: those in `arguments` and bare signals.
+        Crossings that must arrive first: those in `arguments`, and bare signals.
     hands_over : tuple of int
-        Crossings that this task's end makes ready (their `source_task` is this task).
+        Crossings that are ready when this task ends.
     outputs : tuple of Output
-        None: the return value fills no blob. One: the value is the blob's. Several: the return
-        value is a sequence of that length.
+        One output takes the return value; several take the items of a sequence of that length.
     captures : tuple of Capture
         For a task without outputs, part 0 is the return value.
     """
@@ -119,21 +117,21 @@ class PlannedTask(_Record):
 
 @dataclass(frozen=True, slots=True)
 class Crossing(_Record):
-    """A value or signal that `source` hands to `targets` within one run of the group.
+    """A value or signal that `source` sends to `targets` within one run of the group.
 
     Attributes
     ----------
     source_task : int or None
-        The task at whose end it is taken; None: taken when the run starts, before any task.
+        The value is taken when this task ends; None: when the run starts.
     blob : str or None
-        Take this blob of the source node. None: take part `part` of the task's return value.
+        Send this blob of the source node. None: send part `part` of the task's return value.
     part : int or None
-        None together with `blob` None: a bare signal (`after=` across nodes), its value is None.
+        None, if `blob` is None too: a bare signal, for `after=` across nodes. Its value is None.
     copy : bool
-        The source changes the memory later in this run, so hand over a copy.
+        Send a copy, because the source changes the memory later in this run.
     is_reused : bool
-        The group's next run changes the memory in place: where that may begin before all targets
-        are done with this one, hand over a copy.
+        The group's next run changes the memory in place: send a copy if that run may begin before
+        all targets have ended this one.
     """
 
     id: int
@@ -159,8 +157,8 @@ class Report(_Record):
 class Condition(_Record):
     """A stop condition, read on `node` after the group's last run of an epoch.
 
-    `blob` given: that blob's value at the end of the run (before private blobs are released).
-    Else: capture `part` of task `task`.
+    Its value is that of `blob` before private blobs are released, or else capture `part` of task
+    `task`.
     """
 
     name: str
@@ -181,10 +179,10 @@ class Slice(_Record):
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """One task group, compiled.
+    """A compiled task group.
 
-    `slices` has a slice for every node that runs a task, reports, or is the source of a crossing,
-    in order of first use. `crossings[i].id == i`.
+    `slices` has every node that runs a task, reports, or is the source of a crossing, in order of
+    first use. `crossings[i].id == i`.
     """
 
     name: str
@@ -195,7 +193,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlannedNode:
-    """A node and what it asks of its worker, in Dask's words."""
+    """A node and what it requires of its worker, in Dask's terms."""
 
     name: str
     workers: tuple[str, ...] | None = None
@@ -209,7 +207,7 @@ class Plan:
     Attributes
     ----------
     groups : mapping
-        ``"init"``, ``"resume"`` (the init tasks that must run again after any load: those of nodes
+        ``"init"``, ``"resume"`` (the init tasks that run again after every load: those of nodes
         that are not checkpointed, and makers of transient blobs), ``"epoch"``, ``"download"``,
         ``"exit"``.
     checkpointed : tuple of str
@@ -217,20 +215,20 @@ class Plan:
     globals : mapping
         Node -> names of its global blobs.
     initial : mapping
-        Node -> names of those that the init group makes, so that they are there from epoch 0 on.
+        Node -> names of the global blobs that the init group makes; they exist from epoch 0 on.
     lasting : mapping
-        Node -> names of those that the init or the epoch group makes: there from epoch 1 on.
+        Node -> names of those that the init or the epoch group makes; they exist from epoch 1 on.
     transient : mapping
         Node -> names of its global blobs that are never saved.
     replicated : mapping
-        Name of a blob -> the nodes that have it, all with one value.
+        Name of a blob -> the nodes that all have the same value of it.
     partitions : mapping
-        Name of a blob -> the axis, and the nodes that hold its parts, in their order.
+        Name of a blob -> its axis, and the nodes that hold its parts, in order.
     array_options : mapping
-        Node -> name of a blob -> how its arrays are stored, where somebody chose.
+        Node -> name of a blob -> the options that the user chose.
     structure, code : mapping
         ``"group:node/task"`` -> digest of the task's structure, and of its function's code, in
-        order of definition; `jobrunner.compile.fingerprint` makes and compares them.
+        order of definition. See `jobrunner.compile.fingerprint`.
     """
 
     job: str

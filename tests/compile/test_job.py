@@ -154,7 +154,7 @@ def test_a_cycle_through_after_is_refused_naming_its_tasks(node):
         (lambda: Task(f, name="t", node=A, after="t"), ["'a/t'", "itself"]),
         (
             lambda: Task(f, inputs=Task(f, node=A, group=TaskGroup()).output(), name="t", node=A),
-            ["'a/t'", "no group of this job"],
+            ["'a/t'", "not part of this job"],
         ),
         (
             lambda: Task(f, outputs=["p", "q"], num_instances=2, name="t", node=A),
@@ -169,13 +169,13 @@ def test_a_cycle_through_after_is_refused_naming_its_tasks(node):
         ),
         (
             lambda: Task(f, outputs="x", name="t", node=A, workspace_type=WorkspaceType.PRIVATE),
-            ["'a/t'", "PRIVATE", "'a/f'"],
+            ["'a/t'", "private", "'a/f'"],
         ),
         (lambda: Task(f, outputs="X", name="t", node=A), ["'x'", "'X'", "case"]),
         (lambda: Task(f, name="t", node="A"), ["'A'", "'a'", "case"]),
         (
             lambda: [Task(f, node=Node("n", workers="v")), Task(f, node=Node("n", workers="w"))],
-            ["'n'", "two ways"],
+            ["'n'", "conflicting requirements"],
         ),
     ],
     ids=range(13),
