@@ -1,17 +1,16 @@
-"""What users' own tests can use: faults on demand, exact comparison, contract suites.
+"""For users' own tests: faults to inject, exact comparison, contract suites.
 
-- `FaultyFiles`: a file system that fails, dies, or kills its process at the k-th operation;
-- `FaultyObjects`: an object store that does, kept in a directory;
-- `Struck`: a task's function that once kills or stops its worker, or raises;
+- `FaultyFiles`: a file system whose k-th operation fails, or ends or kills its process;
+- `FaultyObjects`: an object store, kept in a directory, with the same faults;
+- `Struck`: a task function that kills or stops its worker, or raises, once;
 - `assert_identical`: equal in type, dtype, byte order, memory order and bits;
 - `jobrunner.testing.contracts`, `jobrunner.testing.policies`, `jobrunner.testing.codecs`: suites
-  that replacements of our parts, and codecs, must pass.
+  for your own metadata handlers, policies and codecs.
 """
 
 from __future__ import annotations
 
-from jobrunner.testing.faults import FaultyFiles, FaultyObjects, PowerCutError
+from jobrunner.testing.faults import FaultyFiles, FaultyObjects, PowerCutError, Struck
 from jobrunner.testing.identity import assert_identical
-from jobrunner.testing.strikes import Struck
 
 __all__ = ["FaultyFiles", "FaultyObjects", "PowerCutError", "Struck", "assert_identical"]

@@ -1,4 +1,4 @@
-"""The contract of codecs: derive a test class, give the codec and values, run pytest.
+"""The contract of codecs: derive a test class, set the codec and values, run pytest.
 
 Example
 -------
@@ -22,19 +22,19 @@ from jobrunner.testing.identity import assert_identical
 
 
 class CodecContract:
-    """What every `Codec` must do. Values are compared with ``==``, and by what is saved of them."""
+    """What every `Codec` must do. Values are compared with ``==``, and by their encoding."""
 
     codec: Codec
     values: Sequence[Any] = ()
 
     def test_there_are_values_of_exactly_its_type(self) -> None:
-        """A codec is chosen by the type, not by its base classes."""
+        """A codec is chosen by the exact type, not by a base class."""
         assert self.values, "give some values"
         for value in self.values:
             assert type(value) is self.codec.cls, f"{value!r} is no {self.codec.cls.__name__}"
 
     def test_what_was_saved_comes_back(self) -> None:
-        """Of the type that it was, equal, and saved again as the same."""
+        """With the same type, equal, and with the same encoding."""
         for value in self.values:
             saved = _save(self.codec, value)
             again = _load(self.codec, saved)
@@ -43,7 +43,7 @@ class CodecContract:
             _same(saved, _save(self.codec, again))
 
     def test_encoding_changes_nothing(self) -> None:
-        """A save may be made at any epoch, or twice, and the job goes on with the same value."""
+        """A value may be saved at any epoch, also twice, and the job continues with it."""
         for value in self.values:
             first = _save(self.codec, value)
             kept = EncodedBlob(
@@ -52,7 +52,7 @@ class CodecContract:
             _same(kept, _save(self.codec, value))
 
     def test_workers_can_use_it(self) -> None:
-        """It is sent to them by cloudpickle."""
+        """They receive it by cloudpickle."""
         sent: Codec = cloudpickle.loads(cloudpickle.dumps(self.codec))
         assert sent.name == self.codec.name
         for value in self.values:

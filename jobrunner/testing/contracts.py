@@ -1,4 +1,4 @@
-"""Suites for parts of one's own: derive a test class, say how the part is made, run pytest.
+"""The contract of metadata handlers: derive a test class, make the handler, run pytest.
 
 Example
 -------
@@ -48,22 +48,22 @@ class MetadataHandlerContract:
 
     Notes
     -----
-    `make_handler` is a static method of a class that can be imported: other processes call it.
+    `make_handler` must be a static method of an importable class, because other processes call it.
     """
 
     @staticmethod
     def make_handler(directory: str) -> MetadataHandler:
-        """Make a handler; those made for one `directory` share their storage.
+        """Make a handler. All handlers made for one `directory` share their storage.
 
-        `set_params` is called by whoever made it, with a path below `directory`.
+        The caller then calls `set_params` with a path below `directory`.
         """
-        raise TypeError("A contract's make_handler is to be overridden.")
+        raise TypeError("Override make_handler of MetadataHandlerContract.")
 
     def _open(self, tmp_path: Path) -> MetadataHandler:
         return _open(self.make_handler, tmp_path)
 
     def test_nothing_is_there_before_the_first_entry(self, tmp_path: Path) -> None:
-        """An empty log is an answer, not an error."""
+        """An empty log is not an error."""
         handler = self._open(tmp_path)
         _same(-1, handler.last_number(), "last_number() of an empty log")
         _same([], list(handler.entries()), "entries() of an empty log")
@@ -77,7 +77,7 @@ class MetadataHandlerContract:
         _same(False, os.path.exists(_path(tmp_path)), "existence of the checkpoint directory")
 
     def test_entries_come_back_in_order_and_unchanged(self, tmp_path: Path) -> None:
-        """From any number on, by any handler."""
+        """From any number on, in any handler."""
         handler = self._open(tmp_path)
         kept = _history(5)
         for entry in kept:
@@ -89,7 +89,7 @@ class MetadataHandlerContract:
                 _same([_plain(e) for e in kept[first:]], found, f"entries({first})")
 
     def test_a_number_is_given_once(self, tmp_path: Path) -> None:
-        """The second to come is told so, and changes nothing."""
+        """A second append under the same number returns False and changes nothing."""
         handler, rival = self._open(tmp_path), self._open(tmp_path)
         first, second = (_entry(0, "run", run, {"nodes": [], "info": {}}) for run in "ab")
         _same(True, handler.append(first), "append to an empty log")
@@ -97,7 +97,7 @@ class MetadataHandlerContract:
         _same([_plain(first)], [_plain(e) for e in rival.entries()], "entries() after that")
 
     def test_of_many_threads_one_gets_a_number(self, tmp_path: Path) -> None:
-        """Every number goes to one thread, and what it appended is what is there."""
+        """Each number goes to one thread, whose entry is the one in the log."""
         won: list[list[Entry]] = [[] for _ in range(_RIVALS)]
         start = threading.Barrier(_RIVALS)
 
@@ -128,7 +128,7 @@ class MetadataHandlerContract:
         for rival in rivals:
             _tell(rival, work)
         for rival in rivals:
-            _hear(rival)  # it is ready; they start as one, or there would be no race
+            _hear(rival)  # ready; the race needs them to start together
         for rival in rivals:
             _tell(rival, b"go\n")
         won = []
@@ -139,7 +139,7 @@ class MetadataHandlerContract:
         _check_race(self._open(tmp_path), won)
 
     def test_write_makes_an_epoch_exist(self, tmp_path: Path) -> None:
-        """`last_epoch` and `accessible` follow the commits, in every handler."""
+        """`last_epoch` and `accessible` reflect the commits, in every handler."""
         handler = self._open(tmp_path)
         for entry in _history(7):
             if entry["kind"] == "commit":
@@ -155,14 +155,14 @@ class MetadataHandlerContract:
             _same(False, reader.accessible(3), "accessible(3)")
 
     def test_a_report_is_no_entry(self, tmp_path: Path) -> None:
-        """`report` takes any action, and leaves the log as it is."""
+        """`report` accepts any action and does not change the log."""
         handler = self._open(tmp_path)
         handler.report("checkpoint_save", {"a": 0.5, "b": 1.5})
         handler.report("checkpoint_load", {})
         _same(-1, handler.last_number(), "last_number() after reports only")
 
     def test_the_state_is_read_from_the_last_summary_on(self, tmp_path: Path) -> None:
-        """Two full states later, reading from there gives what reading everything gives."""
+        """Reading from the last full state gives the same state as reading all entries."""
         manager = MultiNodeCheckpointManager(_path(tmp_path), self.make_handler(str(tmp_path)))
         manager.run.start([], {})
         for epoch in range(STATE_INTERVAL + 10):
@@ -176,7 +176,7 @@ class MetadataHandlerContract:
         _same(whole.to_json(), read_state(handler).to_json(), "read_state")
 
     def test_a_manager_saves_and_another_loads(self, tmp_path: Path) -> None:
-        """The handler's log in the place of ours."""
+        """Managers work with the handler as with the default one."""
         workspace = Workspace("a")
         workspace.globals["x"] = np.arange(5)
         manager = MultiNodeCheckpointManager(_path(tmp_path), self.make_handler(str(tmp_path)))
@@ -190,7 +190,7 @@ class MetadataHandlerContract:
         assert_identical(np.arange(5), reader.open(0)["a"].load("x"))
 
     def test_who_was_taken_over_cannot_commit(self, tmp_path: Path) -> None:
-        """The fence holds: the old run's commit fails, and its epoch does not exist."""
+        """The old run's commit fails, and its epoch does not exist."""
         old, new = (
             MultiNodeCheckpointManager(
                 _path(tmp_path), self.make_handler(str(tmp_path)), take_over=True
@@ -223,7 +223,7 @@ def _hear(process: subprocess.Popen[bytes]) -> None:
 
 
 def compete(handler: MetadataHandler, rival: str) -> list[Entry]:
-    """Append entries at the log's end, as fast as others; gives those that are there."""
+    """Append entries to the log in competition with others; return those that succeeded."""
     won: list[Entry] = []
     while len(won) < _ENTRIES_A_RIVAL:
         entry = _entry(handler.last_number() + 1, "run", rival, {"nodes": [], "info": {}})

@@ -1,4 +1,4 @@
-"""Storage that fails when told to."""
+"""Faults to inject: storage whose k-th operation fails, and tasks that fail in a given epoch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Literal
+from functools import partial, update_wrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from jobrunner.checkpoint import ObjectFiles, PosixFiles
+from jobrunner.worker import current_task
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -20,11 +22,11 @@ How = Literal["fail", "die", "kill"]
 
 
 class PowerCutError(BaseException):
-    """Raised by every operation after a `FaultyFiles` has died; no handler of errors sees it."""
+    """Raised by every operation after a `FaultyFiles` has died. Not an `Exception`, so not caught."""
 
 
 class _Faults:
-    """Counts operations on storage, and goes wrong at the k-th; see `FaultyFiles`."""
+    """Counts operations on storage and fails at the k-th; see `FaultyFiles`."""
 
     def __init__(
         self,
@@ -41,7 +43,7 @@ class _Faults:
         self._lock = threading.Lock()
 
     def before(self, operation: str, path: str) -> None:
-        """Count, and go wrong where it is time to."""
+        """Count an operation, and fail if it is the k-th."""
         with self._lock:
             self.count += 1
             count = self.count
@@ -57,30 +59,29 @@ class _Faults:
 
 
 class FaultyFiles(_Faults, PosixFiles):
-    """A file system whose k-th operation goes wrong.
+    """A file system whose k-th operation fails.
 
     Parameters
     ----------
     at : int, optional
-        Which operation, counted from 1. None: nothing goes wrong, operations are counted.
+        Which operation, counted from 1. None: operations are only counted.
     how : {"fail", "die", "kill"}
-        ``fail``: that operation raises OSError, later ones work again. ``die``: that one and all
-        later ones raise `PowerCutError`, as if the process had ended there. ``kill``: the process
-        ends with SIGKILL.
+        ``fail``: the operation raises OSError, later ones work. ``die``: it and all later ones
+        raise `PowerCutError`, as if the process had ended. ``kill``: SIGKILL ends the process.
     number : int
-        errno of the OSError.
+        The errno of the OSError.
     sync : bool
-        False: nothing is made durable, for speed where no power is cut.
+        False: make nothing durable, for speed.
 
     Attributes
     ----------
     count : int
-        Operations so far.
+        Number of operations so far.
     trace : list of (operation, path)
 
     Notes
     -----
-    Counts in one process only: copies on workers count for themselves.
+    Each process counts its own operations: copies on workers start from 0.
     """
 
     def __init__(
@@ -114,29 +115,26 @@ class FaultyFiles(_Faults, PosixFiles):
             self.before("syncfs", path)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (self.at, self.how, self.number, self.sync))
-
-
-def _rebuild(at: int | None, how: How, number: int, sync: bool) -> FaultyFiles:
-    return FaultyFiles(at, how, number=number, sync=sync)
+        make = partial(FaultyFiles, self.at, self.how, number=self.number, sync=self.sync)
+        return (make, ())
 
 
 class FaultyObjects(_Faults, ObjectFiles):
-    """An object store, kept in a directory, whose k-th request goes wrong.
+    """An object store, kept in a directory, whose k-th request fails.
 
     Parameters
     ----------
     root : str
-        The URL that it stands for, such as ``s3://bucket/run``: the path of a manager.
+        Its URL, such as ``s3://bucket/run``: the path for a manager.
     directory : str or os.PathLike
-        Holds the objects, for all processes of this machine; made if it is not there.
+        Holds the objects, for all processes of this machine; created if needed.
     at, how, number
-        As those of `FaultyFiles`.
+        See `FaultyFiles`.
 
     Attributes
     ----------
     count : int
-        Requests so far.
+        Number of requests so far.
     trace : list of (operation, path)
     """
 
@@ -154,8 +152,8 @@ class FaultyObjects(_Faults, ObjectFiles):
         self._directory = os.fspath(directory)
 
     def __reduce__(self) -> tuple[object, ...]:
-        what = (self.root, self._directory, self.at, self.how, self.number)
-        return (_rebuild_objects, what)
+        where = (self.root, self._directory, self.at, self.how)
+        return (partial(FaultyObjects, *where, number=self.number), ())
 
 
 def _open_local(directory: str, root: str) -> ObjectStore:
@@ -164,7 +162,61 @@ def _open_local(directory: str, root: str) -> ObjectStore:
     return LocalStore(directory, mkdir=True, automatic_cleanup=True)
 
 
-def _rebuild_objects(
-    root: str, directory: str, at: int | None, how: How, number: int
-) -> FaultyObjects:
-    return FaultyObjects(root, directory, at, how, number=number)
+class Struck:
+    """A task function that kills or stops its worker's process, or raises, once in a given epoch.
+
+    Parameters
+    ----------
+    fn : callable
+        Called otherwise, also when the epoch runs again.
+    epoch : int
+    flag : str or os.PathLike
+        A file that all workers see. It is created when the fault is injected and prevents a second.
+    how : {"kill", "stop", "raise"}
+        Send SIGKILL; send SIGSTOP (send SIGCONT yourself); or raise `error`.
+    error : Exception, optional
+        By default an OSError.
+
+    Notes
+    -----
+    Runs on workers; picklable if `fn` is. "kill" and "stop" affect the whole process, so use workers
+    in processes of their own.
+
+    Examples
+    --------
+    >>> from jobrunner import Node, Task
+    >>> task = Task(Struck(len, epoch=3, flag="/tmp/struck"), inputs="w", node=Node("a"))
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        epoch: int,
+        flag: str | os.PathLike[str],
+        how: Literal["kill", "stop", "raise"] = "kill",
+        error: Exception | None = None,
+    ) -> None:
+        if how not in ("kill", "stop", "raise"):
+            raise ValueError(f"how must be 'kill', 'stop' or 'raise'; got {how!r}.")
+        update_wrapper(self, fn)  # `Task` reads its name and signature
+        self._fn = fn
+        self._epoch = epoch
+        self._flag = os.fspath(flag)
+        self._how = how
+        self._error = error
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Inject the fault, or call the function."""
+        if current_task().epoch == self._epoch and self._is_first():
+            if self._how == "raise":
+                raise self._error or OSError(f"struck in epoch {self._epoch}")
+            os.kill(os.getpid(), signal.SIGKILL if self._how == "kill" else signal.SIGSTOP)
+        return self._fn(*args, **kwargs)
+
+    def _is_first(self) -> bool:
+        try:
+            Path(self._flag).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True

@@ -1,4 +1,4 @@
-"""Equal in everything that a checkpoint keeps."""
+"""Compare values in everything that a checkpoint preserves."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def assert_identical(expected: Any, found: Any, where: str = "value") -> None:
     expected, found : object
         Scalars, texts, arrays, PyTorch tensors, and containers of them.
     where : str
-        For the message.
+        How the message begins.
 
     Raises
     ------
     AssertionError
-        Saying where they differ.
+        The values differ; the message says where.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def _arrays(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any], where: 
         if getattr(expected.flags, order):
             _check(where, order, True, getattr(found.flags, order))
     if expected.dtype.names is not None:
-        for name in expected.dtype.names:  # what pads the fields is no value
+        for name in expected.dtype.names:  # not the padding between them
             _arrays(expected[name], found[name], f"{where}[{name!r}]")
     elif expected.dtype.char in "gG":
         _long_doubles(expected, found, where)

@@ -1,4 +1,4 @@
-"""Contracts of save and retention policies: derive a test class, give the policy, run pytest.
+"""Contracts of save and retention policies: derive a test class, set the policy, run pytest.
 
 Example
 -------
@@ -35,17 +35,17 @@ class SavePolicyContract:
     policy: SavePolicy
 
     def test_it_is_a_save_policy(self) -> None:
-        """The manager refuses what lacks the method."""
+        """The manager refuses an object without the method."""
         _check(isinstance(self.policy, SavePolicy), "has is_due(moment)")
 
     def test_it_answers_every_moment_with_a_bool(self) -> None:
-        """In mid-epoch, at boundaries, before the first save and after a long one."""
+        """Within an epoch and at its end, before the first save and after a long one."""
         for moment in _moments():
             answer = self.policy.is_due(moment)
             _check(isinstance(answer, bool), f"a bool for {moment}", answer)
 
     def test_the_answer_depends_on_the_moment_alone(self) -> None:
-        """Asking changes nothing: a run that is resumed saves where one in one go would."""
+        """A call has no side effects: a resumed run saves when an uninterrupted one would."""
         forward = [self.policy.is_due(moment) for moment in _moments()]
         backward = [self.policy.is_due(moment) for moment in reversed(_moments())]
         _check(forward == backward[::-1], "the same answers in another order")
@@ -56,27 +56,27 @@ class RetentionPolicyContract:
 
     policy: RetentionPolicy
     metrics: dict[str, Any] = {"loss": 0.5}  # noqa: RUF012  # users set it on their class
-    """What the epochs are said to have reported."""
+    """What every epoch but the first reports."""
 
     def _retired(self, policy: RetentionPolicy, epochs: tuple[int, ...]) -> list[int]:
         reported: dict[int, dict[str, Any]] = {epoch: dict(self.metrics) for epoch in epochs}
         if epochs:
-            reported[epochs[0]] = {}  # epoch 0 never reports anything
+            reported[epochs[0]] = {}
         return sorted(policy.retires(list(epochs), reported))
 
     def test_it_is_a_retention_policy(self) -> None:
-        """The manager refuses what lacks the method."""
+        """The manager refuses an object without the method."""
         _check(isinstance(self.policy, RetentionPolicy), "has retires(epochs, metrics)")
 
     def test_it_retires_recorded_epochs_only(self) -> None:
-        """For any number of them, none and one included."""
+        """For any number of epochs, including none and one."""
         for count in range(len(_EPOCHS) + 1):
             epochs = _EPOCHS[:count]
             retired = self._retired(self.policy, epochs)
             _check(set(retired) <= set(epochs), f"some of {epochs}", retired)
 
     def test_the_answer_depends_on_epochs_and_metrics_alone(self) -> None:
-        """After a restart of the driver the same epochs are kept."""
+        """A restarted driver keeps the same epochs."""
         first = self._retired(self.policy, _EPOCHS)
         self._retired(self.policy, _EPOCHS[:3])
         copy: RetentionPolicy = pickle.loads(pickle.dumps(self.policy))
@@ -85,7 +85,7 @@ class RetentionPolicyContract:
             _check(again == first, f"{first} again", again)
 
     def test_what_it_keeps_it_goes_on_keeping(self) -> None:
-        """Judging what is left once more retires nothing further."""
+        """A second call, with the epochs that are left, retires none of them."""
         left = tuple(set(_EPOCHS) - set(self._retired(self.policy, _EPOCHS)))
         again = self._retired(self.policy, tuple(sorted(left)))
         _check(not again, f"nothing more of {sorted(left)}", again)
