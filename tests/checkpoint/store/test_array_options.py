@@ -384,5 +384,7 @@ def test_a_plan_says_how_blobs_are_stored() -> None:
     with Job("k") as job, Node("a"):
         Task(lambda: 0, outputs=Blob("w", chunks=8))
         epoch_limiter(job, 1)
-    with pytest.raises(DefinitionError, match="with options for checkpoints, but .* is not checkpointed"):
+    with pytest.raises(
+        DefinitionError, match="with options for checkpoints, but .* is not checkpointed"
+    ):
         job.compile()
