@@ -27,8 +27,8 @@ class Loaded:
 
     epoch: int
     group: TaskGroup  # the group that loaded it
-    again: GroupPlan  # init tasks to run again; they make those objects, among other things
-    anew: Mapping[str, frozenset[str]]  # node -> blobs whose states wait for their objects
+    resume_group: GroupPlan  # init tasks to run again; among others, they make those objects
+    waiting: Mapping[str, frozenset[str]]  # node -> blobs whose states wait for their objects
 
 
 def load(
@@ -51,17 +51,17 @@ def load(
         if node in stores and node in saved and names >= set(saved[node])
     }
     binding.check_fit(sizes, f"Epoch {epoch} of {manager.path}")
-    again, anew = rebuild(job, plan, manager, epoch)
+    resume_group, waiting = rebuild(job, plan, manager, epoch)
     group = manager.load(
         epoch,
         blobs=blobs,
         partitions={name: nodes for name, (_, nodes) in plan.partitions.items()},
-        anew=anew,
+        anew=waiting,
         from_memory=from_memory,
     )
     deadline_seconds = get_seconds("checkpoint.deadline-seconds")
     binding.run_group(group, epoch=epoch, deadline_seconds=deadline_seconds)
-    return Loaded(epoch, group, again, anew)
+    return Loaded(epoch, group, resume_group, waiting)
 
 
 def load_newest(
@@ -117,7 +117,7 @@ def rebuild(
     """
     recorded = manager.stateful_blobs(epoch)
     shared = {name for names in recorded.values() for name in names} & plan.replicated.keys()
-    anew = {}
+    waiting = {}
     for node, blobs in plan.saved_blobs(epoch).items():
         found = blobs & (recorded.get(node, frozenset()) | shared)
         missing = sorted(found - plan.initial.get(node, frozenset()))
@@ -128,8 +128,8 @@ def rebuild(
                 f"that object. Add one that does, or {START_AFRESH}."
             )
         if found:
-            anew[node] = found
-    return (compile_resume(job, plan, anew) if anew else plan.groups["resume"]), anew
+            waiting[node] = found
+    return (compile_resume(job, plan, waiting) if waiting else plan.groups["resume"]), waiting
 
 
 def recorded_stops(plan: Plan, record: Mapping[str, Any]) -> tuple[str, ...]:
@@ -163,18 +163,18 @@ def load_blobs(
     with session.exclusive(f"The load of epoch {epoch} of {manager.path}"):
         stateful = {n: b & wanted.get(n, set()) for n, b in manager.stateful_blobs(epoch).items()}
         present = session.blob_names() if any(stateful.values()) else {}
-        anew = {
+        waiting = {
             node: missing
             for node, blobs in stateful.items()
             if (missing := blobs - present.get(node, frozenset()))
         }
-        group = manager.load(epoch, blobs=wanted, anew=anew)
+        group = manager.load(epoch, blobs=wanted, anew=waiting)
         session.run(group)
         manager.report_load(group)
-        if anew:
+        if waiting:
             plan = job.compile()
-            again = compile_resume(job, plan, anew, session.blob_names())
-            session.run_compiled("made anew", again, plan.nodes).apply(load_waiting_states)
+            resume_group = compile_resume(job, plan, waiting, session.blob_names())
+            session.run_compiled("made anew", resume_group, plan.nodes).apply(load_waiting_states)
 
 
 def _find_blobs(manager: Loader, epoch: int, asked: Sequence[str | Blob]) -> dict[str, set[str]]:

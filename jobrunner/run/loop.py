@@ -116,7 +116,7 @@ class Run:
             self._save(0, {})
         if not state.has_begun:
             state.has_begun, state.resumed_from = True, epoch
-        # The epoch that the user named is for the start; from now on this run's own count.
+        # The user named an epoch for the start; from now on, this run's own epochs count.
         self.resume_from = "latest"
         # Falling back past a damaged epoch makes a finished job an unfinished one.
         state.is_finished = decision.is_finished and epoch == decision.epoch
@@ -139,10 +139,9 @@ class Run:
                 f"trying an earlier one: {error}"
             )
 
-        # A named epoch that has gone meanwhile is an error.
-        epochs = (
-            [wanted] if wanted is not None and not is_latest else reversed(manager.recorded.all())
-        )
+        # If a named epoch is no longer recorded, that is an error.
+        newest_first = reversed(manager.recorded.all())
+        epochs = newest_first if is_latest or wanted is None else [wanted]
         job, plan = self.options.job, self.plan
         loaded = load_newest(self.binding, job, plan, manager, epochs, report_damage)
         if loaded is None:
@@ -150,12 +149,12 @@ class Run:
             if is_own:
                 self.saver.set_aside(damaged)
             return None
-        if loaded.anew:
+        if loaded.waiting:
             # With all the others, so that what their functions share stays shared.
-            self.binding.ship({**plan.groups, "resume": loaded.again})
-        if loaded.again.slices:
+            self.binding.ship({**plan.groups, "resume": loaded.resume_group})
+        if loaded.resume_group.slices:
             self._run_group("resume", 0)  # init tasks, with the random numbers they had then
-        if loaded.anew:
+        if loaded.waiting:
             self.binding.apply(load_waiting_states)
         state, epoch = self.state, loaded.epoch
         record = manager.recorded.record(epoch)
@@ -168,7 +167,7 @@ class Run:
             self.saver.rewind(epoch, f"resumed from epoch {epoch}")
             state.recorded = None if state.steps_done else epoch
         else:
-            # From now on the run can resume from its own directory, whatever becomes of the other.
+            # From now on the run can resume from its own directory alone.
             self._save(epoch, metrics, state.steps_done or None)
         return epoch
 
@@ -186,7 +185,7 @@ class Run:
         state = self.state
         if step == "stop":
             if not state.steps_done and state.recorded != state.epoch:
-                # It ended while the client was not asked.
+                # It ended in a batch, in which nothing is saved.
                 self._save(state.epoch, state.metrics.get(state.epoch, {}))
                 self.saver.wait()
             raise self._stopped(state.epoch, "its epoch has ended")
@@ -277,9 +276,8 @@ class Run:
         """Whether workers have come that make up for those that were lost."""
         state, in_use = self.state, len(set(self.binding.placement.values()))
         state.most_workers = max(state.most_workers, in_use)
-        if in_use == state.most_workers or not self.saver.can_save:
-            return False
-        if time.monotonic() < state.next_look:
+        stays = in_use == state.most_workers or not self.saver.can_save
+        if stays or time.monotonic() < state.next_look:
             return False
         has_room = self.binding.count_spread() > in_use
         if not has_room:  # asked again after the save, the answer must be the same
@@ -364,9 +362,9 @@ class Run:
         losses = state.losses.after_error(error, state.under_way, was_careful=state.is_careful)
         state.losses = losses
         if losses.are_too_many:
-            told = copy.copy(error)
-            told.args = (f"{error} {losses.describe()} {self._how_to_resume()}",)
-            raise told from error
+            last = copy.copy(error)
+            last.args = (f"{error} {losses.describe()} {self._how_to_resume()}",)
+            raise last from error
         if self.requests.stop:
             raise self._stopped(None, "a loss ended its epoch") from error
         try:
@@ -392,7 +390,7 @@ class Run:
         return f"Run the same command again to go on from {self._resume_point()}."
 
     def _stopped(self, epoch: int | None, why: str) -> RunStoppedError:
-        """The error for a run that ended as it was told to."""
+        """The error that ends a run on request."""
         reason = self.requests.stop
         return RunStoppedError(
             f"Job {self.plan.job!r} was told to stop ({reason}) and did: {why}. "

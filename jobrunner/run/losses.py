@@ -85,22 +85,22 @@ class Losses:
 
     def describe(self) -> str:
         """Say how many there were and which tasks are suspect, in one sentence or two."""
-        told = (
+        count = (
             f"That was loss {len(self.in_a_row)} with no epoch recorded in between, and "
             f"max_restarts is {self.limit}."
         )
         names = " and ".join(self.suspects)
         if not names:
-            return told
+            return count
         is_one, careful = len(self.suspects) == 1, len(self._careful)
         if not careful:
-            return f"{told} {names} {'was' if is_one else 'were'} running each time."
+            return f"{count} {names} {'was' if is_one else 'were'} running each time."
         were = "was the only task" if is_one else "were the only tasks"
         times = "the last time" if careful == 1 else f"each of the last {careful} times"
         kills = (
             "it probably kills its worker" if is_one else "one of them probably kills its worker"
         )
-        return f"{told} {names} {were} running {times} a worker died; {kills}."
+        return f"{count} {names} {were} running {times} a worker died; {kills}."
 
 
 def is_transient(job: Job, error: TaskFailedError) -> bool:

@@ -1,4 +1,4 @@
-"""What a run is told: its options, its callbacks, and requests while it runs."""
+"""The options of a run, its callbacks, and requests while it runs."""
 
 from __future__ import annotations
 

@@ -84,9 +84,9 @@ def plan_resume(
 def _find_newest(
     plan: Plan, manager: Loader, epochs: list[int], damaged: dict[int, str]
 ) -> int | None:
-    """The newest epoch that is not known to be damaged; whether all of it is whole, a load tells.
+    """The newest epoch that is not known to be damaged; only a load can tell that it is whole.
 
-    `damaged` gets the newer ones, and what is wrong with them.
+    Adds the newer ones to `damaged`, with what is wrong.
     """
     for epoch in reversed(epochs):
         try:
@@ -107,7 +107,7 @@ def _check_recorded(manager: Loader, epoch: int, epochs: list[int]) -> None:
     remedy = "Choose one of these, or 'latest'."
     if epoch in manager.recorded.unclaimed():
         remedy = (
-            f"The directory holds stores of it, so the log has lost that it was recorded: "
+            f"But the directory holds stores of it, so the log must have lost its entry: "
             f"`jobrunner fsck {manager.path}` says what they are, and --repair records them again."
         )
     raise CheckpointNotFoundError(

@@ -305,7 +305,7 @@ class Saver:
             self._report(save)
 
     def wait_quietly(self) -> None:
-        """Wait for the save in flight where something else has gone wrong already."""
+        """Wait for the save in flight after another error: only log what it raises."""
         try:
             self.wait()
         except Exception as error:

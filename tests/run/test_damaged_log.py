@@ -67,7 +67,9 @@ def test_a_run_on_a_damaged_log_says_what_to_do_and_goes_on_after_that(
 
 def test_a_lost_log_is_never_a_fresh_start(inproc_session, manager):
     shutil.rmtree(Path(manager.path, "_log"))
-    with pytest.raises(CheckpointNotFoundError, match=r"has lost that .*fsck .* --repair"):
+    with pytest.raises(
+        CheckpointNotFoundError, match=r"must have lost its entry: .*fsck .* --repair"
+    ):
         JobRunner(counter(5), manager, 2).plan_resume()
     runner = JobRunner(counter(5), MultiNodeCheckpointManager(manager.path))
     for call in (runner.plan_resume, lambda: runner.run(inproc_session)):

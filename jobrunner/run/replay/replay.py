@@ -201,10 +201,12 @@ class Replay:
             run("init", self._plan.groups["init"], 0)
         else:
             loaded = self._load(self._from)
-            if loaded.again.slices:
-                run("resume", loaded.again, 0)  # with the random numbers that init tasks had then
+            if loaded.resume_group.slices:
+                run(
+                    "resume", loaded.resume_group, 0
+                )  # with the random numbers that init tasks had then
             self._binding.apply(load_waiting_states)
-            flow.forget(loaded.anew)
+            flow.forget(loaded.waiting)
         for epoch, step in self._steps():
             run("epoch", self._plan.groups["epoch"], epoch, step)
         return trace, flow
@@ -221,17 +223,17 @@ class Replay:
     def _load(self, epoch: int) -> Loaded:
         """Load an epoch, and ship the tasks that make the objects whose states wait."""
         loaded = load(self._binding, self._job, self._plan, self._manager, epoch)
-        if loaded.anew:
+        if loaded.waiting:
             # With all the others, so that what their functions share stays shared.
-            again = traced(loaded.again, self._codecs)
-            self._binding.ship({**self._traced.groups, "resume": again})
+            group = traced(loaded.resume_group, self._codecs)
+            self._binding.ship({**self._traced.groups, "resume": group})
         return loaded
 
     def _compare(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
         """The differences of each blob; an empty list for one that is equal."""
         blobs = required_blobs(self._plan, self._manager, self._epoch)
         self._binding.apply(_SetAside(blobs))
-        if self._load(self._epoch).anew:
+        if self._load(self._epoch).waiting:
             self._binding.run("resume", epoch=0, step=0, **self._deadlines)
             self._binding.apply(load_waiting_states)
         found: dict[tuple[str, str], list[dict[str, Any]]] = {}
