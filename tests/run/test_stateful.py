@@ -143,7 +143,10 @@ def test_a_load_without_an_object_says_what_makes_it(inproc_client, inproc_sessi
     JobRunner(training(1), manager).run(inproc_session)
     with (
         Session(inproc_client) as other,
-        pytest.raises(PlanMismatchError, match=r"found nothing\. Make the object in a task of the job's init group"),
+        pytest.raises(
+            PlanMismatchError,
+            match=r"found nothing\. Make the object in a task of the job's init group",
+        ),
     ):
         other.run(manager.load(1))
 
