@@ -1,7 +1,7 @@
 """What does an epoch of trivial tasks cost on two worker processes?
 
 The floor is one empty message to each of the workers through the scheduler. "asking" is ours with
-the client asked after every epoch; ours itself runs stints, several epochs for one message. Peers:
+the client asked after every epoch; ours itself runs epoch batches, several epochs for one message. Peers:
 Ray actors (one call a node and epoch, looping over the node's tasks one call each), Ray tasks,
 Dask actors, pinned Dask futures, one pinned Dask graph an epoch.
 

@@ -1,7 +1,7 @@
 """What does an epoch cost in one process, against Caffe2's own JobRunner?
 
 Both run one node of trivial tasks. Ours: `Session.local(workers=1, processes=False)`, with the
-client asked after every epoch ("asking") and in stints. Caffe2 1.10: its `JobRunner` over a
+client asked after every epoch ("asking") and in batches. Caffe2 1.10: its `JobRunner` over a
 `LocalSession`, in a Python 3.9 of its own, named by CAFFE2_PYTHON; its first epochs, for it gets
 slower as they pass.
 

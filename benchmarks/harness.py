@@ -149,9 +149,9 @@ class Laps:
         self.ends.append(time.perf_counter())
 
     def median_seconds(self, skip: int) -> float:
-        """The median lap after the first `skip` epochs; of stints the mean lap.
+        """The median lap after the first `skip` epochs; of epoch batches the mean lap.
 
-        The first epoch is no stint: the client has yet to learn how long one takes.
+        The first epoch runs alone: the client has yet to learn how long one takes.
         """
         if self.is_passive:
             return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1)

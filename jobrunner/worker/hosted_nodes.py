@@ -63,7 +63,7 @@ class Operation:
                 await asyncio.wait((self._reply,), timeout=wait_seconds)
             else:
                 self.start_gate.confirm()
-                news = asyncio.ensure_future(self.start_gate.news())
+                news = asyncio.ensure_future(self.start_gate.has_news.wait())
                 waits = (self._reply, news)
                 await asyncio.wait(waits, timeout=wait_seconds, return_when="FIRST_COMPLETED")
                 news.cancel()

@@ -37,6 +37,12 @@ PLUGIN_NAME = f"jobrunner-{PROTOCOL_VERSION}"
 OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
 LEASE_PREFIX = f"{PLUGIN_NAME}-lease"
 
+# The messages that `HostedNodes` handles, and its methods.
+HANDLERS = {
+    "blob names": "blob_names",
+    **{name: name for name in ("ship", "run", "apply", "fetch", "forget", "push", "abort")},
+}
+
 HEIR_SECONDS = 60.0
 """How long a released binding's kept states wait for its heir: as long as nodes for workers."""
 
@@ -249,18 +255,6 @@ class WorkspaceHost(WorkerPlugin):
     async def _call_peer(self, address: str, message: Message) -> Message:
         reply: Message = await getattr(self._worker.rpc(address), OPERATION)(**message)
         return reply
-
-
-HANDLERS = {
-    "ship": "ship",
-    "run": "run",
-    "apply": "apply",
-    "fetch": "fetch",
-    "blob names": "blob_names",
-    "forget": "forget",
-    "push": "push",
-    "abort": "abort",
-}
 
 
 def lease_key(binding: str, incarnation: str, number: int) -> str:

@@ -13,6 +13,11 @@ import threading
 class StartGate:
     """Holds the threads of one worker's run back until the client knows what they begin.
 
+    Attributes
+    ----------
+    has_news : asyncio.Event
+        Set while a thread waits that was not yet reported to the client.
+
     Notes
     -----
     Any thread may call `wait`. All else runs on the event loop.
@@ -23,7 +28,7 @@ class StartGate:
         self._lock = threading.Lock()
         self._waiting: list[threading.Event] = []
         self._reported: list[threading.Event] = []
-        self._has_news = asyncio.Event()
+        self.has_news = asyncio.Event()
         self._is_open = False
 
     def wait(self) -> None:
@@ -33,18 +38,14 @@ class StartGate:
             if self._is_open:
                 return
             self._waiting.append(passed)
-        self._loop.call_soon_threadsafe(self._has_news.set)
+        self._loop.call_soon_threadsafe(self.has_news.set)
         passed.wait()
-
-    async def news(self) -> None:
-        """Return once a thread waits that was not yet reported to the client."""
-        await self._has_news.wait()
 
     def report(self) -> None:
         """Note that the reply being sent names all threads that wait now."""
         with self._lock:
             self._reported, self._waiting = self._reported + self._waiting, []
-            self._has_news.clear()
+            self.has_news.clear()
 
     def confirm(self) -> None:
         """Let reported threads begin: the client asks again, so it has the last reply."""

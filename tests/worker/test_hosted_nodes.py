@@ -1,0 +1,531 @@
+"""What a worker's host does with messages, early, late and stale ones; without a cluster."""
+
+import asyncio
+import contextvars
+import gc
+import threading
+import weakref
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from jobrunner.cluster.shipping import Parcel
+from jobrunner.compile.plan import (
+    BlobArgument,
+    Crossing,
+    CrossingArgument,
+    GroupPlan,
+    Output,
+    PlannedTask,
+    Slice,
+)
+from jobrunner.errors import ExecutionError
+from jobrunner.worker.group_runs import BindingContext
+from jobrunner.worker.hosted_nodes import HostedNodes
+from jobrunner.worker.outbox import Outbox
+from jobrunner.worker.outcome import Failure
+from jobrunner.workspace.values import from_frames, to_frames
+
+HERE, THERE = "tcp://here", "tcp://there"
+
+
+def planned(index, fn, arguments=(), outputs=("x",), *, crossings=(), hands_over=()):
+    outputs = tuple(Output(name, is_global=True) for name in outputs)
+    return PlannedTask(
+        index, f"t{index}", fn, tuple(arguments), {}, outputs, (), (), crossings, hands_over
+    )
+
+
+def add_one(x):
+    return x + 1
+
+
+def count():
+    return GroupPlan("epoch", {"a": Slice("a", (planned(0, add_one, [BlobArgument("x")]),))}, ())
+
+
+def sender(fn):
+    """Node a, here, makes a value for node b, there."""
+    return GroupPlan(
+        "epoch",
+        {
+            "a": Slice("a", (planned(0, fn, hands_over=(0,)),)),
+            "b": Slice("b", (planned(1, add_one, [CrossingArgument(0)], crossings=(0,)),)),
+        },
+        (Crossing(0, "a", 0, None, 0, ("b",), False),),
+    )
+
+
+def receiver():
+    """Node a, here, waits for two values of node b, there."""
+    arguments = [CrossingArgument(0), CrossingArgument(1)]
+    return GroupPlan(
+        "epoch",
+        {
+            "a": Slice("a", (planned(2, max, arguments, crossings=(0, 1)),)),
+            "b": Slice("b", tuple(planned(i, int, hands_over=(i,)) for i in (0, 1))),
+        },
+        tuple(Crossing(i, "b", i, None, 0, ("a",), False) for i in (0, 1)),
+    )
+
+
+class Peers:
+    """The other workers: what they are sent, and what they answer."""
+
+    def __init__(self, *, answer=None, error=None):
+        self.messages, self.answer, self.error = [], answer or {"status": "done"}, error
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def __call__(self, address, message):
+        self.messages.append((address, message))
+        await self.gate.wait()
+        if self.error is not None and message["call"] == "push":
+            raise self.error
+        return self.answer
+
+
+class Host:
+    """A hosted binding that can be asked from a test, with numbers counted for it."""
+
+    def __init__(self, plan, peers=None, blobs=None, **options):
+        self.peers, self.options = peers or Peers(), options
+        self.plan, self.blobs = plan, blobs or {}
+
+    async def __aenter__(self):
+        context = BindingContext(
+            name="binding",
+            job="job",
+            seed=0,
+            attempt=0,
+            address=HERE,
+            nthreads=2,
+            call_peer=self.peers,
+            **self.options,
+        )
+        self.hosted = HostedNodes(context, contextvars.copy_context())
+        placement = {"a": HERE, "b": THERE}
+        await self.hosted.ship(1, 5, nodes={"a": ["t"]}, placement=placement)
+        parcel = Parcel({"epoch": self.plan})
+        slices = {"a": parcel.slices["a"]}
+        reply = await self.hosted.ship(2, 5, groups=parcel.groups, slices=slices)
+        assert reply == {"status": "done"}
+        self.hosted.workspaces["a"].globals.update(self.blobs)
+        return self.hosted
+
+    async def __aexit__(self, *exc_info):
+        self.hosted.close("the test is over")
+        await asyncio.wait_for(self.hosted.ended.wait(), 10)
+
+
+def frames(value):
+    return [bytes(frame) for frame in to_frames(value)]
+
+
+def an_outbox(call_peer):
+    def fail(*problem):
+        pytest.fail(str(problem))
+
+    return Outbox("binding", call_peer, 60, failed=fail, sent=lambda: None)
+
+
+def in_a_loop(test):
+    """Run an async test; every one of them within a time."""
+
+    def run():
+        asyncio.run(asyncio.wait_for(test(), 20))
+
+    run.__name__ = test.__name__
+    return run
+
+
+# ---- operations
+
+
+@in_a_loop
+async def test_a_run_is_started_once_and_its_reply_given_again_until_the_next_begins():
+    async with Host(count(), blobs={"x": 0}) as hosted:
+        first, second = await asyncio.gather(hosted.run(3, 5, key="epoch"), hosted.run(3, 5))
+        assert first["status"] == second["status"] == "done"
+        assert hosted.workspaces["a"].globals["x"] == 1
+        # A client that gave up the message whose answer held the reply asks once more.
+        assert (await hosted.run(3, 5))["status"] == "done"
+        assert await hosted.run(2, 5, key="epoch") == {"status": "stale"}
+        assert hosted.workspaces["a"].globals["x"] == 1
+        assert (await hosted.run(4, 5, key="epoch"))["status"] == "done"
+        assert await hosted.run(3, 5, key="epoch") == {"status": "stale"}
+
+
+@in_a_loop
+async def test_a_long_run_is_polled_and_says_what_runs():
+    async with Host(receiver()) as hosted:
+        reply = await hosted.run(3, 0.01, key="epoch")
+        assert reply == {"status": "running", "left": 1, "tasks": []}
+        await hosted.push([[3, [(0, frames(1)), (1, frames(2))]]])
+        reply = await hosted.run(3, 5)
+        assert reply["status"] == "done"
+        assert hosted.workspaces["a"].globals["x"] == 2
+
+
+@in_a_loop
+async def test_a_thread_that_fails_outside_of_any_task_ends_the_run():
+    async with Host(receiver()) as hosted:
+        assert (await hosted.run(3, 0.01, key="epoch"))["status"] == "running"
+        hosted.threads.submit(lambda: 1 / 0)
+        reply = await hosted.run(3, 10)
+        assert reply["status"] == "failed"
+        failure = Failure(**reply["failure"])
+        assert isinstance(failure.exception(), ZeroDivisionError)
+        assert failure.is_own
+
+
+@in_a_loop
+async def test_a_function_applied_sees_the_workspaces_and_its_value_comes_back():
+    async with Host(count(), blobs={"x": 5}) as hosted:
+        fn = cloudpickle.dumps(lambda spaces: spaces["a"].globals["x"] * 2)
+        reply = await hosted.apply(3, 5, fn=fn)
+        assert from_frames(reply["frames"]) == 10
+        fail = cloudpickle.dumps(lambda spaces: 1 / 0)
+        reply = await hosted.apply(4, 5, fn=fail)
+        failure = Failure(**reply["failure"])
+        assert isinstance(failure.exception(), ZeroDivisionError)
+        assert failure.is_own
+
+
+@in_a_loop
+async def test_transient_blobs_are_known_and_blob_names_told():
+    async with Host(count(), blobs={"x": 5, "t": 1}) as hosted:
+        assert hosted.workspaces["a"].transient == {"t"}
+        assert (await hosted.blob_names())["names"] == {"a": ["t", "x"]}
+
+
+@in_a_loop
+async def test_tasks_that_cannot_be_unpickled_are_named_with_their_node():
+    async with Host(count()) as hosted:
+        groups = Parcel({"epoch": count()}).groups
+        lost = b"cnot_a_module_anywhere\nfn\n."
+        reply = await hosted.ship(3, 5, groups=groups, slices={"a": lost})
+        error = Failure(**reply["failure"]).exception()
+        assert isinstance(error, ExecutionError)
+        assert "tasks of node 'a'" in str(error)
+        assert "register_pickle_by_value" in str(error)
+
+
+@in_a_loop
+async def test_a_binding_that_is_closed_lets_go_of_its_blobs_without_waiting_for_the_collector():
+    array = np.zeros(8)
+    gone = weakref.ref(array)
+    host = Host(count(), blobs={"x": array})
+    gc.disable()
+    try:
+        async with host as hosted:
+            reply = await hosted.run(3, 5, key="epoch")
+            assert reply["status"] == "done"
+            made = weakref.ref(hosted.workspaces["a"].globals["x"])
+            host.blobs.clear()
+            del array
+        assert gone() is None
+        assert made() is None
+    finally:
+        gc.enable()
+
+
+@in_a_loop
+async def test_no_run_begins_where_there_is_no_room():
+    async with Host(
+        count(), blobs={"x": 0}, used_bytes=lambda: 95, limit_bytes=100, memory_share=0.9
+    ) as hosted:
+        reply = await hosted.run(3, 5, key="epoch")
+        error = Failure(**reply["failure"]).exception()
+        assert isinstance(error, ExecutionError)
+        assert "it uses 95 B of its limit of 100 B" in str(error)
+        assert hosted.workspaces["a"].globals["x"] == 0
+
+
+# ---- values from other workers
+
+
+SMALL = {"used_bytes": lambda: 0, "limit_bytes": 16_000, "memory_share": 0.9}  # 1,000 may wait
+
+
+@in_a_loop
+async def test_whoever_sends_too_much_for_later_runs_waits_until_this_one_ends():
+    async with Host(receiver(), **SMALL) as hosted:
+        await hosted.run(3, 0, key="epoch")
+        assert await hosted.push([[4, [(0, frames(bytes(900)))]]]) == {"status": "done"}
+        full = asyncio.ensure_future(hosted.push([[4, [(1, frames(bytes(900)))]]]))
+        await asyncio.sleep(0)
+        assert (await hosted.push([[3, [(0, frames(1))]]]))["is_full"]  # and is taken all the same
+        assert (await full)["is_full"]
+        waiting = asyncio.ensure_future(hosted.push([]))
+        await asyncio.sleep(0)
+        hosted._runs.push([[3, [(1, frames(2))]]])
+        assert (await hosted.run(3, 5))["status"] == "done"
+        assert await waiting == {"status": "done"}
+        assert hosted.workspaces["a"].globals["x"] == 2
+        assert (await hosted.run(4, 5, key="epoch"))["status"] == "done"
+        assert await hosted.push([]) == {"status": "done"}
+
+
+@in_a_loop
+async def test_no_run_begins_before_what_the_last_one_made_has_been_taken():
+    peers = Peers()
+    peers.gate.clear()
+    made = []
+
+    def make():
+        made.append(bytes(1_500))
+        return made[-1]
+
+    plan = sender(make)
+    async with Host(plan, peers, **SMALL) as hosted:
+        hosted._groups["epoch"].program.steps[0].fn = make  # what was shipped is a copy
+        batch = {"epochs": 3, "steps_per_epoch": 1, "lead": HERE, "is_judged": False, "seconds": 9}
+        await hosted.run(3, 0, key="epoch", epoch=1, epoch_batch=batch)
+        while not hosted._runs._is_held:
+            await asyncio.sleep(0.001)
+        assert len(made) == 1
+        peers.gate.set()
+        assert (await hosted.run(3, 5))["status"] == "done"
+        assert len(made) == 3
+
+
+@in_a_loop
+async def test_a_value_that_comes_before_its_run_has_started_here_is_kept_for_it():
+    async with Host(receiver()) as hosted:
+        await hosted.push([[3, [(0, frames(7))]]])
+        await hosted.push([[3, [(1, frames(4))]]])
+        reply = await hosted.run(3, 5, key="epoch")
+        assert reply["status"] == "done"
+        assert hosted.workspaces["a"].globals["x"] == 7
+
+
+@in_a_loop
+async def test_values_of_runs_that_are_over_are_dropped():
+    async with Host(receiver()) as hosted:
+        await hosted.push([[3, [(0, frames(100)), (1, frames(100))]]])
+        await hosted.push([[5, [(0, frames(1))]]])  # so run 3 is over, and never was here
+        await hosted.push([[3, [(1, frames(100))]]])
+        assert (await hosted.run(5, 0.01, key="epoch"))["status"] == "running"
+        await hosted.push([[3, [(1, frames(100))]]])
+        await hosted.push([[5, [(1, frames(2))]]])
+        await hosted.run(5, 5)
+        assert hosted.workspaces["a"].globals["x"] == 2
+
+
+@in_a_loop
+async def test_an_abort_that_comes_before_its_run_ends_it_as_it_starts():
+    async with Host(receiver()) as hosted:
+        await hosted.abort(3, "a peer failed")
+        reply = await hosted.run(3, 5, key="epoch")
+        assert (reply["status"], reply["reason"]) == ("aborted", "a peer failed")
+        await hosted.abort(2, "of a run long over")
+        await hosted.push([[4, [(0, frames(1)), (1, frames(2))]]])
+        assert (await hosted.run(4, 5, key="epoch"))["status"] == "done"
+
+
+# ---- values for other workers
+
+
+@in_a_loop
+async def test_what_is_made_goes_to_the_workers_that_need_it():
+    peers = Peers()
+    async with Host(sender(lambda: np.arange(3)), peers) as hosted:
+        reply = await hosted.run(3, 5, key="epoch")
+        assert reply["status"] == "done"
+        while not peers.messages:
+            await asyncio.sleep(0)
+    [(address, message)] = peers.messages
+    assert (address, message["call"]) == (THERE, "push")
+    [[number, [[crossing, parts]]]] = message["values"]
+    assert (number, crossing) == (3, 0)
+    assert from_frames(parts).tolist() == [0, 1, 2]
+
+
+@in_a_loop
+async def test_what_is_made_while_a_message_is_under_way_goes_with_the_next_together():
+    sent, gate = [], asyncio.Event()
+
+    async def call_peer(address, message):
+        sent.append((address, [c for _, values in message["values"] for c, _ in values]))
+        await gate.wait()
+        return {"status": "done"}
+
+    outbox = an_outbox(call_peer)
+    outbox.start(1)
+    outbox.put(1, (THERE,), 0, [b"x"])
+    while not sent:
+        await asyncio.sleep(0)
+    for crossing in (1, 2, 3):
+        outbox.put(1, (THERE,), crossing, [b"x"])
+    outbox.put(1, ("tcp://third",), 4, [b"x"])
+    while len(sent) < 2:
+        await asyncio.sleep(0)
+    gate.set()
+    while len(sent) < 3:
+        await asyncio.sleep(0)
+    assert sent == [(THERE, [0]), ("tcp://third", [4]), (THERE, [1, 2, 3])]
+    outbox.close()
+
+
+@in_a_loop
+async def test_what_an_earlier_run_made_is_not_sent_any_more():
+    sent = []
+
+    async def call_peer(address, message):
+        sent.extend(number for number, _ in message["values"])
+        return {"status": "done"}
+
+    outbox = an_outbox(call_peer)
+    outbox.start(1)
+    outbox.put(1, (THERE,), 0, [b"x"])
+    outbox.start(2)
+    outbox.put(2, (THERE,), 0, [b"x"])
+    while not sent:
+        await asyncio.sleep(0)
+    assert sent == [2]
+
+
+@pytest.mark.parametrize(
+    "peers", [{"error": OSError("unreachable")}, {"answer": {"status": "unknown"}}], ids=str
+)
+def test_a_worker_that_cannot_be_reached_is_named_as_suspect(peers):
+    async def test():
+        async with Host(sender(lambda: 1), Peers(**peers)) as hosted:
+            # The run is over here, all but the value that b waits for.
+            plan = sender(lambda: 1)
+            more = planned(2, add_one, [CrossingArgument(1)], outputs=("y",), crossings=(1,))
+            back = Crossing(1, "b", 1, None, 0, ("a",), False)
+            plan = GroupPlan(
+                "epoch",
+                {**plan.slices, "a": Slice("a", (*plan.slices["a"].tasks, more))},
+                (*plan.crossings, back),
+            )
+            parcel = Parcel({"epoch": plan})
+            await hosted.ship(3, 5, groups=parcel.groups, slices={"a": parcel.slices["a"]})
+            reply = await hosted.run(4, 5, key="epoch")
+            assert (reply["status"], reply["suspect"]) == ("aborted", THERE)
+            assert THERE in reply["reason"]
+
+    asyncio.run(asyncio.wait_for(test(), 20))
+
+
+class Silent(Peers):
+    """Takes values and never says so; whether it answers a ping is told."""
+
+    def __init__(self, is_there):
+        super().__init__()
+        self.is_there, self.pings = is_there, 0
+
+    async def __call__(self, address, message):
+        if message["call"] == "hello":
+            self.pings += 1
+            if self.is_there():
+                return self.answer
+        elif message["call"] != "push":
+            return self.answer
+        return await asyncio.get_running_loop().create_future()
+
+
+@in_a_loop
+async def test_a_worker_that_answers_nothing_is_a_suspect_even_when_the_senders_part_was_done():
+    peers = Silent(lambda: False)
+    async with Host(sender(lambda: 1), peers, silence_seconds=0.02) as hosted:
+        reply = await hosted.run(3, 5, key="epoch")
+        while reply["status"] == "done":
+            await asyncio.sleep(0.005)
+            reply = await hosted.run(3, 5)
+        assert (reply["status"], reply["suspect"]) == ("aborted", THERE)
+        assert reply["reason"] == (
+            f"worker {HERE} could not hand values to worker {THERE}: TimeoutError: it did not "
+            f"answer within 0.04 s (under way: what a/t0 returned)"
+        )
+
+
+@in_a_loop
+async def test_a_worker_that_takes_values_for_long_is_waited_for_while_it_answers_a_ping():
+    peers = Silent(lambda: peers.pings < 4)
+    async with Host(sender(lambda: 1), peers, silence_seconds=0.02) as hosted:
+        while (await hosted.run(3, 5, key="epoch"))["status"] == "done":
+            await asyncio.sleep(0.005)
+        assert peers.pings == 4
+
+
+@in_a_loop
+async def test_a_careful_run_is_not_done_before_what_it_made_was_taken():
+    peers = Peers()
+    async with Host(sender(lambda: 1), peers) as hosted:
+        peers.gate.clear()
+        asking = {"key": "epoch", "is_careful": True}
+        while not peers.messages:
+            assert (await hosted.run(3, 0.01, **asking))["status"] == "running"
+        assert (await hosted.run(3, 0.01))["status"] == "running"
+        peers.gate.set()
+        assert (await hosted.run(3, 5))["status"] == "done"
+
+
+@in_a_loop
+async def test_a_failed_task_is_told_to_the_other_workers_at_once():
+    peers = Peers()
+
+    def fail():
+        raise ValueError("bad")
+
+    async with Host(sender(fail), peers) as hosted:
+        reply = await hosted.run(3, 5, key="epoch")
+        assert reply["failure"]["task"] == "t0"
+        while not peers.messages:
+            await asyncio.sleep(0)
+        [(address, message)] = peers.messages
+        assert (address, message["call"]) == (THERE, "abort")
+        assert "a/t0 failed: ValueError: bad" in message["reason"]
+
+
+# ---- functions that cannot be stopped
+
+
+@in_a_loop
+async def test_the_next_run_waits_for_what_an_aborted_one_left_behind():
+    begun, gate = threading.Event(), threading.Event()
+    HELD.update(begun=begun, gate=gate)
+    async with Host(one_held_task()) as hosted:
+        first = asyncio.ensure_future(hosted.run(3, 5, key="epoch"))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        await hosted.abort(3, "told to")
+        assert (await first)["status"] == "aborted"
+        begun.clear()
+        assert (await hosted.run(4, 0.02, key="epoch"))["status"] == "running"
+        assert not begun.is_set()
+        await hosted.push([[4, [(9, frames(0))]]])  # early, and of no use
+        gate.set()
+        assert (await hosted.run(4, 5))["status"] == "done"
+        assert begun.is_set()
+
+
+@in_a_loop
+async def test_what_never_ends_is_named_after_a_while():
+    HELD.update(begun=threading.Event(), gate=threading.Event())
+    async with Host(one_held_task(), straggler_seconds=0.01) as hosted:
+        first = asyncio.ensure_future(hosted.run(3, 5, key="epoch"))
+        while not HELD["begun"].is_set():
+            await asyncio.sleep(0.001)
+        await hosted.abort(3, "told to")
+        await first
+        reply = await hosted.run(4, 5, key="epoch")
+        assert reply["status"] == "aborted"
+        assert "a/t0 of an aborted run still runs" in reply["reason"]
+        HELD["gate"].set()
+
+
+HELD = {}
+
+
+def hold():
+    HELD["begun"].set()
+    assert HELD["gate"].wait(10)
+
+
+def one_held_task():
+    return GroupPlan("epoch", {"a": Slice("a", (planned(0, hold),))}, ())
