@@ -1,4 +1,4 @@
-"""Stop a run on SIGINT or SIGTERM: in order at the first signal, at once at the second."""
+"""Stop a run on SIGINT or SIGTERM: after its epoch at the first signal, at once at the second."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class _WarningHandler(logging.Handler):
 
 
 class _TolerantStream:
-    """A stream that ignores errors: a job goes on although nobody reads its output any more."""
+    """A stream that ignores errors: a job continues if nobody reads its output any more."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -118,7 +118,7 @@ def _attempt(command: Callable[..., Output], arguments: Mapping[str, Any]) -> Ou
     try:
         return command(**arguments)
     except (errors.JobRunnerError, OSError) as error:
-        # A run that was told to stop, and did, has not failed.
+        # A run that stopped as requested has not failed.
         text = str(error) if isinstance(error, errors.RunStoppedError) else f"Error: {error}"
         trace = getattr(error, "remote_traceback", "")
         if trace and trace not in text:

@@ -24,7 +24,7 @@ class TaskOutput:
     """The value that a task returns, or one part of it, in one run of its group.
 
     A task of the same group reads exactly that value, even if the blob is written later. A task of
-    another group reads the blob as it is then; the blob must be global.
+    another group reads the current value of the blob, which must be global.
     """
 
     __slots__ = ("part", "task")

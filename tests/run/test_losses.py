@@ -201,5 +201,5 @@ def test_a_struck_worker_dies_once_and_the_epoch_runs_again(cluster, tmp_path):
     with Client(cluster, set_as_default=False) as client, Session(client) as session:
         result = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "ckpt")).run(session)
         assert (result.epoch, result.restarts, session.fetch(Node("a")["n"])) == (5, 1, 5)
-    with pytest.raises(ValueError, match="how is"):
+    with pytest.raises(ValueError, match="how must be"):
         Struck(len, epoch=1, flag="f", how="shout")
