@@ -1,4 +1,4 @@
-"""Save a run's checkpoints: hold the directory, save at epoch boundaries, report failures."""
+"""Save a run's checkpoints: lock the directory, save at epoch boundaries, report failures."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _Failures:
         self._epochs: list[int] = []
 
     def add(self, epoch: int | None, error: BaseException, then: str = "") -> None:
-        """Count a failure; `epoch` None: the directory could not be taken."""
+        """Count a failure; `epoch` None: the directory could not be locked."""
         kind = _NUMBERS.sub("#", str(error))
         if kind == self._kind:
             self._epochs += [] if epoch is None else [epoch]
@@ -103,10 +103,10 @@ class NullSaver:
         self.failed_saves: list[SaveReport] = []
 
     def start(self, binding: Binding) -> None:
-        """There is no directory to take."""
+        """There is no directory to lock."""
 
     def end(self) -> None:
-        """There is none to give back."""
+        """There is none to unlock."""
 
     def set_aside(self, damaged: Mapping[int, str]) -> None:
         """Nothing is recorded."""
@@ -171,7 +171,7 @@ class Saver:
         self._in_flight: _Save | None = None
         self._last_save = time.monotonic()
         self._stalls: deque[float] = deque(maxlen=5)  # of the last saves
-        self._holds_directory = False
+        self._has_lock = False
         self._deadline_seconds = get_seconds("checkpoint.deadline-seconds")
         self._is_shared = False  # with all workers of the binding
         self._has_started = False
@@ -182,15 +182,15 @@ class Saver:
     def start(self, binding: Binding) -> None:
         """Save from these workers from now on; prove that they share the directory with us.
 
-        The first call takes the directory for this run. If it cannot be written, nothing is
-        recorded in it and `on_save_error` allows it, the run goes on and every save tries again.
+        The first call locks the directory for this run. If it is empty and not writable, and
+        `on_save_error` allows it, the run starts all the same and each save tries again.
         """
         self._binding = binding
         self._is_shared = False
         is_refused = self._on_save_error == "refuse" and not self._has_started
         is_empty = not self._manager.epochs()
         try:
-            self._take_directory()
+            self._lock_directory()
             self._prove_shared()
         except CheckpointWriteError as error:
             if is_refused:
@@ -203,27 +203,27 @@ class Saver:
         self._has_started = True
 
     def end(self) -> None:
-        """Give the directory back, so that another run may take it at once."""
+        """Unlock the directory, so that another run may lock it at once."""
         self.wait_quietly()
         self._failures.close()
-        if self._holds_directory:
-            self._holds_directory = False
+        if self._has_lock:
+            self._has_lock = False
             self._manager.run.end()
 
     def set_aside(self, damaged: Mapping[int, str]) -> None:
         """Set aside epochs that could not be loaded, for the reasons given."""
-        if self._holds_directory:
+        if self._has_lock:
             for epoch, reason in damaged.items():
                 self._manager.run.set_aside(epoch, reason)
 
     def rewind(self, epoch: int | None, reason: str) -> None:
         """Set aside what is recorded after `epoch`; None: everything."""
-        if self._holds_directory and self._manager.latest() not in (None, epoch):
+        if self._has_lock and self._manager.latest() not in (None, epoch):
             self._manager.run.rewind(epoch, reason)
 
     def finish(self, epoch: int) -> None:
         """Record that the job ended after `epoch`, exit group and all."""
-        if self._holds_directory and self._manager.latest() == epoch:
+        if self._has_lock and self._manager.latest() == epoch:
             self._manager.run.finish(epoch)
 
     def epochs_until(self, epoch: int) -> int | None:
@@ -250,7 +250,7 @@ class Saver:
             statistics.fmean(self._stalls) if self._stalls else None,
             self._in_flight is not None,
         )
-        if self._holds_directory and self._manager.saver.take_request():
+        if self._has_lock and self._manager.saver.take_request():
             self._save_now.set()
         return self._save_now.is_set() or self._manager.save_policy.is_due(moment)
 
@@ -335,8 +335,8 @@ class Saver:
         self._saved(report, save.step)
 
     def _begin(self, epoch: int, details: Mapping[str, Any]) -> Save:
-        if not self._holds_directory:
-            self._take_directory()
+        if not self._has_lock:
+            self._lock_directory()
             if self._manager.epochs():
                 raise CommitConflictError(
                     f"{self._manager.path} was not writable when this run began, and now holds "
@@ -386,10 +386,10 @@ class Saver:
             self._manager.saver.abandon(order)
             raise
 
-    def _take_directory(self) -> None:
-        if not self._holds_directory:
+    def _lock_directory(self) -> None:
+        if not self._has_lock:
             self._manager.run.start(self._plan.checkpointed, {"plan": describe(self._plan)})
-            self._holds_directory = True
+            self._has_lock = True
             self._last_save = time.monotonic()
 
     def _prove_shared(self) -> None:
