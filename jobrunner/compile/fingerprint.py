@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from types import CodeType
 from typing import Any
 
@@ -97,13 +97,16 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def structure_of(task: Task, outputs: Iterable[Mapping[str, Any]]) -> str:
+def structure_of(task: Task, global_blobs: Collection[str]) -> str:
     """Digest of one task's structure, 16 hexadecimal digits."""
     return _digest(
         {
             "inputs": [_name_input(value) for value in task.inputs],
             "updates": [blob.name for blob in task.updates],
-            "outputs": list(outputs),
+            "outputs": [
+                {"name": blob.name, "global": blob.name in global_blobs}
+                for blob in task.output_blobs
+            ],
             "kwargs": sorted(task.kwargs),
             "num_instances": task.num_instances,
             "after": sorted(

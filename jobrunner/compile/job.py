@@ -54,11 +54,7 @@ def compile_job(job: Job) -> Plan:
     for name, group_tasks in tasks.items():
         for task in group_tasks:
             key = f"{name}:{task.full_name}"
-            lasting = global_blobs.get(task.node.name, ())
-            structure[key] = structure_of(
-                task,
-                [{"name": blob.name, "global": blob.name in lasting} for blob in task.output_blobs],
-            )
+            structure[key] = structure_of(task, global_blobs.get(task.node.name, ()))
             if id(task.fn) not in code_by_function:
                 code_by_function[id(task.fn)] = code_of(task.fn)
             code[key] = code_by_function[id(task.fn)]
@@ -110,19 +106,11 @@ def compile_resume(
         One of these tasks updates a blob that exists, so it would be updated twice.
     """
     anew = anew or {}
+    loaded = available = present or {}
     if present is None:
-        available = {
-            node: plan.initial.get(node, frozenset()) - plan.transient.get(node, frozenset())
-            for node in plan.checkpointed
-        }
-        loaded: Names = {
-            node: plan.globals.get(node, frozenset()) - plan.transient.get(node, frozenset())
-            for node in plan.checkpointed
-        }
-        calls = _resumed_calls(job, _minus(loaded, anew), anew, plan)
-    else:
-        available = dict(present)
-        calls = _resumed_calls(job, _minus(present, anew), anew, None)
+        every = {node: plan.globals.get(node, frozenset()) for node in plan.checkpointed}
+        loaded, available = _minus(every, plan.transient), plan.saved_blobs(0)
+    calls = _resumed_calls(job, _minus(loaded, anew), anew, plan if present is None else None)
     return GroupCompiler(
         job.init_group,
         calls,
