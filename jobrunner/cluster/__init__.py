@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobrunner.cluster.session import DEFAULT_WAIT_SECONDS, Binding, GroupResult, Session
-from jobrunner.cluster.session_binding import SessionBinding
+from jobrunner.cluster.binding import Binding
+from jobrunner.cluster.session import DEFAULT_WAIT_SECONDS, Session
 
-__all__ = ["DEFAULT_WAIT_SECONDS", "Binding", "GroupResult", "Session", "SessionBinding"]
+__all__ = ["DEFAULT_WAIT_SECONDS", "Binding", "Session"]

@@ -1,54 +1,53 @@
-"""4 run: nodes bound to workers, and what a runner does with them."""
+"""Nodes bound to workers, and what a runner does with them."""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
-import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from jobrunner.cluster.candidates import Candidates
-from jobrunner.cluster.direct import DirectLines
 from jobrunner.cluster.leases import Leases
-from jobrunner.cluster.members import Membership
-from jobrunner.cluster.messages import Conversation
+from jobrunner.cluster.members import Members
+from jobrunner.cluster.messages import Request, pickle_function
+from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
-from jobrunner.cluster.request import Request
-from jobrunner.cluster.shipping import Parcel, nodes_of, pickle_function
-from jobrunner.cluster.workers import Cluster
-from jobrunner.compile import GroupPlan, Plan, PlannedNode
-from jobrunner.config import get_count, get_share
-from jobrunner.errors import ExecutionError, NodeLostError, PlacementError
+from jobrunner.cluster.scheduler import SchedulerLink
+from jobrunner.cluster.shipping import Parcel, ShippedGroups
+from jobrunner.compile import GroupPlan, Plan, PlannedNode, compile_group
+from jobrunner.config import get_share
+from jobrunner.define import TaskGroup, TaskOutput
+from jobrunner.errors import ExecutionError, NodeLostError
 from jobrunner.worker import GroupResult, Message, UnderWay, merge_runs
 from jobrunner.workspace import from_frames
 
-logger = logging.getLogger(__name__)
-
 ABORT_SECONDS = 2.0
 RELEASE_SECONDS = 3.0
-PLACE_AGAIN_SECONDS = 0.1
 
 
 class Binding:
     """A plan's nodes on workers of a cluster, with their workspaces.
 
-    `Session.bind` makes it. Its methods wait for what they start; they may be called in any
-    thread but that of the client's event loop.
+    `Session.bind` makes it. Its methods wait for what they start. Call them in any thread but that
+    of the client's event loop.
 
     Parameters
     ----------
-    cluster : Cluster
+    scheduler : SchedulerLink
     name : str
         Unique on the cluster.
     plan : Plan
     attempt : int
         How many bindings of this plan there were before.
+    run_in_session : callable
+        A method: runs a group, at an epoch and with a deadline, on this binding as `Session.run`
+        does. Held weakly.
     can_move : bool
-        A worker that is to leave may wait for its nodes to be bound elsewhere.
+        A worker that is to leave may wait until its nodes are bound elsewhere.
     doubted, is_cut
         See `Candidates`.
     previous : mapping of str to str, optional
@@ -59,15 +58,16 @@ class Binding:
     placement : dict of str to str
         Node -> address of its worker.
     recorded : str
-        Set, it tells the workers with the next run which moment's states to keep: see `KeptStates`.
+        Name of the recorded state that workers must keep, sent with the next run.
     """
 
     def __init__(
         self,
-        cluster: Cluster,
+        scheduler: SchedulerLink,
         name: str,
         plan: Plan,
         attempt: int,
+        run_in_session: RunInSession,
         *,
         can_move: bool = False,
         doubted: Collection[str] = (),
@@ -75,28 +75,26 @@ class Binding:
         previous: Mapping[str, str] | None = None,
     ) -> None:
         self.plan = plan
-        self.recorded = ""
-        self._previous = previous or {}
-        self._can_move = can_move
         self.attempt = attempt
+        self.recorded = ""
         self.placement: dict[str, str] = {}
-        self._cluster = cluster
-        lines = DirectLines(cluster.client, get_count("direct-workers"))
-        self._members = Membership(cluster, self.placement, lines.hang_up)
-        self._candidates = Candidates(cluster, self._members.lost, doubted, is_cut)
-        self._leases = Leases(cluster, name, self._members)
-        self._talk = Conversation(cluster, name, self._members, lines)
+        self._run_in_session = weakref.WeakMethod(run_in_session)
+        self._can_move = can_move
+        self._previous = previous or {}
+        self._scheduler = scheduler
+        self._members = Members(self.placement)
+        self._messenger = Messenger(scheduler, name, self._members)
+        self._candidates = Candidates(scheduler, self._members, self._messenger, doubted, is_cut)
+        self._leases = Leases(scheduler, name, self._members, self._messenger)
+        self._groups = ShippedGroups()
         self._under_way: tuple[str, int | None, float] | None = None
         self._is_released = False
-        self._numbering = threading.Lock()
-        self._groups: dict[str, tuple[GroupPlan, list[str]]] = {}  # and who takes part
-        self._digests: dict[str, str] = {}
 
     # ---- for runners
 
     @property
     def lost(self) -> dict[str, str]:
-        """Workers that are lost to this binding: address -> how we know."""
+        """Workers that this binding has lost: address -> how we know."""
         return self._members.lost
 
     @property
@@ -110,28 +108,25 @@ class Binding:
         return self._members.leaving
 
     def check_fit(self, sizes: Mapping[str, int], what: str) -> None:
-        """Refuse to fill the workers beyond what they may use; see `placement.check_fit`."""
-        limits = {address: held.info.limit_bytes for address, held in self._members.workers.items()}
+        """Refuse to fill the workers beyond their memory share; see `placement.check_fit`."""
+        workers = self._members.workers
+        limits = {address: worker.info.limit_bytes for address, worker in workers.items()}
         check_fit(sizes, self.placement, limits, get_share("memory-share"), what)
 
     @property
     def under_way(self) -> UnderWay | None:
-        """The run that is under way, if one is; for any thread."""
+        """The run that is under way, if any. Safe in any thread."""
         run = self._under_way
         if run is None:
             return None
         group, epoch, started = run
-        return UnderWay(
-            group,
-            epoch,
-            time.perf_counter() - started,
-            self._members.running_on(list(self._members.running)),
-        )
+        tasks = self._members.running_on(list(self._members.running))
+        return UnderWay(group, epoch, time.perf_counter() - started, tasks)
 
     def count_spread(self) -> int:
         """How many workers the nodes would be on if they were placed anew now."""
-        placed: dict[str, str] = self._cluster.sync(self._place_anew)
-        return len(set(placed.values()))
+        spread: int = self._messenger.sync(self._candidates.count_spread, self.plan.nodes)
+        return spread
 
     def run(
         self,
@@ -143,27 +138,19 @@ class Binding:
         task_deadline_seconds: float | None = None,
         is_careful: bool = False,
     ) -> GroupResult:
-        """Run a group of the plan, or another that `ship` was given, and wait for its end.
+        """Run a group of the plan, or another that was shipped, and wait for its end.
 
         Parameters
         ----------
         group : str
             ``"init"``, ``"epoch"``, ...
-        epoch : int, optional
-        step : int
-            Which run within the epoch.
-        deadline_seconds : float, optional
-            Abort the run and give up when it takes longer.
-        task_deadline_seconds : float, optional
-            The same for each of its tasks.
+        epoch, step : int
+            `step` counts the runs within the epoch.
+        deadline_seconds, task_deadline_seconds : float, optional
+            Abort the run and raise when it, or one of its tasks, takes longer.
         is_careful : bool
-            Run one task at a time on each worker, and none before the client knows of it: when a
-            worker dies, `NodeLostError.running` says for certain what it ran. It costs a message
-            and its answer a task.
-
-        Returns
-        -------
-        GroupResult
+            Run one task at a time on each worker, and tell the client before each begins. When a
+            worker dies, `NodeLostError.running` is then exact. Costs two messages a task.
 
         Raises
         ------
@@ -171,26 +158,24 @@ class Binding:
             A task raised; its exception is the cause. A `CheckpointError` or `DefinitionError`
             that it raised comes as it is.
         BlobNotFoundError
-            A task's input is not there.
+            A task's input does not exist.
         NodeLostError
-            A worker that holds nodes of this binding is gone or silent.
+            A worker that holds nodes of this binding is lost.
         ExecutionError
             A deadline passed.
 
         Notes
         -----
-        Runs on the client. *Atomicity*: none; after an error, the workspaces are as the tasks
-        that did run left them.
+        *Atomicity*: none; after an error, the workspaces are as the tasks that did run left them.
         """
         results: list[GroupResult] = []
-        details = {"epoch": epoch, "step": step}
         self._run(
             group,
-            details,
+            {"epoch": epoch, "step": step, **({"is_careful": True} if is_careful else {})},
             lambda _, result: results.append(result),
-            deadline_seconds,
-            task_deadline_seconds,
-            is_careful,
+            deadline_seconds=deadline_seconds,
+            task_deadline_seconds=task_deadline_seconds,
+            is_careful=is_careful,
         )
         return results[0]
 
@@ -201,33 +186,16 @@ class Binding:
         seconds: float,
         ended: Callable[[int, GroupResult], None],
     ) -> None:
-        """Run the epoch group for several epochs, without the client in between.
+        """Run the epoch group for up to `epochs` epochs with one message to each worker.
 
         The workers stop after a whole epoch: the last, one in which a stop condition was true, or
-        one that ended after `seconds`.
+        one that ended after `seconds`. With stop conditions on several workers, only `first` runs:
+        they would have to agree after each epoch, and the client does that as fast.
 
-        Parameters
-        ----------
-        first : int
-            Of the epochs.
-        epochs : int
-            At most so many.
-        seconds : float
-        ended : callable
-            Takes an epoch and what its runs came to, for each epoch in order; also where a later
-            epoch failed.
-
-        Raises
-        ------
-        TaskFailedError, BlobNotFoundError, NodeLostError
-            See `run`.
-
-        Notes
-        -----
-        Runs on the client. Where several workers hold stop conditions, only `first` is run: they
-        would have to agree after each epoch, which is what the client does as fast.
+        `ended` is called with each epoch, in order, and its result; also where a later one failed.
+        For errors see `run`.
         """
-        plan, addresses = self._groups["epoch"]
+        plan, addresses = self._groups.plans["epoch"]
         judges = {self.placement[condition.node] for condition in plan.conditions}
         batch = {
             "epochs": epochs if len(judges) <= 1 else 1,
@@ -243,11 +211,9 @@ class Binding:
         group: str,
         details: dict[str, Any],
         ended: Callable[[int, GroupResult], None],
-        deadline_seconds: float | None = None,
-        task_deadline_seconds: float | None = None,
-        is_careful: bool = False,
+        **options: Any,
     ) -> None:
-        plan, addresses = self._groups[group]
+        plan, addresses = self._groups.plans[group]
         epoch = details["epoch"]
         batch = details.get("epoch_batch", {"epochs": 1, "steps_per_epoch": 1})
         if not addresses:
@@ -256,31 +222,21 @@ class Binding:
             return
         started = time.perf_counter()
         recorded, self.recorded = self.recorded, ""  # a save in the background sets it, too
-        news: dict[str, Any] = {"recorded": recorded} if recorded else {}
-        if is_careful:
-            news["is_careful"] = True
-        request = Request(
-            "run",
-            {"key": group, **details, **news},
-            deadline_seconds=deadline_seconds,
-            task_deadline_seconds=task_deadline_seconds,
-            group=plan.name,
-            epoch=epoch,
-            is_careful=is_careful,
-        )
+        if recorded:
+            details["recorded"] = recorded
+        details["key"] = group
+        request = Request("run", details, group=plan.name, epoch=epoch, **options)
         self._under_way = (plan.name, epoch, started)
         try:
-            replies = self._ask(request, addresses)
+            replies = self._messenger.call(request, addresses)
         except NodeLostError:
-            raise  # the others know already
+            raise  # the other workers know already
         except BaseException as error:
             self.abort(f"the client gave up: {type(error).__name__}")
             raise
         finally:
             self._under_way = None
-            # Each run of a batch has a number of its own.
-            with self._numbering:
-                self._talk.number += batch["epochs"] * batch["steps_per_epoch"] - 1
+            self._messenger.skip_numbers(batch["epochs"] * batch["steps_per_epoch"] - 1)
         width = batch["steps_per_epoch"]
         wall_seconds = time.perf_counter() - started
         by_worker = [reply.get("runs", ()) for reply in replies.values()]
@@ -307,59 +263,70 @@ class Binding:
         fn : callable
             Picklable; takes node -> `Workspace` of that worker's nodes. Runs in a thread.
         channel : str
-            Calls on another channel may be made from another thread of the client while this one
-            is under way; so may a run.
+            While this call is under way, other threads of the client may make calls on other
+            channels, and run groups.
         what : str
-            What it is for, in errors.
+            What errors call it.
         deadline_seconds : float, optional
-            Give up when it takes longer; `fn` cannot be stopped.
+            Raise an `ExecutionError` when it takes longer; `fn` cannot be stopped.
 
         Returns
         -------
         dict
-            Address -> what `fn` returned there.
-
-        Raises
-        ------
-        Exception
-            The one that `fn` raised; of several workers' the first by placement.
-        ExecutionError
-            The deadline passed; names the nodes whose workers are late.
-        NodeLostError
+            Address -> what `fn` returned there. An exception that it raised is raised here; of
+            several, that of the first worker by placement.
         """
         details = {"fn": pickle_function(fn, "The function to apply")}
         request = Request(
             "apply", details, channel=channel, what=what, deadline_seconds=deadline_seconds
         )
-        replies = self._operate(request, list(self._members.workers))
+        replies = self._call(request, list(self._members.workers))
         return {address: _own_value(reply["frames"]) for address, reply in replies.items()}
 
     def abort(self, reason: str = "the client asked for it") -> None:
-        """Stop slices everywhere: nothing further starts. Takes at most a few seconds.
+        """Start no further tasks of the current run. Takes at most a few seconds.
 
-        Functions that are running can't be stopped; what they return is dropped.
+        Functions that are running continue; what they return is dropped.
         """
         if not self._is_released:
-            with suppress(ExecutionError):  # without a scheduler, nobody is there to be told
-                self._cluster.sync(self._talk.abort, self._members.alive, reason, ABORT_SECONDS)
+            with suppress(ExecutionError):  # without a scheduler, no worker can be told
+                self._messenger.sync(self._messenger.abort, reason, ABORT_SECONDS)
 
     def release(self, wait_seconds: float = RELEASE_SECONDS, *, heir: str = "") -> None:
-        """Free the workspaces, threads and leases on the workers. Once is enough.
+        """Free the workspaces, threads and leases on the workers. Later calls do nothing.
 
         Parameters
         ----------
-        heir : str
-            Name of a binding of the same plan that comes next and gets the kept_states.
         wait_seconds : float
-            How long to wait for the workers to have done so.
+            How long to wait for the workers.
+        heir : str
+            Name of the next binding of the same plan, which gets the kept states.
         """
         if self._is_released:
             return
         self._is_released = True
-        with suppress(ExecutionError):  # without a scheduler, workers free it of themselves
-            self._cluster.sync(self._talk.part, wait_seconds, heir)
-        self._talk.leave()
+        with suppress(ExecutionError):  # without a scheduler, workers free everything themselves
+            self._messenger.sync(self._messenger.release, wait_seconds, heir)
+        self._messenger.close()
         self._leases.release(wait_seconds)
+
+    def run_group(
+        self, group: TaskGroup, epoch: int | None = None, deadline_seconds: float | None = None
+    ) -> GroupResult:
+        """Run a group that is no job's on this binding's workspaces; see `Session.run`."""
+        run = self._run_in_session()
+        if run is None:
+            raise self.replaced()
+        return run(self, group, epoch, deadline_seconds)
+
+    def ship(self, plans: Mapping[str, GroupPlan]) -> None:
+        """Send the workers groups to run, by key, unless they have them already."""
+        parcel = Parcel(plans)
+        self._groups.add(plans, self.placement)
+        if not self._groups.has(plans.keys(), parcel.digest):
+            contents = parcel.by_worker(self.placement)
+            self._call(Request("ship", per_worker=contents), list(contents))
+            self._groups.note_digest(plans.keys(), parcel.digest)
 
     # ---- for the session
 
@@ -368,140 +335,85 @@ class Binding:
     ) -> None:
         """Place further nodes, with empty workspaces.
 
-        Parameters
-        ----------
-        nodes : sequence of PlannedNode
-        wait_seconds : float
-            How long to wait for workers that suit.
-        most_workers : float
-            With so many there, no others will come.
-
         Raises
         ------
         PlacementError
-            In that time no workers came that suit, or none had room.
+            No suitable workers came within `wait_seconds`, or none had room. With `most_workers`
+            there, it does not wait for more.
         """
         deadline = time.monotonic() + wait_seconds
-        is_told = False
-        while True:
-            try:
-                placed: dict[str, str] = self._cluster.sync(self._place, nodes)
-                break
-            except PlacementError as error:
-                there = len(self._cluster.sync(self._cluster.workers))
-                left = deadline - time.monotonic()
-                if there >= most_workers or left <= 0:
-                    raise
-                if not is_told:
-                    is_told = True
-                    logger.warning("%s Waiting for at most %g s.", error, wait_seconds)
-                # Workers may come, and others make room; of the latter nothing tells.
-                time.sleep(min(PLACE_AGAIN_SECONDS, left))
-        self._hold(nodes, placed, deadline)
-        self.placement.update(placed)
-        news: dict[str, Any] = {a: {"nodes": {}} for a in self._members.workers}
-        for node, address in placed.items():
-            news[address]["nodes"][node] = sorted(self.plan.transient.get(node, ()))
-        for details in news.values():
-            details["placement"] = self.placement
-        self._operate(Request("ship", news, is_separate=True), list(news))
-
-    def ship(self, plans: Mapping[str, GroupPlan]) -> None:
-        """Give the workers groups to run, by key; what they have already is not sent again."""
-        parcel = Parcel(plans)
-        for key, plan in plans.items():
-            addresses = dict.fromkeys(self.placement[node] for node in nodes_of(plan))
-            self._groups[key] = (plan, list(addresses))
-        if all(self._digests.get(key) == parcel.digest for key in plans):
-            return
-        contents: dict[str, Any] = {}
-        for node, data in parcel.slices.items():
-            address = self.placement[node]
-            content = contents.setdefault(address, {"groups": parcel.groups, "slices": {}})
-            content["slices"][node] = data
-        self._operate(Request("ship", contents, is_separate=True), list(contents))
-        self._digests.update(dict.fromkeys(plans, parcel.digest))
-
-    def forget(self, keys: Collection[str]) -> None:
-        """Let the workers drop groups that nobody can run or fetch from any more."""
-        for key in keys:
-            self._groups.pop(key, None)
-            self._digests.pop(key, None)
-        self._cluster.sync(self._talk.ask, "forget", keys=list(keys))
-
-    def blob_names(self) -> dict[str, frozenset[str]]:
-        """The names of the global blobs that there are, by node."""
-        found: dict[str, frozenset[str]] = {}
-        for reply in self._cluster.sync(self._talk.ask, "blob names").values():
-            found.update({node: frozenset(names) for node, names in reply["names"].items()})
-        return found
-
-    def fetch(self, node: str, name: str, groups: Sequence[str] = (), part: int = 0) -> Any:
-        """The value of a blob; with `groups`, part of what task `name` returned in one of them."""
-        details = {"node": node, "name": name, "groups": list(groups), "part": part}
-        address = self.placement[node]
-        return _own_value(self._operate(Request("fetch", details), [address])[address]["frames"])
-
-    # ---- within
-
-    async def _place_anew(self) -> dict[str, str]:
-        try:
-            workers = await self._candidates.find()
-            return self._candidates.place(self.plan.nodes, workers, {})
-        except PlacementError:
-            return {}
-
-    async def _place(self, nodes: Sequence[PlannedNode]) -> dict[str, str]:
-        workers = await self._candidates.find()
         stays = {**self._previous, **self.placement}
-        placed = self._candidates.place(nodes, workers, stays)
-        used = set(placed.values()) - set(self._members.workers)
-        strange = await self._talk.meet([w for w in workers if w.address in used]) if used else {}
-        self._candidates.doubt(strange)
-        for address, answer in strange.items():
-            raise PlacementError(
-                f"Worker {address} does not answer jobrunner (found {answer!r}): it is gone or "
-                f"hangs, or has no jobrunner of this version. Install the same version there, or "
-                f"close that worker."
-            )
-        return placed
-
-    def _hold(
-        self, nodes: Sequence[PlannedNode], placed: Mapping[str, str], deadline: float
-    ) -> None:
-        """Take leases, and let their workers host this binding."""
+        placed = self._candidates.place_in_time(nodes, stays, deadline, most_workers)
         details = {
             "job": self.plan.job,
             "seed": self.plan.seed,
             "attempt": self.attempt,
             "can_move": self._can_move,
-            "silence_seconds": self._cluster.silence_seconds,
+            "silence_seconds": self._scheduler.silence_seconds,
         }
-        keys = self._leases.take(nodes, placed)
-        late = self._cluster.sync(self._talk.bind, keys, deadline, details)
-        if late:
-            raise self._leases.give_up(late, nodes, placed)
+        self._leases.take(nodes, placed, deadline, details)
+        self.placement.update(placed)
+        news: dict[str, Any] = {a: {"nodes": {}} for a in self._members.workers}
+        for node, address in placed.items():
+            news[address]["nodes"][node] = sorted(self.plan.transient.get(node, ()))
+        request = Request("ship", {"placement": self.placement}, per_worker=news)
+        self._call(request, list(news))
 
-    def _operate(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
-        replies = self._ask(request, addresses)
+    def blob_names(self) -> dict[str, frozenset[str]]:
+        """The names of the global blobs, by node."""
+        found: dict[str, frozenset[str]] = {}
+        for reply in self._messenger.sync(self._messenger.query, "blob names").values():
+            found.update({node: frozenset(names) for node, names in reply["names"].items()})
+        return found
+
+    def run_alone(
+        self, group: TaskGroup, epoch: int | None, deadline_seconds: float | None
+    ) -> GroupResult:
+        """Compile a group that is no job's, whose nodes are all placed, and run it."""
+        if dead := self._groups.take_dead_keys():
+            self._messenger.sync(self._messenger.query, "forget", keys=dead)
+        plan = compile_group(group, self.blob_names())
+        key = self._groups.make_key(group)
+        self.ship({key: plan})
+        return self.run(key, epoch=epoch, deadline_seconds=deadline_seconds)
+
+    def fetch(self, node: str, name: str, groups: Sequence[str] = (), part: int = 0) -> Any:
+        """The value of a blob; with `groups`, part of what task `name` returned in one of them."""
+        details = {"node": node, "name": name, "groups": list(groups), "part": part}
+        address = self.placement[node]
+        return _own_value(self._call(Request("fetch", details), [address])[address]["frames"])
+
+    def fetch_output(self, output: TaskOutput) -> Any:
+        """What a task returned, or part of it, in its group's last run."""
+        task = output.task
+        assert task.group is not None
+        if task.plan is not None and task.plan is not self.plan:
+            raise ExecutionError(
+                f"{output} is gone: job {self.plan.job!r} was bound in this session since, which "
+                f"dropped the workspaces of earlier runs. Fetch before the next job runs, or run "
+                f"that job in another session."
+            )
+        key = self._groups.key_of(task.group)
+        # A resume runs some of the init group's tasks.
+        keys = [key, "resume"] if key == "init" else [key]
+        return self.fetch(task.node.name, task.name, keys, output.part)
+
+    def replaced(self) -> ExecutionError:
+        """The error for using it after its session has released it."""
+        return ExecutionError(
+            "The session has released this binding: another job was run since, or the session "
+            "was closed. Bind the plan again."
+        )
+
+    # ---- within
+
+    def _call(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
+        replies = self._messenger.call(request, addresses)
         request.check(replies, self.plan.job)
         return replies
 
-    def _ask(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
-        with self._numbering:
-            self._talk.number += 1
-            request.number = self._talk.number
-            request.started = time.monotonic()
-            if request.call == "run":
-                self._talk.run_number = request.number
-        if request.call == "run" and not request.is_careful:
-            self._cluster.check_open()
-            answers = self._talk.try_directly(request, addresses)
-            if answers is not None:
-                return answers
-        operate = self._talk.operate_each if request.is_careful else self._talk.operate
-        replies: dict[str, Message] = self._cluster.sync(operate, request, addresses)
-        return replies
+
+RunInSession = Callable[[Binding, TaskGroup, int | None, float | None], GroupResult]
 
 
 def _own_value(frames: Sequence[Any]) -> Any:

@@ -1,67 +1,175 @@
-"""4 run: the workers that a binding may place nodes on: they answer, and they reach each other."""
+"""Finds workers for nodes: workers that answer, and that can reach each other."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
+from jobrunner.cluster.members import Members
+from jobrunner.cluster.messenger import Messenger, find_silent, send
 from jobrunner.cluster.placement import WorkerInfo, place, within_reach
-from jobrunner.cluster.workers import Cluster
+from jobrunner.cluster.scheduler import PING_SECONDS, SchedulerLink
 from jobrunner.compile import PlannedNode
 from jobrunner.errors import PlacementError
+from jobrunner.worker import MOST_PINGS
+
+logger = logging.getLogger(__name__)
+
+PLACE_AGAIN_SECONDS = 0.1
 
 
 class Candidates:
-    """Workers of a cluster, without those that are not to be trusted with nodes.
+    """The workers of a cluster that may be given nodes.
 
     Parameters
     ----------
-    cluster : Cluster
-    lost : collection of str
-        Addresses of workers that the binding has lost; its own, which grows.
+    scheduler : SchedulerLink
+    members : Members
+        The workers that the binding uses and has lost; grows.
+    messenger : Messenger
+        The binding's.
     doubted : collection of str
-        Addresses of workers that were lost before: they take no nodes unless they answer.
+        Addresses of workers that were lost before: they get nodes only if they answer.
     is_cut : bool
-        Workers could not reach each other before: those that still can't take no nodes together.
+        Some workers could not reach each other before: they get nodes only if they can now.
+
+    Notes
+    -----
+    Coroutines run on the client's event loop.
     """
 
     def __init__(
-        self, cluster: Cluster, lost: Collection[str], doubted: Collection[str], is_cut: bool
+        self,
+        scheduler: SchedulerLink,
+        members: Members,
+        messenger: Messenger,
+        doubted: Collection[str],
+        is_cut: bool,
     ) -> None:
-        self._cluster = cluster
-        self._lost = lost
+        self._scheduler = scheduler
+        self._members = members
+        self._messenger = messenger
         self._doubted = set(doubted)
         self._silent: set[str] = set()  # of those, the ones that did not answer
         self.is_cut = is_cut
         self._cuts: set[frozenset[str]] = set()
-        self._asked: frozenset[str] = frozenset()  # who they were looked for among
+        self._asked: frozenset[str] = frozenset()  # the workers that `_cuts` is about
 
-    async def find(self) -> list[WorkerInfo]:
-        """The workers that there are now. Runs on the client's event loop."""
-        there = await self._cluster.workers()
-        workers = [w for w in there if w.address not in self._lost]
-        doubted = [w.address for w in workers if w.address in self._doubted - self._silent]
-        # One that hangs is among Dask's workers still, and would be given nodes for ever.
-        if doubted:
-            self._silent.update(await self._cluster.find_silent(doubted))
-        workers = [w for w in workers if w.address not in self._silent]
-        addresses = frozenset(w.address for w in workers)
-        if self.is_cut and not addresses <= self._asked:
-            self._cuts, self._asked = await self._cluster.find_cuts(addresses), addresses
-        return workers
+    def place_in_time(
+        self,
+        nodes: Sequence[PlannedNode],
+        stays: Mapping[str, str],
+        deadline: float,
+        most_workers: float,
+    ) -> dict[str, str]:
+        """Place nodes, and take their workers into use.
 
-    def place(
+        Parameters
+        ----------
+        nodes : sequence of PlannedNode
+        stays : mapping of str to str
+            Node -> address, where nodes stay if they can.
+        deadline : float
+            Wait until this monotonic time for suitable workers.
+        most_workers : float
+            Do not wait for more workers than that.
+
+        Raises
+        ------
+        PlacementError
+        """
+        is_told = False
+        while True:
+            try:
+                placed: dict[str, str] = self._messenger.sync(self._place_on_members, nodes, stays)
+                return placed
+            except PlacementError as error:
+                there = len(self._messenger.sync(self._scheduler.workers))
+                left = deadline - time.monotonic()
+                if there >= most_workers or left <= 0:
+                    raise
+                if not is_told:
+                    is_told = True
+                    logger.warning("%s Waiting for at most %.0f s.", error, left)
+                # Nothing tells when other bindings make room.
+                time.sleep(min(PLACE_AGAIN_SECONDS, left))
+
+    async def count_spread(self, nodes: Sequence[PlannedNode]) -> int:
+        """How many workers the nodes would be on if they were placed anew now."""
+        try:
+            return len(set(self._place(nodes, await self._find(), {}).values()))
+        except PlacementError:
+            return 0
+
+    # ---- within
+
+    async def _place_on_members(
+        self, nodes: Sequence[PlannedNode], stays: Mapping[str, str]
+    ) -> dict[str, str]:
+        workers = await self._find()
+        placed = self._place(nodes, workers, stays)
+        used = set(placed.values()) - self._members.workers.keys()
+        if used:
+            strange = await self._messenger.meet([w for w in workers if w.address in used])
+            self._doubted.update(strange)
+            for address, answer in strange.items():
+                raise PlacementError(
+                    f"Worker {address} does not answer jobrunner (found {answer!r}): it is gone "
+                    f"or hangs, or has no jobrunner of this version. Install the same version "
+                    f"there, or close that worker."
+                )
+        return placed
+
+    def _place(
         self,
         nodes: Sequence[PlannedNode],
         workers: Sequence[WorkerInfo],
-        previous: Mapping[str, str],
+        stays: Mapping[str, str],
     ) -> dict[str, str]:
-        """Place nodes on workers that reach each other, where such suit them."""
+        """Choose a worker for each node: workers that reach each other, where such suit."""
         for some in within_reach(workers, self._cuts):
             with suppress(PlacementError):
-                return place(nodes, some, previous)
-        return place(nodes, workers, previous)
+                return place(nodes, some, stays)
+        return place(nodes, workers, stays)
 
-    def doubt(self, addresses: Collection[str]) -> None:
-        """Give these no nodes any more unless they answer."""
-        self._doubted.update(addresses)
+    async def _find(self) -> list[WorkerInfo]:
+        """The workers that there are now."""
+        there = await self._scheduler.workers()
+        workers = [w for w in there if w.address not in self._members.lost]
+        doubted = [w.address for w in workers if w.address in self._doubted - self._silent]
+        # A worker that hangs is still among Dask's workers, and would get nodes again and again.
+        if doubted:
+            self._silent.update(await find_silent(self._scheduler, doubted))
+        workers = [w for w in workers if w.address not in self._silent]
+        addresses = frozenset(w.address for w in workers)
+        if self.is_cut and not addresses <= self._asked:
+            self._cuts, self._asked = await self._find_cuts(addresses), addresses
+        return workers
+
+    async def _find_cuts(self, addresses: Collection[str]) -> set[frozenset[str]]:
+        """Pairs of workers that cannot reach each other, according to those that answer."""
+        patience = min(PING_SECONDS, self._scheduler.silence_seconds)
+        rounds = math.ceil(len(addresses) / MOST_PINGS)
+        message = {"call": "reach", "addresses": list(addresses), "wait_seconds": patience}
+
+        async def ask(address: str) -> Collection[str]:
+            sending = send(self._scheduler, message, [address])
+            try:
+                answers = await asyncio.wait_for(sending, rounds * patience + PING_SECONDS)
+            except (TimeoutError, OSError) as error:
+                logger.info("%s did not answer which workers it reaches: %r", address, error)
+                return ()
+            answer = answers[address]
+            found: Collection[str] = answer.get("cut", ()) if isinstance(answer, Mapping) else ()
+            return found
+
+        cut = await asyncio.gather(*(ask(address) for address in addresses))
+        return {
+            frozenset((address, other))
+            for address, others in zip(addresses, cut, strict=True)
+            for other in others
+        }

@@ -1,10 +1,11 @@
-"""4 run: how a session comes by its client: it is given one, connects, or starts a cluster."""
+"""How a session gets its client: it is given one, connects, or starts a cluster."""
 
 from __future__ import annotations
 
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -12,13 +13,14 @@ from distributed import Client
 from distributed.comm.addressing import get_address_host
 
 from jobrunner.cluster.local import OwnCluster
-from jobrunner.cluster.workers import OwnClient
-from jobrunner.errors import DefinitionError, ExecutionError
+from jobrunner.cluster.scheduler import OwnClient, SchedulerLink
+from jobrunner.errors import DefinitionError, ExecutionError, SchedulerLostError
 
 logger = logging.getLogger(__name__)
 
 TELL_AFTER_SECONDS = 1.5
-"""How long one may wait without knowing for what."""
+"""How long to wait for a scheduler before a log message says so."""
+RECONNECT_POLL_SECONDS = 0.1
 
 
 class Connection:
@@ -32,11 +34,14 @@ class Connection:
     Attributes
     ----------
     client : distributed.Client
-        Another one once `renew` has succeeded.
+        `reconnect` may replace it.
+    scheduler : SchedulerLink
+        The client's.
     """
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        self.scheduler = SchedulerLink(client)
         self._is_own = False
         self._cluster: OwnCluster | None = None
         self._connect: Callable[[float], Client] | None = None
@@ -44,6 +49,13 @@ class Connection:
     @classmethod
     def local(cls, workers: int | None, threads_per_worker: int | None, processes: bool) -> Self:
         """Start a cluster on this machine; see `Session.local`."""
+        for what, count in (("workers", workers), ("threads_per_worker", threads_per_worker)):
+            if count is not None and (
+                not isinstance(count, int) or isinstance(count, bool) or count < 1
+            ):
+                raise DefinitionError(
+                    f"Session.local: {what} must be an int of at least 1; got {count!r}."
+                )
         cluster = OwnCluster(workers, threads_per_worker, processes)
         try:
             connection = cls(Client(cluster.cluster, set_as_default=False))
@@ -59,17 +71,17 @@ class Connection:
     def to(cls, address: str, **client_kwargs: Any) -> Self:
         """Connect to the scheduler at an address; see `Session.connect`."""
         try:
-            get_address_host(address)  # a client takes a minute to end that never began
+            get_address_host(address)  # a client that fails on it takes a minute to close
         except (TypeError, ValueError, AttributeError) as error:
             raise DefinitionError(
-                f"{address!r} is no address of a Dask scheduler: {error}. One looks like "
+                f"{address!r} is not the address of a Dask scheduler: {error}. One looks like "
                 f"tcp://host:8786."
             ) from error
-        told = threading.Timer(
+        waiting = threading.Timer(
             TELL_AFTER_SECONDS, logger.warning, ("Waiting for the scheduler at %s.", address)
         )
-        told.daemon = True
-        told.start()
+        waiting.daemon = True
+        waiting.start()
         client_kwargs = {"set_as_default": False, **client_kwargs}
         try:
             connection = cls(OwnClient(address, **client_kwargs))
@@ -79,7 +91,7 @@ class Connection:
                 f"the scheduler runs and can be reached from here."
             ) from error
         finally:
-            told.cancel()
+            waiting.cancel()
         connection._is_own = True
         connection._connect = lambda seconds: OwnClient(
             address, **{**client_kwargs, "timeout": seconds}
@@ -91,19 +103,35 @@ class Connection:
         """How many workers the cluster will ever have, where that is known."""
         return math.inf if self._cluster is None else len(self._cluster.cluster.worker_spec)
 
-    @property
-    def is_renewable(self) -> bool:
-        """Whether there can be another client when this one is closed."""
-        return self._connect is not None
+    def reconnect(self, address: str, wait_seconds: float) -> None:
+        """Wait until a lost scheduler is back at its address; see `Session.reconnect`.
 
-    def renew(self, seconds: float) -> bool:
-        """Connect once more, in place of a client that is closed; False if nobody answers."""
-        assert self._connect is not None
-        try:
-            self.client = self._connect(seconds)
-        except (OSError, TimeoutError):
-            return False
-        return True
+        A client gives up after its own ``timeout``; one that was made here is then replaced.
+        """
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            left = deadline - time.monotonic()
+            if self.scheduler.responds():
+                self.scheduler.forget_watches()
+                self.scheduler.install()
+                return
+            if left <= 0:
+                break
+            if self.client.status == "closed":
+                if self._connect is None:
+                    break
+                try:
+                    self.client = self._connect(left)
+                    self.scheduler = SchedulerLink(self.client)
+                    continue
+                except (OSError, TimeoutError):
+                    logger.debug("No scheduler at %s yet", address, exc_info=True)
+            # A client tells nobody that it is back, and a refused one may return at once.
+            time.sleep(min(RECONNECT_POLL_SECONDS, left))
+        raise SchedulerLostError(
+            f"The scheduler at {address} was not back within {wait_seconds:g} s; the client is "
+            f"{self.client.status}. Start it again at that address, or connect to another."
+        )
 
     def kill(self) -> None:
         """End the processes of a cluster of its own at once, so that `close` need not wait."""

@@ -1,17 +1,21 @@
-"""4 run: a binding's leases, the tasks of Dask's that hold its workers and their resources."""
+"""A binding's leases: the Dask tasks that hold its workers and their resources."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from distributed import wait
 
-from jobrunner.cluster.members import Membership
-from jobrunner.cluster.workers import Cluster
+from jobrunner.cluster.members import Members
+from jobrunner.cluster.messages import FIRST_WAIT_SECONDS
+from jobrunner.cluster.messenger import Messenger
+from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.compile import PlannedNode
 from jobrunner.errors import PlacementError
-from jobrunner.worker import hold_lease, lease_key
+from jobrunner.worker import Failure, hold_lease, lease_key
 
 
 class Leases:
@@ -19,33 +23,78 @@ class Leases:
 
     Parameters
     ----------
-    cluster : Cluster
+    scheduler : SchedulerLink
     name : str
         The binding's.
-    members : Membership
+    members : Members
+    messenger : Messenger
     """
 
-    def __init__(self, cluster: Cluster, name: str, members: Membership) -> None:
-        self._cluster = cluster
+    def __init__(
+        self, scheduler: SchedulerLink, name: str, members: Members, messenger: Messenger
+    ) -> None:
+        self._scheduler = scheduler
         self._name = name
         self._members = members
+        self._messenger = messenger
 
-    def take(self, nodes: Sequence[PlannedNode], placed: Mapping[str, str]) -> dict[str, str]:
-        """Submit what holds the workers, and what the nodes ask of their resources.
+    def take(
+        self,
+        nodes: Sequence[PlannedNode],
+        placed: Mapping[str, str],
+        deadline: float,
+        details: Mapping[str, Any],
+    ) -> None:
+        """Take leases for nodes, and let their workers host the binding.
 
-        Returns
-        -------
-        dict of str to str
-            Address -> key of the lease task there.
+        Parameters
+        ----------
+        nodes : sequence of PlannedNode
+        placed : mapping of str to str
+            Node -> address.
+        deadline : float
+            Monotonic time until which the leases must have started.
+        details : mapping
+            What the workers are told of the binding.
+
+        Raises
+        ------
+        PlacementError
+            Some did not start in time.
         """
+        needs: dict[str, dict[str, float]] = {address: {} for address in placed.values()}
+        for node in nodes:
+            need = needs[placed[node.name]]
+            for resource, amount in (node.resources or {}).items():
+                need[resource] = need.get(resource, 0) + amount
+        late = self._messenger.sync(self._bind, self._submit(needs), deadline, details)
+        if late:
+            raise self._give_up(late, needs)
+
+    def release(self, wait_seconds: float) -> None:
+        """End them all."""
+        workers = self._members.workers
+        alive = [lease for a in self._members.alive for lease in workers[a].leases]
+        pending = [lease for lease in alive if lease.status == "pending"]
+        if pending and self._scheduler.client.status == "running":
+            # Otherwise a worker that closes right after this warns of an interrupted task.
+            with suppress(Exception):
+                wait(pending, timeout=wait_seconds)
+        for worker in workers.values():
+            for lease in worker.leases:
+                lease.release()
+            worker.leases.clear()
+
+    def _submit(self, needs: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+        """Submit the lease tasks; returns address -> key."""
         keys: dict[str, str] = {}
-        for address, need in _needs(nodes, placed).items():
+        for address, need in needs.items():
             worker = self._members.workers[address]
             if worker.leases and not need:
                 continue  # a further lease is for further resources only
             key = keys[address] = lease_key(self._name, worker.incarnation, len(worker.leases))
             worker.leases.append(
-                self._cluster.client.submit(
+                self._scheduler.client.submit(
                     hold_lease,
                     key,
                     key=key,
@@ -57,16 +106,35 @@ class Leases:
             )
         return keys
 
-    def give_up(
-        self, late: Sequence[str], nodes: Sequence[PlannedNode], placed: Mapping[str, str]
+    async def _bind(
+        self, keys: dict[str, str], deadline: float, details: Mapping[str, Any]
+    ) -> list[str]:
+        """Wait until lease tasks run and their workers host the binding; returns the late ones."""
+        waiting = list(keys)
+        while waiting:
+            left = max(0.0, deadline - time.monotonic())
+            wait_seconds = min(FIRST_WAIT_SECONDS, left)
+            replies = await self._messenger.query(
+                "bind", waiting, leases=keys, wait_seconds=wait_seconds, **details
+            )
+            for reply in replies.values():
+                if reply["status"] == "failed":
+                    raise Failure(**reply["failure"]).exception()
+            waiting = [address for address in waiting if replies[address]["status"] != "done"]
+            if not left:
+                break
+        return waiting
+
+    def _give_up(
+        self, late: Sequence[str], needs: Mapping[str, Mapping[str, float]]
     ) -> PlacementError:
-        """Release the leases that did not start in time; gives the error that says so."""
-        needs = _needs(nodes, placed)
+        """Release the leases that did not start in time; returns the error to raise."""
+        workers = self._members.workers
         for address in late:
-            self._members.workers[address].leases.pop().release()
+            workers[address].leases.pop().release()
         offers = "; ".join(
-            f"{address} offers {dict(self._members.workers[address].info.resources) or 'none'}, "
-            f"of which {needs[address] or 'none'} was asked for"
+            f"{address} offers {dict(workers[address].info.resources) or 'none'}, requested: "
+            f"{needs[address] or 'none'}"
             for address in late
         )
         return PlacementError(
@@ -74,27 +142,3 @@ class Leases:
             f"closing, or others hold their resources: {offers}. Close what holds them, start "
             f"more workers, or wait longer."
         )
-
-    def release(self, wait_seconds: float) -> None:
-        """End them all."""
-        workers = self._members.workers
-        alive = [lease for a in self._members.alive for lease in workers[a].leases]
-        pending = [lease for lease in alive if lease.status == "pending"]
-        if pending and self._cluster.client.status == "running":
-            # Or a worker that closes right after this would warn of a task cut short.
-            with suppress(Exception):
-                wait(pending, timeout=wait_seconds)
-        for worker in workers.values():
-            for lease in worker.leases:
-                lease.release()
-            worker.leases.clear()
-
-
-def _needs(nodes: Sequence[PlannedNode], placed: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    """What the nodes ask of each worker's resources."""
-    needs: dict[str, dict[str, float]] = {address: {} for address in placed.values()}
-    for node in nodes:
-        need = needs[placed[node.name]]
-        for resource, amount in (node.resources or {}).items():
-            need[resource] = need.get(resource, 0) + amount
-    return needs

@@ -1,10 +1,9 @@
-"""4 run: sessions, the way from a client to nodes on workers."""
+"""Sessions: run tasks on the workers of a Dask cluster, and keep workspaces there."""
 
 from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -13,25 +12,15 @@ from distributed import Client
 
 from jobrunner.cluster.binding import RELEASE_SECONDS, Binding
 from jobrunner.cluster.connection import Connection
-from jobrunner.cluster.session_binding import SessionBinding
 from jobrunner.cluster.shipping import nodes_of
-from jobrunner.cluster.workers import Cluster
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
 from jobrunner.define import Blob, Task, TaskGroup, TaskOutput
-from jobrunner.errors import (
-    BlobNotFoundError,
-    DefinitionError,
-    ExecutionError,
-    SchedulerLostError,
-)
+from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
 from jobrunner.worker import GroupResult
 
-__all__ = ["Binding", "GroupResult", "Session"]
-
 DEFAULT_WAIT_SECONDS = 60.0
-RECONNECT_POLL_SECONDS = 0.1
 HURRIED_RELEASE_SECONDS = 0.3
-"""How long workers may take to hear that their session ends, when somebody waits for that."""
+"""How long workers may take to release a session after Ctrl-C."""
 
 
 class Session:
@@ -45,7 +34,7 @@ class Session:
     Raises
     ------
     DefinitionError
-        `client` is no client, or an asynchronous one.
+        `client` is not a client, or is asynchronous.
     ExecutionError
         The client is closed, or its workers cannot import jobrunner.
 
@@ -71,18 +60,18 @@ class Session:
         if client.asynchronous:
             raise DefinitionError(
                 "A session needs a synchronous client, and this one is asynchronous. Make one "
-                "with Client(..., asynchronous=False), and run the session in a thread of its own "
-                "where an event loop is running: await asyncio.to_thread(...)."
+                "with Client(..., asynchronous=False). Where an event loop is running, run the "
+                "session in a thread of its own: await asyncio.to_thread(...)."
             )
         self._connection = Connection(client)
-        self._cluster = Cluster(client)
-        self._cluster.check_open()
-        self._cluster.install()
-        self._address = str(self._cluster.scheduler.address)
+        self._connection.scheduler.check_open()
+        self._connection.scheduler.install()
+        scheduler: Any = client.scheduler
+        self._address = str(scheduler.address)
         self._id = secrets.token_hex(6)
         self._lock = threading.Lock()
         self._runner: tuple[str, int] | None = None  # what it is, and its thread
-        self._binding: SessionBinding | None = None
+        self._binding: Binding | None = None
         self._num_bindings = 0
         self._attempts: tuple[Plan | None, int] = (None, 0)  # of the plan bound last
         self._doubted: set[str] = set()  # addresses of workers that were lost
@@ -101,7 +90,7 @@ class Session:
         Parameters
         ----------
         workers, threads_per_worker : int, optional
-            By default as Dask sees fit for this machine.
+            By default as Dask chooses for this machine.
         processes : bool
             Workers as processes of their own, or as threads of this one. Processes leave Ctrl-C
             to the client.
@@ -109,15 +98,10 @@ class Session:
         Raises
         ------
         DefinitionError
-            Not so many workers or threads can be.
+            `workers` or `threads_per_worker` is not a positive int.
         ExecutionError
             The workers did not start.
         """
-        for what, count in (("workers", workers), ("threads_per_worker", threads_per_worker)):
-            if count is not None and (
-                not isinstance(count, int) or isinstance(count, bool) or count < 1
-            ):
-                raise DefinitionError(f"Session.local: {what} is an int from 1 on; got {count!r}.")
         return cls._over(Connection.local(workers, threads_per_worker, processes))
 
     @classmethod
@@ -135,7 +119,7 @@ class Session:
         Raises
         ------
         DefinitionError
-            `address` is none.
+            `address` is not an address.
         ExecutionError
             No scheduler answers there.
         """
@@ -154,7 +138,7 @@ class Session:
 
     @property
     def client(self) -> Client:
-        """The client; another one after `reconnect` had to make it anew."""
+        """The client; `reconnect` may replace it."""
         return self._connection.client
 
     # ---- for users
@@ -165,8 +149,8 @@ class Session:
         Parameters
         ----------
         task_or_group : Task or TaskGroup
-            Of no job. A task must be the only one of its group, or have none. Nodes that the
-            session has not seen are placed first.
+            Not of a job. A task must be the only one of its group, or have none. Nodes that are
+            new to the session are placed first.
 
         Returns
         -------
@@ -177,7 +161,7 @@ class Session:
         ------
         DefinitionError, PlacementError, TaskFailedError, NodeLostError
         BlobNotFoundError
-            A blob that is read is neither made in the group nor there.
+            A blob that is read neither exists nor is made in the group.
 
         Notes
         -----
@@ -191,7 +175,7 @@ class Session:
         if not isinstance(task_or_group, Task):
             raise DefinitionError(
                 f"Session.run takes a Task or a TaskGroup; got {type(task_or_group).__name__}. "
-                f"A Job is run by JobRunner(job).run(session)."
+                f"Run a Job with JobRunner(job).run(session)."
             )
         task = task_or_group
         if task.group is None:
@@ -214,15 +198,15 @@ class Session:
         Parameters
         ----------
         blob_or_output : Blob or TaskOutput
-            A blob must name its node. Of a task's output, what it returned in its group's last
-            run.
+            A blob must name its node. A task's output is what the task returned in its group's
+            last run.
 
         Raises
         ------
         BlobNotFoundError
             The node has no such blob, or the session no such node.
         ExecutionError
-            The task's value is not there.
+            The task's value does not exist.
         """
         with self._operation("fetch"):
             if isinstance(blob_or_output, TaskOutput):
@@ -256,7 +240,7 @@ class Session:
         if kind is None or not issubclass(kind, KeyboardInterrupt):
             self.close()
             return
-        # Whoever presses Ctrl-C again does not wait for a task that does not return.
+        # A task that does not return must not make a user press Ctrl-C again.
         self._connection.kill()
         self._close(HURRIED_RELEASE_SECONDS)
 
@@ -274,7 +258,7 @@ class Session:
         *,
         can_move: bool = False,
         stays: bool = False,
-    ) -> SessionBinding:
+    ) -> Binding:
         """Place a plan's nodes on workers, with empty workspaces; drops what the session had.
 
         Where the very same plan was bound before, workers hand on the states that they keep.
@@ -285,21 +269,20 @@ class Session:
         wait_seconds : float
             How long to wait for workers that suit and have the resources free.
         can_move : bool
-            Whoever binds will bind anew when `Binding.leaving` names a worker; until then the
-            worker stays, for a while.
+            The caller binds again when `Binding.leaving` names a worker; until then the worker
+            stays, for a while.
         stays : bool
-            Nodes stay on the workers that they were on, as far as these are there.
+            Nodes stay on their workers, as far as these still exist.
 
         Raises
         ------
         PlacementError
-            Saying what was asked for and what there is.
         """
         with self._operation(f"binding of job {plan.job!r}"):
             return self._bind(plan, wait_seconds, can_move, stays)
 
     def blob_names(self) -> dict[str, frozenset[str]]:
-        """The names of the global blobs that there are, by node."""
+        """The names of the global blobs, by node."""
         return {} if self._binding is None else self._binding.blob_names()
 
     def run_compiled(self, key: str, plan: GroupPlan, nodes: Sequence[PlannedNode]) -> Binding:
@@ -308,10 +291,10 @@ class Session:
         Parameters
         ----------
         key : str
-            To tell it from other groups that the session runs.
+            Tells it from other groups that the session runs.
         plan : GroupPlan
         nodes : sequence of PlannedNode
-            Those that it may use; what is missing is placed.
+            Those that it may use; new ones are placed first.
 
         Returns
         -------
@@ -333,44 +316,17 @@ class Session:
     def reconnect(self, wait_seconds: float) -> None:
         """Wait until a lost scheduler is back at its address; its workers come later.
 
-        Parameters
-        ----------
-        wait_seconds : float
+        What the session had on the cluster is gone; bind again.
 
         Raises
         ------
         SchedulerLostError
             It is not back in time, or the client was closed and is not this session's own.
-
-        Notes
-        -----
-        Runs on the client. What the session had on the cluster is gone; bind again. A client gives
-        up after its own ``timeout``; one that `connect` made is then replaced by another.
         """
-        deadline = time.monotonic() + wait_seconds
         if self._binding is not None:
             binding, self._binding = self._binding, None
             binding.release()
-        while True:
-            left = deadline - time.monotonic()
-            if self.is_connected and self._cluster.is_answered():
-                self._cluster.forget_watches()
-                self._cluster.install()
-                return
-            if left <= 0:
-                break
-            if self.client.status == "closed":
-                if not self._connection.is_renewable:
-                    break
-                if self._connection.renew(left):
-                    self._cluster = Cluster(self.client)
-                    continue
-            # A client tells nobody that it is back; and one that is refused may be so at once.
-            time.sleep(min(RECONNECT_POLL_SECONDS, left))
-        raise SchedulerLostError(
-            f"The scheduler at {self._address} was not back within {wait_seconds:g} s; the client "
-            f"is {self.client.status}. Start it again at that address, or another."
-        )
+        self._connection.reconnect(self._address, wait_seconds)
 
     @contextmanager
     def exclusive(self, what: str) -> Iterator[None]:
@@ -400,8 +356,8 @@ class Session:
     def _operation(self, what: str) -> Iterator[None]:
         if self._is_closed:
             raise ExecutionError(
-                f"This session is closed, so there can be no {what}. Make a new one; workspaces "
-                f"end with their session."
+                f"No {what}: this session is closed. Make a new one; workspaces end with their "
+                f"session."
             )
         if self._runner is not None and self._runner[1] == threading.get_ident():
             yield  # the runner's own
@@ -411,7 +367,7 @@ class Session:
 
     def _bind(
         self, plan: Plan, wait_seconds: float, can_move: bool = False, stays: bool = False
-    ) -> SessionBinding:
+    ) -> Binding:
         self._num_bindings += 1
         name = f"{self._id}-{self._num_bindings}"
         is_again = self._attempts[0] is plan
@@ -422,16 +378,16 @@ class Session:
             self._is_cut = old.is_cut
         attempt = self._attempts[1] + 1 if is_again else 0
         self._attempts = (plan, attempt)
-        binding = SessionBinding(
-            self._cluster,
+        binding = Binding(
+            self._connection.scheduler,
             name,
             plan,
             attempt,
+            self._run_on,
             can_move=can_move,
             doubted=self._doubted,
             is_cut=self._is_cut,
             previous=old.placement if stays and is_again and old is not None else None,
-            run_in_session=self._run_on,
         )
         try:
             binding.extend(plan.nodes, wait_seconds, self._connection.most_workers)
@@ -443,7 +399,7 @@ class Session:
         self._binding = binding
         return binding
 
-    def _extend(self, nodes: Sequence[PlannedNode]) -> SessionBinding:
+    def _extend(self, nodes: Sequence[PlannedNode]) -> Binding:
         """The session's binding, with these nodes placed too."""
         binding = self._binding
         if binding is None:
@@ -455,13 +411,13 @@ class Session:
 
     def _run_on(
         self,
-        binding: SessionBinding,
+        binding: Binding,
         group: TaskGroup,
         epoch: int | None,
         deadline_seconds: float | None,
     ) -> GroupResult:
         if self._binding is not binding:
-            raise binding.left()
+            raise binding.replaced()
         with self._operation(f"run of the {group.name} group"):
             return self._run_group(group, epoch, deadline_seconds)
 
@@ -480,13 +436,13 @@ class Session:
             raise ExecutionError(f"{output} has no value: its task has not run.")
         return self._holder_of(task.node.name, task.name).fetch_output(output)
 
-    def _holder_of(self, node: str, name: str) -> SessionBinding:
+    def _holder_of(self, node: str, name: str) -> Binding:
         binding = self._binding
         if binding is None or node not in binding.placement:
             there = ", ".join(map(repr, binding.placement)) if binding is not None else ""
             raise BlobNotFoundError(
-                f"There is no {name!r} of node {node!r}: the session's nodes are "
-                f"{there or 'none'}. Check the name, or run something on that node first."
+                f"No {name!r} of node {node!r}: the session's nodes are {there or 'none'}. Check "
+                f"the name, or run something on that node first."
             )
         return binding
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobrunner.checkpoint import Loader, load_waiting_states
-from jobrunner.cluster import Session, SessionBinding
+from jobrunner.cluster import Binding, Session
 from jobrunner.compile import GroupPlan, Plan, compile_resume
 from jobrunner.config import get_seconds
 from jobrunner.define import Blob, Job, TaskGroup
@@ -32,7 +32,7 @@ class Loaded:
 
 
 def load(
-    binding: SessionBinding,
+    binding: Binding,
     job: Job,
     plan: Plan,
     manager: Loader,
@@ -65,7 +65,7 @@ def load(
 
 
 def load_newest(
-    binding: SessionBinding,
+    binding: Binding,
     job: Job,
     plan: Plan,
     manager: Loader,

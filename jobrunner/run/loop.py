@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from jobrunner.checkpoint import load_waiting_states
-from jobrunner.cluster import GroupResult, Session, SessionBinding
+from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan
 from jobrunner.config import get_seconds
 from jobrunner.errors import (
@@ -30,6 +30,7 @@ from jobrunner.run.result import ResumePlan, RunResult, SaveReport
 from jobrunner.run.resume import ResumeFrom, epoch_limit, plan_resume
 from jobrunner.run.saver import NullSaver, Saver
 from jobrunner.signals import TerminatedError
+from jobrunner.worker import GroupResult
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Run:
         self.limit = epoch_limit(plan, options.num_epochs)
         self.resume_from: ResumeFrom = options.resume_from_epoch
         self.batch_seconds = get_seconds("stint-seconds")
-        self.binding: SessionBinding
+        self.binding: Binding
         self.saver: Saver | NullSaver = NullSaver()
         if (manager := options.checkpoint_manager) is not None:
             warn, policy = self.callbacks.warn, options.on_save_error

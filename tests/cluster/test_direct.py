@@ -170,7 +170,7 @@ class Breaks:
         self.was_used = False
 
     def on_epoch(self, epoch, seconds, metrics):
-        lines = self.session._binding._talk._lines
+        lines = self.session._binding._messenger._lines
         if epoch != 5:
             return
         deadline = time.monotonic() + PATIENCE_SECONDS * self.waits

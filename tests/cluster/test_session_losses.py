@@ -28,8 +28,8 @@ from jobrunner import (
     TaskGroup,
     WorkspaceType,
 )
-from jobrunner.cluster.members import Membership
-from jobrunner.cluster.workers import Cluster, LossWatch
+from jobrunner.cluster.members import Members
+from jobrunner.cluster.scheduler import LossWatch
 from jobrunner.worker.plugin import OPERATION, PLUGIN_NAME, PROTOCOL_VERSION, hold_lease, lease_key
 from tests.processes import await_file, start_dask
 
@@ -236,7 +236,7 @@ def test_a_worker_reborn_at_the_same_address_is_not_taken_for_the_old_one(tmp_pa
 def test_a_worker_that_knows_nothing_of_the_session_is_a_loss(session, client):
     binding, _ = bind(session)
     client.run(forget_everything)
-    with pytest.raises(NodeLostError, match="knows nothing of this session"):
+    with pytest.raises(NodeLostError, match="restarted and lost this session"):
         binding.run("init", epoch=0)
 
 
@@ -458,9 +458,9 @@ def test_losses_are_heard_by_every_listener_of_a_client():
     assert list(client.topics) == ["tcp://a"]
 
 
-def test_workers_that_are_lost_together_are_all_told_with_their_nodes(inproc_client):
+def test_workers_that_are_lost_together_are_all_told_with_their_nodes():
     placement = {"a": "tcp://h:1", "b": "tcp://h:2", "c": "tcp://h:2"}
-    members = Membership(Cluster(inproc_client), placement, lambda: None)
+    members = Members(placement)
     members.lost.update({"tcp://h:1": "the scheduler removed it", "tcp://h:2": "it is silent"})
     error = members.error(epoch=3)
     assert error.nodes == ("a", "b", "c")

@@ -23,7 +23,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
-from jobrunner.cluster.session import RECONNECT_POLL_SECONDS
+from jobrunner.cluster.connection import RECONNECT_POLL_SECONDS
 from tests.processes import await_file, kill, start_dask
 
 EPOCHS = 8

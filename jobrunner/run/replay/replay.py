@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from jobrunner.checkpoint import Codec, Loader, load_waiting_states, registered_codecs
-from jobrunner.cluster import DEFAULT_WAIT_SECONDS, Session, SessionBinding
+from jobrunner.cluster import DEFAULT_WAIT_SECONDS, Binding, Session
 from jobrunner.compile import GroupPlan, changes, describe
 from jobrunner.define import Job
 from jobrunner.run.load import Loaded, load, rebuild, required_blobs, steps_done
@@ -186,7 +186,7 @@ class Replay:
 
     def _run_again(self) -> tuple[Trace, Dataflow]:
         """Bring the nodes from the recorded epoch before to the end of this one."""
-        self._binding: SessionBinding = self._session.bind(
+        self._binding: Binding = self._session.bind(
             self._traced, wait_seconds=self._wait_seconds
         )
         trace, flow = Trace(), Dataflow()

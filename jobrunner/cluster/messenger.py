@@ -1,0 +1,399 @@
+"""Messages to workers, and their answers: straight to them, or passed on by the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from jobrunner.cluster.direct import DirectLines
+from jobrunner.cluster.members import Member, Members
+from jobrunner.cluster.messages import (
+    FIRST_WAIT_SECONDS,
+    NEWS_SECONDS,
+    Abort,
+    Action,
+    Answer,
+    Ask,
+    AwaitNews,
+    Batch,
+    Heard,
+    Request,
+    exchange,
+)
+from jobrunner.cluster.placement import WorkerInfo
+from jobrunner.cluster.scheduler import PING_SECONDS, SchedulerLink
+from jobrunner.config import get_count
+from jobrunner.errors import SchedulerLostError
+from jobrunner.worker import OPERATION, Message
+
+logger = logging.getLogger(__name__)
+
+ABORT_SECONDS = 0.3
+"""How long to wait for workers to hear that a run is aborted, when something else is urgent."""
+DEPARTURE_SECONDS = 3.0
+"""How much later than asked a worker that is about to leave may answer."""
+MAX_BATCHES = 64
+"""How many messages are on their way at the same time."""
+
+
+class Messenger:
+    """Sends the requests of one binding to its workers, and hears which of them are lost.
+
+    Parameters
+    ----------
+    scheduler : SchedulerLink
+    name : str
+        The binding's.
+    members : Members
+        The workers in use; grows with `meet`.
+
+    Attributes
+    ----------
+    run_number : int
+        Of the latest run; 0 before the first.
+
+    Notes
+    -----
+    Coroutines run on the client's event loop; `sync` runs one from another thread.
+    """
+
+    def __init__(self, scheduler: SchedulerLink, name: str, members: Members) -> None:
+        self.run_number = 0
+        self._number = 0
+        self._numbering = threading.Lock()
+        self._scheduler = scheduler
+        self._client = scheduler.client
+        self._name = name
+        self._members = members
+        self._lines = DirectLines(self._client, get_count("direct-workers"))
+        self._is_in_doubt = False  # the direct lines broke, perhaps because a worker is lost
+        self._loss = asyncio.Event()
+        self._news = asyncio.Event()
+
+    # ---- for any thread but the client's loop's
+
+    def sync(self, function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+        """Run a coroutine function on the client's loop and wait for it."""
+        if self._client.status != "running":
+            self._scheduler.check_open()  # raises
+        return self._client.sync(function, *args, **kwargs)
+
+    def call(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
+        """Let workers do something, and wait until each has replied.
+
+        Returns
+        -------
+        dict
+            Address -> reply, in the order of `addresses`.
+
+        Raises
+        ------
+        NodeLostError
+        ExecutionError
+            The deadline passed, or the scheduler is gone.
+        """
+        with self._numbering:
+            self._number += 1
+            request.number = self._number
+            if request.call == "run":
+                self.run_number = self._number
+        started = time.monotonic()
+        if request.call == "run" and not request.is_careful:
+            replies = self._call_directly(request, addresses)
+            if replies is not None:
+                return replies
+        operate = self._operate_each if request.is_careful else self._operate
+        found: dict[str, Message] = self.sync(operate, request, addresses, started)
+        return found
+
+    def skip_numbers(self, count: int) -> None:
+        """Leave numbers to the runs of an epoch batch, each of which has its own."""
+        with self._numbering:
+            self._number += count
+
+    def close(self) -> None:
+        """Close the direct lines and ignore further news of the workers."""
+        self._lines.close()
+        self._scheduler.unwatch(list(self._members.workers), self._hear)
+
+    # ---- for the client's loop
+
+    async def meet(self, infos: Collection[WorkerInfo]) -> dict[str, Answer]:
+        """Take workers into use, unless some give a wrong answer or none: then returns these."""
+        addresses = [info.address for info in infos]
+        # News of losses come from now on; a worker that was lost just before does not answer.
+        self._scheduler.watch(addresses, self._hear)
+        batches: list[Batch] = [({"call": "hello"}, addresses)]
+        answers = await self._send_and_wait(batches, 0, asyncio.Event())
+        if answers is None:
+            logger.info("Not all of %s answer", addresses)
+        strange: dict[str, Answer] = {}
+        met: list[Member] = []
+        for info in infos:
+            answer = (answers or {}).get(info.address, {})
+            if isinstance(answer, dict) and "incarnation" in answer:
+                met.append(Member(info, answer["incarnation"]))
+            else:
+                strange[info.address] = answer
+        if not strange:
+            self._members.workers.update((member.info.address, member) for member in met)
+            return {}
+        self._scheduler.unwatch(addresses, self._hear)
+        for address in addresses:
+            self._members.lost.pop(address, None)
+            self._members.leaving.pop(address, None)
+        if not self._members.lost:
+            self._loss.clear()
+        return strange
+
+    async def query(
+        self, call: str, addresses: Sequence[str] | None = None, **details: Any
+    ) -> dict[str, Message]:
+        """Ask workers, by default all of them, something that they can answer at once."""
+        members = self._members.workers
+        return await self._operate(Request(call, details), addresses or list(members))
+
+    async def abort(
+        self, reason: str, wait_seconds: float, addresses: Collection[str] | None = None
+    ) -> None:
+        """Tell workers to start nothing more of the current run; by default all of them."""
+        message = {"call": "abort", "number": self.run_number, "reason": reason}
+        await self._try_to_send(
+            message, self._members.alive if addresses is None else addresses, wait_seconds
+        )
+
+    async def release(self, wait_seconds: float, heir: str = "") -> None:
+        """Let workers free what the binding has there, except for what its heir gets."""
+        message = {"call": "release", "heir": heir}
+        await self._try_to_send(message, self._members.alive, wait_seconds)
+
+    # ---- requests
+
+    def _call_directly(
+        self, request: Request, addresses: Sequence[str]
+    ) -> dict[str, Message] | None:
+        """Call workers without the scheduler; None: nobody knows what they have heard."""
+        if self._client.status != "running":
+            self._scheduler.check_open()  # raises
+        if self._members.lost or self._lines.is_over or self._lost_leases():
+            return None
+        [(message, _)] = request.begin(addresses, FIRST_WAIT_SECONDS)
+        answers = self._lines.ask(
+            {"binding": self._name, **message},
+            {a: self._members.workers[a].incarnation for a in addresses},
+            FIRST_WAIT_SECONDS,
+        )
+        self._is_in_doubt = self._lines.is_over
+        if answers is None or any(answer.get("status") != "done" for answer in answers.values()):
+            return None
+        return answers
+
+    async def _operate(
+        self, request: Request, addresses: Sequence[str], started: float | None = None
+    ) -> dict[str, Message]:
+        """Carry out the actions of an exchange."""
+        if self._is_in_doubt:
+            self._is_in_doubt = False
+            await self._await_any_news()
+        steps = exchange(request, addresses, self._members, started or time.monotonic())
+        try:
+            action = next(steps)
+            while True:
+                action = steps.send(await self._perform(action))
+        except StopIteration as end:
+            replies: dict[str, Message] = end.value
+            return replies
+
+    async def _operate_each(
+        self, request: Request, addresses: Sequence[str], started: float
+    ) -> dict[str, Message]:
+        """The same, where no worker waits for the answers of others."""
+        parts = [self._operate(request, [address], started) for address in addresses]
+        replies: dict[str, Message] = {}
+        for part in await asyncio.gather(*parts, return_exceptions=True):
+            if isinstance(part, BaseException):
+                raise part
+            replies.update(part)
+        return replies
+
+    async def _perform(self, action: Action) -> Heard:
+        answers: Mapping[str, Answer] = {}
+        lost: dict[str, str] = {}
+        if isinstance(action, Ask):
+            lost = self._lost_leases()
+            if not lost and not self._members.lost:
+                answers, lost = await self._ask(action)
+        elif isinstance(action, Abort):
+            if self.run_number:
+                await self.abort(action.reason, ABORT_SECONDS, action.addresses)
+        elif isinstance(action, AwaitNews):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._await_news(action.leaving), action.seconds)
+        else:
+            logger.warning("%s", action.text)
+        return Heard(time.monotonic(), answers, lost)
+
+    async def _ask(self, ask: Ask) -> tuple[Mapping[str, Answer], dict[str, str]]:
+        """Send the messages; returns the answers, and the workers found to be lost."""
+        leaving, lost = self._members.leaving, dict[str, str]()
+
+        async def ask_leaving(address: str, message: Message) -> Answer:
+            # Dask takes half a minute to find out that such a worker is gone.
+            try:
+                sending = self._send(message, [address])
+                patience = ask.wait_seconds + DEPARTURE_SECONDS
+                return (await asyncio.wait_for(sending, patience))[address]
+            except TimeoutError as error:
+                lost[address] = f"{leaving[address]}, and now it is gone"
+                return error
+
+        asking = {
+            address: asyncio.ensure_future(ask_leaving(address, message))
+            for message, addresses in ask.batches
+            for address in addresses
+            if address in leaving
+        }
+        staying: list[Batch] = [
+            (message, [a for a in addresses if a not in asking])
+            for message, addresses in ask.batches
+        ]
+        try:
+            answers = await self._send_and_wait(
+                [batch for batch in staying if batch[1]], ask.wait_seconds, self._loss
+            )
+            if answers is not None:
+                found = dict(answers)
+                for address, task in asking.items():
+                    found[address] = await task
+                return found, lost
+            await self._scheduler.identity()  # or it is the scheduler that is silent
+            how = f"it has not answered for {self._scheduler.silence_seconds:g} s"
+            silent = await find_silent(self._scheduler, ask.addresses)
+            running: Message = {"status": "running", "tasks": []}
+            return dict.fromkeys(ask.addresses, running), dict.fromkeys(silent, how)
+        except OSError as error:
+            raise SchedulerLostError(
+                f"Lost the connection to the scheduler of {self._client!r}: {error}. Start the "
+                f"same command again; it resumes from the last recorded epoch."
+            ) from error
+        finally:
+            for task in asking.values():
+                task.cancel()
+
+    # ---- messages
+
+    async def _send_and_wait(
+        self, batches: Sequence[Batch], wait_seconds: float, loss: asyncio.Event
+    ) -> dict[str, Answer] | None:
+        """Send messages; returns the answers: none after a loss, None if workers stay silent."""
+        if not batches:
+            return {}
+        sending = asyncio.ensure_future(self._send_all(batches))
+        losing = asyncio.ensure_future(loss.wait())
+        try:
+            # Count only seconds in which this loop was itself alive.
+            for _ in range(int(wait_seconds + self._scheduler.silence_seconds) + 1):
+                await asyncio.wait(
+                    (sending, losing), timeout=1.0, return_when=asyncio.FIRST_COMPLETED
+                )
+                if sending.done():
+                    return sending.result()
+                if losing.done():
+                    return {}
+            return None
+        finally:
+            losing.cancel()
+            sending.cancel()
+
+    async def _send_all(self, batches: Sequence[Batch]) -> dict[str, Answer]:
+        if len(batches) == 1:
+            return await self._send(*batches[0])
+        slots = asyncio.Semaphore(MAX_BATCHES)
+
+        async def send_one(batch: Batch) -> dict[str, Answer]:
+            async with slots:
+                return await self._send(*batch)
+
+        parts = await asyncio.gather(*map(send_one, batches))
+        return {address: answer for part in parts for address, answer in part.items()}
+
+    def _send(
+        self, message: Message, addresses: Collection[str]
+    ) -> Coroutine[Any, Any, dict[str, Answer]]:
+        return send(self._scheduler, {"binding": self._name, **message}, addresses)
+
+    async def _try_to_send(
+        self, message: Message, addresses: Collection[str], wait_seconds: float
+    ) -> None:
+        if addresses:
+            try:
+                await asyncio.wait_for(self._send(message, addresses), wait_seconds)
+            except (TimeoutError, OSError) as error:
+                logger.info("%s may not have reached %s: %r", message["call"], addresses, error)
+
+    # ---- news of losses
+
+    def _lost_leases(self) -> dict[str, str]:
+        """Workers whose lease tasks ended: address -> how."""
+        return {
+            address: f"its lease task was {lease.status}"
+            for address, worker in self._members.workers.items()
+            for lease in worker.leases
+            if lease.status in ("cancelled", "lost", "error")
+        }
+
+    def _hear(self, address: str, is_lost: bool) -> None:
+        """Take the scheduler's word that a worker is gone, or about to leave."""
+        if is_lost:
+            self._members.lost.setdefault(address, "the scheduler removed it")
+            self._loss.set()
+            if address in self._members.workers:
+                self._lines.hang_up()
+        else:
+            self._members.leaving.setdefault(address, "the scheduler retires it")
+        self._news.set()
+
+    async def _await_news(self, leaving: str) -> None:
+        while leaving not in self._members.leaving and not self._members.lost:
+            self._news.clear()
+            await self._news.wait()
+
+    async def _await_any_news(self) -> None:
+        """Wait until the scheduler tells, or is found gone, why a connection broke."""
+        deadline = time.monotonic() + NEWS_SECONDS
+        members = self._members
+        while not (members.lost or members.leaving) and time.monotonic() < deadline:
+            self._scheduler.check_open()
+            await asyncio.sleep(NEWS_SECONDS / 50)
+
+
+async def send(
+    scheduler: SchedulerLink, message: Message, addresses: Collection[str]
+) -> dict[str, Answer]:
+    """Let the scheduler pass a message on; returns each worker's answer, or an exception."""
+    rpc: Any = scheduler.client.scheduler
+    answers: dict[str, Answer] = await rpc.broadcast(
+        msg={"op": OPERATION, **message}, workers=list(addresses), on_error="return"
+    )
+    return answers
+
+
+async def find_silent(scheduler: SchedulerLink, addresses: Collection[str]) -> list[str]:
+    """Those of the workers that do not answer within seconds."""
+    patience = min(PING_SECONDS, scheduler.silence_seconds)
+
+    async def is_silent(address: str) -> bool:
+        try:
+            sending = send(scheduler, {"call": "hello"}, [address])
+            answers = await asyncio.wait_for(sending, patience)
+        except (TimeoutError, OSError):
+            return True
+        return isinstance(answers[address], BaseException)
+
+    silent = await asyncio.gather(*(is_silent(address) for address in addresses))
+    return [address for address, is_it in zip(addresses, silent, strict=True) if is_it]

@@ -1,0 +1,276 @@
+"""How a client reacts to workers: what it asks next, whom it gives up, what it raises."""
+
+import pytest
+
+from jobrunner import BlobNotFoundError, ExecutionError, NodeLostError, TaskFailedError
+from jobrunner.cluster.members import Member, Members
+from jobrunner.cluster.messages import (
+    FIRST_WAIT_SECONDS,
+    LOSS_SECONDS,
+    NEWS_SECONDS,
+    POLL_SECONDS,
+    TOLD_SECONDS,
+    Abort,
+    Ask,
+    AwaitNews,
+    Heard,
+    Request,
+    Warn,
+    exchange,
+)
+from jobrunner.cluster.placement import WorkerInfo
+from jobrunner.worker.outcome import describe_failure
+
+A, B, C = "tcp://h:1", "tcp://h:2", "tcp://h:3"
+DONE = {"status": "done"}
+FAILED = {"status": "failed"}
+
+
+def running(*tasks):
+    return {"status": "running", "tasks": list(tasks)}
+
+
+class Play:
+    """An exchange with two workers, or more, that hold a node each: a, b, c."""
+
+    def __init__(self, request, addresses=(A, B)):
+        self.members = Members(dict(zip("abc", addresses, strict=False)))
+        for address in addresses:
+            info = WorkerInfo(address, "w", "h", nthreads=1)
+            self.members.workers[address] = Member(info, "incarnation")
+        self.request, self.now = request, 100.0
+        self.steps = exchange(request, list(addresses), self.members, self.now)
+        self.action = next(self.steps)
+
+    def hear(self, answers=None, *, after=0.0, lost=None):
+        """What came of the last action, so many seconds after it; gives the next action."""
+        self.now += after
+        self.action = self.steps.send(Heard(self.now, answers or {}, lost or {}))
+        return self.action
+
+    def end(self, answers=None, **details):
+        """The same; gives the replies."""
+        with pytest.raises(StopIteration) as end:
+            self.hear(answers, **details)
+        return end.value.value
+
+
+def run(**options):
+    return Play(Request("run", {"key": "epoch"}, number=7, group="epoch", **options))
+
+
+def polls(action):
+    """The message and wait of an action that polls; all workers get the same."""
+    [(message, addresses)] = action.batches
+    assert message == {"call": "run", "number": 7, "wait_seconds": action.wait_seconds}
+    return list(addresses), action.wait_seconds
+
+
+# ---- answers and polls
+
+
+def test_one_message_begins_and_its_replies_end_an_operation():
+    play = run()
+    first = {"call": "run", "number": 7, "wait_seconds": FIRST_WAIT_SECONDS, "key": "epoch"}
+    assert play.action == Ask([(first, [A, B])], FIRST_WAIT_SECONDS)
+    assert list(play.end({B: DONE, A: {**DONE, "runs": []}})) == [A, B]
+
+
+def test_workers_with_arguments_of_their_own_get_messages_of_their_own():
+    play = Play(Request("ship", {"x": 1}, per_worker={A: {"y": 2}, B: {"y": 3}}, number=1))
+    assert [(message["x"], message["y"], to) for message, to in play.action.batches] == [
+        (1, 2, [A]),
+        (1, 3, [B]),
+    ]
+
+
+def test_a_channel_is_in_every_message():
+    play = Play(Request("apply", {"fn": b""}, channel="save", number=1))
+    assert play.action.batches[0][0]["channel"] == "save"
+    again = play.hear({A: running(), B: running()})
+    assert again.batches[0][0]["channel"] == "save"
+    assert "fn" not in again.batches[0][0]
+
+
+def test_all_workers_of_a_run_are_polled_until_the_last_has_replied():
+    play = run()
+    assert polls(play.hear({A: DONE, B: running(("b", "slow"))})) == ([A, B], POLL_SECONDS)
+    assert play.members.running == {B: [("b", "slow")]}
+    assert list(play.end({A: DONE, B: DONE})) == [A, B]
+
+
+def test_a_part_that_was_done_fails_where_its_values_then_do_not_reach_another_worker():
+    play = run()
+    play.hear({A: DONE, B: running()})
+    assert isinstance(play.hear({A: FAILED, B: running()}), Abort)
+    assert polls(play.hear()) == ([B], POLL_SECONDS)
+    assert play.end({B: {"status": "aborted"}}) == {A: FAILED, B: {"status": "aborted"}}
+
+
+def test_what_is_no_run_is_polled_only_where_it_is_not_done():
+    play = Play(Request("apply", number=1))
+    assert play.hear({A: DONE, B: running()}).addresses == [B]
+    assert play.members.running == {}
+    assert play.end({B: DONE}) == {A: DONE, B: DONE}
+
+
+def test_a_query_is_answered_at_once_and_has_no_number():
+    play = Play(Request("bind", {"leases": {}}))
+    assert play.action.batches == [({"call": "bind", "leases": {}}, [A, B])]
+    assert play.end({A: running(), B: DONE}) == {A: running(), B: DONE}
+
+
+# ---- failures and aborts
+
+
+def test_the_first_failure_of_a_run_aborts_the_others_and_waits_for_them():
+    play = run()
+    abort = play.hear({A: FAILED, B: running()})
+    assert abort == Abort([B], "another worker's part has failed")
+    assert polls(play.hear()) == ([B], POLL_SECONDS)
+    assert polls(play.hear({B: running()})) == ([B], POLL_SECONDS)  # and are told once
+    assert play.end({B: {"status": "aborted"}})[A] == FAILED
+
+
+def test_a_failure_of_what_is_no_run_aborts_nothing():
+    play = Play(Request("apply", number=1))
+    assert isinstance(play.hear({A: FAILED, B: running()}), Ask)
+
+
+def test_what_a_worker_says_went_wrong_is_raised():
+    request = Request("run", group="epoch", epoch=3)
+    failure = describe_failure("a", "t", ValueError("by hand"))
+    with pytest.raises(TaskFailedError, match=r"'t' .node 'a'.* failed at epoch 3: .*by hand") as e:
+        request.check({A: DONE, B: {**FAILED, "failure": failure.to_message()}}, "job")
+    assert (e.value.node, e.value.task, e.value.epoch) == ("a", "t", 3)
+    own = describe_failure("a", "t", BlobNotFoundError("no 'x'"), is_own=True)
+    with pytest.raises(BlobNotFoundError, match=r"^Job 'job', group 'epoch' at epoch 3: no 'x'"):
+        request.check({A: {**FAILED, "failure": own.to_message()}}, "job")
+    with pytest.raises(ExecutionError, match=r"h:1 did not finish its part of run epoch: why\. St"):
+        request.check({A: {"status": "aborted", "reason": "why"}}, "job")
+
+
+# ---- deadlines
+
+
+def test_a_deadline_shortens_the_last_wait_and_then_names_the_late_nodes():
+    play = run(deadline_seconds=3.0, epoch=2)
+    assert polls(play.hear({A: DONE, B: running()}, after=1.5)) == ([A, B], 1.5)
+    with pytest.raises(
+        ExecutionError, match=r"epoch group did not end within 3 s at epoch 2\. .*'b' .*b/slow"
+    ):
+        play.hear({A: DONE, B: running(("b", "slow"))}, after=1.5)
+
+
+def test_a_task_deadline_counts_from_when_the_task_was_first_heard_of():
+    play = run(task_deadline_seconds=3.0)
+    play.hear({A: running(("a", "one")), B: running()}, after=10.0)
+    assert polls(play.hear({A: running(("a", "one")), B: running()}, after=2.0))[1] == 1.0
+    play.hear({A: running(("a", "two")), B: running()}, after=2.0)
+    play.hear({A: running(("a", "two")), B: running()}, after=2.0)
+    with pytest.raises(ExecutionError, match=rf"Task a/two .* within 3 s, on worker {A}"):
+        play.hear({A: running(("a", "two")), B: running()}, after=1.0)
+
+
+def test_late_workers_are_told_of_at_growing_intervals():
+    play = Play(Request("apply", number=1, what="the save of epoch 2"))
+    answers, warnings = {A: DONE, B: running()}, []
+    for _ in range(5 * int(TOLD_SECONDS / POLL_SECONDS)):
+        if isinstance(play.hear(answers, after=POLL_SECONDS), Warn):
+            warnings.append((play.now - 100.0, play.action.text))
+            play.hear()
+        answers = {B: running()}
+    assert [when for when, _ in warnings] == [62.0, 122.0, 242.0]
+    assert warnings[0][1] == "The save of epoch 2 has taken 62 s. Still waiting for 'b'."
+
+
+# ---- losses
+
+
+def lose(play, answers=None, **details):
+    """Losses end an exchange, once the other workers have been told; gives the error."""
+    abort = play.hear(answers, **details)
+    assert isinstance(abort, Abort)
+    with pytest.raises(NodeLostError) as lost:
+        play.hear()
+    assert set(abort.addresses) == set(play.members.workers) - set(play.members.lost)
+    return lost.value
+
+
+def test_a_worker_that_the_scheduler_removes_ends_the_exchange():
+    play = run(epoch=4)
+    play.hear({A: running(), B: running(("b", "t"))})
+    play.members.lost[B] = "the scheduler removed it"
+    error = lose(play)
+    assert (error.nodes, error.worker, error.epoch) == (("b",), B, 4)
+    assert error.running == ("b/t",)
+    assert "the scheduler removed it" in str(error)
+
+
+def test_a_loss_that_the_caller_finds_is_one_and_its_answer_counts_no_more():
+    error = lose(run(), {A: DONE, B: DONE}, lost={B: "it has not answered for 30 s"})
+    assert error.worker == B
+    assert "it has not answered for 30 s" in str(error)
+
+
+def test_silence_of_nobody_in_particular_is_asked_again():
+    play = run()
+    assert polls(play.hear({A: running(), B: running()})) == ([A, B], POLL_SECONDS)
+    assert polls(play.hear({})) == ([A, B], POLL_SECONDS)
+
+
+@pytest.mark.parametrize("answer", [{"status": "unknown"}, None, "?"])
+def test_a_successor_at_the_same_address_is_a_loss(answer):
+    assert "restarted and lost this session's state" in str(lose(run(), {A: DONE, B: answer}))
+
+
+def test_losses_that_become_known_while_others_are_told_are_in_the_error():
+    play = Play(Request("run", number=7), [A, B, C])
+    assert isinstance(play.hear({}, lost={A: "gone"}), Abort)
+    play.members.lost[C] = "the scheduler removed it"
+    with pytest.raises(NodeLostError, match="2 workers") as error:
+        play.hear()
+    assert error.value.nodes == ("a", "c")
+
+
+def test_an_error_for_an_answer_is_a_loss_unless_the_worker_is_about_to_leave():
+    play = run()
+    assert play.hear({A: running(), B: OSError("closed")}) == AwaitNews(NEWS_SECONDS, B)
+    assert "OSError: closed" in str(lose(play))
+
+
+def test_a_worker_that_leaves_is_asked_from_the_start_once_more_and_only_once():
+    play = run()
+    play.hear({A: running(), B: OSError("closed")})
+    play.members.leaving[B] = "the scheduler retires it"
+    again = play.hear()
+    assert [(message.get("key"), to) for message, to in again.batches] == [
+        ("epoch", [B]),
+        (None, [A]),
+    ]
+    assert polls(play.hear({A: running(), B: running()})) == ([A, B], POLL_SECONDS)
+    assert "OSError" in str(lose(play, {A: DONE, B: OSError("closed")}))
+
+
+def test_no_news_is_waited_for_where_a_loss_is_known():
+    play = Play(Request("run", number=7), [A, B, C])
+    error = lose(play, {A: OSError("one"), B: DONE, C: DONE}, lost={B: "gone"})
+    assert error.nodes == ("a", "b")
+
+
+def test_a_worker_that_another_could_not_reach_is_lost_and_no_task_is_to_blame():
+    play = run()
+    play.hear({A: running(), B: running(("b", "t"))})
+    suspect = {**FAILED, "suspect": B, "reason": "h:1 could not reach it"}
+    assert play.hear({A: suspect, B: running(("b", "t"))}) == AwaitNews(LOSS_SECONDS)
+    error = lose(play)
+    assert (error.worker, error.running) == (B, ())
+    assert play.members.cut == {B}
+
+
+def test_the_schedulers_word_on_who_is_lost_counts_more_than_another_workers():
+    play = run()
+    play.hear({A: {**FAILED, "suspect": B, "reason": "no"}, B: running(("b", "t"))})
+    play.members.lost[A] = "the scheduler removed it"
+    assert lose(play).worker == A
+    assert play.members.cut == set()
