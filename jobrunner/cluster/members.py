@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.errors import NodeLostError
-
-if TYPE_CHECKING:
-    from distributed import Future
 
 
 @dataclass(slots=True)
@@ -19,7 +16,7 @@ class Member:
 
     info: WorkerInfo
     incarnation: str
-    leases: list[Future[Any]] = field(default_factory=list)
+    leases: list[Any] = field(default_factory=list)  # futures of Dask
 
 
 class Members:

@@ -468,3 +468,16 @@ def test_workers_that_are_lost_together_are_all_told_with_their_nodes():
         "Lost at epoch 3: 2 workers: tcp://h:1, which held 'a' (the scheduler removed it); "
         "tcp://h:2, which held 'b', 'c' (it is silent). The workspaces of those nodes are gone."
     )
+
+
+def test_the_private_attributes_of_dask_clients_that_we_use_exist(client):
+    """`cluster.scheduler` reads handlers by topic, and ends the loop of a client that failed."""
+
+    def handler(event):
+        pass
+
+    client.subscribe_topic("a topic", handler)
+    assert client._event_handlers["a topic"] is handler
+    client.unsubscribe_topic("a topic")
+    assert "a topic" not in client._event_handlers
+    assert callable(client._loop_runner.stop)
