@@ -186,9 +186,7 @@ class Replay:
 
     def _run_again(self) -> tuple[Trace, Dataflow]:
         """Bring the nodes from the recorded epoch before to the end of this one."""
-        self._binding: Binding = self._session.bind(
-            self._traced, wait_seconds=self._wait_seconds
-        )
+        self._binding: Binding = self._session.bind(self._traced, wait_seconds=self._wait_seconds)
         trace, flow = Trace(), Dataflow()
 
         def run(group: str, plan: GroupPlan, epoch: int, step: int = 0) -> None:
