@@ -226,6 +226,8 @@ class Messenger:
         lost: dict[str, str] = {}
         if isinstance(action, Ask):
             lost = self._lost_leases()
+            if lost:
+                self._scheduler.check_open()  # a client without a scheduler cancels its leases
             if not lost and not self._members.lost:
                 answers, lost = await self._ask(action)
         elif isinstance(action, Abort):
