@@ -7,12 +7,10 @@ from jobrunner.checkpoint.log.entries import (
     BeginEntry,
     Claim,
     CommitEntry,
-    DoneEntry,
     EndEntry,
     Entry,
     GapEntry,
     Holder,
-    PinEntry,
     RepairEntry,
     RetireEntry,
     RewindEntry,
@@ -54,14 +52,12 @@ from jobrunner.checkpoint.log.state import (
     State,
     entry_to_json,
     fold,
-    loose_json,
     make_entry,
     memory_key,
     parse_entry,
     store_names,
-    strict_json,
 )
-from jobrunner.checkpoint.log.writer import LogWriter
+from jobrunner.checkpoint.log.writer import LogWriter, loose_json, strict_json
 
 __all__ = [
     "ENTRY_NAME",
@@ -75,7 +71,6 @@ __all__ = [
     "BeginEntry",
     "Claim",
     "CommitEntry",
-    "DoneEntry",
     "EndEntry",
     "Entry",
     "FileMetadataHandler",
@@ -84,7 +79,6 @@ __all__ = [
     "LogWriter",
     "MetadataHandler",
     "Patience",
-    "PinEntry",
     "RepairEntry",
     "RetireEntry",
     "RewindEntry",

@@ -1,39 +1,42 @@
-"""A sorted map from epochs to numbers that stays small where both grow evenly. Pure."""
+"""A sorted map from epochs to numbers, small while both grow evenly. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import overload
 
 
 class EpochMap(MutableMapping[int, int]):
-    """Epoch -> number, held as arithmetic progressions.
+    """Epoch -> number, stored as arithmetic progressions.
 
-    A hundred thousand epochs that were saved one after another take as much room as two, in
-    memory and in the log.
+    A hundred thousand epochs saved one after another take as much space as two, in memory and in
+    the log.
 
     Parameters
     ----------
     runs : iterable of (key, key_step, count, value, value_step)
-        As `runs` gives them.
+        As `runs` returns them; in order, and never overlapping.
 
     Notes
     -----
-    The intervals that the runs span never overlap. Not safe to change from several threads.
+    Not safe to change from several threads.
     """
 
     def __init__(self, runs: Iterable[Sequence[int]] = ()) -> None:
         self._runs: list[list[int]] = [list(run) for run in runs]
         self._length = sum(run[2] for run in self._runs)
+        for run, after in pairwise(self._runs):
+            if _last(run) >= after[0]:
+                raise ValueError(f"the progressions {run} and {after} overlap")
 
     def runs(self) -> list[list[int]]:
         """The progressions, as JSON."""
         return [list(run) for run in self._runs]
 
     def keys_in_order(self) -> EpochSequence:
-        """The keys as a sequence that is not copied."""
+        """The keys as a sequence, without copying them."""
         return EpochSequence(self._runs, self._length)
 
     def __getitem__(self, key: int) -> int:
@@ -80,7 +83,7 @@ class EpochMap(MutableMapping[int, int]):
         return self._length
 
     def _place(self, key: int) -> int:
-        """Index of the run that begins last at or before `key`; -1 if none does."""
+        """Index of the last run that begins at or before `key`; -1 if none does."""
         return bisect_right(self._runs, key, key=lambda run: run[0]) - 1
 
     def _split(self, place: int, key: int) -> None:
@@ -104,7 +107,7 @@ class EpochMap(MutableMapping[int, int]):
 
 
 class EpochSequence(Sequence[int]):
-    """The keys of an `EpochMap` in order; indexing it costs the same at any length."""
+    """The keys of an `EpochMap` in order; indexing costs the same at any length."""
 
     def __init__(self, runs: Sequence[Sequence[int]], length: int) -> None:
         self._runs = runs

@@ -38,14 +38,14 @@ class RunLock:
         The checkpoint directory.
     log : LogWriter
     nodes : sequence of str
-        Those that the run saves.
+        The nodes that the run saves.
     beat_seconds : float
-        From one sign of life to the next.
+        Interval of the heartbeat.
 
     Attributes
     ----------
     run : str
-        Like no other run's.
+        A unique id.
     number : int
         Of its ``run`` entry, once taken.
     """
@@ -76,22 +76,22 @@ class RunLock:
         info : JSON
         patience : Patience
         take_over : bool
-            From a run that is alive, too.
+            Take the directory even from a run that is alive.
 
         Raises
         ------
         CommitConflictError
             Another run holds the directory.
         CheckpointWriteError, OSError
-            It cannot be written.
+            The directory cannot be written.
         """
-        told: set[str] = set()
+        seen: set[str] = set()
 
         def judge(state: State) -> None:
             if state.run is not None and not state.is_ended:
-                if take_over and state.run.run in told:
-                    return  # it has written meanwhile; what was said of it holds
-                told.add(state.run.run)
+                if take_over and state.run.run in seen:
+                    return  # it has only written meanwhile
+                seen.add(state.run.run)
                 number = state.number
 
                 def still_holds() -> bool:
@@ -107,7 +107,7 @@ class RunLock:
             "process": own_process(),
             "heartbeat_seconds": self._beat_seconds,
         }
-        # The first sign of life comes before the entry that makes others look for it.
+        # The first heartbeat comes before the entry that makes others look for it.
         self._files.make_directories(self._path)
         self._heartbeat.start()
         try:
@@ -115,28 +115,26 @@ class RunLock:
             self.number = self._log.take(self.run, body, judge)
             self._heartbeat.restore()
         except BaseException:
-            self._let_go()
+            self._stop()
             raise
-        # A manager that is dropped without `leave` must not look alive for ever.
+        # A run whose manager is dropped without `leave` must not look alive for ever.
         weakref.finalize(self, self._heartbeat.stop)
 
     def ask(self) -> Probe:
-        """Write a question that every worker must be able to read and answer."""
+        """Write the probe that every worker must read and answer."""
         self._probe = Probe.ask(self._files, self._heartbeat.directory)
         return self._probe
 
     def check_answers(self, answers: Mapping[str, Any]) -> None:
         """Judge the workers' answers; see `Probe.check`."""
         if self._probe is None:
-            raise DefinitionError("check_probe takes the answers to probe, which comes first.")
+            raise DefinitionError("Call probe first: check_probe takes its answers.")
         self._probe.check(self._path, answers)
 
     def remove_traces_of_others(self) -> None:
-        """Remove what is left of earlier runs, but for their stores.
+        """Remove the heartbeats and probes of earlier runs.
 
-        Notes
-        -----
-        A newcomer that waits for the directory, or has just taken it over, keeps its traces.
+        Those of a run that waits for the directory, or has just taken it over, stay.
         """
         runs = os.path.join(self._path, RUNS_DIRECTORY)
         try:
@@ -150,7 +148,7 @@ class RunLock:
                         continue
                 self._files.remove_tree(path)
         except (OSError, CheckpointError) as error:
-            logger.warning("Traces of earlier runs are left in %s: %s", runs, error)
+            logger.warning("Files of earlier runs could not be removed: %s: %s", runs, error)
 
     def _earlier_runs(self) -> set[str]:
         found = set()
@@ -162,11 +160,11 @@ class RunLock:
         return found
 
     def leave(self) -> None:
-        """Give no more signs of life, and leave no trace but in the log."""
+        """Stop the heartbeat and remove its files."""
         self._log.leave()
-        self._let_go()
+        self._stop()
 
-    def _let_go(self) -> None:
+    def _stop(self) -> None:
         self._heartbeat.stop()
         with contextlib.suppress(OSError):
             self._files.remove_tree(self._heartbeat.directory)

@@ -1,4 +1,4 @@
-"""Proof that the driver and every worker see the same directory."""
+"""Checks that the client and every worker see the same directory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _QUESTION = "probe"
 
 
 class ProbeAnswer(NamedTuple):
-    """What a worker saw and did.
+    """What a worker read and wrote.
 
     Attributes
     ----------
     saw : bytes or None
-        What it read where the driver had written; None: nothing was there.
+        What it read from the client's file; None if there was none.
     wrote : str or None
-        Name of the file that it wrote in answer.
+        Name of the file that it wrote.
     error : str or None
-        What kept it from reading or writing.
+        Why it could not read or write.
     """
 
     saw: bytes | None = None
@@ -34,7 +34,7 @@ class ProbeAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Reads the driver's question and writes an answer; called once on each worker.
+    """Reads the client's file and writes another; called once on each worker.
 
     Parameters
     ----------
@@ -42,11 +42,11 @@ class Probe:
     directory : str
         The run's own, within the checkpoint directory.
     token : bytes
-        What the driver wrote.
+        Content of both files.
 
     Notes
     -----
-    Runs on workers, in a thread; picklable. Failures are part of the answer.
+    Runs on workers, in a thread; picklable. Failures are returned, not raised.
     """
 
     files: Files
@@ -55,13 +55,13 @@ class Probe:
 
     @classmethod
     def ask(cls, files: Files, directory: str) -> Probe:
-        """Write the question; runs on the client."""
+        """Write the client's file; runs on the client."""
         token = uuid.uuid4().hex.encode()
         files.overwrite(os.path.join(directory, _QUESTION), token)
         return cls(files, directory, token)
 
     def __call__(self, workspaces: Mapping[str, Any]) -> ProbeAnswer:
-        """Look, and answer."""
+        """Read and write."""
         try:
             saw = self.files.read_if_there(os.path.join(self.directory, _QUESTION))
             if saw != self.token:
@@ -73,7 +73,7 @@ class Probe:
         return ProbeAnswer(saw=saw, wrote=name)
 
     def check(self, path: str, answers: Mapping[str, Any]) -> None:
-        """Read all answers back; runs on the client.
+        """Read the workers' files; runs on the client.
 
         Parameters
         ----------
@@ -85,9 +85,9 @@ class Probe:
         Raises
         ------
         CheckpointError
-            A worker has another directory under that path.
+            A worker sees another directory under that path.
         CheckpointWriteError
-            A worker sees the directory and cannot write there; or what it wrote cannot be read.
+            A worker cannot write there, or its file cannot be read.
         """
         names = [answer.wrote for answer in answers.values() if answer.wrote is not None]
         try:
@@ -97,25 +97,25 @@ class Probe:
             )
         except OSError as error:
             raise CheckpointWriteError(
-                f"{path}: what the workers wrote there could not be read: {type(error).__name__}: "
-                f"{error}. Mend the storage and run again."
+                f"{path}: the workers' files could not be read: {type(error).__name__}: {error}. "
+                f"Repair the storage and run again."
             ) from error
         for worker, answer in answers.items():
             if answer.error is not None:
                 raise CheckpointWriteError(
                     f"Worker {worker} cannot use the checkpoint directory {path}: "
-                    f"{answer.error}. Give its user the right to read and write there."
+                    f"{answer.error}. Its user needs permission to read and write there."
                 )
             if answer.wrote is None:
                 found = "nothing" if answer.saw is None else "something else"
                 raise CheckpointError(
-                    f"{path} is not shared: expected worker {worker} to find what the client "
-                    f"wrote there, and it found {found}. Give the checkpoint manager a directory "
-                    f"that the client and all workers have in common."
+                    f"{path} is not shared: expected worker {worker} to find the client's file "
+                    f"there, but it found {found}. Use a directory that the client and all workers "
+                    f"have in common."
                 )
             if written[answer.wrote] != self.token:
                 raise CheckpointError(
                     f"{path} is not shared: expected to find what worker {worker} wrote there, "
-                    f"and found nothing. Give the checkpoint manager a directory that the client "
-                    f"and all workers have in common."
+                    f"but found nothing. Use a directory that the client and all workers have in "
+                    f"common."
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import math
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -208,18 +207,10 @@ class State:
         self.number = number
 
     def follow(self, entry: AnyEntry, *, is_sure: bool) -> None:
-        """Take in an entry of a log that has lost others; raises nothing.
+        """Take in an entry of a log that has lost others; `chores` are then incomplete.
 
-        Parameters
-        ----------
-        entry : LogEntry
-        is_sure : bool
-            No entry before this one is lost. Otherwise a lost pin may have kept what a ``retire``
-            names, so the epochs stay.
-
-        Notes
-        -----
-        `chores` are not complete afterwards.
+        Unless it `is_sure` that no entry before is lost, a ``retire`` has no effect: a lost pin may
+        have kept what it names.
         """
         if is_sure or not isinstance(entry, RetireEntry):
             self._take_in(entry, is_strict=False)
@@ -404,32 +395,3 @@ def memory_key(directory: str, claim: Claim) -> str:
 def store_names(nodes: Iterable[str], epoch: int, retry: int) -> dict[str, str]:
     """Node -> name of its store, of one claim on an epoch."""
     return {node: format_store_name(node, epoch, retry) for node in nodes}
-
-
-_OWN_WORDS = {"$float", "$plain"}
-
-
-def strict_json(value: Any) -> Any:
-    """JSON for what may hold NaN and infinities, which JSON has no word for."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": repr(value)}
-    if isinstance(value, Mapping):
-        plain = {key: strict_json(item) for key, item in value.items()}
-        return {"$plain": plain} if len(plain) == 1 and plain.keys() <= _OWN_WORDS else plain
-    if isinstance(value, list | tuple):
-        return [strict_json(item) for item in value]
-    return value
-
-
-def loose_json(value: Any) -> Any:
-    """What `strict_json` was given."""
-    if isinstance(value, dict):
-        if value.keys() == {"$float"}:
-            return float(value["$float"])
-        if value.keys() == {"$plain"}:
-            value = value["$plain"]
-        return {
-            key: loose_json(item) if isinstance(item, dict | list) else item
-            for key, item in value.items()
-        }
-    return [loose_json(item) for item in value] if isinstance(value, list) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -244,3 +245,32 @@ class LogWriter:
                 f"{self._path}: the log cannot be read: {type(error).__name__}: {error}. That is "
                 f"not the same as no checkpoint, so nothing is done until it can be read."
             ) from error
+
+
+_TAGS = {"$float", "$plain"}
+
+
+def strict_json(value: Any) -> Any:
+    """Encode NaN and infinities, which JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    if isinstance(value, Mapping):
+        plain = {key: strict_json(item) for key, item in value.items()}
+        return {"$plain": plain} if len(plain) == 1 and plain.keys() <= _TAGS else plain
+    if isinstance(value, list | tuple):
+        return [strict_json(item) for item in value]
+    return value
+
+
+def loose_json(value: Any) -> Any:
+    """Undo `strict_json`."""
+    if isinstance(value, dict):
+        if value.keys() == {"$float"}:
+            return float(value["$float"])
+        if value.keys() == {"$plain"}:
+            value = value["$plain"]
+        return {
+            key: loose_json(item) if isinstance(item, dict | list) else item
+            for key, item in value.items()
+        }
+    return [loose_json(item) for item in value] if isinstance(value, list) else value

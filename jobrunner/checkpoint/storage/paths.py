@@ -1,4 +1,4 @@
-"""Where a checkpoint directory is: a path, or the URL of one."""
+"""Paths and URLs of checkpoint directories."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAFE_NAME = re.compile(r"[\w.~!$&'()*+,;=:@-]+")
 
 
 def is_url(path: str) -> bool:
-    """Whether an absolute path is the URL of a directory in an object store."""
+    """Whether `path` is the URL of a directory in an object store."""
     return path.partition("://")[0] in OBJECT_SCHEMES and "://" in path
 
 
@@ -25,27 +25,27 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
     Raises
     ------
     DefinitionError
-        `path` is a URL of something else, or no path at all.
+        `path` is no path, or a URL of another kind.
     """
     try:
         text = os.fspath(path)
     except TypeError:
         text = None
     if not isinstance(text, str) or not text:
-        raise DefinitionError(f"path is that of a directory (a str or os.PathLike); got {path!r}.")
+        raise DefinitionError(f"path must be a directory (a str or os.PathLike); got {path!r}.")
     scheme, separator, rest = text.partition("://")
     if separator and scheme.isalnum():
         if scheme in OBJECT_SCHEMES:
             return _absolute_url(text, scheme, rest)
         if scheme != "file":
             raise DefinitionError(
-                f"{text}: checkpoints are kept in directories and in object stores "
-                f"({', '.join(f'{known}://' for known in OBJECT_SCHEMES)}), and not behind "
-                f"{scheme}://. Name one that the client and all workers have in common."
+                f"{text}: checkpoints can be in directories and object stores "
+                f"({', '.join(f'{known}://' for known in OBJECT_SCHEMES)}), not behind {scheme}://. "
+                f"Use one that the client and all workers have in common."
             )
         host, _, _ = rest.partition("/")
         if host not in ("", "localhost"):
-            raise DefinitionError(f"{text}: a file URL names a path, file:///..., and no host.")
+            raise DefinitionError(f"{text}: a file URL must have no host: file:///...")
         text = urllib.request.url2pathname(urllib.parse.urlsplit(text).path)
     return os.path.abspath(text)
 
@@ -57,12 +57,12 @@ def _absolute_url(text: str, scheme: str, rest: str) -> str:
     for name in names:
         if not _SAFE_NAME.fullmatch(name) or name in (".", ".."):
             raise DefinitionError(
-                f"{text}: the URL of a checkpoint directory is {scheme}://bucket/name/name, of "
-                f"names of letters, digits and -._~!$&'()*+,;=:@; found {name!r} among them."
+                f"{text}: expected {scheme}://bucket/name/name, with names of letters, digits and "
+                f"-._~!$&'()*+,;=:@; found {name!r}."
             )
     return f"{scheme}://{'/'.join(names)}"
 
 
 def join_path(root: str, path: str) -> str:
-    """Path of a file within a store; manifests write ``/`` on every system."""
+    """Path of a file in a store, whose manifest has ``/`` on every system."""
     return f"{root}/{path}" if os.sep == "/" else os.path.join(root, *path.split("/"))

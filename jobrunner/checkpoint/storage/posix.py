@@ -363,13 +363,7 @@ def _explain_link(error: OSError) -> OSError:
 
 
 def start_writing_back(descriptor: int, start: int, nbytes: int, path: str) -> None:
-    """Ask Linux to start writing a part of a file to disk; elsewhere do nothing.
-
-    Raises
-    ------
-    OSError
-        The data cannot be stored: the disk is full or broken.
-    """
+    """Ask Linux to start writing a part of a file; raises OSError if the disk is full or broken."""
     if _sync_file_range is None:
         return
     if _sync_file_range(descriptor, start, nbytes, _SYNC_FILE_RANGE_WRITE) != 0:

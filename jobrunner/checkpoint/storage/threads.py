@@ -1,4 +1,4 @@
-"""Work on files and memory in a few threads."""
+"""Run work on files and memory in a few threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from jobrunner.checkpoint.storage.posix import PosixFiles
 
 THREADS = PosixFiles.threads
-"""For what only copies memory, too."""
+"""Also for work that only copies memory."""
 
 _WORTH_A_THREAD_BYTES = 1 << 20
 
@@ -20,23 +20,23 @@ _NEAR_THREADS = max(PosixFiles.threads, PosixFiles.removals)
 
 _TRIED_JOBS = 64
 _QUICK_SECONDS = 100e-6
-"""What a job takes that a second thread would but get in the way of, as both run Python."""
+"""A second thread would only slow down jobs shorter than this, as both hold the GIL."""
 
 _GENTLE = 15
 
 
 def run_all(jobs: Iterable[Callable[[], None]], threads: int, nbytes: int) -> None:
-    """Call all jobs, from several threads; the first error ends it and is raised.
+    """Call all jobs in several threads; the first error stops them and is raised.
 
     Parameters
     ----------
     jobs : iterable of callable
     threads : int
-        At most, the calling one included; of as few as `PosixFiles` asks for only one where the
-        work is not worth another: short, and of quick jobs, which the first of them tell. More
-        are for what waits for a network, and always worth it.
+        At most, including the calling one. With as few as `PosixFiles` uses, short work whose
+        first jobs are quick stays in one thread. More threads are for work that waits for a
+        network, and are always started.
     nbytes : int
-        How much they read or write.
+        Bytes that they read or write.
     """
     pending = list(jobs)
     if threads <= _NEAR_THREADS and nbytes < _WORTH_A_THREAD_BYTES:
@@ -76,11 +76,11 @@ def run_all(jobs: Iterable[Callable[[], None]], threads: int, nbytes: int) -> No
 
 
 def run_gently(write: Callable[[], None]) -> None:
-    """Call `write` in a thread that gives way to others, where the system knows priorities."""
+    """Call `write` in a thread of low priority, where the system supports that."""
     failures: list[BaseException] = []
 
     def work() -> None:
-        # Only this thread's: Linux keeps them apart, and nobody may raise one again.
+        # Linux has priorities per thread; a lowered one cannot be raised again.
         with contextlib.suppress(AttributeError, OSError):
             if sys.platform == "linux":
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _GENTLE)

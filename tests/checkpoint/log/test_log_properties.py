@@ -23,11 +23,10 @@ from jobrunner.checkpoint.log.state import (
     State,
     entry_to_json,
     fold,
-    loose_json,
     make_entry,
     parse_entry,
-    strict_json,
 )
+from jobrunner.checkpoint.log.writer import loose_json, strict_json
 
 EPOCHS = st.integers(0, 12)
 COMMIT = {"run_number": 0, "stores": {}, "details": {}}
