@@ -126,9 +126,6 @@ class Encoder:
             return value
         return {"$": "int", "hex": hex(value)}
 
-    def _float(self, value: float, trail: tuple[str, ...]) -> Tree:
-        return value if math.isfinite(value) else {"$": "float", "hex": _bits(value)}
-
     def _str(self, value: str, trail: tuple[str, ...]) -> Tree:
         if len(value) > _INLINE_CHARACTERS:
             data = np.frombuffer(value.encode("utf-8", "surrogatepass"), np.uint8)
@@ -197,15 +194,11 @@ class Encoder:
             return tree
 
     def _pairs(self, value: Mapping[Any, Any], trail: tuple[str, ...]) -> list[list[Tree]]:
-        return [
-            [
-                self._encode_within("a key", key, (*trail, f"_{i}_key")),
-                self.encode(item, (*trail, name)),
-            ]
-            for i, (name, (key, item)) in enumerate(
-                zip(child_names(value), value.items(), strict=True)
-            )
-        ]
+        pairs = []
+        for i, (name, key) in enumerate(zip(child_names(value), value, strict=True)):
+            first = self._encode_within("a key", key, (*trail, f"_{i}_key"))
+            pairs.append([first, self.encode(value[key], (*trail, name))])
+        return pairs
 
     # --- arrays
 
@@ -359,7 +352,7 @@ _ENCODERS: dict[type, Callable[[Encoder, Any, tuple[str, ...]], Tree]] = {
     type(None): lambda _, value, trail: value,
     bool: lambda _, value, trail: value,
     int: Encoder._int,
-    float: Encoder._float,
+    float: lambda _, v, trail: v if math.isfinite(v) else {"$": "float", "hex": _bits(v)},
     complex: lambda _, value, trail: {"$": "complex", "hex": _bits(value.real, value.imag)},
     str: Encoder._str,
     bytes: lambda encoder, value, trail: encoder._data("bytes", value, trail),

@@ -17,7 +17,7 @@ Length = Annotated[int, msgspec.Meta(ge=1)]
 Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
 
 
-class Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """A JSON object; subclasses list its fields, with types and limits."""
 
 

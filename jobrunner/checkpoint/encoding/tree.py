@@ -61,7 +61,7 @@ class EncodedBlob:
 # --- nodes, as they are read
 
 
-class Node(msgspec.Struct, forbid_unknown_fields=True):
+class Node(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A node of the tree; subclasses list the other fields of each kind."""
 
     kind: str = msgspec.field(name="$")

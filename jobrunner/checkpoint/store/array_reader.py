@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from jobrunner.checkpoint.encoding import UnsupportedDtypeError, dtype_from_spec
@@ -106,9 +107,7 @@ class StoredArray:
         self._row = array if isinstance(array, Row) else None
         self._entry = entry = array.alone() if isinstance(array, Row) else array
         self._grid = entry.grid
-        self._compressors = [
-            {"name": it.name, "configuration": it.configuration} for it in entry.compressors
-        ]
+        self._compressors = msgspec.to_builtins(entry.compressors) if entry.compressors else ()
         try:
             self.dtype = dtype_from_spec(entry.dtype)
         except UnsupportedDtypeError as error:
@@ -144,9 +143,8 @@ class StoredArray:
             return result, [partial(self._read_row, self._row, flat)]
         jobs: Jobs = []
         start = 0
-        for corner, (path, file) in zip(
-            self._grid.corners(), self._entry.chunk_files(), strict=True
-        ):
+        for corner, file in zip(self._grid.corners(), self._entry.files, strict=True):
+            path = f"{self._entry.path}/{self._grid.key(corner)}"
             if flat is None:
                 jobs.append(partial(self._read_file, path, file, corner, data))
                 continue

@@ -1,8 +1,8 @@
-"""How an array is cut: into files, and these into pieces. Pure: no I/O.
+"""Divide an array into files, and these into pieces. Pure: no I/O.
 
-A file is a chunk of Zarr's. One that is cut further is what Zarr calls a shard: its pieces, one
-after another, and an index of where each is, so that a piece can be read by itself. All shapes
-here have their axes in the order of memory, outermost first.
+A file is a chunk of Zarr, or, if it is divided into pieces, a shard: its pieces one after another,
+then an index of them, so that each can be read by itself. All shapes here have their axes in memory
+order, outermost first.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 CHUNK_BYTES = 64 << 20
-"""Longest file that is cut by default."""
+"""Size of the longest file, by default."""
 
 PIECE_BYTES = 4 << 20
-"""Longest piece, by default; files of two pieces and less are not cut."""
+"""Size of the longest piece, by default; files of up to two pieces are not divided."""
 
 _PADDING_SHARE = 1 / 16
 _PAGE_BYTES = 4096
@@ -30,9 +30,9 @@ class Piece(NamedTuple):
     Attributes
     ----------
     part : tuple of slice
-        Which part of the array it holds, cut off at the array's end.
+        The part of the array that it holds, up to the array's end.
     place : int
-        Where a shard's index tells of it.
+        Its position in the index of a shard.
     """
 
     part: tuple[Any, ...]
@@ -41,17 +41,17 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How an array is cut.
+    """How an array is divided.
 
     Attributes
     ----------
     shape : tuple of int
     chunk_shape : tuple of int
-        Of a file; at the array's end it reaches beyond it.
+        Of a file; the last ones extend beyond the array.
     piece_shape : tuple of int or None
-        Of the pieces that files are cut into; None: they are not.
+        Of the pieces of a file; None if it has none.
     order : tuple of int or None
-        The array's axes in the order of memory; None where that is their own order.
+        The array's axes in memory order; None if they are in it already.
     """
 
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class Grid:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Of what is stored as one."""
+        """The shape of a piece, or of a file without pieces."""
         return self.piece_shape or self.chunk_shape
 
     @property
@@ -71,14 +71,14 @@ class Grid:
 
     @property
     def num_places(self) -> int:
-        """How many pieces the index of a file tells of."""
+        """How many pieces the index of a file lists."""
         return math.prod(self._pieces_along())
 
     @property
     def is_memory(self) -> bool:
-        """Whether files, and pieces in files, follow each other as they do in memory.
+        """Whether files, and pieces in files, are in the order of memory.
 
-        Then the bytes of a file begin with those of its part of the array.
+        Then a file starts with the bytes of its part of the array.
         """
         stored, chunk, shape = self.stored_shape, self.chunk_shape, self.shape
         rows, files = _cut_axis(shape, stored), _cut_axis(shape, chunk)
@@ -87,24 +87,24 @@ class Grid:
         return rows == files or (files < rows and shape[rows] % stored[rows] == 0)
 
     def corners(self) -> Iterator[tuple[int, ...]]:
-        """Grid coordinates of all files; none where the array has no items."""
+        """Yield the grid coordinates of all files; none if the array has no items."""
         return chunk_corners(self.shape, self.chunk_shape)
 
     def key(self, corner: Sequence[int]) -> str:
-        """File name of the chunk at `corner`."""
+        """Return the file name of the chunk at `corner`."""
         return ".".join(("c", *map(str, to_logical(corner, self.order))))
 
     def part(self, corner: Sequence[int]) -> tuple[Any, ...]:
-        """What of the array a file holds."""
+        """Return the part of the array that a file holds."""
         return tuple(
             slice(place * size, min((place + 1) * size, length))
             for place, size, length in zip(corner, self.chunk_shape, self.shape, strict=True)
         )
 
     def pieces(self, corner: Sequence[int]) -> Iterator[Piece]:
-        """The pieces of a file in the order in which they lie there; the file if it has none.
+        """Yield the pieces of a file in their order there, or the file itself if it has none.
 
-        Pieces that lie beyond the array are left out.
+        Pieces beyond the end of the array are left out.
         """
         inner = self.stored_shape
         first = [
@@ -114,7 +114,7 @@ class Grid:
         along = self._pieces_along()
         strides = [math.prod(along[axis + 1 :]) for axis in range(len(along))]
         if self.order:
-            # The index goes by the array's own axes.
+            # The index is in the order of the array's own axes.
             logical = to_logical(along, self.order)
             own = [math.prod(logical[axis + 1 :]) for axis in range(len(logical))]
             strides = [own[axis] for axis in self.order]
@@ -137,21 +137,12 @@ class Grid:
 def plan_grid(
     shape: tuple[int, ...], itemsize: int, order: tuple[int, ...] | None, *, in_pieces: bool = True
 ) -> Grid:
-    """Cut an array by default: files of at most 64 MiB, their pieces of 4 MiB where that pays.
+    """Divide an array by default: files of at most 64 MiB, in pieces of 4 MiB if they are long.
 
-    Files and pieces are contiguous in memory.
-
-    Parameters
-    ----------
-    shape : tuple of int
-    itemsize : int
-        In bytes.
-    order : tuple of int or None
-        See `Grid`.
-    in_pieces : bool
-        Whether files may be cut further.
+    Files and pieces are contiguous in memory. `itemsize` is in bytes; without `in_pieces`, files
+    have no pieces.
     """
-    # The arrays of one epoch are those of the one before, and often alike.
+    # Cached: the arrays of an epoch are often those of the one before.
     return _plan_grid(shape, itemsize, order, CHUNK_BYTES, PIECE_BYTES if in_pieces else None)
 
 
@@ -178,14 +169,7 @@ def _plan_grid(
 
 
 def plan_chunks(shape: Sequence[int], itemsize: int, limit: int) -> tuple[int, ...]:
-    """Chunk shape of at most `limit` bytes whose every chunk is contiguous in a C-ordered array.
-
-    Parameters
-    ----------
-    shape : sequence of int
-    itemsize, limit : int
-        In bytes.
-    """
+    """Return a chunk shape of at most `limit` bytes, of chunks contiguous in a C-ordered array."""
     for axis, length in enumerate(shape):
         row_bytes = itemsize * math.prod(shape[axis + 1 :])
         if length * row_bytes <= limit:
@@ -199,7 +183,7 @@ def plan_chunks(shape: Sequence[int], itemsize: int, limit: int) -> tuple[int, .
 
 
 def _choose_piece_rows(length: int, row_bytes: int, limit: int) -> int:
-    """Rows a piece, so that little of the last one is padding; whole pages where that may be."""
+    """Return the rows of a piece: few of the last are padding, and it is whole pages if possible."""
     most = max(1, limit // row_bytes)
     rows = _choose_rows(length, most)
     a_page = _PAGE_BYTES // math.gcd(_PAGE_BYTES, row_bytes)
@@ -211,7 +195,7 @@ def _choose_piece_rows(length: int, row_bytes: int, limit: int) -> int:
 
 
 def _choose_rows(length: int, most: int) -> int:
-    """Rows a chunk, at most `most`, so that little of the last chunk is padding."""
+    """Return the rows of a chunk, at most `most`, so that few of the last are padding."""
     fewest = math.ceil(length / most)
     candidates = []
     for count in range(fewest, 2 * fewest + 1):
@@ -228,7 +212,7 @@ def _ceil_div(length: int, size: int) -> int:
 
 
 def _cut_axis(shape: Sequence[int], cut: Sequence[int]) -> int | None:
-    """The axis along which cuts of this shape follow each other in memory; None: they do not."""
+    """Return the axis along which parts of this shape follow each other in memory, or None."""
     axis = next((i for i, size in enumerate(cut) if size > 1), max(len(cut) - 1, 0))
     if all(size == length for size, length in zip(cut[axis + 1 :], shape[axis + 1 :], strict=True)):
         return axis
@@ -236,13 +220,12 @@ def _cut_axis(shape: Sequence[int], cut: Sequence[int]) -> int | None:
 
 
 def chunk_corners(shape: Sequence[int], chunk_shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Grid coordinates of all chunks; none where the array has no items."""
-    counts = [-(-length // size) for length, size in zip(shape, chunk_shape, strict=True)]
-    return itertools.product(*map(range, counts))
+    """Yield the grid coordinates of all chunks; none if the array has no items."""
+    return itertools.product(*map(range, map(_ceil_div, shape, chunk_shape)))
 
 
 def to_logical(sizes: Sequence[int], order: Sequence[int] | None) -> list[int]:
-    """What goes by the axes of memory, by the array's own axes."""
+    """Reorder sizes from memory order to the array's own axes."""
     if not order:
         return list(sizes)
     logical = [0] * len(order)

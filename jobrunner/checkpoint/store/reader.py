@@ -139,6 +139,7 @@ class StoreReader:
         if blobs is not None and len(blobs) > 1:
             blobs = [name for name in entries if name in blobs]
         wanted = entries if blobs is None else {name: entries[name] for name in blobs}
+        verified = self._verified
         loaded: dict[str, list[Any]] = {}
         rows: dict[str, WantedRows] = {}
         jobs: list[Callable[[], None]] = []
@@ -152,14 +153,14 @@ class StoreReader:
                         rows[path] = WantedRows(array.stack)
                     rows[path].add(found, i, array)
                     continue
-                found[i], array_jobs = StoredArray(self._verified, array).read()
+                found[i], array_jobs = StoredArray(verified, array).read()
                 jobs += array_jobs
         for stack in rows.values():
-            jobs += stack.read(self._verified)
+            jobs += stack.read(verified)
         paths = {array.path for blob in wanted.values() for array in blob.arrays}
         for document in documents_of(paths):
             file = manifest.documents[document]
-            jobs.append(partial(self._verified.read_into, document, None, file))
+            jobs.append(partial(verified.read_into, document, None, file))
         run_all(jobs, self.files.threads, _stored_bytes(wanted))
         return {
             name: loaded[name][0]
@@ -208,10 +209,9 @@ class StoreReader:
 
     def verify(self) -> None:
         """Read and digest every file of the store."""
-        manifest = self.read_manifest()
+        manifest, verified = self.read_manifest(), self._verified
         jobs = [
-            partial(self._verified.read_into, path, None, file)
-            for path, file in manifest.files().items()
+            partial(verified.read_into, path, None, file) for path, file in manifest.files().items()
         ]
         run_all(jobs, self.files.threads, _stored_bytes(manifest.blobs))
 

@@ -144,6 +144,58 @@ def test_a_row_that_no_stack_has_is_no_other_row(forge: Any, place: Any) -> None
             read()
 
 
+def _array(manifest: dict[str, Any], name: str) -> dict[str, Any]:
+    entry: dict[str, Any] = manifest["blobs"][name]["arrays"][0]
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (lambda m: _array(m, "w").update(chunk_shape=[-3, 4]), r"`int` >= 1.*chunk_shape\[0\]"),
+        (lambda m: _array(m, "w").update(chunk_shape=[2, 4]), "expected 2 files, found 1"),
+        (lambda m: _array(m, "w").update(chunk_shape=[12]), "`chunk_shape` has 1 axes"),
+        (lambda m: _array(m, "w").update(order=[0, 0]), "does not permute 2 axes"),
+        (lambda m: _array(m, "w").update(shape=[3, 5], chunk_shape=[3, 5]), "size of a file"),
+        (lambda m: _array(m, "w").update(shape=["3", 4]), r"`int`, got `str`.*shape\[0\]"),
+        (lambda m: _array(m, "w").update(files=[[96, -1]]), r"files\[0\]\[1\]"),
+        (lambda m: _array(m, "w").update(more=1), r"unknown field `more`"),
+        (lambda m: _array(m, "w").pop("dtype"), r"missing required field `dtype`"),
+        (lambda m: _array(m, "w").update(dtype={"string": 1}), r"dtype|string"),
+        (lambda m: _array(m, "z").update(piece_shape=[5, 9]), "does not divide `chunk_shape`"),
+        (lambda m: _array(m, "z")["pieces"][0].pop(), "expected .* pieces, found"),
+        (lambda m: m["stacks"][0]["rows"].pop(), "stack 0: `rows`"),
+        (lambda m: m["blobs"]["t"]["value"]["a"].append({"$": "array", "at": 9}), "kind 'array'"),
+        (lambda m: m["blobs"]["t"]["value"]["a"].append({"$": "same", "as": 99}), "kind 'same'"),
+        (lambda m: m["blobs"]["t"]["value"]["a"].append({"$": "int"}), "field `hex`"),
+        (lambda m: m["documents"].pop("w/zarr.json"), "`documents` lacks 'w/zarr.json'"),
+        (lambda m: m.update(epoch=-1), r"`int` >= 0 - at `\$\.attributes\.epoch`"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named(forge: Any, edit: Any, told: str) -> None:
+    reader = reader_of(forge(edit))
+    with pytest.raises(CheckpointCorruptError, match=told) as caught:
+        reader.load()
+    assert str(caught.value).startswith(f"{reader.root}/{MANIFEST} ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"epoch": 0', '"epoch": 0, "epoch": 0', "the key 'epoch' appears twice"),
+        ('"epoch": 0', '"epoch": NaN', "NaN is not a JSON number"),
+        ('"epoch": 0', '"epoch": ' + "[" * 100_000 + "]" * 100_000, "nested too deep"),
+    ],
+)
+def test_a_manifest_is_strict_json(saved: Path, forge: Any, old: str, new: str, told: str) -> None:
+    manifest = forge(lambda _: None) / "a.0" / MANIFEST
+    text = manifest.read_text()
+    assert text.count(old) == 1
+    manifest.write_text(text.replace(old, new))
+    with pytest.raises(CheckpointCorruptError, match=told):
+        reader_of(saved).load()
+
+
 def _places(value: Any, trail: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if trail:
         yield trail
