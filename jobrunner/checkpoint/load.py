@@ -1,4 +1,4 @@
-"""A load as a task group: verify everything everywhere, then replace the nodes' blobs."""
+"""Loads an epoch as a task group: verify everything on all nodes, then replace their blobs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from jobrunner.define import Task, TaskGroup, TaskOutput, WorkspaceType
 from jobrunner.worker import current_task
 from jobrunner.workspace import BlobUpdate, Workspace
 
-_HELD = "verified checkpoint"
+_VERIFIED = "verified checkpoint"
 _SECONDS = "seconds of reading"
 
 
-class _Held:
-    """Blobs that were read and verified, on their way into the workspace of the same node."""
+class _Verified:
+    """Blobs that were read and verified, for the workspace of the same node."""
 
     __slots__ = ("values",)
 
@@ -31,13 +31,13 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A node's part of a partitioned array: slices of recorded stores, one after another."""
+    """A node's part of a partitioned array: consecutive slices of recorded stores."""
 
     axis: int
     pieces: Sequence[tuple[StoreReader, int, int]]
 
     def load(self, blob: str) -> np.ndarray[Any, Any]:
-        """Read and put together the pieces."""
+        """Read the pieces and join them."""
         arrays = [
             reader.load_slice(blob, self.axis, start, stop) for reader, start, stop in self.pieces
         ]
@@ -45,13 +45,12 @@ class Part:
 
 
 def cut_evenly(lengths: Sequence[int], count: int) -> list[list[tuple[int, int, int]]]:
-    """Cut parts that lie one after another into `count` others of about the same length.
+    """Cut consecutive parts into `count` new ones of about the same length.
 
     Returns
     -------
     list of list of (int, int, int)
-        For each new part the pieces it is made of: which old part, from where, to where; at least
-        one, which may be empty.
+        For each new part its pieces: old part, start, stop; at least one, which may be empty.
     """
     total = sum(lengths)
     share, more = divmod(total, count)
@@ -73,23 +72,23 @@ def cut_evenly(lengths: Sequence[int], count: int) -> list[list[tuple[int, int, 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a node loads, and from where.
+    """What a node loads, and where it reads it.
 
     Attributes
     ----------
     own : StoreReader or None
         Its own store.
     blobs : frozenset of str or None
-        Those of its own store to load; None: all.
+        The blobs of its own store to load; None: all.
     borrowed : mapping of str to StoreReader
         Replicated blobs, which are in another node's store.
     parts : mapping of str to Part
-        Partitioned blobs that are cut otherwise than they were saved.
+        Partitioned blobs whose parts differ from those that were saved.
     memory_key : str
         The key under which workers keep the states of this epoch.
     memory : StoreReader or None
-        The node's own store: what the worker still has in memory of what was written to it need
-        not be read. None: all is read.
+        The node's own store: what the worker still holds of it in memory is not read. None: all
+        is read.
     """
 
     own: StoreReader | None
@@ -123,7 +122,7 @@ class Reading:
         return values
 
     def recall(self) -> dict[str, Any]:
-        """What the worker that this task runs on has of it in memory."""
+        """The blobs that this task's worker still holds in memory."""
         if self.memory is None or self.blobs is None:
             return {}
         task = current_task()
@@ -131,7 +130,7 @@ class Reading:
         return task.workspace.kept_states.recall(task.node, self.memory.identity, names)
 
     def keep(self, values: Mapping[str, Any]) -> None:
-        """Let the worker that this task runs on keep what was loaded, to go back to."""
+        """Let this task's worker keep what was loaded in memory, for a later recovery."""
         if self.memory is not None and not self.parts:
             task = current_task()
             kept_states = task.workspace.kept_states
@@ -140,36 +139,36 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Reads and verifies what one node loads; runs on its worker."""
+    """Reads and verifies what one node loads; runs on the node's worker."""
 
     reading: Reading
     codecs: Sequence[Codec]
     allow_pickle: bool
 
-    def __call__(self) -> tuple[_Held, float]:
+    def __call__(self) -> tuple[_Verified, float]:
         started = time.perf_counter()
         known = self.reading.recall()
         values = self.reading.load(self.codecs, allow_pickle=self.allow_pickle, known=known)
-        return _Held(values), time.perf_counter() - started
+        return _Verified(values), time.perf_counter() - started
 
 
 @dataclass(frozen=True, slots=True)
 class _HandOver:
-    """Puts what was read into the node's workspace, once all nodes have read theirs."""
+    """Puts what was read into the node's workspace, after all nodes have read theirs."""
 
     reading: Reading
     replace: bool
     anew: frozenset[str]
 
-    def __call__(self, held: _Held) -> BlobUpdate:
-        self.reading.keep(held.values)
+    def __call__(self, verified: _Verified) -> BlobUpdate:
+        self.reading.keep(verified.values)
         states = {
             name: value.load_into
-            for name, value in held.values.items()
+            for name, value in verified.values.items()
             if isinstance(value, StatefulBlob)
         }
         return BlobUpdate(
-            {name: value for name, value in held.values.items() if name not in states},
+            {name: value for name, value in verified.values.items() if name not in states},
             replace=self.replace,
             changes={name: load for name, load in states.items() if name not in self.anew},
             waiting={name: load for name, load in states.items() if name in self.anew},
@@ -177,7 +176,7 @@ class _HandOver:
 
 
 def load_waiting_states(workspaces: Mapping[str, Workspace]) -> None:
-    """Load the states that a load left waiting into the objects made anew since.
+    """Load the states that a load left waiting into the objects that were made since.
 
     Raises
     ------
@@ -193,7 +192,7 @@ def load_waiting_states(workspaces: Mapping[str, Workspace]) -> None:
 
 
 def _all_verified() -> None:
-    """Nothing to do: it ends after all reads and before any hand-over."""
+    """Does nothing: it runs after all reads and before any hand-over."""
 
 
 def load_group(
@@ -215,21 +214,21 @@ def load_group(
         Drop the nodes' other blobs.
     allow_pickle : bool
     anew : mapping of str to collection of str
-        Node -> blobs whose objects are made anew later: their states wait for
-        `load_waiting_states`. Other states are loaded into the objects that are there.
+        Node -> blobs whose objects are made later: their states wait for `load_waiting_states`.
+        Other states are loaded into the objects that are there.
 
     Returns
     -------
     group : TaskGroup
     seconds : dict of str to TaskOutput
-        How long each node took to read, to be fetched once the group has run.
+        How long each node took to read; fetch it after the group has run.
     """
     group = TaskGroup(WorkspaceType.PRIVATE)
     group.name = "load"
     reads = {
         node: Task(
             _Read(reading, tuple(codecs), allow_pickle),
-            outputs=[_HELD, _SECONDS],
+            outputs=[_VERIFIED, _SECONDS],
             node=node,
             group=group,
             name="read and verify",
@@ -248,7 +247,7 @@ def load_group(
         for node, reading in readings.items():
             Task(
                 _HandOver(reading, replace, frozenset(anew.get(node, ()))),
-                inputs=_HELD,
+                inputs=_VERIFIED,
                 node=node,
                 group=group,
                 name="hand over",

@@ -1,4 +1,4 @@
-"""Stores that are not part of any checkpoint: hidden or deleted, in the background."""
+"""Hides and deletes stores that are no longer part of a checkpoint, in the background."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _DRAIN_SECONDS = 30.0
 
 
-class _Chore(NamedTuple):
+class _Task(NamedTuple):
     claim: Claim
     action: Literal["delete", "hide"]
     stores: Sequence[str]
@@ -38,14 +38,14 @@ class Sweeper:
 
     Notes
     -----
-    The log entry comes first: whoever calls has appended it. What fails is logged and left for
-    the next run. The thread lives as long as there is something to do.
+    The caller has appended the log entry first. What fails is logged and left for the next run.
+    The thread ends when there is nothing left to do.
     """
 
     def __init__(self, files: Files, path: str) -> None:
         self._files = files
         self._path = path
-        self._waiting: deque[_Chore] = deque()
+        self._waiting: deque[_Task] = deque()
         self._removed: list[Claim] = []
         self._settled: list[Claim] = []
         self._changed = threading.Condition()
@@ -59,18 +59,12 @@ class Sweeper:
         *,
         is_final: bool = True,
     ) -> None:
-        """Let the stores of a claim be hidden, or hidden and deleted.
+        """Hide, or hide and delete, the stores of a claim; settle it if `is_final`.
 
-        Parameters
-        ----------
-        claim : Claim
-        action : "delete" or "hide"
-        stores : sequence of str
-        is_final : bool
-            Whether nobody can write them any more; if not, the claim is not settled by this.
+        It is not final as long as a slow worker may still write the stores.
         """
         with self._changed:
-            self._waiting.append(_Chore(claim, action, stores, is_final))
+            self._waiting.append(_Task(claim, action, stores, is_final))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="jobrunner-sweeper", daemon=True
@@ -78,7 +72,7 @@ class Sweeper:
                 self._thread.start()
 
     def confirm(self) -> None:
-        """Make durable what was deleted since the last chore made all before it durable."""
+        """Make the last deletions durable; each task makes those before it durable."""
         with self._changed:
             removed = list(self._removed)
         if removed:
@@ -90,7 +84,7 @@ class Sweeper:
             self._settle_removed(removed)
 
     def take_settled(self) -> list[Claim]:
-        """The claims that nothing is left to do for, whatever happens; each is given out once."""
+        """The claims whose stores are durably gone or hidden; returns each of them once."""
         with self._changed:
             settled, self._settled = self._settled, []
             return settled
@@ -119,7 +113,7 @@ class Sweeper:
     def _settle_next(self) -> bool:
         with self._changed:
             if not self._waiting:
-                # Under the lock, so that who adds to the queue knows whether a thread is there.
+                # Under the lock, so that `add` knows whether a thread runs.
                 self._thread = None
                 self._changed.notify_all()
                 return False
@@ -134,7 +128,7 @@ class Sweeper:
                 run_all(removals, self._files.removals, 0)
         except OSError as error:
             logger.warning(
-                "Stores of epoch %d could not be %s, and are left for the next run: %s",
+                "Stores of epoch %d could not be %s; the next run tries again: %s",
                 claim.epoch,
                 "deleted" if action == "delete" else "hidden",
                 error,
@@ -151,9 +145,9 @@ class Sweeper:
             self._settled += removed
 
     def _hide(self, stores: Sequence[str], has_removed: bool) -> None:
-        """Hide stores; durable before anything goes, so that none opens with chunks missing.
+        """Hide stores durably before any file is deleted: no store may open with chunks missing.
 
-        What was removed before this began is then gone for good as well.
+        Also makes earlier deletions durable.
         """
         changed = [self._path] if has_removed else []
 
@@ -162,7 +156,7 @@ class Sweeper:
             try:
                 self._files.rename(os.path.join(root, ROOT_DOCUMENT), retired)
             except (FileNotFoundError, NotADirectoryError):
-                # Whoever renamed it may have ended before that was durable.
+                # A process that renamed it may have ended before that was durable.
                 if not self._files.is_taken(retired):
                     return
             changed.append(root)

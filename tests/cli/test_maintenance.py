@@ -496,7 +496,7 @@ def test_fsck_repairs_a_damaged_log_once(runs: Path) -> None:
     assert recorded(runs) == [0, 1, 2, 3]
     result = invoke("fsck", runs)
     assert result.exit_code == 0
-    assert "Damaged or lost; entry 10 makes up for it, and it stays as it is." in result.stdout
+    assert "Damaged or lost; entry 10 replaces it, and it stays as it is." in result.stdout
     again = invoke("fsck", runs, "--repair")
     assert (again.exit_code, again.stdout) == (0, f"{runs}: nothing to repair.\n")
     assert invoke("verify", runs, "--deep").stdout.startswith(

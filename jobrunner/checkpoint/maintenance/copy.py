@@ -1,7 +1,7 @@
-"""An epoch saved again from the files of another: copied to a directory, or brought back.
+"""Copies an epoch to another directory, or restores one that was set aside.
 
-It goes the way of every save: claim names, write, make durable, commit. A crash leaves what a
-crash of a save leaves. Every byte is compared with what was recorded while it is copied.
+Both work as a save: claim names, write, make durable, commit. A crash leaves what a crash of a
+save leaves. Every byte is compared with the record while it is copied.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from jobrunner.errors import (
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A commit that the log holds, whether its epoch is still recorded or not.
+    """A commit in the log, whether its epoch is still recorded or not.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Record:
         Node -> ``store``, ``manifest``, ``nbytes``, ``seconds``.
     details : mapping
     run_number : int or None
-        Of the entry of the run that saved it; None where it is lost.
+        Of the entry of the run that saved it; None if that is lost.
     """
 
     number: int
@@ -80,13 +80,13 @@ class Record:
 
 
 def find_set_aside(directory: Epochs, epoch: int | None = None) -> list[Record]:
-    """Commits whose epochs are no longer recorded, and whose stores are all still there.
+    """Find commits whose epochs are no longer recorded and whose stores all still exist.
 
     Parameters
     ----------
     directory : Epochs
     epoch : int, optional
-        Only commits of this one.
+        Only commits of this epoch.
 
     Returns
     -------
@@ -104,7 +104,7 @@ def find_set_aside(directory: Epochs, epoch: int | None = None) -> list[Record]:
     except OSError as error:
         raise CheckpointError(
             f"{directory.path} cannot be listed: {type(error).__name__}: {error}. Nothing was "
-            f"changed; mend the storage and try again."
+            f"changed. Repair the storage and try again."
         ) from error
     found = []
     for entry in itertools.chain.from_iterable(map(commits_in, directory.log.read_entries())):
@@ -130,16 +130,16 @@ def restore_epoch(
     *,
     take_over: bool = False,
 ) -> Record:
-    """Record an epoch again that was set aside, by a rewind or for damage.
+    """Record an epoch again that a rewind set aside, or that was set aside for damage.
 
     Parameters
     ----------
     directory : Epochs
     epoch : int
     number : int, optional
-        Of its ``commit`` entry, where the epoch was set aside more than once; by default the last.
+        Of its ``commit`` entry, if the epoch was set aside more than once; by default the last.
     take_over : bool
-        Take the directory from a run that is alive, too.
+        Take the directory even from a run that is alive.
 
     Returns
     -------
@@ -151,16 +151,16 @@ def restore_epoch(
     DefinitionError
         The epoch is recorded.
     CheckpointNotFoundError
-        It was never set aside, or its stores are gone.
+        The epoch was never set aside, or its stores are gone.
     CheckpointCorruptError
-        What is left of it is not what was written; nothing is recorded.
+        Its stores are damaged; nothing is recorded.
     CommitConflictError
         A run holds the directory and is alive.
 
     Notes
     -----
-    Runs on the client. *Atomicity*: that of a save; the epoch's stores get names of their own, and
-    what was set aside stays as it is. *Safe to retry*: yes.
+    Runs on the client. *Atomicity*: that of a save; the epoch's stores get new names, and what was
+    set aside stays as it is. *Safe to retry*: yes.
     """
     if epoch in directory.log.refresh().recorded:
         raise DefinitionError(
@@ -188,9 +188,9 @@ def copy_epoch(directory: Epochs, epoch: int, target: str, *, take_over: bool = 
     directory : Epochs
     epoch : int
     target : str
-        Path of the other directory; created where there is none.
+        Path of the other directory; created if there is none.
     take_over : bool
-        Take the other directory from a run that is alive, too.
+        Take the other directory even from a run that is alive.
 
     Returns
     -------
@@ -202,9 +202,9 @@ def copy_epoch(directory: Epochs, epoch: int, target: str, *, take_over: bool = 
     DefinitionError
         The epoch is recorded there already.
     CheckpointNotFoundError
-        The epoch is not recorded, or was given up while it was copied.
+        The epoch is not recorded, or was retired while it was copied.
     CheckpointCorruptError
-        What is here is not what was written; nothing is recorded there.
+        The epoch is damaged; nothing is recorded in the other directory.
     CommitConflictError
         A run holds the other directory and is alive.
 
@@ -250,7 +250,7 @@ def _save_again(
                 raise
             raise CheckpointWriteError(
                 f"Epoch {record.epoch} of {source.path} could not be copied to {target}: "
-                f"{type(error).__name__}: {error}. Nothing is recorded there; mend the storage "
+                f"{type(error).__name__}: {error}. Nothing is recorded there. Repair the storage "
                 f"and try again."
             ) from error
         except BaseException:
@@ -270,10 +270,7 @@ def _copy_stores(
     target: str,
     names: Mapping[str, str],
 ) -> dict[str, Receipt]:
-    """Copy all stores of an epoch, comparing each file with its record, and make them durable.
-
-    `names` says what each node's is called there.
-    """
+    """Copy all stores of an epoch to `names`, by node; check each file and make all durable."""
     readers = [
         (
             StoreReader(source.files, source.path, about["store"], about["manifest"]),
@@ -303,12 +300,12 @@ def _copy_stores(
 
 
 class _StoreCopy:
-    """A store that is copied file by file; not durable by itself."""
+    """Copies a store file by file; the caller makes it durable."""
 
     def __init__(self, from_and_to: tuple[StoreReader, StoreReader]) -> None:
         self._source, self._target = from_and_to
         self._listed = self._source.read_manifest().files()
-        # A store that was set aside keeps its root document under another name.
+        # The root document of a hidden store has another name.
         root = join_path(self._source.root, ROOT_DOCUMENT)
         self._root_name = ROOT_DOCUMENT if self._source.files.is_taken(root) else RETIRED_DOCUMENT
 
@@ -322,13 +319,13 @@ class _StoreCopy:
         return [partial(self._copy, path) for path in self._listed if path != ROOT_DOCUMENT]
 
     def finish(self) -> None:
-        """Copy those two, when all else is there."""
+        """Copy the manifest and the root document, when all else is there."""
         path = join_path(self._source.root, MANIFEST)
         with VerifiedFiles(self._source.files, self._source.root).reading(path):
             manifest = self._source.files.read(path)
         self._target.files.write(join_path(self._target.root, MANIFEST), [manifest])
         self._copy(ROOT_DOCUMENT)
-        self._target.read_manifest()  # what was just written is what was verified before
+        self._target.read_manifest()  # verify what was just written
 
     def _copy(self, path: str) -> None:
         name = self._root_name if path == ROOT_DOCUMENT else path
@@ -337,7 +334,7 @@ class _StoreCopy:
 
 
 def _directories(paths: Iterable[str]) -> list[str]:
-    """All that the paths lie in, parents first."""
+    """The directories of `paths`, parents first."""
     found: dict[str, None] = {}
     for path in paths:
         pieces = path.split("/")

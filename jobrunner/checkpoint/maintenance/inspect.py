@@ -1,4 +1,4 @@
-"""What everything that lies in a checkpoint directory is, told from the log. Changes nothing."""
+"""Explains every object in a checkpoint directory, by its log. Changes nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Status = Literal["live", "pending", "aside", "stray", "damaged"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One object of a directory, and why it is there.
+    """One object in a directory, and why it is there.
 
     Attributes
     ----------
@@ -54,9 +54,9 @@ class Finding:
         Relative to the directory, with ``/``.
     status : {"live", "pending", "aside", "stray", "damaged"}
         ``live``: part of the log or of a recorded checkpoint. ``pending``: a run uses it, or the
-        next one removes it. ``aside``: kept, and not in use: a store that a rewind has set aside
-        and hidden, a damaged entry of the log that a later one makes up for. ``stray``: no entry of the log speaks of it, and nothing touches it. ``damaged``: it is
-        missing or not what was written.
+        next one removes it. ``aside``: kept but not in use, such as a store that a rewind has
+        hidden, or a damaged entry of the log that a later one replaces. ``stray``: no entry of the
+        log names it, and nothing touches it. ``damaged``: missing, or not what was written.
     explanation : str
     """
 
@@ -67,7 +67,7 @@ class Finding:
 
 @dataclass(slots=True)
 class _History:
-    """What the whole log says of every claim."""
+    """What the whole log says about every claim."""
 
     state: State = field(default_factory=State)
     nodes: dict[Claim, set[str]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class _History:
     run_nodes: list[str] = field(default_factory=list)
 
     def take_in(self, entry: AnyEntry) -> None:
-        """One entry after another; the state knows which epochs it gives up."""
+        """Apply the next entry."""
         if isinstance(entry, CommitEntry) and entry.epoch in self.recorded:
             self._end(entry.epoch, entry)
         self.state.apply(entry)
@@ -90,7 +90,7 @@ class _History:
                     self._end(epoch, entry)
 
     def note(self, entry: AnyEntry) -> None:
-        """What an entry says by itself, whatever is missing before it."""
+        """Note what an entry says by itself, even if entries before it are missing."""
         if isinstance(entry, RunEntry):
             self.run_nodes = entry.nodes
         elif isinstance(entry, BeginEntry):
@@ -101,7 +101,7 @@ class _History:
             self.nodes[claim] = set(commit.stores)
 
     def restart(self, entry: AnyEntry) -> None:
-        """Go by a full state or a repair, whatever is missing before it."""
+        """Start again at a full state or a repair, even if entries before it are missing."""
         self.state.restart(entry)
         self.note(entry)
         retries = self.state.retries
@@ -112,7 +112,7 @@ class _History:
 
 
 def inspect_directory(directory: Epochs) -> list[Finding]:
-    """Explain everything that lies in a checkpoint directory.
+    """Explain every object in a checkpoint directory.
 
     Parameters
     ----------
@@ -122,16 +122,16 @@ def inspect_directory(directory: Epochs) -> list[Finding]:
     Returns
     -------
     list of Finding
-        In the order of their paths.
+        Sorted by path.
 
     Notes
     -----
-    Runs on the client; beside a run, too, whose objects may come and go meanwhile. Sizes and
-    manifests of recorded stores are compared with the record; `Loader.verify` reads
-    every byte. Raises only what keeps it from reading at all.
+    Runs on the client, also beside a run, whose objects may come and go in between. Compares sizes
+    and manifests of recorded stores with the record; `Loader.verify` reads every byte. Raises only
+    if the directory cannot be read.
     """
     found: list[Finding] = []
-    # Before the log is read, so that what a run claims meanwhile is not taken for a stray.
+    # List before the log is read: what a run claims in between is no stray.
     names = directory.files.list_names(directory.path)
     history = _History()
     is_whole = True
@@ -159,11 +159,11 @@ def inspect_directory(directory: Epochs) -> list[Finding]:
         if name == RUNS_DIRECTORY:
             found += _inspect_runs(directory, history.state)
         elif name == SAVE_REQUEST:
-            found.append(Finding(name, "pending", "Asks the run for a save, which removes it."))
+            found.append(Finding(name, "pending", "Asks the run for a save. The run removes it."))
         elif (store := parse_store_name(name)) is None:
-            found.append(Finding(name, "stray", "Nothing that jobrunner makes has such a name."))
+            found.append(Finding(name, "stray", "jobrunner makes nothing of this name."))
         elif not is_whole:
-            why = "The log is damaged, so it is not known what this store is."
+            why = "The log is damaged, so this store cannot be explained."
             found.append(Finding(name, "damaged", why))
         else:
             stores.append((name, store))
@@ -177,7 +177,7 @@ def inspect_directory(directory: Epochs) -> list[Finding]:
 def _made_up_for(finding: Finding, entry: AnyEntry) -> Finding:
     if finding.status != "damaged":
         return finding
-    why = f"Damaged or lost; entry {entry.number} makes up for it, and it stays as it is."
+    why = f"Damaged or lost; entry {entry.number} replaces it, and it stays as it is."
     return Finding(finding.path, "aside", why)
 
 
@@ -193,12 +193,10 @@ def _inspect_log(directory: Epochs) -> Iterator[tuple[Finding, AnyEntry | None]]
         if match and name == os.path.basename(path_of(int(match[1]))):
             numbers.append(int(match[1]))
         elif TEMPORARY_NAME.fullmatch(name):
-            why = (
-                "An entry half made: in the making, or left by a crash and removed by a later run."
-            )
+            why = "An entry that is being written, or was left by a crash; a later run removes it."
             yield Finding(f"{LOG_DIRECTORY}/{name}", "pending", why), None
         else:
-            why = "Nothing that jobrunner makes has such a name."
+            why = "jobrunner makes nothing of this name."
             yield Finding(f"{LOG_DIRECTORY}/{name}", "stray", why), None
     for number, listed, data in _read_files(files, path_of, sorted(numbers)):
         path, full = f"{LOG_DIRECTORY}/{number:010d}.json", path_of(number)
@@ -213,7 +211,7 @@ def _inspect_log(directory: Epochs) -> Iterator[tuple[Finding, AnyEntry | None]]
             if mended is None:
                 yield Finding(path, "damaged", str(error)), None
             else:
-                why = "One bit of it is wrong; it is read as it was written."
+                why = "One bit is wrong; it is read as it was written."
                 entry = parse_entry(decode_entry(mended, number, full), full)
                 yield Finding(path, "damaged", why), entry
             continue
@@ -227,11 +225,11 @@ def _inspect_log(directory: Epochs) -> Iterator[tuple[Finding, AnyEntry | None]]
 def _read_files(
     files: Files, path_of: Callable[[int], str], numbers: Sequence[int]
 ) -> Iterator[tuple[int, int, bytes | None]]:
-    """Each entry's number, the one listed at or after it, and its file; of a gap only the first."""
+    """Each number, the listed number at or after it, and its content; of a gap only the first."""
     number = 0
     reads = files.each(files.read_if_there, map(path_of, numbers))
     for listed, data in zip(numbers, reads, strict=True):
-        # What was not listed may have been made meanwhile.
+        # An entry may have been made after the listing.
         while number < listed:
             found = files.read_if_there(path_of(number))
             yield number, listed, found
@@ -242,8 +240,8 @@ def _read_files(
 
 def _way_out(directory: Epochs) -> str:
     return (
-        f"Restore it from a copy, or go on from what can be proven without it: `jobrunner fsck "
-        f"{directory.path} --repair`."
+        f"Restore it from a copy, or run `jobrunner fsck {directory.path} --repair`, which records "
+        f"what can be proven without it."
     )
 
 
@@ -263,11 +261,11 @@ def _inspect_runs(directory: Epochs, state: State) -> Iterator[Finding]:
     holder = state.run
     for name in sorted(directory.files.list_names(root)):
         if holder is None or state.is_ended or name != holder.run:
-            why = "Left by a run that no longer holds the directory; the next run removes it."
+            why = "Left by an earlier run; the next run removes it."
         elif is_known_dead(holder.process, name):
-            why = f"Signs of life of the last run ({holder}), which is gone."
+            why = f"Heartbeat of the last run ({holder}), which is dead."
         else:
-            why = f"Signs of life of the run that holds the directory ({holder})."
+            why = f"Heartbeat of the run that holds the directory ({holder})."
         yield Finding(f"{RUNS_DIRECTORY}/{name}", "pending", why)
 
 
@@ -290,7 +288,7 @@ def _explain_store(
         return
     if history.recorded.get(claim.epoch) == claim:
         if claim not in history.commits:
-            why = f"Epoch {claim.epoch} is recorded, and the entry that says of what is lost."
+            why = f"Epoch {claim.epoch} is recorded, but the entry with its record is lost."
             yield Finding(name, "damaged", f"{why} {_way_out(directory)}")
             return
         about = history.commits[claim].stores[store.node]
@@ -300,20 +298,20 @@ def _explain_store(
     ended = history.ended.get(claim)
     if ended is None and chore is not None:
         why = (
-            f"Begun for epoch {claim.epoch} and not recorded: in the making, or left by a crash, "
-            f"and then deleted by the next run."
+            f"Begun for epoch {claim.epoch} and not recorded: it is being written, or was left by a "
+            f"crash and the next run deletes it."
         )
         yield Finding(name, "pending", why)
     elif chore is not None:
         doing = "deleted" if chore.action == "delete" else "hidden"
-        yield Finding(name, "pending", f"{_explain_end(ended)} It is being {doing}, or will be.")
+        yield Finding(name, "pending", f"{_explain_end(ended)} It is or will be {doing}.")
     elif (ended is not None and isinstance(ended, RewindEntry)) or directory.files.is_taken(
         os.path.join(directory.path, name, RETIRED_DOCUMENT)
     ):
-        way = "To record it again: jobrunner restore DIR EPOCH."
+        way = "To record it again, run `jobrunner restore DIR EPOCH`."
         yield Finding(name, "aside", f"{_explain_end(ended)} {way}")
     else:
-        why = f"{_explain_end(ended)} It was deleted once and has come back: remove it."
+        why = f"{_explain_end(ended)} It was deleted and has come back. Remove it."
         yield Finding(name, "stray", why)
 
 
@@ -323,7 +321,7 @@ def _explain_end(entry: AnyEntry | None) -> str:
     if isinstance(entry, CommitEntry):
         return f"Saved again by entry {entry.number}."
     if isinstance(entry, RetireEntry):
-        return f"Given up by the retention policy (entry {entry.number})."
+        return f"Retired by the retention policy (entry {entry.number})."
     reason = getattr(entry, "reason", "") or "no reason given"
     return f"Set aside by entry {entry.number}: {reason.rstrip('.')}."
 
@@ -331,7 +329,7 @@ def _explain_end(entry: AnyEntry | None) -> str:
 def _inspect_recorded(
     directory: Epochs, name: str, epoch: int, about: StoreRecord
 ) -> Iterator[Finding]:
-    """A store of a recorded epoch: all its files there, of the right size, and no others."""
+    """Compare the files of a recorded store and their sizes with its manifest."""
     reader = StoreReader(directory.files, directory.path, name, about.manifest)
     try:
         manifest = reader.read_manifest()
@@ -347,13 +345,13 @@ def _inspect_recorded(
         if found != size:
             problems += 1
             what = "missing" if found is None else f"{found} bytes"
-            why = f"Of recorded epoch {epoch}: expected {size} bytes, found {what}."
+            why = f"Part of recorded epoch {epoch}: expected {size} bytes, found {what}."
             if found is None and path == ROOT_DOCUMENT and RETIRED_DOCUMENT in there:
-                why = f"{why} It lies in {RETIRED_DOCUMENT} instead."
+                why = f"{why} It was renamed to {RETIRED_DOCUMENT}."
             yield Finding(f"{name}/{path}", "damaged", why)
     there.pop(MANIFEST, None)
     for path in there:
-        why = f"Lies in a store of epoch {epoch}, whose manifest does not name it. Never read."
+        why = f"The manifest of this store of epoch {epoch} does not list it. It is never read."
         yield Finding(f"{name}/{path}", "stray", why)
     if not problems:
         why = f"Epoch {epoch} of node {manifest.node!r}, {len(expected) + 1} files."
@@ -366,5 +364,5 @@ def _find_missing(history: _History, there: Collection[str]) -> Iterator[Finding
         stores = history.commits[claim].stores if claim in history.commits else {}
         for node, about in stores.items():
             if about.store not in there:
-                why = f"Epoch {epoch} of node {node!r} is recorded, and its store is not there."
+                why = f"Epoch {epoch} of node {node!r} is recorded, but its store is missing."
                 yield Finding(about.store, "damaged", why)

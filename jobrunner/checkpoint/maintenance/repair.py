@@ -1,6 +1,6 @@
-"""A log that has lost entries made readable again: one entry that says what can be proven.
+"""Repairs a log that has lost entries: appends one entry that says what can be proven.
 
-Nothing else is changed: what is damaged stays where it is, and no store is touched.
+Nothing else changes: damaged entries stay where they are, and no store is touched.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jobrunner.errors import CheckpointWriteError, CommitConflictError
 
 
 def repair_log(directory: Epochs, patience: Patience | None = None) -> Repair | None:
-    """Append the entry from which a log that has lost others can be read again.
+    """Append the entry from which a log that has lost entries can be read again.
 
     Parameters
     ----------
@@ -44,19 +44,19 @@ def repair_log(directory: Epochs, patience: Patience | None = None) -> Repair | 
     Returns
     -------
     Repair or None
-        What was done; None where nothing was to be.
+        What was done; None if nothing was necessary.
 
     Raises
     ------
     CommitConflictError
-        A run holds the directory and is alive, or came in between; nothing was repaired.
+        A run holds the directory and is alive, or took it in between; nothing was repaired.
     CheckpointWriteError
         The entry could not be written.
 
     Notes
     -----
-    Runs on the client. *Atomicity*: that of one entry of the log. *Safe to retry*: yes. Nothing is
-    deleted, renamed or written over; the entries that were damaged stay as they are.
+    Runs on the client. *Atomicity*: one entry of the log. *Safe to retry*: yes. Nothing is
+    deleted, renamed or overwritten; damaged entries stay as they are.
     """
     repair = plan_repair(directory)
     if repair is None:
@@ -76,7 +76,7 @@ def repair_log(directory: Epochs, patience: Patience | None = None) -> Repair | 
         "process": own_process(),
     }
     _append(directory, handler, make_entry(number, "repair", run, body))
-    directory.log.refresh()  # what was repaired can be read
+    directory.log.refresh()  # proves that it can be read
     return repair
 
 
@@ -86,12 +86,12 @@ def _append(directory: Epochs, handler: FileMetadataHandler, entry: AnyEntry) ->
     except OSError as error:
         raise CheckpointWriteError(
             f"{directory.path}: the log could not be repaired: {type(error).__name__}: {error}. "
-            f"Nothing else has changed; mend the storage and try again."
+            f"Nothing else has changed. Repair the storage and try again."
         ) from error
     if not is_ours:
         raise CommitConflictError(
-            f"{directory.path}: another process has written entry {entry.number} of the log "
-            f"meanwhile, so it was not repaired. See that no run is alive there, and try again."
+            f"{directory.path}: the log was not repaired, because another process wrote entry "
+            f"{entry.number} in the meantime. Make sure that no run is alive there, and try again."
         )
 
 
@@ -109,8 +109,8 @@ def _refuse_if_held(directory: Epochs, repair: Repair, patience: Patience) -> No
             refuse_if_alive(directory.files, directory.path, run, patience, take_over=False)
         except CommitConflictError as error:
             raise CommitConflictError(
-                f"{directory.path} is held by a run that is alive ({run}): its "
-                f"log is not repaired beneath it. Stop it, and try again."
+                f"The log of {directory.path} was not repaired, because a run that is alive holds "
+                f"the directory ({run}). Stop it and try again."
             ) from error
 
 

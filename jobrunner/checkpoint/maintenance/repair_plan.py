@@ -1,8 +1,8 @@
-"""What can be proven of a log that has lost entries. Changes nothing.
+"""Finds what can be proven of a log that has lost entries. Changes nothing.
 
-The evidence is: the entries that are left; the stores, each of which tells its node, epoch and run,
-and the first of an epoch its nodes and details; and whether a store still has its root document,
-which everything that gives an epoch up takes away first.
+The proof comes from the entries that are left and from the stores. Each store names its node, epoch
+and run; the first store of an epoch names its nodes and details. A store that was given up has lost
+its root document first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import datetime as dt
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,7 @@ from jobrunner.checkpoint.log import (
     parse_entry,
     read_content,
 )
-from jobrunner.checkpoint.storage import Files, join_path
+from jobrunner.checkpoint.storage import join_path
 from jobrunner.checkpoint.store import (
     MANIFEST,
     RETIRED_DOCUMENT,
@@ -52,24 +52,24 @@ from jobrunner.errors import CheckpointCorruptError, CheckpointError, Definition
 
 @dataclass(slots=True)
 class Repair:
-    """What a repair would write, and what it goes by.
+    """What a repair would write, and why.
 
     Attributes
     ----------
     last : int
-        The highest number in the log that is taken; -1 where there is no log.
+        The highest number in the log that is taken; -1 if there is no log.
     lost : dict of int to str
-        Number of an entry that cannot be read, or is missing -> why.
+        Number of an entry that is missing or cannot be read -> why.
     elsewhere : dict of int to str
-        Number of an entry that lies under another's name -> that name.
+        Number of an entry whose file has another entry's name -> that name.
     kept : list of int
-        Recorded epochs that stay so.
+        Epochs that stay recorded.
     rebuilt : list of int
-        Epochs whose record is lost and made again from their stores, every byte verified.
+        Epochs whose lost record is made again from their stores, every byte verified.
     given_up : dict of int to str
-        Epochs with a record that are recorded no longer -> why.
+        Epochs with a record that are no longer recorded -> why.
     unproven : dict of str to str
-        Stores that no record speaks of and none is made for -> why.
+        Stores without a record, for which none can be made -> why.
     """
 
     last: int
@@ -85,25 +85,26 @@ class Repair:
 
     @property
     def gaps(self) -> list[int]:
-        """Numbers below the last that are free, and must not be used again."""
+        """Free numbers below the last, which must not be used again."""
         return [number for number, why in self.lost.items() if why == _MISSING]
 
 
 _MISSING = "missing"
+_RECORD = ("epoch", "retry", "run", "run_number", "time", "stores", "details")
 
 
 def plan_repair(directory: Epochs) -> Repair | None:
-    """Find out what a repair of a directory's log would do; None where none is needed.
+    """Find out what a repair of a directory's log would do; None if none is necessary.
 
     Parameters
     ----------
     directory : Epochs
-        One whose log is kept in files, by the default metadata handler.
+        Its log is kept in files, by the default metadata handler.
 
     Raises
     ------
     CheckpointError
-        The storage fails, which is no reason to take anything for lost.
+        The storage fails, which does not mean that anything is lost.
 
     Notes
     -----
@@ -112,7 +113,7 @@ def plan_repair(directory: Epochs) -> Repair | None:
     """
     handler = file_handler(directory)
     with reading(directory):
-        return _plan(directory, handler)
+        return _Planner(directory, handler).plan()
 
 
 @contextlib.contextmanager
@@ -124,272 +125,254 @@ def reading(directory: Epochs) -> Iterator[None]:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(
-            f"{directory.path} cannot be read: {type(error).__name__}: {error}. That is not the "
-            f"same as damage: nothing is repaired before it can be read."
+            f"{directory.path} cannot be read: {type(error).__name__}: {error}. That does not mean "
+            f"that it is damaged: nothing is repaired until it can be read."
         ) from error
 
 
-def _plan(directory: Epochs, handler: FileMetadataHandler) -> Repair | None:
-    # Names are claimed before they are used: whoever lists first misses no claim.
-    stores = _list_stores(directory)
-    repair = Repair(handler.last_number())
-    _read_entries(directory.files, directory.path, handler, repair)
-    base = max(
-        (n for n, entry in repair.entries.items() if isinstance(entry, RESTARTS)), default=-1
-    )
-    holes = [number for number in repair.lost if number > base]
-    state, is_exact = _follow(repair, base, holes)
-    if not is_exact:
-        for epoch in list(state.recorded):
-            why = _given_up(directory, repair, state, epoch)
-            if why:
-                repair.given_up[epoch] = why
-                del state.recorded[epoch], state.retries[epoch]
-    _make_records(directory, repair, state, stores, holes)
-    if not holes and not repair.rebuilt and not repair.given_up:
-        return None
-    _settle_state(repair, state, stores, is_exact=is_exact)
-    return repair
-
-
 def file_handler(directory: Epochs) -> FileMetadataHandler:
-    """What keeps the log in files, which only such a log has to be mended by."""
+    """The handler of a log in files; DefinitionError if the log is kept elsewhere."""
     if isinstance(directory.handler, FileMetadataHandler):
         return directory.handler
     raise DefinitionError(
-        f"The log of {directory.path} is kept by {type(directory.handler).__name__}, and only one "
-        f"that is kept in files can be repaired. Mend it where it is kept."
+        f"The log of {directory.path} is kept by {type(directory.handler).__name__}, and only a "
+        f"log in files can be repaired. Repair it where it is kept."
     )
 
 
-def _read_entries(files: Files, path: str, handler: FileMetadataHandler, repair: Repair) -> None:
-    for number, entry in each_entry(handler):
-        if isinstance(entry, CheckpointCorruptError):
-            there = files.is_taken(os.path.join(path, LOG_DIRECTORY, f"{number:010d}.json"))
-            repair.lost[number] = str(entry) if there else _MISSING
-        elif isinstance(entry, GapEntry):
-            repair.lost[number] = "lost before"
-        else:
-            repair.entries[number] = entry
-    if not repair.lost:
-        return
-    for name in sorted(files.list_names(os.path.join(path, LOG_DIRECTORY))):
-        # An entry gets its name whole, and only its own: under another's, somebody has moved it.
-        if ENTRY_NAME.fullmatch(name):
-            data = files.read_if_there(os.path.join(path, LOG_DIRECTORY, name))
-            with contextlib.suppress(CheckpointCorruptError):
-                found = parse_entry(read_content(data or b""), name)
-                if found.number in repair.lost and not isinstance(found, GapEntry):
-                    repair.entries[found.number] = found
-                    repair.elsewhere[found.number] = name
+class _Planner:
+    """Makes the plan for one directory."""
 
+    def __init__(self, directory: Epochs, handler: FileMetadataHandler) -> None:
+        self._files = directory.files
+        self._path = directory.path
+        # List before the log is read: a name is claimed before it is used, so no claim is missed.
+        self._stores: dict[Claim, dict[str, str]] = defaultdict(dict)
+        for name, store in directory.stores_among(self._files.list_names(self._path)):
+            self._stores[Claim(store.epoch, store.retry)][store.node] = name
+        self._repair = Repair(handler.last_number())
+        self._read_entries(handler)
+        entries = self._repair.entries
+        self._base = max((n for n, e in entries.items() if isinstance(e, RESTARTS)), default=-1)
+        self._holes = [number for number in self._repair.lost if number > self._base]
+        self._state = State()
 
-def _follow(repair: Repair, base: int, holes: list[int]) -> tuple[State, bool]:
-    """What the entries that are left say, and whether nothing else can have been said."""
-    state = State()
-    if base >= 0:
-        state.restart(repair.entries[base])
-    later = [repair.entries[n] for n in sorted(repair.entries) if n > base]
-    if all(hole in repair.elsewhere for hole in holes):
-        exact = State()
-        if base >= 0:
-            exact.restart(repair.entries[base])
-        try:
-            for entry in later:
-                exact.apply(entry)
-            return exact, True
-        except CheckpointCorruptError as error:
-            repair.lost[exact.number + 1] = str(error)
-            holes.append(exact.number + 1)
-    for entry in later:
-        is_sure = not any(n < entry.number and n not in repair.elsewhere for n in holes)
-        state.follow(entry, is_sure=is_sure)
-    return state, False
+    def plan(self) -> Repair | None:
+        repair = self._repair
+        is_exact = self._follow()
+        if not is_exact:
+            for epoch in list(self._state.recorded):
+                if why := self._given_up(epoch):
+                    self._drop(epoch, why)
+        self._make_records()
+        if not self._holes and not repair.rebuilt and not repair.given_up:
+            return None
+        self._finish_state(is_exact=is_exact)
+        return repair
 
-
-Stores = Mapping[Claim, Mapping[str, str]]
-"""Claim -> node -> name of the store that lies there."""
-
-
-def _list_stores(directory: Epochs) -> Stores:
-    found: dict[Claim, dict[str, str]] = defaultdict(dict)
-    for name, store in directory.stores_among(directory.files.list_names(directory.path)):
-        found[Claim(store.epoch, store.retry)][store.node] = name
-    return found
-
-
-def _record_of(repair: Repair, state: State, epoch: int) -> CommitEntry | None:
-    """The record of an epoch, if the entry that holds it is left."""
-    entry = repair.entries.get(state.commit_number(epoch))
-    try:
-        return None if entry is None else commit_in(entry, epoch)
-    except ValueError:
-        return None
-
-
-def _given_up(directory: Epochs, repair: Repair, state: State, epoch: int) -> str:
-    """Why the stores of an epoch tell that it was given up by an entry that is lost."""
-    commit = _record_of(repair, state, epoch)
-    if commit is None:
-        return ""  # its record cannot be made again then
-    roots = [os.path.join(directory.path, about.store) for about in commit.stores.values()]
-    for root in roots:
-        if directory.files.is_taken(os.path.join(root, RETIRED_DOCUMENT)):
-            return f"{root} was hidden, as is done with an epoch that is given up"
-    if roots and not any(directory.files.is_taken(root) for root in roots):
-        return "its stores are gone"
-    return ""
-
-
-def _make_records(
-    directory: Epochs,
-    repair: Repair,
-    state: State,
-    stores: Stores,
-    holes: Sequence[int],
-) -> None:
-    """Make records again of the newest attempts at epochs that are whole and have none."""
-    failed: dict[Claim, str] = {}
-    for claim in sorted(stores, reverse=True):
-        epoch, retry = claim
-        own = state.retries[epoch] if epoch in state.recorded else -1
-        if epoch in repair.rebuilt or retry < own:
-            continue
-        if retry == own:
-            commit = _record_of(repair, state, epoch)
-            if commit is not None and commit.number not in repair.lost:
-                continue
-        else:
-            commit = None
-            is_known = retry < state.claims.get(epoch, 0)
-            if is_known and not _may_be_committed(repair, claim, holes):
-                continue
-        try:
-            if commit is None:
-                record = _record_again(directory, repair, claim, stores[claim])
+    def _read_entries(self, handler: FileMetadataHandler) -> None:
+        repair, root = self._repair, os.path.join(self._path, LOG_DIRECTORY)
+        for number, entry in each_entry(handler):
+            if isinstance(entry, CheckpointCorruptError):
+                is_there = self._files.is_taken(os.path.join(root, f"{number:010d}.json"))
+                repair.lost[number] = str(entry) if is_there else _MISSING
+            elif isinstance(entry, GapEntry):
+                repair.lost[number] = "lost before"
             else:
-                whole = entry_to_json(commit)
-                record = {key: whole[key] for key in _RECORD}
-        except CheckpointCorruptError as error:
-            failed[claim] = str(error)
-            continue
-        repair.rebuilt.append(epoch)
-        repair.commits.append(record)
-    repair.rebuilt.sort()
-    repair.commits.sort(key=lambda commit: int(commit["epoch"]))
-    for epoch in list(state.recorded):
-        if epoch not in repair.rebuilt and _record_of(repair, state, epoch) is None:
-            why = failed.pop(Claim(epoch, state.retries[epoch]), "its stores are gone")
-            repair.given_up[epoch] = f"the entry that recorded it is lost, and {why}"
-            del state.recorded[epoch], state.retries[epoch]
-    for claim, why in failed.items():
-        repair.unproven |= dict.fromkeys(stores[claim].values(), why)
-    repair.kept = [epoch for epoch in state.recorded if epoch not in repair.rebuilt]
+                repair.entries[number] = entry
+        if not repair.lost:
+            return
+        for name in sorted(self._files.list_names(root)):
+            # A writer gives an entry only its own name: under another's, somebody has moved it.
+            if ENTRY_NAME.fullmatch(name):
+                data = self._files.read_if_there(os.path.join(root, name))
+                with contextlib.suppress(CheckpointCorruptError):
+                    found = parse_entry(read_content(data or b""), name)
+                    if found.number in repair.lost and not isinstance(found, GapEntry):
+                        repair.entries[found.number] = found
+                        repair.elsewhere[found.number] = name
 
+    def _follow(self) -> bool:
+        """Apply the entries that are left; whether nothing else can have been in the log."""
+        repair, base, holes = self._repair, self._base, self._holes
+        if base >= 0:
+            self._state.restart(repair.entries[base])
+        later = [repair.entries[n] for n in sorted(repair.entries) if n > base]
+        if all(hole in repair.elsewhere for hole in holes):
+            exact = State()
+            if base >= 0:
+                exact.restart(repair.entries[base])
+            try:
+                for entry in later:
+                    exact.apply(entry)
+                self._state = exact
+                return True
+            except CheckpointCorruptError as error:
+                repair.lost[exact.number + 1] = str(error)
+                holes.append(exact.number + 1)
+        for entry in later:
+            is_sure = not any(n < entry.number and n not in repair.elsewhere for n in holes)
+            self._state.follow(entry, is_sure=is_sure)
+        return False
 
-_RECORD = ("epoch", "retry", "run", "run_number", "time", "stores", "details")
+    def _record_of(self, epoch: int) -> CommitEntry | None:
+        """The record of an epoch, if the entry that holds it is left."""
+        entry = self._repair.entries.get(self._state.commit_number(epoch))
+        try:
+            return None if entry is None else commit_in(entry, epoch)
+        except ValueError:
+            return None
 
+    def _given_up(self, epoch: int) -> str:
+        """Why the stores of an epoch show that an entry that is lost gave it up; else empty."""
+        commit = self._record_of(epoch)
+        if commit is None:
+            return ""  # `_make_records` decides
+        roots = [os.path.join(self._path, about.store) for about in commit.stores.values()]
+        for root in roots:
+            if self._files.is_taken(os.path.join(root, RETIRED_DOCUMENT)):
+                return f"{root} is hidden, so the epoch was given up"
+        if roots and not any(self._files.is_taken(root) for root in roots):
+            return "its stores are gone"
+        return ""
 
-def _may_be_committed(repair: Repair, claim: Claim, holes: Sequence[int]) -> bool:
-    """Whether an entry that is lost can have recorded a claim."""
-    begun, ends, covered = -1, repair.last + 1, -1
-    run = None
-    for number in sorted(repair.entries):
-        entry = repair.entries[number]
-        if isinstance(entry, BeginEntry) and (entry.epoch, entry.retry) == claim:
-            begun, run = number, entry.run
-        elif isinstance(entry, RunEntry) and begun >= 0 and run != entry.run:
-            ends = min(ends, number)
-        elif isinstance(entry, RewindEntry) and claim.epoch in given_up_by(entry, [claim.epoch]):
-            covered = number
-    return any(max(begun, covered) < hole < ends for hole in holes)
+    def _drop(self, epoch: int, why: str) -> None:
+        self._repair.given_up[epoch] = why
+        del self._state.recorded[epoch], self._state.retries[epoch]
 
+    def _make_records(self) -> None:
+        """Make the lost records of the newest whole attempts at epochs again."""
+        repair, state = self._repair, self._state
+        failed: dict[Claim, str] = {}
+        for claim in sorted(self._stores, reverse=True):
+            epoch, retry = claim
+            own = state.retries[epoch] if epoch in state.recorded else -1
+            if epoch in repair.rebuilt or retry < own:
+                continue
+            commit = None
+            if retry == own:
+                commit = self._record_of(epoch)
+                if commit is not None and commit.number not in repair.lost:
+                    continue
+            elif retry < state.claims.get(epoch, 0) and not self._may_be_committed(claim):
+                continue
+            try:
+                if commit is None:
+                    record = self._rebuild_record(claim)
+                else:
+                    whole = entry_to_json(commit)
+                    record = {key: whole[key] for key in _RECORD}
+            except CheckpointCorruptError as error:
+                failed[claim] = str(error)
+                continue
+            repair.rebuilt.append(epoch)
+            repair.commits.append(record)
+        repair.rebuilt.sort()
+        repair.commits.sort(key=lambda commit: int(commit["epoch"]))
+        for epoch in list(state.recorded):
+            if epoch not in repair.rebuilt and self._record_of(epoch) is None:
+                why = failed.pop(Claim(epoch, state.retries[epoch]), "its stores are gone")
+                self._drop(epoch, f"the entry that recorded it is lost, and {why}")
+        for claim, why in failed.items():
+            repair.unproven |= dict.fromkeys(self._stores[claim].values(), why)
+        repair.kept = [epoch for epoch in state.recorded if epoch not in repair.rebuilt]
 
-def _record_again(
-    directory: Epochs, repair: Repair, claim: Claim, names: Mapping[str, str]
-) -> dict[str, Any]:
-    """The record of whole stores.
+    def _may_be_committed(self, claim: Claim) -> bool:
+        """Whether an entry that is lost may have recorded a claim."""
+        entries = self._repair.entries
+        begun, ends, covered = -1, self._repair.last + 1, -1
+        run = None
+        for number in sorted(entries):
+            entry = entries[number]
+            if isinstance(entry, BeginEntry) and (entry.epoch, entry.retry) == claim:
+                begun, run = number, entry.run
+            elif isinstance(entry, RunEntry) and begun >= 0 and run != entry.run:
+                ends = min(ends, number)
+            elif isinstance(entry, RewindEntry) and given_up_by(entry, [claim.epoch]):
+                covered = number
+        return any(max(begun, covered) < hole < ends for hole in self._holes)
 
-    Raises
-    ------
-    CheckpointCorruptError
-        They are not whole, or do not tell what a record must say.
-    """
-    abouts: dict[str, Mapping[str, Any]] = {}
-    record: RecordEntry | None = None
-    runs = set()
-    newest = 0.0
-    for node, name in names.items():
-        path = join_path(os.path.join(directory.path, name), MANIFEST)
-        data = directory.files.read_if_there(path) or b""
-        digest = hashlib.sha256(data).hexdigest()
-        if not is_sealed(data):
+    def _rebuild_record(self, claim: Claim) -> dict[str, Any]:
+        """The record of a claim's stores; CheckpointCorruptError if they do not prove it."""
+        names = self._stores[claim]
+        abouts: dict[str, Mapping[str, Any]] = {}
+        record: RecordEntry | None = None
+        runs = set()
+        newest = 0.0
+        for node, name in names.items():
+            path = join_path(os.path.join(self._path, name), MANIFEST)
+            data = self._files.read_if_there(path) or b""
+            digest = hashlib.sha256(data).hexdigest()
+            if not is_sealed(data):
+                raise CheckpointCorruptError(
+                    f"{path} is damaged, or an earlier version wrote it: its {len(data)} bytes do "
+                    f"not end with their own SHA-256.",
+                    path=path,
+                )
+            manifest = read_manifest(data, path)
+            if (manifest.node, manifest.epoch) != (node, claim.epoch):
+                raise CheckpointCorruptError(
+                    f"{path} is of node {manifest.node!r} at epoch {manifest.epoch}: expected "
+                    f"{node!r} at epoch {claim.epoch}.",
+                    path=path,
+                )
+            reader = StoreReader(self._files, self._path, name, digest)
+            if not self._files.is_taken(os.path.join(reader.root, ROOT_DOCUMENT)):
+                raise CheckpointCorruptError(
+                    f"{reader.root} has no {ROOT_DOCUMENT}: its save never ended, or the epoch was "
+                    f"given up.",
+                    path=reader.root,
+                )
+            reader.verify()
+            nbytes = sum(size for size, _ in manifest.files().values())
+            abouts[node] = {"store": name, "manifest": digest, "nbytes": nbytes, "seconds": 0.0}
+            if manifest.states is not None:
+                abouts[node] = {**abouts[node], "states": manifest.states}
+            record = manifest.record or record
+            runs.add(manifest.run)
+            newest = max(newest, self._files.modified_seconds(path))
+        if record is None:
             raise CheckpointCorruptError(
-                f"{path} is not what was written: its {len(data)} bytes do not end with their own "
-                f"SHA-256. Or an earlier version wrote it.",
-                path=path,
+                f"None of the stores {', '.join(names.values())} holds the record of epoch "
+                f"{claim.epoch}: the one that did is gone, or an earlier version saved them."
             )
-        manifest = read_manifest(data, path)
-        told = (manifest.node, manifest.epoch)
-        if told != (node, claim.epoch):
+        missing = [node for node in record.nodes if node not in abouts]
+        if missing or len(runs) > 1:
+            what = "two runs wrote them"
+            if missing:
+                what = f"those of {', '.join(missing)} are missing"
             raise CheckpointCorruptError(
-                f"{path} is of node {told[0]!r} at epoch {told[1]}: expected {node!r} at epoch "
-                f"{claim.epoch}.",
-                path=path,
+                f"The stores of epoch {claim.epoch} are not those of one save: {what}."
             )
-        reader = StoreReader(directory.files, directory.path, name, digest)
-        if not directory.files.is_taken(os.path.join(reader.root, ROOT_DOCUMENT)):
-            raise CheckpointCorruptError(
-                f"{reader.root} has no {ROOT_DOCUMENT}: its save never ended, or it was given up.",
-                path=reader.root,
-            )
-        reader.verify()
-        nbytes = sum(size for size, _ in manifest.files().values())
-        abouts[node] = {"store": name, "manifest": digest, "nbytes": nbytes, "seconds": 0.0}
-        if manifest.states is not None:
-            abouts[node] = {**abouts[node], "states": manifest.states}
-        record = manifest.record or record
-        runs.add(manifest.run)
-        newest = max(newest, directory.files.modified_seconds(path))
-    if record is None:
-        raise CheckpointCorruptError(
-            f"None of the stores {', '.join(names.values())} tells the record of epoch "
-            f"{claim.epoch}: the one that does is gone, or an earlier version saved them."
-        )
-    missing = [node for node in record.nodes if node not in abouts]
-    if missing or len(runs) > 1:
-        what = f"those of {', '.join(missing)} are missing" if missing else "two runs wrote them"
-        raise CheckpointCorruptError(
-            f"The stores of epoch {claim.epoch} that lie there are not all of one save: {what}."
-        )
-    run = runs.pop()
-    numbers = [n for n, e in repair.entries.items() if isinstance(e, RunEntry) and e.run == run]
-    return {
-        "epoch": claim.epoch,
-        "retry": claim.retry,
-        "run": run,
-        "run_number": numbers[0] if numbers and numbers[0] not in repair.lost else None,
-        "time": dt.datetime.fromtimestamp(newest, dt.UTC).isoformat(timespec="milliseconds"),
-        "stores": {node: abouts[node] for node in record.nodes},
-        "details": record.details,
-    }
+        run = runs.pop()
+        entries = self._repair.entries.items()
+        numbers = [n for n, e in entries if isinstance(e, RunEntry) and e.run == run]
+        is_known = bool(numbers) and numbers[0] not in self._repair.lost
+        return {
+            "epoch": claim.epoch,
+            "retry": claim.retry,
+            "run": run,
+            "run_number": numbers[0] if is_known else None,
+            "time": dt.datetime.fromtimestamp(newest, dt.UTC).isoformat(timespec="milliseconds"),
+            "stores": {node: abouts[node] for node in record.nodes},
+            "details": record.details,
+        }
 
-
-def _settle_state(repair: Repair, state: State, stores: Stores, *, is_exact: bool) -> None:
-    """Make the state that the repair begins with, but for the epochs that it makes records of."""
-    for claim in stores:
-        if claim.retry >= state.claims.get(claim.epoch, 0):
-            state.claims[claim.epoch] = claim.retry + 1
-    latest = max((*repair.rebuilt, *repair.kept), default=None)
-    for commit in repair.commits:
-        epoch = commit["epoch"]
-        state.chores.pop(Claim(epoch, commit["retry"]), None)
-        if epoch in state.recorded:
-            del state.recorded[epoch], state.retries[epoch]
-    if not is_exact:
-        state.chores = {}  # nothing is deleted that may still be wanted
-    epochs = {*repair.kept, *repair.rebuilt}
-    state.pins = {epoch: labels for epoch, labels in state.pins.items() if epoch in epochs}
-    if state.done != latest:
-        state.done = None
-    repair.state = state
+    def _finish_state(self, *, is_exact: bool) -> None:
+        """Make the state that the repair begins with, without the epochs that it rebuilds."""
+        repair, state = self._repair, self._state
+        for epoch, retry in self._stores:
+            if retry >= state.claims.get(epoch, 0):
+                state.claims[epoch] = retry + 1
+        for commit in repair.commits:
+            epoch = commit["epoch"]
+            state.chores.pop(Claim(epoch, commit["retry"]), None)
+            if epoch in state.recorded:
+                del state.recorded[epoch], state.retries[epoch]
+        if not is_exact:
+            state.chores = {}  # delete nothing that may still be wanted
+        epochs = {*repair.kept, *repair.rebuilt}
+        state.pins = {epoch: labels for epoch, labels in state.pins.items() if epoch in epochs}
+        if state.done != max(epochs, default=None):
+            state.done = None
+        repair.state = state
