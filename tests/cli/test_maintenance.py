@@ -439,7 +439,7 @@ def test_fsck_explains_every_object(runs: Path) -> None:
     assert {path: status[path] for path in expected} == expected
     assert "a try" in found["a.3"]["explanation"]
     assert "No entry of the log claims this name" in found["z.7"]["explanation"]
-    assert "not recorded: in the making" in found["a.3.r1"]["explanation"]
+    assert "not recorded: it is being written" in found["a.3.r1"]["explanation"]
     assert "expected 48 bytes, found missing" in found["a.1/w/c.0"]["explanation"]
     result = invoke("fsck", runs, "--brief")
     assert result.exit_code == 7
@@ -457,7 +457,7 @@ def test_a_store_set_aside_for_its_missing_root_document_is_no_stray(runs: Path)
     again.run.end()
     found = {finding["path"]: finding for finding in ask("fsck", runs)["objects"]}
     assert [found[name]["status"] for name in ("a.3", "b.3")] == ["aside", "aside"]
-    assert "is missing. To record it again: jobrunner restore" in found["a.3"]["explanation"]
+    assert "is missing. To record it again, run `jobrunner restore" in found["a.3"]["explanation"]
     root.write_bytes(content)
     assert invoke("restore", runs, 3).exit_code == 0
     assert recorded(runs) == [0, 1, 2, 3]
