@@ -100,6 +100,7 @@ class GroupRun:
         self._ready = [self._next_first] if program.first else []
         self._steps = program.steps
         self._remaining = len(program.steps)
+        self._is_open = False  # steps may start: blobs that they read from other nodes are there
         self._is_over = False  # nothing more starts, and no more results are kept
         self._threads = 0  # in this run, whatever they do
         self._pullers = 0  # those of them that take ready steps
@@ -162,7 +163,7 @@ class GroupRun:
             is_stuck, self._seen = self._seen == self._remaining, self._remaining
             for step in list(self._running.values()) if is_stuck else ():
                 step.is_long = True
-            helps = is_stuck and bool(self._ready) and self._claim_puller()
+            helps = is_stuck and self._is_open and bool(self._ready) and self._claim_puller()
             if not is_stuck:
                 self._tick_seconds = FIRST_TICK_SECONDS
             elif not self._ready:
@@ -180,7 +181,7 @@ class GroupRun:
                 # Once its node's tasks have ended, its last run is ready.
                 if self._is_over or self._counts[position] == 0:
                     return
-                is_free = not self._report_locks[position].locked()
+                is_free = self._is_open and not self._report_locks[position].locked()
                 self._threads += is_free
             if is_free:
                 self._submit(partial(self._run_beside, step, partial(self._report, step)))
@@ -199,6 +200,7 @@ class GroupRun:
                 hand_over(program, handover, self._send)
         except BaseException as error:
             self._fail("", "", error)
+        self._is_open = True
         self._pull()
 
     def _pull(self) -> None:
