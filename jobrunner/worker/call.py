@@ -14,19 +14,9 @@ Send = Callable[[int, Any], None]
 
 
 def gather(step: Step, instance: int = 0) -> list[Any]:
-    """Collect the positional arguments of one call.
+    """Collect the positional arguments of one call; raises `InputMissing` if a blob is missing.
 
-    Parameters
-    ----------
-    step : Step
-    instance : int
-        The first instance makes the blobs that the task updates its node's own; the others share
-        them.
-
-    Raises
-    ------
-    InputMissing
-        A blob is missing.
+    The first instance makes the blobs that the task updates its node's own; the others share them.
     """
     arguments = []
     for values, key, is_updated in step.arguments:
@@ -104,13 +94,7 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
 
 
 def hand_over(program: Program, handover: Handover, send: Send) -> None:
-    """Pass on a crossing's blob as it is before the group.
-
-    Raises
-    ------
-    InputMissing
-        The blob is missing.
-    """
+    """Pass on a crossing's blob as it is before the group; may raise `InputMissing`."""
     crossing = handover.crossing
     if crossing.blob is not None and crossing.blob not in handover.blobs:
         missing = program.workspaces[crossing.source].not_found(crossing.blob)

@@ -27,21 +27,11 @@ Action = Literal["run", "wait", "end", "abort"]
 
 
 class EndedRun(TypedDict):
-    """What one run came to on this worker, as the client gets it.
+    """What one run came to on this worker, as the client gets it."""
 
-    Attributes
-    ----------
-    stopped : list of str
-        The stop conditions that were true.
-    metrics : str
-        JSON text.
-    seconds : float
-        Since the run before ended, or the batch began.
-    """
-
-    stopped: list[str]
-    metrics: str
-    seconds: float
+    stopped: list[str]  # the stop conditions that were true
+    metrics: str  # JSON text
+    seconds: float  # since the run before ended, or the batch began
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,33 +44,15 @@ class Grant:
 
 @dataclass(slots=True)
 class EpochBatch:
-    """The state of one batch of runs on one worker.
+    """The state of one batch of runs on one worker."""
 
-    Attributes
-    ----------
-    number : int
-        Number of the first run. The others are numbered on from it.
-    epochs : int
-        Number of epochs at most.
-    steps_per_epoch : int
-        Runs that make an epoch. A batch ends after a whole epoch.
-    lead : str
-        Address of the worker that decides; empty if this one does.
-    followers : collection of str
-        Addresses of the workers that this one leads.
-    is_judged : bool
-        The lead reads stop conditions.
-    seconds : float
-        No epoch begins after this time.
-    """
-
-    number: int
-    epochs: int = 1
-    steps_per_epoch: int = 1
-    lead: str = ""
-    followers: Collection[str] = ()
-    is_judged: bool = False
-    seconds: float = 0.0
+    number: int  # of the first run; the others are numbered on from it
+    epochs: int = 1  # at most
+    steps_per_epoch: int = 1  # runs that make an epoch; a batch ends after a whole one
+    lead: str = ""  # address of the worker that decides; empty if this one does
+    followers: Collection[str] = ()  # addresses of the workers that this one leads
+    is_judged: bool = False  # the lead reads stop conditions
+    seconds: float = 0.0  # after this time no epoch begins
     clock: Callable[[], float] = monotonic
     ended: list[EndedRun] = field(default_factory=list)
     abort_reason: str = ""
@@ -167,22 +139,12 @@ class EpochBatch:
 
 
 class UnderWay(NamedTuple):
-    """A run of a group that has not ended.
-
-    Attributes
-    ----------
-    group : str
-    epoch : int or None
-    seconds : float
-        Since the client asked for it.
-    tasks : tuple of str
-        Tasks that ran at their workers' last reply, as ``node/task``.
-    """
+    """A run of a group that has not ended."""
 
     group: str
     epoch: int | None
-    seconds: float
-    tasks: tuple[str, ...]
+    seconds: float  # since the client asked for it
+    tasks: tuple[str, ...]  # those that ran at their workers' last reply, as "node/task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,14 +185,9 @@ def merge_metrics(entries: Iterable[Sequence[Any]]) -> dict[str, Metric]:
 def merge_runs(
     by_worker: Sequence[Sequence[Mapping[str, Any]]], conditions: Sequence[str]
 ) -> GroupResult:
-    """Merge what the runs of one epoch came to on all workers.
+    """Merge the `EndedRun`s of one epoch, given for each worker in order.
 
-    Parameters
-    ----------
-    by_worker : sequence
-        For each worker its `EndedRun`s in order.
-    conditions : sequence of str
-        Names of all stop conditions, in order of definition.
+    `conditions` are the names of all stop conditions, in order of definition.
     """
     metrics: dict[str, Metric] = {}
     for runs in zip(*by_worker, strict=True):

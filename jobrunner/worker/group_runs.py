@@ -28,40 +28,19 @@ GRANT, REPORT = -1, -2
 
 @dataclass(frozen=True, kw_only=True)
 class BindingContext:
-    """What all parts of one binding on one worker share.
+    """What all parts of one binding on one worker share."""
 
-    Attributes
-    ----------
-    name : str
-        The binding's name, unique on the cluster.
-    job : str
-    seed, attempt : int
-    address : str
-        This worker's address.
-    nthreads : int
-        This worker's number of threads.
-    call_peer : callable
-        ``await call_peer(address, message)`` returns another worker's reply.
-    silence_seconds : float
-        How long another worker may be silent: see `Outbox`.
-    straggler_seconds : float
-        How long a run waits for functions that an aborted run left behind.
-    can_move : bool
-        The client binds the nodes elsewhere before this worker closes.
-    used_bytes, limit_bytes, memory_share
-        When to end a run because memory is short: see `MemoryLimit`.
-    """
-
-    name: str
+    name: str  # the binding's, unique on the cluster
     job: str
     seed: int
     attempt: int
-    address: str
-    nthreads: int
-    call_peer: Callable[[str, Message], Awaitable[Message]]
-    silence_seconds: float = math.inf
-    straggler_seconds: float = 30.0
-    can_move: bool = False
+    address: str  # this worker's
+    nthreads: int  # this worker's
+    call_peer: Callable[[str, Message], Awaitable[Message]]  # returns another worker's reply
+    silence_seconds: float = math.inf  # how long another worker may be silent: see `Outbox`
+    straggler_seconds: float = 30.0  # how long a run waits for functions of an aborted one
+    can_move: bool = False  # the client binds the nodes elsewhere before this worker closes
+    # When to end a run because memory is short: see `MemoryLimit`.
     used_bytes: Callable[[], int] = int
     limit_bytes: int = 0
     memory_share: float = 0.0
@@ -69,20 +48,11 @@ class BindingContext:
 
 @dataclass(frozen=True, slots=True)
 class HostedGroup:
-    """A group on this worker.
-
-    Attributes
-    ----------
-    program : Program
-    routes : mapping
-        Crossing -> addresses of the other workers that need its value.
-    peers : tuple of str
-        Addresses of the other workers that take part.
-    """
+    """A group on this worker."""
 
     program: Program
-    routes: Mapping[int, tuple[str, ...]]
-    peers: tuple[str, ...]
+    routes: Mapping[int, tuple[str, ...]]  # crossing -> addresses of the other workers that need it
+    peers: tuple[str, ...]  # addresses of the other workers that take part
 
 
 @dataclass(slots=True)
@@ -96,15 +66,7 @@ class _Early:
 
 
 class GroupRuns:
-    """Runs a binding's groups, one after another.
-
-    Parameters
-    ----------
-    context : BindingContext
-    threads : ThreadPool
-    memory_limit : MemoryLimit
-        No run begins while memory is over it.
-    """
+    """Runs a binding's groups, one after another; none begins while memory is over its limit."""
 
     def __init__(
         self, context: BindingContext, threads: ThreadPool, memory_limit: MemoryLimit

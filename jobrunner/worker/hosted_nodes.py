@@ -74,13 +74,8 @@ class Operation:
 class HostedNodes:
     """The nodes of one binding on one worker.
 
-    Parameters
-    ----------
-    context : BindingContext
-    task_context : contextvars.Context
-        The context that user functions see: the lease task's.
-    kept_states : KeptStates, optional
-        Kept states of the nodes, of this binding and those before it.
+    User functions see `task_context`, that of the lease task. `kept_states` may hold states that
+    earlier bindings of the same plan kept.
     """
 
     def __init__(

@@ -21,28 +21,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception that a function raised, in a form that can travel.
-
-    Attributes
-    ----------
-    node, task : str
-        The task that raised it; empty if it was raised outside of tasks.
-    summary : str
-        Type and message.
-    traceback : str
-        As formatted where it was raised; empty if it holds nothing of the user's code.
-    error : bytes or None
-        The pickled exception, if it can be pickled.
-    is_own : bool
-        The client raises it as it is, and not as the cause of a `TaskFailedError`.
-    """
+    """An exception that a function raised, in a form that can travel."""
 
     node: str
-    task: str
-    summary: str
-    traceback: str
-    error: bytes | None
-    is_own: bool
+    task: str  # empty if it was raised outside of tasks
+    summary: str  # type and message
+    traceback: str  # as formatted where it was raised; empty if it shows nothing of the user's code
+    error: bytes | None  # the pickled exception, if it can be pickled
+    is_own: bool  # the client raises it as it is, and not as the cause of a `TaskFailedError`
 
     def exception(self) -> BaseException:
         """The exception itself, or an `ExecutionError` with its summary."""
@@ -63,23 +49,12 @@ class Failure:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one worker's part of a run came to.
-
-    Attributes
-    ----------
-    status : {"done", "failed", "aborted"}
-    failure : Failure or None
-    reason : str
-        Why it was aborted.
-    stopped : list of str
-        Names of the stop conditions that are true.
-    metrics : list of MetricEntry
-    """
+    """What one worker's part of a run came to."""
 
     status: Literal["done", "failed", "aborted"]
     failure: Failure | None = None
-    reason: str = ""
-    stopped: list[str] = field(default_factory=list)
+    reason: str = ""  # why it was aborted
+    stopped: list[str] = field(default_factory=list)  # the stop conditions that are true
     metrics: list[MetricEntry] = field(default_factory=list)
 
 

@@ -33,6 +33,9 @@ REPORT_INDEX = 1 << 31
 Source = tuple[dict[Any, Any], Any, bool]
 """Where an argument is: a dictionary, its key, and whether the task updates the value."""
 
+Target = tuple[dict[str, Any], str]
+"""Where an output goes: a dictionary and its key."""
+
 
 class InputMissing(Exception):  # noqa: N818  (only wraps `reason`, to tell it from a task's error)
     """A task or a stop condition could not be called or read: a blob is missing."""
@@ -55,41 +58,19 @@ class Handover:
 
 @dataclass(slots=True)
 class CapturedPart:
-    """A part of a return value to freeze under `key`.
-
-    Attributes
-    ----------
-    is_read : bool
-        A task or a stop condition of the run reads it.
-    is_moved : bool
-        One task reads it, and nothing else needs it.
-    """
+    """A part of a return value to freeze under `key`."""
 
     part: int
     key: tuple[int, int]
     copy: bool
-    retain: bool
-    is_read: bool
-    is_moved: bool
+    retain: bool  # for the client
+    is_read: bool  # by a task or a stop condition of the run
+    is_moved: bool  # one task reads it, and nothing else needs it
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """A task, or the last run of a report, with everything needed to run it.
-
-    Attributes
-    ----------
-    outputs : tuple
-        For each output its dictionary and key, or None if it is not kept.
-    sole : tuple or None
-        The target of its one output, if nothing else takes the return value.
-    needs : int
-        How many steps and arrivals it waits for.
-    successors : list of int
-        Positions of the steps that wait for it.
-    is_long : bool
-        It was long in an earlier run.
-    """
+    """A task, or the last run of a report, with everything needed to run it."""
 
     position: int
     index: int
@@ -99,16 +80,16 @@ class Step:
     arguments: tuple[Source, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     is_plain: bool = True  # all of `kwargs` are immutable
-    outputs: tuple[tuple[dict[str, Any], str] | None, ...] = ()
+    outputs: tuple[Target | None, ...] = ()  # None for those that are not kept
     output_names: tuple[str, ...] = ()
-    sole: tuple[dict[str, Any], str] | None = None
+    sole: Target | None = None  # of its one output, if nothing else takes the return value
     captures: tuple[CapturedPart, ...] = ()
     handovers: tuple[Handover, ...] = ()
     num_instances: int = 1
     report: Report | None = None
-    needs: int = 0
-    successors: list[int] = field(default_factory=list)
-    is_long: bool = False
+    needs: int = 0  # how many steps and arrivals it waits for
+    successors: list[int] = field(default_factory=list)  # positions of the steps that wait for it
+    is_long: bool = False  # in an earlier run
 
     def keywords(self) -> dict[str, Any]:
         """Keyword arguments for one call."""
@@ -118,20 +99,8 @@ class Step:
 class Program:
     """What one worker runs of a group.
 
-    Parameters
-    ----------
-    key : str
-        Unique among the groups of the binding.
-    name : str
-        The group's name.
-    slices : mapping of str to Slice
-        Those of the nodes on this worker, in any order.
-    crossings : sequence of Crossing
-        All of the group.
-    conditions : sequence of Condition
-        All of the group. Each is read on the worker of its node.
-    workspaces : mapping of str to Workspace
-        Those of the nodes on this worker.
+    `slices` and `workspaces` are those of the nodes on this worker; `crossings` and `conditions`
+    are all of the group. `key` is unique among the groups of the binding.
     """
 
     def __init__(
@@ -189,13 +158,7 @@ class Program:
         return workspace.private if name in self._private[node] else workspace.globals
 
     def read(self, condition: Condition) -> Any:
-        """The value of a stop condition, once all steps have run.
-
-        Raises
-        ------
-        InputMissing
-            It is a blob, and missing.
-        """
+        """Return a stop condition's value, once all steps have run; may raise `InputMissing`."""
         if condition.blob is None:
             return view(self.results[condition.task, condition.part])
         try:

@@ -13,13 +13,6 @@ import threading
 class StartGate:
     """Holds the threads of one worker's run back until the client knows what they begin.
 
-    Attributes
-    ----------
-    has_news : asyncio.Event
-        Set while a thread waits that was not yet reported to the client.
-
-    Notes
-    -----
     Any thread may call `wait`. All else runs on the event loop.
     """
 
@@ -28,7 +21,7 @@ class StartGate:
         self._lock = threading.Lock()
         self._waiting: list[threading.Event] = []
         self._reported: list[threading.Event] = []
-        self.has_news = asyncio.Event()
+        self.has_news = asyncio.Event()  # a thread waits that was not yet reported
         self._is_open = False
 
     def wait(self) -> None:

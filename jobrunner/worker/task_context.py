@@ -28,27 +28,14 @@ class MetricEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What all tasks of one run of a group have in common.
-
-    Attributes
-    ----------
-    job, group : str
-    seed : int
-        The job's.
-    epoch : int or None
-        None outside a runner.
-    step : int
-        Which run of the epoch group within the epoch, from 0.
-    attempt : int
-        How many times the runner recovered before.
-    """
+    """What all tasks of one run of a group have in common."""
 
     job: str
     group: str
-    seed: int
-    epoch: int | None
-    step: int
-    attempt: int
+    seed: int  # the job's
+    epoch: int | None  # None outside a runner
+    step: int  # which run of the epoch group within the epoch, from 0
+    attempt: int  # how many times the runner recovered before
 
 
 class CurrentTask:
