@@ -157,16 +157,9 @@ class Binding:
         TaskFailedError
             A task raised; its exception is the cause. A `CheckpointError` or `DefinitionError`
             that it raised comes as it is.
-        BlobNotFoundError
-            A task's input does not exist.
-        NodeLostError
-            A worker that holds nodes of this binding is lost.
         ExecutionError
-            A deadline passed.
-
-        Notes
-        -----
-        *Atomicity*: none; after an error, the workspaces are as the tasks that did run left them.
+            A `BlobNotFoundError` for a task's input, a `NodeLostError` for a worker that is lost,
+            or a deadline passed. The workspaces are as the tasks that did run left them.
         """
         results: list[GroupResult] = []
         self._run(
@@ -295,12 +288,8 @@ class Binding:
     def release(self, wait_seconds: float = RELEASE_SECONDS, *, heir: str = "") -> None:
         """Free the workspaces, threads and leases on the workers. Later calls do nothing.
 
-        Parameters
-        ----------
-        wait_seconds : float
-            How long to wait for the workers.
-        heir : str
-            Name of the next binding of the same plan, which gets the kept states.
+        Waits so long for the workers. `heir` names the next binding of the same plan, which gets the
+        states that they keep.
         """
         if self._is_released:
             return
@@ -313,7 +302,7 @@ class Binding:
     def run_group(
         self, group: TaskGroup, epoch: int | None = None, deadline_seconds: float | None = None
     ) -> GroupResult:
-        """Run a group that is no job's on this binding's workspaces; see `Session.run`."""
+        """Run a group of no job on this binding's workspaces; see `Session.run`."""
         run = self._run_in_session()
         if run is None:
             raise self.replaced()
@@ -335,11 +324,8 @@ class Binding:
     ) -> None:
         """Place further nodes, with empty workspaces.
 
-        Raises
-        ------
-        PlacementError
-            No suitable workers came within `wait_seconds`, or none had room. With `most_workers`
-            there, it does not wait for more.
+        Raises a `PlacementError` when no suitable workers with room come within `wait_seconds`, at
+        once where `most_workers` are there.
         """
         deadline = time.monotonic() + wait_seconds
         stays = {**self._previous, **self.placement}
@@ -356,8 +342,7 @@ class Binding:
         news: dict[str, Any] = {a: {"nodes": {}} for a in self._members.workers}
         for node, address in placed.items():
             news[address]["nodes"][node] = sorted(self.plan.transient.get(node, ()))
-        request = Request("ship", {"placement": self.placement}, per_worker=news)
-        self._call(request, list(news))
+        self._call(Request("ship", {"placement": self.placement}, per_worker=news), list(news))
 
     def blob_names(self) -> dict[str, frozenset[str]]:
         """The names of the global blobs, by node."""

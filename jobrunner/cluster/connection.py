@@ -144,3 +144,18 @@ class Connection:
             self.client.close()
         if self._cluster is not None:
             self._cluster.close()
+
+
+def check_client(client: Any) -> None:
+    """Refuse a client that a session cannot use."""
+    if not isinstance(client, Client):
+        raise DefinitionError(
+            f"A session needs a dask.distributed Client; got {type(client).__name__}. Use "
+            f"Session.local() for a cluster on this machine, or Session.connect(address)."
+        )
+    if client.asynchronous:
+        raise DefinitionError(
+            "A session needs a synchronous client, and this one is asynchronous. Make one "
+            "with Client(..., asynchronous=False). Where an event loop is running, run the "
+            "session in a thread of its own: await asyncio.to_thread(...)."
+        )

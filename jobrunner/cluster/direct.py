@@ -1,7 +1,7 @@
-"""4 run: a client's own connections to workers.
+"""A client's own connections to workers.
 
-Nothing depends on them: what is asked here may be asked again through the scheduler, and counts
-once. So they are used where they work, and let go of for good at the first thing that goes wrong.
+Nothing depends on them: a request may be sent again through the scheduler, and counts once. So they
+are used where they work, and closed for good at the first error.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from jobrunner.worker import OPERATION, Message
 logger = logging.getLogger(__name__)
 
 SCHEMES = ("tcp", "tls", "inproc")
-"""Those whose connections may be used in any thread, by one at a time."""
+"""Protocols whose connections any thread may use, one thread at a time."""
 
 
 class DirectLines:
     """Connections to workers, used in the thread that asks.
 
-    They have an event loop of their own, which runs there while somebody asks: that spares the
-    changes to the client's thread and back, besides the way through the scheduler.
+    Their event loop runs in that thread while it asks. That saves the switches to the client's
+    thread and back, besides the way through the scheduler.
 
     Parameters
     ----------
     client : distributed.Client
-        Whose security they have.
+        Gives them its security.
     most : int
         Connect to no more workers than that.
     connect_seconds : float
-        How long it may take to reach them; meanwhile the scheduler passes messages on.
+        How long connecting may take; meanwhile messages go through the scheduler.
     late_seconds : float
-        How long answers may take, beyond the time that the workers were allowed.
+        How much later than requested answers may come.
 
     Attributes
     ----------
     is_over : bool
-        Nobody can be asked any more.
+        The lines are closed for good.
 
     Notes
     -----
@@ -79,15 +79,15 @@ class DirectLines:
         ----------
         message : dict
         incarnations : mapping of str to str
-            Address -> which worker must be there.
+            Address -> the worker's incarnation that must be there.
         wait_seconds : float
-            How long they may take by intent.
+            How long the workers may hold back their answers.
 
         Returns
         -------
         dict or None
-            Address -> reply. None: the workers are not connected (yet, or any more). Some may
-            have heard the message.
+            Address -> reply. None: there is no connection to all workers, yet or any more. Some
+            may have got the message.
         """
         if self.is_over or not 0 < len(incarnations) <= self._most or _is_on_loop():
             return None
@@ -110,7 +110,7 @@ class DirectLines:
         return None
 
     def hang_up(self) -> None:
-        """End what is under way, and ask nobody any more."""
+        """Cancel what is under way, and send nothing more."""
         self.is_over = True
         task = self._task
         if task is not None:
@@ -118,7 +118,7 @@ class DirectLines:
                 task.get_loop().call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self.hang_up()
         with self._lock:
             self._drop()
@@ -130,7 +130,7 @@ class DirectLines:
             self._run(self._connect(incarnations))
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run the loop for some work; None where it failed, and then all is over."""
+        """Run the loop for some work; None where it failed, which closes the lines."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         task = self._task = self._loop.create_task(work)
@@ -139,7 +139,7 @@ class DirectLines:
                 task.cancel()
             return self._loop.run_until_complete(task)
         except (Exception, asyncio.CancelledError) as error:
-            logger.info("Going on through the scheduler alone: %r", error)
+            logger.info("Using only the scheduler from now on: %r", error)
         except BaseException:  # Ctrl-C
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
@@ -173,13 +173,13 @@ class DirectLines:
         comm = await connect(
             address, timeout=self._connect_seconds, deserialize=False, **self._arguments
         )
-        comm.allow_offload = False  # or each message is weighed, longer than it takes to pack
+        comm.allow_offload = False  # measuring each message takes longer than packing it
         try:
             await comm.write({"op": OPERATION, "call": "hello", "reply": True})
             answer = await comm.read()
-            # Behind another network's address may be anybody.
+            # In another network, the address may belong to somebody else.
             if answer.get("incarnation") != incarnation:
-                raise ConnectionError(f"at {address} is not the worker that it was, but {answer}")
+                raise ConnectionError(f"another worker answered at {address}: {answer}")
         except BaseException:
             comm.abort()
             raise

@@ -1,7 +1,7 @@
-"""4 run: a cluster on this machine, whose worker processes leave signals to their client.
+"""A cluster on this machine, whose worker processes leave signals to their client.
 
-A terminal's Ctrl-C reaches every process of a group. The client decides what it means, at any
-time: also while the workers start, and while a task of theirs does not return.
+A terminal's Ctrl-C reaches every process of a group. The client decides what it means at any
+time, even while the workers start or a task does not return.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OwnCluster:
     Parameters
     ----------
     workers, threads_per_worker : int or None
-        By default as Dask sees fit for this machine.
+        By default as Dask chooses for this machine.
     processes : bool
         Workers as processes of their own, or as threads of this one.
     start_seconds : float

@@ -1,4 +1,4 @@
-"""3 place: which worker holds which node. Pure.
+"""Which worker holds which node. Pure.
 
 Nodes that ask for particular workers or resources are placed first, those with the fewest choices
 leading. The others fill the workers in proportion to their threads, neighbours in the order of

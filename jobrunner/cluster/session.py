@@ -11,7 +11,7 @@ from typing import Any, Self
 from distributed import Client
 
 from jobrunner.cluster.binding import RELEASE_SECONDS, Binding
-from jobrunner.cluster.connection import Connection
+from jobrunner.cluster.connection import Connection, check_client
 from jobrunner.cluster.shipping import nodes_of
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
 from jobrunner.define import Blob, Task, TaskGroup, TaskOutput
@@ -52,17 +52,7 @@ class Session:
     """
 
     def __init__(self, client: Client) -> None:
-        if not isinstance(client, Client):
-            raise DefinitionError(
-                f"A session needs a dask.distributed Client; got {type(client).__name__}. Use "
-                f"Session.local() for a cluster on this machine, or Session.connect(address)."
-            )
-        if client.asynchronous:
-            raise DefinitionError(
-                "A session needs a synchronous client, and this one is asynchronous. Make one "
-                "with Client(..., asynchronous=False). Where an event loop is running, run the "
-                "session in a thread of its own: await asyncio.to_thread(...)."
-            )
+        check_client(client)
         self._connection = Connection(client)
         self._connection.scheduler.check_open()
         self._connection.scheduler.install()
@@ -97,10 +87,8 @@ class Session:
 
         Raises
         ------
-        DefinitionError
-            `workers` or `threads_per_worker` is not a positive int.
-        ExecutionError
-            The workers did not start.
+        DefinitionError, ExecutionError
+            `workers` or `threads_per_worker` is not a positive int; the workers did not start.
         """
         return cls._over(Connection.local(workers, threads_per_worker, processes))
 
@@ -118,10 +106,8 @@ class Session:
 
         Raises
         ------
-        DefinitionError
-            `address` is not an address.
-        ExecutionError
-            No scheduler answers there.
+        DefinitionError, ExecutionError
+            `address` is not an address; no scheduler answers there.
         """
         return cls._over(Connection.to(address, **client_kwargs))
 
@@ -267,16 +253,11 @@ class Session:
         ----------
         plan : Plan
         wait_seconds : float
-            How long to wait for workers that suit and have the resources free.
+            How long to wait for suitable workers before raising a `PlacementError`.
         can_move : bool
-            The caller binds again when `Binding.leaving` names a worker; until then the worker
-            stays, for a while.
+            The caller binds again when `Binding.leaving` names a worker, which waits for that.
         stays : bool
             Nodes stay on their workers, as far as these still exist.
-
-        Raises
-        ------
-        PlacementError
         """
         with self._operation(f"binding of job {plan.job!r}"):
             return self._bind(plan, wait_seconds, can_move, stays)
@@ -288,18 +269,8 @@ class Session:
     def run_compiled(self, key: str, plan: GroupPlan, nodes: Sequence[PlannedNode]) -> Binding:
         """Run a group that was compiled for a job, on the workspaces as they are.
 
-        Parameters
-        ----------
-        key : str
-            Tells it from other groups that the session runs.
-        plan : GroupPlan
-        nodes : sequence of PlannedNode
-            Those that it may use; new ones are placed first.
-
-        Returns
-        -------
-        Binding
-            The one that it ran on.
+        `key` tells it from other groups that the session runs. Those of the `nodes` that it uses and
+        the session does not have are placed first. Returns the binding that it ran on.
         """
         with self._operation(f"run of the {plan.name} group"):
             used = nodes_of(plan)
@@ -318,10 +289,8 @@ class Session:
 
         What the session had on the cluster is gone; bind again.
 
-        Raises
-        ------
-        SchedulerLostError
-            It is not back in time, or the client was closed and is not this session's own.
+        Raises `SchedulerLostError` if it is not back in time, or the client was closed and is not
+        this session's own.
         """
         if self._binding is not None:
             binding, self._binding = self._binding, None
@@ -330,13 +299,7 @@ class Session:
 
     @contextmanager
     def exclusive(self, what: str) -> Iterator[None]:
-        """Keep other runners out of the session.
-
-        Raises
-        ------
-        ExecutionError
-            Another one runs in it.
-        """
+        """Keep other runners out of the session; an `ExecutionError` if another one is in it."""
         with self._lock:
             if self._runner is not None:
                 raise ExecutionError(
@@ -448,12 +411,5 @@ class Session:
 
 
 _EMPTY_PLAN = Plan(
-    job="session",
-    seed=0,
-    steps_per_epoch=1,
-    epoch_limit=None,
-    nodes=(),
-    groups={},
-    checkpointed=(),
-    globals={},
-)
+    job="session", seed=0, steps_per_epoch=1, epoch_limit=None, nodes=(), groups={}, checkpointed=(), globals={}
+)  # fmt: skip
