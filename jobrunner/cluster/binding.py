@@ -32,8 +32,7 @@ RELEASE_SECONDS = 3.0
 class Binding:
     """A plan's nodes on workers of a cluster, with their workspaces.
 
-    `Session.bind` makes it. Its methods wait for what they start. Call them in any thread but that
-    of the client's event loop.
+    Its methods wait for what they start. Not for the thread of the client's event loop.
 
     Parameters
     ----------
@@ -125,8 +124,7 @@ class Binding:
 
     def count_spread(self) -> int:
         """How many workers the nodes would be on if they were placed anew now."""
-        spread: int = self._messenger.sync(self._candidates.count_spread, self.plan.nodes)
-        return spread
+        return int(self._messenger.sync(self._candidates.count_spread, self.plan.nodes))
 
     def run(
         self,
@@ -173,11 +171,7 @@ class Binding:
         return results[0]
 
     def run_epochs(
-        self,
-        first: int,
-        epochs: int,
-        seconds: float,
-        ended: Callable[[int, GroupResult], None],
+        self, first: int, epochs: int, seconds: float, ended: Callable[[int, GroupResult], None]
     ) -> None:
         """Run the epoch group for up to `epochs` epochs with one message to each worker.
 
@@ -185,8 +179,7 @@ class Binding:
         one that ended after `seconds`. With stop conditions on several workers, only `first` runs:
         they would have to agree after each epoch, and the client does that as fast.
 
-        `ended` is called with each epoch, in order, and its result; also where a later one failed.
-        For errors see `run`.
+        `ended` takes each epoch in order and its result, even if a later one fails; see `run`.
         """
         plan, addresses = self._groups.plans["epoch"]
         judges = {self.placement[condition.node] for condition in plan.conditions}
@@ -346,10 +339,10 @@ class Binding:
 
     def blob_names(self) -> dict[str, frozenset[str]]:
         """The names of the global blobs, by node."""
-        found: dict[str, frozenset[str]] = {}
-        for reply in self._messenger.sync(self._messenger.query, "blob names").values():
-            found.update({node: frozenset(names) for node, names in reply["names"].items()})
-        return found
+        replies = self._messenger.sync(self._messenger.query, "blob names").values()
+        return {
+            node: frozenset(names) for reply in replies for node, names in reply["names"].items()
+        }
 
     def run_alone(
         self, group: TaskGroup, epoch: int | None, deadline_seconds: float | None
@@ -389,8 +382,6 @@ class Binding:
             "The session has released this binding: another job was run since, or the session "
             "was closed. Bind the plan again."
         )
-
-    # ---- within
 
     def _call(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
         replies = self._messenger.call(request, addresses)

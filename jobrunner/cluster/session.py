@@ -99,10 +99,9 @@ class Session:
         Parameters
         ----------
         address : str
-            Of the scheduler, as in ``Client(address)``.
+            As in ``Client(address)``.
         **client_kwargs
-            For `Client`; its default client is left as it is unless you say
-            ``set_as_default=True``.
+            For `Client`; not the default client unless ``set_as_default=True``.
 
         Raises
         ------
@@ -189,10 +188,8 @@ class Session:
 
         Raises
         ------
-        BlobNotFoundError
-            The node has no such blob, or the session no such node.
-        ExecutionError
-            The task's value does not exist.
+        BlobNotFoundError, ExecutionError
+            The blob, its node or the task's value does not exist.
         """
         with self._operation("fetch"):
             if isinstance(blob_or_output, TaskOutput):
@@ -251,7 +248,6 @@ class Session:
 
         Parameters
         ----------
-        plan : Plan
         wait_seconds : float
             How long to wait for suitable workers before raising a `PlacementError`.
         can_move : bool
@@ -260,7 +256,36 @@ class Session:
             Nodes stay on their workers, as far as these still exist.
         """
         with self._operation(f"binding of job {plan.job!r}"):
-            return self._bind(plan, wait_seconds, can_move, stays)
+            self._num_bindings += 1
+            name = f"{self._id}-{self._num_bindings}"
+            is_again = self._attempts[0] is plan
+            old, self._binding = self._binding, None
+            if old is not None:
+                old.release(heir=name if is_again else "")
+                self._doubted.update(old.lost)
+                self._is_cut = old.is_cut
+            attempt = self._attempts[1] + 1 if is_again else 0
+            self._attempts = (plan, attempt)
+            binding = Binding(
+                self._connection.scheduler,
+                name,
+                plan,
+                attempt,
+                self._run_on,
+                can_move=can_move,
+                doubted=self._doubted,
+                is_cut=self._is_cut,
+                previous=old.placement if stays and is_again and old is not None else None,
+            )
+            try:
+                binding.extend(plan.nodes, wait_seconds, self._connection.most_workers)
+                binding.ship(plan.groups)
+            except BaseException:
+                binding.release()
+                self._doubted.update(binding.lost)
+                raise
+            self._binding = binding
+            return binding
 
     def blob_names(self) -> dict[str, frozenset[str]]:
         """The names of the global blobs, by node."""
@@ -328,56 +353,18 @@ class Session:
         with self.exclusive(f"The {what}"):
             yield
 
-    def _bind(
-        self, plan: Plan, wait_seconds: float, can_move: bool = False, stays: bool = False
-    ) -> Binding:
-        self._num_bindings += 1
-        name = f"{self._id}-{self._num_bindings}"
-        is_again = self._attempts[0] is plan
-        old, self._binding = self._binding, None
-        if old is not None:
-            old.release(heir=name if is_again else "")
-            self._doubted.update(old.lost)
-            self._is_cut = old.is_cut
-        attempt = self._attempts[1] + 1 if is_again else 0
-        self._attempts = (plan, attempt)
-        binding = Binding(
-            self._connection.scheduler,
-            name,
-            plan,
-            attempt,
-            self._run_on,
-            can_move=can_move,
-            doubted=self._doubted,
-            is_cut=self._is_cut,
-            previous=old.placement if stays and is_again and old is not None else None,
-        )
-        try:
-            binding.extend(plan.nodes, wait_seconds, self._connection.most_workers)
-            binding.ship(plan.groups)
-        except BaseException:
-            binding.release()
-            self._doubted.update(binding.lost)
-            raise
-        self._binding = binding
-        return binding
-
     def _extend(self, nodes: Sequence[PlannedNode]) -> Binding:
         """The session's binding, with these nodes placed too."""
         binding = self._binding
         if binding is None:
-            binding = self._bind(_EMPTY_PLAN, DEFAULT_WAIT_SECONDS)
+            binding = self.bind(_EMPTY_PLAN)
         new = [node for node in nodes if node.name not in binding.placement]
         if new:
             binding.extend(new, DEFAULT_WAIT_SECONDS, self._connection.most_workers)
         return binding
 
     def _run_on(
-        self,
-        binding: Binding,
-        group: TaskGroup,
-        epoch: int | None,
-        deadline_seconds: float | None,
+        self, binding: Binding, group: TaskGroup, epoch: int | None, deadline_seconds: float | None
     ) -> GroupResult:
         if self._binding is not binding:
             raise binding.replaced()
@@ -410,6 +397,4 @@ class Session:
         return binding
 
 
-_EMPTY_PLAN = Plan(
-    job="session", seed=0, steps_per_epoch=1, epoch_limit=None, nodes=(), groups={}, checkpointed=(), globals={}
-)  # fmt: skip
+_EMPTY_PLAN = Plan("session", 0, 1, None, nodes=(), groups={}, checkpointed=(), globals={})
