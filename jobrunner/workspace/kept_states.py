@@ -28,24 +28,14 @@ _MOST_SAVES = 3
 
 @dataclass(slots=True)
 class _Save:
-    """The states kept for one save.
+    """The states kept for one save."""
 
-    Attributes
-    ----------
-    states : dict
-        Node -> blob -> kept value.
-    identities : dict
-        Node -> identity of its state, once known.
-    arrays : set of int
-        Ids of the arrays that it refers to, each by one reference.
-    nbytes : int
-        What it may come to take, when the blobs have changed.
-    """
-
-    states: dict[str, dict[str, Any]] = field(default_factory=dict)
-    identities: dict[str, Hashable] = field(default_factory=dict)
-    arrays: set[int] = field(default_factory=set)
-    nbytes: int = 0
+    states: dict[str, dict[str, Any]] = field(default_factory=dict)  # node -> blob -> kept value
+    identities: dict[str, Hashable] = field(default_factory=dict)  # by node, once known
+    arrays: set[int] = field(
+        default_factory=set
+    )  # ids of arrays referred to, by one reference each
+    nbytes: int = 0  # what it may come to take, when the blobs have changed
 
 
 class KeptStates:

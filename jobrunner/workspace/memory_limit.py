@@ -49,17 +49,6 @@ class MemoryLimit:
         Frees what the worker can do without.
     clock : callable, optional
         Returns seconds.
-
-    Attributes
-    ----------
-    is_limited : bool
-        Whether there is a limit to check.
-    is_over : bool
-        Whether a run should end now, as of the last `look`.
-    is_tight : bool
-        Whether to keep nothing that the worker can do without, as of the last `look`.
-    waiting_bytes : int
-        How much may wait to be sent, and again how much may wait for later runs.
     """
 
     def __init__(
@@ -73,8 +62,8 @@ class MemoryLimit:
         relieve: Callable[[], object] = bool,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.is_over = False
-        self.is_tight = False
+        self.is_over = False  # a run should end now, as of the last `look`
+        self.is_tight = False  # keep nothing that the worker can do without, as of the last `look`
         self._address = address
         self._used_bytes = used_bytes
         self._limit_bytes = limit_bytes
@@ -83,6 +72,7 @@ class MemoryLimit:
         self._relieve = relieve
         self._clock = clock
         self.is_limited = limit_bytes > 0 and share > 0
+        # How much may wait here to be sent, and again how much may wait for later runs.
         self.waiting_bytes = limit_bytes // 16 if self.is_limited else WAITING_BYTES
         self._last = (clock(), used_bytes() if self.is_limited else 0)
 
