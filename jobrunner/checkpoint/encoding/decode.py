@@ -99,7 +99,11 @@ class Decoder:
                 result[key] = self.decode(value)
             return result
         try:
-            return self._node(kind, item)
+            plain = _PLAIN.get(kind)
+            if plain is not None:
+                node_type, method = plain
+                return method(self, msgspec.convert(item, node_type))
+            return self._identified(kind, item)
         except (JobRunnerError, InvalidTreeError):
             raise
         except UnsupportedDtypeError as error:
@@ -107,11 +111,7 @@ class Decoder:
         except _INVALID as error:
             raise InvalidTreeError(f"invalid node of kind {kind!r}: {error}") from error
 
-    def _node(self, kind: Any, item: dict[str, Any]) -> Any:
-        plain = _PLAIN.get(kind)
-        if plain is not None:
-            node_type, method = plain
-            return method(self, msgspec.convert(item, node_type))
+    def _identified(self, kind: Any, item: dict[str, Any]) -> Any:
         if kind not in _WITH_IDENTITY:
             raise DefinitionError(
                 f"{self._where} contains a value of kind {kind!r}, which this version of "

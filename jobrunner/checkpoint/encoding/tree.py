@@ -74,7 +74,8 @@ class DataNode(Node):
     at: Count | None = None
 
     def __post_init__(self) -> None:
-        _require_one(hex=self.hex, at=self.at)
+        if (self.hex is None) == (self.at is None):
+            raise ValueError("expected either `hex` or `at`")
 
 
 class IntNode(Node):
@@ -96,7 +97,8 @@ class TupleNode(Node):
     at: Count | None = None
 
     def __post_init__(self) -> None:
-        _require_one(items=self.items, at=self.at)
+        if (self.items is None) == (self.at is None):
+            raise ValueError("expected either `items` or `at`")
 
 
 class ScalarNode(Node):
@@ -109,7 +111,7 @@ class ScalarNode(Node):
 class DictNode(Node):
     """A dict with other keys than str, or an OrderedDict, which may have attributes."""
 
-    items: list[tuple[Tree, Tree]]
+    items: list[Tree]  # each a key and a value
     attributes: Tree = None
 
 
@@ -134,9 +136,8 @@ class ObjectsNode(Node):
     shape: Shape | None = None
 
     def __post_init__(self) -> None:
-        _require_one(items=self.items, at=self.at)
-        if (self.items is None) != (self.shape is None):
-            raise ValueError("`items` and `shape` must come together")
+        if not (self.at is None) == (self.items is not None) == (self.shape is not None):
+            raise ValueError("expected either `at`, or `items` and `shape`")
 
 
 class GapsNode(Node):
@@ -169,8 +170,3 @@ class StateNode(Node):
 
     cls: str
     value: Tree
-
-
-def _require_one(**fields: object) -> None:
-    if sum(value is not None for value in fields.values()) != 1:
-        raise ValueError(f"expected exactly one of {', '.join(map(repr, fields))}")
