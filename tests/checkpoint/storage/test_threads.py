@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 
 from jobrunner.checkpoint.log.state import Claim
+from jobrunner.checkpoint.retention import Sweeper
 from jobrunner.checkpoint.storage.object_store import ObjectFiles
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.storage.threads import THREADS, run_all
-from jobrunner.checkpoint.sweeper import Sweeper
 
 MANY = 200
 

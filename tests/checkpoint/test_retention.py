@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jobrunner.checkpoint.log.state import Claim
+from jobrunner.checkpoint.retention import Sweeper
 from jobrunner.checkpoint.storage.posix import PosixFiles
-from jobrunner.checkpoint.sweeper import Sweeper
 
 
 class TracedFiles(PosixFiles):
