@@ -34,9 +34,11 @@ from jobrunner.checkpoint.log.entries import (
     holder_of,
 )
 from jobrunner.checkpoint.log.epoch_map import EpochMap
-from jobrunner.checkpoint.store import FORMAT
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.names import format_store_name
+
+FORMAT = 1
+"""Of entries; readers refuse newer ones."""
 
 STATE_INTERVAL = 128
 """The entries whose number is a multiple of it (but not 0) are ``state`` entries."""

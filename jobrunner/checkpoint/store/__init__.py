@@ -6,7 +6,6 @@ from jobrunner.checkpoint.store.array_reader import VerifiedFiles
 from jobrunner.checkpoint.store.chunk_writer import LINKED_BYTES, FormerStore, former_store
 from jobrunner.checkpoint.store.compression import check_compressors, resolve_options
 from jobrunner.checkpoint.store.layout import (
-    FORMAT,
     RETIRED_DOCUMENT,
     PlannedArray,
     is_sealed,
@@ -19,7 +18,6 @@ from jobrunner.checkpoint.store.view import Checkpoint, NodeCheckpoint
 from jobrunner.checkpoint.store.writer import Receipt, StoreBatch, digest_blob
 
 __all__ = [
-    "FORMAT",
     "LEAST_ALIKE",
     "LINKED_BYTES",
     "MANIFEST",

@@ -40,9 +40,6 @@ from jobrunner.checkpoint.store.stacks import (
 )
 from jobrunner.define import ArrayOptions
 
-FORMAT = 1
-"""Of log entries; readers refuse newer ones."""
-
 RETIRED_DOCUMENT = "zarr.retired.json"
 
 STACKS = "_stacks"
