@@ -232,7 +232,7 @@ class FileMetadataHandler:
 def encode_entry(entry: Entry) -> bytes:
     """An entry as the content of a file, with its digest."""
     text = json.dumps(entry, allow_nan=False, separators=(",", ":")).encode()
-    return frame(text, hashlib.sha256(text).hexdigest())
+    return b'{"sha256":"%b","entry":%b}\n' % (hashlib.sha256(text).hexdigest().encode(), text)
 
 
 def decode_entry(data: bytes, number: int, path: str) -> dict[str, Any]:
@@ -254,7 +254,10 @@ def decode_entry(data: bytes, number: int, path: str) -> dict[str, Any]:
         raise CheckpointCorruptError(
             f"Entry {number} of the log, {path}, {what}. {advise(path)}", path=path
         )
-    entry: dict[str, Any] = parse(text, path, advice=advise(path))
+    try:
+        entry: dict[str, Any] = parse(text, path, advice="")
+    except CheckpointCorruptError as error:
+        raise CheckpointCorruptError(f"{error}{advise(path)}", path=path) from None
     found = entry.get("number") if isinstance(entry, dict) else None
     if found != number:
         raise CheckpointCorruptError(
@@ -384,7 +387,10 @@ def _typed(handler: MetadataHandler, first: int) -> Iterator[AnyEntry]:
 
 
 def _check(handler: MetadataHandler, number: int, tree: Entry) -> AnyEntry:
-    if not isinstance(handler, FileMetadataHandler):
+    try:
         return parse_entry(tree, f"Entry {number} of the log")
+    except CheckpointCorruptError:
+        if not isinstance(handler, FileMetadataHandler):
+            raise
     path = handler.path_of(number)
     return parse_entry(tree, f"Entry {number} of the log, {path},", advise(path))
