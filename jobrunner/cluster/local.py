@@ -121,7 +121,7 @@ class OwnCluster:
         """End the worker processes at once, whatever they run; `close` need not wait then."""
         if not self._is_killed:
             self._is_killed = True
-            _ASYNCIO_LOG.addFilter(self._filter)  # futures fail that nobody waits for any more
+            _ASYNCIO_LOG.addFilter(self._filter)  # abandoned futures fail
         for nanny in self._nannies:
             pid = nanny.pid
             if pid is not None:
@@ -175,7 +175,7 @@ class OwnCluster:
 
     def _tell_again(self) -> None:
         if self._is_killed:
-            gc.collect()  # or such futures would be told of later
+            gc.collect()  # or these futures would be logged later
             _ASYNCIO_LOG.removeFilter(self._filter)
         self._filter.stop()
 

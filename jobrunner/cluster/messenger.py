@@ -176,7 +176,7 @@ class Messenger:
     def _call_directly(
         self, request: Request, addresses: Sequence[str]
     ) -> dict[str, Message] | None:
-        """Call workers without the scheduler; None: nobody knows what they have heard."""
+        """Call workers without the scheduler; None: some may have heard it."""
         if self._client.status != "running":
             self._scheduler.check_open()  # raises
         if self._members.lost or self._lines.is_over or self._lost_leases():

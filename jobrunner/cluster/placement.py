@@ -1,8 +1,8 @@
 """Which worker holds which node. Pure.
 
-Nodes that ask for particular workers or resources are placed first, those with the fewest choices
-leading. The others fill the workers in proportion to their threads, neighbours in the order of
-definition together, since neighbours are who exchange values most.
+Nodes that require particular workers or resources are placed first, those with the fewest choices
+leading. The others fill the workers in proportion to their threads. Nodes that were defined one after
+the other share a worker where possible, since such nodes exchange most values.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class WorkerInfo:
         What `Node.workers` may call it.
     nthreads : int
     resources : mapping
-        What it offers in all, by name.
+        What it offers in total, by name.
     limit_bytes : int
-        The memory at which its nanny kills it; 0: nobody does.
+        The memory at which its nanny kills it; 0: no limit.
     """
 
     address: str
@@ -130,8 +130,8 @@ def within_reach(
     Returns
     -------
     list of list of WorkerInfo
-        Who may stay, in the given order: the side of the cuts with most threads first, then
-        others, for nodes that it does not suit.
+        Groups of workers that reach each other, in the given order. The group with most threads is
+        first; the others are for nodes that it does not suit.
     """
     apart: dict[str, set[str]] = {worker.address: set() for worker in workers}
     for one, other in map(tuple, cuts):
