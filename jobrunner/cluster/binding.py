@@ -281,8 +281,8 @@ class Binding:
     def release(self, wait_seconds: float = RELEASE_SECONDS, *, heir: str = "") -> None:
         """Free the workspaces, threads and leases on the workers. Later calls do nothing.
 
-        Waits so long for the workers. `heir` names the next binding of the same plan, which gets the
-        states that they keep.
+        Waits so long for the workers. They hand on the states that they keep to `heir`, the name
+        of the next binding of the same plan.
         """
         if self._is_released:
             return

@@ -1,8 +1,8 @@
 """Which worker holds which node. Pure.
 
 Nodes that require particular workers or resources are placed first, those with the fewest choices
-leading. The others fill the workers in proportion to their threads. Nodes that were defined one after
-the other share a worker where possible, since such nodes exchange most values.
+leading. The others fill the workers in proportion to their threads. Nodes defined one after another
+share a worker where possible, because they exchange most values.
 """
 
 from __future__ import annotations

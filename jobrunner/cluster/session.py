@@ -294,8 +294,8 @@ class Session:
     def run_compiled(self, key: str, plan: GroupPlan, nodes: Sequence[PlannedNode]) -> Binding:
         """Run a group that was compiled for a job, on the workspaces as they are.
 
-        `key` tells it from other groups that the session runs. Those of the `nodes` that it uses and
-        the session does not have are placed first. Returns the binding that it ran on.
+        `key` tells it from other groups that the session runs. Of `nodes`, those that it uses and
+        that the session does not have are placed first. Returns the binding that it ran on.
         """
         with self._operation(f"run of the {plan.name} group"):
             used = nodes_of(plan)
