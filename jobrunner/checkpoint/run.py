@@ -10,7 +10,7 @@ from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import FileMetadataHandler, Patience, RunLock
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.saver import Saver, as_json, writing
-from jobrunner.config import get_seconds
+from jobrunner.config import get_number
 from jobrunner.errors import CheckpointError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import check_distinct, check_name
 
@@ -207,7 +207,7 @@ class DirectoryRun:
 
 
 def _configured_seconds(key: str) -> float:
-    seconds = get_seconds(key)
+    seconds = get_number(key)
     if seconds == 0:
         raise DefinitionError(
             f"jobrunner.{key} in Dask's configuration must be a number of seconds above 0; got 0."

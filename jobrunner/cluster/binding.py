@@ -19,7 +19,7 @@ from jobrunner.cluster.placement import check_fit
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.cluster.shipping import Parcel, ShippedGroups
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, compile_group
-from jobrunner.config import get_share
+from jobrunner.config import get_number
 from jobrunner.define import TaskGroup, TaskOutput
 from jobrunner.errors import ExecutionError, NodeLostError
 from jobrunner.worker import GroupResult, Message, UnderWay, merge_runs
@@ -110,7 +110,7 @@ class Binding:
         """Refuse to fill the workers beyond their memory share; see `placement.check_fit`."""
         workers = self._members.workers
         limits = {address: worker.info.limit_bytes for address, worker in workers.items()}
-        check_fit(sizes, self.placement, limits, get_share("memory-share"), what)
+        check_fit(sizes, self.placement, limits, get_number("memory-share"), what)
 
     @property
     def under_way(self) -> UnderWay | None:

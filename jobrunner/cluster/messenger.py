@@ -27,7 +27,7 @@ from jobrunner.cluster.messages import (
 )
 from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.cluster.scheduler import PING_SECONDS, SchedulerLink
-from jobrunner.config import get_count
+from jobrunner.config import get_number
 from jobrunner.errors import SchedulerLostError
 from jobrunner.worker import OPERATION, Message
 
@@ -70,7 +70,7 @@ class Messenger:
         self._client = scheduler.client
         self._name = name
         self._members = members
-        self._lines = DirectLines(self._client, get_count("direct-workers"))
+        self._lines = DirectLines(self._client, int(get_number("direct-workers")))
         self._is_in_doubt = False  # the direct lines broke, perhaps because a worker is lost
         self._loss = asyncio.Event()
         self._news = asyncio.Event()

@@ -18,7 +18,7 @@ from typing import Any
 from distributed import Client
 
 from jobrunner.cluster.placement import WorkerInfo
-from jobrunner.config import get_seconds
+from jobrunner.config import get_number
 from jobrunner.errors import ExecutionError, SchedulerLostError
 from jobrunner.worker import PLUGIN_NAME, WorkspaceHost
 
@@ -145,7 +145,7 @@ class SchedulerLink:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.silence_seconds = get_seconds("worker-silence-seconds")
+        self.silence_seconds = get_number("worker-silence-seconds")
         self._watch = _watches.setdefault(client, LossWatch())
 
     def check_open(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from jobrunner.checkpoint import Loader, load_waiting_states
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import GroupPlan, Plan, compile_resume
-from jobrunner.config import get_seconds
+from jobrunner.config import get_number
 from jobrunner.define import Blob, Job, TaskGroup
 from jobrunner.errors import (
     BlobNotFoundError,
@@ -59,7 +59,7 @@ def load(
         anew=waiting,
         from_memory=from_memory,
     )
-    deadline_seconds = get_seconds("checkpoint.deadline-seconds")
+    deadline_seconds = get_number("checkpoint.deadline-seconds")
     binding.run_group(group, epoch=epoch, deadline_seconds=deadline_seconds)
     return Loaded(epoch, group, resume_group, waiting)
 

@@ -12,7 +12,7 @@ from typing import Any
 from jobrunner.checkpoint import load_waiting_states
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan
-from jobrunner.config import get_seconds
+from jobrunner.config import get_number
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -53,7 +53,7 @@ class Run:
         self.state = State(Losses(options.max_restarts))
         self.limit = epoch_limit(plan, options.num_epochs)
         self.resume_from: ResumeFrom = options.resume_from_epoch
-        self.batch_seconds = get_seconds("stint-seconds")
+        self.batch_seconds = get_number("stint-seconds")
         self.binding: Binding
         self.saver: Saver | NullSaver = NullSaver()
         if (manager := options.checkpoint_manager) is not None:

@@ -25,7 +25,7 @@ from jobrunner.checkpoint import (
 )
 from jobrunner.cluster import Binding
 from jobrunner.compile import Plan, describe
-from jobrunner.config import get_seconds
+from jobrunner.config import get_number
 from jobrunner.errors import CheckpointWriteError, CommitConflictError
 from jobrunner.run.result import NodeSave, SaveReport
 
@@ -172,7 +172,7 @@ class Saver:
         self._last_save = time.monotonic()
         self._stalls: deque[float] = deque(maxlen=5)  # of the last saves
         self._has_lock = False
-        self._deadline_seconds = get_seconds("checkpoint.deadline-seconds")
+        self._deadline_seconds = get_number("checkpoint.deadline-seconds")
         self._is_shared = False  # with all workers of the binding
         self._has_started = False
         self._binding: Binding

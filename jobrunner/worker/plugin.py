@@ -18,7 +18,7 @@ from distributed import Status, get_worker, secede
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.system import MEMORY_LIMIT
 
-from jobrunner.config import get_bytes, get_seconds, get_share
+from jobrunner.config import get_bytes, get_number
 from jobrunner.errors import DefinitionError
 from jobrunner.worker.group_runs import BindingContext
 from jobrunner.worker.hosted_nodes import HostedNodes, failed_reply
@@ -103,7 +103,7 @@ class WorkspaceHost(WorkerPlugin):
         with suppress(TimeoutError):
             await asyncio.wait_for(
                 asyncio.gather(*(hosted.ended.wait() for hosted in moving)),
-                get_seconds("departure-seconds"),
+                get_number("departure-seconds"),
             )
         self._drop_all(worker)
 
@@ -172,7 +172,7 @@ class WorkspaceHost(WorkerPlugin):
                 used_bytes=worker.monitor.get_process_memory,
                 # Without a nanny nobody kills the process, and others may share it.
                 limit_bytes=(worker.nanny and worker.memory_manager.memory_limit) or 0,
-                memory_share=get_share("memory-share"),
+                memory_share=get_number("memory-share"),
                 **options,
             )
             kept_states = self._inherited.pop(binding, None) or self._make_kept_states()
@@ -225,7 +225,7 @@ class WorkspaceHost(WorkerPlugin):
 
     def _switch_sooner(self) -> None:
         """Shorten the time for which a busy thread may hold up the event loop."""
-        seconds = get_seconds("switch-seconds")
+        seconds = get_number("switch-seconds")
         # Without a nanny, others may share the process.
         if seconds and self._worker.nanny and not self._own_switch_seconds:
             self._own_switch_seconds = sys.getswitchinterval()

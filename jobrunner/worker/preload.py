@@ -12,7 +12,7 @@ import signal
 import threading
 from types import FrameType
 
-from jobrunner.config import get_seconds
+from jobrunner.config import get_number
 
 TERMINATED = 143
 
@@ -50,6 +50,6 @@ def dask_setup(worker: object) -> None:
 
 def _exit_later(number: int, frame: FrameType | None) -> None:
     """Exit after a while: a client that is alive has stopped this process by then."""
-    timer = threading.Timer(get_seconds("departure-seconds"), os._exit, (TERMINATED,))
+    timer = threading.Timer(get_number("departure-seconds"), os._exit, (TERMINATED,))
     timer.daemon = True
     timer.start()
