@@ -1,11 +1,11 @@
 """Stateful, epoch-by-epoch jobs on Dask that checkpoint to Zarr and resume.
 
-The packages, in the order in which data passes through them. Each imports only from those above
-it, and only from their ``__init__.py``, which states the package's rule and lists what others may
+The packages, in the order in which data passes through them. Each imports only packages above it,
+and only through their ``__init__.py``, which says what the package does and lists what others may
 use::
 
     errors, names, config, signals
-                  used by every package
+                  for every package
     define/       what users write: Node, Blob, Task, TaskGroup, Job
     compile/      Job -> Plan: slices, edges, blob lifetimes, fingerprint
     workspace/    one node's values in memory

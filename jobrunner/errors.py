@@ -4,13 +4,13 @@
 
     JobRunnerError
     ├── DefinitionError (ValueError)         fix the job, name or argument
-    ├── PlacementError                       start other workers, or change what a node requires
+    ├── PlacementError                       start more workers, or change a node's requirements
     ├── ExecutionError                       a group of tasks did not finish
     │   ├── TaskFailedError                  fix the task's function, then run again
     │   ├── BlobNotFoundError (KeyError)     fix the blob's name, or run what makes it
     │   ├── NodeLostError                    run again: a worker died or hangs
     │   ├── SchedulerLostError               run again when a scheduler is back
-    │   └── RunStoppedError                  run again to resume: somebody stopped the run
+    │   └── RunStoppedError                  run again to resume: a signal or a call stopped it
     └── CheckpointError                      a checkpoint could not be saved or loaded
         ├── CheckpointNotFoundError (FileNotFoundError)   name a recorded epoch
         ├── CheckpointCorruptError           resume from another epoch, or repair the directory
@@ -18,8 +18,8 @@
         ├── CommitConflictError              stop: another run owns the directory
         └── PlanMismatchError                use the job that wrote it, or another checkpoint
 
-A message says what happened, where, what was expected and found, and what to do next. All errors
-survive pickling, so an error of a worker reaches the client complete.
+A message says what happened, where, what was expected and found, and what to do next. Every error
+survives pickling, so an error of a worker reaches the client with all its attributes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class BlobNotFoundError(ExecutionError, KeyError):
 
 
 class NodeLostError(ExecutionError):
-    """A worker that holds nodes died, restarted or stopped responding.
+    """A worker with nodes of the job died, restarted or stopped responding.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class NodeLostError(ExecutionError):
 
 
 class SchedulerLostError(ExecutionError):
-    """Dask's scheduler does not respond, or its client was closed."""
+    """Dask's scheduler does not respond, or the client was closed."""
 
 
 class RunStoppedError(ExecutionError):

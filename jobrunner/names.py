@@ -17,7 +17,7 @@ MAX_NAME_LENGTH = 128
 """In characters. An escaped name with its suffix must fit into 255 bytes on every file system."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# Characters that some file systems refuse or that paths use, and "%", so that names unescape.
+# Characters that some file systems refuse or that paths use, and "%", which begins an escape.
 _UNSAFE = re.compile(r'[%/\\<>"|?*\x00-\x1f\x7f]')
 _UNSAFE_WINDOWS = re.compile(r'[%/\\<>"|?*:\x00-\x1f\x7f]')
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|$)")
@@ -27,13 +27,8 @@ _STORE = re.compile(r"(?P<stem>.+)\.(?P<epoch>0|[1-9][0-9]*)(?:\.r(?P<retry>[1-9
 def check_name(name: object, what: str) -> str:
     """Return `name` if it is a valid name of a `what` ("node", "blob", "task" or "job").
 
-    A name is printable text of 1 to 128 characters. It holds no ``/``, does not begin or end with
-    a space, and is not ``.`` or ``..``.
-
-    Raises
-    ------
-    DefinitionError
-        The name breaks one of these rules; the message says which.
+    A name is printable text of 1 to 128 characters. It contains no ``/``, does not begin or end
+    with a space, and is not ``.`` or ``..``. Raises `DefinitionError` otherwise.
     """
     if not isinstance(name, str):
         raise DefinitionError(
@@ -45,17 +40,17 @@ def check_name(name: object, what: str) -> str:
     elif len(name) > MAX_NAME_LENGTH:
         problem = f"has {len(name)} characters, more than {MAX_NAME_LENGTH}"
     elif _CONTROL.search(name):
-        problem = "holds a control character"
+        problem = "contains a control character"
     elif not name.isprintable():
-        problem = "holds a character that cannot be printed"
+        problem = "contains a character that cannot be printed"
     elif "/" in name:
-        problem = "holds a '/', which separates a node from its tasks"
+        problem = "contains a '/', which separates a node from its tasks"
     elif name != name.strip():
         problem = "begins or ends with a space"
     elif name in (".", ".."):
-        problem = "is the name of a directory in every path"
+        problem = "is a directory in every path"
     elif len(escape(name).encode()) > 200:
-        problem = "is longer than 200 bytes once escaped for file systems"
+        problem = "has more than 200 bytes once escaped for file systems"
     if problem:
         raise DefinitionError(
             f"{name[:80]!r} cannot name a {what}: it {problem}. Choose printable text of 1 to "
@@ -65,20 +60,14 @@ def check_name(name: object, what: str) -> str:
 
 
 def check_distinct(names: Iterable[str], what: str) -> None:
-    """Refuse names that are the same on file systems that ignore case.
-
-    Raises
-    ------
-    DefinitionError
-        Two names differ only in case.
-    """
+    """Raise `DefinitionError` if two names are the same on a file system that ignores case."""
     seen: dict[str, str] = {}
     for name in names:
         other = seen.setdefault(name.casefold(), name)
         if other != name:
             raise DefinitionError(
-                f"The {what} {other!r} and {name!r} differ only in case. File systems that ignore "
-                f"case would keep only one of them. Rename one."
+                f"The {what} {other!r} and {name!r} differ only in case. A file system that "
+                f"ignores case would keep only one of them. Rename one."
             )
 
 
@@ -108,12 +97,9 @@ class StoreName(NamedTuple):
 
 
 def format_store_name(node: str, epoch: int, retry: int = 0) -> str:
-    """Name of the directory that holds `node` at `epoch`; `retry` counts repeated saves of it.
+    """Name of the directory that contains `node` at `epoch`; `retry` counts repeated saves.
 
-    Raises
-    ------
-    TypeError, ValueError
-        An argument has the wrong type, as it may when it comes from a damaged log.
+    Raises `TypeError` or `ValueError` for arguments of a wrong type, as from a damaged log.
     """
     suffix = f".r{retry:d}" if retry else ""
     return f"{escape(node)}.{epoch:d}{suffix}"

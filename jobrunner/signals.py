@@ -8,38 +8,24 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-AGAIN_SECONDS = 1.0
+PRESS_SECONDS = 1.0
 
 
 class TerminatedError(KeyboardInterrupt):
-    """SIGTERM that ends a run at once, as a second Ctrl-C does."""
+    """A SIGTERM that ends a run at once, as a second Ctrl-C does."""
 
 
 @contextlib.contextmanager
 def stop_on_signals(
     request: Callable[[str], None], grace_seconds: float | None = None
 ) -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into requests to stop while the block runs.
+    """Turn the first SIGINT and the first SIGTERM into a request to stop while the block runs.
 
-    Parameters
-    ----------
-    request : callable
-        Called with ``"SIGINT"`` or ``"SIGTERM"`` at the first signal, in the signal handler: it
-        must not raise or take a lock.
-    grace_seconds : float, optional
-        How long the block may go on after SIGTERM. None: without limit.
+    The signal handler calls `request` with ``"SIGINT"`` or ``"SIGTERM"``, so it must not raise or
+    take a lock. A second SIGINT raises `KeyboardInterrupt` in the block; a second SIGTERM, or the
+    end of `grace_seconds` after the first, raises `TerminatedError`.
 
-    Raises
-    ------
-    KeyboardInterrupt
-        In the block, at the second SIGINT.
-    TerminatedError
-        In the block, at the second SIGTERM and when the grace period ends.
-
-    Notes
-    -----
-    Does nothing outside the main thread. A signal that is ignored or has another handler is left
-    as it is.
+    Does nothing outside the main thread, nor for a signal that is ignored or has another handler.
     """
     main = threading.main_thread()
     if threading.current_thread() is not main:
@@ -52,13 +38,13 @@ def stop_on_signals(
     gate = threading.Lock()
 
     def press(seconds: float) -> None:
-        """Raise SIGTERM again until the block ends; it also wakes a main thread that waits."""
+        """Send SIGTERM again until the block ends; this also wakes a main thread that waits."""
         while not ended.wait(seconds):
             with gate:
                 if ended.is_set():  # by now the default handler would end the process
                     return
                 signal.pthread_kill(main.ident or 0, signal.SIGTERM)
-            seconds = AGAIN_SECONDS  # the exception may be lost, for example in a destructor
+            seconds = PRESS_SECONDS  # the exception may be lost, for example in a destructor
 
     def handle(number: int, frame: FrameType | None) -> None:
         is_first = number not in seen
@@ -97,7 +83,7 @@ def stop_on_signals(
             ended.set()
         for number in taken:
             signal.signal(number, before[number])
-    for number in late:  # it arrived after the block: for the handler restored above
+    for number in late:  # arrived after the block, so it is for the handler restored above
         signal.raise_signal(number)
 
 

@@ -1,4 +1,4 @@
-"""Names on disk: every name comes back, and none leaves the directory."""
+"""Names on disk: every name is read back as it was, and none leaves the directory."""
 
 import pytest
 from hypothesis import given
@@ -55,7 +55,7 @@ def test_store_names_look_as_documented():
 
 
 @pytest.mark.parametrize("text", ["a", "a.", ".5", "a.05", "a.-1", "a.5.r0", "_log.5", "a/b.5", ""])
-def test_what_no_store_is_called_does_not_parse(text):
+def test_other_names_do_not_parse(text):
     assert parse_store_name(text) is None
 
 

@@ -1,4 +1,4 @@
-"""Signals that come when the block that handles them ends, and that nobody is to handle."""
+"""Signals that arrive while the block that handles them ends, and signals that are ignored."""
 
 import signal
 import sys
@@ -11,7 +11,7 @@ from jobrunner.signals import TerminatedError, stop_on_signals
 
 @pytest.fixture
 def outer():
-    """Signals that reach whoever handled SIGTERM before the block."""
+    """Signals that reach the handler that was set before the block."""
     reached = []
 
     def handle(number, frame):
@@ -24,7 +24,7 @@ def outer():
 
 
 def terminate_as_it_ends():
-    """Send SIGTERM while the block lets go: where it calls `Event.set`."""
+    """Send SIGTERM while the block ends: where it calls `Event.set`."""
 
     def profile(frame, event, argument):
         if event == "call" and frame.f_code is threading.Event.set.__code__:
@@ -34,14 +34,14 @@ def terminate_as_it_ends():
     sys.setprofile(profile)
 
 
-def test_the_first_signal_that_comes_too_late_is_for_whoever_comes_next(outer):
+def test_a_first_signal_after_the_block_goes_to_the_previous_handler(outer):
     asked = []
     with stop_on_signals(asked.append):
         terminate_as_it_ends()
     assert (asked, outer) == ([], [signal.SIGTERM])
 
 
-def test_another_one_that_comes_too_late_changes_nothing(outer):
+def test_a_second_signal_after_the_block_changes_nothing(outer):
     asked = []
     with stop_on_signals(asked.append):
         signal.raise_signal(signal.SIGTERM)
@@ -58,7 +58,7 @@ def test_the_grace_period_ends_the_block_and_nothing_after_it(outer):
     assert outer == []
 
 
-def test_ctrl_c_that_is_ignored_stays_so():
+def test_ctrl_c_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     asked = []
     try:
