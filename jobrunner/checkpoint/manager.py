@@ -15,7 +15,7 @@ from jobrunner.checkpoint.run import DirectoryRun
 from jobrunner.checkpoint.saver import Saver
 from jobrunner.checkpoint.storage import Files, absolute_path, files_beside
 from jobrunner.checkpoint.store import Checkpoint, check_compressors
-from jobrunner.define import ArrayOptions, TaskGroup, read_compressors
+from jobrunner.define import ArrayOptions, TaskGroup, check_int, read_compressors
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import check_name
 
@@ -112,12 +112,10 @@ class MultiNodeCheckpointManager:
                 f"save must be a SavePolicy such as SaveEvery(epochs=5); got {save!r}."
             )
         self.asynchronous = bool(asynchronous)
-        if budget_bytes is not None and (
-            not isinstance(budget_bytes, int) or isinstance(budget_bytes, bool) or budget_bytes < 0
-        ):
-            raise DefinitionError(f"budget_bytes must be a number of bytes; got {budget_bytes!r}.")
-        if budget_bytes is not None and not asynchronous:
-            raise DefinitionError("budget_bytes requires asynchronous=True.")
+        if budget_bytes is not None:
+            check_int(budget_bytes, 0, "budget_bytes")
+            if not asynchronous:
+                raise DefinitionError("budget_bytes requires asynchronous=True.")
         self.budget_bytes = budget_bytes
         self.recorded = Epochs(path, metadata_handler, files)
         self.path = self.recorded.path

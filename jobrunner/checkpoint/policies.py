@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from jobrunner.define import check_int
 from jobrunner.errors import DefinitionError
 
 
@@ -131,7 +132,7 @@ class SaveEvery(_JoinsSaves):
     def __post_init__(self) -> None:
         for what, count in (("epochs", self.epochs), ("steps", self.steps)):
             if count is not None:
-                _check_count("SaveEvery", what, count)
+                check_int(count, 1, f"SaveEvery: {what}")
         if self.seconds is not None and not _is_positive(self.seconds):
             raise DefinitionError(
                 f"SaveEvery: seconds must be a positive number; got {self.seconds!r}."
@@ -272,7 +273,7 @@ class KeepLast(_JoinsRetention):
     n: int
 
     def __post_init__(self) -> None:
-        _check_count("KeepLast", "n", self.n)
+        check_int(self.n, 1, "KeepLast: n")
 
     def retires(self, epochs: Sequence[int], metrics: Metrics) -> Collection[int]:
         """See `RetentionPolicy`."""
@@ -297,7 +298,7 @@ class KeepEvery(_JoinsRetention):
     n: int
 
     def __post_init__(self) -> None:
-        _check_count("KeepEvery", "n", self.n)
+        check_int(self.n, 1, "KeepEvery: n")
 
     def retires(self, epochs: Sequence[int], metrics: Metrics) -> Collection[int]:
         """See `RetentionPolicy`."""
@@ -338,7 +339,7 @@ class KeepBest(_JoinsRetention):
             raise DefinitionError(
                 f"KeepBest: metric must be the name of a metric; got {self.metric!r}."
             )
-        _check_count("KeepBest", "n", self.n)
+        check_int(self.n, 1, "KeepBest: n")
         if self.mode not in ("min", "max"):
             raise DefinitionError(f"KeepBest: mode must be 'min' or 'max'; got {self.mode!r}.")
 
@@ -374,8 +375,3 @@ def name_reported(metrics: Metrics) -> str:
     """The names of all metrics that recorded epochs have, for a message."""
     names = sorted({name for reported in metrics.values() for name in reported})
     return ", ".join(names) or "none"
-
-
-def _check_count(policy: str, what: str, count: object) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise DefinitionError(f"{policy}: {what} must be an int of at least 1; got {count!r}.")

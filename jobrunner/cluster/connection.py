@@ -14,6 +14,7 @@ from distributed.comm.addressing import get_address_host
 
 from jobrunner.cluster.local import OwnCluster
 from jobrunner.cluster.scheduler import OwnClient, SchedulerLink
+from jobrunner.define import check_int
 from jobrunner.errors import DefinitionError, ExecutionError, SchedulerLostError
 
 logger = logging.getLogger(__name__)
@@ -50,12 +51,8 @@ class Connection:
     def local(cls, workers: int | None, threads_per_worker: int | None, processes: bool) -> Self:
         """Start a cluster on this machine; see `Session.local`."""
         for what, count in (("workers", workers), ("threads_per_worker", threads_per_worker)):
-            if count is not None and (
-                not isinstance(count, int) or isinstance(count, bool) or count < 1
-            ):
-                raise DefinitionError(
-                    f"Session.local: {what} must be an int of at least 1; got {count!r}."
-                )
+            if count is not None:
+                check_int(count, 1, f"Session.local: {what}")
         cluster = OwnCluster(workers, threads_per_worker, processes)
         try:
             connection = cls(Client(cluster.cluster, set_as_default=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jobrunner.define.arguments import check_int
 from jobrunner.define.array_options import (
     DEFAULT_ARRAY_OPTIONS,
     ArrayOptions,
@@ -23,6 +24,7 @@ __all__ = [
     "TaskGroup",
     "TaskOutput",
     "WorkspaceType",
+    "check_int",
     "epoch_limiter",
     "read_compressors",
 ]

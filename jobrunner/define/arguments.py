@@ -11,9 +11,9 @@ from jobrunner.errors import DefinitionError
 
 
 def check_int(value: object, least: int, what: str) -> int:
-    """Return `value` if it is an integer of at least `least`."""
+    """Return `value` if it is an int >= `least`; else raise `DefinitionError`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise DefinitionError(f"{what} must be an int of at least {least}; got {value!r}.")
+        raise DefinitionError(f"{what} must be an int >= {least}; got {value!r}.")
     return value
 
 

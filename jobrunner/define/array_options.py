@@ -119,5 +119,5 @@ def _read_shape(shape: object, what: str) -> tuple[int, ...] | None:
     except TypeError:
         read = ()
     if not read or any(size < 1 for size in read) or any(isinstance(s, bool) for s in sizes):
-        raise DefinitionError(f"{what} must be an int of at least 1 for each axis; got {shape!r}.")
+        raise DefinitionError(f"{what} must be an int >= 1 for each axis; got {shape!r}.")
     return read

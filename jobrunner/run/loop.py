@@ -291,7 +291,6 @@ class Run:
         logger.info("Nodes move after epoch %d; leaving: %s", self.state.epoch, who or "nobody")
         self._bind_again(stays=bool(who))  # else they spread over workers that have come
         self.state.next_look = time.monotonic() + SPARE_SECONDS
-        self.state.next_look = time.monotonic() + SPARE_SECONDS
         self._init_or_resume()
 
     # ---- upload, download and exit
@@ -388,7 +387,7 @@ class Run:
         return "the start" if epoch is None else f"epoch {epoch}"
 
     def _how_to_resume(self) -> str:
-        return f"Run the same command again to go on from {self._resume_point()}."
+        return f"Run the same command again to resume from {self._resume_point()}."
 
     def _stopped(self, epoch: int | None, why: str) -> RunStoppedError:
         """The error that ends a run on request."""

@@ -10,7 +10,7 @@ from numbers import Real
 from typing import Any, Protocol, get_args
 
 from jobrunner.checkpoint import MultiNodeCheckpointManager
-from jobrunner.define import Job
+from jobrunner.define import Job, check_int
 from jobrunner.errors import DefinitionError
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport
 from jobrunner.run.resume import ResumeFrom
@@ -120,12 +120,11 @@ class Options:
                 f"{self.on_save_error!r}."
             )
         if self.resume_from_epoch not in ("latest", None):
-            _check_int(
-                where, "resume_from_epoch, unless 'latest' or None,", self.resume_from_epoch, 0
-            )
-        _check_int(where, "max_restarts", self.max_restarts, 0)
+            what = f"{where}: resume_from_epoch, unless 'latest' or None,"
+            check_int(self.resume_from_epoch, 0, what)
+        check_int(self.max_restarts, 0, f"{where}: max_restarts")
         if self.num_epochs is not None:
-            _check_int(where, "num_epochs", self.num_epochs, 1)
+            check_int(self.num_epochs, 1, f"{where}: num_epochs")
         for name in self.__slots__:
             if name.endswith("_seconds"):
                 seconds = getattr(self, name)
@@ -164,11 +163,6 @@ class Options:
                 )
             if isinstance(builder, CopyTo):
                 builder.check(manager)
-
-
-def _check_int(where: str, what: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise DefinitionError(f"{where}: {what} must be an int >= {least}; got {value!r}.")
 
 
 def _is_duration(value: object) -> bool:

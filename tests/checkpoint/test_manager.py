@@ -122,7 +122,7 @@ def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, "3"])
 def test_keep_last_takes_an_int_from_1_on(n: Any) -> None:
-    with pytest.raises(DefinitionError, match="n must be an int of at least 1"):
+    with pytest.raises(DefinitionError, match="n must be an int >= 1"):
         KeepLast(n)
 
 

@@ -153,7 +153,7 @@ def test_a_wrong_job_exits_with_2_and_no_traceback(tmp_path: Path) -> None:
     script = _write(tmp_path, limit=0)
     result = _invoke("run", script, "--checkpoint", tmp_path / "runs")
     assert result.exit_code == 2
-    assert "num_epochs must be an int of at least 1; got 0" in result.stderr
+    assert "num_epochs must be an int >= 1; got 0" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -236,7 +236,7 @@ def test_an_interrupted_run_keeps_its_epochs_and_tells_how_to_go_on(
         assert "Interrupted. The last recorded epoch is 2. To resume from it: " in stderr
     else:
         assert "Error" not in stderr
-        assert "again to go on from epoch 2.\n" in stderr
+        assert "again to resume from epoch 2.\n" in stderr
     assert f"jobrunner run {script} --checkpoint runs --workers 1 --grace 1" in stderr
     assert "Traceback" not in stderr
     _write(tmp_path, limit=5)

@@ -471,7 +471,7 @@ def test_nodes_that_a_local_cluster_can_never_hold_are_refused_at_once():
 
 @pytest.mark.parametrize("count", [0, -1, "two", True])
 def test_a_number_of_workers_that_cannot_be_is_refused(count):
-    with pytest.raises(DefinitionError, match="int of at least 1; got"):
+    with pytest.raises(DefinitionError, match="int >= 1; got"):
         Session.local(workers=count)
 
 

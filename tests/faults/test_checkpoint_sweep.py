@@ -125,7 +125,7 @@ def live(
 def check_recovery(
     path: Path, step: str, before: Recorded, files: FaultyFiles | None = None
 ) -> None:
-    """Old or new, each epoch whole; and the next run goes on from there, leaving no litter."""
+    """Old or new, each epoch whole; and the next run resumes from there, leaving no litter."""
     found = recorded(path)
     assert found in outcomes(step, before) | {before}
     manager = MultiNodeCheckpointManager(path, files=files or FaultyFiles(sync=False))

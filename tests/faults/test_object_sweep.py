@@ -2,7 +2,7 @@
 
 As `test_checkpoint_sweep` does with files: for k = 1, 2, ... (every day, only some k) the k-th request goes wrong,
 until one life ends untouched. What is recorded afterwards is what was before, or what was to be; it is
-whole; and the next run goes on from it.
+whole; and the next run resumes from it.
 """
 
 from __future__ import annotations

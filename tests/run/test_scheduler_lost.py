@@ -151,7 +151,7 @@ def test_a_scheduler_that_stays_away_ends_the_run_with_advice(dask_processes, tm
         with pytest.raises(SchedulerLostError, match="1 s") as caught:
             JobRunner(build(flag), manager, scheduler_wait_seconds=1).run(session)
         thread.join()
-    assert "Run the same command again to go on from epoch 3" in str(caught.value)
+    assert "Run the same command again to resume from epoch 3" in str(caught.value)
     assert manager.latest() == 3
 
 
@@ -184,7 +184,7 @@ def test_a_run_does_not_wait_for_ever_for_a_hanging_scheduler(
             assert runner.run(session).epoch == EPOCHS
             assert session.fetch(Node("a")["x"]).tobytes() == undisturbed
         else:
-            with pytest.raises(SchedulerLostError, match="2 s.* go on from epoch 3"):
+            with pytest.raises(SchedulerLostError, match="2 s.* resume from epoch 3"):
                 runner.run(session)
     finally:
         os.kill(dask_processes.scheduler.pid, signal.SIGCONT)

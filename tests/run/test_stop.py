@@ -56,7 +56,7 @@ def test_a_stopped_run_has_recorded_its_epoch_and_can_be_resumed(inproc_session,
     with pytest.raises(RunStoppedError, match="told to stop") as caught:
         runner.run(inproc_session)
     assert (caught.value.reason, caught.value.epoch, manager.latest()) == ("enough", 3, 3)
-    assert "the same command again to go on from epoch 3" in str(caught.value)
+    assert "the same command again to resume from epoch 3" in str(caught.value)
     result = runner.run(inproc_session)  # what was asked then does not count now
     assert (result.resumed_from, result.epoch, inproc_session.fetch(Node("a")["n"])) == (3, 8, 8)
 

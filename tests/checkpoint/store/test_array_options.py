@@ -314,9 +314,9 @@ def test_a_store_in_which_nothing_is_new_says_the_older_format(rig: Rig) -> None
     [
         ({"compressors": 3}, "compressors must be one or several names such as 'zstd'"),
         ({"compressors": [["zstd"]]}, "compressors must be one or several names"),
-        ({"chunks": 0}, "chunks must be an int of at least 1 for each axis"),
-        ({"chunks": (2, "x")}, "chunks must be an int of at least 1 for each axis"),
-        ({"chunks": True}, "chunks must be an int of at least 1 for each axis"),
+        ({"chunks": 0}, "chunks must be an int >= 1 for each axis"),
+        ({"chunks": (2, "x")}, "chunks must be an int >= 1 for each axis"),
+        ({"chunks": True}, "chunks must be an int >= 1 for each axis"),
         ({"shards": 4}, "requires chunks"),
         ({"chunks": (2, 3), "shards": (4, 7)}, "a multiple of chunks"),
         ({"chunks": (2, 3), "shards": 4}, "a multiple of chunks"),
