@@ -8,7 +8,7 @@
 Each trainer holds a shard of the 1,797 images of 8 x 8 pixels that ship with scikit-learn. In an
 epoch every trainer assigns its points to the nearest centroid, and the server moves each centroid
 to the mean of its points. It ends when the centroids stand still. Stop it whenever you like; the
-same command goes on from the last recorded epoch and comes to the same centroids, bit for bit.
+same command resumes from the last recorded epoch and comes to the same centroids, bit for bit.
 """
 
 from __future__ import annotations

@@ -327,7 +327,7 @@ def test_a_failing_task_leaves_the_last_epoch_and_the_way_to_go_on(
 def test_an_address_that_is_none_is_wrong_usage(script: Path, address: str) -> None:
     result = _invoke("run", script, "--checkpoint", script.parent / "runs", "--scheduler", address)
     assert result.exit_code == 2
-    assert f"Error: {address!r} is no address of a Dask scheduler: " in result.stderr
+    assert f"Error: {address!r} is not the address of a Dask scheduler: " in result.stderr
     assert result.stderr.endswith(". One looks like tcp://host:8786.\n")
 
 
