@@ -81,3 +81,29 @@ def test_the_map_names_every_package_and_module_of_the_top_level() -> None:
     rooms = {path.stem for path in top.iterdir() if path.suffix == ".py" or path.is_dir()}
     missing = {room for room in rooms if not room.startswith("_")} - set(re.findall(r"\w+", front))
     assert not missing, f"Put {sorted(missing)} on the map."
+
+
+def _defined(file: Path) -> set[str]:
+    """Names of a module's functions and classes, and of their methods as ``Class.method``."""
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {
+                f"{node.name}.{item.name}"
+                for item in node.body
+                if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+    return found
+
+
+def test_every_file_and_function_on_the_design_map_exists() -> None:
+    package = _ROOT / "jobrunner"
+    text = (_ROOT / "docs" / "design" / "README.md").read_text()
+    ways = re.findall(r"`([\w/]+\.py): ([\w.]+)`", text)
+    assert len(ways) > 40
+    missing = [f"{path}: {name}" for path, name in ways if name not in _defined(package / path)]
+    assert not missing
+    mentioned = set(re.findall(r"`((?:\w+/)*(?:\w+\.py|\w+/))`", text))
+    assert not {path for path in mentioned if not (package / path).exists()}
