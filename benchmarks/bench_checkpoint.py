@@ -89,8 +89,8 @@ class Ours:
         manager.run.start(["node"], {})
         try:
             started = time.perf_counter()
-            order = manager.saver.begin(0)
-            manager.saver.commit(order, order.write({"node": workspace}), {})
+            save = manager.commits.begin(0)
+            manager.commits.commit(save, save.write({"node": workspace}), {})
             self.seconds = time.perf_counter() - started
         finally:
             manager.run.end()
@@ -363,8 +363,8 @@ def change_one_percent(report: Report, parent: Path, rounds: int) -> None:
             for epoch, times in ((0, whole), (1, part)):
                 warm(2 << 30)
                 started = time.perf_counter()
-                order = manager.saver.begin(epoch)
-                manager.saver.commit(order, order.write({"node": workspace}), {})
+                save = manager.commits.begin(epoch)
+                manager.commits.commit(save, save.write({"node": workspace}), {})
                 times.append(time.perf_counter() - started)
                 workspace.globals["blob00050"] = workspace.globals["blob00050"] + np.float32(1)
             manager.run.end()
@@ -390,16 +390,16 @@ def stall(report: Report, parent: Path, rounds: int) -> None:
             for epoch in range(2 * rounds + 2):
                 rotate(workspace.globals)  # or nothing would be written
                 started = time.perf_counter()
-                order = manager.saver.begin(epoch)
+                save = manager.commits.begin(epoch)
                 if epoch % 2:
-                    receipts = order.write({"node": workspace})
+                    receipts = save.write({"node": workspace})
                     times = whole
                 else:
-                    order.copy({"node": workspace})
+                    save.copy({"node": workspace})
                     waits.append(time.perf_counter() - started)
-                    receipts = order.write({"node": workspace}, is_copied=True)
+                    receipts = save.write({"node": workspace}, is_copied=True)
                     times = []
-                manager.saver.commit(order, receipts, {})
+                manager.commits.commit(save, receipts, {})
                 times.append(time.perf_counter() - started)
                 store = Path(manager.path, receipts["node"].store)
                 manager.run.rewind(epoch - 1 if epoch else None, "room for the next")
@@ -459,8 +459,8 @@ def tiny_nodes(report: Report, parent: Path, rounds: int) -> None:
             manager.run.start(names, {})
             for epoch in range(rounds + 1):
                 started = time.perf_counter()
-                order = manager.saver.begin(epoch)
-                manager.saver.commit(order, order.write(workspaces), {})
+                save = manager.commits.begin(epoch)
+                manager.commits.commit(save, save.write(workspaces), {})
                 times.append(time.perf_counter() - started)
             manager.run.end()
         taken = 1000 * statistics.median(times[1:])

@@ -93,8 +93,8 @@ class Ours:
 
     def save(self, manager: MultiNodeCheckpointManager, epoch: int) -> float:
         started = time.perf_counter()
-        order = manager.saver.begin(epoch)
-        manager.saver.commit(order, order.write({"node": self.workspace}), {})
+        save = manager.commits.begin(epoch)
+        manager.commits.commit(save, save.write({"node": self.workspace}), {})
         return time.perf_counter() - started
 
     def load(self) -> Blobs:
@@ -208,13 +208,13 @@ def measure_nodes(report: Report, count: int, args: Any) -> None:
 
     def save() -> float:
         started = time.perf_counter()
-        order = manager.saver.begin(next(epochs))
+        begun = manager.commits.begin(next(epochs))
         receipts = {}
         with ThreadPoolExecutor(WORKERS) as pool:
             parts = [{n: workspaces[n] for n in nodes[i::WORKERS]} for i in range(WORKERS)]
-            for found in pool.map(order, parts):
+            for found in pool.map(begun.write, parts):
                 receipts |= found
-        manager.saver.commit(order, receipts, {})
+        manager.commits.commit(begun, receipts, {})
         ended = time.perf_counter()
         manager.retention.sweeper.drain()
         settled.append(time.perf_counter() - ended)

@@ -12,7 +12,6 @@ from jobrunner.checkpoint.encoding import (
     without_padding,
 )
 from jobrunner.checkpoint.epochs import Epochs
-from jobrunner.checkpoint.load import load_waiting_states
 from jobrunner.checkpoint.loader import PARTITIONS, Loader
 from jobrunner.checkpoint.log import (
     STATE_INTERVAL,
@@ -49,7 +48,6 @@ from jobrunner.checkpoint.policies import (
     find_unreported,
     name_reported,
 )
-from jobrunner.checkpoint.save import Save
 from jobrunner.checkpoint.storage import (
     Files,
     ObjectFiles,
@@ -68,6 +66,8 @@ from jobrunner.checkpoint.store import (
     resolve_options,
     to_json,
 )
+from jobrunner.checkpoint.worker_load import load_waiting_states
+from jobrunner.checkpoint.worker_save import Save
 
 __all__ = [
     "PARTITIONS",

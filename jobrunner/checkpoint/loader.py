@@ -13,9 +13,9 @@ from typing import Any
 
 from jobrunner.checkpoint.encoding import registered_codecs
 from jobrunner.checkpoint.epochs import Epochs, name_some
-from jobrunner.checkpoint.load import Part, Reading, cut_evenly, load_group
 from jobrunner.checkpoint.log import Claim, memory_key
 from jobrunner.checkpoint.store import Checkpoint, StoreReader
+from jobrunner.checkpoint.worker_load import Part, Reading, cut_evenly, load_group
 from jobrunner.define import TaskGroup, TaskOutput
 from jobrunner.errors import (
     BlobNotFoundError,

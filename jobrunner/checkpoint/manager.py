@@ -6,13 +6,13 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
+from jobrunner.checkpoint.commits import Commits
+from jobrunner.checkpoint.directory_run import DirectoryRun
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.loader import Loader
 from jobrunner.checkpoint.log import MetadataHandler, Patience
 from jobrunner.checkpoint.policies import RetentionPolicy, SaveEvery, SavePolicy
 from jobrunner.checkpoint.retention import Retention
-from jobrunner.checkpoint.run import DirectoryRun
-from jobrunner.checkpoint.saver import Saver
 from jobrunner.checkpoint.storage import Files, absolute_path, files_beside
 from jobrunner.checkpoint.store import Checkpoint, check_compressors
 from jobrunner.define import ArrayOptions, TaskGroup, check_int, read_compressors
@@ -85,7 +85,7 @@ class MultiNodeCheckpointManager:
     -----
     Making a manager touches no storage. Its methods read, and need no cluster and no run; only
     `pin`, `unpin` and ``open(pin=True)`` write. One manager may serve several runners, one after
-    another. `recorded`, `loader`, `retention`, `saver` and `run` are its parts, for `JobRunner`
+    another. `recorded`, `loader`, `retention`, `commits` and `run` are its parts, for `JobRunner`
     and the command line.
     """
 
@@ -132,13 +132,13 @@ class MultiNodeCheckpointManager:
         if compressors is not None:
             given = read_compressors(compressors, "compressors")
             compressors = check_compressors(given, "compressors")
-        storage = ArrayOptions(compressors)
+        options = ArrayOptions(compressors)
         self.retention = Retention(self.recorded, keep)
-        self.saver = Saver(self.recorded, self.retention, storage, allow_pickle=allow_pickle)
+        self.commits = Commits(self.recorded, self.retention, options, allow_pickle=allow_pickle)
         self.run = DirectoryRun(
             self.recorded,
             self.retention,
-            self.saver,
+            self.commits,
             delete_on_success=bool(delete_on_success),
             take_over=take_over,
             patience=patience,

@@ -250,7 +250,7 @@ class Saver:
             statistics.fmean(self._stalls) if self._stalls else None,
             self._in_flight is not None,
         )
-        if self._has_lock and self._manager.saver.take_request():
+        if self._has_lock and self._manager.commits.take_request():
             self._save_now.set()
         return self._save_now.is_set() or self._manager.save_policy.is_due(moment)
 
@@ -344,12 +344,12 @@ class Saver:
                     f"from them."
                 )
         self._prove_shared()
-        return self._manager.saver.begin(
+        return self._manager.commits.begin(
             epoch,
             replicated=self._plan.replicated,
             initial=self._plan.initial,
             details=details,
-            storage=self._plan.array_options,
+            array_options=self._plan.array_options,
         )
 
     def _write(
@@ -363,7 +363,7 @@ class Saver:
         with self._abandons(order):
             replies = self._apply(binding, write, f"the save of epoch {order.epoch}", "save")
             receipts = dict(chain.from_iterable(reply.items() for reply in replies.values()))
-            self._manager.saver.commit(order, receipts, details)
+            self._manager.commits.commit(order, receipts, details)
             binding.recorded = order.memory_key
         return {
             node: NodeSave(receipt.seconds, receipt.nbytes - receipt.linked_bytes)
@@ -383,7 +383,7 @@ class Saver:
         try:
             yield
         except CheckpointWriteError:
-            self._manager.saver.abandon(order)
+            self._manager.commits.abandon(order)
             raise
 
     def _lock_directory(self) -> None:

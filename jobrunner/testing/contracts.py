@@ -166,7 +166,7 @@ class MetadataHandlerContract:
         manager = MultiNodeCheckpointManager(_path(tmp_path), self.make_handler(str(tmp_path)))
         manager.run.start([], {})
         for epoch in range(STATE_INTERVAL + 10):
-            manager.saver.commit(manager.saver.begin(epoch), {}, {})
+            manager.commits.commit(manager.commits.begin(epoch), {}, {})
         manager.run.end()
         handler = self._open(tmp_path)
         whole = State()
@@ -181,8 +181,8 @@ class MetadataHandlerContract:
         workspace.globals["x"] = np.arange(5)
         manager = MultiNodeCheckpointManager(_path(tmp_path), self.make_handler(str(tmp_path)))
         manager.run.start(["a"], {"why": "contract"})
-        order = manager.saver.begin(0)
-        manager.saver.commit(order, order.write({"a": workspace}), {"stopped_by": []})
+        save = manager.commits.begin(0)
+        manager.commits.commit(save, save.write({"a": workspace}), {"stopped_by": []})
         manager.run.end()
         reader = MultiNodeCheckpointManager(_path(tmp_path), self.make_handler(str(tmp_path)))
         _same([0], reader.epochs(), "epochs() of a second manager")
@@ -198,10 +198,10 @@ class MetadataHandlerContract:
             for _ in range(2)
         )
         old.run.start([], {})
-        order = old.saver.begin(0)
+        save = old.commits.begin(0)
         new.run.start([], {})
         try:
-            old.saver.commit(order, {}, {})
+            old.commits.commit(save, {}, {})
         except CommitConflictError:
             pass
         else:

@@ -54,8 +54,8 @@ class Rig:
     def save(self, epoch: int, details: Mapping[str, Any] | None = None) -> None:
         for node, workspace in self.workspaces.items():
             workspace.globals["w"] = values(node, epoch)
-        order = cloudpickle.loads(cloudpickle.dumps(self.manager.saver.begin(epoch)))
-        self.manager.saver.commit(order, order.write(self.workspaces), details or {})
+        save = cloudpickle.loads(cloudpickle.dumps(self.manager.commits.begin(epoch)))
+        self.manager.commits.commit(save, save.write(self.workspaces), details or {})
         self.manager.retention.sweeper.drain()
 
 
@@ -230,7 +230,7 @@ def test_durations_of_nodes_are_reported_by_action(rig: Rig) -> None:
 def test_store_names_are_claimed_once(rig: Rig) -> None:
     manager, root = rig.manager, Path(rig.manager.path)
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0")
-    manager.saver.abandon(manager.saver.begin(0))
+    manager.commits.abandon(manager.commits.begin(0))
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r1")
     rig.save(0)
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r1")
@@ -246,7 +246,7 @@ def test_the_record_of_the_epoch_before_is_not_read_again(rig: Rig, epochs: int)
     for epoch in range(epochs):
         rig.save(epoch)
     done, there = len(rig.files.trace), os.listdir(os.path.join(rig.manager.path, "_log"))
-    rig.manager.saver.begin(epochs)
+    rig.manager.commits.begin(epochs)
     read = [path for operation, path in rig.files.trace[done:] if operation == "open"]
     assert [path for path in read if os.path.basename(path) in there] == []
 
@@ -373,40 +373,40 @@ def test_done_is_said_of_the_newest_epoch_only(rig: Rig, tmp_path: Path) -> None
 
 
 def test_a_missing_receipt_is_an_error_that_names_the_node(rig: Rig) -> None:
-    order = rig.manager.saver.begin(0)
-    receipts = order.write({"server": rig.workspaces["server"]})
+    save = rig.manager.commits.begin(0)
+    receipts = save.write({"server": rig.workspaces["server"]})
     with pytest.raises(CheckpointWriteError, match="none from trainer:0"):
-        rig.manager.saver.commit(order, receipts, {})
+        rig.manager.commits.commit(save, receipts, {})
     assert rig.manager.epochs() == []
 
 
 def test_details_that_are_no_json_are_an_error(rig: Rig) -> None:
-    order = rig.manager.saver.begin(0)
+    save = rig.manager.commits.begin(0)
     with pytest.raises(DefinitionError, match="details of a checkpoint must be JSON"):
-        rig.manager.saver.commit(order, order.write(rig.workspaces), {"x": object()})
+        rig.manager.commits.commit(save, save.write(rig.workspaces), {"x": object()})
 
 
 def test_an_abandoned_order_cannot_be_committed(rig: Rig) -> None:
-    order = rig.manager.saver.begin(0)
-    receipts = order.write(rig.workspaces)
-    rig.manager.saver.abandon(order)
+    save = rig.manager.commits.begin(0)
+    receipts = save.write(rig.workspaces)
+    rig.manager.commits.abandon(save)
     rig.manager.retention.sweeper.drain()
     assert not list(Path(rig.manager.path).glob("server*"))
     with pytest.raises(CheckpointWriteError, match="abandoned"):
-        rig.manager.saver.commit(order, receipts, {})
+        rig.manager.commits.commit(save, receipts, {})
 
 
 def test_what_a_slow_worker_writes_of_an_abandoned_save_goes_away(rig: Rig) -> None:
     root = Path(rig.manager.path)
-    order = rig.manager.saver.begin(0)
-    rig.manager.saver.abandon(order)
+    save = rig.manager.commits.begin(0)
+    rig.manager.commits.abandon(save)
     rig.manager.retention.sweeper.drain()
-    order.write(rig.workspaces)  # it has not heard of it
+    save.write(rig.workspaces)  # it has not heard of it
     rig.save(0)
     assert (root / "server.0").is_dir()
     rig.manager.run.end()
     assert not (root / "server.0").exists()
-    order.write(rig.workspaces)  # nor now
+    save.write(rig.workspaces)  # nor now
     again = Rig(root).start()
     again.manager.retention.sweeper.drain()
     assert {path.name for path in root.glob("*.0*")} == {"server.0.r1", "trainer:0.0.r1"}
@@ -415,7 +415,7 @@ def test_what_a_slow_worker_writes_of_an_abandoned_save_goes_away(rig: Rig) -> N
 
 
 def test_blobs_are_checked_without_storage(rig: Rig) -> None:
-    encoder = pickle.loads(pickle.dumps(rig.manager.saver.begin(0).encoder))
+    encoder = pickle.loads(pickle.dumps(rig.manager.commits.begin(0).encoder))
     rig.files.trace.clear()
     for node, workspace in rig.workspaces.items():
         encoder.encode(node, workspace)
@@ -427,21 +427,21 @@ def test_blobs_are_checked_without_storage(rig: Rig) -> None:
 
 def test_what_cannot_be_encoded_is_found_before_anything_is_written(rig: Rig) -> None:
     rig.workspaces["trainer:0"].globals["bad"] = open
-    order = rig.manager.saver.begin(0)
+    save = rig.manager.commits.begin(0)
     rig.files.trace.clear()
     with pytest.raises(DefinitionError, match="'bad'"):
-        order.write(rig.workspaces)
+        save.write(rig.workspaces)
     assert rig.files.trace == []
 
 
 def test_a_full_disk_is_a_write_error_with_its_cause(rig: Rig) -> None:
     rig.save(0)
-    order = rig.manager.saver.begin(1)
+    save = rig.manager.commits.begin(1)
     rig.files.at = rig.files.count + 9
     with pytest.raises(CheckpointWriteError, match=r"Epoch 1 of server.*Input/output error") as e:
-        order.write(rig.workspaces)
+        save.write(rig.workspaces)
     assert isinstance(e.value.__cause__, OSError)
-    rig.manager.saver.abandon(order)
+    rig.manager.commits.abandon(save)
     assert rig.manager.retention.sweeper.drain()
     assert not list(Path(rig.manager.path).glob("*.1"))
     rig.save(1)
@@ -466,10 +466,10 @@ def test_a_read_error_is_never_no_checkpoint(tmp_path: Path) -> None:
     "store", ["../x.0", "/etc/x.0", "server.1", "server.0/../x", "server.0.r7"]
 )
 def test_a_record_that_names_anything_else_is_corrupt(rig: Rig, store: str) -> None:
-    order = rig.manager.saver.begin(0)
-    receipts = dict(order.write(rig.workspaces))
+    save = rig.manager.commits.begin(0)
+    receipts = dict(save.write(rig.workspaces))
     receipts["server"] = type(receipts["server"])(store, "0" * 64, 0, 0.0)
-    rig.manager.saver.commit(order, receipts, {})
+    rig.manager.commits.commit(save, receipts, {})
     for read in (rig.manager.record, rig.manager.load, rig.manager.verify, rig.manager.open):
         with pytest.raises(CheckpointCorruptError, match="is not the store of node 'server'"):
             read(0)
@@ -494,7 +494,7 @@ def test_a_manifest_that_names_other_files_is_corrupt(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda m: m.saver.begin(0),
+        lambda m: m.commits.begin(0),
         lambda m: m.run.probe(),
         lambda m: m.run.check_probe({}),
         lambda m: m.run.rewind(0, "test"),
@@ -525,13 +525,13 @@ def test_one_manager_serves_one_run_at_a_time_and_several_in_turn(rig: Rig) -> N
 
 def test_the_fence_stops_a_run_that_was_taken_over(rig: Rig) -> None:
     rig.save(0)
-    order = rig.manager.saver.begin(1)
-    receipts = order.write(rig.workspaces)
+    save = rig.manager.commits.begin(1)
+    receipts = save.write(rig.workspaces)
     newcomer = Rig(Path(rig.manager.path), take_over=True).start()
     newcomer.manager.retention.sweeper.drain()
     for write in (
-        lambda: rig.manager.saver.commit(order, receipts, {}),
-        lambda: rig.manager.saver.begin(2),
+        lambda: rig.manager.commits.commit(save, receipts, {}),
+        lambda: rig.manager.commits.begin(2),
         lambda: rig.manager.run.rewind(0, "x"),
         lambda: rig.manager.run.finish(0),
     ):
@@ -556,13 +556,13 @@ def test_nothing_but_the_log_and_stores_is_left_after_a_run(rig: Rig) -> None:
 def test_leftovers_of_a_run_that_died_are_removed_at_the_next_start(rig: Rig) -> None:
     root = Path(rig.manager.path)
     rig.save(0)
-    rig.manager.saver.begin(1).write(rig.workspaces)
+    rig.manager.commits.begin(1).write(rig.workspaces)
     (root / "_log" / ".0000000001.00ff.tmp").write_text("half an entry")
     (root / "_runs" / "dead").mkdir()
     again = Rig(root, take_over=True).start()
     again.manager.retention.sweeper.drain()
     assert not list(root.glob("*.1"))
-    assert [path.name for path in (root / "_runs").iterdir()] == [again.manager.saver.lock.run]  # type: ignore[union-attr]
+    assert [path.name for path in (root / "_runs").iterdir()] == [again.manager.commits.lock.run]  # type: ignore[union-attr]
     assert not list((root / "_log").glob(".*"))
     again.manager.run.end()
 
@@ -615,8 +615,8 @@ def test_a_single_node_manager_saves_its_node(tmp_path: Path) -> None:
     with pytest.raises(DefinitionError, match=r"one node, 'trainer:0'.*'server'"):
         manager.run.start(NODES, {})
     manager.run.start(["trainer:0"], {})
-    order = manager.saver.begin(0)
-    manager.saver.commit(order, order.write(workspaces()), {})
+    save = manager.commits.begin(0)
+    manager.commits.commit(save, save.write(workspaces()), {})
     manager.run.end()
     assert manager.get_ckpt_db_name(None, 0) == str(tmp_path / "k" / "trainer:0.0")
 
@@ -690,9 +690,9 @@ def test_a_single_node_manager_reads_its_node_out_of_many(rig: Rig) -> None:
 def test_a_single_node_manager_says_what_lies_in_another_nodes_store(rig: Rig) -> None:
     for workspace in rig.workspaces.values():
         workspace.globals.update(shared=1, part=np.arange(3))
-    order = rig.manager.saver.begin(0, replicated={"shared": NODES})
+    save = rig.manager.commits.begin(0, replicated={"shared": NODES})
     details = {"partitions": {"part": {"axis": 0, "nodes": list(NODES)}}}
-    rig.manager.saver.commit(order, order.write(rig.workspaces), details)
+    rig.manager.commits.commit(save, save.write(rig.workspaces), details)
     manager = CheckpointManager(rig.manager.path, "trainer:0")
     node = {"trainer:0": workspaces()["trainer:0"]}
     run_group(manager.load(0, blobs={"trainer:0": ["part"]}), node)
@@ -717,8 +717,8 @@ def test_storage_that_fails_as_answers_are_read_is_told(rig: Rig) -> None:
 def test_parts_that_have_no_such_axis_do_not_fit_together(rig: Rig, part: object) -> None:
     for workspace in rig.workspaces.values():
         workspace.globals["part"] = part
-    order = rig.manager.saver.begin(0)
+    save = rig.manager.commits.begin(0)
     details = {"partitions": {"part": {"axis": 1, "nodes": list(NODES)}}}
-    rig.manager.saver.commit(order, order.write(rig.workspaces), details)
+    rig.manager.commits.commit(save, save.write(rig.workspaces), details)
     with pytest.raises(CheckpointError, match=r"'part' do not fit together along axis 1"):
         rig.manager.open(0).array("part")

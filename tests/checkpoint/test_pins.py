@@ -28,8 +28,8 @@ def begin(path: Path, **options: Any) -> MultiNodeCheckpointManager:
 def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
     workspace = Workspace("a")
     workspace.globals["epoch"] = epoch
-    order = manager.saver.begin(epoch)
-    manager.saver.commit(order, order.write({"a": workspace}), {})
+    save = manager.commits.begin(epoch)
+    manager.commits.commit(save, save.write({"a": workspace}), {})
     manager.retention.sweeper.drain()
 
 

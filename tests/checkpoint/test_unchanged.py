@@ -38,9 +38,9 @@ class Rig:
         self.manager.run.start(["a"], {})
 
     def save(self, epoch: int) -> Receipt:
-        order = self.manager.saver.begin(epoch)
-        receipts = order.write({"a": self.workspace})
-        self.manager.saver.commit(order, receipts, {})
+        save = self.manager.commits.begin(epoch)
+        receipts = save.write({"a": self.workspace})
+        self.manager.commits.commit(save, receipts, {})
         self.manager.retention.sweeper.drain()
         return receipts["a"]
 
@@ -221,9 +221,9 @@ def fails_to_save(rig: Rig) -> None:
 
 def saves_what_is_not_recorded(rig: Rig) -> None:
     updates(rig)
-    order = rig.manager.saver.begin(1)
-    order.write({"a": rig.workspace})
-    rig.manager.saver.abandon(order)
+    save = rig.manager.commits.begin(1)
+    save.write({"a": rig.workspace})
+    rig.manager.commits.abandon(save)
 
 
 @pytest.mark.parametrize(
@@ -282,10 +282,10 @@ def test_a_file_system_without_links_only_costs_the_links(tmp_path: Path) -> Non
 
     rig = Rig(tmp_path / "k", files=NoLinks(sync=False))
     rig.save(0)
-    order = rig.manager.saver.begin(1)
-    receipts = order.write({"a": rig.workspace})
+    save = rig.manager.commits.begin(1)
+    receipts = save.write({"a": rig.workspace})
     assert receipts["a"].linked_bytes == 0
-    rig.manager.saver.commit(order, receipts, {})
+    rig.manager.commits.commit(save, receipts, {})
     rig.manager.verify(1)
     rig.manager.run.end()
 

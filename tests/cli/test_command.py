@@ -41,11 +41,11 @@ def _save(directory: Path, epochs: Mapping[int, Mapping[str, Any]], *, done: boo
     manager.run.start(["a", "b"], {})
     try:
         for epoch, details in epochs.items():
-            order = manager.saver.begin(epoch)
+            save = manager.commits.begin(epoch)
             workspaces = {node: Workspace(node) for node in ("a", "b")}
             workspaces["a"].globals.update(weights=np.full((3, 4), epoch, np.float32), step=epoch)
             workspaces["b"].globals.update(text="x" * 100)
-            manager.saver.commit(order, order.write(workspaces), details)
+            manager.commits.commit(save, save.write(workspaces), details)
         if done:
             manager.run.finish(max(epochs))
     finally:
@@ -141,8 +141,8 @@ def test_info_shows_arrays_of_every_kind_as_numpy_does(tmp_path: Path) -> None:
     workspace.globals.update(blobs)
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
     manager.run.start(["a"], {})
-    order = manager.saver.begin(0)
-    manager.saver.commit(order, order.write({"a": workspace}), {})
+    save = manager.commits.begin(0)
+    manager.commits.commit(save, save.write({"a": workspace}), {})
     manager.run.end()
     text = _invoke("info", tmp_path / "runs", 0).stdout
     for part in (

@@ -23,7 +23,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
     manager.run.start([], {})
     for epoch in range(EPOCHS):
-        manager.saver.commit(manager.saver.begin(epoch), {}, {"metrics": {"loss": 1 / (epoch + 1)}})
+        manager.commits.commit(
+            manager.commits.begin(epoch), {}, {"metrics": {"loss": 1 / (epoch + 1)}}
+        )
     manager.run.end()
     return path
 

@@ -45,9 +45,9 @@ def save(
     workspaces = {node: Workspace(node) for node in "ab"}
     for workspace in workspaces.values():
         workspace.globals.update(w=np.arange(6.0), step=epoch, **(extra or {}))
-    order = manager.saver.begin(epoch)
+    save = manager.commits.begin(epoch)
     loss = {0: 3.0, 1: 1.0, 2: float("nan")}.get(epoch, 2.0)
-    manager.saver.commit(order, order.write(workspaces), {"metrics": {"loss": loss}})
+    manager.commits.commit(save, save.write(workspaces), {"metrics": {"loss": loss}})
     manager.retention.sweeper.drain()
 
 
@@ -408,8 +408,8 @@ def test_fsck_of_a_directory_without_strays_shows_none(runs: Path) -> None:
 def test_fsck_explains_every_object(runs: Path) -> None:
     again = begin(runs)
     again.run.rewind(2, "a try")
-    order = again.saver.begin(3)
-    (runs / order.stores["a"]).mkdir()  # a save that is under way
+    save = again.commits.begin(3)
+    (runs / save.stores["a"]).mkdir()  # a save that is under way
     for stray in ("notes.txt", "z.7", "a.0/more", "_log/x", "_log/00000000001.json"):
         (runs / stray).write_text("?")
     (runs / "_log" / ".0000000099.ab.tmp").write_text("{")

@@ -23,13 +23,13 @@ def blobs(epoch: int) -> dict[str, Any]:
 
 
 def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
-    order = manager.saver.begin(epoch)
+    save = manager.commits.begin(epoch)
     workspace = Workspace("a")
     workspace.globals.update(blobs(epoch))
     try:
-        manager.saver.commit(order, order.write({"a": workspace}), {})
+        manager.commits.commit(save, save.write({"a": workspace}), {})
     except CheckpointError:
-        manager.saver.abandon(order)
+        manager.commits.abandon(save)
         raise
     manager.retention.sweeper.drain()
 

@@ -37,10 +37,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         workspaces = {node: Workspace(node) for node in "ab"}
         for workspace in workspaces.values():
             workspace.globals.update(BLOBS)
-        order = manager.saver.begin(epoch)
+        save = manager.commits.begin(epoch)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("jobrunner.checkpoint.store.grid.CHUNK_BYTES", 8000)
-            manager.saver.commit(order, order.write(workspaces), {})
+            manager.commits.commit(save, save.write(workspaces), {})
     manager.run.end()
     return path
 
@@ -215,14 +215,14 @@ def test_a_damaged_full_state_is_read_around(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "k", files=FaultyFiles(sync=False))
     manager.run.start([], {})
     for epoch in range(130):
-        manager.saver.commit(manager.saver.begin(epoch), {}, {})
+        manager.commits.commit(manager.commits.begin(epoch), {}, {})
     manager.run.end()
     for name in ("0000000128.json", "0000000256.json"):
         (tmp_path / "k" / "_log" / name).write_bytes(b"damaged")
     again = MultiNodeCheckpointManager(tmp_path / "k")
     assert again.epochs() == list(range(130))
     again.run.start([], {})
-    again.saver.commit(again.saver.begin(130), {}, {})
+    again.commits.commit(again.commits.begin(130), {}, {})
     again.run.end()
     assert MultiNodeCheckpointManager(tmp_path / "k").latest() == 130
 

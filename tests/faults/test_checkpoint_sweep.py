@@ -70,14 +70,14 @@ def take_step(manager: MultiNodeCheckpointManager, step: str) -> None:
 
 
 def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
-    order = manager.saver.begin(epoch)
+    save = manager.commits.begin(epoch)
     workspaces = {node: Workspace(node) for node in NODES}
     for node in NODES:
         workspaces[node].globals.update(blobs(node, epoch))
     try:
-        manager.saver.commit(order, order.write(workspaces), {})
+        manager.commits.commit(save, save.write(workspaces), {})
     except CheckpointWriteError:
-        manager.saver.abandon(order)
+        manager.commits.abandon(save)
         raise
 
 

@@ -270,8 +270,8 @@ def test_details_come_back_with_the_record(tmp_path: Path) -> None:
     manager = directory(tmp_path / "k")
     manager.run.start(["a"], {})
     details = {"step": 3, "metrics": {"loss": float("nan")}, "stopped_by": []}
-    order = manager.saver.begin(1, details=details)
-    manager.saver.commit(order, order.write({"a": Workspace("a")}), details)
+    save = manager.commits.begin(1, details=details)
+    manager.commits.commit(save, save.write({"a": Workspace("a")}), details)
     manager.run.end()
     cut(log_of(tmp_path / "k")[2])
     repair_log(directory(tmp_path / "k").recorded)
@@ -364,8 +364,8 @@ def test_damage_before_a_full_state_costs_at_most_the_record_of_its_epoch(tmp_pa
     workspace = Workspace("a")
     for epoch in range(STATE_INTERVAL // 2 + 5):
         workspace.globals["w"] = np.full(3, epoch)
-        order = run.saver.begin(epoch)
-        run.saver.commit(order, order.write({"a": workspace}), {})
+        save = run.commits.begin(epoch)
+        run.commits.commit(save, save.write({"a": workspace}), {})
     run.run.end()
     epochs = run.epochs()
     (path / "_log" / "0000000010.json").unlink()  # the commit of epoch 4
@@ -388,7 +388,7 @@ def test_a_repair_at_the_number_of_a_full_state_is_found(tmp_path: Path) -> None
     run.run.start([], {})
     epochs = STATE_INTERVAL // 2 - 1
     for epoch in range(epochs):
-        run.saver.commit(run.saver.begin(epoch), {}, {})
+        run.commits.commit(run.commits.begin(epoch), {}, {})
     run.run.end()
     assert len(log_of(path)) == STATE_INTERVAL
     cut(log_of(path)[STATE_INTERVAL - 1])
@@ -397,7 +397,7 @@ def test_a_repair_at_the_number_of_a_full_state_is_found(tmp_path: Path) -> None
     again = directory(path)
     again.run.start([], {})
     for epoch in range(epochs, epochs + 70):  # past the next full state
-        again.saver.commit(again.saver.begin(epoch), {}, {})
+        again.commits.commit(again.commits.begin(epoch), {}, {})
     again.run.end()
     assert directory(path).epochs() == list(range(epochs + 70))
 

@@ -60,12 +60,12 @@ def main(path: str) -> None:
     for epoch in (0, 1, 2, 3, 3):
         if manager.latest() == 3:
             manager.run.rewind(2, "to have a rewind in it")
-        order = manager.saver.begin(epoch)
+        save = manager.commits.begin(epoch)
         workspaces = {node: Workspace(node) for node in NODES}
         for node in NODES:
             workspaces[node].globals.update(blobs(node, epoch))
         details = {"metrics": {"loss": float("nan"), "epoch": epoch}, "stopped_by": []}
-        manager.saver.commit(order, order.write(workspaces), details)
+        manager.commits.commit(save, save.write(workspaces), details)
     manager.run.finish(3)
     manager.run.end()
     # Which machine and process made it is nobody's business.

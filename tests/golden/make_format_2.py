@@ -58,10 +58,10 @@ def main(path: str) -> None:
     """Save one epoch of one node."""
     manager = MultiNodeCheckpointManager(path)
     manager.run.start(["a"], {})
-    order = manager.saver.begin(0, storage={"a": STORAGE})
+    save = manager.commits.begin(0, array_options={"a": STORAGE})
     workspace = Workspace("a")
     workspace.globals.update(blobs(), optimizer=Optimizer())
-    manager.saver.commit(order, order.write({"a": workspace}), {})
+    manager.commits.commit(save, save.write({"a": workspace}), {})
     manager.run.end()
     # Which machine and process made it is nobody's business.
     entry = Path(path, "_log", "0000000000.json")

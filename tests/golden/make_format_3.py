@@ -37,10 +37,10 @@ def main(path: str) -> None:
     """Save one epoch of one node."""
     manager = MultiNodeCheckpointManager(path)
     manager.run.start(["a"], {})
-    order = manager.saver.begin(0)
+    save = manager.commits.begin(0)
     workspace = Workspace("a")
     workspace.globals.update(blobs())
-    manager.saver.commit(order, order.write({"a": workspace}), {})
+    manager.commits.commit(save, save.write({"a": workspace}), {})
     manager.run.end()
     # Which machine and process made it is nobody's business.
     entry = Path(path, "_log", "0000000000.json")

@@ -52,8 +52,8 @@ def test_a_run_goes_on_from_it(tmp_path: Path) -> None:
     path = shutil.copytree(GOLDEN, tmp_path / "copy")
     manager = MultiNodeCheckpointManager(path)
     manager.run.start(NODES, {})
-    order = manager.saver.begin(4)
-    manager.saver.commit(order, order.write({node: Workspace(node) for node in NODES}), {})
+    save = manager.commits.begin(4)
+    manager.commits.commit(save, save.write({node: Workspace(node) for node in NODES}), {})
     manager.run.end()
     assert manager.epochs() == [2, 3, 4]
     manager.verify(2)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobrunner import CheckpointWriteError, MultiNodeCheckpointManager
-from jobrunner.checkpoint.save import Save
+from jobrunner.checkpoint.worker_save import Save
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.kept_states import KeptStates
 from jobrunner.workspace.values import adopt, own
@@ -135,29 +135,29 @@ class Rig:
             self.go_back()
             return
         self.epoch += 1
-        order = self.manager.saver.begin(self.epoch)
+        save = self.manager.commits.begin(self.epoch)
         expected = copy.deepcopy(self.workspace.globals)
         if how == "is full":
             self.files.is_full = True
             with pytest.raises(CheckpointWriteError):
-                order.write(self.all)
+                save.write(self.all)
             self.files.is_full = False
-            self.manager.saver.abandon(order)
+            self.manager.commits.abandon(save)
         elif how == "is not recorded":
-            order.write(self.all)
-            self.manager.saver.abandon(order)
+            save.write(self.all)
+            self.manager.commits.abandon(save)
         elif how == "in background":
-            order.copy(self.all, budget)
+            save.copy(self.all, budget)
             for act in meanwhile:
                 self.act(act)
-            self.record(order, order.write(self.all, is_copied=True), expected)
+            self.record(save, save.write(self.all, is_copied=True), expected)
         else:
-            self.record(order, order.write(self.all), expected)
+            self.record(save, save.write(self.all), expected)
 
-    def record(self, order: Save, receipts: Any, expected: dict[str, Any]) -> None:
-        self.manager.saver.commit(order, receipts, {})
-        self.workspace.kept_states.drop_before(order.memory_key)
-        reader = self.manager.open(order.epoch)["a"]
+    def record(self, save: Save, receipts: Any, expected: dict[str, Any]) -> None:
+        self.manager.commits.commit(save, receipts, {})
+        self.workspace.kept_states.drop_before(save.memory_key)
+        reader = self.manager.open(save.epoch)["a"]
         assert_same({name: reader.load(name) for name in NAMES}, expected)
         kept = self.recall()
         assert kept == {} or kept.keys() == expected.keys()

@@ -215,8 +215,8 @@ class Snapshot:
         blobs.clear()  # as in a run, nothing else refers to them
         self.workspace.kept_states.changing.update(changing or {})
         self.manager.run.start(["a"], {})
-        self.order = self.manager.saver.begin(0)
-        self.order.copy({"a": self.workspace}, budget_bytes)
+        self.begun = self.manager.commits.begin(0)
+        self.begun.copy({"a": self.workspace}, budget_bytes)
 
     def is_referred_to(self, name):
         return sys.getrefcount(self.workspace.globals[name]) > SOLE_ITEM
@@ -229,8 +229,8 @@ class Snapshot:
         return own(self.workspace.globals, name, self.workspace.kept_states.array_pool.copy)
 
     def write(self):
-        receipts = self.order.write({"a": self.workspace}, is_copied=True)
-        self.manager.saver.commit(self.order, receipts, {})
+        receipts = self.begun.write({"a": self.workspace}, is_copied=True)
+        self.manager.commits.commit(self.begun, receipts, {})
         self.manager.run.end()
         return self.manager.open(0)["a"]
 
@@ -279,7 +279,7 @@ def test_an_array_is_released_as_soon_as_it_is_written(tmp_path, gate):
     seen = []
     taken = Snapshot(tmp_path, {"x": np.zeros(9 * LARGE), "y": np.zeros(LARGE)})
     assert taken.is_referred_to("x")
-    object.__setattr__(taken.order, "files", Stop())
+    object.__setattr__(taken.begun, "files", Stop())
     taken.workspace.companions["copies to be saved"].save.batch._files = Stop()
     taken.write()
     assert [False, False] in seen
@@ -328,11 +328,11 @@ def test_blobs_written_at_once_are_not_held_while_copies_are_written(tmp_path):
     manager = manager_of(tmp_path)
     manager.run.start(["a"], {})
     before = {name: sys.getrefcount(workspace.globals[name]) for name in workspace.globals}
-    order = manager.saver.begin(0)
-    order.copy({"a": workspace}, 64)
+    save = manager.commits.begin(0)
+    save.copy({"a": workspace}, 64)
     # An array that is also referenced elsewhere is copied before a task changes it in place.
     assert {name: sys.getrefcount(workspace.globals[name]) for name in before} == before
-    manager.saver.commit(order, order.write({"a": workspace}, is_copied=True), {})
+    manager.commits.commit(save, save.write({"a": workspace}, is_copied=True), {})
     assert np.array_equal(manager.open(0)["a"].load("written"), np.ones(1000))
     manager.run.end()
 

@@ -241,11 +241,11 @@ def _save_again(
     info = source.info_of(record.run_number)
     manager.run.start(list(record.stores), info)
     try:
-        order = manager.saver.begin(record.epoch)
+        save = manager.commits.begin(record.epoch)
         try:
-            receipts = _copy_stores(source, record, files, target, order.stores)
+            receipts = _copy_stores(source, record, files, target, save.stores)
         except OSError as error:
-            manager.saver.abandon(order)
+            manager.commits.abandon(save)
             if isinstance(error, CheckpointNotFoundError):
                 raise
             raise CheckpointWriteError(
@@ -254,9 +254,9 @@ def _save_again(
                 f"and try again."
             ) from error
         except BaseException:
-            manager.saver.abandon(order)
+            manager.commits.abandon(save)
             raise
-        manager.saver.commit(order, receipts, record.details)
+        manager.commits.commit(save, receipts, record.details)
         if is_done:
             manager.run.finish(record.epoch)
     finally:

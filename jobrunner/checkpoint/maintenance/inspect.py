@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+from jobrunner.checkpoint.commits import SAVE_REQUEST
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
     ENTRY_NAME,
@@ -35,7 +36,6 @@ from jobrunner.checkpoint.log import (
     mend_bit,
     parse_entry,
 )
-from jobrunner.checkpoint.saver import SAVE_REQUEST
 from jobrunner.checkpoint.storage import Files
 from jobrunner.checkpoint.store import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT, StoreReader
 from jobrunner.errors import CheckpointCorruptError, CheckpointError

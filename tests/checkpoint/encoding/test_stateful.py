@@ -59,9 +59,9 @@ class Rig:
         self.initial = {"a": {"opt", "all", "w"}}
 
     def save(self, epoch: int) -> None:
-        begun = self.manager.saver.begin(epoch, initial=self.initial)
-        order = cloudpickle.loads(cloudpickle.dumps(begun))
-        self.manager.saver.commit(order, order.write({"a": self.workspace}), {})
+        begun = self.manager.commits.begin(epoch, initial=self.initial)
+        save = cloudpickle.loads(cloudpickle.dumps(begun))
+        self.manager.commits.commit(save, save.write({"a": self.workspace}), {})
 
     def load(self, epoch: int, made: dict[str, Any], *, anew: bool) -> Workspace:
         workspace = Workspace("a")
@@ -147,10 +147,10 @@ def test_a_save_in_the_background_holds_the_state_of_its_moment(tmp_path: Path) 
     rig.workspace.globals["opt"] = opt = Momentum()
     opt.step()
     workspaces = {"a": rig.workspace}
-    order = rig.manager.saver.begin(0, initial=rig.initial)
-    order.copy(workspaces)
+    save = rig.manager.commits.begin(0, initial=rig.initial)
+    save.copy(workspaces)
     opt.step()  # changes the very array that state_dict() gave
-    rig.manager.saver.commit(order, order.write(workspaces, is_copied=True), {})
+    rig.manager.commits.commit(save, save.write(workspaces, is_copied=True), {})
     assert_identical(rig.manager.open(0)["a"].load("opt")["velocity"], np.full(3, 0.1))
     rig.manager.run.end()
 
@@ -190,7 +190,7 @@ class Nested(Momentum):
 def test_a_state_that_cannot_be_saved_is_named(rig: Rig, value: Any, message: str) -> None:
     rig.workspace.globals["opt"] = value
     with pytest.raises(DefinitionError, match=message):
-        rig.manager.saver.begin(0).write({"a": rig.workspace})
+        rig.manager.commits.begin(0).write({"a": rig.workspace})
 
 
 def test_a_codec_comes_before_a_state_and_cannot_hold_one(rig: Rig) -> None:
@@ -201,7 +201,7 @@ def test_a_codec_comes_before_a_state_and_cannot_hold_one(rig: Rig) -> None:
     register_codec(Wrapper, lambda w: w.opt, Wrapper)
     rig.workspace.globals["opt"] = Wrapper(Momentum())
     with pytest.raises(DefinitionError, match=r"it is in the output of its codec .*"):
-        rig.manager.saver.begin(0).write({"a": rig.workspace})
+        rig.manager.commits.begin(0).write({"a": rig.workspace})
     register_codec(Momentum, lambda m: m.steps, lambda steps: Momentum())
     rig.workspace.globals["opt"] = Momentum()
     rig.save(0)
@@ -249,8 +249,8 @@ def test_a_replicated_object_is_saved_once_and_loaded_by_all(tmp_path: Path) -> 
     for workspace in workspaces.values():
         workspace.globals["opt"] = opt = Momentum()
         opt.step()
-    order = manager.saver.begin(0, replicated={"opt": ["a", "b"]})
-    manager.saver.commit(order, order.write(workspaces), {})
+    save = manager.commits.begin(0, replicated={"opt": ["a", "b"]})
+    manager.commits.commit(save, save.write(workspaces), {})
     manager.run.end()
     assert manager.loader.stateful_blobs(0) == {"a": {"opt"}, "b": {"opt"}}
     again = {node: Workspace(node) for node in "ab"}

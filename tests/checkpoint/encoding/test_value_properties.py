@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jobrunner.checkpoint.encoding.node import encode_blobs
-from jobrunner.checkpoint.save import BlobEncoder
 from jobrunner.checkpoint.store import stacks
 from jobrunner.checkpoint.store.grid import plan_chunks
 from jobrunner.checkpoint.store.reader import StoreReader
 from jobrunner.checkpoint.store.writer import write_stores
+from jobrunner.checkpoint.worker_save import BlobEncoder
 from jobrunner.testing import FaultyFiles, assert_identical
 from jobrunner.workspace.workspace import Workspace
 

@@ -208,8 +208,8 @@ def test_a_run_that_was_killed_here_is_followed_at_once(tmp_path: Path) -> None:
         from jobrunner.workspace.workspace import Workspace
         manager = MultiNodeCheckpointManager({str(tmp_path / "k")!r})
         manager.run.start(["a"], {{}})
-        order = manager.saver.begin(0)
-        manager.saver.commit(order, order.write({{"a": Workspace("a")}}), {{}})
+        order = manager.commits.begin(0)
+        manager.commits.commit(order, order.write({{"a": Workspace("a")}}), {{}})
         os.kill(os.getpid(), signal.SIGKILL)
     """)
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
@@ -254,15 +254,15 @@ def test_a_newcomer_keeps_its_traces_while_another_cleans_up(tmp_path: Path) -> 
             if (
                 operation == "list"
                 and path.endswith(RUNS_DIRECTORY)
-                and newcomer.saver.lock is None
+                and newcomer.commits.lock is None
             ):
                 waiting.start()
                 newcomer.run.start(["a"], {})
 
     MultiNodeCheckpointManager(path, files=Racing()).run.start(["a"], {})
-    assert newcomer.saver.lock is not None
+    assert newcomer.commits.lock is not None
     left = {run.name for run in (path / RUNS_DIRECTORY).iterdir()}
-    assert {newcomer.saver.lock.run, "waiting"} <= left
+    assert {newcomer.commits.lock.run, "waiting"} <= left
     newcomer.run.probe()
     waiting.stop()
     newcomer.run.end()
@@ -301,16 +301,16 @@ def test_traces_of_earlier_runs_elsewhere_are_removed(
     other = MultiNodeCheckpointManager(holder.path, take_over=True)
     other.run.start(["a"], {})
     left = [run.name for run in (Path(holder.path) / RUNS_DIRECTORY).iterdir()]
-    assert other.saver.lock is not None
-    assert left == [other.saver.lock.run]
+    assert other.commits.lock is not None
+    assert left == [other.commits.lock.run]
     other.run.end()
 
 
 def test_a_heartbeat_that_vanished_is_no_sign_of_life(
     holder: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert holder.saver.lock is not None
-    holder.saver.lock._heartbeat.stop()
+    assert holder.commits.lock is not None
+    holder.commits.lock._heartbeat.stop()
     monkeypatch.setattr("jobrunner.checkpoint.log.heartbeat.is_known_dead", lambda *args: False)
 
     def follow(now: float) -> None:

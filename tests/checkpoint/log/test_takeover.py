@@ -24,8 +24,8 @@ def test_a_run_that_is_taken_over_at_once_deletes_nothing_of_its_successor(tmp_p
         def append(self, entry: Entry) -> bool:
             is_kept = super().append(entry)
             second.run.start(["a"], {})
-            self.order = second.saver.begin(0)
-            self.receipts = self.order.write({"a": workspace})
+            self.save = second.commits.begin(0)
+            self.receipts = self.save.write({"a": workspace})
             return is_kept
 
     handler = Overtaken(files)
@@ -33,7 +33,7 @@ def test_a_run_that_is_taken_over_at_once_deletes_nothing_of_its_successor(tmp_p
     with pytest.raises(CommitConflictError):
         first.run.start(["a"], {})
     first.retention.sweeper.drain()
-    second.saver.commit(handler.order, handler.receipts, {})
+    second.commits.commit(handler.save, handler.receipts, {})
     second.verify(0)
     second.run.end()
     first.run.end()

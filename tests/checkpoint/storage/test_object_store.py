@@ -77,9 +77,9 @@ class Rig:
 def save(manager: MultiNodeCheckpointManager, epoch: int) -> Receipt:
     workspace = Workspace("a:0")
     workspace.globals.update(VALUES, epoch=epoch)
-    order = pickle.loads(pickle.dumps(manager.saver.begin(epoch)))
-    receipts = order.write({"a:0": workspace})
-    manager.saver.commit(order, receipts, {})
+    save = pickle.loads(pickle.dumps(manager.commits.begin(epoch)))
+    receipts = save.write({"a:0": workspace})
+    manager.commits.commit(save, receipts, {})
     manager.retention.sweeper.drain()
     return receipts["a:0"]
 
@@ -357,9 +357,9 @@ def test_a_handler_of_ones_own_making_keeps_the_log_there_too() -> None:
 
 def test_a_request_for_a_save_is_looked_for_now_and_then(rig: Rig) -> None:
     (rig.objects / "_save_now").touch()
-    assert rig.manager.saver.take_request()
+    assert rig.manager.commits.take_request()
     (rig.objects / "_save_now").touch()
-    assert not rig.manager.saver.take_request()  # not asked so soon again
+    assert not rig.manager.commits.take_request()  # not asked so soon again
     assert (rig.objects / "_save_now").exists()
 
 
@@ -449,15 +449,15 @@ def save_nodes(manager: MultiNodeCheckpointManager, epoch: int, gate: Gate | Non
     workspaces = {node: Workspace(node) for node in NODES}
     for workspace in workspaces.values():
         workspace.globals.update(fixed=VALUES["fixed"], epoch=epoch)
-    order = dataclasses.replace(manager.saver.begin(epoch), files=manager.recorded.files)
+    save = dataclasses.replace(manager.commits.begin(epoch), files=manager.recorded.files)
     if gate is not None:
         gate.expect("get", "_manifest")
-        order._prepare(workspaces)
+        save._prepare(workspaces)
         assert gate.passed == 8
         gate.expect("put", "_manifest")
-    receipts = order.write(workspaces)
+    receipts = save.write(workspaces)
     assert gate is None or gate.passed == 8
-    manager.saver.commit(order, receipts, {"metrics": {"loss": epoch}})
+    manager.commits.commit(save, receipts, {"metrics": {"loss": epoch}})
 
 
 def test_what_is_asked_for_each_node_is_asked_at_once(gate: Gate) -> None:
@@ -526,8 +526,8 @@ def test_the_files_of_a_store_are_uploaded_at_once(
     manager.run.start(["a"], {})
     workspace = Workspace("a")
     workspace.globals.update({f"b{i}": np.arange(9.0) + i for i in range(ObjectFiles.threads)})
-    order = manager.saver.begin(1)
-    manager.saver.commit(order, order.write({"a": workspace}), {})
+    save = manager.commits.begin(1)
+    manager.commits.commit(save, save.write({"a": workspace}), {})
     manager.run.end()
     target = where if where.startswith("s3:") else str(tmp_path / where)
     task, *others = CopyTo(target).build(1, manager).tasks()

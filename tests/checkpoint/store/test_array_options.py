@@ -66,13 +66,13 @@ class Rig:
         self.workspace = Workspace("a")
 
     def save(
-        self, epoch: int, storage: Mapping[str, ArrayOptions] | None = None, **blobs: Any
+        self, epoch: int, options: Mapping[str, ArrayOptions] | None = None, **blobs: Any
     ) -> Any:
         self.workspace.globals.update(blobs)
-        begun = self.manager.saver.begin(epoch, storage={"a": storage or {}})
-        order = cloudpickle.loads(cloudpickle.dumps(begun))
-        receipts = order.write({"a": self.workspace})
-        self.manager.saver.commit(order, receipts, {})
+        begun = self.manager.commits.begin(epoch, array_options={"a": options or {}})
+        save = cloudpickle.loads(cloudpickle.dumps(begun))
+        receipts = save.write({"a": self.workspace})
+        self.manager.commits.commit(save, receipts, {})
         return receipts["a"]
 
     def check(self, epoch: int) -> None:

@@ -48,8 +48,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manager.run.start(["a"], {})
     workspace = Workspace("a")
     workspace.globals.update(BLOBS)
-    order = manager.saver.begin(0, storage={"a": {"z": ZSTD}})
-    manager.saver.commit(order, order.write({"a": workspace}), {})
+    save = manager.commits.begin(0, array_options={"a": {"z": ZSTD}})
+    manager.commits.commit(save, save.write({"a": workspace}), {})
     manager.run.end()
     return path
 
@@ -243,7 +243,7 @@ def test_no_claim_names_what_lies_elsewhere(tmp_path: Path, retry: Any) -> None:
     path = tmp_path / "k"
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
     manager.run.start(["a"], {})
-    manager.saver.begin(0)
+    manager.commits.begin(0)
     manager.run.end()
     (path / "a.0.r").mkdir()
     victim = tmp_path / "victim"

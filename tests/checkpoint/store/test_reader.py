@@ -29,8 +29,8 @@ class Run:
     def save(self, *epochs: int) -> None:
         for epoch in epochs:
             self.workspace.globals["w"] = np.full(5, epoch)
-            order = self.manager.saver.begin(epoch)
-            self.manager.saver.commit(order, order.write({"a": self.workspace}), {})
+            save = self.manager.commits.begin(epoch)
+            self.manager.commits.commit(save, save.write({"a": self.workspace}), {})
         self.manager.retention.sweeper.drain()
 
 

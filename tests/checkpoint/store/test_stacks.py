@@ -48,8 +48,8 @@ class Rig:
         self.blobs = self.workspace.globals
 
     def save(self, epoch: int = 0, **options: Any) -> None:
-        order = self.manager.saver.begin(epoch, **options)
-        self.manager.saver.commit(order, order.write({"a": self.workspace}), {})
+        save = self.manager.commits.begin(epoch, **options)
+        self.manager.commits.commit(save, save.write({"a": self.workspace}), {})
 
     def check(self, epoch: int = 0) -> None:
         """What is loaded is what was saved, in its order."""
@@ -262,7 +262,7 @@ def test_windows_on_one_memory_are_refused_as_ever(rig: Rig) -> None:
 def test_what_has_a_storage_of_its_own_is_no_row(rig: Rig, count: int) -> None:
     rig.blobs.update(many(np.arange(100), 2 * MANY))
     storage = {f"w{i}": ArrayOptions(chunks=(10,)) for i in range(count)}
-    rig.save(storage={"a": storage})
+    rig.save(array_options={"a": storage})
     rig.check()
     assert rig.stacks() == [[2 * MANY - count, 100]]
     assert len(list((rig.path / "a.0" / "w1").glob("c.*"))) == 10
@@ -274,10 +274,10 @@ def test_replicas_are_compared_and_are_no_rows(tmp_path: Path) -> None:
     workspaces = {node: Workspace(node) for node in "ab"}
     for workspace in workspaces.values():
         workspace.globals.update(many(np.arange(4)))
-    order = manager.saver.begin(0, replicated={"w3": ["a", "b"]})
-    receipts = order.write(workspaces)
+    save = manager.commits.begin(0, replicated={"w3": ["a", "b"]})
+    receipts = save.write(workspaces)
     assert receipts["a"].replicas == receipts["b"].replicas != {}
-    manager.saver.commit(order, receipts, {})
+    manager.commits.commit(save, receipts, {})
     with manager.open(0) as checkpoint:
         assert_identical(checkpoint["b"].load("w3"), workspaces["b"].globals["w3"])
     manager.run.end()
@@ -296,13 +296,13 @@ def test_a_compressed_job_has_no_stacks(tmp_path: Path) -> None:
 def test_a_change_after_the_copy_does_not_show(rig: Rig, budget_bytes: int | None) -> None:
     rig.blobs.update(many(np.arange(100)), params={"p": list(many(np.arange(50.0)).values())})
     before = {name: value.copy() for name, value in many(np.arange(100)).items()}
-    order = rig.manager.saver.begin(0)
-    order.copy({"a": rig.workspace}, budget_bytes)
+    save = rig.manager.commits.begin(0)
+    save.copy({"a": rig.workspace}, budget_bytes)
     for name in before:
         rig.blobs[name] += 1
     for array in rig.blobs["params"]["p"]:
         array += 1
-    rig.manager.saver.commit(order, order.write({"a": rig.workspace}, is_copied=True), {})
+    rig.manager.commits.commit(save, save.write({"a": rig.workspace}, is_copied=True), {})
     with rig.manager.open(0) as checkpoint:
         assert_identical({name: checkpoint["a"].load(name) for name in before}, before)
         assert_identical(checkpoint["a"].load("params")["p"][7], many(np.arange(50.0))["w7"])

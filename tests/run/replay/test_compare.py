@@ -84,7 +84,7 @@ def test_replicas_are_compared_by_their_values_and_not_by_their_padding(tmp_path
         )
     manager = MultiNodeCheckpointManager(tmp_path)
     manager.run.start(["a", "b"], {})
-    order = manager.saver.begin(0, replicated=dict.fromkeys(values, ("a", "b")))
-    manager.saver.commit(order, order.write(workspaces), {})
+    save = manager.commits.begin(0, replicated=dict.fromkeys(values, ("a", "b")))
+    manager.commits.commit(save, save.write(workspaces), {})
     assert manager.epochs() == [0]
     manager.run.end()

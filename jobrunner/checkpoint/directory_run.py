@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jobrunner.checkpoint.commits import Commits, as_json, writing
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import FileMetadataHandler, Patience, RunLock
 from jobrunner.checkpoint.retention import Retention
-from jobrunner.checkpoint.saver import Saver, as_json, writing
 from jobrunner.config import get_number
 from jobrunner.errors import CheckpointError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import check_distinct, check_name
@@ -24,7 +24,7 @@ class DirectoryRun:
     ----------
     recorded : Epochs
     retention : Retention
-    saver : Saver
+    commits : Commits
     delete_on_success, take_over, patience
         As for `MultiNodeCheckpointManager`.
 
@@ -37,7 +37,7 @@ class DirectoryRun:
         self,
         recorded: Epochs,
         retention: Retention,
-        saver: Saver,
+        commits: Commits,
         *,
         delete_on_success: bool = False,
         take_over: bool = False,
@@ -46,7 +46,7 @@ class DirectoryRun:
         self.path = recorded.path
         self._recorded = recorded
         self._retention = retention
-        self._saver = saver
+        self._commits = commits
         self._files = recorded.files
         self._delete_on_success = delete_on_success
         self._take_over = take_over
@@ -75,7 +75,7 @@ class DirectoryRun:
         runs began and never committed is deleted in the background.
         """
         recorded = self._recorded
-        if self._saver.lock is not None:
+        if self._commits.lock is not None:
             raise DefinitionError(
                 f"This checkpoint manager already serves a run in {self.path}. Wait until it "
                 f"ends, or make another manager for another directory."
@@ -96,7 +96,7 @@ class DirectoryRun:
         try:
             with writing(self.path, "the directory could not be taken"):
                 lock.take(as_json(info, "info"), patience, take_over=self._take_over)
-            self._saver.lock = lock
+            self._commits.lock = lock
             recorded.mark_run(is_running=True)
             with writing(self.path, "what earlier runs left could not be cleaned up"):
                 self._retention.start_run()
@@ -105,7 +105,7 @@ class DirectoryRun:
                     recorded.handler.remove_leftovers(lock.number)
         except BaseException:
             # Ctrl-C too: a run that does not begin must not look alive to the next one.
-            if self._saver.lock is not None:
+            if self._commits.lock is not None:
                 self.end()
             else:
                 lock.leave()
@@ -122,10 +122,10 @@ class DirectoryRun:
         of what was given up, for half a minute at most.
         """
         try:
-            self._saver.abandon_all()
+            self._commits.abandon_all()
         finally:
-            if self._saver.lock is not None:
-                self._leave(self._saver.lock)
+            if self._commits.lock is not None:
+                self._leave(self._commits.lock)
 
     def _leave(self, lock: RunLock) -> None:
         try:
@@ -137,7 +137,7 @@ class DirectoryRun:
             logger.warning("The end of the run could not be recorded: %s", error)
         finally:
             lock.leave()
-            self._saver.lock = None
+            self._commits.lock = None
             self._recorded.mark_run(is_running=False)
 
     def probe(self) -> Callable[[Mapping[str, Any]], Any]:
@@ -150,7 +150,7 @@ class DirectoryRun:
             answers.
         """
         with writing(self.path, "the workers could not be asked whether they share it"):
-            return self._saver.held().ask()
+            return self._commits.held().ask()
 
     def check_probe(self, answers: Mapping[str, Any]) -> None:
         """Check the workers' answers to `probe`, by the worker's address.
@@ -162,7 +162,7 @@ class DirectoryRun:
         CheckpointWriteError
             A worker cannot write there, or what it wrote cannot be read now; names it.
         """
-        self._saver.held().check_answers(answers)
+        self._commits.held().check_answers(answers)
 
     def rewind(self, epoch: int | None, reason: str) -> None:
         """Set aside what was recorded after an epoch; its stores stay, hidden.
@@ -174,7 +174,7 @@ class DirectoryRun:
         reason : str
             For people who read the log.
         """
-        self._saver.held()
+        self._commits.held()
         self._recorded.loaded = epoch
         state = self._recorded.log.check_held()
         later = [e for e in state.recorded if epoch is None or e > epoch]
@@ -184,7 +184,7 @@ class DirectoryRun:
 
     def set_aside(self, epoch: int, reason: str) -> None:
         """Set one recorded epoch aside, for damage; its stores stay, hidden."""
-        self._saver.held()
+        self._commits.held()
         state = self._recorded.log.check_held()
         if epoch not in state.recorded:
             raise CheckpointNotFoundError(
@@ -198,7 +198,7 @@ class DirectoryRun:
 
         With `delete_on_success`, all epochs are then given up.
         """
-        self._saver.held()
+        self._commits.held()
         self._retention.append("done", {"epoch": epoch})
         if self._delete_on_success:
             state = self._recorded.log.refresh()

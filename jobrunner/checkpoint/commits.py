@@ -21,8 +21,8 @@ from jobrunner.checkpoint.log import (
     strict_json,
 )
 from jobrunner.checkpoint.retention import Retention
-from jobrunner.checkpoint.save import BlobEncoder, Save
 from jobrunner.checkpoint.store import Receipt, resolve_options
+from jobrunner.checkpoint.worker_save import BlobEncoder, Save
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import (
     CheckpointCorruptError,
@@ -37,14 +37,14 @@ SAVE_REQUEST = "_save_now"
 """A file of this name in the directory asks the run for a save at the end of the next step."""
 
 
-class Saver:
+class Commits:
     """Saves the epochs of the run that holds the directory.
 
     Parameters
     ----------
     recorded : Epochs
     retention : Retention
-    storage : ArrayOptions
+    default_options : ArrayOptions
         How arrays are stored if their blob does not say.
     allow_pickle : bool
 
@@ -62,7 +62,7 @@ class Saver:
         self,
         recorded: Epochs,
         retention: Retention,
-        storage: ArrayOptions = DEFAULT_ARRAY_OPTIONS,
+        default_options: ArrayOptions = DEFAULT_ARRAY_OPTIONS,
         *,
         allow_pickle: bool = False,
     ) -> None:
@@ -72,7 +72,7 @@ class Saver:
         self._retention = retention
         self._sweeper = retention.sweeper
         self._files = recorded.files
-        self._storage = storage
+        self._default_options = default_options
         self._allow_pickle = allow_pickle
         self._next_look = -math.inf
         self._unfinished: dict[Claim, Save] = {}
@@ -103,7 +103,7 @@ class Saver:
         replicated: Mapping[str, Sequence[str]] | None = None,
         initial: Mapping[str, Collection[str]] | None = None,
         details: Mapping[str, Any] | None = None,
-        storage: Mapping[str, Mapping[str, ArrayOptions]] | None = None,
+        array_options: Mapping[str, Mapping[str, ArrayOptions]] | None = None,
     ) -> Save:
         """Claim the names of an epoch's stores.
 
@@ -117,7 +117,7 @@ class Saver:
         details : mapping, optional
             What `commit` will be given: JSON, which may hold NaN and infinities. A store keeps it,
             so that the record can be made again if the log loses it.
-        storage : mapping of str to mapping of str to ArrayOptions, optional
+        array_options : mapping of str to mapping of str to ArrayOptions, optional
             Node -> name of a blob -> how its arrays are stored.
 
         Returns
@@ -140,8 +140,8 @@ class Saver:
             registered_codecs(),
             self._allow_pickle,
             initial,
-            resolve_options(storage) if storage else {},
-            self._storage,
+            resolve_options(array_options) if array_options else {},
+            self._default_options,
         )
         for unfinished in list(self._unfinished.values()):
             self.abandon(unfinished)

@@ -45,7 +45,7 @@ class BlobEncoder:
     initial : mapping of str to collection of str, optional
         Node -> the blobs that its init tasks make: only these may hold objects that are saved by
         their state. By default, any may.
-    storage : mapping of str to mapping of str to ArrayOptions
+    options : mapping of str to mapping of str to ArrayOptions
         Node -> name of a blob -> how its arrays are stored.
     default : ArrayOptions
         How the arrays of all other blobs are stored.
@@ -54,7 +54,7 @@ class BlobEncoder:
     codecs: Sequence[Codec] = ()
     allow_pickle: bool = False
     initial: Mapping[str, Collection[str]] | None = None
-    storage: Mapping[str, Mapping[str, ArrayOptions]] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, ArrayOptions]] = field(default_factory=dict)
     default: ArrayOptions = DEFAULT_ARRAY_OPTIONS
 
     def encode(
@@ -70,10 +70,10 @@ class BlobEncoder:
         blobs = workspace.globals
         if workspace.transient:
             blobs = {name: blobs[name] for name in blobs if name not in workspace.transient}
-        storage = self.storage.get(node, {})
+        options = self.options.get(node, {})
         alike: dict[str, Alike] = {}
         if len(blobs) >= LEAST_ALIKE and not self.default.compressors:
-            alike = find_alike(blobs, {*apart, *storage})
+            alike = find_alike(blobs, {*apart, *options})
         single = {name: value for name, value in blobs.items() if name not in alike}
         beside = {name: blobs[name] for name in alike}
         encoded = encode_blobs(
@@ -91,7 +91,7 @@ class BlobEncoder:
                 )
         return {
             name: alike.get(name)
-            or with_options(node, name, encoded[name], storage.get(name), self.default)
+            or with_options(node, name, encoded[name], options.get(name), self.default)
             for name in blobs
         }
 
