@@ -1,4 +1,4 @@
-"""Checks of arguments: of a task's function, and of what users pass to the classes here."""
+"""Checks of what users pass: to the classes of this package, and to a task's function."""
 
 from __future__ import annotations
 
@@ -18,19 +18,12 @@ def check_int(value: object, least: int, what: str) -> int:
 
 
 def check_constants(where: str, fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse Dask collections and futures among the constant arguments of a task.
-
-    Raises
-    ------
-    DefinitionError
-        The message begins with `where`.
-    """
+    """Refuse Dask collections and futures among the constant arguments of a task."""
     if any(not isinstance(key, str) for key in kwargs):
         raise DefinitionError(f"{where}: the keys of kwargs must be str; got {list(kwargs)}.")
     for value in [*kwargs.values(), *_partial_values(fn)]:
         for item in _items(value):
-            hint = dask_hint(item)
-            if hint:
+            if hint := dask_hint(item):
                 raise DefinitionError(
                     f"{where}: got a {type(item).__name__} as a constant argument. "
                     f"To fix it, {hint}."
@@ -45,13 +38,7 @@ def check_call(
     updates: Sequence[object],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Refuse a function whose signature does not accept these arguments.
-
-    Raises
-    ------
-    DefinitionError
-        The message begins with `where`.
-    """
+    """Refuse a function whose signature does not accept these arguments."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # a builtin without a signature
@@ -70,12 +57,12 @@ def dask_hint(value: object) -> str | None:
     cls = type(value)
     if hasattr(cls, "__dask_graph__"):
         return (
-            "compute it first, or let each node compute its own part: build the collection "
-            "inside the task's function, or pass what .compute() returns"
+            "pass what .compute() returns, or build the collection inside the task's function, "
+            "so that each node computes its own part"
         )
     packages = ("distributed", "concurrent", "asyncio")
     if cls.__name__.endswith("Future") and cls.__module__.split(".")[0] in packages:
-        return "pass what .result() returns, or let a task make the value on its node"
+        return "pass what .result() returns, or make the value in a task on its node"
     return None
 
 

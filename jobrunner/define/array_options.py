@@ -1,4 +1,4 @@
-"""How the arrays of a blob are compressed and divided, in the terms of a Zarr document."""
+"""How the arrays of a blob are compressed, chunked and sharded, in Zarr's terms."""
 
 from __future__ import annotations
 
@@ -15,21 +15,11 @@ Compressor = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ArrayOptions:
-    """What the user chose for the arrays of a blob.
+    """What the user chose for the arrays of a blob."""
 
-    Attributes
-    ----------
-    compressors : tuple of mapping or None
-        Applied to every array of the blob, in this order. Empty: none; None: the manager's.
-    chunks : tuple of int or None
-        Shape of a chunk, which is stored and read as a unit.
-    shards : tuple of int or None
-        Shape of a file, a multiple of `chunks`; None: a file for each chunk.
-    """
-
-    compressors: tuple[Compressor, ...] | None = None
-    chunks: tuple[int, ...] | None = None
-    shards: tuple[int, ...] | None = None
+    compressors: tuple[Compressor, ...] | None = None  # in order; (): none; None: the manager's
+    chunks: tuple[int, ...] | None = None  # shape of a chunk, which is stored and read as a unit
+    shards: tuple[int, ...] | None = None  # shape of a file; None: a file for each chunk
 
 
 DEFAULT_ARRAY_OPTIONS = ArrayOptions()
@@ -38,21 +28,14 @@ DEFAULT_ARRAY_OPTIONS = ArrayOptions()
 def read_array_options(
     compressors: object, chunks: object, shards: object, where: str
 ) -> ArrayOptions | None:
-    """Check these arguments of a `Blob`; None if none is given.
-
-    Raises
-    ------
-    DefinitionError
-        The message begins with `where`.
-    """
+    """Check these arguments of a `Blob`; None if none is given. Errors begin with `where`."""
     if compressors is None and chunks is None and shards is None:
         return None
     inner, outer = _read_shape(chunks, f"{where}: chunks"), _read_shape(shards, f"{where}: shards")
     if outer is not None:
         if inner is None:
             raise DefinitionError(
-                f"{where}: shards={outer} requires chunks, because a shard is a file of several "
-                f"chunks."
+                f"{where}: shards={outer} requires chunks: a shard is a file of several chunks."
             )
         if len(inner) != len(outer) or any(o % i for i, o in zip(inner, outer, strict=True)):
             raise DefinitionError(
@@ -64,19 +47,7 @@ def read_array_options(
 
 
 def read_compressors(compressors: object, where: str) -> tuple[Compressor, ...]:
-    """Convert compressors to the form of a Zarr document.
-
-    Parameters
-    ----------
-    compressors : str, mapping, Zarr codec, or a sequence of them
-    where : str
-        How the message of an error begins.
-
-    Raises
-    ------
-    DefinitionError
-        There is something else among them.
-    """
+    """Convert names, mappings or Zarr codecs to the form of a Zarr document."""
     items: Sequence[Any]
     if isinstance(compressors, str | Mapping) or hasattr(compressors, "to_dict"):
         items = [compressors]
@@ -90,7 +61,7 @@ def read_compressors(compressors: object, where: str) -> tuple[Compressor, ...]:
 def _read_compressor(item: Any, where: str) -> Compressor:
     if isinstance(item, str):
         return {"name": item, "configuration": {}}
-    # Zarr's Blosc lists the settings that it chose itself in a private attribute only.
+    # The settings that Zarr's Blosc chooses itself; only this private attribute lists them.
     unset = getattr(item, "_tunable_attrs", ())
     if hasattr(item, "to_dict"):
         item = item.to_dict()
@@ -105,8 +76,8 @@ def _read_compressor(item: Any, where: str) -> Compressor:
 
 def _refused(found: object, where: str) -> DefinitionError:
     return DefinitionError(
-        f"{where}: compressors must be one or several names such as 'zstd', or Zarr codecs such as "
-        f"zarr.codecs.BloscCodec(cname='lz4'); got {found!r}."
+        f"{where}: compressors must be names ('zstd') or Zarr codecs "
+        f"(zarr.codecs.BloscCodec(cname='lz4')), one or several; got {found!r}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Draw a job: as SVG, for Graphviz, and as an HTML table. Reads the definition, compiles nothing."""
+"""Draw a job as SVG, for Graphviz, or as an HTML table. The job need not be compiled."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from jobrunner.errors import DefinitionError
 if TYPE_CHECKING:
     from jobrunner.define.job import Job
 
+# In pixels: the columns and rows, a task's box, the edge of the drawing, a group's title.
 LANE, ROW, WIDTH, HEIGHT, MARGIN, HEAD = 190, 74, 166, 40, 20, 34
-_LETTERS = 22
+_LETTERS = 22  # of a name that are shown
 _NAMES_SHOWN = 6
 
 
 class Edge(NamedTuple):
-    """`target` reads `what` from `source`, a task of the same group, or must run after it."""
+    """`target` reads `what` from `source`, a task of its group; "after": it only waits for it."""
 
     source: Task
     target: Task
@@ -30,7 +31,7 @@ class Edge(NamedTuple):
 
 
 def find_edges(group: TaskGroup) -> list[Edge]:
-    """Which task reads the output of which; the last write defined before a read counts."""
+    """Which task waits for which: a read follows the last write defined before it."""
     edges: list[Edge] = []
     writers: dict[Blob, Task] = {}
     by_name = {task.full_name: task for task in group.tasks()}
@@ -40,7 +41,7 @@ def find_edges(group: TaskGroup) -> list[Edge]:
                 if value.task.group is group:
                     what = value.blob.name if value.blob is not None else "return value"
                     edges.append(Edge(value.task, task, what))
-            elif (writer := writers.get(_key(value))) is not None:
+            elif (writer := writers.get(value)) is not None:
                 edges.append(Edge(writer, task, value.name))
         for other in task.after:
             if isinstance(other, str):
@@ -49,31 +50,26 @@ def find_edges(group: TaskGroup) -> list[Edge]:
             if other is not task and other.group is group:
                 edges.append(Edge(other, task, "after"))
         for blob in (*task.output_blobs, *task.updates):
-            writers[_key(blob)] = task
+            writers[blob] = task
     return list(dict.fromkeys(edges))
-
-
-def _key(blob: Blob) -> Blob:
-    return Blob(blob.name, blob.node)
 
 
 def draw(job: Job, path: str | os.PathLike[str]) -> None:
     """See `Job.visualize`."""
     target = Path(path)
-    kinds = {".svg": to_svg, ".dot": to_dot}
-    if target.suffix not in kinds:
+    to_text = {".svg": _to_svg, ".dot": _to_dot}.get(target.suffix)
+    if to_text is None:
         raise DefinitionError(
             f"Cannot draw job {job.name!r} to {os.fspath(path)!r}: expected a name that ends in .svg "
             f"(for browsers) or .dot (for Graphviz)."
         )
-    target.write_text(kinds[target.suffix](job), encoding="utf-8")
+    target.write_text(to_text(job), encoding="utf-8")
 
 
 # ---- SVG: a lane for each node, a band for each group, each task below those it waits for
 
 
-def to_svg(job: Job) -> str:
-    """Draw the job as SVG."""
+def _to_svg(job: Job) -> str:
     nodes = list(dict.fromkeys(t.node.name for g in job.groups.values() for t in g.tasks()))
     ends = _conditions(job)
     lane = {name: i for i, name in enumerate(nodes)}
@@ -105,21 +101,18 @@ def to_svg(job: Job) -> str:
         for name, i in lane.items()
     ]
     height = top + MARGIN
-    return "\n".join(
-        [
-            (
-                f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-                f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">'
-            ),
-            f"<title>{escape(f'Job {job.name}')}</title>",
-            _STYLE,
-            f'<rect width="{width}" height="{height}" fill="#fff"/>',
-            *heads,
-            *shapes,
-            f'<text x="{MARGIN}" y="{height - 10}">{escape(_end_of(job))}</text>',
-            "</svg>\n",
-        ]
-    )
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"',
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        f"<title>{escape(f'Job {job.name}')}</title>",
+        _STYLE,
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        *heads,
+        *shapes,
+        f'<text x="{MARGIN}" y="{height - 10}">{escape(_end_of(job))}</text>',
+        "</svg>\n",
+    ]
+    return "\n".join(lines)
 
 
 _STYLE = """<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"
@@ -148,14 +141,12 @@ def _box(task: Task, corner: tuple[int, int], is_end: bool) -> str:
     x, y = corner
     outputs = ", ".join(blob.name for blob in (*task.output_blobs, *task.updates))
     name = task.name + (f" ×{task.num_instances}" if task.num_instances > 1 else "")
-    more = (
-        f'<text class="blobs" x="{x + WIDTH / 2}" y="{y + 32}">→ {_text(outputs)}</text>'
-        if outputs
-        else ""
-    )
+    title, more = task.full_name, ""
+    if outputs:
+        title = f"{title} → {outputs}"
+        more = f'<text class="blobs" x="{x + WIDTH / 2}" y="{y + 32}">→ {_text(outputs)}</text>'
     return (
-        f"<g><title>{escape(f'{task.full_name} → {outputs}' if outputs else task.full_name)}"
-        f"{' (stop condition)' if is_end else ''}</title>"
+        f"<g><title>{escape(title)}{' (stop condition)' if is_end else ''}</title>"
         f'<rect class="{"end" if is_end else "task"}" x="{x}" y="{y}" width="{WIDTH}" '
         f'height="{HEIGHT}" rx="5"/>'
         f'<text class="name" x="{x + WIDTH / 2}" y="{y + (17 if outputs else 25)}">'
@@ -183,8 +174,7 @@ def _text(name: str) -> str:
 # ---- Graphviz
 
 
-def to_dot(job: Job) -> str:
-    """Draw the job in Graphviz's language, with a cluster for each group."""
+def _to_dot(job: Job) -> str:
     quote = partial(json.dumps, ensure_ascii=False)  # Graphviz reads UTF-8, but not \\u
     lines = [f"digraph {quote(job.name)} {{", "  node [shape=box]"]
     ends = _conditions(job)
@@ -209,7 +199,7 @@ def to_dot(job: Job) -> str:
 
 
 def to_html(job: Job) -> str:
-    """Draw the job as a table, for notebooks."""
+    """Draw the job as an HTML table, for notebooks."""
     cell = '<td style="text-align:left">'
     rows = []
     for name, group in job.groups.items():

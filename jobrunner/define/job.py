@@ -22,7 +22,7 @@ _active_jobs: ContextVar[tuple[Job, ...]] = ContextVar("jobrunner_jobs", default
 class Job:
     """A stateful job: init once, epochs until a stop condition, download, exit.
 
-    Entering a job makes it the current one and enters its epoch group.
+    Tasks defined inside ``with job:`` join its epoch group.
 
     Parameters
     ----------
@@ -31,10 +31,10 @@ class Job:
         By default a new, empty group.
     stop_conditions : sequence of TaskOutput or Blob, optional
     nodes_to_checkpoint : sequence of Node or str, optional
-        By default the nodes that the init group uses, and those on which the epoch group makes
-        global blobs.
+        By default the nodes of the init group, and those on which the epoch group makes global
+        blobs.
     steps_per_epoch : int
-        How often the epoch group runs in an epoch. Stop conditions are read after the last run.
+        How often the epoch group runs per epoch. Stop conditions are read after the last run.
     seed : int
         The seed of every ``current_task().rng``.
 
@@ -90,12 +90,12 @@ class Job:
 
     @classmethod
     def current(cls) -> Job:
-        """The innermost job that is entered.
+        """The job of the innermost ``with`` block.
 
         Raises
         ------
         DefinitionError
-            No job is entered.
+            There is no such block.
         """
         active = _active_jobs.get()
         if not active:
@@ -103,13 +103,13 @@ class Job:
         return active[-1]
 
     def add_stop_condition(self, condition: TaskOutput | Blob | Task) -> None:
-        """End after the first epoch at whose end ``bool(condition)`` is true.
+        """Stop after the first epoch that ends with ``bool(condition)`` true.
 
         Parameters
         ----------
         condition : TaskOutput, Blob or Task
-            A task stands for its first output. A blob must name its node. The value may be an array
-            of one element, but not of more.
+            A task stands for its first output. A blob must name its node. An array must have one
+            element.
         """
         self.epoch_group.check_open("a stop condition")
         if isinstance(condition, Task):
@@ -127,7 +127,7 @@ class Job:
         self.stop_conditions.append(condition)
 
     def nodes_to_checkpoint(self) -> list[Node]:
-        """The nodes whose workspaces are saved; see the parameter of this name."""
+        """The nodes whose workspaces are saved: those given to `Job`, or its default."""
         if self._nodes_to_checkpoint is not None:
             return list(dict.fromkeys(self._nodes_to_checkpoint))
         makers = (
@@ -147,19 +147,19 @@ class Job:
         Raises
         ------
         DefinitionError
-            A task reads a blob that no task makes, tasks wait for each other, and so on. The
-            message names the task.
+            The job cannot run: a task reads a blob that no task makes, tasks wait for each other,
+            and the like. The message names the task.
 
         Notes
         -----
-        Runs on the client, without I/O. The groups cannot be changed afterwards.
+        Runs on the client, without I/O. The groups accept no more tasks afterwards.
         """
         from jobrunner.compile import compile_job
 
         return compile_job(self)
 
     def visualize(self, path: str | os.PathLike[str]) -> None:
-        """Draw the job: its groups, nodes and tasks, and which task reads the output of which.
+        """Draw the job: its groups, nodes and tasks, and which task waits for which.
 
         Parameters
         ----------
@@ -175,7 +175,7 @@ class Job:
 
         Notes
         -----
-        Runs on the client. The job is not compiled, so it can be changed afterwards.
+        Runs on the client. Does not compile the job, so tasks may still be added.
         """
         from jobrunner.define.drawing import draw
 
@@ -218,7 +218,7 @@ class Job:
 def epoch_limiter(job: Job, num_epochs: int) -> None:
     """Stop `job` after `num_epochs` epochs in all, counted across resumes.
 
-    A finished job continues if it is run again with a higher limit.
+    To continue a finished job, run it again with a higher limit.
     """
     if not isinstance(job, Job):
         raise DefinitionError(f"epoch_limiter: job must be a Job; got {job!r}.")

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Self
 
 from jobrunner.define.arguments import check_int
-from jobrunner.define.array_options import ArrayOptions, read_array_options
+from jobrunner.define.array_options import read_array_options
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
 
@@ -17,10 +17,11 @@ _active_nodes: ContextVar[tuple[Node, ...]] = ContextVar("jobrunner_nodes", defa
 
 
 class WorkspaceType(enum.Enum):
-    """Where a task's output blobs live.
+    """How long a task's output blobs live.
 
-    GLOBAL blobs stay on their node across runs and epochs and are checkpointed. PRIVATE blobs
-    last for one run of their group. By default a blob is global if the init group makes it.
+    GLOBAL blobs stay on their node across runs and epochs, and are checkpointed. PRIVATE blobs
+    are released after each run of their group. By default a blob is global if the init group
+    makes it.
     """
 
     GLOBAL = "global"
@@ -36,9 +37,9 @@ class Node:
     ----------
     name : str
     workers : str or sequence of str, optional
-        Addresses, names or hosts of the workers it may be placed on, as in `Client.submit`.
+        Addresses, names or hosts of the workers it may run on, as in `Client.submit`.
     resources : mapping of str to float, optional
-        The resources of its worker that it occupies while it is there, as in `Client.submit`.
+        The resources of its worker that it occupies, as in `Client.submit`.
 
     Examples
     --------
@@ -61,7 +62,7 @@ class Node:
             workers = (workers,)
         if workers is not None:
             is_some = isinstance(workers, Collection) and len(workers) > 0
-            if not is_some or not all(isinstance(worker, str) for worker in workers):
+            if not (is_some and all(isinstance(worker, str) for worker in workers)):
                 raise DefinitionError(
                     f"Node {name!r}: workers must be at least one address, name or host (str); "
                     f"got {workers!r}."
@@ -69,7 +70,7 @@ class Node:
             workers = tuple(workers)
         if resources is not None:
             is_mapping = isinstance(resources, Mapping)
-            if not is_mapping or not all(map(_is_resource, resources, resources.values())):
+            if not (is_mapping and all(map(_is_resource, resources, resources.values()))):
                 raise DefinitionError(
                     f"Node {name!r}: resources must map names to positive numbers, as in Dask "
                     f"({{'GPU': 1}}); got {resources!r}."
@@ -80,7 +81,7 @@ class Node:
 
     @classmethod
     def current(cls) -> Node:
-        """The innermost node that is entered, else ``Node("local")``."""
+        """The node of the innermost ``with`` block, else ``Node("local")``."""
         active = _active_nodes.get()
         return active[-1] if active else cls()
 
@@ -123,23 +124,23 @@ def _is_resource(key: object, amount: object) -> bool:
 
 
 class Blob:
-    """A reference to an entry of a node's workspace, never the value.
+    """A reference to an entry of a node's workspace, not its value.
 
     Parameters
     ----------
     name : str
     node : Node or str, optional
-        None means the node of the task that uses it.
+        By default the node of the task that uses it.
     transient : bool
-        Never saved. The init tasks that make it run again at every resume. For sockets, open
+        Do not save it: at every resume, the init tasks that make it run again. For sockets, open
         files, models on a GPU.
     replicated : bool
-        All nodes that declare it so have the same value: one copy is saved, and all load it.
+        Every node that declares it so has the same value: one copy is saved, and all load it.
     partition : int, optional
-        The nodes that declare it so hold parts of one array, joined along this axis in the order
-        in which the nodes are defined. A different number of nodes loads different parts.
+        Each node that declares it so has a part of one array. The parts are joined along this
+        axis, in the order in which the nodes are defined. Another number of nodes can load them.
     compressors : str, Zarr codec, or a sequence of them, optional
-        Compress its arrays in checkpoints: ``"zstd"``, ``"blosc"``, ``"gzip"``, or for example
+        Compress its arrays in checkpoints: ``"zstd"``, ``"blosc"``, ``"gzip"``, or a codec like
         ``zarr.codecs.BloscCodec(cname="lz4")``. ``()``: never, even if the manager compresses.
     chunks : int or tuple of int, optional
         Shape of a chunk, which is stored and read as a unit, if the blob is an array.
@@ -148,7 +149,7 @@ class Blob:
 
     Notes
     -----
-    The options take effect where the blob is an output of a task.
+    The options apply if a task has the blob among its `outputs`.
     """
 
     __slots__ = ("array_options", "name", "node", "partition", "replicated", "transient")
@@ -171,14 +172,12 @@ class Blob:
         self.transient = bool(transient)
         self.replicated = bool(replicated)
         if partition is not None:
-            check_int(partition, 0, f"{where}: partition, the number of an axis,")
+            check_int(partition, 0, f"{where}: partition (an axis)")
         self.partition = partition
-        self.array_options: ArrayOptions | None = read_array_options(
-            compressors, chunks, shards, where
-        )
+        self.array_options = read_array_options(compressors, chunks, shards, where)
         if self.transient and self.array_options is not None:
             raise DefinitionError(
-                f"{where} is transient, so it is never saved: omit compressors, chunks and shards."
+                f"{where} is transient, so it is not saved: omit compressors, chunks and shards."
             )
         if self.transient + self.replicated + (partition is not None) > 1:
             raise DefinitionError(
@@ -186,7 +185,7 @@ class Blob:
             )
 
     def on(self, node: Node) -> Blob:
-        """A copy of this reference with the node set."""
+        """A copy of this reference for `node`."""
         blob = copy.copy(self)
         blob.node = node
         return blob
@@ -198,9 +197,9 @@ class Blob:
         return hash((self.name, self.node))
 
     def __repr__(self) -> str:
-        node = f", {self.node.name!r}" if self.node is not None else ""
-        transient = ", transient=True" if self.transient else ""
-        replicated = ", replicated=True" if self.replicated else ""
-        partition = f", partition={self.partition}" if self.partition is not None else ""
-        options = f", {self.array_options}" if self.array_options is not None else ""
-        return f"Blob({self.name!r}{node}{transient}{replicated}{partition}{options})"
+        parts = [repr(self.name)]
+        parts += [] if self.node is None else [repr(self.node.name)]
+        parts += [f"{flag}=True" for flag in ("transient", "replicated") if getattr(self, flag)]
+        parts += [] if self.partition is None else [f"partition={self.partition}"]
+        parts += [] if self.array_options is None else [str(self.array_options)]
+        return f"Blob({', '.join(parts)})"

@@ -1,7 +1,7 @@
 """Tasks, their outputs, and the groups they run in.
 
 A `Task` made inside ``with group:`` joins that group; one made inside ``with Node("a"):`` runs on
-that node. So library code can add tasks to the group and node that are active.
+that node. This lets library code add tasks to the active group and node.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _active_groups: ContextVar[tuple[TaskGroup, ...]] = ContextVar("jobrunner_groups
 
 
 class TaskOutput:
-    """The value that a task returns, or one part of it, in one run of its group.
+    """The value that a task returns in one run of its group, or one part of it.
 
-    A task of the same group reads exactly that value, even if the blob is written later. A task of
-    another group reads the current value of the blob, which must be global.
+    A task of the same group reads exactly this value, even if another task writes the blob later.
+    A task of another group reads the blob's current value; the blob must be global.
     """
 
     __slots__ = ("part", "task")
@@ -39,13 +39,12 @@ class TaskOutput:
         return self.task.output_blobs[self.part] if self.task.output_blobs else None
 
     def fetch(self) -> Any:
-        """Bring the value to the client. It is available until the task's group runs again.
+        """Copy the value to the client; possible until the task's group runs again.
 
         Raises
         ------
         ExecutionError
-            The task has not run in a session that is still open, or the session has run another
-            job since.
+            The task has not run in an open session, or the session has run another job since.
 
         Notes
         -----
@@ -55,7 +54,7 @@ class TaskOutput:
         if session is None:
             raise ExecutionError(
                 f"{self} has no value: its task has not run in an open session. Run its job or "
-                f"group first, and fetch before the session closes."
+                f"group, and fetch before the session closes."
             )
         return session.fetch(self)
 
@@ -77,7 +76,7 @@ class Task:
     inputs : str, Blob, TaskOutput, or a sequence of them
         A str names a blob of the task's own node.
     outputs : str, Blob, or a sequence of them
-        The blobs of the task's own node that the return value fills: one blob takes the value,
+        Blobs of the task's own node that the return value fills: one blob takes the value,
         several take the items of a sequence of that length.
     updates : str, Blob, or a sequence of them
         Blobs of the task's own node that `fn` changes in place.
@@ -88,18 +87,18 @@ class Task:
     node : Node or str, optional
         By default `Node.current()`.
     group : TaskGroup, optional
-        By default the active one. A task without a group can be passed to `Session.run`.
+        By default the active one, if any. `Session.run` accepts a task without a group.
     workspace_type : WorkspaceType, optional
         Overrides the group's.
     num_instances : int
-        Number of concurrent calls, each in a thread, in no particular order. `fn` reads its number
-        from ``current_task().instance``. Their return values come as a list.
+        Number of calls, which run concurrently in threads. ``current_task().instance`` is the
+        number of a call. The task returns the list of their values.
     transient_errors : type or tuple of types
-        Exceptions after which a `JobRunner` goes back to the last recorded epoch and continues, as
-        after a lost worker, up to `max_restarts` times. Other exceptions end the run.
+        Exceptions after which a `JobRunner` resumes from the last recorded epoch, as after a lost
+        worker, up to `max_restarts` times. Other exceptions end the run.
     after : Task, str, or a sequence of them
         Tasks of the same group that must end first. A str is the name of a task of the same node,
-        or ``"node/name"``; the task may be defined later.
+        or ``"node/name"``; that task may be defined later.
 
     Raises
     ------
@@ -128,16 +127,14 @@ class Task:
         self.has_given_name = name is not None
         self.name = check_name(name, "task") if name is not None else _name_of(fn)
         self.group: TaskGroup | None = None
-        # Set by the session that last ran the task, to fetch outputs from it.
+        # The session that last ran the task, and its plan: `TaskOutput.fetch` needs them.
         self.session: Any = None
-        self.plan: Any = None  # the plan that the session ran
+        self.plan: Any = None
         self.fetched_parts: set[int] = set()
 
-        self.inputs: tuple[Blob | TaskOutput, ...] = tuple(
-            self._input(value) for value in _sequence(inputs, Blob, TaskOutput)
-        )
-        self.updates: tuple[Blob, ...] = self._own_blobs(updates, "updates")
-        self.output_blobs: tuple[Blob, ...] = self._own_blobs(outputs, "outputs")
+        self.inputs = tuple(self._input(value) for value in _sequence(inputs))
+        self.updates = self._own_blobs(updates, "updates")
+        self.output_blobs = self._own_blobs(outputs, "outputs")
         if not isinstance(kwargs, Mapping | None):
             raise DefinitionError(
                 f"Task {self.full_name!r}: kwargs must map names to values; got {kwargs!r}."
@@ -146,7 +143,7 @@ class Task:
         self.workspace_type = workspace_type
         self.num_instances = num_instances
         self.transient_errors = tuple(_sequence(transient_errors))
-        self.after: tuple[Task | str, ...] = tuple(_sequence(after, Task))
+        self.after: tuple[Task | str, ...] = tuple(_sequence(after))
         self._check()
 
         if group is None:
@@ -154,8 +151,7 @@ class Task:
             group = active[-1] if active else None
         if not isinstance(group, TaskGroup | None):
             raise DefinitionError(
-                f"Task {self.full_name!r}: group must be a TaskGroup, such as job.init_group; got "
-                f"{group!r}."
+                f"Task {self.full_name!r}: group must be a TaskGroup (job.init_group); got {group!r}."
             )
         if group is not None:
             group.add(self)
@@ -167,7 +163,7 @@ class Task:
 
     @property
     def blob_type(self) -> WorkspaceType | None:
-        """The workspace type of the task, else of its group, else None."""
+        """The workspace type of the task, or else of its group."""
         return self.workspace_type or (self.group.workspace_type if self.group else None)
 
     def output(self, i: int = 0) -> TaskOutput:
@@ -192,9 +188,9 @@ class Task:
             blob = Blob(value) if isinstance(value, str) else value
             return Blob(blob.name, blob.node if blob.node is not None else self.node)
         if isinstance(value, Task):
-            hint = "write task.output() for the value it returns"
+            hint = "pass task.output()"
         else:
-            hint = dask_hint(value) or "pass constants through kwargs= or functools.partial"
+            hint = dask_hint(value) or "pass constants in kwargs= or with functools.partial"
         raise DefinitionError(
             f"Task {self.full_name!r}: an input must be a blob's name, a Blob or a TaskOutput; got "
             f"{type(value).__name__}. To fix it, {hint}."
@@ -202,7 +198,7 @@ class Task:
 
     def _own_blobs(self, values: object, what: str) -> tuple[Blob, ...]:
         blobs = []
-        for value in _sequence(values, Blob):
+        for value in _sequence(values):
             if not isinstance(value, str | Blob):
                 hint = dask_hint(value)
                 raise DefinitionError(
@@ -214,7 +210,7 @@ class Task:
                 raise DefinitionError(
                     f"Task {self.full_name!r}: {what} name blob {blob.name!r} of node "
                     f"{blob.node.name!r}, but a task writes to its own node only. Return the "
-                    f"value and let a task of {blob.node.name!r} read it as a TaskOutput."
+                    f"value, and read it in a task of {blob.node.name!r} as a TaskOutput."
                 )
             blobs.append(blob.on(self.node))
         return tuple(blobs)
@@ -242,23 +238,16 @@ class Task:
                 raise DefinitionError(
                     f"{where}: after must be tasks or their names; got {type(other).__name__}."
                 )
-        names = {
-            "inputs": {
-                value.name
-                for value in self.inputs
-                if isinstance(value, Blob) and value.node == self.node
-            }
-        }
         for what, blobs in (("updates", self.updates), ("outputs", self.output_blobs)):
-            names[what] = {blob.name for blob in blobs}
-            if len(names[what]) < len(blobs):
+            if len(set(blobs)) < len(blobs):
                 raise DefinitionError(f"{where}: {what} name a blob twice: {list(blobs)}.")
-        for what in ("inputs", "outputs"):
-            for blob in sorted(names[what] & names["updates"]):
-                raise DefinitionError(
-                    f"{where}: blob {blob!r} is in {what} and in updates. An updated blob is passed "
-                    f"to fn and counts as written; name it in updates only."
-                )
+        for what, values in (("inputs", self.inputs), ("outputs", self.output_blobs)):
+            for blob in self.updates:
+                if blob in values:
+                    raise DefinitionError(
+                        f"{where}: blob {blob.name!r} is in {what} and in updates. An updated blob "
+                        f"is passed to fn and counts as written: name it in updates only."
+                    )
         check_constants(where, self.fn, self.kwargs)
         check_call(where, self.name, self.fn, self.inputs, self.updates, self.kwargs)
 
@@ -305,11 +294,11 @@ class TaskGroup:
         task.group = self
 
     def tasks(self) -> list[Task]:
-        """The tasks, in order of definition."""
+        """Its tasks, in order of definition."""
         return list(self._tasks.values())
 
     def find(self, node: str, name: str) -> Task | None:
-        """The task `name` of `node`, if there is one."""
+        """The task `name` of `node`, or None."""
         return self._tasks.get((node, name))
 
     def used_nodes(self) -> list[Node]:
@@ -323,16 +312,16 @@ class TaskGroup:
         node: Node | str | None = None,
         interval_ms: int = 1000,
     ) -> None:
-        """Run `fn()` on `node` at an interval while the group runs, and once after it.
+        """Call `fn()` on `node` periodically while the group runs, and after the node's last task.
 
         Parameters
         ----------
         fn : callable
-            Takes no arguments. May read ``current_task().workspace`` and ``report`` metrics.
+            May read ``current_task().workspace`` and ``report`` metrics.
         node : Node or str, optional
             By default `Node.current()`.
         interval_ms : int
-            Milliseconds between two starts. A last call follows the node's last task.
+            Milliseconds between the starts of two calls.
         """
         self.check_open("a report step")
         node = Node.current() if node is None else as_node(node, "report_step")
@@ -342,10 +331,10 @@ class TaskGroup:
         self.reports.append((node, fn, interval_ms))
 
     def check_open(self, what: str) -> None:
-        """Refuse to add `what` to a group that was compiled."""
+        """Refuse to add `what` to a compiled group."""
         if self.is_compiled:
             raise DefinitionError(
-                f"Cannot add {what}: the {self.name} group is already compiled. Define everything "
+                f"Cannot add {what}: the {self.name} group is already compiled. Define all tasks "
                 f"before compile() or run()."
             )
 
@@ -365,10 +354,7 @@ def _check_workspace_type(value: object, where: str) -> None:
         raise DefinitionError(f"{where}: workspace_type must be a WorkspaceType; got {value!r}.")
 
 
-def _sequence(value: object, *single: type) -> Sequence[Any]:
-    """Wrap a str, or an instance of `single`, in a tuple."""
-    if isinstance(value, str) or isinstance(value, single):
-        return (value,)
+def _sequence(value: object) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else (value,)
 
 
