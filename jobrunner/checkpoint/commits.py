@@ -1,4 +1,4 @@
-"""Saves epochs: claims the names of their stores, and commits or abandons them."""
+"""Begins, commits and abandons saves. Runs on the client; `worker_save` runs on the workers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,11 @@ from typing import Any
 from jobrunner.checkpoint.encoding import registered_codecs
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.loader import REPLICATED
-from jobrunner.checkpoint.log import (
-    Claim,
-    RunLock,
-    store_names,
-    strict_json,
-)
+from jobrunner.checkpoint.log import Claim, RunLock, store_names, strict_json
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.store import Receipt, resolve_options
 from jobrunner.checkpoint.worker_save import BlobEncoder, Save
-from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
+from jobrunner.define import ArrayOptions
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -34,40 +29,22 @@ from jobrunner.errors import (
 logger = logging.getLogger(__name__)
 
 SAVE_REQUEST = "_save_now"
-"""A file of this name in the directory asks the run for a save at the end of the next step."""
+"""A file of this name in the directory asks the run to save at the end of the next step."""
 
 
 class Commits:
-    """Saves the epochs of the run that holds the directory.
-
-    Parameters
-    ----------
-    recorded : Epochs
-    retention : Retention
-    default_options : ArrayOptions
-        How arrays are stored if their blob does not say.
-    allow_pickle : bool
-
-    Attributes
-    ----------
-    lock : RunLock or None
-        That of the current run.
-
-    Notes
-    -----
-    Runs on the client.
-    """
+    """The saves of the run that holds the directory."""
 
     def __init__(
         self,
         recorded: Epochs,
         retention: Retention,
-        default_options: ArrayOptions = DEFAULT_ARRAY_OPTIONS,
+        default_options: ArrayOptions,
         *,
-        allow_pickle: bool = False,
+        allow_pickle: bool,
     ) -> None:
         self.path = recorded.path
-        self.lock: RunLock | None = None
+        self.lock: RunLock | None = None  # of the current run
         self._recorded = recorded
         self._retention = retention
         self._sweeper = retention.sweeper
@@ -77,11 +54,11 @@ class Commits:
         self._next_look = -math.inf
         self._unfinished: dict[Claim, Save] = {}
         self._abandoned: dict[Claim, Save] = {}
-        # Number of the newest commit entry, and its stores with their manifests' digests.
+        # The newest commit entry: its number, and node -> store and digest of its manifest.
         self._newest: tuple[int, dict[str, tuple[str, str]]] | None = None
 
     def take_request(self) -> bool:
-        """Whether the file `SAVE_REQUEST` asks for a save; removes the file."""
+        """Whether the file `SAVE_REQUEST` was there; removes it."""
         now = time.monotonic()
         if now < self._next_look:
             return False
@@ -92,7 +69,7 @@ class Commits:
                 return False
             self._files.remove_file(path)
         except OSError as error:
-            logger.warning("%s cannot be looked for or removed: %s", path, error)
+            logger.warning("%s cannot be read or removed: %s", path, error)
             return False
         return True
 
@@ -107,23 +84,19 @@ class Commits:
     ) -> Save:
         """Claim the names of an epoch's stores.
 
+        Call `write` of the save on every worker with its workspaces, then `commit` with all
+        receipts, or else `abandon`.
+
         Parameters
         ----------
-        epoch : int
         replicated : mapping of str to sequence of str, optional
             Name of a blob -> the nodes that have it. The first one saves it.
         initial : mapping of str to collection of str, optional
-            Node -> the blobs that its init tasks make, and so make anew for a saved state.
+            Node -> the blobs that its init tasks make: only these may contain objects that are
+            saved by their state.
         details : mapping, optional
-            What `commit` will be given: JSON, which may hold NaN and infinities. A store keeps it,
-            so that the record can be made again if the log loses it.
-        array_options : mapping of str to mapping of str to ArrayOptions, optional
-            Node -> name of a blob -> how its arrays are stored.
-
-        Returns
-        -------
-        Save
-            Its `write` is called on every worker with its workspaces. `commit` takes all receipts.
+            JSON that `commit` will get, at least in part; may contain NaN and infinities. A store
+            has a copy, from which a repair rebuilds the record.
 
         Raises
         ------
@@ -134,8 +107,7 @@ class Commits:
         """
         lock = self.held()
         shared = {name: list(nodes) for name, nodes in (replicated or {}).items()}
-        kept = {**(details or {}), **({REPLICATED: shared} if shared else {})}
-        kept = as_json(kept, "details")
+        stored = as_json({**(details or {}), **({REPLICATED: shared} if shared else {})}, "details")
         encoder = BlobEncoder(
             registered_codecs(),
             self._allow_pickle,
@@ -149,13 +121,13 @@ class Commits:
         self._sweeper.drain()
         with writing(self.path, f"the save of epoch {epoch} could not be begun"):
             retry = self._recorded.log.check_held().claims.get(epoch, 0)
-            # What lies there unclaimed is not ours: it stays.
+            # A store that exists unclaimed is not ours: it stays.
             while self._is_any_taken(names := store_names(lock.nodes, epoch, retry)):
                 retry += 1
             self._retention.append("begin", {"epoch": epoch, "retry": retry})
         claim = Claim(epoch, retry)
         save = Save(
-            self.path, lock.run, claim, names, encoder, self._files, self._former(), shared, kept
+            self.path, lock.run, claim, names, encoder, self._files, self._former(), shared, stored
         )
         self._unfinished[claim] = save
         return save
@@ -184,34 +156,23 @@ class Commits:
     def commit(
         self, save: Save, receipts: Mapping[str, Receipt], details: Mapping[str, Any]
     ) -> None:
-        """Make an epoch exist.
+        """Record an epoch, with one ``commit`` entry of the log; then retire others by policy.
 
-        Parameters
-        ----------
-        save : Save
-        receipts : mapping of str to Receipt
-            One for every node of the save.
-        details : mapping
-            JSON to keep with it; may hold NaN and infinities.
+        `details` is JSON for the record; it may contain NaN and infinities.
 
         Raises
         ------
         CommitConflictError
-            Another run has taken the directory over; the epoch does not exist.
+            Another run has taken the directory over; the epoch is not recorded.
         CheckpointWriteError
-            A receipt is missing, or it is not known whether the epoch was recorded.
-
-        Notes
-        -----
-        *Atomicity*: the ``commit`` entry of the log. What the retention policy gives up is
-        deleted afterwards, in the background.
+            A receipt is missing, or it is unknown whether the epoch was recorded.
         """
         missing = [node for node in save.stores if node not in receipts]
         if missing:
             raise CheckpointWriteError(
                 f"Epoch {save.epoch} of {self.path} cannot be recorded: expected a receipt from "
                 f"each of {len(save.stores)} nodes, found none from {', '.join(missing[:8])}. "
-                f"Are they placed on workers? Save again."
+                f"Check that they are placed on workers, and save again."
             )
         _check_replicas(save, receipts)
         epoch, retry = save.claim
@@ -245,9 +206,11 @@ class Commits:
                 try:
                     replaced = self._retention.name_stores(state, epoch)
                 except CheckpointCorruptError as error:
-                    logger.warning("What epoch %d replaces stays: %s", epoch, error)
+                    logger.warning(
+                        "The stores that epoch %d replaces are not deleted: %s", epoch, error
+                    )
             entry = self._retention.append("commit", body)
-        # The epoch exists from here on: nothing that fails below may raise.
+        # The epoch is recorded: nothing that fails below may raise.
         found = {node: (receipt.store, receipt.manifest) for node, receipt in stores.items()}
         self._newest = (entry.number, found)
         del self._unfinished[save.claim]
@@ -257,7 +220,7 @@ class Commits:
             seconds = {node: receipt.seconds for node, receipt in stores.items()}
             self._recorded.handler.report("checkpoint_save", seconds)
         except Exception:
-            logger.warning("The metadata handler failed to take a report", exc_info=True)
+            logger.warning("The metadata handler's report() failed", exc_info=True)
         try:
             self._retention.retire()
         except Exception as error:  # a policy is the user's code
@@ -270,22 +233,27 @@ class Commits:
             )
 
     def abandon(self, save: Save) -> None:
-        """Delete what a failed save has written, if possible; its names stay claimed."""
+        """Delete the stores of a failed save, if possible; their names stay claimed."""
         self._unfinished.pop(save.claim, None)
         try:
             state = self._recorded.log.check_held()
         except CheckpointError as error:
-            logger.warning("Epoch %d in %s is left as it is: %s", save.epoch, self.path, error)
+            logger.warning(
+                "%s: the stores of the failed save of epoch %d are not deleted: %s",
+                self.path,
+                save.epoch,
+                error,
+            )
             return
-        # A commit whose answer was lost may have been recorded all the same.
+        # A commit that seemed to fail may have been recorded: then there is no chore.
         if save.claim in state.chores:
-            # A slow worker may still write. So the stores are swept once more at the end of this
-            # run, and only the next run settles the claim.
+            # A slow worker may still write. The end of this run sweeps the stores once more, and
+            # the next run settles the claim.
             self._abandoned[save.claim] = save
             self._sweeper.add(save.claim, "delete", list(save.stores.values()), is_final=False)
 
     def abandon_all(self) -> None:
-        """Abandon what was begun and not committed; sweep once more what was abandoned before."""
+        """Abandon every save that was not committed, again if it was abandoned before."""
         saves = [*self._unfinished.values(), *self._abandoned.values()]
         try:
             for save in saves:
@@ -297,14 +265,15 @@ class Commits:
         """The lock of the current run; raises DefinitionError if there is none."""
         if self.lock is None:
             raise DefinitionError(
-                f"No run of this manager holds {self.path}. Start one first, as a JobRunner does."
+                f"No run of this manager holds {self.path}. Call run.start() first, as a JobRunner "
+                f"does."
             )
         return self.lock
 
 
 @contextlib.contextmanager
 def writing(path: str, what: str) -> Iterator[None]:
-    """Turn failures of the storage into CheckpointWriteError."""
+    """Raise CheckpointWriteError if the storage fails."""
     try:
         yield
     except CheckpointError as error:
@@ -325,14 +294,14 @@ def _check_replicas(save: Save, receipts: Mapping[str, Receipt]) -> None:
         for node in nodes:
             if receipts[node].replicas.get(name) != first:
                 raise DefinitionError(
-                    f"Blob {name!r} is replicated, and at epoch {save.epoch} its value on node "
-                    f"{node!r} differs from that on node {nodes[0]!r}. Make them equal, or "
+                    f"Blob {name!r} is replicated, but at epoch {save.epoch} its value on node "
+                    f"{node!r} differs from its value on node {nodes[0]!r}. Make them equal, or "
                     f"declare the blob without replicated=True."
                 )
 
 
 def as_json(value: Mapping[str, Any], what: str) -> Any:
-    """`value` as strict JSON; raises DefinitionError if it holds anything else."""
+    """`value` as strict JSON; raises DefinitionError if that is impossible."""
     strict = strict_json(value)
     try:
         json.dumps(strict, allow_nan=False)

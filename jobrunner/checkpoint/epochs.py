@@ -1,4 +1,4 @@
-"""Which epochs a directory records, and which are pinned: all that the log says of them."""
+"""The epochs that a directory records, and their pins, as the log has them."""
 
 from __future__ import annotations
 
@@ -37,30 +37,12 @@ from jobrunner.names import StoreName, format_store_name, parse_store_name
 
 logger = logging.getLogger(__name__)
 
-_NAMED_EPOCHS = 12
+_NAMED = 12
 _EPOCH_AND_RETRY = re.compile(r"\.(\d+)(?:\.r(\d+))?$")
 
 
 class Epochs:
-    """The recorded epochs of a directory.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-    metadata_handler : MetadataHandler, optional
-    files : Files, optional
-
-    Attributes
-    ----------
-    only_node : str or None
-        The one node that a `CheckpointManager` reads and saves.
-    loaded : int or None
-        The epoch that the current run has loaded last; retention keeps it.
-
-    Notes
-    -----
-    Runs on the client. Every answer comes from the log as it is at the call.
-    """
+    """The recorded epochs of a directory; every method reads the log anew."""
 
     def __init__(
         self,
@@ -81,13 +63,13 @@ class Epochs:
         self.handler = metadata_handler
         self.handler.set_params(self.path, ())
         self.log = LogWriter(self.handler, self.path)
-        self.only_node: str | None = None
-        self.loaded: int | None = None
+        self.only_node: str | None = None  # the node of a `CheckpointManager`
+        self.loaded: int | None = None  # by the current run, last; retention keeps it
         self._is_running = False
         self._unclaimed: list[int] | None = None
 
     def mark_run(self, *, is_running: bool) -> None:
-        """Note that a run of this manager takes the directory, or has left it."""
+        """Note that a run of this manager has taken or released the directory."""
         self._is_running = is_running
         self.loaded = self._unclaimed = None
 
@@ -139,7 +121,7 @@ class Epochs:
             raise CheckpointCorruptError(
                 f"{self.path}: entry {number} of the log is not a valid record of epoch {epoch}: "
                 f"{error}. Restore the entry from a copy, or run `jobrunner fsck {self.path} "
-                f"--repair` to make the record again."
+                f"--repair` to rebuild the record."
             ) from error
         if self.only_node is not None:
             stores = record["stores"]
@@ -147,40 +129,36 @@ class Epochs:
         return record
 
     def run_info(self, epoch: int) -> Mapping[str, Any]:
-        """What the run that recorded `epoch` said of itself; empty if the log has lost it."""
+        """The info that the run that recorded `epoch` logged when it began; see `info_of`."""
         return self.info_of(self.record(epoch)["run_number"])
 
     def info_of(self, run_number: int | None) -> Mapping[str, Any]:
-        """What a run said of itself in its entry of the log; empty if that is lost."""
+        """The info that a run logged in its ``run`` entry; empty if the entry is lost."""
         if run_number is None:
             return {}
         try:
             entry = self.log.read_entry(run_number)
         except CheckpointCorruptError as error:
-            logger.warning("%s: what a run said of itself is lost: %s", self.path, error)
+            logger.warning("%s: the info of a run is lost: %s", self.path, error)
             return {}
         info: Mapping[str, Any] = loose_json(entry.info) if isinstance(entry, RunEntry) else {}
         return info
 
     def held_by(self) -> str | None:
-        """Which other run holds the directory and may be alive, for people; None: no run."""
+        """The other run that holds the directory and may be alive, described for people."""
         run = self.log.refresh().run
         if self._is_running or run is None or self.log.known().is_ended:
             return None
         return None if is_known_dead(run.process, run.run) else str(run)
 
     def unclaimed(self) -> list[int]:
-        """Epochs of stores that are here and that no entry of the log claims, in ascending order.
+        """The epochs of stores that exist and that no entry of the log claims, in ascending order.
 
-        A run never leaves such stores: the log, or its newest entries, must be lost. In a run, the
-        answer is that of the first call, because the run itself claims all that it writes.
-
-        Notes
-        -----
-        Runs on the client, also while a run holds the directory. Reads names only, no store.
+        Runs claim every store before they write it. So the log, or its newest entries, must be
+        lost. During a run, only the first call looks. Reads names, no stores.
         """
         if self._unclaimed is None or not self._is_running:
-            # List first: a name is claimed before it is used, so no claim is missed.
+            # List before the log is read: a name is claimed before it is used.
             names = self.files.list_names(self.path)
             claims = self.log.refresh().claims
             suspects = []
@@ -192,7 +170,7 @@ class Epochs:
         return self._unclaimed
 
     def stores_among(self, names: Iterable[str]) -> list[tuple[str, StoreName]]:
-        """Those of `names` that name a store whose manifest is here, parsed."""
+        """Those of `names` that name a store with a manifest, each with the parsed name."""
         stores = [(name, store) for name in names if (store := parse_store_name(name)) is not None]
         manifests = [os.path.join(self.path, name, MANIFEST) for name, _ in stores]
         return list(compress(stores, self.files.each(self.files.is_taken, manifests)))
@@ -265,7 +243,7 @@ class Epochs:
 
     @contextmanager
     def reading(self, epoch: int) -> Iterator[None]:
-        """Tell damage from an epoch that was retired while it was read."""
+        """Raise CheckpointNotFoundError for damage if the epoch was retired while it was read."""
         try:
             yield
         except CheckpointCorruptError as error:
@@ -276,18 +254,11 @@ class Epochs:
             ) from error
 
     def verify_log(self) -> list[int]:
-        """Read the log from its first entry on: every entry, and every full state in it.
+        """Check every entry of the log, and every full state against the entries before it.
 
-        Returns
-        -------
-        list of int
-            Numbers of entries that are lost or damaged, and that a repair replaced.
-
-        Raises
-        ------
-        CheckpointCorruptError
-            An entry is missing, damaged or contradicts the entries before it, or a full state
-            does.
+        Returns the numbers of lost and damaged entries that a repair has replaced. Raises
+        CheckpointCorruptError if an entry that no repair replaced is missing, damaged or
+        contradicts those before it.
         """
         state = State()
         lost: list[int] = []
@@ -301,7 +272,10 @@ class Epochs:
                 problem = None
             elif isinstance(entry, GapEntry):
                 lost.append(number)
-                problem = problem or CheckpointCorruptError(f"Entry {number} of the log was lost.")
+                problem = problem or CheckpointCorruptError(
+                    f"{self.path}: entry {number} of the log is lost. Run `jobrunner fsck "
+                    f"{self.path} --repair`."
+                )
             elif problem is None:
                 if isinstance(entry, StateEntry) and not state.says(State.from_json(entry.state)):
                     raise CheckpointCorruptError(
@@ -319,14 +293,12 @@ class Epochs:
         if epoch not in state.recorded:
             raise CheckpointNotFoundError(
                 f"Epoch {epoch} of {self.path} is not recorded. Recorded: "
-                f"{name_some(list(state.recorded))}. Name one of these, or 'latest'."
+                f"{name_some(state.recorded)}. Name one of these, or 'latest'."
             )
 
 
-def name_some(items: list[Any]) -> str:
+def name_some(items: Iterable[Any]) -> str:
     """The last few of `items`, for a message."""
-    if not items:
-        return "none"
-    some = [str(item) for item in items[-_NAMED_EPOCHS:]]
-    before = "... " if len(items) > len(some) else ""
-    return before + ", ".join(some)
+    listed = list(items)
+    before = "... " if len(listed) > _NAMED else ""
+    return before + ", ".join(map(str, listed[-_NAMED:])) or "none"

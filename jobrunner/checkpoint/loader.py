@@ -1,4 +1,4 @@
-"""Reads recorded epochs: what their stores hold, with or without a cluster."""
+"""Verifies, opens and loads recorded epochs. Runs on the client; `worker_load` on the workers."""
 
 from __future__ import annotations
 
@@ -25,26 +25,16 @@ from jobrunner.errors import (
 )
 
 REPLICATED = "replicated"
-"""Detail of a record: name of a blob -> the nodes that have it. The first node's store holds it."""
+"""Detail of a record: name of a blob -> the nodes that have it. The first node's store has it."""
 
 PARTITIONS = "partitions"
-"""Detail of a record: name of a blob -> its axis, and the nodes that hold its parts, in order."""
+"""Detail of a record: name of a blob -> its axis, and the nodes that have its parts, in order."""
 
 _VERIFIED_AT_ONCE = 4  # stores, each by threads of its own
 
 
 class Loader:
-    """Reads recorded epochs: lists, verifies, opens and loads what their stores hold.
-
-    Parameters
-    ----------
-    recorded : Epochs
-    allow_pickle : bool
-
-    Notes
-    -----
-    Runs on the client.
-    """
+    """Verifies, opens and loads the stores of recorded epochs."""
 
     def __init__(self, recorded: Epochs, *, allow_pickle: bool = False) -> None:
         self.recorded = recorded
@@ -55,13 +45,7 @@ class Loader:
         ] = weakref.WeakKeyDictionary()
 
     def blobs(self, epoch: int) -> dict[str, list[str]]:
-        """Names of the blobs of each node at a recorded epoch.
-
-        Raises
-        ------
-        CheckpointCorruptError
-            A manifest is missing or not what was written.
-        """
+        """The names of the blobs of each node at a recorded epoch; verifies the manifests."""
         with self.recorded.reading(epoch):
             readers = self.readers(epoch)
             manifests = self.recorded.files.each(StoreReader.read_manifest, readers.values())
@@ -76,12 +60,12 @@ class Loader:
         return found
 
     def stateful_blobs(self, epoch: int) -> dict[str, frozenset[str]]:
-        """Names of the blobs of each node that hold objects saved by their state."""
+        """The names of each node's blobs with objects that are saved by their state."""
         stores = self.recorded.record(epoch)["stores"]
         return {node: frozenset(about.get("states", ())) for node, about in stores.items()}
 
     def shared_blobs(self, epoch: int) -> frozenset[str]:
-        """Names of the blobs that nodes which were not saved can load too."""
+        """The replicated and partitioned blobs, which also nodes that were not saved can load."""
         details = self.recorded.record(epoch)["details"]
         return frozenset(details.get(REPLICATED, ())) | frozenset(details.get(PARTITIONS, ()))
 
@@ -124,38 +108,27 @@ class Loader:
         anew: Mapping[str, Collection[str]] | None = None,
         from_memory: bool = False,
     ) -> TaskGroup:
-        """Make the task group that loads a recorded epoch; see `MultiNodeCheckpointManager.load`.
+        """See `MultiNodeCheckpointManager.load`.
 
         Parameters
         ----------
-        epoch : int
-        nodes : collection of str, optional
-            Only these nodes.
-        blobs : mapping of str to collection of str, optional
-            Node -> the blobs to load. Only these are read; all other blobs stay as they are.
-        partitions : mapping of str to sequence of str, optional
-            Name of a partitioned blob -> the nodes that hold its parts now. If other nodes saved
-            it, each gets a part of about the same length.
         anew : mapping of str to collection of str, optional
-            Node -> blobs of objects that are made anew after the group has run:
+            Node -> blobs whose objects are made only after the group has run;
             `load_waiting_states` then loads their states. By default a state is loaded into the
-            object that is there.
+            existing object.
         from_memory : bool
-            Take what a worker still holds in memory of a node's store from there. It is then
-            neither read nor verified.
+            Use the states that workers still have in memory instead of reading and verifying them.
         """
         readers = self.readers(epoch)
         details = self.recorded.record(epoch)["details"]
         key = self.memory_key(epoch)
-        lacking = [
-            *(node for node in nodes or () if node not in readers),
-            *(node for node, names in (blobs or {}).items() if node not in readers and not names),
-        ]
-        for node in lacking:
-            raise BlobNotFoundError(
-                f"Epoch {epoch} of {self.path} has no node {node!r}. It has "
-                f"{name_some(list(readers))}."
-            )
+        named_alone = [node for node, names in (blobs or {}).items() if not names]
+        for node in (*(nodes or ()), *named_alone):
+            if node not in readers:
+                raise BlobNotFoundError(
+                    f"Epoch {epoch} of {self.path} has no node {node!r}. It has "
+                    f"{name_some(readers)}."
+                )
         wanted = [
             node for node in (readers if blobs is None else blobs) if nodes is None or node in nodes
         ]
@@ -178,7 +151,7 @@ class Loader:
                 own = None if asked is None else asked - borrowed.keys() - cut.keys()
                 named.append((node, own or ()))
                 reader = None if own is not None and not own else readers.get(node)
-                memory = readers[node] if from_memory and node in readers else None
+                memory = readers.get(node) if from_memory else None
                 readings[node] = Reading(reader, own, borrowed, cut, key, memory)
             list(self.recorded.files.each(partial(self._check_blobs, epoch, readers), named))
         group, seconds = load_group(
@@ -198,22 +171,10 @@ class Loader:
         return memory_key(self.path, Claim(epoch, self.recorded.record(epoch)["retry"]))
 
     def report_load(self, group: TaskGroup, action: str | None = None) -> None:
-        """Report to the metadata handler how long each node took, once `group` has run.
+        """Report to the metadata handler how long each node took to run a group that `load` made.
 
-        Parameters
-        ----------
-        group : TaskGroup
-            One that `load` made.
-        action : str, optional
-            By default ``checkpoint_partial_load`` where `load` was told which blobs to load, else
-            ``checkpoint_load``.
-
-        Raises
-        ------
-        DefinitionError
-            `load` did not make it.
-        ExecutionError
-            It has not run.
+        By default `action` is ``checkpoint_partial_load`` if `load` got `blobs`, else
+        ``checkpoint_load``. Raises ExecutionError if the group has not run.
         """
         if group not in self._load_seconds:
             raise DefinitionError(f"{group!r} was not made by this manager's load().")
@@ -227,7 +188,7 @@ class Loader:
         stores = self.recorded.record(epoch)["stores"]
         if not stores and self.recorded.only_node is not None:
             raise CheckpointNotFoundError(
-                f"Epoch {epoch} of {self.path} holds nothing of node "
+                f"Epoch {epoch} of {self.path} has no store of node "
                 f"{self.recorded.only_node!r}. Name a checkpointed node, or use a "
                 f"MultiNodeCheckpointManager."
             )
@@ -239,9 +200,9 @@ class Loader:
     def _reader_of(self, readers: Mapping[str, StoreReader], node: str, blob: str) -> StoreReader:
         if node not in readers:
             raise BlobNotFoundError(
-                f"Blob {blob!r} lies in the store of node {node!r} in {self.path}, and this "
-                f"manager reads only that of {self.recorded.only_node!r}. Use a "
-                f"MultiNodeCheckpointManager, or leave the blob out of `blobs`."
+                f"Blob {blob!r} is in the store of node {node!r} in {self.path}; this manager "
+                f"reads only stores of node {self.recorded.only_node!r}. Use a "
+                f"MultiNodeCheckpointManager, or omit the blob from `blobs`."
             )
         return readers[node]
 
@@ -251,7 +212,7 @@ class Loader:
         recorded: Mapping[str, Any],
         partitions: Mapping[str, Sequence[str]],
     ) -> dict[str, dict[str, Part]]:
-        """Node -> the blobs of which it gets another part than it saved -> that part."""
+        """Node -> its partitioned blobs that other nodes saved -> its new part."""
         parts: dict[str, dict[str, Part]] = {}
         for name, nodes in partitions.items():
             if name not in recorded or list(nodes) == recorded[name]["nodes"]:
@@ -273,15 +234,17 @@ class Loader:
     ) -> None:
         node, blobs = named
         reader = readers.get(node)
-        there = [] if reader is None or not blobs else reader.read_manifest().blobs
+        if not blobs:
+            return
+        if reader is None:
+            raise BlobNotFoundError(
+                f"Epoch {epoch} of {self.path} has no node {node!r}, so blob "
+                f"{next(iter(blobs))!r} cannot be loaded there."
+            )
+        there = reader.read_manifest().blobs
         for blob in blobs:
-            if reader is None:
-                raise BlobNotFoundError(
-                    f"Epoch {epoch} of {self.path} has no node {node!r}, so blob {blob!r} cannot "
-                    f"be loaded there."
-                )
             if blob not in there:
                 raise BlobNotFoundError(
                     f"Node {node!r} has no blob {blob!r} at epoch {epoch} of {self.path}. "
-                    f"It has {name_some(list(there))}."
+                    f"It has {name_some(there)}."
                 )

@@ -1,4 +1,4 @@
-"""The checkpoint managers: what users read and hand to a `JobRunner`, composed of its parts."""
+"""The checkpoint managers, which users pass to a `JobRunner` and read checkpoints with."""
 
 from __future__ import annotations
 
@@ -42,29 +42,30 @@ class MultiNodeCheckpointManager:
     Parameters
     ----------
     path : str or os.PathLike
-        A directory that the client and all workers share. It is made absolute here, and created
-        when a run begins. Or a URL in an object store: ``s3://bucket/name``, ``gs://...``,
+        A directory that the client and all workers share. The path is made absolute at once; a run
+        creates the directory. Or a URL in an object store: ``s3://bucket/name``, ``gs://...``,
         ``az://...`` or ``memory://...``.
     metadata_handler : MetadataHandler, optional
-        Keeps the log; by default a `FileMetadataHandler`.
+        Stores the log; by default a `FileMetadataHandler`.
     save : SavePolicy
         When to save; by default after every epoch.
     keep : RetentionPolicy
         Which epochs to keep; by default all.
     asynchronous : bool
-        Save in the background: later epochs run while this one is written. Arrays that only a blob
-        refers to are saved by reference, everything else is copied first. At most one save runs at
-        a time; the next one waits for it.
+        Save in the background: later epochs run while this one is written. Arrays that only their
+        blob refers to are saved by reference; everything else is copied first. At most one save
+        runs at a time; the next one waits for it.
     budget_bytes : int, optional
-        With `asynchronous`: limit on one worker of the copies, together with the arrays that tasks
-        may replace in the meantime. What exceeds it is written before the epochs continue.
+        With `asynchronous`: limit for each worker on the copies, together with the arrays that
+        tasks may replace while the save runs. Whatever exceeds it is written before the epochs
+        continue.
     delete_on_success : bool
         Delete all epochs once the job has ended, exit group included.
     load_path : str or os.PathLike, optional
-        Another checkpoint directory, to begin from while this one records no epoch. It is only
+        Another checkpoint directory to resume from while this one records no epoch. It is only
         read.
     compressors : str, codec of Zarr, or a sequence of them, optional
-        For all blobs that do not name their own; as for `Blob`. By default nothing is compressed.
+        For all blobs that name none themselves; see `Blob`. By default nothing is compressed.
     allow_pickle : bool
         Pickle blobs that cannot be saved otherwise, and unpickle them. Use it only with
         directories whose writers you trust.
@@ -72,7 +73,7 @@ class MultiNodeCheckpointManager:
         Take the directory even from a run that is alive. That run ends with
         `CommitConflictError`.
     files : Files, optional
-        How the file system is accessed; for tests.
+        How to access the file system; for tests.
     patience : Patience, optional
         How long a silent run counts as alive; for tests.
 
@@ -83,8 +84,8 @@ class MultiNodeCheckpointManager:
 
     Notes
     -----
-    Making a manager touches no storage. Its methods read, and need no cluster and no run; only
-    `pin`, `unpin` and ``open(pin=True)`` write. One manager may serve several runners, one after
+    Making a manager touches no storage. Its methods need no cluster and no run; they only read,
+    except `pin`, `unpin` and ``open(pin=True)``. Several runners may use one manager, one after
     another. `recorded`, `loader`, `retention`, `commits` and `run` are its parts, for `JobRunner`
     and the command line.
     """
@@ -109,7 +110,7 @@ class MultiNodeCheckpointManager:
         self.save_policy = save if save is not None else SaveEvery(epochs=1)
         if not isinstance(self.save_policy, SavePolicy):
             raise DefinitionError(
-                f"save must be a SavePolicy such as SaveEvery(epochs=5); got {save!r}."
+                f"save must be a SavePolicy, for example SaveEvery(epochs=5); got {save!r}."
             )
         self.asynchronous = bool(asynchronous)
         if budget_bytes is not None:
@@ -125,16 +126,17 @@ class MultiNodeCheckpointManager:
             origin = Epochs(load_path, None, files_beside(absolute_path(load_path), files))
             if origin.path == self.path:
                 raise DefinitionError(
-                    f"load_path must differ from path, and both are {self.path}. Leave load_path "
-                    f"out: a run resumes from its own directory anyway."
+                    f"load_path must differ from path; both are {self.path}. Omit load_path: a run "
+                    f"resumes from its own directory anyway."
                 )
             self._origin = Loader(origin, allow_pickle=allow_pickle)
         if compressors is not None:
             given = read_compressors(compressors, "compressors")
             compressors = check_compressors(given, "compressors")
-        options = ArrayOptions(compressors)
         self.retention = Retention(self.recorded, keep)
-        self.commits = Commits(self.recorded, self.retention, options, allow_pickle=allow_pickle)
+        self.commits = Commits(
+            self.recorded, self.retention, ArrayOptions(compressors), allow_pickle=allow_pickle
+        )
         self.run = DirectoryRun(
             self.recorded,
             self.retention,
@@ -145,7 +147,7 @@ class MultiNodeCheckpointManager:
         )
 
     def epochs(self) -> list[int]:
-        """The recorded epochs, in ascending order; none if there is nothing at the path.
+        """The recorded epochs, in ascending order; none if the directory does not exist.
 
         Raises
         ------
@@ -165,19 +167,19 @@ class MultiNodeCheckpointManager:
         -------
         mapping
             ``epoch``, ``time``, ``run``; ``stores``, by node: ``store`` (its name), ``manifest``
-            (SHA-256), ``nbytes``, ``seconds``; and ``details``, what the runner added.
+            (SHA-256), ``nbytes``, ``seconds``; and the runner's ``details``.
 
         Raises
         ------
         CheckpointNotFoundError
-            The epoch is not recorded; names the epochs that are.
+            The epoch is not recorded; the message names those that are.
         """
         return self.recorded.record(epoch)
 
     def records(
         self, epochs: Iterable[int] | None = None
     ) -> Iterator[tuple[int, Mapping[str, Any] | CheckpointCorruptError]]:
-        """Recorded epochs, each with its record, or with the error that says why it has none.
+        """Each recorded epoch with its record, or with the error if its record is damaged.
 
         Parameters
         ----------
@@ -192,13 +194,13 @@ class MultiNodeCheckpointManager:
         return self.recorded.records(epochs)
 
     def get_ckpt_db_name(self, node: str, epoch: int) -> str:
-        """Where the store of `node` at `epoch` lies, or would lie if it were saved next.
+        """The path of the store of `node` at `epoch`: the recorded one, or else the next one.
 
         Returns
         -------
         str
-            An absolute path, ``path/node.epoch``; with ``.r1``, ``.r2``, ... if earlier attempts
-            to save the epoch had claimed that name.
+            ``path/node.epoch``, absolute; with ``.r1``, ``.r2``, ... if earlier attempts to save
+            the epoch have claimed that name.
         """
         return self.recorded.get_ckpt_db_name(node, epoch)
 
@@ -213,8 +215,8 @@ class MultiNodeCheckpointManager:
         ----------
         epoch : int
         label : str
-            Whose pin it is. An epoch may be pinned under several labels, and is kept while one is
-            left.
+            Whose pin it is. An epoch may have pins with different labels, and is kept until the
+            last one is removed.
 
         Raises
         ------
@@ -226,8 +228,8 @@ class MultiNodeCheckpointManager:
         Notes
         -----
         Runs on the client, also while a run holds the directory. *Atomicity*: the ``pin`` entry of
-        the log; an epoch pinned before its retirement is logged is not deleted. *Safe to retry*:
-        yes. A rewind sets a pinned epoch aside too, and deletes nothing.
+        the log. An epoch is not deleted if that entry comes before the one that retires it. *Safe
+        to retry*: yes. A rewind sets pinned epochs aside too, but deletes nothing.
         """
         self.recorded.pin(epoch, label)
 
@@ -247,8 +249,8 @@ class MultiNodeCheckpointManager:
 
         Notes
         -----
-        Raises, runs and retries as `pin` does. The retention policy judges the epoch again at the
-        next commit.
+        Raises, runs and retries as `pin` does. From the next commit on, the retention policy may
+        retire the epoch.
         """
         return self.recorded.unpin(epoch, label)
 
@@ -266,9 +268,9 @@ class MultiNodeCheckpointManager:
         after : int, optional
             Yield only what is recorded after this recorded epoch; by default all.
         poll_seconds : float
-            How often to look.
+            Time between two looks at the log.
         timeout_seconds : float, optional
-            End if nothing new is recorded for so long.
+            Stop after this time without a new epoch; by default never.
 
         Yields
         ------
@@ -282,10 +284,10 @@ class MultiNodeCheckpointManager:
 
         Notes
         -----
-        Runs anywhere the directory is mounted. Ends once the run that writes there has ended. It
-        waits for a run that has not begun yet, and for the successor of one that was killed. A
-        retention policy may retire an epoch before you have read it: ``open(epoch, pin=True)``
-        keeps it, or says that it is gone.
+        Runs on any machine that can read the directory. Stops once the run there has ended; waits
+        if no run has begun yet, and if a run was killed, for the next one. The retention policy may
+        retire an epoch before you have read it: ``open(epoch, pin=True)`` keeps it, or raises if
+        it is gone.
         """
         return self.recorded.watch(after, poll_seconds, timeout_seconds)
 
@@ -295,7 +297,7 @@ class MultiNodeCheckpointManager:
         Raises
         ------
         CheckpointCorruptError
-            A file is not what was written: names the first one, what was expected and found.
+            A file is not what was written; the message names the first such file.
         """
         self.loader.verify(epoch)
 
@@ -306,8 +308,7 @@ class MultiNodeCheckpointManager:
         ----------
         epoch : int
         pin : bool
-            Keep the epoch, whatever the retention policy says, until `Checkpoint.close`; the
-            checkpoint is a context manager. Writes to the log.
+            Pin the epoch until `Checkpoint.close`; the checkpoint is a context manager.
 
         Raises
         ------
@@ -324,19 +325,25 @@ class MultiNodeCheckpointManager:
         blobs: Mapping[str, Collection[str]] | None = None,
         partitions: Mapping[str, Sequence[str]] | None = None,
     ) -> TaskGroup:
-        """Make the task group that loads a recorded epoch; in a run, that epoch is kept.
+        """Make the task group that loads a recorded epoch.
 
         Parameters
         ----------
         epoch : int
-        nodes, blobs, partitions
-            See `Loader.load`. By default all blobs of all nodes.
+        nodes : collection of str, optional
+            Load only these nodes; by default all.
+        blobs : mapping of str to collection of str, optional
+            Node -> the blobs to load; the node's other blobs stay. By default all blobs, replacing
+            whatever the node has. A node that was not saved may load replicated and partitioned
+            blobs.
+        partitions : mapping of str to sequence of str, optional
+            Name of a blob that was saved partitioned -> the nodes that get its parts now. If these
+            are not the nodes that saved it, it is cut anew.
 
         Returns
         -------
         TaskGroup
-            For `Session.run`. It verifies everything on all nodes, and only then replaces the
-            nodes' global blobs.
+            For `Session.run`. It verifies everything on all nodes before it replaces any blob.
 
         Raises
         ------
@@ -349,30 +356,25 @@ class MultiNodeCheckpointManager:
         -----
         Runs on the client; the group's tasks run on the nodes' workers, and raise
         `CheckpointCorruptError` if something is not what was written. *Atomicity*: no blob is
-        replaced before all are verified. *Safe to retry*: yes.
+        replaced before all are verified. *Safe to retry*: yes. During a run, the retention policy
+        does not retire the epoch that was loaded last.
         """
         return self.loader.load(epoch, nodes=nodes, blobs=blobs, partitions=partitions)
 
     def source(self) -> Loader:
-        """What a run would resume from: this directory, or `load_path` while it records nothing.
-
-        Raises
-        ------
-        CheckpointNotFoundError
-            `load_path` records no epoch either.
-        """
+        """Where a run would resume from: this directory, or `load_path` while this is empty."""
         if self._origin is None or self.epochs():
             return self.loader
         if not self._origin.recorded.all():
             raise CheckpointNotFoundError(
                 f"load_path {self._origin.path} records no epoch. Name the directory of a run that "
-                f"has recorded one, or leave load_path out to start afresh."
+                f"has recorded one, or omit load_path to start afresh."
             )
         return self._origin
 
 
 class CheckpointManager(MultiNodeCheckpointManager):
-    """Saves and loads one node of a job; otherwise the same as `MultiNodeCheckpointManager`.
+    """Saves and loads one node of a job; otherwise as `MultiNodeCheckpointManager`.
 
     Parameters
     ----------
@@ -394,5 +396,5 @@ class CheckpointManager(MultiNodeCheckpointManager):
         self.node_name = self.recorded.only_node = check_name(node_name, "node")
 
     def get_ckpt_db_name(self, node: str | None, epoch: int) -> str:
-        """See `MultiNodeCheckpointManager.get_ckpt_db_name`; None stands for the manager's node."""
+        """As `MultiNodeCheckpointManager.get_ckpt_db_name`; None means the manager's node."""
         return super().get_ckpt_db_name(self.node_name if node is None else node, epoch)

@@ -1,11 +1,10 @@
-"""Loads an epoch as a task group: verify everything on all nodes, then replace their blobs."""
+"""The task group that loads an epoch: verify everything on all nodes, then replace their blobs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,18 +19,14 @@ _VERIFIED = "verified checkpoint"
 _SECONDS = "seconds of reading"
 
 
+@dataclass(frozen=True, slots=True)
 class _Verified:
-    """Blobs that were read and verified, for the workspace of the same node."""
-
-    __slots__ = ("values",)
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.values = values
+    values: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A node's part of a partitioned array: consecutive slices of recorded stores."""
+    """A node's part of a partitioned array: pieces (store, start, stop) along an axis, in order."""
 
     axis: int
     pieces: Sequence[tuple[StoreReader, int, int]]
@@ -45,12 +40,9 @@ class Part:
 
 
 def cut_evenly(lengths: Sequence[int], count: int) -> list[list[tuple[int, int, int]]]:
-    """Cut consecutive parts into `count` new ones of about the same length.
+    """Cut consecutive parts of these `lengths` into `count` new ones of about the same length.
 
-    Returns
-    -------
-    list of list of (int, int, int)
-        For each new part its pieces: old part, start, stop; at least one, which may be empty.
+    Each new part is a list of pieces (old part, start, stop): at least one, which may be empty.
     """
     total = sum(lengths)
     share, more = divmod(total, count)
@@ -72,40 +64,24 @@ def cut_evenly(lengths: Sequence[int], count: int) -> list[list[tuple[int, int, 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a node loads, and where it reads it.
-
-    Attributes
-    ----------
-    own : StoreReader or None
-        Its own store.
-    blobs : frozenset of str or None
-        The blobs of its own store to load; None: all.
-    borrowed : mapping of str to StoreReader
-        Replicated blobs, which are in another node's store.
-    parts : mapping of str to Part
-        Partitioned blobs whose parts differ from those that were saved.
-    memory_key : str
-        The key under which workers keep the states of this epoch.
-    memory : StoreReader or None
-        The node's own store: what the worker still holds of it in memory is not read. None: all
-        is read.
-    """
+    """What a node loads, and from where."""
 
     own: StoreReader | None
+    """The node's store, if anything is read from it."""
     blobs: frozenset[str] | None
-    borrowed: Mapping[str, StoreReader] = field(default_factory=dict)
-    parts: Mapping[str, Part] = field(default_factory=dict)
-    memory_key: str = ""
-    memory: StoreReader | None = None
+    """The blobs to load from `own`; None: all."""
+    borrowed: Mapping[str, StoreReader]
+    """Replicated blobs, which are in another node's store."""
+    parts: Mapping[str, Part]
+    """Partitioned blobs whose parts differ from those that were saved."""
+    memory_key: str
+    """The key under which workers keep the states of this epoch in memory."""
+    memory: StoreReader | None
+    """The node's store, whose states in memory are used instead of reading; None: read all."""
 
-    def load(
-        self,
-        codecs: Sequence[Codec],
-        *,
-        allow_pickle: bool,
-        known: Mapping[str, Any] = MappingProxyType({}),
-    ) -> dict[str, Any]:
-        """Read and verify all of it but the blobs that are known."""
+    def load(self, codecs: Sequence[Codec], *, allow_pickle: bool) -> dict[str, Any]:
+        """Recall the blobs that are in memory; read and verify all others."""
+        known = self._recall()
         values = dict(known)
         if self.own is not None:
             left = None if self.blobs is None else self.blobs - known.keys()
@@ -121,8 +97,7 @@ class Reading:
             values[name] = part.load(name)
         return values
 
-    def recall(self) -> dict[str, Any]:
-        """The blobs that this task's worker still holds in memory."""
+    def _recall(self) -> Mapping[str, Any]:
         if self.memory is None or self.blobs is None:
             return {}
         task = current_task()
@@ -130,7 +105,7 @@ class Reading:
         return task.workspace.kept_states.recall(task.node, self.memory.identity, names)
 
     def keep(self, values: Mapping[str, Any]) -> None:
-        """Let this task's worker keep what was loaded in memory, for a later recovery."""
+        """Keep the loaded values in the memory of this task's worker, for a later recovery."""
         if self.memory is not None and not self.parts:
             task = current_task()
             kept_states = task.workspace.kept_states
@@ -139,7 +114,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Reads and verifies what one node loads; runs on the node's worker."""
+    """The task that reads and verifies what one node loads."""
 
     reading: Reading
     codecs: Sequence[Codec]
@@ -147,14 +122,13 @@ class _Read:
 
     def __call__(self) -> tuple[_Verified, float]:
         started = time.perf_counter()
-        known = self.reading.recall()
-        values = self.reading.load(self.codecs, allow_pickle=self.allow_pickle, known=known)
+        values = self.reading.load(self.codecs, allow_pickle=self.allow_pickle)
         return _Verified(values), time.perf_counter() - started
 
 
 @dataclass(frozen=True, slots=True)
 class _HandOver:
-    """Puts what was read into the node's workspace, after all nodes have read theirs."""
+    """The task that updates a node's workspace, after all nodes have read and verified."""
 
     reading: Reading
     replace: bool
@@ -176,23 +150,16 @@ class _HandOver:
 
 
 def load_waiting_states(workspaces: Mapping[str, Workspace]) -> None:
-    """Load the states that a load left waiting into the objects that were made since.
+    """Load waiting states into the objects that init tasks have made since the load.
 
-    Raises
-    ------
-    PlanMismatchError, CheckpointError
-        See `StatefulBlob.load_into`.
-
-    Notes
-    -----
-    Runs on workers, in a thread, with their workspaces.
+    Runs on workers, in a thread. Raises what `StatefulBlob.load_into` raises.
     """
     for workspace in workspaces.values():
         workspace.apply_waiting()
 
 
 def _all_verified() -> None:
-    """Does nothing: it runs after all reads and before any hand-over."""
+    """A barrier: runs after all reads and before any update."""
 
 
 def load_group(
@@ -203,25 +170,9 @@ def load_group(
     allow_pickle: bool,
     anew: Mapping[str, Collection[str]],
 ) -> tuple[TaskGroup, dict[str, TaskOutput]]:
-    """Make the group that loads stores into the workspaces of their nodes.
+    """Make the group for nodes' `readings`; also return the seconds that each node took to read.
 
-    Parameters
-    ----------
-    readings : mapping of str to Reading
-        By node.
-    codecs : sequence of Codec
-    replace : bool
-        Drop the nodes' other blobs.
-    allow_pickle : bool
-    anew : mapping of str to collection of str
-        Node -> blobs whose objects are made later: their states wait for `load_waiting_states`.
-        Other states are loaded into the objects that are there.
-
-    Returns
-    -------
-    group : TaskGroup
-    seconds : dict of str to TaskOutput
-        How long each node took to read; fetch it after the group has run.
+    With `replace`, drop the nodes' other blobs. For `anew` see `Loader.load`.
     """
     group = TaskGroup(WorkspaceType.PRIVATE)
     group.name = "load"

@@ -1,4 +1,4 @@
-"""One save of an epoch, as it is sent to the workers: prepare, copy, write."""
+"""One save of an epoch, as the client sends it to the workers: prepare, copy, write."""
 
 from __future__ import annotations
 
@@ -36,37 +36,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BlobEncoder:
-    """Encodes all that a save writes of each node: its global blobs but the transient ones.
-
-    Parameters
-    ----------
-    codecs : sequence of Codec
-    allow_pickle : bool
-    initial : mapping of str to collection of str, optional
-        Node -> the blobs that its init tasks make: only these may hold objects that are saved by
-        their state. By default, any may.
-    options : mapping of str to mapping of str to ArrayOptions
-        Node -> name of a blob -> how its arrays are stored.
-    default : ArrayOptions
-        How the arrays of all other blobs are stored.
-    """
+    """Encodes the global blobs of each node, except transient ones; see `Commits.begin`."""
 
     codecs: Sequence[Codec] = ()
     allow_pickle: bool = False
     initial: Mapping[str, Collection[str]] | None = None
     options: Mapping[str, Mapping[str, ArrayOptions]] = field(default_factory=dict)
-    default: ArrayOptions = DEFAULT_ARRAY_OPTIONS
+    default: ArrayOptions = DEFAULT_ARRAY_OPTIONS  # for blobs without options
 
     def encode(
         self, node: str, workspace: Workspace, apart: Collection[str] = ()
     ) -> dict[str, EncodedBlob | Alike]:
-        """Encode the blobs of a node; those named in `apart` are not stacked.
-
-        Raises
-        ------
-        DefinitionError
-            A blob cannot be encoded; names it and the ways out.
-        """
+        """Encode the blobs of a node; do not stack those named in `apart`."""
         blobs = workspace.globals
         if workspace.transient:
             blobs = {name: blobs[name] for name in blobs if name not in workspace.transient}
@@ -83,10 +64,10 @@ class BlobEncoder:
         for name, blob in encoded.items():
             if blob.has_state and initial is not None and name not in initial:
                 raise DefinitionError(
-                    f"Node {node!r}, blob {name!r}: it holds an object that is saved by its "
-                    f"state_dict(), and no task of the init group makes that blob, so a resume "
+                    f"Node {node!r}, blob {name!r}: it contains an object that is saved by its "
+                    f"state_dict(), but no task of the init group makes the blob, so a resume "
                     f"would have no object to load the state into. Make the blob in the init "
-                    f"group, or store the object's state_dict() in it instead, or keep it out of "
+                    f"group, or store the object's state_dict() in it, or exclude it from "
                     f"checkpoints: outputs=Blob({name!r}, transient=True)."
                 )
         return {
@@ -98,46 +79,28 @@ class BlobEncoder:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Writes the stores of a worker's nodes; its methods are called once on each worker.
+    """Writes the stores of a worker's nodes: call `write`, or `copy` and `write`, once on each.
 
-    Parameters
-    ----------
-    path : str
-        The checkpoint directory, absolute.
-    run : str
-    claim : Claim
-    stores : mapping of str to str
-        Node -> name of its store.
-    encoder : BlobEncoder
-    files : Files
-    former : mapping of str to (str, str)
-        Node -> a recorded store of it, and the SHA-256 of its manifest. Chunks that did not change
-        since are linked.
-    replicated : mapping of str to sequence of str
-        Name of a blob -> the nodes that have it. The first one saves it.
-    details : mapping
-        JSON that the first node's store keeps, so that the record can be made again without the
-        log.
-
-    Notes
-    -----
-    Runs on workers, in a thread; picklable. *Atomicity*: the epoch exists only once the manager
-    has committed it. *Safe to retry*: no; begin again.
+    Picklable; runs on workers, in a thread. Not safe to retry: begin a new save instead.
     """
 
     path: str
     run: str
     claim: Claim
     stores: Mapping[str, str]
+    """Node -> name of its store."""
     encoder: BlobEncoder
     files: Files
     former: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Node -> its recorded store whose unchanged chunks are linked, and its manifest's SHA-256."""
     replicated: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Name of a blob -> the nodes that have it. The first one saves it."""
     details: Mapping[str, Any] = field(default_factory=dict)
+    """Of the record; the first node's store has a copy, for repairs."""
 
     @property
     def epoch(self) -> int:
-        """The epoch that is saved."""
+        """The epoch of the claim."""
         return self.claim.epoch
 
     @property
@@ -148,17 +111,11 @@ class Save:
     def write(
         self, workspaces: Mapping[str, Workspace], *, is_copied: bool = False
     ) -> dict[str, Receipt]:
-        """Write, make durable, and return a receipt for each node.
+        """Write the stores, make them durable, and return a receipt for each node.
 
-        With `is_copied`, write what `copy` has copied, in a thread of low priority if the system
-        has such.
-
-        Raises
-        ------
-        DefinitionError
-            A blob cannot be encoded; nothing was written.
-        CheckpointWriteError
-            The storage failed.
+        With `is_copied`, write what `copy` has copied, at low priority where the system has thread
+        priorities. Raises DefinitionError, before anything is written, if a blob cannot be
+        encoded, and CheckpointWriteError if the storage fails.
         """
         prepared = self._take_copy(workspaces) if is_copied else self._prepare(workspaces)
         with self._writing(prepared.nodes):
@@ -169,10 +126,9 @@ class Save:
             return self._finish(workspaces, prepared)
 
     def copy(self, workspaces: Mapping[str, Workspace], budget_bytes: int | None = None) -> None:
-        """Copy what `write` will write; the epochs may go on when it returns.
+        """Copy what `write` will write; the epochs may continue when it returns.
 
-        Up to `budget_bytes` are copied on a worker; the rest is written at once. Raises what
-        `write` raises.
+        Copies up to `budget_bytes` and writes the rest at once. Raises what `write` raises.
         """
         background = _Background.of(workspaces)
         background.save = None
@@ -190,20 +146,21 @@ class Save:
         if prepared is None or background.claim != self.claim:
             raise CheckpointWriteError(
                 f"Epoch {self.epoch} of {self.path} cannot be written: this worker has no copy of "
-                f"its blobs. Save again."
+                f"its blobs. Save the epoch again."
             )
         return prepared
 
     def _prepare(self, workspaces: Mapping[str, Workspace]) -> _Prepared:
         nodes = [node for node in workspaces if node in self.stores]
-        # Before the blobs are encoded, while nothing else refers to their arrays.
+        # Encoding refers to the arrays of the blobs, so find the unchanged ones first.
         unchanged = {}
         for node in nodes:
             workspace = workspaces[node]
             names = [name for name in workspace.globals if name not in workspace.transient]
             workspace.kept_states.keep(self.memory_key, node, workspace.globals, names)
             unchanged[node] = UnchangedArrays(workspace, names)
-        # All of it before anything is written: a blob that cannot be saved is no storage fault.
+        # Encode everything before writing anything: a blob that cannot be saved is an error of the
+        # job, not of the storage.
         encoded = {
             node: self.encoder.encode(node, workspaces[node], self.replicated) for node in nodes
         }
@@ -270,7 +227,7 @@ class Save:
     def _finish(
         self, workspaces: Mapping[str, Workspace], prepared: _Prepared
     ) -> dict[str, Receipt]:
-        """Make all durable, and note in the workspaces what it was written from."""
+        """Make the stores durable, and note in the workspaces what they were written from."""
         receipts = dict(zip(prepared.nodes, prepared.batch.finish(), strict=True))
         for node, receipt in receipts.items():
             replicas, states = prepared.replicas.get(node, {}), prepared.states[node]
@@ -312,7 +269,7 @@ _COPIES = "copies to be saved"
 
 
 class _Background:
-    """What a worker keeps for saves in the background: memory to copy to, and the save itself."""
+    """A worker's state for saves in the background: the memory for copies, and the copied save."""
 
     def __init__(self) -> None:
         self.arena = Arena()
@@ -321,7 +278,7 @@ class _Background:
 
     @classmethod
     def of(cls, workspaces: Mapping[str, Workspace]) -> _Background:
-        """The one that belongs to a worker's workspaces, and lives as long as they do."""
+        """That of a worker's workspaces; lives as long as they do."""
         found = [w.companions[_COPIES] for w in workspaces.values() if _COPIES in w.companions]
         background: _Background = found[0] if found else cls()
         for workspace in workspaces.values():

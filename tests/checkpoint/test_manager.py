@@ -623,7 +623,7 @@ def test_a_single_node_manager_saves_its_node(tmp_path: Path) -> None:
 
 def test_a_node_that_was_not_saved_is_not_found(rig: Rig) -> None:
     rig.save(0)
-    with pytest.raises(CheckpointNotFoundError, match="nothing of node 'x'"):
+    with pytest.raises(CheckpointNotFoundError, match="no store of node 'x'"):
         CheckpointManager(rig.manager.path, "x").load(0)
     with pytest.raises(BlobNotFoundError, match="no node 'x'. It has 'server', 'trainer:0'"):
         rig.manager.open(0)["x"]
