@@ -1,4 +1,4 @@
-"""What a run knows and what it does next: pure functions. No I/O, no Dask, no clock."""
+"""The state of a run, and what it does next: pure functions. No I/O, no Dask, no clock."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ class State:
     """How far a run is."""
 
     losses: Losses
-    epoch: int = 0  # the last that has ended; 0 is "after init"
-    steps_done: int = 0  # of the next epoch, as the loaded checkpoint had them
-    recorded: int | None = None  # the recorded epoch that the workspaces hold, if they hold one
+    epoch: int = 0  # the last that ended; 0 is "after init"
+    steps_done: int = 0  # of the next epoch, in the loaded checkpoint
+    recorded: int | None = None  # the epoch in the workspaces, if it is recorded
     fired: tuple[str, ...] = ()  # stop conditions that were true when `epoch` ended
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)  # by epoch
     epoch_seconds: float = float("inf")  # the last epoch's
-    under_way: range = range(0)  # the epochs that workers run in one go; empty: nodes are placed
-    is_careful: bool = False  # they run one task at a time, and report each before it begins
-    most_workers: int = 0  # in use at once so far
-    next_look: float = 0.0  # when to look for spare workers
+    under_way: range = range(0)  # the epochs that workers run now; empty: nodes are placed
+    is_careful: bool = False  # workers run one task at a time and report each before it begins
+    most_workers: int = 0  # the most in use at once so far
+    next_look: float = 0.0  # when to look for spare workers, by the monotonic clock
     is_announced: bool = False  # `on_start` was called
-    has_begun: bool = False  # init or a load has succeeded,
-    resumed_from: int | None = None  # namely of this epoch
-    is_finished: bool = False  # the loaded run had ended after its exit group
+    has_begun: bool = False  # init or a load has ended
+    resumed_from: int | None = None  # the epoch of that load; None: init
+    is_finished: bool = False  # the loaded run had run its exit group
 
     def begin(self, epochs: range) -> None:
-        """Note what the workers run next."""
+        """Note the epochs that the workers run next."""
         self.under_way = epochs
         self.is_careful = bool(epochs) and self.needs_care(epochs.start)
 
     def needs_care(self, epoch: int) -> bool:
-        """Whether to run `epoch` one task at a time, to find out which one loses workers."""
+        """Whether to run `epoch` one task at a time, to find the task that kills workers."""
         return bool(self.losses.in_a_row) and epoch in self.losses.careful_epochs
 
     def stopped_by(self, limit: int | None) -> str:
-        """The stop condition or limit that ends the job after `epoch`; empty: it goes on."""
-        if self.steps_done:  # an epoch that has begun is finished, whatever the limit is now
+        """The stop condition or limit that ends the job after `epoch`; empty: it continues."""
+        if self.steps_done:  # an epoch that has begun also ends, whatever the limit is now
             return ""
         if self.fired:
             return self.fired[0]
@@ -52,7 +52,7 @@ class State:
     def result(
         self, limit: int | None, saves: list[SaveReport], failed_saves: list[SaveReport]
     ) -> RunResult:
-        """What to tell the user at the end."""
+        """The result for the user."""
         return RunResult(
             epoch=self.epoch,
             resumed_from=self.resumed_from,
@@ -66,20 +66,20 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What is known when an epoch has ended or was loaded."""
+    """What a run knows after an epoch has ended or was loaded."""
 
-    stopped_by: str = ""  # the stop condition or limit that ends the job here; empty: it goes on
-    stop_asked: str = ""  # who asked the run to stop; empty: nobody
+    stopped_by: str = ""  # the stop condition or limit that ends the job here; empty: it continues
+    stop_asked: str = ""  # the reason of a request to stop; empty: no request
     is_recorded: bool = False
-    is_leaving: bool = False  # a worker in use has announced that it will leave
-    has_room: bool = False  # new workers have replaced those that were lost
+    is_leaving: bool = False  # a worker in use has announced that it retires
+    has_room: bool = False  # new workers replace some that were lost
 
 
 def next_step(boundary: Boundary) -> Step:
-    """What comes after an epoch.
+    """Decide what comes after an epoch.
 
-    A job that has reached its end is finished even if it was asked to stop: only its last groups
-    are left. Nodes move only from a recorded epoch, so that nothing runs twice.
+    A job at its end runs its last groups even if it was asked to stop. Nodes move only after a
+    recorded epoch, so that nothing runs twice.
     """
     if boundary.stopped_by:
         return "finish"
@@ -92,22 +92,22 @@ def next_step(boundary: Boundary) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a checkpoint directory says about the epoch to resume from."""
+    """The epoch to resume from, as the checkpoint directory records it."""
 
     epoch: int
     step: int = 0  # how many steps of it were done; 0: all
-    fired: Sequence[str] = ()  # stop conditions that were true then and that the job still has
+    fired: Sequence[str] = ()  # stop conditions that were true, among those the job still has
     later: Sequence[int] = ()  # recorded epochs after it
-    is_done: bool = False  # the last run ended after its exit group
+    is_done: bool = False  # the last run ran its exit group
 
 
 def remainder(recorded: Recorded, limit: int | None) -> Literal["epochs", "last groups", "nothing"]:
-    """What is left to run after a load of that epoch."""
+    """What is left to run after the load."""
     if recorded.step or not (recorded.fired or is_reached(limit, recorded.epoch)):
         return "epochs"
     return "nothing" if recorded.is_done and not recorded.later else "last groups"
 
 
 def is_reached(limit: int | None, epoch: int) -> bool:
-    """Whether no epoch may follow."""
+    """Whether `epoch` is the last that may run."""
     return limit is not None and epoch >= limit

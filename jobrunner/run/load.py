@@ -1,8 +1,8 @@
-"""Load a recorded epoch into workspaces, and find out what that takes."""
+"""Load a recorded epoch into workspaces, and decide what else must run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from jobrunner.config import get_number
 from jobrunner.define import Blob, Job, TaskGroup
 from jobrunner.errors import (
     BlobNotFoundError,
-    CheckpointCorruptError,
     DefinitionError,
     PlanMismatchError,
 )
@@ -23,11 +22,11 @@ START_AFRESH = "start afresh (resume_from_epoch=None, --resume none)"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An epoch whose blobs are in the workspaces, except objects that are saved by their state."""
+    """A loaded epoch: all its blobs are in the workspaces, except objects saved by their state."""
 
     epoch: int
     group: TaskGroup  # the group that loaded it
-    resume_group: GroupPlan  # init tasks to run again; among others, they make those objects
+    resume_group: GroupPlan  # init tasks to run again; they also make those objects
     waiting: Mapping[str, frozenset[str]]  # node -> blobs whose states wait for their objects
 
 
@@ -40,9 +39,9 @@ def load(
     *,
     from_memory: bool = False,
 ) -> Loaded:
-    """Load an epoch into workspaces; `from_memory`: do not read what workers still have there."""
+    """Load an epoch into workspaces; `from_memory`: use states that workers kept in memory."""
     blobs = required_blobs(plan, manager, epoch)
-    # The bytes on disk of the nodes that load their whole store.
+    # Bytes on disk of the nodes that load their whole store.
     stores = manager.recorded.record(epoch)["stores"]
     saved = manager.recorded.run_info(epoch).get("plan", {}).get("nodes", {})
     sizes = {
@@ -64,28 +63,8 @@ def load(
     return Loaded(epoch, group, resume_group, waiting)
 
 
-def load_newest(
-    binding: Binding,
-    job: Job,
-    plan: Plan,
-    manager: Loader,
-    epochs: Iterable[int],
-    report_damage: Callable[[int, CheckpointCorruptError], None],
-) -> Loaded | None:
-    """Load the first of some epochs that is whole, for a run that resumes from it."""
-    for epoch in epochs:
-        try:
-            loaded = load(binding, job, plan, manager, epoch, from_memory=True)
-            binding.recorded = manager.memory_key(epoch)
-            manager.report_load(loaded.group, "checkpoint_load")  # all that the job needs
-            return loaded
-        except CheckpointCorruptError as error:
-            report_damage(epoch, error)
-    return None
-
-
 def required_blobs(plan: Plan, manager: Loader, epoch: int) -> dict[str, frozenset[str]]:
-    """The blobs to load at `epoch`, by node; raises where the checkpoint lacks some."""
+    """The blobs to load from `epoch`, by node; raises `PlanMismatchError` if it lacks some."""
     there = manager.blobs(epoch)
     needed = plan.saved_blobs(epoch)
     shared = manager.shared_blobs(epoch) & (plan.replicated.keys() | plan.partitions.keys())
@@ -100,8 +79,8 @@ def required_blobs(plan: Plan, manager: Loader, epoch: int) -> dict[str, frozens
     if missing:
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         raise PlanMismatchError(
-            f"Epoch {epoch} of {manager.path} cannot fill job {plan.job!r}: it lacks "
-            f"{', '.join(missing[:8])}{more}. It holds nodes "
+            f"Job {plan.job!r} cannot resume from epoch {epoch} of {manager.path}, which lacks "
+            f"{', '.join(missing[:8])}{more}; its nodes are "
             f"{', '.join(map(repr, there)) or 'none'}. Run the job that wrote it, or "
             f"{START_AFRESH}."
         )
@@ -111,9 +90,9 @@ def required_blobs(plan: Plan, manager: Loader, epoch: int) -> dict[str, frozens
 def rebuild(
     job: Job, plan: Plan, manager: Loader, epoch: int
 ) -> tuple[GroupPlan, dict[str, frozenset[str]]]:
-    """The init tasks to run again after a load of `epoch`, and the objects that then get a state.
+    """The init tasks to run after a load of `epoch`, and the objects that then get their states.
 
-    Raises where no init task makes such an object. The objects are given as node -> blobs.
+    The objects are node -> blobs. Raises `PlanMismatchError` if no init task makes one of them.
     """
     recorded = manager.stateful_blobs(epoch)
     shared = {name for names in recorded.values() for name in names} & plan.replicated.keys()
@@ -133,13 +112,13 @@ def rebuild(
 
 
 def recorded_stops(plan: Plan, record: Mapping[str, Any]) -> tuple[str, ...]:
-    """The stop conditions that were true at a recorded epoch and that the job still has."""
+    """The stop conditions that were true at a recorded epoch, among those the job still has."""
     names = {condition.name for condition in plan.groups["epoch"].conditions}
     return tuple(name for name in record["details"].get("stopped_by", ()) if name in names)
 
 
 def steps_done(plan: Plan, record: Mapping[str, Any]) -> int:
-    """After how many steps of its epoch a checkpoint was saved; 0 for a whole epoch."""
+    """How many steps of its epoch a checkpoint contains; 0: all."""
     done = int(record["details"].get("step", 0))
     if done and done >= plan.steps_per_epoch:
         raise PlanMismatchError(
@@ -152,13 +131,9 @@ def steps_done(plan: Plan, record: Mapping[str, Any]) -> int:
 
 
 def load_blobs(
-    job: Job,
-    manager: Loader,
-    epoch: int,
-    asked: Sequence[str | Blob],
-    session: Session,
+    job: Job, manager: Loader, epoch: int, asked: Sequence[str | Blob], session: Session
 ) -> None:
-    """What `JobRunner.load_blobs_from_checkpoints` documents."""
+    """See `JobRunner.load_blobs_from_checkpoints`."""
     wanted = _find_blobs(manager, epoch, asked)
     with session.exclusive(f"The load of epoch {epoch} of {manager.path}"):
         stateful = {n: b & wanted.get(n, set()) for n, b in manager.stateful_blobs(epoch).items()}
@@ -178,12 +153,12 @@ def load_blobs(
 
 
 def _find_blobs(manager: Loader, epoch: int, asked: Sequence[str | Blob]) -> dict[str, set[str]]:
-    """The blobs that are meant, by node; a name means that blob of every node that has it."""
+    """The blobs that were asked for, by node; a name stands for every node that has the blob."""
     there = manager.blobs(epoch)
     found: dict[str, set[str]] = {}
     for one in [asked] if isinstance(asked, str | Blob) else asked:
         if not isinstance(one, str | Blob):
-            raise DefinitionError(f"Blobs to load are names or Blobs; got {one!r}.")
+            raise DefinitionError(f"A blob to load must be a name or a Blob; got {one!r}.")
         blob = Blob(one) if isinstance(one, str) else one
         nodes = [
             node
@@ -192,7 +167,7 @@ def _find_blobs(manager: Loader, epoch: int, asked: Sequence[str | Blob]) -> dic
         ]
         if not nodes:
             raise BlobNotFoundError(
-                f"Epoch {epoch} of {manager.path} has no blob {blob!r}. It holds: "
+                f"Epoch {epoch} of {manager.path} has no blob {blob!r}. Its blobs are: "
                 + "; ".join(f"{n}: {', '.join(sorted(b))}" for n, b in there.items())
             )
         for node in nodes:

@@ -23,7 +23,7 @@ from jobrunner.errors import (
     TaskFailedError,
 )
 from jobrunner.run.decisions import Boundary, State, next_step
-from jobrunner.run.load import load_newest, recorded_stops, steps_done
+from jobrunner.run.load import load, recorded_stops, steps_done
 from jobrunner.run.losses import Loss, Losses, await_scheduler, is_transient
 from jobrunner.run.options import Callbacks, Options, Requests
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport
@@ -35,14 +35,14 @@ from jobrunner.worker import GroupResult
 logger = logging.getLogger(__name__)
 
 MAX_BATCH_EPOCHS = 10_000
-"""So that what workers keep for the client stays small."""
+"""Bounds the results that workers keep for the client."""
 
 SPARE_SECONDS = 1.0
 """How often a run that lost workers looks for new ones."""
 
 
 class Run:
-    """One run of a job; `requests` may come at any time, from any thread."""
+    """One run of a job; any thread may set `requests` at any time."""
 
     def __init__(self, options: Options, requests: Requests, plan: Plan, session: Session) -> None:
         self.options = options
@@ -61,7 +61,7 @@ class Run:
             self.saver = Saver(manager, plan, policy, warn, self._saved, requests.save)
 
     def run(self) -> RunResult:
-        """Run the job to its end; `JobRunner.run` documents it."""
+        """See `JobRunner.run`."""
         self._bind()
         try:
             self._run_to_end()
@@ -77,7 +77,7 @@ class Run:
         return result
 
     def _run_to_end(self) -> None:
-        """Init or resume, then epochs, then upload, download and exit; after a loss, again."""
+        """Init or resume, then epochs, then upload, download and exit; again after a loss."""
         loss: Loss | None = None
         while True:
             try:
@@ -92,12 +92,13 @@ class Run:
             except (NodeLostError, SchedulerLostError, TaskFailedError) as error:
                 if isinstance(error, TaskFailedError) and not is_transient(self.options.job, error):
                     raise
-                loss = self._count(error)
+                self._count(error)
+                loss = error
 
     # ---- init or resume
 
     def _init_or_resume(self) -> None:
-        """Leave `state.epoch` as the last epoch that is whole in the workspaces."""
+        """Set `state.epoch` to the last epoch that is complete in the workspaces."""
         state = self.state
         self.saver.start(self.binding)
         decision = self._decide()
@@ -107,9 +108,9 @@ class Run:
             for warning in decision.warnings:
                 self.callbacks.warn(warning)
         state.recorded, state.steps_done = None, 0
-        # Epochs known to be damaged are tried as well: to report them, and set them aside.
+        # Try epochs known to be damaged too: this reports them and sets them aside.
         tries = decision.epoch is not None or decision.damaged
-        epoch = self._load(decision.epoch) if tries else None
+        epoch = self._load() if tries else None
         if epoch is None:
             self._run_group("init", 0)
             self.saver.rewind(None, "started afresh")
@@ -117,47 +118,48 @@ class Run:
             self._save(0, {})
         if not state.has_begun:
             state.has_begun, state.resumed_from = True, epoch
-        # The user named an epoch for the start; from now on, this run's own epochs count.
+        # A named epoch is for the start only; after a loss, resume from this run's own epochs.
         self.resume_from = "latest"
-        # Falling back past a damaged epoch makes a finished job an unfinished one.
+        # A finished job is unfinished again if its last epoch is damaged.
         state.is_finished = decision.is_finished and epoch == decision.epoch
         state.epoch = (epoch or 0) - bool(state.steps_done)
 
-    def _load(self, wanted: int | None) -> int | None:
-        """Load `wanted`, or for "latest" the newest epoch that is whole; None if none is."""
+    def _load(self) -> int | None:
+        """Load the named epoch, or for "latest" the newest whole one; None if there is none."""
         assert self.options.checkpoint_manager is not None
         manager = self.options.checkpoint_manager.source()
         is_own = manager is self.options.checkpoint_manager.loader
-        is_latest = self.resume_from == "latest"
+        named = self.resume_from if isinstance(self.resume_from, int) else None
         damaged: dict[int, str] = {}
-
-        def report_damage(epoch: int, error: CheckpointCorruptError) -> None:
-            if not is_latest:
-                raise error
-            damaged[epoch] = str(error)
-            self.callbacks.warn(
-                f"Epoch {epoch} of {manager.path} is damaged{' and set aside' if is_own else ''}; "
-                f"trying an earlier one: {error}"
-            )
-
-        # If a named epoch is no longer recorded, that is an error.
-        newest_first = reversed(manager.recorded.all())
-        epochs = newest_first if is_latest or wanted is None else [wanted]
         job, plan = self.options.job, self.plan
-        loaded = load_newest(self.binding, job, plan, manager, epochs, report_damage)
-        if loaded is None:
+        for epoch in reversed(manager.recorded.all()) if named is None else [named]:
+            try:
+                loaded = load(self.binding, job, plan, manager, epoch, from_memory=True)
+                self.binding.recorded = manager.memory_key(epoch)
+                manager.report_load(loaded.group, "checkpoint_load")
+                break
+            except CheckpointCorruptError as error:
+                if named is not None:
+                    raise
+                damaged[epoch] = str(error)
+                aside = " and set aside" if is_own else ""
+                self.callbacks.warn(
+                    f"Epoch {epoch} of {manager.path} is damaged{aside}; trying an earlier one: "
+                    f"{error}"
+                )
+        else:
             self.callbacks.warn(f"No recorded epoch of {manager.path} is whole; starting afresh.")
             if is_own:
                 self.saver.set_aside(damaged)
             return None
         if loaded.waiting:
-            # With all the others, so that what their functions share stays shared.
+            # Ship all groups at once: objects that their functions share stay shared.
             self.binding.ship({**plan.groups, "resume": loaded.resume_group})
         if loaded.resume_group.slices:
-            self._run_group("resume", 0)  # init tasks, with the random numbers they had then
+            self._run_group("resume", 0)  # as epoch 0: init tasks draw the same random numbers
         if loaded.waiting:
             self.binding.apply(load_waiting_states)
-        state, epoch = self.state, loaded.epoch
+        state = self.state
         record = manager.recorded.record(epoch)
         metrics = record["details"].get("metrics", {})
         state.fired, state.steps_done = recorded_stops(plan, record), steps_done(plan, record)
@@ -168,14 +170,14 @@ class Run:
             self.saver.rewind(epoch, f"resumed from epoch {epoch}")
             state.recorded = None if state.steps_done else epoch
         else:
-            # From now on the run can resume from its own directory alone.
+            # Then the run can resume from its own directory alone.
             self._save(epoch, metrics, state.steps_done or None)
         return epoch
 
     # ---- epochs
 
     def _run_epochs(self) -> None:
-        """Run epochs until the job has reached its end, or the run is told to stop."""
+        """Run epochs until the job reaches its end, or the user stops the run."""
         while (step := next_step(self._boundary())) not in ("finish", "stop"):
             if step == "move":
                 self._move()
@@ -186,13 +188,13 @@ class Run:
         state = self.state
         if step == "stop":
             if not state.steps_done and state.recorded != state.epoch:
-                # It ended in a batch, in which nothing is saved.
+                # A batch of epochs ended, in which nothing was saved.
                 self._save(state.epoch, state.metrics.get(state.epoch, {}))
                 self.saver.wait()
             raise self._stopped(state.epoch, "its epoch has ended")
 
     def _batch_size(self) -> int:
-        """How many epochs the workers may run before they ask the client."""
+        """How many epochs the workers may run without the client."""
         state, options = self.state, self.options
         epoch = state.epoch + 1
         if (
@@ -211,7 +213,7 @@ class Run:
         return min(MAX_BATCH_EPOCHS, limit, MAX_BATCH_EPOCHS if until_save is None else until_save)
 
     def _run_batch(self, count: int) -> None:
-        """Run up to so many epochs without the client in between."""
+        """Run up to `count` epochs without the client in between."""
         first = self.state.epoch + 1
         self.state.begin(range(first, first + count))
         self.binding.run_epochs(first, count, self.batch_seconds, self._note_end)
@@ -224,7 +226,7 @@ class Run:
         state.begin(range(epoch, epoch + 1))
         state.recorded = None
         first_step, state.steps_done = state.steps_done, 0
-        # With what was reported in this epoch before it was saved and resumed from.
+        # An epoch resumed in the middle already has metrics.
         metrics = state.metrics.pop(epoch, {}) if first_step else {}
         last_step = self.plan.steps_per_epoch
         for step in range(first_step, last_step):
@@ -255,9 +257,9 @@ class Run:
         self.callbacks.notify("on_epoch", epoch, result.seconds, result.metrics)
 
     def _save_if_due(self) -> None:
-        """Save the epoch that has ended if the policy or the next step asks for it."""
+        """Save the epoch that ended if the policy or the next step asks for it."""
         epoch = self.state.epoch
-        # Before the nodes leave their workspaces, the state must be recorded.
+        # The state must be recorded before the nodes leave their workspaces.
         then = next_step(replace(self._boundary(), is_recorded=True))
         if self.saver.is_due(epoch, self.plan.steps_per_epoch) or then != "run an epoch":
             self._save(epoch, self.state.metrics[epoch])
@@ -274,22 +276,24 @@ class Run:
         )
 
     def _has_room(self) -> bool:
-        """Whether workers have come that make up for those that were lost."""
+        """Whether new workers replace some that were lost."""
         state, in_use = self.state, len(set(self.binding.placement.values()))
         state.most_workers = max(state.most_workers, in_use)
         stays = in_use == state.most_workers or not self.saver.can_save
         if stays or time.monotonic() < state.next_look:
             return False
         has_room = self.binding.count_spread() > in_use
-        if not has_room:  # asked again after the save, the answer must be the same
+        if not has_room:  # room must be found again after the save
             state.next_look = time.monotonic() + SPARE_SECONDS
         return has_room
 
     def _move(self) -> None:
-        """Place the nodes again, with the state that was just recorded: no epoch runs again."""
+        """Place the nodes again and load the state just recorded, so that no epoch runs twice."""
         who = ", ".join(self.binding.leaving)
-        logger.info("Nodes move after epoch %d; leaving: %s", self.state.epoch, who or "nobody")
-        self._bind_again(stays=bool(who))  # else they spread over workers that have come
+        logger.info(
+            "Nodes move after epoch %d; workers retiring: %s", self.state.epoch, who or "none"
+        )
+        self._bind_again(stays=bool(who))  # otherwise nodes spread over the new workers
         self.state.next_look = time.monotonic() + SPARE_SECONDS
         self._init_or_resume()
 
@@ -300,21 +304,19 @@ class Run:
         epoch = self.state.epoch
         is_recorded = self.state.recorded == epoch
         builder, manager = self.options.upload_task_group_builder, self.options.checkpoint_manager
-        if builder is not None and manager is not None:
-            if is_recorded:
-                self.binding.run_group(builder.build(epoch, manager), epoch=epoch)
-            else:
-                self.callbacks.warn(
-                    f"The last epoch, {epoch}, could not be recorded, so there is nothing to "
-                    f"upload. Repair the storage and run the same command again: it resumes from "
-                    f"{self._resume_point()}."
-                )
+        if builder is not None and not is_recorded:
+            self.callbacks.warn(
+                f"The last epoch, {epoch}, could not be recorded, so nothing is uploaded. "
+                f"Repair the storage. {self._how_to_resume()}"
+            )
+        elif builder is not None and manager is not None:
+            self.binding.run_group(builder.build(epoch, manager), epoch=epoch)
         for group in ("download", "exit"):
             self._run_group(group, epoch)
         if is_recorded:
             self.saver.finish(epoch)
 
-    # ---- used by all of these
+    # ---- for all phases
 
     def _run_group(self, group: str, epoch: int) -> None:
         self.state.begin(range(epoch, epoch + 1))
@@ -349,14 +351,14 @@ class Run:
                 task.session, task.plan = self.session, self.plan
 
     def _bind_again(self, *, stays: bool) -> None:
-        """Place the nodes again; where they stay, workers go back to states that they keep."""
+        """Place the nodes again; nodes that stay return to the states that their workers keep."""
         try:
             self._bind(stays=stays)
         except PlacementError as error:
             raise PlacementError(f"{error} {self._how_to_resume()}") from error
 
-    def _count(self, error: Loss) -> Loss:
-        """Count a loss, and wait for a lost scheduler; raise if the run cannot go on."""
+    def _count(self, error: Loss) -> None:
+        """Count a loss and wait for a lost scheduler; raise if the run cannot continue."""
         self.saver.wait_quietly()
         state = self.state
         losses = state.losses.after_error(error, state.under_way, was_careful=state.is_careful)
@@ -367,23 +369,22 @@ class Run:
             raise last from error
         if self.requests.stop:
             raise self._stopped(None, "a loss ended its epoch") from error
+        seconds = self.options.scheduler_wait_seconds
         try:
-            seconds = self.options.scheduler_wait_seconds
             await_scheduler(self.session, seconds, error, self.callbacks.warn)
         except SchedulerLostError as lost:
             raise SchedulerLostError(f"{lost} {self._how_to_resume()}") from error
-        return error
 
     def _decide(self) -> ResumePlan:
         job, manager = self.options.job, self.options.checkpoint_manager
         return plan_resume(job, self.plan, manager, self.resume_from, self.limit)
 
     def _resume_point(self) -> str:
-        """Where the same command would resume, for messages."""
+        """Where the same command would resume, for a message."""
         try:
             epoch = self._decide().epoch
-        except CheckpointError as error:  # the message that needs it matters more
-            return f"what is recorded, which cannot be read now: {str(error).rstrip('.')}"
+        except CheckpointError as error:  # the error that needs this text matters more
+            return f"the last recorded epoch, which cannot be read now: {str(error).rstrip('.')}"
         return "the start" if epoch is None else f"epoch {epoch}"
 
     def _how_to_resume(self) -> str:
@@ -393,8 +394,7 @@ class Run:
         """The error that ends a run on request."""
         reason = self.requests.stop
         return RunStoppedError(
-            f"Job {self.plan.job!r} was told to stop ({reason}) and did: {why}. "
-            f"{self._how_to_resume()}",
+            f"Job {self.plan.job!r} stopped on request ({reason}): {why}. {self._how_to_resume()}",
             reason=reason,
             epoch=epoch,
         )

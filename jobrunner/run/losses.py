@@ -1,4 +1,4 @@
-"""What a run concludes from lost workers, a lost scheduler and errors that pass."""
+"""Count lost workers, a lost scheduler and transient errors, and find the tasks that cause them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Loss = NodeLostError | SchedulerLostError | TaskFailedError
 class Lost(NamedTuple):
     """One loss."""
 
-    running: Collection[str]  # ``node/task`` that ran on the lost worker, as far as known
-    epochs: range  # that were under way
-    is_careful: bool  # each task had been reported before it began, so `running` is certain
+    running: Collection[str]  # the tasks that ran on the lost worker, as ``node/task``, if known
+    epochs: range  # the epochs that were under way
+    is_careful: bool  # each task was reported before it began, so `running` is certain
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The losses of a run; those in a row came with no epoch recorded in between."""
+    """The losses of a run; "in a row" means with no epoch recorded in between."""
 
-    limit: int  # the most in a row that a run recovers from
+    limit: int  # how many in a row a run recovers from
     in_all: int = 0
     in_a_row: tuple[Lost, ...] = ()
 
@@ -44,7 +44,7 @@ class Losses:
         return replace(self, in_all=self.in_all + 1, in_a_row=(*self.in_a_row, lost))
 
     def after_error(self, error: Loss, epochs: range, *, was_careful: bool) -> Losses:
-        """Add the loss that an error reports; `epochs` were under way."""
+        """Add the loss that an error reports."""
         if isinstance(error, NodeLostError):
             return self.after_loss(error.running, epochs, was_careful=was_careful)
         return self.after_loss()
@@ -55,9 +55,9 @@ class Losses:
 
     @property
     def careful_epochs(self) -> range:
-        """The epochs to run one task at a time, to find the one that causes the losses.
+        """The epochs to run one task at a time, to find the task that kills workers.
 
-        None after a single loss, which usually has another cause.
+        Empty after a single loss, which usually has another cause.
         """
         epochs = [lost.epochs for lost in self.in_a_row if lost.epochs]
         if len(self.in_a_row) < 2 or not epochs:
@@ -71,7 +71,7 @@ class Losses:
 
     @property
     def suspects(self) -> list[str]:
-        """Tasks that were running at every one of several losses; careful runs outweigh others."""
+        """Tasks that ran at each of several losses; careful runs outweigh others."""
         telling = self._careful or (self.in_a_row if len(self.in_a_row) > 1 else ())
         return [
             name
@@ -84,9 +84,9 @@ class Losses:
         return tuple(lost for lost in self.in_a_row if lost.is_careful)
 
     def describe(self) -> str:
-        """Say how many there were and which tasks are suspect, in one sentence or two."""
+        """Say how many losses came in a row, and which tasks are suspect."""
         count = (
-            f"That was loss {len(self.in_a_row)} with no epoch recorded in between, and "
+            f"That was loss {len(self.in_a_row)} in a row with no epoch recorded in between; "
             f"max_restarts is {self.limit}."
         )
         names = " and ".join(self.suspects)
@@ -104,7 +104,7 @@ class Losses:
 
 
 def is_transient(job: Job, error: TaskFailedError) -> bool:
-    """Whether the failed task declares its error as one that passes."""
+    """Whether the failed task declares its error as transient."""
     group = job.groups.get(error.group)
     task = group.find(error.node, error.task) if group is not None else None
     return task is not None and isinstance(error.__cause__, task.transient_errors)
@@ -113,7 +113,7 @@ def is_transient(job: Job, error: TaskFailedError) -> bool:
 def await_scheduler(
     session: Session, seconds: float, loss: Loss, warn: Callable[[str], None]
 ) -> None:
-    """Wait for a lost scheduler; raise `SchedulerLostError` if it is not back in time."""
+    """Wait for the scheduler if it is lost; raise `SchedulerLostError` if it does not return."""
     if isinstance(loss, SchedulerLostError) or not session.is_connected:
         logger.info("The scheduler is lost: %s", loss)
         warn(f"The scheduler is lost. Waiting up to {seconds:g} s for it to return at its address.")

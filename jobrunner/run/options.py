@@ -21,31 +21,31 @@ logger = logging.getLogger(__name__)
 
 
 class Callback(Protocol):
-    """What a runner calls while it runs; an object may have any of these methods.
+    """An object that a runner calls during a run; it may have any of these methods.
 
-    They run on the client, between epochs; an exception from one ends the run. A callback that
-    only looks on has an attribute ``is_passive = True``. Where all are passive and nothing else
-    needs the client, the workers run short epochs on their own for `jobrunner.stint-seconds`,
-    and `on_epoch` is called for all of these together, after the last.
+    They run on the client, between epochs; an exception in one ends the run. Set
+    ``is_passive = True`` on a callback that only observes. If all are passive and nothing else
+    needs the client, the workers run short epochs in a batch of `jobrunner.stint-seconds`, and
+    `on_epoch` is called for each of them after the batch.
     """
 
     def on_start(self, plan: ResumePlan, total_epochs: int | None) -> None:
-        """The run begins; `total_epochs` is the limit, if there is one."""
+        """Handle the begin of the run; `total_epochs` is the limit, if there is one."""
 
     def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, Any]) -> None:
-        """An epoch has ended; its checkpoint has not been written yet."""
+        """Handle the end of an epoch, before its checkpoint is written."""
 
     def on_save(self, report: SaveReport) -> None:
-        """A checkpoint is recorded, or could not be (`SaveReport.error`)."""
+        """Handle a save: recorded, or failed with `SaveReport.error`."""
 
     def on_warning(self, message: str) -> None:
-        """Something went wrong that does not end the run."""
+        """Handle a problem that does not end the run."""
 
     def on_stop_asked(self, reason: str, at_once: str) -> None:
-        """A signal asked the run to end with its epoch; `at_once` says what ends it now."""
+        """Handle a signal that ends the run after its epoch; `at_once` says what ends it now."""
 
     def on_finish(self, result: RunResult) -> None:
-        """The exit group has ended."""
+        """Handle the end of the run, after its exit group."""
 
 
 class Callbacks:
@@ -56,19 +56,19 @@ class Callbacks:
 
     @property
     def are_passive(self) -> bool:
-        """Whether none of them needs the client between epochs."""
+        """Whether none of them must be called between two epochs."""
         return all(
             getattr(callback, "is_passive", False) or not hasattr(callback, "on_epoch")
             for callback in self._callbacks
         )
 
     def warn(self, message: str) -> None:
-        """Report what went wrong, in the log as well."""
+        """Report a problem to the callbacks and the log."""
         logger.warning(message)
         self.notify("on_warning", message)
 
     def notify(self, event: str, *args: object) -> None:
-        """Report an event, a method of `Callback`."""
+        """Call the method `event` of each callback that has it."""
         for callback in self._callbacks:
             handle = getattr(callback, event, None)
             if handle is not None:
@@ -77,18 +77,10 @@ class Callbacks:
 
 @dataclass(slots=True)
 class Requests:
-    """What the user may ask of a run while it runs.
+    """What the user asked of a run that is under way."""
 
-    Attributes
-    ----------
-    stop : str
-        Who asked it to stop once its epoch has ended; empty: nobody.
-    save : threading.Event
-        Set: save when the step that is under way ends.
-    """
-
-    stop: str = ""
-    save: threading.Event = field(default_factory=threading.Event)
+    stop: str = ""  # why to stop after the epoch; empty: not asked
+    save: threading.Event = field(default_factory=threading.Event)  # save after the current step
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +102,7 @@ class Options:
     callbacks: Sequence[object]
 
     def check(self) -> None:
-        """Raise `DefinitionError` for values that no run can have."""
+        """Raise `DefinitionError` for an invalid value."""
         if not isinstance(self.job, Job):
             raise DefinitionError(f"JobRunner runs a Job; got {type(self.job).__name__}.")
         where = f"JobRunner of job {self.job.name!r}"
@@ -131,7 +123,7 @@ class Options:
                 is_optional = not name.endswith("wait_seconds")
                 if not (is_optional and seconds is None) and not _is_duration(seconds):
                     raise DefinitionError(
-                        f"{where}: {name} must be a number of seconds; got {seconds!r}."
+                        f"{where}: {name} must be a number of seconds >= 0; got {seconds!r}."
                     )
         manager, builder = self.checkpoint_manager, self.upload_task_group_builder
         if not isinstance(manager, MultiNodeCheckpointManager | None):

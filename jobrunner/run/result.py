@@ -1,4 +1,4 @@
-"""What a runner reports: what it would do, what it saved, how it ended."""
+"""What a runner reports: its plan, its saves, its result."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class RunResult:
     restarts : int
         How often it began again after a loss.
     metrics : list of dict
-        What tasks reported: one dict for each epoch that this run finished, with its number under
-        ``"epoch"``.
+        What tasks reported: one dict for each epoch that this run finished, with the epoch itself
+        under ``"epoch"``.
     saves, failed_saves : list of SaveReport
     """
 
@@ -78,13 +78,13 @@ class RunResult:
     failed_saves: list[SaveReport]
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, for JSON."""
+        """Return plain data for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePlan:
-    """What a run would do, and why.
+    """Where a run would begin, what it would do, and why.
 
     Attributes
     ----------
@@ -98,15 +98,15 @@ class ResumePlan:
     rebuilds : tuple of str
         The init tasks that would run again after the load.
     sets_aside : tuple of int
-        Recorded epochs that would no longer count.
+        Recorded epochs that the run would set aside.
     changes : tuple of str
         How this job differs from the recorded one.
     is_finished : bool
         The recorded run ended after its exit group, and nothing would run.
     warnings : tuple of str
-        Possible problems: another run holds the directory, or the log has lost entries.
+        Possible problems: another run uses the directory, or the log has lost entries.
     damaged : mapping of int to str
-        Recorded epochs that are newer than `epoch` and known to be damaged -> how.
+        Recorded epochs newer than `epoch` that are known to be damaged -> how.
     """
 
     epoch: int | None
@@ -121,7 +121,7 @@ class ResumePlan:
     damaged: Mapping[int, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, for JSON."""
+        """Return plain data for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:

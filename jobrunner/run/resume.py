@@ -1,4 +1,4 @@
-"""Decide where a run begins, from what is recorded. Reads, never writes."""
+"""Decide from the recorded epochs where a run begins. Reads, never writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan_resume(
     resume_from: ResumeFrom,
     limit: int | None,
 ) -> ResumePlan:
-    """Decide where a run of `plan` begins; `JobRunner.plan_resume` documents it."""
+    """Decide where a run of `plan` begins; see `JobRunner.plan_resume`."""
     if own is None:
         return _word_start(plan, limit, "there is no checkpoint manager", is_saved=False)
     warnings = _warn_of_other_run(own)
@@ -55,8 +55,11 @@ def plan_resume(
         if damaged:
             reason += " that is not known to be damaged"
     if epoch is None:
-        what = "that is recorded is whole" if epochs else "is recorded"
-        start = _word_start(plan, limit, f"nothing {what} in {manager.path}")
+        path = manager.path
+        why = (
+            f"no recorded epoch of {path} is whole" if epochs else f"nothing is recorded in {path}"
+        )
+        start = _word_start(plan, limit, why)
         aside = tuple(epochs) if manager is own.loader else ()
         return replace(start, sets_aside=aside, warnings=warnings, damaged=damaged)
     record = manager.recorded.record(epoch)
@@ -84,9 +87,9 @@ def plan_resume(
 def _find_newest(
     plan: Plan, manager: Loader, epochs: list[int], damaged: dict[int, str]
 ) -> int | None:
-    """The newest epoch that is not known to be damaged; only a load can tell that it is whole.
+    """The newest epoch not known to be damaged; only its load shows whether it is whole.
 
-    Adds the newer ones to `damaged`, with what is wrong.
+    Adds newer epochs to `damaged`, each with its damage.
     """
     for epoch in reversed(epochs):
         try:
@@ -107,8 +110,8 @@ def _check_recorded(manager: Loader, epoch: int, epochs: list[int]) -> None:
     remedy = "Choose one of these, or 'latest'."
     if epoch in manager.recorded.unclaimed():
         remedy = (
-            f"But the directory holds stores of it, so the log must have lost its entry: "
-            f"`jobrunner fsck {manager.path}` says what they are, and --repair records them again."
+            f"The directory contains stores of it, so the log must have lost its entry: "
+            f"`jobrunner fsck {manager.path}` shows them, and --repair records them again."
         )
     raise CheckpointNotFoundError(
         f"Epoch {epoch} of {manager.path} is not recorded; recorded epochs: "
@@ -121,28 +124,26 @@ def _warn_of_other_run(own: MultiNodeCheckpointManager) -> tuple[str, ...]:
     if other is None:
         return ()
     warning = (
-        f"According to its log, {own.path} is held by another run ({other}). A run waits for a "
-        f"sign of life from that one, and does not begin if there is one."
+        f"According to its log, another run uses {own.path} ({other}). A new run waits for that "
+        f"run's heartbeat, and does not begin if it sees one."
     )
     return (warning,)
 
 
 def _check_claimed(directory: Loader) -> tuple[str, ...]:
-    """Warn of stores that the log does not mention; raise if it mentions no epoch at all."""
+    """Warn of stores that the log does not mention; raise if it records no epoch at all."""
     lost = directory.recorded.unclaimed()
     if not lost:
         return ()
     epochs = f"{'epoch' if len(lost) == 1 else 'epochs'} {format_ranges(lost)}"
-    found = f"{directory.path} holds stores of {epochs} that no entry of its log claims"
-    remedy = (
-        f"`jobrunner fsck {directory.path}` says what they are, and --repair records them again"
-    )
+    found = f"{directory.path} contains stores of {epochs} that no entry of its log mentions"
+    remedy = f"`jobrunner fsck {directory.path}` shows them, and --repair records them again"
     if directory.recorded.all():
-        return (f"{found}: its newest entries may be lost. {remedy}. This run leaves them alone.",)
+        return (f"{found}: its newest entries may be lost. {remedy}. This run ignores them.",)
     raise CheckpointCorruptError(
         f"{found}, and the log records no epoch: expected {os.path.join(directory.path, '_log')} "
-        f"to record them. The log must be lost. {remedy}. To start over and leave the stores as "
-        f"they are: resume_from_epoch=None, --resume none.",
+        f"to record them. The log must be lost. {remedy}. To start over and keep the stores: "
+        f"resume_from_epoch=None, --resume none.",
         path=directory.path,
     )
 

@@ -1,4 +1,4 @@
-"""The runner that users hold; `jobrunner.run.loop` runs the job."""
+"""The user's runner; `jobrunner.run.loop` runs the job."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ from jobrunner.worker import UnderWay
 
 
 class JobRunner:
-    """Runs a job: from the start, or from the last epoch that is recorded.
+    """Runs a job: from the start, or from the last recorded epoch.
 
     Parameters
     ----------
     job : Job
     checkpoint_manager : MultiNodeCheckpointManager or CheckpointManager, optional
-        Without one nothing is saved.
+        Without one, nothing is saved.
     resume_from_epoch : "latest", int or None
-        ``"latest"``: resume from the last recorded epoch, or start if there is none. An int:
-        resume from that epoch, or fail. None: start afresh; recorded epochs are set aside, not
-        deleted.
+        ``"latest"``: resume from the last recorded epoch; start if there is none. An int: resume
+        from that epoch or fail. None: start afresh, and set recorded epochs aside without
+        deleting them.
     upload_task_group_builder : UploadTaskGroupBuilder, optional
         Makes the group that runs after the last epoch, before the download group.
     max_restarts : int
-        How often in a row, with no epoch recorded in between, the run begins again from the last
-        recorded epoch (without a manager: from init) after a loss.
+        How many losses in a row, with no epoch recorded in between, the run recovers from. After
+        each it begins again from the last recorded epoch; without a manager, from init.
     on_save_error : "warn", "refuse" or "raise"
-        What to do when a save fails. ``"warn"``: continue and try again at the next save.
-        ``"refuse"``: the same, but run nothing if the directory is not writable at the start.
-        ``"raise"``: end the run. A blob that cannot be encoded, a directory that another run took
-        over and a changed plan always raise.
+        What to do when a save fails. ``"warn"``: continue, and try again at the next save.
+        ``"refuse"``: the same, but do not start if the directory is not writable. ``"raise"``: end
+        the run. A blob that cannot be encoded, a directory that another run took over and a
+        changed plan always end the run.
     worker_wait_seconds : float
-        How long to wait for workers for the nodes.
+        How long to wait for enough workers for the nodes.
     scheduler_wait_seconds : float
-        How long to wait for a lost scheduler to return at its address.
+        How long to wait until a lost scheduler is back at its address.
     epoch_deadline_seconds : float, optional
         Longest time one run of the epoch group may take.
     task_deadline_seconds : float, optional
         Longest time one task of any group may run.
     grace_seconds : float, optional
-        How long the run may take after SIGTERM to end its epoch and record it. None: as long as
-        it takes.
+        How long the run may take after SIGTERM to end and record its epoch. None: no limit.
     num_epochs : int, optional
-        Stop after that many epochs in all, as `epoch_limiter` does.
+        Stop after that many epochs in all, like `epoch_limiter`.
     callbacks : sequence of Callback
+        Objects with any of the methods of `jobrunner.run.options.Callback`.
 
     Raises
     ------
@@ -101,7 +101,7 @@ class JobRunner:
         self._run: Run | None = None
 
     def plan_resume(self) -> ResumePlan:
-        """Say what `run` would do and why; runs and writes nothing.
+        """Say what `run` would do and why, without running or writing anything.
 
         Returns
         -------
@@ -112,12 +112,11 @@ class JobRunner:
         DefinitionError
             The job cannot run.
         CheckpointError
-            The checkpoint that would be resumed from is missing or does not fit.
+            The checkpoint to resume from is missing or does not fit the job.
 
         Notes
         -----
-        Runs on the client; needs no cluster. Does not check that the stores are whole; a load
-        does.
+        Runs on the client; needs no cluster. Only `run` finds out whether the stores are whole.
         """
         return self._plan_resume(self._compile())
 
@@ -127,7 +126,7 @@ class JobRunner:
         Parameters
         ----------
         session : Session
-            Its workspaces are replaced by the job's, and stay after the run for `Session.fetch`.
+            The run replaces its workspaces, which stay for `Session.fetch` after the run.
 
         Returns
         -------
@@ -138,22 +137,21 @@ class JobRunner:
         DefinitionError, PlacementError
             Before anything has run.
         TaskFailedError
-            A task raised. What was recorded stays, and the next run resumes from there.
+            A task raised. The next run resumes from the last recorded epoch.
         NodeLostError, SchedulerLostError
             A worker or the scheduler was lost more often than `max_restarts` allows, or the
             scheduler did not come back in time.
         RunStoppedError
-            The run was told to stop by `stop`, Ctrl-C or SIGTERM. The epoch that was running has
-            ended and is recorded.
+            `stop`, Ctrl-C or SIGTERM stopped the run. Its last epoch has ended and is recorded.
         CheckpointError
-            State could not be loaded; or not saved, with `on_save_error="raise"`.
+            State could not be loaded, or with ``on_save_error="raise"`` not saved.
 
         Notes
         -----
         Runs on the client. *Safe to retry*: run again to resume from the last recorded epoch.
-        In the main thread, the first Ctrl-C or SIGTERM lets the epoch end. The second one, and for
-        SIGTERM the end of `grace_seconds`, stops the tasks at once (`KeyboardInterrupt`) and leaves
-        the last recorded epoch as it is.
+        In the main thread, the first Ctrl-C or SIGTERM ends the run after its epoch. The second,
+        or for SIGTERM the end of `grace_seconds`, stops the tasks at once with
+        `KeyboardInterrupt`; the last recorded epoch stays.
         """
         _check_session(session, "run")
         plan = self._compile()
@@ -168,12 +166,12 @@ class JobRunner:
                 self._run = None
 
     def under_way(self) -> UnderWay | None:
-        """Say what runs on the workers now: group, epoch, for how long, which tasks.
+        """Say what runs on the workers now: the group, its epoch, its tasks, and for how long.
 
         Returns
         -------
         UnderWay or None
-            None if no group runs. The tasks are as last reported, a few seconds ago at most.
+            None if no group runs. Workers reported the tasks a few seconds ago at most.
 
         Notes
         -----
@@ -188,12 +186,12 @@ class JobRunner:
         Parameters
         ----------
         reason : str
-            Who asks; part of the `RunStoppedError` that ends the run.
+            Why, or who asks; part of the `RunStoppedError` that ends the run.
 
         Notes
         -----
         Runs on the client, in any thread or callback, and returns at once. A job with several
-        steps per epoch stops, and is saved, after the current step.
+        steps per epoch is saved and stops after the current step.
         """
         self._requests.stop = reason or "JobRunner.stop"
 
@@ -202,8 +200,8 @@ class JobRunner:
 
         Notes
         -----
-        Runs on the client, in any thread or signal handler, and returns at once. A file
-        ``_save_now`` in the checkpoint directory asks for the same.
+        Runs on the client, in any thread or signal handler, and returns at once. To ask for the
+        same from outside, create a file ``_save_now`` in the checkpoint directory.
         """
         self._requests.save.set()
 
@@ -213,14 +211,13 @@ class JobRunner:
         Parameters
         ----------
         session : Session
-            Its workspaces are replaced by the job's.
+            The replay replaces its workspaces.
         epoch : int
 
         Returns
         -------
         ReplayReport
-            Names each blob that differs in any bit, and the task that first made a different
-            value.
+            Each blob that differs in any bit, and the task that first made a different value.
 
         Raises
         ------
@@ -229,25 +226,24 @@ class JobRunner:
         CheckpointNotFoundError
             The epoch is not recorded.
         CheckpointCorruptError
-            It, or the one from which it is run again, is damaged.
+            This epoch, or the one to begin from, is damaged.
         PlanMismatchError
-            The job has nodes or blobs that the record lacks.
+            The checkpoint lacks nodes or blobs of the job.
         TaskFailedError, NodeLostError
-            See `run`; nothing is tried again.
+            See `run`; a replay does not recover from losses.
 
         Notes
         -----
-        Runs on the client. It begins with the newest epoch recorded before this one, or with the
-        init group, and runs all epochs in between. Nothing is written to the checkpoint directory,
-        but tasks repeat what they do outside their blobs. If a blob differs, everything runs a
-        second time, to tell tasks that do not repeat themselves from those that have changed.
-        *Safe to retry*: yes.
+        Runs on the client. Begins with the newest epoch recorded before this one, or with the init
+        group, and runs all epochs in between. Writes nothing to the checkpoint directory, but tasks
+        repeat their side effects. If a blob differs, everything runs a second time, to tell tasks
+        that are not repeatable from tasks that have changed. *Safe to retry*: yes.
         """
         _check_session(session, "replay")
         if self.checkpoint_manager is None:
             raise DefinitionError(
                 f"JobRunner of job {self.job.name!r} has no checkpoint_manager, so there is no "
-                f"recorded epoch to run again."
+                f"recorded epoch to replay."
             )
         replay = Replay(
             self.job,
@@ -263,14 +259,14 @@ class JobRunner:
     def load_blobs_from_checkpoints(
         self, blob_names: Sequence[str | Blob], epoch: int, session: Session
     ) -> bool:
-        """Load some blobs of an epoch into the session's workspaces, and nothing else.
+        """Load only some blobs of an epoch into the session's workspaces.
 
         Parameters
         ----------
         blob_names : sequence of str or Blob
-            A name means that blob of every checkpointed node that has it, a `Blob` that of its
-            node. The state of an object is loaded into the object that is there; if there is
-            none, the job's init tasks make it, and whatever they need.
+            A name stands for that blob of every checkpointed node that has it, a `Blob` for the
+            blob of its node. The state of an object is loaded into the object in the workspace;
+            if there is none, the job's init tasks make it and what they need for it.
         epoch : int
         session : Session
 
@@ -286,7 +282,7 @@ class JobRunner:
         BlobNotFoundError
             No checkpointed node has the blob.
         CheckpointCorruptError
-            A store is damaged; then no blob is loaded.
+            A store is damaged. No blob was loaded.
         """
         _check_session(session, "load_blobs_from_checkpoints")
         manager = self.checkpoint_manager
@@ -295,7 +291,7 @@ class JobRunner:
                 f"JobRunner of job {self.job.name!r} has no checkpoint_manager to load blobs from."
             )
         if type(epoch) is not int:
-            raise DefinitionError(f"An epoch is an int; got {epoch!r}.")
+            raise DefinitionError(f"epoch must be an int; got {epoch!r}.")
         if epoch not in manager.epochs():
             return False
         load_blobs(self.job, manager.loader, epoch, blob_names, session)
@@ -303,7 +299,7 @@ class JobRunner:
 
     def _compile(self) -> Plan:
         job = self.job
-        # Checked before the groups are compiled, so that the user may still add one.
+        # Check before the groups are compiled, so that the user can still add a condition.
         if not job.stop_conditions and job.epoch_limit is None and self.num_epochs is None:
             raise DefinitionError(
                 f"Job {job.name!r} has no stop condition and no epoch limit, so it would never "

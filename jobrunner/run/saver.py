@@ -34,12 +34,12 @@ logger = logging.getLogger(__name__)
 SaveErrorPolicy = Literal["warn", "refuse", "raise"]
 
 _NUMBERS = re.compile(r"[0-9a-f]{32}|[0-9]+")
-"""What may differ between messages of the same failure: epochs and random names."""
+"""Parts that differ between messages of the same failure: epochs and random names."""
 
 
 @dataclass(slots=True)
 class _Save:
-    """A save of an epoch, or of its first `step` steps; under way, or ended."""
+    """A save of an epoch, or of its first `step` steps."""
 
     epoch: int
     step: int | None
@@ -51,7 +51,7 @@ class _Save:
     thread: threading.Thread | None = None
 
     def start(self, write: Callable[[], dict[str, NodeSave]]) -> None:
-        """Go on in a thread of its own."""
+        """Write in a thread of its own."""
 
         def work() -> None:
             try:
@@ -65,7 +65,7 @@ class _Save:
 
 
 class _Failures:
-    """Warns of failed saves: of the first, then of how many more failed in the same way."""
+    """Warns of the first failed save, then of how many more failed for the same reason."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -73,7 +73,7 @@ class _Failures:
         self._epochs: list[int] = []
 
     def add(self, epoch: int | None, error: BaseException, then: str = "") -> None:
-        """Count a failure; `epoch` None: the directory could not be locked."""
+        """Add a failure; `epoch` None: the directory could not be locked."""
         kind = _NUMBERS.sub("#", str(error))
         if kind == self._kind:
             self._epochs += [] if epoch is None else [epoch]
@@ -84,17 +84,19 @@ class _Failures:
         self._warn(f"{what} {then}".rstrip())
 
     def close(self) -> None:
-        """End a row of failures: report those that were only counted."""
+        """Warn of the failures that were only counted."""
         epochs, self._epochs, self._kind = self._epochs, [], ""
         if len(epochs) == 1:
             self._warn(f"Epoch {epochs[0]} was not saved either, for the same reason.")
         elif epochs:
-            which = f"{len(epochs)} epochs, {epochs[0]} to {epochs[-1]},"
-            self._warn(f"{which} were not saved either, for the same reason.")
+            self._warn(
+                f"{len(epochs)} epochs, {epochs[0]} to {epochs[-1]}, were not saved either, for "
+                f"the same reason."
+            )
 
 
 class NullSaver:
-    """Stands in for a `Saver` in a run without a checkpoint manager."""
+    """Replaces the `Saver` of a run without a checkpoint manager."""
 
     can_save = False
 
@@ -102,53 +104,25 @@ class NullSaver:
         self.saves: list[SaveReport] = []
         self.failed_saves: list[SaveReport] = []
 
-    def start(self, binding: Binding) -> None:
-        """There is no directory to lock."""
+    def start(self, *args: object) -> None:
+        """Do nothing."""
 
-    def end(self) -> None:
-        """There is none to unlock."""
-
-    def set_aside(self, damaged: Mapping[int, str]) -> None:
-        """Nothing is recorded."""
-
-    def rewind(self, epoch: int | None, reason: str) -> None:
-        """Nothing is recorded."""
-
-    def finish(self, epoch: int) -> None:
-        """Nothing is recorded."""
+    end = set_aside = rewind = finish = save = wait = wait_quietly = start
 
     def epochs_until(self, epoch: int) -> int | None:
-        """No save limits how many epochs run in one go."""
+        """No save limits the length of a batch of epochs."""
 
     def is_due(self, epoch: int, step: int) -> bool:
         """No save is ever due."""
         return False
 
-    def save(
-        self, epoch: int, fired: Sequence[str], metrics: Mapping[str, Any], step: int | None = None
-    ) -> None:
-        """There is nowhere to save to."""
-
-    def wait(self) -> None:
-        """No save is in flight."""
-
-    wait_quietly = wait
-
 
 class Saver:
     """Writes the checkpoints of one run.
 
-    Parameters
-    ----------
-    manager, plan, on_save_error
-        See `JobRunner`.
-    warn : callable
-        Called with a sentence when something went wrong that does not end the run.
-    saved : callable
-        Called after every save that did not end the run: with its report, and how many steps of
-        the epoch it holds, None for all.
-    save_now : threading.Event
-        Set to ask for a save; cleared when one begins.
+    It calls `warn` for a problem that does not end the run, and `saved` after every save that does
+    not end it, with the steps of the epoch that are saved (None: all). `save_now` is the user's
+    request; a save clears it.
     """
 
     can_save = True
@@ -173,17 +147,17 @@ class Saver:
         self._stalls: deque[float] = deque(maxlen=5)  # of the last saves
         self._has_lock = False
         self._deadline_seconds = get_number("checkpoint.deadline-seconds")
-        self._is_shared = False  # with all workers of the binding
+        self._is_shared = False  # the directory, with all workers of the binding
         self._has_started = False
         self._binding: Binding
         self.saves: list[SaveReport] = []
         self.failed_saves: list[SaveReport] = []
 
     def start(self, binding: Binding) -> None:
-        """Save from these workers from now on; prove that they share the directory with us.
+        """Save from these workers from now on; check that they share the directory with us.
 
-        The first call locks the directory for this run. If it is empty and not writable, and
-        `on_save_error` allows it, the run starts all the same and each save tries again.
+        The first call locks the directory for this run. If the directory is empty and not
+        writable, and `on_save_error` is "warn", the run starts and each save tries again.
         """
         self._binding = binding
         self._is_shared = False
@@ -191,7 +165,7 @@ class Saver:
         is_empty = not self._manager.epochs()
         try:
             self._lock_directory()
-            self._prove_shared()
+            self._check_shared()
         except CheckpointWriteError as error:
             if is_refused:
                 raise CheckpointWriteError(
@@ -199,11 +173,11 @@ class Saver:
                 ) from error
             if self._on_save_error == "raise" or not is_empty:
                 raise
-            self._failures.add(None, error, "The job runs all the same; each save tries again.")
+            self._failures.add(None, error, "The run starts anyway; each save tries again.")
         self._has_started = True
 
     def end(self) -> None:
-        """Unlock the directory, so that another run may lock it at once."""
+        """Unlock the directory, so that another run can lock it at once."""
         self.wait_quietly()
         self._failures.close()
         if self._has_lock:
@@ -211,32 +185,32 @@ class Saver:
             self._manager.run.end()
 
     def set_aside(self, damaged: Mapping[int, str]) -> None:
-        """Set aside epochs that could not be loaded, for the reasons given."""
+        """Set aside epochs that could not be loaded; each has its reason."""
         if self._has_lock:
             for epoch, reason in damaged.items():
                 self._manager.run.set_aside(epoch, reason)
 
     def rewind(self, epoch: int | None, reason: str) -> None:
-        """Set aside what is recorded after `epoch`; None: everything."""
+        """Set aside the epochs recorded after `epoch`; None: all."""
         if self._has_lock and self._manager.latest() not in (None, epoch):
             self._manager.run.rewind(epoch, reason)
 
     def finish(self, epoch: int) -> None:
-        """Record that the job ended after `epoch`, exit group and all."""
+        """Record that the job ended after `epoch` and ran its exit group."""
         if self._has_lock and self._manager.latest() == epoch:
             self._manager.run.finish(epoch)
 
     def epochs_until(self, epoch: int) -> int | None:
-        """How many epochs, `epoch` the first, may run before `is_due` must be asked.
+        """How many epochs, from `epoch` on, may run before the next call of `is_due`.
 
-        None: the policy goes by time. A save that was asked for waits for that long at most.
+        None: the policy saves by time. A requested save waits until these epochs have ended.
         """
         return epochs_until(self._manager.save_policy, epoch, self._plan.steps_per_epoch)
 
     def is_due(self, epoch: int, step: int) -> bool:
-        """Whether to save after step `step` of `epoch`, counted from 1, by policy or request.
+        """Whether the policy or the user asks to save after step `step` of `epoch`, from 1 on.
 
-        Also reports a save in the background that has ended, and raises as `save` does.
+        Also reports a save in the background that has ended, and raises its error as `save` does.
         """
         save = self._in_flight
         if save is not None and save.thread is not None and not save.thread.is_alive():
@@ -246,7 +220,7 @@ class Saver:
             step,
             self._plan.steps_per_epoch,
             time.monotonic() - self._last_save,
-            # The mean, not the median: rare expensive saves count in full.
+            # The mean, not the median, so that rare expensive saves count in full.
             statistics.fmean(self._stalls) if self._stalls else None,
             self._in_flight is not None,
         )
@@ -259,9 +233,9 @@ class Saver:
     ) -> None:
         """Write and record the checkpoint of `epoch`, or of its first `step` steps.
 
-        With an asynchronous manager it returns once nothing can change what is saved; `is_due`
-        and `wait` report how the save ended. A `CheckpointWriteError` is raised only where
-        `on_save_error` is "raise"; any other error always is.
+        With an asynchronous manager, return once tasks cannot change what is saved; `is_due` and
+        `wait` then report the end of the save. Raises `CheckpointWriteError` only if
+        `on_save_error` is "raise", and always raises other errors.
         """
         self.wait()
         save = _Save(epoch, step)
@@ -295,7 +269,7 @@ class Saver:
         self._report(save)
 
     def wait(self) -> None:
-        """Wait for the save in flight, if there is one; raise what `save` raises."""
+        """Wait for a save in flight; raise its error as `save` does."""
         save = self._in_flight
         if save is not None and save.thread is not None:
             started = time.monotonic()
@@ -305,11 +279,11 @@ class Saver:
             self._report(save)
 
     def wait_quietly(self) -> None:
-        """Wait for the save in flight after another error: only log what it raises."""
+        """Wait for a save in flight after another error; only log its error."""
         try:
             self.wait()
         except Exception as error:
-            logger.warning("A save in the background failed as well: %r", error)
+            logger.warning("A save in the background failed too: %r", error)
 
     def _report(self, save: _Save) -> None:
         error = save.error
@@ -339,11 +313,11 @@ class Saver:
             self._lock_directory()
             if self._manager.epochs():
                 raise CommitConflictError(
-                    f"{self._manager.path} was not writable when this run began, and now holds "
+                    f"{self._manager.path} was not writable when this run began, and now contains "
                     f"epochs of another run. Choose another directory, or run again to resume "
                     f"from them."
                 )
-        self._prove_shared()
+        self._check_shared()
         return self._manager.commits.begin(
             epoch,
             replicated=self._plan.replicated,
@@ -359,7 +333,7 @@ class Saver:
         order: Save,
         write: Callable[..., dict[str, Receipt]],
     ) -> dict[str, NodeSave]:
-        """Let the workers write, and record the epoch; in any thread."""
+        """Let the workers write, and record the epoch. Runs in any thread."""
         with self._abandons(order):
             replies = self._apply(binding, write, f"the save of epoch {order.epoch}", "save")
             receipts = dict(chain.from_iterable(reply.items() for reply in replies.values()))
@@ -373,7 +347,7 @@ class Saver:
     def _apply(
         self, binding: Binding, fn: Callable[..., Any], what: str, channel: str = "apply"
     ) -> dict[str, Any]:
-        """Call something on all workers that touches storage, which may hang without an error."""
+        """Call `fn` on all workers with a deadline, because storage may hang without an error."""
         return binding.apply(
             fn, channel=channel, what=what, deadline_seconds=self._deadline_seconds
         )
@@ -392,9 +366,9 @@ class Saver:
             self._has_lock = True
             self._last_save = time.monotonic()
 
-    def _prove_shared(self) -> None:
+    def _check_shared(self) -> None:
         if not self._is_shared:
             probe = self._manager.run.probe()
-            what = "the look for shared files"
+            what = "the check that the workers share the directory"
             self._manager.run.check_probe(self._apply(self._binding, probe, what))
             self._is_shared = True

@@ -18,7 +18,7 @@ class UploadTaskGroupBuilder(Protocol):
     """Makes the task group that runs after the last epoch, before the download group."""
 
     def build(self, epoch: int, manager: MultiNodeCheckpointManager) -> TaskGroup:
-        """Tasks that take the stores of `epoch` elsewhere.
+        """Make the tasks that copy the stores of `epoch` elsewhere.
 
         Parameters
         ----------
@@ -31,33 +31,33 @@ class UploadTaskGroupBuilder(Protocol):
 
 
 class CopyTo:
-    """Copy each node's store of the last epoch elsewhere, on the node itself.
+    """Copy each node's store of the last epoch elsewhere, on the node's own worker.
 
     Parameters
     ----------
     path : str or os.PathLike
-        A directory, or the URL of one, that the workers can write to; created if missing. A store
-        of the same name is replaced, and no Zarr reader opens it until the copy is complete.
+        A directory, or its URL, that the workers can write to; created if missing. A store of the
+        same name is replaced, and no Zarr reader opens it until the copy is complete.
 
     Notes
     -----
-    Runs on the nodes' workers. Copies two files of a store at a time, or eight if either side is
-    an object store, and holds these in memory; a file has at most 64 MiB, and most are smaller.
+    Copies two files of a store at a time, or eight if either side is an object store, and reads
+    each into memory; a file has at most 64 MiB, and most are smaller.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = absolute_path(path)
 
     def check(self, manager: MultiNodeCheckpointManager) -> None:
-        """Raise `DefinitionError` if the copies would go into the checkpoint directory itself."""
-        if _lies_in(self.path, manager.path):
+        """Raise `DefinitionError` if `path` is in the checkpoint directory."""
+        if _is_inside(self.path, manager.path):
             raise DefinitionError(
                 f"CopyTo({self.path!r}) would copy the stores of {manager.path} into that "
-                f"same directory, over themselves. Choose another one."
+                f"same directory, over themselves. Choose another directory."
             )
 
     def build(self, epoch: int, manager: MultiNodeCheckpointManager) -> TaskGroup:
-        """One task for each node of the checkpoint; raises what `check` does."""
+        """Make one task for each node of the checkpoint; raises what `check` does."""
         self.check(manager)
         files = manager.recorded.files
         copy = functools.partial(_copy_store, files, files_beside(self.path, files), self.path)
@@ -68,7 +68,7 @@ class CopyTo:
         return group
 
 
-def _lies_in(path: str, directory: str) -> bool:
+def _is_inside(path: str, directory: str) -> bool:
     if is_url(path) or is_url(directory):
         return f"{path}/".startswith(f"{directory}/")
     here = os.path.realpath(directory)
@@ -76,7 +76,7 @@ def _lies_in(path: str, directory: str) -> bool:
 
 
 def _copy_store(from_files: Files, to_files: Files, directory: str, source: str) -> None:
-    # Without its root document a directory is no store to a reader: remove it first, write it last.
+    # Zarr opens a store by its root document: remove that first, write it last.
     root = "zarr.json"
     target = os.path.join(directory, os.path.basename(source))
     try:
@@ -91,8 +91,8 @@ def _copy_store(from_files: Files, to_files: Files, directory: str, source: str)
                 to_files.remove_file(os.path.join(target, root))
             to_files.remove_tree(target)
         sizes = dict(from_files.walk(source))
-        for directory in sorted({os.path.dirname(os.path.join(target, name)) for name in sizes}):
-            to_files.make_directories(directory)
+        for parent in sorted({os.path.dirname(os.path.join(target, name)) for name in sizes}):
+            to_files.make_directories(parent)
 
         def copy(name: str, copied: str) -> None:
             data = from_files.read(os.path.join(source, name))
@@ -105,5 +105,5 @@ def _copy_store(from_files: Files, to_files: Files, directory: str, source: str)
     except OSError as error:
         raise CheckpointWriteError(
             f"Could not copy the store {source!r} to {target!r}: {error}. The checkpoint itself "
-            f"is recorded; repair the target and run the job again to repeat the copy."
+            f"is recorded. Repair the target and run the job again to repeat the copy."
         ) from error

@@ -105,7 +105,7 @@ def test_lost_newest_entries_are_reported(inproc_session, manager):
     again = MultiNodeCheckpointManager(manager.path)
     plan = JobRunner(counter(5), again).plan_resume()
     assert plan.epoch == 1
-    told = "stores of epochs 2, 3 that no entry of its log claims: its newest entries may be lost"
+    told = "stores of epochs 2, 3 that no entry of its log mentions: its newest entries may be lost"
     assert told in str(plan)
     listed = CliRunner().invoke(main, ["ls", manager.path]).stdout
     assert "Stores of epochs 2, 3 are not mentioned in the log." in listed
@@ -132,7 +132,7 @@ def test_a_resume_plan_names_damaged_epochs_and_another_run(inproc_session, mana
     other.run.start(["a"], {})
     try:
         plan = JobRunner(counter(5), manager).plan_resume()
-        assert "is held by another run (process " in str(plan)
+        assert f"another run uses {manager.path} (process " in str(plan)
     finally:
         other.run.end()
     assert JobRunner(counter(5), manager).plan_resume().warnings == ()
@@ -143,6 +143,6 @@ def test_a_run_with_no_whole_epoch_starts_afresh_and_says_so(inproc_session, man
         Path(manager.get_ckpt_db_name("a", epoch), "_manifest", "zarr.json").unlink()
     plan = JobRunner(counter(2), manager).plan_resume()
     assert (plan.epoch, len(plan.damaged), plan.sets_aside) == (None, 4, (0, 1, 2, 3))
-    assert "nothing that is recorded is whole" in plan.reason
+    assert "no recorded epoch of " in plan.reason and plan.reason.endswith(" is whole")
     result = JobRunner(counter(2), manager).run(inproc_session)
     assert (result.resumed_from, manager.epochs()) == (None, [0, 1, 2])

@@ -1,4 +1,4 @@
-"""Runs that are told to stop, by their program, Ctrl-C or SIGTERM."""
+"""Runs that are stopped by their program, Ctrl-C or SIGTERM."""
 
 import errno
 import os
@@ -53,7 +53,7 @@ class At:
 
 def test_a_stopped_run_has_recorded_its_epoch_and_can_be_resumed(inproc_session, manager):
     runner = JobRunner(counter(), manager, callbacks=[At(3, lambda: runner.stop("enough"))])
-    with pytest.raises(RunStoppedError, match="told to stop") as caught:
+    with pytest.raises(RunStoppedError, match="stopped on request") as caught:
         runner.run(inproc_session)
     assert (caught.value.reason, caught.value.epoch, manager.latest()) == ("enough", 3, 3)
     assert "the same command again to resume from epoch 3" in str(caught.value)
