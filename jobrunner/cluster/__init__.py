@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from jobrunner.cluster.binding import Binding
-from jobrunner.cluster.session import DEFAULT_WAIT_SECONDS, Session
+from jobrunner.cluster.session import Session
 
-__all__ = ["DEFAULT_WAIT_SECONDS", "Binding", "Session"]
+__all__ = ["Binding", "Session"]

@@ -26,27 +26,12 @@ from jobrunner.errors import DefinitionError
 def compare_checkpoints(
     one: Checkpoint, other: Checkpoint, *, is_deep: bool = False
 ) -> tuple[dict[str, Any], str, bool]:
-    """Compare all blobs of all nodes.
+    """Compare all blobs of all nodes; returns data for JSON, a text, and whether all are equal.
 
-    Parameters
-    ----------
-    one, other : Checkpoint
-    is_deep : bool
-        Also read and compare blobs whose digests are equal.
-
-    Returns
-    -------
-    data : dict
-        ``is_equal``, ``num_equal``, ``only_in_a`` and ``only_in_b`` (lists of ``node`` or
-        ``node/blob``) and ``differences``: dicts of ``node``, ``blob``, ``where`` (within the
-        blob), ``what``, and for numbers ``count`` (elements that differ), ``size`` (all elements),
-        ``max_abs`` and ``max_rel``.
-    text : str
-    is_equal : bool
-
-    Notes
-    -----
-    Holds one blob of each checkpoint in memory at a time.
+    `is_deep` also reads and compares blobs whose digests are equal. One blob of each checkpoint is
+    in memory at a time. ``only_in_a`` and ``only_in_b`` name a node or ``node/blob``; each of
+    ``differences`` has ``node``, ``blob``, ``where`` (in the blob), ``what``, and for numbers
+    ``count`` (elements that differ), ``size`` (all elements), ``max_abs`` and ``max_rel``.
     """
     for checkpoint in (one, other):
         checkpoint.read_ahead([node for node in one if node in other])
@@ -103,9 +88,9 @@ def _compare_blob(
 
 
 def compare_values(one: Any, other: Any, where: str = "") -> Iterator[dict[str, Any]]:
-    """All differences between two values that a checkpoint may hold, as in `compare_checkpoints`.
+    """All differences between two decoded values, as in `compare_checkpoints`.
 
-    `where` is their place in the blob, such as ``['layers'][0]``.
+    `where` is the place of the values in the blob, for example ``['layers'][0]``.
     """
     if type(one) is not type(other):
         names = f"{type(one).__name__} and {type(other).__name__}"
@@ -135,7 +120,7 @@ def compare_values(one: Any, other: Any, where: str = "") -> Iterator[dict[str, 
 
 
 def _to_array(value: Any) -> np.ndarray[Any, Any]:
-    detach = getattr(value, "detach", None)  # a tensor that keeps gradients
+    detach = getattr(value, "detach", None)  # of a tensor with gradients
     return np.asarray(value if detach is None else detach())
 
 
@@ -153,7 +138,7 @@ def _compare_arrays(
         return
     differs = np.asarray(one != other)
     if one.dtype.kind in "fcmM":
-        # NaN is unequal to itself; zeros of unlike signs are equal.
+        # For NumPy, NaN differs from itself, and 0.0 equals -0.0; here it is the other way round.
         both_missing = np.asarray((one != one) & (other != other))
         differs = differs & ~both_missing
         for part in {"f": ("real",), "c": ("real", "imag")}.get(one.dtype.kind, ()):
@@ -169,12 +154,12 @@ def _compare_arrays(
 
 
 def _measure(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any], size: int) -> dict[str, Any]:
-    """How far elements that differ are apart, computed in the widest floats of the machine."""
+    """How far apart elements are, computed in the widest floats of the machine."""
     kind = np.clongdouble if "c" in (one.dtype.kind, other.dtype.kind) else np.longdouble
     about: dict[str, Any] = {"what": "elements", "count": int(one.size), "size": int(size)}
     try:
         a, b = one.astype(kind), other.astype(kind)
-    except (OverflowError, TypeError, ValueError):  # numbers too large for such a float
+    except (OverflowError, TypeError, ValueError):  # numbers too large for these floats
         return about
     with np.errstate(all="ignore"):
         apart = np.abs(a - b)
@@ -191,7 +176,7 @@ def _are_same_scalars(one: object, other: object) -> bool:
 
 
 def format_difference(difference: Mapping[str, Any]) -> str:
-    """Write a difference as text, without where it is."""
+    """Write a difference as text, without its place."""
     if "count" not in difference:
         return str(difference["what"])
     text = f"{difference['count']} of {difference['size']} elements differ"
@@ -216,12 +201,12 @@ def _shorten(value: object) -> str:
 def compare_bits(
     node: str, blob: str, recorded: Any, replayed: Any, codecs: Sequence[Codec] = ()
 ) -> Iterator[dict[str, Any]]:
-    """How a task's value differs from a loaded one, in anything that a save would keep."""
+    """All differences between a loaded value and a task's, in anything that a save records."""
     loaded = encode(node, blob, recorded, codecs)
     made = encode(node, blob, replayed, codecs)
     if _is_same(loaded, made):
         return
-    # The loaded value has been encoded and decoded once already; now both have.
+    # The loaded value was encoded and decoded once already; do the same with the task's.
     one, other = (_decode(encoded, codecs) for encoded in (loaded, made))
     if _is_same(encode(node, blob, one, codecs), encode(node, blob, other, codecs)):
         return
@@ -234,12 +219,12 @@ def _decode(blob: EncodedBlob, codecs: Sequence[Codec]) -> Any:
         data, order = blob.parts[part].data, blob.parts[part].order
         return data if order is None else data.transpose(np.argsort(order))
 
-    # We pickled it ourselves.
+    # Unpickling is safe: this process pickled the value.
     return Decoder(array, codecs, allow_pickle=True).decode(blob.tree)
 
 
 def encode(node: str, blob: str, value: Any, codecs: Sequence[Codec]) -> EncodedBlob:
-    """Encode a value as a save would, with zeros for the padding in the items of its arrays."""
+    """Encode a value as a save does, with zeros as padding in the items of its arrays."""
     encoded = encode_blobs(node, {blob: value}, codecs, allow_pickle=True)[blob]
     parts = [replace(part, data=without_padding(part.data)) for part in encoded.parts]
     return replace(encoded, parts=parts)

@@ -1,4 +1,4 @@
-"""Run a recorded epoch again from the one before it, and compare the result with the record."""
+"""Run a recorded epoch again from the one before it, and compare the result."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from jobrunner.checkpoint import Codec, Loader, load_waiting_states, registered_codecs
-from jobrunner.cluster import DEFAULT_WAIT_SECONDS, Binding, Session
+from jobrunner.cluster import Binding, Session
 from jobrunner.compile import GroupPlan, changes, describe
 from jobrunner.define import Job
 from jobrunner.run.load import Loaded, load, rebuild, required_blobs, steps_done
@@ -19,7 +20,10 @@ from jobrunner.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
-_REPLAYED = "replayed"  # where workspaces hold the replay's values meanwhile
+Found = dict[tuple[str, str], list[dict[str, Any]]]
+"""(node, blob) -> its differences; none if it is equal."""
+
+_REPLAYED = "replayed"  # the companion of a workspace in which replayed values wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +37,13 @@ class BlobDifference:
         The differences within it, as ``jobrunner diff`` shows them: ``where``, ``what``, and for
         numbers ``count``, ``size``, ``max_abs`` and ``max_rel``. A is the recorded value.
     tasks : tuple of str
-        The tasks, as ``node/task``, one of which was the first to make a different value; usually
-        there is only one. Empty if no task of the replay writes the blob.
+        The tasks, as ``node/task``, one of which first made a different value; usually only one.
+        Empty if no task of the replay writes the blob.
     epoch : int or None
         The epoch in which they ran.
     is_repeatable : bool
-        Run twice from the same state, those tasks made the same values. False: they made
-        different values from the same inputs, so they are the cause.
+        Whether those tasks made the same values when they ran twice from the same state. False:
+        they made different values from the same inputs, so they are the cause.
     """
 
     node: str
@@ -55,15 +59,15 @@ class BlobDifference:
         elif not self.is_repeatable:
             why = (
                 f"{' and '.join(self.tasks)} in epoch {self.epoch} made another value when run twice "
-                f"with the same inputs: it depends on something else, such as a clock, random "
-                f"numbers not from current_task().rng, state left by earlier calls, or the order "
-                f"of threads"
+                f"with the same inputs: it depends on something else, for example a clock, random "
+                f"numbers not from current_task().rng, state of earlier calls, or the order of "
+                f"threads"
             )
         elif len(self.tasks) == 1:
             why = (
-                f"{self.tasks[0]} in epoch {self.epoch} is the first to differ, and does the same "
-                f"each time: its code, its libraries or what it reads elsewhere have changed, or "
-                f"it had state left by earlier calls"
+                f"{self.tasks[0]} in epoch {self.epoch} is the first to differ, and makes the same "
+                f"value each time: its code, its libraries or its data outside the job have "
+                f"changed, or it used state of earlier calls"
             )
         else:
             why = f"the first to differ is one of {', '.join(self.tasks)} in epoch {self.epoch}"
@@ -80,14 +84,14 @@ class ReplayReport:
     epoch : int
         The epoch that was run again and compared.
     step : int
-        The number of its steps that the record holds; 0: all.
+        How many of its steps the record contains; 0: all.
     from_epoch : int or None
-        The recorded epoch from which it was run again; None: the init group.
+        The recorded epoch from which the replay began; None: the init group.
     num_equal : int
         How many blobs are equal to the bit.
     differences : tuple of BlobDifference
     changes : tuple of str
-        How the job differs from the one that was recorded.
+        How the job differs from the recorded one.
     """
 
     epoch: int
@@ -103,7 +107,7 @@ class ReplayReport:
         return not self.differences
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, for JSON."""
+        """Return plain data for JSON."""
         return {"is_equal": self.is_equal, **asdict(self)}
 
     def __str__(self) -> str:
@@ -119,7 +123,7 @@ class ReplayReport:
 
 
 class Replay:
-    """Runs a recorded epoch again; `JobRunner.replay` documents it.
+    """Runs a recorded epoch again; see `JobRunner.replay`.
 
     Raises `CheckpointError` if the epoch is not recorded or does not fit the job.
     """
@@ -130,7 +134,7 @@ class Replay:
         manager: Loader,
         epoch: int,
         *,
-        worker_wait_seconds: float = DEFAULT_WAIT_SECONDS,
+        worker_wait_seconds: float = 60,
         epoch_deadline_seconds: float | None = None,
         task_deadline_seconds: float | None = None,
     ) -> None:
@@ -160,12 +164,12 @@ class Replay:
         self._changes = tuple(changes(then, describe(plan))) if then else ()
 
     def check(self) -> None:
-        """Verify all that will be read; raises `CheckpointCorruptError`."""
+        """Verify the epochs to load; raises `CheckpointCorruptError`."""
         for epoch in self._needed:
             self._manager.verify(epoch)
 
     def run(self, session: Session) -> ReplayReport:
-        """Run, compare, and if something differs run once more to find out why."""
+        """Run and compare; if a blob differs, run once more to find the cause."""
         self._session = session
         with session.exclusive(f"The replay of job {self._plan.job!r}"):
             trace, flow = self._run_again()
@@ -185,7 +189,7 @@ class Replay:
         )
 
     def _run_again(self) -> tuple[Trace, Dataflow]:
-        """Bring the nodes from the recorded epoch before to the end of this one."""
+        """Run from the epoch recorded before this one, or from init, to the end of this one."""
         self._binding: Binding = self._session.bind(self._traced, wait_seconds=self._wait_seconds)
         trace, flow = Trace(), Dataflow()
 
@@ -200,9 +204,8 @@ class Replay:
         else:
             loaded = self._load(self._from)
             if loaded.resume_group.slices:
-                run(
-                    "resume", loaded.resume_group, 0
-                )  # with the random numbers that init tasks had then
+                # As epoch 0: init tasks draw the same random numbers.
+                run("resume", loaded.resume_group, 0)
             self._binding.apply(load_waiting_states)
             flow.forget(loaded.waiting)
         for epoch, step in self._steps():
@@ -210,7 +213,7 @@ class Replay:
         return trace, flow
 
     def _steps(self) -> Iterator[tuple[int, int]]:
-        """The runs of the epoch group, by epoch and step."""
+        """The epoch and step of each run of the epoch group."""
         first = (self._from or 0) + (not self._first_step)
         for epoch in range(first, self._epoch + 1):
             start = self._first_step if epoch == self._from else 0
@@ -219,32 +222,28 @@ class Replay:
                 yield epoch, step
 
     def _load(self, epoch: int) -> Loaded:
-        """Load an epoch, and ship the tasks that make the objects whose states wait."""
+        """Load an epoch, and ship the init tasks that make its stateful objects."""
         loaded = load(self._binding, self._job, self._plan, self._manager, epoch)
         if loaded.waiting:
-            # With all the others, so that what their functions share stays shared.
+            # Ship all groups at once: objects that their functions share stay shared.
             group = traced(loaded.resume_group, self._codecs)
             self._binding.ship({**self._traced.groups, "resume": group})
         return loaded
 
-    def _compare(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
-        """The differences of each blob; an empty list for one that is equal."""
+    def _compare(self) -> Found:
         blobs = required_blobs(self._plan, self._manager, self._epoch)
-        self._binding.apply(_SetAside(blobs))
+        self._binding.apply(partial(_set_aside, blobs))
         if self._load(self._epoch).waiting:
             self._binding.run("resume", epoch=0, step=0, **self._deadlines)
             self._binding.apply(load_waiting_states)
-        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for by_blob in self._binding.apply(_Compare(blobs, self._codecs)).values():
+        compare = partial(_compare, blobs, self._codecs)
+        found: Found = {}
+        for by_blob in self._binding.apply(compare).values():
             found.update(by_blob)
         return found
 
     def _explain(
-        self,
-        found: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]],
-        flow: Dataflow,
-        trace: Trace,
-        second: Trace,
+        self, found: Found, flow: Dataflow, trace: Trace, second: Trace
     ) -> list[BlobDifference]:
         last = {blob: flow.blobs[blob] for blob in found if blob in flow.blobs}
         equal = {value for blob, value in last.items() if not found[blob]}
@@ -270,7 +269,7 @@ def _blame(
     equal: set[Value],
     other: set[Value],
 ) -> tuple[list[Call], bool]:
-    """The calls that may be the first to differ, and whether they repeat themselves."""
+    """The calls that may be the first to differ, and whether they are repeatable."""
     if value is None:
         return [], True
     makers = {value.call, *(made.call for made in flow.made_of(value))}
@@ -279,41 +278,30 @@ def _blame(
     return flow.suspects(value, equal, other), True
 
 
-@dataclass(frozen=True, slots=True)
-class _SetAside:
-    """Sets the replayed values aside while the recorded ones are loaded; runs on each worker."""
-
-    blobs: Mapping[str, frozenset[str]]
-
-    def __call__(self, workspaces: Mapping[str, Workspace]) -> None:
-        for node, workspace in workspaces.items():
-            # A load replaces values and changes none in place.
-            workspace.companions[_REPLAYED] = {
-                name: workspace.globals.pop(name)
-                for name in self.blobs.get(node, ())
-                if name in workspace.globals
-            }
+def _set_aside(blobs: Mapping[str, frozenset[str]], workspaces: Mapping[str, Workspace]) -> None:
+    """Set replayed values aside before the recorded ones are loaded. Runs on each worker."""
+    for node, workspace in workspaces.items():
+        # A load replaces values; it never changes one in place.
+        workspace.companions[_REPLAYED] = {
+            name: workspace.globals.pop(name)
+            for name in blobs.get(node, ())
+            if name in workspace.globals
+        }
 
 
-@dataclass(frozen=True, slots=True)
-class _Compare:
-    """Compares the values set aside with the loaded ones; runs on each worker."""
-
-    blobs: Mapping[str, frozenset[str]]
-    codecs: Sequence[Codec]
-
-    def __call__(
-        self, workspaces: Mapping[str, Workspace]
-    ) -> dict[tuple[str, str], list[dict[str, Any]]]:
-        found = {}
-        for node, workspace in workspaces.items():
-            replayed = workspace.companions.pop(_REPLAYED)
-            for name in sorted(self.blobs.get(node, ())):
-                if name not in replayed:
-                    found[node, name] = [{"where": "", "what": "only recorded"}]
-                    continue
-                recorded = workspace.globals[name]
-                found[node, name] = list(
-                    compare_bits(node, name, recorded, replayed.pop(name), self.codecs)
-                )
-        return found
+def _compare(
+    blobs: Mapping[str, frozenset[str]],
+    codecs: Sequence[Codec],
+    workspaces: Mapping[str, Workspace],
+) -> Found:
+    """Compare the values set aside with the loaded ones. Runs on each worker."""
+    found: Found = {}
+    for node, workspace in workspaces.items():
+        replayed = workspace.companions.pop(_REPLAYED)
+        for name in sorted(blobs.get(node, ())):
+            if name in replayed:
+                recorded, made = workspace.globals[name], replayed.pop(name)
+                found[node, name] = list(compare_bits(node, name, recorded, made, codecs))
+            else:
+                found[node, name] = [{"where": "", "what": "only recorded"}]
+    return found

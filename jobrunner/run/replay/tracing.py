@@ -1,13 +1,13 @@
 """Find the task that first made a different value.
 
-Tasks report digests of what they make, as metrics; the plan says what was made from what.
+Tasks report digests of the values they make as metrics; the plan says which values they read.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -43,18 +43,18 @@ class Call(NamedTuple):
 
 
 class Value(NamedTuple):
-    """What a call made: part `what` of its return value, or the updated blob `what`."""
+    """A value that a call made: part `what` of its return value, or the updated blob `what`."""
 
     call: Call
     what: int | str
 
 
 Trace = dict[Value, tuple[str, ...]]
-"""Digests of values, one for each instance of the task; "" for a value that has none."""
+"""Digests of each value, one for each instance of the task; "" if it cannot be digested."""
 
 
 class Traced:
-    """A task's function that also reports digests of what it returns and updates."""
+    """A task's function that also reports digests of the values it returns and updates."""
 
     def __init__(self, task: PlannedTask, codecs: Sequence[Codec]) -> None:
         self._fn: Callable[..., Any] = task.fn
@@ -73,7 +73,7 @@ class Traced:
         if self._num_parts == 1:
             made[0] = value
         else:
-            with suppress(Exception):  # the run reports a value that is no such sequence
+            with suppress(Exception):  # the run raises if the value is no such sequence
                 made.update((part, value[part]) for part in range(self._num_parts))
         task = current_task()
         for what, part in made.items():
@@ -83,10 +83,10 @@ class Traced:
 
 
 def digest_value(value: Any, codecs: Sequence[Codec] = ()) -> str:
-    """Digest of all that a save would keep of a value; "" if it cannot be saved."""
+    """Digest of all that a save records of a value; "" if it cannot be saved."""
     try:
         return digest_blob(PosixFiles(), encode("", "", value, codecs))
-    except Exception:  # a socket, a model on a GPU, a view that something else resizes
+    except Exception:  # a socket, a model on a GPU, an array that another thread resizes
         return ""
 
 
@@ -102,7 +102,7 @@ def traced(group: GroupPlan, codecs: Sequence[Codec]) -> GroupPlan:
 
 
 def read_trace(metrics: Mapping[str, Metric], group: str, epoch: int, step: int) -> Trace:
-    """The digests that a run's metrics hold."""
+    """Read the digests from a run's metrics."""
     found: dict[Value, dict[int, str]] = {}
     for name, digest in metrics.items():
         if name.startswith(_PREFIX):
@@ -113,20 +113,21 @@ def read_trace(metrics: Mapping[str, Metric], group: str, epoch: int, step: int)
 
 
 class Dataflow:
-    """What was made from what, over several runs of groups."""
+    """Which values were made from which, over several runs of groups."""
 
     def __init__(self) -> None:
-        # (node, blob) -> its value after the last run, if a run has written it
+        # (node, blob) -> the value that a run wrote last
         self.blobs: dict[tuple[str, str], Value] = {}
-        # call -> its inputs that a run had made; in order of the calls
+        # call -> those of its inputs that runs made; in order of the calls
         self.reads: dict[Call, list[Value]] = {}
 
     def add_run(self, plan: GroupPlan, group: str, epoch: int, step: int) -> None:
-        """Add one run, as if its tasks had run in order of definition."""
+        """Add a run, as if its tasks ran in order of definition."""
         before = dict(self.blobs)
         made: dict[tuple[int, int | str], Value] = {}  # by a task's index, and part or blob
         private: set[tuple[str, str]] = set()
-        for node, task in _in_order(plan):
+        tasks = [(node, task) for node, part in plan.slices.items() for task in part.tasks]
+        for node, task in sorted(tasks, key=lambda pair: pair[1].index):
             call = Call(group, epoch, step, node, task.name)
             sources = (self._source(a, node, plan, made, before) for a in task.arguments)
             self.reads[call] = [value for value in sources if value is not None]
@@ -146,7 +147,7 @@ class Dataflow:
             self.blobs.pop(key, None)
 
     def forget(self, blobs: Mapping[str, Collection[str]]) -> None:
-        """Note that blobs, by node, were loaded: their values come from no run."""
+        """Forget blobs, by node, that were loaded: no run made their values."""
         for node, names in blobs.items():
             for name in names:
                 self.blobs.pop((node, name), None)
@@ -166,13 +167,13 @@ class Dataflow:
         assert isinstance(argument, CrossingArgument)
         crossing = plan.crossings[argument.crossing]
         what = crossing.part if crossing.blob is None else crossing.blob
-        assert what is not None  # a crossing without a value only orders tasks
+        assert what is not None  # a crossing without a value is no argument
         if crossing.source_task is None:
             return before.get((crossing.source, str(what)))
         return made[crossing.source_task, what]
 
     def unrepeatable(self, one: Trace, other: Trace) -> list[Call]:
-        """The calls that made different values from the same inputs in two traces, in order."""
+        """The calls that made different values from equal inputs in two traces, in order."""
         differs = {v for v in one.keys() & other.keys() if _is_other(one[v], other[v])}
         makers = {value.call for value in differs}
         return [
@@ -195,10 +196,10 @@ class Dataflow:
     def suspects(
         self, value: Value, equal: Collection[Value], other: Collection[Value]
     ) -> list[Call]:
-        """The calls of which one must be the first to make another value than was recorded.
+        """The calls of which one first made a value that differs from the recorded one.
 
-        `value` differs from what was recorded, as do those in `other`; those in `equal` do not;
-        nothing is known about the rest.
+        `value` and the values in `other` differ from the recorded ones, those in `equal` do not;
+        the rest is unknown.
         """
         first = {
             found
@@ -211,14 +212,8 @@ class Dataflow:
         return [call for call in self.reads if call in calls]
 
 
-def _in_order(plan: GroupPlan) -> Iterator[tuple[str, PlannedTask]]:
-    """All tasks of a group with their nodes, in order of definition."""
-    tasks = [(node, task) for node, part in plan.slices.items() for task in part.tasks]
-    return iter(sorted(tasks, key=lambda pair: pair[1].index))
-
-
 def _is_other(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    """Whether two values are known to differ."""
+    """Whether the digests show that two values differ."""
     return len(one) != len(other) or any(
         a != b and a and b for a, b in zip(one, other, strict=True)
     )
