@@ -1,4 +1,4 @@
-"""Copies arrays that are to be saved, so that epochs can run while the copies are written."""
+"""Copies the arrays of a save, so that epochs can run while the copies are written."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _COPY_BYTES = 16 << 20
 class Arena:
     """Memory for the copies of a save, reused from save to save.
 
-    The first touch of fresh memory costs several times as much as a copy, so the memory is kept
-    until a save needs less than half of it.
+    Fresh memory costs several times as much at its first touch as a copy does. So the arena frees
+    its memory only if a save needs less than half of it.
     """
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """How much memory it holds."""
+        """How much memory it has."""
         return int(self._memory.nbytes)
 
     def reserve(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """Return so many bytes; they overlap those reserved before."""
+        """Return memory of this size; it overlaps what earlier calls returned."""
         if not nbytes <= self._memory.nbytes <= 2 * nbytes:
             self._memory = np.empty(0, np.uint8)  # free it first
             self._memory = np.empty(nbytes, np.uint8)
@@ -39,28 +39,13 @@ class Arena:
 
 
 def copy_arrays(
-    arrays: Iterable[PlannedArray],
-    arena: Arena,
-    budget_bytes: int | None,
-    threads: int = THREADS,
+    arrays: Iterable[PlannedArray], arena: Arena, budget_bytes: int | None
 ) -> list[PlannedArray]:
-    """Replace the data of arrays by copies, up to a budget.
+    """Replace the data of arrays by copies, and return the arrays that exceed the budget.
 
-    An array that only its blob refers to needs no copy here: a task changes it through
-    `values.own`, which copies what something else, such as a save, refers to.
-
-    Parameters
-    ----------
-    arrays : iterable of PlannedArray
-    arena : Arena
-    budget_bytes : int or None
-        Limit of all copies together, those of `own` included; None: no limit.
-    threads : int
-
-    Returns
-    -------
-    list of PlannedArray
-        The arrays beyond the budget: they must be written before anything changes them.
+    These must be written before anything changes them. An array that only its blob refers to is
+    not copied here: a task changes it through `values.own`, which copies an array while a save
+    refers to it. The budget covers these copies too.
     """
     left: list[PlannedArray] = []
     copied: list[tuple[PlannedArray, np.ndarray[Any, Any], int]] = []
@@ -86,12 +71,12 @@ def copy_arrays(
         place = memory[start : start + data.nbytes].view(data.dtype).reshape(data.shape)
         jobs += _copy_jobs(place, data)
         array.data = place
-    run_all(jobs, threads, total)
+    run_all(jobs, THREADS, total)
     return left
 
 
 def _copy_jobs(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> list[Any]:
-    """Cut a copy along the first axis, for several threads."""
+    """Split a copy along the first axis, for several threads."""
     if source.nbytes <= _COPY_BYTES or not source.ndim:
         return [partial(np.copyto, target, source)]
     rows = max(1, _COPY_BYTES * len(source) // source.nbytes)

@@ -1,4 +1,4 @@
-"""A run's use of its directory: it takes it, sets epochs aside, and leaves it."""
+"""A run's use of its directory: takes it, sets epochs aside, releases it. Runs on the client."""
 
 from __future__ import annotations
 
@@ -18,20 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class DirectoryRun:
-    """Takes a directory for one run after another, each from `start` to `end`.
-
-    Parameters
-    ----------
-    recorded : Epochs
-    retention : Retention
-    commits : Commits
-    delete_on_success, take_over, patience
-        As for `MultiNodeCheckpointManager`.
-
-    Notes
-    -----
-    Runs on the client.
-    """
+    """A run that holds the directory, from `start` to `end`; one run at a time."""
 
     def __init__(
         self,
@@ -39,28 +26,23 @@ class DirectoryRun:
         retention: Retention,
         commits: Commits,
         *,
-        delete_on_success: bool = False,
-        take_over: bool = False,
-        patience: Patience | None = None,
+        delete_on_success: bool,
+        take_over: bool,
+        patience: Patience | None,
     ) -> None:
         self.path = recorded.path
         self._recorded = recorded
         self._retention = retention
         self._commits = commits
-        self._files = recorded.files
         self._delete_on_success = delete_on_success
         self._take_over = take_over
         self._patience = patience
 
     def start(self, nodes: Sequence[str], info: Mapping[str, Any]) -> None:
-        """Take the directory for a run.
+        """Take the directory, with a ``run`` entry in the log, for a run that saves `nodes`.
 
-        Parameters
-        ----------
-        nodes : sequence of str
-            The nodes that it will save.
-        info : mapping
-            JSON that `Epochs.run_info` returns.
+        `info` is JSON for that entry; `Epochs.run_info` returns it. Stores that earlier runs did
+        not commit are deleted in the background.
 
         Raises
         ------
@@ -68,16 +50,11 @@ class DirectoryRun:
             Another run holds the directory and is alive.
         CheckpointWriteError
             The directory cannot be created or written.
-
-        Notes
-        -----
-        *Atomicity*: the ``run`` entry of the log decides who holds the directory. What earlier
-        runs began and never committed is deleted in the background.
         """
         recorded = self._recorded
         if self._commits.lock is not None:
             raise DefinitionError(
-                f"This checkpoint manager already serves a run in {self.path}. Wait until it "
+                f"This checkpoint manager already serves a run in {self.path}. Wait until that run "
                 f"ends, or make another manager for another directory."
             )
         if recorded.only_node is not None and tuple(nodes) != (recorded.only_node,):
@@ -92,19 +69,19 @@ class DirectoryRun:
         recorded.handler.set_params(self.path, tuple(nodes))
         beat_seconds = _configured_seconds("checkpoint.heartbeat-seconds")
         patience = self._patience or Patience(_configured_seconds("checkpoint.silence-seconds"))
-        lock = RunLock(self._files, self.path, recorded.log, nodes, beat_seconds)
+        lock = RunLock(recorded.files, self.path, recorded.log, nodes, beat_seconds)
         try:
             with writing(self.path, "the directory could not be taken"):
                 lock.take(as_json(info, "info"), patience, take_over=self._take_over)
             self._commits.lock = lock
             recorded.mark_run(is_running=True)
-            with writing(self.path, "what earlier runs left could not be cleaned up"):
+            with writing(self.path, "leftovers of earlier runs could not be removed"):
                 self._retention.start_run()
                 lock.remove_traces_of_others()
                 if isinstance(recorded.handler, FileMetadataHandler):
                     recorded.handler.remove_leftovers(lock.number)
         except BaseException:
-            # Ctrl-C too: a run that does not begin must not look alive to the next one.
+            # Also on Ctrl-C: a run that did not begin must not look alive to the next one.
             if self._commits.lock is not None:
                 self.end()
             else:
@@ -112,67 +89,52 @@ class DirectoryRun:
             raise
 
     def end(self) -> None:
-        """Leave the directory, so that another run may take it at once.
+        """Abandon open saves and release the directory, so that another run may take it at once.
 
-        Saves that were begun and not committed are abandoned.
-
-        Notes
-        -----
-        Called at the end of every run, after failures too; raises nothing. Waits for the deletion
-        of what was given up, for half a minute at most.
+        Every run calls this at its end, also after a failure. Raises nothing, and waits half a
+        minute at most for deletions.
         """
         try:
             self._commits.abandon_all()
         finally:
             if self._commits.lock is not None:
-                self._leave(self._commits.lock)
+                self._release(self._commits.lock)
 
-    def _leave(self, lock: RunLock) -> None:
+    def _release(self, lock: RunLock) -> None:
         try:
             if not self._retention.sweeper.drain():
-                logger.warning("%s: some stores could not be deleted in time.", self.path)
+                logger.warning(
+                    "%s: some stores are not deleted yet; the next run deletes them.", self.path
+                )
             self._retention.sweeper.confirm()
             self._retention.append("end", {})
         except CheckpointError as error:
-            logger.warning("The end of the run could not be recorded: %s", error)
+            logger.warning("%s: the end of the run could not be recorded: %s", self.path, error)
         finally:
             lock.leave()
             self._commits.lock = None
             self._recorded.mark_run(is_running=False)
 
     def probe(self) -> Callable[[Mapping[str, Any]], Any]:
-        """Ask whether the workers share the directory.
+        """Make the probe that shows whether workers share the directory; picklable.
 
-        Returns
-        -------
-        callable
-            To be called on every worker with its workspaces; picklable. `check_probe` takes the
-            answers.
+        Call it on every worker with its workspaces, and pass the answers to `check_probe`.
         """
-        with writing(self.path, "the workers could not be asked whether they share it"):
+        with writing(self.path, "the probe of whether workers share it could not be written"):
             return self._commits.held().ask()
 
     def check_probe(self, answers: Mapping[str, Any]) -> None:
-        """Check the workers' answers to `probe`, by the worker's address.
+        """Check the answers to `probe`, by address of the worker.
 
-        Raises
-        ------
-        CheckpointError
-            A worker sees another directory under that path; names it.
-        CheckpointWriteError
-            A worker cannot write there, or what it wrote cannot be read now; names it.
+        Raises CheckpointError if a worker sees another directory under that path, and
+        CheckpointWriteError if it cannot write there, or if its file cannot be read here.
         """
         self._commits.held().check_answers(answers)
 
     def rewind(self, epoch: int | None, reason: str) -> None:
-        """Set aside what was recorded after an epoch; its stores stay, hidden.
+        """Set aside every epoch after `epoch`, or all if None; their stores stay, hidden.
 
-        Parameters
-        ----------
-        epoch : int or None
-            None: every epoch is set aside.
-        reason : str
-            For people who read the log.
+        `reason` is for people who read the log.
         """
         self._commits.held()
         self._recorded.loaded = epoch
@@ -183,7 +145,7 @@ class DirectoryRun:
             self._retention.sweeper.drain()
 
     def set_aside(self, epoch: int, reason: str) -> None:
-        """Set one recorded epoch aside, for damage; its stores stay, hidden."""
+        """Set one damaged epoch aside; its stores stay, hidden."""
         self._commits.held()
         state = self._recorded.log.check_held()
         if epoch not in state.recorded:
@@ -194,10 +156,7 @@ class DirectoryRun:
         self._retention.sweeper.drain()
 
     def finish(self, epoch: int) -> None:
-        """Record that the job ended after `epoch`, exit group included.
-
-        With `delete_on_success`, all epochs are then given up.
-        """
+        """Record that the job ended after `epoch`, exit group included; see `delete_on_success`."""
         self._commits.held()
         self._retention.append("done", {"epoch": epoch})
         if self._delete_on_success:
@@ -210,6 +169,6 @@ def _configured_seconds(key: str) -> float:
     seconds = get_number(key)
     if seconds == 0:
         raise DefinitionError(
-            f"jobrunner.{key} in Dask's configuration must be a number of seconds above 0; got 0."
+            f"jobrunner.{key} in Dask's configuration must be a number > 0; got {seconds}."
         )
     return seconds

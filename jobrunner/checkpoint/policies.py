@@ -1,4 +1,4 @@
-"""When a run saves, and which recorded epochs it keeps. Pure: decides, and does no I/O."""
+"""Policies: when a run saves, and which recorded epochs it keeps. They do no I/O."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from jobrunner.errors import DefinitionError
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point between two runs of the epoch group, at which a save is possible.
+    """A point in time between two steps (runs of the epoch group), when a save is possible.
 
     Attributes
     ----------
     epoch : int
         The epoch that is running, or has just ended.
     step : int
-        How many of its `steps_per_epoch` runs of the group have ended, at least 1.
+        The number of steps of this epoch that have ended, at least 1.
     steps_per_epoch : int
     seconds_since_save : float
-        Since the last save began, or since the run began.
+        Time since the last save began, or since the run began.
     seconds_to_save : float or None
-        How long the epochs waited for a save: mean of the last few; None before the first.
+        Mean time that the epochs waited for each of the last few saves; None before the first.
     is_saving : bool
-        Whether a save in the background is not written yet; the next one would wait for it.
+        Whether a save in the background is still being written; another one would wait for it.
     """
 
     epoch: int
@@ -44,17 +44,18 @@ class Moment:
 
     @property
     def total_steps(self) -> int:
-        """How often the epoch group has run since epoch 0, resumed runs included."""
+        """The number of steps since epoch 0, including those before a resume."""
         return (self.epoch - 1) * self.steps_per_epoch + self.step
 
 
 @runtime_checkable
 class SavePolicy(Protocol):
-    """Says when to save.
+    """Decides when to save.
 
-    Epoch 0, the last epoch and what `JobRunner.save_now` asks for are always saved. A policy may
-    also have ``epochs_until(epoch, steps_per_epoch)``, which lets workers run several short epochs
-    without asking the client; see `epochs_until`.
+    A run also saves epoch 0, the last epoch, and when `JobRunner.save_now` asks for it. A policy
+    may also have a method ``epochs_until(epoch, steps_per_epoch)``: how many epochs, from `epoch`
+    on, may run before `is_due` must be asked; None if only time decides. It lets workers run
+    several short epochs without asking the client.
     """
 
     def is_due(self, moment: Moment) -> bool:
@@ -62,13 +63,7 @@ class SavePolicy(Protocol):
 
 
 def epochs_until(policy: SavePolicy, epoch: int, steps_per_epoch: int) -> int | None:
-    """How many epochs, `epoch` the first, may run before the policy must be asked again.
-
-    Returns
-    -------
-    int or None
-        None: the policy goes by time; ask it now and then. 1 if the policy does not say.
-    """
+    """Call the policy's ``epochs_until``; 1 if it has none. See `SavePolicy`."""
     ask = getattr(policy, "epochs_until", None)
     return 1 if ask is None else ask(epoch, steps_per_epoch)
 
@@ -101,22 +96,22 @@ class AnyOf(_JoinsSaves):
 
 @dataclass(frozen=True, slots=True)
 class SaveEvery(_JoinsSaves):
-    """Save at intervals; of several, whichever ends first.
+    """Save at intervals: whenever one of them ends.
 
     Parameters
     ----------
     epochs : int, optional
-        After each epoch whose number is a multiple of it.
+        Save after each epoch whose number is a multiple of this.
     steps : int, optional
-        After so many runs of the epoch group, counted from epoch 0. With
-        ``Job(steps_per_epoch=)`` this also saves in mid-epoch.
+        Save after every so many runs of the epoch group, counted from epoch 0. With
+        ``Job(steps_per_epoch=)`` this also saves within an epoch.
     seconds : float, optional
-        After the first step that ends at least so long after the last save began.
+        Save after the first step that ends this long or longer after the last save began.
 
     Raises
     ------
     DefinitionError
-        No interval is given, or one is not positive.
+        There is no interval, or one is not positive.
 
     Examples
     --------
@@ -134,9 +129,7 @@ class SaveEvery(_JoinsSaves):
             if count is not None:
                 check_int(count, 1, f"SaveEvery: {what}")
         if self.seconds is not None and not _is_positive(self.seconds):
-            raise DefinitionError(
-                f"SaveEvery: seconds must be a positive number; got {self.seconds!r}."
-            )
+            raise DefinitionError(f"SaveEvery: seconds must be a number > 0; got {self.seconds!r}.")
         if self.epochs is None and self.steps is None and self.seconds is None:
             raise DefinitionError(
                 "SaveEvery needs an interval: SaveEvery(epochs=1), SaveEvery(steps=100) or "
@@ -162,12 +155,13 @@ class SaveEvery(_JoinsSaves):
 
 @dataclass(frozen=True, slots=True)
 class Auto(_JoinsSaves):
-    """Save as often as a share of the run's time allows, by what the last saves have cost.
+    """Save as often as possible while saves take only a small share of the run's time.
 
     Parameters
     ----------
     max_overhead : float
-        The share of the time between two saves that the epochs may wait for one.
+        The share of the run's time, between 0 and 1, that epochs may wait for saves. The times of
+        the last few saves decide.
     """
 
     max_overhead: float = 0.03
@@ -175,7 +169,7 @@ class Auto(_JoinsSaves):
     def __post_init__(self) -> None:
         if not _is_positive(self.max_overhead) or self.max_overhead >= 1:
             raise DefinitionError(
-                f"Auto: max_overhead must be a share of time between 0 and 1, such as 0.03; got "
+                f"Auto: max_overhead must be a number > 0 and < 1, for example 0.03; got "
                 f"{self.max_overhead!r}."
             )
 
@@ -206,18 +200,18 @@ def _is_positive(value: object) -> bool:
 
 
 Metrics = Mapping[int, Mapping[str, Any]]
-"""Recorded epoch -> what its tasks reported; read from the log when asked for."""
+"""Recorded epoch -> the metrics that its tasks reported; read from the log on first use."""
 
 
 @runtime_checkable
 class RetentionPolicy(Protocol):
-    """Says which epochs to give up after a commit.
+    """Decides which epochs to retire after each commit.
 
-    The newest recorded epoch, the one that was resumed from and pinned ones are always kept.
+    A run always keeps the newest recorded epoch, the one that it resumed from, and pinned ones.
     """
 
     def retires(self, epochs: Sequence[int], metrics: Metrics) -> Collection[int]:
-        """Which of `epochs`, all that are recorded, in ascending order, to give up."""
+        """Which of `epochs`, the recorded ones in ascending order, to retire."""
 
 
 class _JoinsRetention:
@@ -233,7 +227,7 @@ class _JoinsRetention:
 
 @dataclass(frozen=True, slots=True)
 class KeepAny(_JoinsRetention):
-    """Keep what any of `policies` keeps; ``a | b`` makes one."""
+    """Keep each epoch that any of `policies` keeps; ``a | b`` makes one."""
 
     policies: tuple[RetentionPolicy, ...]
 
@@ -257,12 +251,12 @@ class KeepAll(_JoinsRetention):
 
 @dataclass(frozen=True, slots=True)
 class KeepLast(_JoinsRetention):
-    """Keep the newest epochs.
+    """Keep the newest `n` epochs.
 
     Parameters
     ----------
     n : int
-        How many, at least 1.
+        At least 1.
 
     Examples
     --------
@@ -307,21 +301,21 @@ class KeepEvery(_JoinsRetention):
 
 @dataclass(frozen=True, slots=True)
 class KeepBest(_JoinsRetention):
-    """Keep the epochs with the best values of a metric.
+    """Keep the `n` epochs with the best values of a metric.
 
     Parameters
     ----------
     metric : str
-        As a task reported it, ``current_task().report(loss=...)``.
+        A name that a task reported: "loss" for ``current_task().report(loss=...)``.
     n : int
-        How many epochs, at least 1.
+        At least 1.
     mode : "min" or "max"
         Whether smaller or larger values are better.
 
     Notes
     -----
-    NaN ranks worst, and so does an epoch without the metric. Of equal values the newer epoch is
-    better. A run that gives epochs up warns, once, if no recorded epoch has the metric.
+    NaN ranks worst, as does an epoch without the metric. Of equal values the newer epoch is
+    better. A run that retires epochs warns, once, if no recorded epoch has the metric.
 
     Examples
     --------
@@ -361,7 +355,7 @@ class KeepBest(_JoinsRetention):
 
 
 def find_unreported(policy: RetentionPolicy, metrics: Metrics) -> list[str]:
-    """The metrics of a policy's `KeepBest` parts that no recorded epoch has: probably mistyped."""
+    """The metrics of a policy's `KeepBest` parts that no recorded epoch has reported."""
     if isinstance(policy, KeepAny):
         found = [name for part in policy.policies for name in find_unreported(part, metrics)]
         return list(dict.fromkeys(found))
@@ -372,6 +366,6 @@ def find_unreported(policy: RetentionPolicy, metrics: Metrics) -> list[str]:
 
 
 def name_reported(metrics: Metrics) -> str:
-    """The names of all metrics that recorded epochs have, for a message."""
+    """The names of all metrics that recorded epochs have reported, for a message."""
     names = sorted({name for reported in metrics.values() for name in reported})
     return ", ".join(names) or "none"

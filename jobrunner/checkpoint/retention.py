@@ -1,4 +1,4 @@
-"""Gives up epochs that the policy does not keep or a run sets aside, and deletes their stores."""
+"""Gives up epochs, retired by policy or set aside, and deletes or hides their stores."""
 
 from __future__ import annotations
 
@@ -32,58 +32,55 @@ Stores = tuple[Claim, list[str]]
 
 
 class Retention:
-    """Decides by a policy which epochs go, records it, and lets their stores be deleted.
+    """Gives up epochs: first an entry of the log, then `sweeper` deletes or hides their stores.
 
-    Parameters
-    ----------
-    recorded : Epochs
-    policy : RetentionPolicy, optional
-
-    Notes
-    -----
-    Runs on the client. The log entry comes first; the sweeper then hides or deletes the stores in
-    the background. Only the run that holds the directory may give epochs up.
+    Runs on the client. Only the run that holds the directory may give up epochs.
     """
 
     def __init__(self, recorded: Epochs, policy: RetentionPolicy | None = None) -> None:
         self.policy = KeepAll() if policy is None else policy
         if not isinstance(self.policy, RetentionPolicy):
             raise DefinitionError(
-                f"keep must be a RetentionPolicy such as KeepLast(3); got {policy!r}."
+                f"keep must be a RetentionPolicy, for example KeepLast(3); got {policy!r}."
             )
         self.sweeper = Sweeper(recorded.files, recorded.path)
         self._recorded = recorded
-        self._metrics: dict[int, Mapping[str, Any]] = {}  # by place of the commit entry
+        self._metrics: dict[int, Mapping[str, Any]] = {}  # by position of the commit entry
         self._has_warned = False  # in this run
 
     def start_run(self) -> None:
-        """Hide and delete what earlier runs left undone."""
+        """Hide and delete the stores that earlier runs should have."""
         self._has_warned = False
-        # Nothing is undone if another run has just taken over: `check_held` raises.
+        # `check_held` raises if another run has just taken over: the chores are then its own.
         for claim, chore in self._recorded.log.check_held().chores.items():
             try:
                 stores = self._stores_of(claim, chore.source)
             except CheckpointError as error:
-                logger.warning("Stores of epoch %s cannot be named: %s", claim.epoch, error)
+                self._warn_of_unnamed(claim.epoch, error)
                 continue
             self.sweeper.add(claim, chore.action, stores)
 
+    def _warn_of_unnamed(self, epoch: int, error: CheckpointError) -> None:
+        logger.warning(
+            "%s: stores of epoch %d stay, because their names are unknown: %s",
+            self._recorded.path,
+            epoch,
+            error,
+        )
+
     def append(self, kind: str, body: Mapping[str, Any]) -> AnyEntry:
-        """Append an entry of the run, which also says which stores need no more work."""
+        """Append an entry of the run, with the claims that are settled since the last one."""
         settled = [list(claim) for claim in self.sweeper.take_settled()]
         return self._recorded.log.append(kind, {**body, "settled": settled} if settled else body)
 
     def retirable(self) -> list[int]:
-        """The recorded epochs that the policy would give up now, in ascending order."""
+        """The recorded epochs that the policy would retire now, in ascending order."""
         return self._choose(self._recorded.log.refresh())
 
     def retire(self) -> list[int]:
-        """Give up what the policy does not keep; every commit does this.
+        """Retire the epochs that the policy does not keep, and return them in ascending order.
 
-        Returns
-        -------
-        list of int
-            The epochs, in ascending order. They are deleted in the background.
+        Every commit does this. Their stores are deleted in the background.
         """
         if type(self.policy) is KeepAll:
             return []
@@ -97,13 +94,13 @@ class Retention:
     def give_up(
         self, state: State, epochs: Sequence[int], kind: str, body: Mapping[str, Any]
     ) -> None:
-        """Append the entry that gives epochs up, then let their stores be hidden or deleted."""
+        """Append the entry that gives up epochs, then hide or delete their stores."""
 
         def name(epoch: int) -> Stores | None:
             try:
                 return self.name_stores(state, epoch)
             except CheckpointError as error:
-                logger.warning("The stores of epoch %d cannot be named: %s", epoch, error)
+                self._warn_of_unnamed(epoch, error)
                 return None
 
         named = [found for found in self._recorded.files.each(name, epochs) if found is not None]
@@ -112,7 +109,7 @@ class Retention:
             self.sweep(stores)
 
     def sweep(self, stores: Stores) -> None:
-        """Hide or delete stores as the log says; what was pinned in the meantime stays."""
+        """Hide or delete stores if the log says so: not if the epoch was pinned just before."""
         claim, names = stores
         chore = self._recorded.log.known().chores.get(claim)
         if chore is not None:
@@ -124,7 +121,7 @@ class Retention:
         return claim, self._stores_of(claim, state.commit_number(epoch))
 
     def _stores_of(self, claim: Claim, source: int) -> list[str]:
-        """The names of a claim's stores, by the entry that names its nodes."""
+        """The names of a claim's stores; entry `source` names their nodes."""
         entry = self._recorded.log.read_entry(source)
         try:
             return list(store_names(nodes_of(entry, claim.epoch), *claim).values())
@@ -142,14 +139,14 @@ class Retention:
         return sorted(e for e in proposed if e not in kept and e in state.recorded)
 
     def _warn_of_unreported(self, state: State) -> None:
-        """Warn, once a run, if epochs are deleted because their metric was never reported."""
+        """Warn, once a run, if `KeepBest` keeps no epoch because none reported its metric."""
         metrics = _RecordedMetrics(self._recorded, state, self._metrics)
         if self._has_warned or not (names := find_unreported(self.policy, metrics)):
             return
         self._has_warned = True
         logger.warning(
-            "%s: no recorded epoch has reported %s, so KeepBest keeps no epoch for it, and all "
-            "that nothing else keeps are deleted. Reported: %s. Is the name mistyped?",
+            "%s: no recorded epoch has reported %s, so KeepBest keeps none, and epochs that no "
+            "other policy keeps are deleted. Reported: %s. Check the name of the metric.",
             self._recorded.path,
             " or ".join(map(repr, names)),
             name_reported(metrics),
@@ -157,7 +154,7 @@ class Retention:
 
 
 class _RecordedMetrics(Mapping[int, Mapping[str, Any]]):
-    """What tasks reported at recorded epochs; read from the log when asked for."""
+    """Recorded epoch -> the metrics that its tasks reported; read from the log on first use."""
 
     def __init__(self, recorded: Epochs, state: State, known: dict[int, Mapping[str, Any]]) -> None:
         self._recorded = recorded
@@ -165,20 +162,22 @@ class _RecordedMetrics(Mapping[int, Mapping[str, Any]]):
         self._known = known
 
     def __getitem__(self, epoch: int) -> Mapping[str, Any]:
-        places, known = self._state.recorded, self._known
-        place = places[epoch]
-        if place not in known:
-            # A policy that asks for the first epoch will ask for the others.
-            epochs = [epoch] if known else list(places)
+        positions, known = self._state.recorded, self._known
+        position = positions[epoch]
+        if position not in known:
+            # At first read all at once: a policy that asks for one epoch asks for all.
+            epochs = [epoch] if known else list(positions)
             found = self._recorded.files.each(self._read, epochs)
-            known |= zip((places[e] for e in epochs), found, strict=True)
-        return known[place]
+            known |= zip((positions[e] for e in epochs), found, strict=True)
+        return known[position]
 
     def _read(self, epoch: int) -> Mapping[str, Any]:
         try:
             record = self._recorded.read_record(epoch, self._state.commit_number(epoch))
         except CheckpointError as error:
-            logger.warning("The metrics of epoch %d cannot be read: %s", epoch, error)
+            logger.warning(
+                "%s: the metrics of epoch %d cannot be read: %s", self._recorded.path, epoch, error
+            )
             return {}
         metrics: Mapping[str, Any] = record["details"].get("metrics", {})
         return metrics
@@ -190,7 +189,7 @@ class _RecordedMetrics(Mapping[int, Mapping[str, Any]]):
         return len(self._state.recorded)
 
 
-class _Task(NamedTuple):
+class _Sweep(NamedTuple):
     claim: Claim
     action: Literal["delete", "hide"]
     stores: Sequence[str]
@@ -198,24 +197,16 @@ class _Task(NamedTuple):
 
 
 class Sweeper:
-    """Hides and deletes stores that the log has given up, one claim after another.
+    """Hides and deletes stores in a thread, one claim after another, after the log gave them up.
 
-    Parameters
-    ----------
-    files : Files
-    path : str
-        The checkpoint directory.
-
-    Notes
-    -----
-    The caller has appended the log entry first. What fails is logged and left for the next run.
-    The thread ends when there is nothing left to do.
+    A claim is settled once its stores are durably hidden or gone. Failures are logged, and the
+    next run tries again. The thread ends when it has nothing to do.
     """
 
     def __init__(self, files: Files, path: str) -> None:
         self._files = files
         self._path = path
-        self._waiting: deque[_Task] = deque()
+        self._waiting: deque[_Sweep] = deque()
         self._removed: list[Claim] = []
         self._settled: list[Claim] = []
         self._changed = threading.Condition()
@@ -231,10 +222,10 @@ class Sweeper:
     ) -> None:
         """Hide, or hide and delete, the stores of a claim; settle it if `is_final`.
 
-        It is not final as long as a slow worker may still write the stores.
+        It is not final while a slow worker may still write the stores.
         """
         with self._changed:
-            self._waiting.append(_Task(claim, action, stores, is_final))
+            self._waiting.append(_Sweep(claim, action, stores, is_final))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="jobrunner-sweeper", daemon=True
@@ -242,25 +233,29 @@ class Sweeper:
                 self._thread.start()
 
     def confirm(self) -> None:
-        """Make the last deletions durable; each task makes those before it durable."""
+        """Make the last deletions durable; the sweep of each claim does so for those before."""
         with self._changed:
             removed = list(self._removed)
         if removed:
             try:
                 self._files.sync_path(self._path)
             except OSError as error:
-                logger.warning("What was deleted may come back after a power loss: %s", error)
+                logger.warning(
+                    "%s: stores that were deleted may come back after a power loss: %s",
+                    self._path,
+                    error,
+                )
                 return
             self._settle_removed(removed)
 
     def take_settled(self) -> list[Claim]:
-        """The claims whose stores are durably gone or hidden; returns each of them once."""
+        """The claims that were settled since the last call."""
         with self._changed:
             settled, self._settled = self._settled, []
             return settled
 
     def drain(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until nothing is left to do, half a minute at most; False if that is too short."""
+        """Wait until nothing is left to do, half a minute by default; False if it takes longer."""
         seconds = _DRAIN_SECONDS if timeout_seconds is None else timeout_seconds
         deadline = time.monotonic() + seconds
         with self._changed:
@@ -272,7 +267,7 @@ class Sweeper:
 
     def _work(self) -> None:
         try:
-            while self._settle_next():
+            while self._sweep_next():
                 pass
         except BaseException:
             with self._changed:
@@ -280,10 +275,10 @@ class Sweeper:
                 self._changed.notify_all()
             raise
 
-    def _settle_next(self) -> bool:
+    def _sweep_next(self) -> bool:
         with self._changed:
             if not self._waiting:
-                # Under the lock, so that `add` knows whether a thread runs.
+                # Under the lock, so that `add` knows whether the thread runs.
                 self._thread = None
                 self._changed.notify_all()
                 return False
@@ -298,7 +293,8 @@ class Sweeper:
                 run_all(removals, self._files.removals, 0)
         except OSError as error:
             logger.warning(
-                "Stores of epoch %d could not be %s; the next run tries again: %s",
+                "%s: stores of epoch %d could not be %s; the next run tries again: %s",
+                self._path,
                 claim.epoch,
                 "deleted" if action == "delete" else "hidden",
                 error,
@@ -315,7 +311,7 @@ class Sweeper:
             self._settled += removed
 
     def _hide(self, stores: Sequence[str], has_removed: bool) -> None:
-        """Hide stores durably before any file is deleted: no store may open with chunks missing.
+        """Hide stores durably, so that no store opens with chunks missing once files are deleted.
 
         Also makes earlier deletions durable.
         """
@@ -326,7 +322,7 @@ class Sweeper:
             try:
                 self._files.rename(os.path.join(root, ROOT_DOCUMENT), retired)
             except (FileNotFoundError, NotADirectoryError):
-                # A process that renamed it may have ended before that was durable.
+                # A process may have renamed it and died before that was durable.
                 if not self._files.is_taken(retired):
                     return
             changed.append(root)

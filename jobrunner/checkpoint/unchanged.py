@@ -1,8 +1,7 @@
-"""Finds the arrays of a node that have not changed since its last store was written.
+"""Finds the arrays of a node that have not changed since its last save, without reading them.
 
-An array that only its blob refers to changes only if a task names the blob in its `updates`, and a
-workspace notes those. If no task did so since the last save, the array need not be read to know
-that it has not changed.
+An array that only its blob refers to changes only if a task names the blob in its `updates`. The
+workspace notes these blobs.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from jobrunner.workspace import Workspace, sole_arrays
 Origin = tuple[str, str, str]
 """A store: its directory, its name, and the SHA-256 of its manifest."""
 
-_LAST = "what the last store was written from"
-
+_LAST = "last written arrays"
 
 _Arrays = dict[str, tuple[weakref.ref[np.ndarray[Any, Any]], dict[str, Any]]]
 """Path within the store -> the array, and its entry in the manifest without its files."""
@@ -29,7 +27,7 @@ _Arrays = dict[str, tuple[weakref.ref[np.ndarray[Any, Any]], dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The arrays that a store was written from, known as long as they live."""
+    """A store, and the arrays that were written to it."""
 
     origin: Origin
     arrays: _Arrays
@@ -38,19 +36,10 @@ class _Written:
 class UnchangedArrays:
     """Marks, for one save of one node, which arrays are sole and which have not changed.
 
-    An array is sole if nothing but its blob refers to it.
-
-    Parameters
-    ----------
-    workspace : Workspace
-        None of its blobs is encoded yet, because that refers to their arrays. Its note of updates
-        starts anew, and what its last store was written from is forgotten until `remember`.
-    names : collection of str
-        The blobs that are saved.
-
-    Notes
-    -----
-    Runs on the worker, in one thread. Skips arrays that are too short to be linked.
+    An array is sole if only its blob refers to it; so make this before the blobs `names` are
+    encoded. Making it clears the workspace's notes of updates and of the last store; `remember`
+    notes the next one. Runs on the worker, in one thread. Skips arrays that are too short to be
+    linked.
     """
 
     def __init__(self, workspace: Workspace, names: Collection[str]) -> None:
@@ -59,10 +48,10 @@ class UnchangedArrays:
         # Without a plan, any blob may change.
         self._changing = changing.get(workspace.node, ()) if changing else names
         self._updated, workspace.updated = workspace.updated, set()
-        worth_a_look = [name for name in names if not _is_short(workspace.globals[name])]
         self._sole = {
             _address(array): array
-            for name in worth_a_look
+            for name in names
+            if not _is_short(workspace.globals[name])
             for array in sole_arrays(
                 workspace.globals, name, LINKED_BYTES, workspace.kept_states.references
             )
@@ -70,7 +59,7 @@ class UnchangedArrays:
         self._arrays: _Arrays = {}
 
     def mark(self, arrays: Iterable[PlannedArray], former: Origin | None) -> None:
-        """Set `is_sole`, `is_constant` and `is_unchanged` since store `former` on each array."""
+        """Set `is_sole`, `is_constant` and, since store `former`, `is_unchanged` on each array."""
         last = self._last.arrays if self._last and self._last.origin == former else {}
         for array in arrays:
             if isinstance(array.data, Rows) or array.data.nbytes < LINKED_BYTES:
@@ -88,7 +77,7 @@ class UnchangedArrays:
         self._sole.clear()  # or `values.own` would copy them
 
     def remember(self, workspace: Workspace, origin: Origin) -> None:
-        """Note for the next save what this store, now durable, was written from."""
+        """Note, for the next save, the arrays of this store, which is now durable."""
         workspace.companions[_LAST] = _Written(origin, self._arrays)
 
 
