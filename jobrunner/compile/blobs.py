@@ -1,4 +1,4 @@
-"""Which blobs of a job are global, saved, shared between nodes or updated in place."""
+"""Which blobs of a job are global, transient, shared between nodes or updated in place."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ def checkpointed_nodes(job: Job) -> tuple[str, ...]:
 
 
 def find_globals(tasks: Iterable[Task], *, is_init: bool = True) -> dict[str, frozenset[str]]:
-    """The global blobs: those made by an init task, or by a task marked GLOBAL.
-
-    `is_init` False: the tasks belong to no job, and only the mark counts.
-    """
+    """The blobs that init tasks make, if `is_init`, and those that tasks marked GLOBAL make."""
     makers: dict[tuple[str, str], Task] = {}
     tasks = list(tasks)
     for task in tasks:
@@ -47,17 +44,14 @@ def find_globals(tasks: Iterable[Task], *, is_init: bool = True) -> dict[str, fr
                     f"Blob {blob.name!r} is private in task {task.full_name!r} and global in task "
                     f"{maker.full_name!r} of the same node. Rename one of the blobs."
                 )
-    checked: set[tuple[str, ...]] = set()  # many nodes have the same blobs
-    for node, blobs in every.items():
-        names = tuple(blobs)
-        if names not in checked:
-            check_distinct(names, f"blobs of node {node!r}")
-            checked.add(names)
+    # Many nodes have the same blobs: check them once.
+    for names, node in {tuple(blobs): node for node, blobs in every.items()}.items():
+        check_distinct(names, f"blobs of node {node!r}")
     return _collect(makers)
 
 
 def find_transient(job: Job) -> dict[str, frozenset[str]]:
-    """The blobs that are never saved, but made again."""
+    """The blobs that are not saved but made again at a resume."""
     return _collect((task.node.name, blob.name) for task, blob in _outputs(job) if blob.transient)
 
 
@@ -75,9 +69,8 @@ def find_shared(
     for (name, axis), members in nodes.items():
         if name in replicated or name in partitions:
             raise DefinitionError(
-                f"Job {job.name!r}: blob {name!r} has conflicting declarations: replicated and "
-                f"partitioned, or partitioned along different axes. Declare it the same way on all "
-                f"nodes."
+                f"Job {job.name!r}: blob {name!r} is both replicated and partitioned, or partitioned "
+                f"along different axes. Declare it the same way on all nodes."
             )
         if axis is None:
             replicated[name] = tuple(members)
@@ -87,13 +80,8 @@ def find_shared(
 
 
 def find_updated(job: Job) -> set[tuple[str, str]]:
-    """The blobs that any task of the job updates in place, with their nodes."""
-    return {
-        (task.node.name, blob.name)
-        for group in job.groups.values()
-        for task in group.tasks()
-        for blob in task.updates
-    }
+    """The blobs that tasks of the job update in place, as (node, blob)."""
+    return {(task.node.name, blob.name) for task in all_tasks(job) for blob in task.updates}
 
 
 def find_array_options(
@@ -109,14 +97,14 @@ def find_array_options(
         known = found.setdefault(node, {}).setdefault(blob.name, blob.array_options)
         if known != blob.array_options:
             raise DefinitionError(
-                f"Job {job.name!r}: blob {blob.name!r} of node {node!r} is given two different "
-                f"array options, {known} and {blob.array_options}. Give them once."
+                f"Job {job.name!r}: blob {blob.name!r} of node {node!r} has two different array "
+                f"options, {known} and {blob.array_options}. Declare them once."
             )
     return found
 
 
 def made_by(tasks: Iterable[Task], global_blobs: Names) -> dict[str, frozenset[str]]:
-    """The global blobs that some tasks make."""
+    """The global blobs that these tasks make."""
     return _collect(
         (task.node.name, blob.name)
         for task in tasks
@@ -125,20 +113,22 @@ def made_by(tasks: Iterable[Task], global_blobs: Names) -> dict[str, frozenset[s
     )
 
 
+def all_tasks(job: Job) -> list[Task]:
+    """The tasks of all groups, in order of definition."""
+    return [task for group in job.groups.values() for task in group.tasks()]
+
+
 def _outputs(job: Job) -> Iterator[tuple[Task, Blob]]:
-    for group in job.groups.values():
-        for task in group.tasks():
-            for blob in task.output_blobs:
-                yield task, blob
+    return ((task, blob) for task in all_tasks(job) for blob in task.output_blobs)
 
 
 def _check_saved(task: Task, blob: Blob, checkpointed: Sequence[str], global_blobs: Names) -> None:
     is_checkpointed = task.node.name in checkpointed
     if not is_checkpointed or not is_in(global_blobs, task.node.name, blob.name):
         raise DefinitionError(
-            f"Task {task.full_name!r} makes {blob!r} with options for checkpoints, but "
-            f"{'the blob' if is_checkpointed else 'the node'} is not checkpointed. Make it in the "
-            f"init group of a checkpointed node."
+            f"Task {task.full_name!r} makes {blob!r} with checkpoint options, but the "
+            f"{'blob' if is_checkpointed else 'node'} is not checkpointed. Make the blob in the "
+            f"init group, on a checkpointed node."
         )
 
 

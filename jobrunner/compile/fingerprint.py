@@ -1,7 +1,7 @@
 """Describe a job by digests that are the same in every process and on every machine.
 
-The *structure* of a task is its group, node, name, arguments, outputs and order. It decides whether
-a checkpoint fits. Its *code* is only reported: a bug fix is no reason to refuse a resume.
+The *structure* of a job is its tasks with their groups, nodes, names, arguments, outputs and order.
+Its *code* is digested apart, because a bug fix changes only that.
 """
 
 from __future__ import annotations
@@ -23,21 +23,14 @@ _as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """Describe a plan as JSON-able data that `changes` compares with another description.
-
-    Returns
-    -------
-    dict
-        ``fingerprint`` (hex; equal if nodes, tasks, blobs and edges are), ``job``, ``seed``,
-        ``steps_per_epoch``, ``python`` (code digests are comparable within a minor version),
-        ``nodes`` (checkpointed node -> sorted names of its saved blobs), ``structure``, ``code``.
-    """
+    """Describe a plan as JSON, for `changes`; ``nodes`` are the checkpointed ones."""
     return {
         "version": DESCRIPTION_VERSION,
         "fingerprint": fingerprint(plan),
         "job": plan.job,
         "seed": plan.seed,
         "steps_per_epoch": plan.steps_per_epoch,
+        # Digests of code can be compared within a minor version of Python.
         "python": ".".join(platform.python_version_tuple()[:2]),
         "nodes": {node: sorted(blobs) for node, blobs in plan.saved_blobs(1).items()},
         "structure": dict(plan.structure),
@@ -46,19 +39,13 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 
 def fingerprint(plan: Plan) -> str:
-    """Digest of a plan's structure, 32 hexadecimal digits."""
+    """Digest of a plan's structure: 32 hexadecimal digits."""
     nodes = {node: sorted(plan.globals.get(node, ())) for node in plan.checkpointed}
     return _digest([plan.steps_per_epoch, nodes, list(plan.structure.items())], 16)
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """List the differences between two descriptions, one text for each.
-
-    Parameters
-    ----------
-    then, now : mapping
-        The descriptions of the recorded plan and of the current one.
-    """
+    """List the differences between a recorded plan's description and the current one's."""
     found = [
         f"{what} was {then.get(key)!r} and is {now.get(key)!r}"
         for key, what in (
@@ -72,10 +59,9 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     found += [f"node {name!r} is no longer checkpointed" for name in old_nodes.keys() - new_nodes]
     found += [f"node {name!r} is newly checkpointed" for name in new_nodes.keys() - old_nodes]
     for name in old_nodes.keys() & new_nodes.keys():
-        gone, come = set(old_nodes[name]) - set(new_nodes[name]), set(new_nodes[name])
-        found += [f"blob {blob!r} of node {name!r} is no longer saved" for blob in sorted(gone)]
-        come -= set(old_nodes[name])
-        found += [f"blob {blob!r} of node {name!r} is new" for blob in sorted(come)]
+        before, after = set(old_nodes[name]), set(new_nodes[name])
+        found += [f"blob {blob!r} of node {name!r} is no longer saved" for blob in before - after]
+        found += [f"blob {blob!r} of node {name!r} is new" for blob in after - before]
     found.sort()
 
     old, new = then.get("structure", {}), now["structure"]
@@ -98,7 +84,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def structure_of(task: Task, global_blobs: Collection[str]) -> str:
-    """Digest of one task's structure, 16 hexadecimal digits."""
+    """Digest of one task's structure: 16 hexadecimal digits."""
     return _digest(
         {
             "inputs": [_name_input(value) for value in task.inputs],
@@ -118,10 +104,10 @@ def structure_of(task: Task, global_blobs: Collection[str]) -> str:
 
 
 def code_of(fn: Any) -> str:
-    """Digest of a function's code, 16 hexadecimal digits.
+    """Digest of a function's code: 16 hexadecimal digits.
 
-    Covers the compiled code of a function and of the functions inside it, but not its defaults;
-    for a partial, its function; for any other callable, the ``__call__`` of its class.
+    It covers nested functions, but not defaults; of a partial, its function; of another callable,
+    the ``__call__`` of its class.
     """
     while isinstance(fn, functools.partial):
         fn = fn.func

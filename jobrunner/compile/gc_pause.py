@@ -1,7 +1,7 @@
 """Pause Python's garbage collector while many small objects are made.
 
-A plan of 100,000 tasks is millions of objects, none of them garbage. Collections would take more
-than half of the time that it takes to compile.
+A plan of 100,000 tasks is millions of objects, none of them garbage. Without a pause, collections
+take more than half of the time to compile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _was_enabled = False
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Pause the collector in all threads. Pauses may overlap; the last one restores it."""
+    """Pause the collector in all threads. The last of several pauses to end restores it."""
     global _num_pauses, _was_enabled
     with _lock:
         if not _num_pauses:

@@ -1,8 +1,8 @@
 """Compile one group: from tasks in order of definition to slices and crossings.
 
-One pass tracks the last writer of each blob and its readers since; these give the edges. A value
-that crosses nodes is taken when the task that wrote it ends, so a later write of that blob need not
-wait for remote readers.
+One pass tracks the last writer of each blob and its readers since then; these give the edges. A
+value that crosses nodes is taken when the task that wrote it ends, so a later write of the blob does
+not wait for readers on other nodes.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ CrossingKey = tuple[str, int | None, str | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A task of a group, and which of its outputs it writes; None: all."""
+    """A task of a group, and which of its outputs it writes."""
 
     task: Task
-    kept: frozenset[str] | None = None
+    kept: frozenset[str] | None = None  # None: all
 
     def keeps(self, blob: str) -> bool:
-        """Whether the task writes the blob."""
+        """Whether the task writes this output."""
         return self.kept is None or blob in self.kept
 
 
@@ -58,32 +58,17 @@ class _Draft:
 
 
 class GroupCompiler:
-    """Compiles the calls of one group.
-
-    Parameters
-    ----------
-    group : TaskGroup
-    calls : sequence of Call
-        In order of definition.
-    global_blobs : mapping
-        Node -> names of global blobs.
-    available : mapping or None
-        Node -> names of the blobs that exist when the group starts; None: check when it runs.
-    members : set of int or None
-        The ids of all tasks of the job; None: tasks may read the output of any task.
-    updated : set of (node, blob)
-        The blobs that any task of the job updates in place.
-    """
+    """Compiles the calls of one group."""
 
     def __init__(
         self,
         group: TaskGroup,
-        calls: Sequence[Call],
+        calls: Sequence[Call],  # in order of definition
         global_blobs: Names,
         *,
-        available: Names | None,
-        members: set[int] | None,
-        updated: set[tuple[str, str]],
+        available: Names | None,  # the blobs that exist when the group starts; None: not known yet
+        members: set[int] | None,  # ids of the tasks whose outputs may be read; None: any
+        updated: set[tuple[str, str]],  # (node, blob) that any task of the job updates in place
     ) -> None:
         self._group = group
         self._calls = calls
@@ -97,12 +82,11 @@ class GroupCompiler:
         self._readers: dict[tuple[str, str], list[int]] = {}
         self._arguments: dict[str, BlobArgument] = {}
         self._updates: dict[tuple[str, str], int] = {}  # the last task that updates the blob
-        # -> targets, in order of first use
-        self._crossings: dict[CrossingKey, dict[str, None]] = {}
-        self._crossing_ids: dict[CrossingKey, int] = {}
+        # -> id, and targets in order of first use
+        self._crossings: dict[CrossingKey, tuple[int, dict[str, None]]] = {}
 
     def compile(self, conditions: Sequence[TaskOutput | Blob]) -> GroupPlan:
-        """Compile the group, and the stop conditions that are read after it."""
+        """Compile the group and the stop conditions that are read after it."""
         for i, call in enumerate(self._calls):
             self._add(i, call)
         for i, call in enumerate(self._calls):
@@ -124,8 +108,8 @@ class GroupCompiler:
         if task.num_instances > 1 and len(task.output_blobs) > 1:
             raise DefinitionError(
                 f"Task {task.full_name!r} of the {self._group.name} group returns the values of "
-                f"{task.num_instances} instances as one list, so it must have at most one output; "
-                f"got {len(task.output_blobs)}."
+                f"{task.num_instances} instances as one list, so it can fill at most one blob; got "
+                f"{len(task.output_blobs)} outputs."
             )
         for value in task.inputs:
             draft.arguments.append(self._read(i, task, value))
@@ -173,8 +157,8 @@ class GroupCompiler:
             raise DefinitionError(f"{where}, but that task is not part of this job.")
         if value.blob is None:
             raise DefinitionError(
-                f"{where} of the {source.group.name} group, but it fills no blob, so the value is "
-                f"gone by then. Give that task outputs= and workspace_type=WorkspaceType.GLOBAL."
+                f"{where} of the {source.group.name} group, but that task fills no blob, so the "
+                f"value is gone by then. Give it outputs= and workspace_type=WorkspaceType.GLOBAL."
             )
         return value.blob
 
@@ -201,12 +185,12 @@ class GroupCompiler:
     ) -> int:
         key = (source, task, blob, part)
         if key not in self._crossings:
-            self._crossings[key] = {}
-            self._crossing_ids[key] = len(self._crossing_ids)
+            self._crossings[key] = (len(self._crossings), {})
             if task is not None:
-                self._drafts[task].hands_over.append(self._crossing_ids[key])
-        self._crossings[key][reader.node.name] = None
-        return self._crossing_ids[key]
+                self._drafts[task].hands_over.append(self._crossings[key][0])
+        number, targets = self._crossings[key]
+        targets[reader.node.name] = None
+        return number
 
     def _add_after(self, i: int, task: Task, other: Task | str) -> None:
         where = f"Task {task.full_name!r} of the {self._group.name} group: after="
@@ -238,14 +222,9 @@ class GroupCompiler:
     def _check_cycles(self) -> None:
         if not any(call.task.after for call in self._calls):
             return  # all other edges follow the order of definition
-        crossing_sources = {self._crossing_ids[key]: key[1] for key in self._crossings}
+        senders = [task for _, task, _, _ in self._crossings]  # by id
         sources = [
-            draft.waits_for
-            | {
-                source
-                for crossing in draft.crossings
-                if (source := crossing_sources[crossing]) is not None
-            }
+            draft.waits_for.union(task for i in draft.crossings if (task := senders[i]) is not None)
             for draft in self._drafts
         ]
         try:
@@ -259,7 +238,7 @@ class GroupCompiler:
                 f"definition; remove an after= that contradicts it."
             ) from None
 
-    # ---- what comes out
+    # ---- the compiled group
 
     def _condition(self, condition: TaskOutput | Blob) -> Condition:
         if isinstance(condition, TaskOutput):
@@ -275,8 +254,8 @@ class GroupCompiler:
                 )
             if condition.blob is None or condition.task.group is None:
                 raise DefinitionError(
-                    f"The stop condition {condition} is not the output of a task of the epoch group "
-                    f"and fills no blob, so it has no value after an epoch."
+                    f"The stop condition {condition} has no value after an epoch: it is not the "
+                    f"output of a task of the epoch group, and fills no blob."
                 )
             condition = condition.blob
         node = condition.node.name if condition.node is not None else ""
@@ -292,16 +271,17 @@ class GroupCompiler:
 
     def _crossing(self, key: CrossingKey) -> Crossing:
         source, task, blob, part = key
+        number, targets = self._crossings[key]
         changed = blob
         if part is not None and task is not None and self._calls[task].task.output_blobs:
             changed = self._calls[task].task.output_blobs[part].name
         return Crossing(
-            id=self._crossing_ids[key],
+            id=number,
             source=source,
             source_task=task,
             blob=blob,
             part=part,
-            targets=tuple(self._crossings[key]),
+            targets=tuple(targets),
             copy=changed is not None and self._is_updated_after(source, changed, task),
             is_reused=changed is not None and (source, changed) in self._updates,
         )
@@ -371,9 +351,9 @@ def _missing(global_blobs: Names, node: str, blob: str) -> str:
         )
     return (
         f"blob {blob!r} of node {node!r}, which does not exist then. Global blobs of that node: "
-        f"{', '.join(map(repr, there)) or 'none'}. Check the name and the node: a blob of another "
-        f"node is written node[{blob!r}]. A blob made outside the init group outlives its group's "
-        f"run only with workspace_type=WorkspaceType.GLOBAL."
+        f"{', '.join(map(repr, there)) or 'none'}. Check the name and the node: write "
+        f"node[{blob!r}] for a blob of another node. A blob made outside the init group lasts "
+        f"longer than its group's run only with workspace_type=WorkspaceType.GLOBAL."
     )
 
 

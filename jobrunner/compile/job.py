@@ -1,10 +1,11 @@
-"""Compile a whole job: its groups, what a resume runs again, and the rules that span groups."""
+"""Compile a whole job: its groups, and the init tasks that a resume runs again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from jobrunner.compile.blobs import (
+    all_tasks,
     checkpointed_nodes,
     find_array_options,
     find_globals,
@@ -26,14 +27,14 @@ from jobrunner.names import check_distinct
 def compile_job(job: Job) -> Plan:
     """See `Job.compile`."""
     tasks = {name: group.tasks() for name, group in job.groups.items()}
-    global_blobs = find_globals([task for group in tasks.values() for task in group])
+    global_blobs = find_globals(all_tasks(job))
     made = {name: made_by(members, global_blobs) for name, members in tasks.items()}
     initial = made["init"]
     transient = find_transient(job)
     checkpointed = checkpointed_nodes(job)
     replicated, partitions = find_shared(job, checkpointed, global_blobs)
     updated = find_updated(job)
-    members = {id(task) for group in tasks.values() for task in group}
+    members = {id(task) for task in all_tasks(job)}
 
     groups: dict[str, GroupPlan] = {}
     available: Names = {}
@@ -88,17 +89,9 @@ def compile_resume(
 ) -> GroupPlan:
     """Compile the init tasks that run again after a load.
 
-    Parameters
-    ----------
-    job : Job
-    plan : Plan
-        The job's plan.
-    anew : mapping, optional
-        Node -> names of blobs to make although a checkpoint holds their state, for that state to
-        be loaded into.
-    present : mapping, optional
-        Node -> names of the blobs that exist. Then only `anew` is made. By default the blobs of a
-        checkpoint exist, and all others are made.
+    The blobs of `anew` are made although a checkpoint has their state, which is then loaded into
+    them. `present` are the blobs that exist, and only `anew` is made; None: the blobs of a
+    checkpoint exist, and all others are made.
 
     Raises
     ------
@@ -122,14 +115,9 @@ def compile_resume(
 
 
 def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
-    """Compile a group that belongs to no job, to run on workspaces as they are.
+    """Compile a group that belongs to no job; `global_blobs` exist.
 
-    Parameters
-    ----------
-    group : TaskGroup
-    global_blobs : mapping
-        Node -> names of the global blobs that exist. Whether a blob that the group reads exists is
-        checked when it runs.
+    Whether the other blobs that the group reads exist is checked when it runs.
     """
     tasks = group.tasks()
     known = _union(global_blobs, find_globals(tasks, is_init=False))
@@ -152,9 +140,10 @@ def _minus(a: Names, b: Names) -> Names:
 def _resumed_calls(job: Job, loaded: Names, anew: Names, plan: Plan | None) -> list[Call]:
     """The init tasks that run again after a load, in order of definition.
 
-    They are: tasks that make the blobs of `anew`; with a plan, tasks of nodes that are not
-    checkpointed, and tasks that make or update transient blobs; and the makers of whatever these
-    tasks read that is not `loaded`.
+    - tasks that make the blobs of `anew`;
+    - with a plan, tasks of nodes that are not checkpointed, and tasks that make or update
+      transient blobs;
+    - tasks that make what these tasks read, unless it is `loaded`.
     """
     tasks = job.init_group.tasks()
 
@@ -205,8 +194,8 @@ def _resumed_calls(job: Job, loaded: Names, anew: Names, plan: Plan | None) -> l
             if is_in(loaded, node, blob.name):
                 raise DefinitionError(
                     f"Task {task.full_name!r} of the init group runs again at every resume, for its "
-                    f"transient blobs. It must not update blob {blob.name!r}, whose update is "
-                    f"already in the checkpoint. Update it in a task of its own."
+                    f"transient blobs, and would update blob {blob.name!r} twice: the checkpoint "
+                    f"already has the update. Update that blob in another task."
                 )
         kept = frozenset(b.name for b in task.output_blobs if not is_in(loaded, node, b.name))
         calls.append(Call(task, kept))
@@ -214,7 +203,7 @@ def _resumed_calls(job: Job, loaded: Names, anew: Names, plan: Plan | None) -> l
 
 
 def planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
-    """The nodes that some groups use, with what they require of their workers."""
+    """The nodes that these groups use, with what they require of their workers."""
     found: dict[str, PlannedNode] = {}
     for group in groups:
         references: dict[int, Node] = {}

@@ -1,9 +1,9 @@
 """The plan of a job: for each group, slices and crossings.
 
-A *slice* is what one node runs in one run of a group. A *crossing* is a value, or a bare signal, that
-one node sends to others in that run. The plan settles everything that a worker needs to give the
-same result as running the tasks one after another in order of definition: which task waits for
-which, where each argument comes from, and what must be copied because a task changes it later.
+A *slice* is what one node does in one run of a group. A *crossing* is a value, or a bare signal, that
+one node sends to others in that run. The plan says which task waits for which, where each argument
+comes from, and what must be copied because a task changes it later. A run that follows the plan
+gives the same result as the tasks run one after another in order of definition.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class BlobArgument(_Record):
-    """The node's own blob `name` as a read-only view."""
+    """Blob `name` of the same node, as a read-only view."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateArgument(_Record):
-    """The node's own blob `name`, for the task to change in place."""
+    """Blob `name` of the same node, for the task to change in place."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ResultArgument(_Record):
-    """Part `part` of what task `task` of this node returned in this run; see `Capture`."""
+    """Part `part` of what task `task` of the same node returned in this run; see `Capture`."""
 
     task: int
     part: int
@@ -58,90 +58,58 @@ Argument = BlobArgument | UpdateArgument | ResultArgument | CrossingArgument
 
 @dataclass(frozen=True, slots=True)
 class Output(_Record):
-    """A blob that a task's return value fills.
-
-    `is_kept` False: the value may be read as a `TaskOutput`, but the blob stays as it is. So it is
-    if an init task runs again at a resume because of its other outputs.
-    """
+    """A blob that a task's return value fills."""
 
     name: str
     is_global: bool
     is_kept: bool = True
+    """False: leave the blob as it is; an init task runs again at a resume for its other outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capture(_Record):
-    """Part `part` of a task's return value, frozen for readers of the `TaskOutput`.
-
-    `copy`: freeze a copy, because a later task of the group changes the memory in place.
-    `retain`: keep it for `TaskOutput.fetch()` until the group runs again, not just for this run.
-    """
+    """Part `part` of a task's return value, frozen for readers of the `TaskOutput`."""
 
     part: int
-    copy: bool
-    retain: bool
+    copy: bool  # freeze a copy: a later task of the group changes the memory in place
+    retain: bool  # for `TaskOutput.fetch`, until the group runs again; else for this run
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTask(_Record):
-    """One task of a slice.
+    """One task of a slice."""
 
-    Attributes
-    ----------
-    index : int
-        Position in the group's order of definition.
-    waits_for : tuple of int
-        Indices of tasks of the same node that must end first.
-    crossings : tuple of int
-        Crossings that must arrive first: those in `arguments`, and bare signals.
-    hands_over : tuple of int
-        Crossings that are ready when this task ends.
-    outputs : tuple of Output
-        One output takes the return value; several take the items of a sequence of that length.
-    captures : tuple of Capture
-        For a task without outputs, part 0 is the return value.
-    """
-
-    index: int
+    index: int  # in the group's order of definition
     name: str
     fn: Callable[..., Any]
     arguments: tuple[Argument, ...]
     kwargs: Mapping[str, Any]
-    outputs: tuple[Output, ...]
-    captures: tuple[Capture, ...]
-    waits_for: tuple[int, ...]
-    crossings: tuple[int, ...]
-    hands_over: tuple[int, ...]
+    outputs: tuple[Output, ...]  # one takes the return value; several take the items of a sequence
+    captures: tuple[Capture, ...]  # without outputs, part 0 is the return value
+    waits_for: tuple[int, ...]  # indices of tasks of the same node
+    crossings: tuple[int, ...]  # that must arrive first: those in `arguments`, and bare signals
+    hands_over: tuple[int, ...]  # crossings that are ready when this task ends
     num_instances: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing(_Record):
-    """A value or signal that `source` sends to `targets` within one run of the group.
+    """A value that the node `source` sends to `targets` within one run of the group.
 
-    Attributes
-    ----------
-    source_task : int or None
-        The value is taken when this task ends; None: when the run starts.
-    blob : str or None
-        Send this blob of the source node. None: send part `part` of the task's return value.
-    part : int or None
-        None, if `blob` is None too: a bare signal, for `after=` across nodes. Its value is None.
-    copy : bool
-        Send a copy, because the source changes the memory later in this run.
-    is_reused : bool
-        The group's next run changes the memory in place: send a copy if that run may begin before
-        all targets have ended this one.
+    The value is a blob, or else part `part` of the source task's return value. If `blob` and `part`
+    are None, it is a bare signal, for `after=` across nodes; its value is None.
     """
 
     id: int
     source: str
-    source_task: int | None
+    source_task: int | None  # the value is taken when this task ends; None: when the run starts
     blob: str | None
     part: int | None
     targets: tuple[str, ...]
-    copy: bool
+    copy: bool  # send a copy: the source changes the memory later in this run
     is_reused: bool = False
+    """The next run of the group changes the memory in place: send a copy if that run may begin
+    before all targets have ended this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +125,7 @@ class Report(_Record):
 class Condition(_Record):
     """A stop condition, read on `node` after the group's last run of an epoch.
 
-    Its value is that of `blob` before private blobs are released, or else capture `part` of task
-    `task`.
+    Its value is `blob`, read before private blobs are released, or else capture `part` of `task`.
     """
 
     name: str
@@ -179,21 +146,17 @@ class Slice(_Record):
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """A compiled task group.
-
-    `slices` has every node that runs a task, reports, or is the source of a crossing, in order of
-    first use. `crossings[i].id == i`.
-    """
+    """A compiled task group."""
 
     name: str
-    slices: Mapping[str, Slice]
-    crossings: tuple[Crossing, ...]
+    slices: Mapping[str, Slice]  # of each node that runs a task, reports, or sends a crossing
+    crossings: tuple[Crossing, ...]  # by id
     conditions: tuple[Condition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedNode:
-    """A node and what it requires of its worker, in Dask's terms."""
+    """A node, and what it requires of its worker in Dask's terms."""
 
     name: str
     workers: tuple[str, ...] | None = None
@@ -202,34 +165,7 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A compiled job.
-
-    Attributes
-    ----------
-    groups : mapping
-        ``"init"``, ``"resume"`` (the init tasks that run again after every load: those of nodes
-        that are not checkpointed, and makers of transient blobs), ``"epoch"``, ``"download"``,
-        ``"exit"``.
-    checkpointed : tuple of str
-        The nodes whose workspaces are saved.
-    globals : mapping
-        Node -> names of its global blobs.
-    initial : mapping
-        Node -> names of the global blobs that the init group makes; they exist from epoch 0 on.
-    lasting : mapping
-        Node -> names of those that the init or the epoch group makes; they exist from epoch 1 on.
-    transient : mapping
-        Node -> names of its global blobs that are never saved.
-    replicated : mapping
-        Name of a blob -> the nodes that all have the same value of it.
-    partitions : mapping
-        Name of a blob -> its axis, and the nodes that hold its parts, in order.
-    array_options : mapping
-        Node -> name of a blob -> the options that the user chose.
-    structure, code : mapping
-        ``"group:node/task"`` -> digest of the task's structure, and of its function's code, in
-        order of definition. See `jobrunner.compile.fingerprint`.
-    """
+    """A compiled job. Mappings go from node to names of blobs, unless they say otherwise."""
 
     job: str
     seed: int
@@ -237,19 +173,25 @@ class Plan:
     epoch_limit: int | None
     nodes: tuple[PlannedNode, ...]
     groups: Mapping[str, GroupPlan]
-    checkpointed: tuple[str, ...]
+    """"init", "epoch", "download", "exit", and "resume": the init tasks that run again after every
+    load, on nodes that are not checkpointed and for transient blobs."""
+    checkpointed: tuple[str, ...]  # the nodes whose workspaces are saved
     globals: Mapping[str, frozenset[str]]
     initial: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The global blobs that the init group makes; they exist from epoch 0 on."""
     lasting: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Those that the init or the epoch group makes; they exist from epoch 1 on."""
     transient: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    replicated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    replicated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # blob -> its nodes
     partitions: Mapping[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+    """Blob -> its axis, and the nodes of its parts, in order."""
     array_options: Mapping[str, Mapping[str, ArrayOptions]] = field(default_factory=dict)
     structure: Mapping[str, str] = field(default_factory=dict)
+    """``"group:node/task"`` -> digest, in order of definition; see `compile.fingerprint`."""
     code: Mapping[str, str] = field(default_factory=dict)
 
     def saved_blobs(self, epoch: int) -> dict[str, frozenset[str]]:
-        """The blobs of each checkpointed node that a checkpoint of `epoch` must hold."""
+        """The blobs of each checkpointed node that a checkpoint of `epoch` contains."""
         made = self.initial if epoch == 0 else self.lasting
         none: frozenset[str] = frozenset()
         return {

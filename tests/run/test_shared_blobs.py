@@ -153,7 +153,7 @@ def test_a_blob_is_shared_in_one_way_only():
     with Job("two ways") as job, job.init_group:
         Task(lambda: 1, outputs=Blob("w", replicated=True), node="a")
         Task(lambda: 1, outputs=Blob("w", partition=0), node="b")
-    with pytest.raises(DefinitionError, match="conflicting declarations"):
+    with pytest.raises(DefinitionError, match="both replicated and partitioned"):
         job.compile()
 
 

@@ -385,6 +385,6 @@ def test_a_plan_says_how_blobs_are_stored() -> None:
         Task(lambda: 0, outputs=Blob("w", chunks=8))
         epoch_limiter(job, 1)
     with pytest.raises(
-        DefinitionError, match="with options for checkpoints, but .* is not checkpointed"
+        DefinitionError, match="with checkpoint options, but .* is not checkpointed"
     ):
         job.compile()
