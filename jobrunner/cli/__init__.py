@@ -1,4 +1,4 @@
-"""The command line, ``jobrunner`` and ``dask jobrunner``. No logic of its own."""
+"""The command line, ``jobrunner`` and ``dask jobrunner``: reads arguments and prints."""
 
 from __future__ import annotations
 

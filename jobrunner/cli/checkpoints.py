@@ -1,7 +1,4 @@
-"""Commands on single epochs: ``verify``, ``diff``, ``pin``, ``unpin``, ``restore`` and ``copy``.
-
-Only ``verify --replay`` needs a cluster and the job.
-"""
+"""Commands on single epochs: ``verify``, ``diff``, ``pin``, ``unpin``, ``restore`` and ``copy``."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from jobrunner.cli.options import (
     read_epoch,
     take_over_option,
 )
-from jobrunner.cli.output import DIFFERENT, EPILOG, Output, exit_code_of, prints_output
+from jobrunner.cli.output import DIFFERENT, Output, command, exit_code_of
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
     from jobrunner.cluster import Session
 
 
-@click.command("verify", epilog=EPILOG)
+@command("verify")
 @directory_argument
 @click.argument("epoch", metavar="[EPOCH]", required=False)
 @click.option(
@@ -45,7 +42,7 @@ if TYPE_CHECKING:
 @click.option(
     "--replay",
     metavar="EPOCH",
-    help="Run this epoch of the job again, from the epoch recorded before it, and compare.",
+    help="Run this epoch again, from the epoch recorded before it, and compare.",
 )
 @click.option(
     "--job",
@@ -56,10 +53,9 @@ if TYPE_CHECKING:
 @click.option(
     "--allow-pickle",
     is_flag=True,
-    help="With --replay: unpickle blobs. Only if you trust everyone who can write to DIR.",
+    help="Unpickle blobs for --replay. Only if you trust everyone who can write to DIR.",
 )
 @cluster_options
-@prints_output
 def verify_command(
     *,
     directory: str,
@@ -72,17 +68,18 @@ def verify_command(
     threads: int | None,
     scheduler: str | None,
 ) -> Output:
-    """Compare every byte of an epoch of DIR with its record.
+    """Compare every byte of an epoch with its record.
 
-    EPOCH is a number or 'latest'; by default all recorded epochs are verified. --replay verifies an
-    epoch, runs it again, and compares the result with the record, bit for bit. It writes nothing to
-    DIR.
+    EPOCH is a number or 'latest'. By default, all recorded epochs of DIR are verified.
+
+    --replay verifies an epoch, runs it again, and compares the result with the record, bit for bit.
+    It writes nothing to DIR.
     """
     if replay is not None:
         if target is None or epoch is not None or is_deep:
             raise click.UsageError(
-                "--replay EPOCH needs --job FILE_OR_MODULE[:JOB], because a checkpoint holds no "
-                "code. It excludes a second EPOCH and --deep."
+                "--replay EPOCH needs --job FILE_OR_MODULE[:JOB], because a checkpoint contains no "
+                "code. It cannot be combined with another EPOCH or with --deep."
             )
         check_cluster(scheduler, workers, threads)
         cluster = partial(open_session, scheduler, workers, threads)
@@ -95,7 +92,7 @@ def verify_command(
         ("--scheduler", scheduler),
     ):
         if value is not None:
-            raise click.UsageError(f"{option} requires --replay EPOCH; nothing else runs a job.")
+            raise click.UsageError(f"{option} requires --replay EPOCH.")
     manager = open_directory(directory)
     epochs = manager.epochs() if epoch is None else [read_epoch(epoch, manager)]
     return verify_epochs(manager, epochs, is_all=epoch is None, is_deep=is_deep)
@@ -129,21 +126,9 @@ def verify_epochs(
     is_all: bool = False,
     is_deep: bool = False,
 ) -> Output:
-    """Verify each of some epochs, whatever the state of the others and of the log.
+    """Verify each of these epochs, whatever the state of the others and of the log.
 
-    Parameters
-    ----------
-    manager : MultiNodeCheckpointManager
-    epochs : sequence of int
-    is_all : bool
-        Skip epochs that a run deletes meanwhile.
-    is_deep : bool
-        Read the log from its first entry on, and decode every blob that can be decoded here.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        One of the epochs is not recorded.
+    `is_all`: skip epochs that a run deletes meanwhile.
     """
     found, lines = [], []
     failure: CheckpointError | None = None  # the first
@@ -168,10 +153,9 @@ def verify_epochs(
         found.append({"epoch": epoch, "is_whole": error is None, "error": error and str(error)})
         lines.append(f"epoch {epoch}: {'whole' if error is None else error}")
     if not epochs:
-        # An empty directory must not pass for a verified one.
-        nothing = CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.")
-        failure = failure or nothing
-        lines.append(str(nothing))
+        none = CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.")
+        failure = failure or none
+        lines.append(str(none))
     data = {"path": manager.path, "log": log, "epochs": found}
     return Output(data, "\n".join(lines), exit_code_of(failure))
 
@@ -197,15 +181,14 @@ def _load_all(checkpoint: Checkpoint) -> None:
                 node.load(blob)
 
 
-@click.command("diff", epilog=EPILOG)
+@command("diff")
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @click.option("--deep", "is_deep", is_flag=True, help="Also read blobs whose digests are equal.")
-@prints_output
 def diff_command(*, a: str, b: str, is_deep: bool) -> Output:
-    """Show which blobs of which nodes differ between two checkpoints, and by how much.
+    """Show which blobs differ between two checkpoints, and by how much.
 
-    A and B are each DIR@EPOCH, or DIR for its latest epoch. B may be @EPOCH, in A's directory.
+    A and B are each DIR@EPOCH, or DIR for its latest epoch. B may be @EPOCH, for A's directory.
     """
     from jobrunner.run import compare_checkpoints
 
@@ -237,13 +220,12 @@ def _open_checkpoint(text: str, directory: str, epoch: str) -> Iterator[Checkpoi
         yield manager.open(number)
 
 
-@click.command("pin", epilog=EPILOG)
+@command("pin")
 @directory_argument
 @epoch_argument
-@click.option("--label", default="kept", show_default=True, help="Whose pin it is, or what for.")
-@prints_output
+@click.option("--label", default="kept", show_default=True, help="Who pins it, or why.")
 def pin_command(*, directory: str, epoch: str, label: str) -> Output:
-    """Keep an epoch of DIR from being pruned or retired, also during a run."""
+    """Protect an epoch from deletion, also during a run."""
     manager = open_directory(directory)
     number = read_epoch(epoch, manager)
     manager.pin(number, label)
@@ -252,13 +234,12 @@ def pin_command(*, directory: str, epoch: str, label: str) -> Output:
     return Output(data, f"Epoch {number} is pinned: {', '.join(labels)}.")
 
 
-@click.command("unpin", epilog=EPILOG)
+@command("unpin")
 @directory_argument
 @epoch_argument
-@click.option("--label", help="Remove only this pin. By default all pins of the epoch.")
-@prints_output
+@click.option("--label", help="Remove only the pin with this label. [default: all]")
 def unpin_command(*, directory: str, epoch: str, label: str | None) -> Output:
-    """Remove pins of an epoch of DIR."""
+    """Remove the pins of an epoch."""
     manager = open_directory(directory)
     number = read_epoch(epoch, manager)
     was_pinned = manager.unpin(number, label)
@@ -270,7 +251,7 @@ def unpin_command(*, directory: str, epoch: str, label: str | None) -> Output:
     return Output(data, f"Epoch {number} is {state}.")
 
 
-@click.command("restore", epilog=EPILOG)
+@command("restore")
 @directory_argument
 @click.argument("epoch", metavar="EPOCH", type=click.IntRange(min=0))
 @click.option(
@@ -281,11 +262,10 @@ def unpin_command(*, directory: str, epoch: str, label: str | None) -> Output:
     help="The log entry that recorded the epoch, if it was set aside more than once.",
 )
 @take_over_option
-@prints_output
 def restore_command(*, directory: str, epoch: int, number: int | None, take_over: bool) -> Output:
-    """Record an epoch of DIR again that '--resume' or damage set aside.
+    """Record again an epoch that '--resume' or damage set aside.
 
-    Every byte is verified first. `jobrunner fsck` lists what is set aside.
+    Verifies every byte first. `jobrunner fsck` lists the epochs that are set aside.
     """
     from jobrunner.checkpoint import restore_epoch
 
@@ -298,17 +278,16 @@ def restore_command(*, directory: str, epoch: int, number: int | None, take_over
     )
 
 
-@click.command("copy", epilog=EPILOG)
+@command("copy")
 @directory_argument
 @epoch_argument
 @click.argument("target", metavar="TARGET")
 @take_over_option
-@prints_output
 def copy_command(*, directory: str, epoch: str, target: str, take_over: bool) -> Output:
-    """Record an epoch of DIR in the directory TARGET as well.
+    """Copy an epoch to the checkpoint directory TARGET.
 
-    EPOCH is a number, 'latest' or 'all'. Every byte is verified. A job can resume from the copy as
-    from the original.
+    EPOCH is a number, 'latest' or 'all'. Verifies every byte. A job can resume from the copy as from
+    the original.
     """
     manager = open_directory(directory)
     is_all = epoch == "all"
@@ -324,13 +303,7 @@ def copy_epochs(
     is_all: bool = False,
     take_over: bool = False,
 ) -> Output:
-    """Record epochs in another directory as well; see `verify_epochs` for `is_all`.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        There is no epoch to copy, or one of `epochs` is not recorded.
-    """
+    """Copy epochs to another directory; `is_all`: skip those that a run deletes meanwhile."""
     from jobrunner.checkpoint import Epochs, copy_epoch
     from jobrunner.run import format_ranges
 
@@ -345,7 +318,7 @@ def copy_epochs(
             deleted.append(epoch)
         else:
             copied.append(epoch)
-    if not copied:  # a backup of nothing must not pass for a success
+    if not copied:  # a backup of nothing is no success
         raise CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.")
     path = Epochs(target).path
     data = {"path": manager.path, "target": path, "epochs": copied}

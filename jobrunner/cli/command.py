@@ -1,7 +1,4 @@
-"""``jobrunner`` itself: the group of all commands.
-
-Heavy modules are imported inside the commands, so that ``--help`` is quick.
-"""
+"""``jobrunner``: the group of all commands. They import heavy modules when they run."""
 
 from __future__ import annotations
 

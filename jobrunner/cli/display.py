@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Display(Protocol):
-    """Something to draw progress on."""
+    """Where progress is drawn."""
 
     def open(self) -> None:
-        """Begin to draw."""
+        """Start drawing."""
 
     def say(self, text: str) -> None:
         """Write lines that stay."""
@@ -24,18 +24,13 @@ class Display(Protocol):
         """Show the state of the run."""
 
     def close(self) -> None:
-        """End, and leave the last drawing."""
+        """Stop drawing; what was drawn last stays."""
 
 
 def make_display(stream: TextIO) -> Display:
     """A bar if `stream` is a terminal, else lines."""
     tolerant = cast("TextIO", _TolerantStream(stream))
     return _Bar(tolerant) if stream.isatty() else _Lines(tolerant)
-
-
-def make_warning_handler(display: Display) -> logging.Handler:
-    """A log handler that shows warnings on the display, so that they do not cut through a bar."""
-    return _WarningHandler(display)
 
 
 class _Lines:
@@ -101,17 +96,20 @@ class _Bar:
         self._progress.stop()
 
 
-class _WarningHandler(logging.Handler):
+class WarningHandler(logging.Handler):
+    """Shows logged warnings on the display, so that they do not cut through a bar."""
+
     def __init__(self, display: Display) -> None:
         super().__init__(logging.WARNING)
         self._display = display
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Show one warning."""
         self._display.say(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 class _TolerantStream:
-    """A stream that ignores errors: a job continues if nobody reads its output any more."""
+    """A stream that ignores errors: a job continues when the reader of its output is gone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,11 +1,9 @@
-"""``ls`` and ``info``: what a checkpoint directory holds."""
+"""``ls`` and ``info``: show what a checkpoint directory contains."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from jobrunner.cli.formatting import format_metrics, format_seconds, format_table, format_time
 from jobrunner.cli.options import (
@@ -15,7 +13,7 @@ from jobrunner.cli.options import (
     open_directory,
     read_epoch,
 )
-from jobrunner.cli.output import EPILOG, Output, prints_output
+from jobrunner.cli.output import Output, command
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
 
 if TYPE_CHECKING:
@@ -24,10 +22,9 @@ if TYPE_CHECKING:
 _SHOWN_VALUE_LENGTH = 48
 
 
-@click.command("ls", epilog=EPILOG)
+@command("ls")
 @directory_argument
-@count_option("--last", "List only the newest N.")
-@prints_output
+@count_option("--last", "List only the newest N epochs.")
 def list_command(*, directory: str, last: int | None) -> Output:
     """List the recorded epochs of DIR."""
     from jobrunner.compile import gc_paused
@@ -37,7 +34,7 @@ def list_command(*, directory: str, last: int | None) -> Output:
 
 
 def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) -> Output:
-    """List the newest `last` recorded epochs; by default all."""
+    """List the recorded epochs, or only the newest `last`."""
     from dask.utils import format_bytes
 
     from jobrunner.run import format_ranges
@@ -67,7 +64,7 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
         notes.insert(0, f"The newest {len(shown)} of {len(recorded)} epochs.")
     if unclaimed:
         notes.append(
-            f"Stores of epochs {format_ranges(unclaimed)} are not mentioned in the log. "
+            f"The log does not mention stores of epochs {format_ranges(unclaimed)}. "
             f"`jobrunner fsck {manager.path}` explains them."
         )
     if not epochs:
@@ -90,12 +87,11 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
     return Output(data, "\n".join((*lines, *notes, state)))
 
 
-@click.command("info", epilog=EPILOG)
+@command("info")
 @directory_argument
 @epoch_argument
-@prints_output
 def info_command(*, directory: str, epoch: str) -> Output:
-    """Show an epoch of DIR and the blobs of its nodes.
+    """Show an epoch and the blobs of its nodes.
 
     EPOCH is a number or 'latest'.
     """

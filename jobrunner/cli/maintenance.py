@@ -17,7 +17,7 @@ from jobrunner.cli.options import (
     open_directory,
     take_over_option,
 )
-from jobrunner.cli.output import EPILOG, Output, exit_code_of, prints_output
+from jobrunner.cli.output import Output, command, exit_code_of
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
 
 if TYPE_CHECKING:
@@ -32,19 +32,18 @@ _MAX_SIMILAR = 3
 _NUMBER = re.compile(r"[0-9a-f]{8,}|\d+")
 
 
-@click.command("prune", epilog=EPILOG)
+@command("prune")
 @directory_argument
-@count_option("--keep-last", "Keep the newest N.")
-@count_option("--keep-every", "Keep the multiples of N.")
+@count_option("--keep-last", "Keep the newest N epochs.")
+@count_option("--keep-every", "Keep epochs that are multiples of N.")
 @click.option(
     "--keep-best",
     multiple=True,
     metavar="METRIC[:min|max][:N]",
-    help="Keep the N (1) epochs with the lowest (or highest) value of a metric.",
+    help="Keep the N epochs with the lowest value of a metric, or the highest. [default: min, 1]",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted; change nothing.")
 @take_over_option
-@prints_output
 def prune_command(
     *,
     directory: str,
@@ -56,7 +55,7 @@ def prune_command(
 ) -> Output:
     """Delete the epochs of DIR that no option keeps.
 
-    The newest epoch and pinned epochs are always kept.
+    Always keeps the newest epoch and pinned epochs.
     """
     from dask.utils import format_bytes
 
@@ -125,7 +124,7 @@ def _read_policy(last: int | None, every: int | None, best: Sequence[str]) -> Ke
 
 
 def _check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None:
-    """Refuse to prune where a record that is needed is unreadable, or a metric unknown."""
+    """Refuse to prune if a record that decides cannot be read, or a metric is unknown."""
     from jobrunner.checkpoint import KeepBest, find_unreported, name_reported
     from jobrunner.run import format_ranges
 
@@ -164,21 +163,20 @@ def _sum_sizes(manager: MultiNodeCheckpointManager, epochs: Sequence[int]) -> in
     return nbytes
 
 
-@click.command("fsck", epilog=EPILOG)
+@command("fsck")
 @directory_argument
-@click.option("--brief", "is_brief", is_flag=True, help="Show only what is stray or damaged.")
+@click.option("--brief", "is_brief", is_flag=True, help="Show only stray and damaged objects.")
 @click.option(
     "--repair",
     "is_repair",
     is_flag=True,
-    help="If log entries are lost, append one that states what the rest proves.",
+    help="If log entries are lost, append one that records what the other files prove.",
 )
-@prints_output
 def fsck_command(*, directory: str, is_brief: bool, is_repair: bool) -> Output:
     """Explain everything in DIR that is not part of a checkpoint.
 
-    Changes nothing without --repair, which appends one entry to the log and needs a directory that
-    no run uses. Without --repair, the output ends with what a repair would do.
+    Without --repair, changes nothing and shows what a repair would do. A repair appends one entry to
+    the log; no run may use DIR meanwhile.
     """
     manager = open_directory(directory)
     return _repair(manager) if is_repair else _inspect(manager, is_brief=is_brief)
@@ -239,7 +237,7 @@ def _format_repair(plan: Repair) -> list[str]:
     lines = [f"epochs that stay recorded: {format_ranges(plan.kept)}"]
     if plan.rebuilt:
         lines.append(
-            f"epochs recorded anew, from stores whose every byte was verified: "
+            f"epochs recorded anew, from stores that were verified byte for byte: "
             f"{format_ranges(plan.rebuilt)}"
         )
     lines += [
@@ -252,15 +250,15 @@ def _format_repair(plan: Repair) -> list[str]:
     ]
     if lost:
         lines.append(
-            f"lost entries of the log: {format_ranges(lost)}. Pins that they made are lost too: "
-            f"pin again what must be kept."
+            f"lost entries of the log: {format_ranges(lost)}. Pins in these entries are lost too: "
+            f"pin those epochs again."
         )
     lines += [f"not recorded: {name}: {why}" for name, why in sorted(plan.unproven.items())]
     return [*lines, "Nothing is deleted, moved or overwritten."]
 
 
 def _join_similar(rows: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """Replace many successive rows that differ only in numbers by one."""
+    """Join successive rows that differ only in numbers."""
     joined = []
     for _, same in groupby(rows, lambda row: (row[0], *(_NUMBER.sub("#", t) for t in row[1:]))):
         group = list(same)

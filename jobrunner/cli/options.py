@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and what they stand for."""
+"""Arguments and options that several commands share, and functions that read them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobrunner import errors
+from jobrunner.cli.output import Output
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager
@@ -16,70 +17,53 @@ if TYPE_CHECKING:
 directory_argument = click.argument("directory", metavar="DIR")
 epoch_argument = click.argument("epoch", metavar="EPOCH")
 take_over_option = click.option(
-    "--take-over", is_flag=True, help="Take the directory over from a run that may still be alive."
+    "--take-over", is_flag=True, help="Take over the directory from a run that may still be alive."
 )
 
 
 def count_option(name: str, help: str) -> Callable[..., Any]:
-    """Make an option that takes an integer of at least 1."""
+    """Make an option that takes an integer >= 1."""
     return click.option(name, type=click.IntRange(min=1), metavar="N", help=help)
 
 
-def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `workers`, `threads` and `scheduler`, for `check_cluster` and `open_session`."""
+def cluster_options(function: Callable[..., Output]) -> Callable[..., Output]:
+    """Add ``--workers``, ``--threads`` and ``--scheduler``."""
     for option in (
         click.option(
             "--scheduler",
             metavar="ADDR",
-            help="Run on the Dask cluster whose scheduler is at ADDR.",
+            help="Run on the Dask cluster with the scheduler at ADDR.",
         ),
-        count_option("--threads", "Threads of each of these workers."),
-        count_option("--workers", "Worker processes to start on this machine."),
+        count_option("--threads", "Threads per worker process."),
+        count_option("--workers", "Start N worker processes on this machine."),
     ):
-        command = option(command)
-    return command
+        function = option(function)
+    return function
 
 
 def check_cluster(scheduler: str | None, workers: int | None, threads: int | None) -> None:
-    """Refuse ``--scheduler`` together with options for workers on this machine.
-
-    Raises
-    ------
-    click.UsageError
-    """
+    """Refuse ``--scheduler`` together with options for workers on this machine."""
     if scheduler is not None and (workers is not None or threads is not None):
         raise click.UsageError(
             "--workers and --threads start workers on this machine, but --scheduler uses the "
-            "workers of its cluster. Give one or the other."
+            "workers of that cluster. Give one or the other."
         )
 
 
 def open_session(scheduler: str | None, workers: int | None, threads: int | None) -> Session:
-    """Connect to a cluster, or start one on this machine.
-
-    Raises
-    ------
-    PlacementError
-        No scheduler responds at the address.
-    """
+    """Connect to a cluster, or start one on this machine."""
     from jobrunner.cluster import Session
 
     if scheduler is None:
         return Session.local(workers=workers, threads_per_worker=threads)
     try:
         return Session.connect(scheduler)
-    except errors.ExecutionError as error:
+    except errors.ExecutionError as error:  # for the exit code
         raise errors.PlacementError(str(error)) from error
 
 
 def open_directory(directory: str, *, allow_pickle: bool = False) -> MultiNodeCheckpointManager:
-    """Make a manager for a directory that exists.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        There is no directory at the path, most likely because of a typo.
-    """
+    """Make a manager for a directory that exists; a typo must not pass for an empty directory."""
     from jobrunner.checkpoint import MultiNodeCheckpointManager
 
     manager = MultiNodeCheckpointManager(directory, allow_pickle=allow_pickle)
@@ -87,31 +71,23 @@ def open_directory(directory: str, *, allow_pickle: bool = False) -> MultiNodeCh
         files = manager.recorded.files
         if files.is_directory(manager.path):
             return manager
-        found = ", but a file" if files.is_taken(manager.path) else ""
+        found = ", but a file of that name" if files.is_taken(manager.path) else ""
     except OSError as error:
         raise errors.CheckpointError(
             f"Cannot read {manager.path}: {type(error).__name__}: {error}."
         ) from error
     raise errors.CheckpointNotFoundError(
-        f"There is no directory {manager.path!r}{found}. Give the directory that was given to "
-        f"`jobrunner run` as --checkpoint."
+        f"There is no directory {manager.path!r}{found}. Give the --checkpoint directory of "
+        f"`jobrunner run`."
     )
 
 
 def read_epoch(text: str, manager: MultiNodeCheckpointManager) -> int:
-    """Parse the number of an epoch, or ``latest``.
-
-    Raises
-    ------
-    DefinitionError
-        The text is neither.
-    CheckpointNotFoundError
-        No epoch is recorded.
-    """
+    """Parse the number of an epoch, or ``latest``."""
     if text.isdecimal():
         return int(text)
     if text != "latest":
-        raise errors.DefinitionError(f"{text!r} is not 'latest' or the number of an epoch.")
+        raise errors.DefinitionError(f"{text!r} is neither 'latest' nor the number of an epoch.")
     epoch = manager.latest()
     if epoch is None:
         raise errors.CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.")

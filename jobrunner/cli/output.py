@@ -1,4 +1,4 @@
-"""Print what a command returns or raises, as text or JSON, and choose the exit code."""
+"""Print what a command returns or raises, as text or JSON, and exit with its code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobrunner import errors
 from jobrunner.signals import TerminatedError
 
 EXIT_CODES: Mapping[type[BaseException], int] = {
-    # The most derived class of an error decides; see `exit_code_of`.
+    # The most derived class decides.
     errors.DefinitionError: 2,
     errors.ExecutionError: 3,
     errors.NodeLostError: 4,
@@ -70,15 +70,15 @@ class Output:
 
 
 class Commands(click.Group):
-    """Commands that report wrong usage as JSON where ``--json`` is given."""
+    """A group that reports wrong usage as JSON with ``--json``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Look for ``--json`` first: an error may stop click before it reads the option."""
+        """Look for ``--json`` first: wrong usage may stop click before it reads the option."""
         ctx.meta[_AS_JSON] = "--json" in args
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; click writes the usage and the message to stderr."""
+        """Run a command; click itself prints wrong usage on stderr."""
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
@@ -88,25 +88,30 @@ class Commands(click.Group):
             raise
 
 
-def prints_output(command: Callable[..., Output]) -> Callable[..., None]:
-    """Add ``--json``; print the output or the error of `command` and exit with its code."""
+def command(name: str) -> Callable[[Callable[..., Output]], click.Command]:
+    """Make a function a command with ``--json`` that prints its output or error."""
 
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-    @functools.wraps(command)
-    def call(*, as_json: bool, **arguments: Any) -> None:
-        with _stdout_to_stderr() if as_json else contextlib.nullcontext():
-            output = _attempt(command, arguments)
-        if as_json:
-            _print(json.dumps(_to_json(output.data), indent=2, allow_nan=False))
-        if output.is_error or not as_json:
-            _print(output.text, err=output.is_error)
-        sys.exit(output.exit_code)
+    def decorate(function: Callable[..., Output]) -> click.Command:
+        @click.command(name, epilog=EPILOG)
+        @functools.wraps(function)
+        def call(*, as_json: bool, **arguments: Any) -> None:
+            with _stdout_to_stderr() if as_json else contextlib.nullcontext():
+                output = _attempt(function, arguments)
+            if as_json:
+                _print(json.dumps(_to_json(output.data), indent=2, allow_nan=False))
+            if output.is_error or not as_json:
+                _print(output.text, err=output.is_error)
+            sys.exit(output.exit_code)
 
-    return call
+        help = "Print one JSON object on stdout."
+        call.params.append(click.Option(["--json", "as_json"], is_flag=True, help=help))
+        return call
+
+    return decorate
 
 
 def exit_code_of(error: BaseException | None) -> int:
-    """The exit code for an error: that of its most derived class that has one."""
+    """The exit code for an error; 0 for None."""
     if error is None:
         return 0
     if isinstance(error, errors.RunStoppedError) and error.reason == "SIGINT":
@@ -114,9 +119,9 @@ def exit_code_of(error: BaseException | None) -> int:
     return next((EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES), 1)
 
 
-def _attempt(command: Callable[..., Output], arguments: Mapping[str, Any]) -> Output:
+def _attempt(function: Callable[..., Output], arguments: Mapping[str, Any]) -> Output:
     try:
-        return command(**arguments)
+        return function(**arguments)
     except (errors.JobRunnerError, OSError) as error:
         # A run that stopped as requested has not failed.
         text = str(error) if isinstance(error, errors.RunStoppedError) else f"Error: {error}"
@@ -132,7 +137,7 @@ def _attempt(command: Callable[..., Output], arguments: Mapping[str, Any]) -> Ou
     except KeyboardInterrupt as interrupt:
         is_terminated = isinstance(interrupt, TerminatedError)
         kind = "Terminated" if is_terminated else "Interrupted"
-        message = str(interrupt) or "Nothing is left incomplete."
+        message = str(interrupt) or "Nothing was left incomplete."
         code = TERMINATED if is_terminated else INTERRUPTED
         return _failure(kind, message, f"{kind}. {message}", code)
 
@@ -147,8 +152,8 @@ def _failure(
 def _print(text: str, *, err: bool = False) -> None:
     try:
         click.echo(text, err=err)
-    except BrokenPipeError:  # the reader, `head` for example, has read enough
-        # Else Python tries again when it exits, and complains.
+    except BrokenPipeError:  # the reader, for example `head`, has ended
+        # Otherwise, Python flushes again at exit and reports the error.
         stream = sys.stderr if err else sys.stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -1,7 +1,6 @@
 """Show the progress of a run: a callback of `JobRunner` that draws on a display.
 
-An epoch may take less than a millisecond, so `on_epoch` only notes what is new; drawing has an
-interval of its own.
+An epoch may take less than a millisecond, so most calls only note what is new.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from dask.utils import format_bytes
 
-from jobrunner.cli.display import Display, make_display, make_warning_handler
+from jobrunner.cli.display import Display, WarningHandler, make_display
 from jobrunner.cli.formatting import format_metrics, format_seconds
 
 if TYPE_CHECKING:
@@ -25,48 +24,25 @@ if TYPE_CHECKING:
     from jobrunner.worker import UnderWay
 
 LONG_SECONDS = 1.0
-"""A group that has run for so long is shown before it ends."""
+"""A group that has run for this long is shown before it ends."""
 LOOK_SECONDS = 0.5
+"""How often a thread looks for such a group."""
 
 _SHOWN_TASKS = 3
 
 
 def show_progress(stream: TextIO) -> Progress:
-    """Show progress on `stream`: as a bar on a terminal, else as lines.
-
-    Returns
-    -------
-    Progress
-        A callback for `JobRunner`, and the context manager to run it in.
-    """
+    """A callback that shows progress on `stream`; it is also the context to run in."""
     if stream.isatty():
         return Progress(make_display(stream), interval_seconds=0.1)
     return Progress(make_display(stream), interval_seconds=1.0, patience_seconds=10.0)
 
 
 class Progress:
-    """A callback that draws what is new, at most once an interval.
+    """A callback that draws what is new, at most once per interval.
 
-    Parameters
-    ----------
-    display : Display
-    interval_seconds : float
-        Shortest time between two drawings.
-    patience_seconds : float
-        How long a group must run before it is drawn again although nothing is new; this time
-        doubles with each such drawing. 0: at every interval.
-    clock : callable
-        Returns monotonic seconds.
-
-    Attributes
-    ----------
-    under_way : callable
-        Returns what runs now: `JobRunner.under_way`, once there is a runner.
-
-    Notes
-    -----
-    Runs on the client, in the thread of `JobRunner.run`; a thread of its own looks for groups that
-    take long.
+    A long group is drawn again after `patience_seconds` although nothing is new; this time doubles
+    with each such drawing.
     """
 
     is_passive = True
@@ -80,7 +56,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._display = display
-        self._warnings = make_warning_handler(display)
+        self._warnings = WarningHandler(display)
         self._interval_seconds = interval_seconds
         self._patience_seconds = patience_seconds
         self._clock = clock
@@ -90,7 +66,7 @@ class Progress:
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="jobrunner-progress", daemon=True)
-        self.under_way: Callable[[], UnderWay | None] = lambda: None
+        self.under_way: Callable[[], UnderWay | None] = lambda: None  # set it to the runner's
         self.total_epochs: int | None = None
         self.epoch = 0
         self.epoch_seconds = 0.0
@@ -101,15 +77,13 @@ class Progress:
         self.failed_saves = 0
 
     def on_start(self, plan: ResumePlan, total_epochs: int | None) -> None:
-        """Show where the run starts, and what it will do."""
+        """Show from where and how far the job runs."""
         self.total_epochs = total_epochs
         self._display.say(str(plan))
 
     def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, object]) -> None:
         """Note that an epoch has ended."""
-        # Epochs vary, so show a slow mean.
-        is_first = self.epoch == 0
-        self.epoch_seconds = seconds if is_first else 0.9 * self.epoch_seconds + 0.1 * seconds
+        self.epoch_seconds = _mean(self.epoch_seconds, seconds) if self.epoch else seconds
         self.epoch = epoch
         self.metrics = metrics
         self._is_drawn = False
@@ -117,10 +91,9 @@ class Progress:
             self._draw()
 
     def on_save(self, report: SaveReport) -> None:
-        """Note that a checkpoint was recorded, or not."""
-        is_first = self.save_seconds == 0
+        """Note that a checkpoint was recorded, or that its save failed."""
         stall = report.stall_seconds
-        self.save_seconds = stall if is_first else 0.9 * self.save_seconds + 0.1 * stall
+        self.save_seconds = _mean(self.save_seconds, stall) if self.save_seconds else stall
         if report.error is None:
             self.saved_epoch = report.epoch
             self.saved_bytes = report.nbytes
@@ -128,9 +101,9 @@ class Progress:
             self.failed_saves += 1
 
     def on_stop_asked(self, reason: str, at_once: str) -> None:
-        """Confirm a signal at once. Called in the signal handler, so it takes no lock."""
+        """Confirm a signal at once. Runs in the signal handler, so it must not take a lock."""
         message = f"\n{reason}: the run ends once its epoch is recorded; {at_once} ends it now.\n"
-        with contextlib.suppress(OSError):  # Ctrl-C may have ended the reader, such as `tee`
+        with contextlib.suppress(OSError):  # Ctrl-C may have ended the reader, for example `tee`
             os.write(2, message.encode())
 
     def on_finish(self, result: RunResult) -> None:
@@ -157,7 +130,7 @@ class Progress:
         return "  ".join(parts)
 
     def look(self) -> None:
-        """Draw what runs if it has run for long."""
+        """Draw the group that runs if it has run for long."""
         run = self.under_way()
         if run is None or run.seconds < LONG_SECONDS:
             return
@@ -198,6 +171,10 @@ class Progress:
             self._draw()
         finally:
             self._display.close()
+
+
+def _mean(mean: float, seconds: float) -> float:
+    return 0.9 * mean + 0.1 * seconds
 
 
 def _describe_run(run: UnderWay) -> str:

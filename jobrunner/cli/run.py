@@ -19,7 +19,7 @@ from jobrunner.cli.options import (
     open_session,
     take_over_option,
 )
-from jobrunner.cli.output import EPILOG, SAVES_FAILED, Output, prints_output
+from jobrunner.cli.output import SAVES_FAILED, Output, command
 from jobrunner.signals import terminated_as_interrupt
 
 if TYPE_CHECKING:
@@ -35,33 +35,33 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     if text.isdecimal():
         return int(text)
     raise click.BadParameter(
-        f"{text!r} is not 'latest', 'none' or the number of an epoch.", ctx, option
+        f"{text!r} is neither 'latest' nor 'none' nor the number of an epoch.", ctx, option
     )
 
 
-@click.command("run", epilog=EPILOG)
+@command("run")
 @click.argument("target", metavar="FILE_OR_MODULE[:JOB]")
 @click.option(
     "--checkpoint",
     required=True,
     metavar="DIR",
-    help="Directory of the checkpoints, at the same path on all workers; or its URL, s3://...",
+    help="The checkpoint directory, at the same path on all workers; or its URL, s3://...",
 )
 @click.option(
     "--on-save-error",
     type=click.Choice(["refuse", "warn", "raise"]),
     default="refuse",
     show_default=True,
-    help="What to do when a save fails. 'refuse': do not start if DIR is not writable; later, warn. "
-    "'warn': continue and try again at the next save. 'raise': end the run.",
+    help="What to do when a save fails. 'warn': continue and try again at the next save. 'refuse': "
+    "the same, but do not start if DIR is not writable. 'raise': end the run.",
 )
 @count_option("--save-every", "Save every N epochs. [default: 1]")
 @count_option("--keep-last", "Keep only the newest N checkpoints. [default: all]")
 @click.option(
     "--allow-pickle",
     is_flag=True,
-    help="Pickle blobs of types that cannot be saved otherwise, and unpickle them. Only if you "
-    "trust everyone who can write to DIR.",
+    help="Pickle blobs that cannot be saved otherwise, and unpickle them. Only if you trust "
+    "everyone who can write to DIR.",
 )
 @click.option(
     "--resume",
@@ -69,10 +69,10 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     metavar="latest|none|N",
     default="latest",
     show_default=True,
-    help="The epoch to resume from. 'latest': the last recorded epoch, or start if there is none. "
-    "'none': start from the beginning and set recorded epochs aside.",
+    help="The epoch to resume from. 'latest': the last recorded one, if any. 'none': start from the "
+    "beginning and set recorded epochs aside.",
 )
-@count_option("--epochs", "Stop after N epochs in all.")
+@count_option("--epochs", "Stop after N epochs in all, counted across resumes.")
 @cluster_options
 @click.option(
     "--grace",
@@ -81,10 +81,9 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     help="How long after SIGTERM the run may take to end and record its epoch. [default: no limit]",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Show what would run, from where and why; run nothing."
+    "--dry-run", is_flag=True, help="Show what would run, from which epoch and why; run nothing."
 )
 @take_over_option
-@prints_output
 def run(
     *,
     target: str,
@@ -105,7 +104,7 @@ def run(
     """Run a job, or resume it.
 
     FILE_OR_MODULE is a Python file or an importable module. JOB is a variable that holds a Job, or a
-    function without arguments that returns one. JOB may be omitted if the module holds one Job.
+    function without arguments that returns one. Omit JOB if the module holds only one.
     """
     check_cluster(scheduler, workers, threads)
     from jobrunner.checkpoint import KeepLast, MultiNodeCheckpointManager, SaveEvery
@@ -154,16 +153,14 @@ def run(
         progress.under_way = runner.under_way
         runner.plan_resume()  # report mistakes before a cluster starts
         try:
-            with (
-                open_session(scheduler, workers, threads) as session,
-                _usr1_saves(runner),
-            ):
+            with open_session(scheduler, workers, threads) as session, _save_on_usr1(runner):
                 result = runner.run(session)
         except KeyboardInterrupt as interrupt:
             raise type(interrupt)(_advise(manager, again)) from interrupt
         except errors.ExecutionError as error:
-            is_advised = "the same command again to " in str(error)
-            error.args = (f"{error}\n{f'    {again}' if is_advised else _advise(manager, again)}",)
+            # A run that was stopped says itself where the same command resumes.
+            is_stopped = isinstance(error, errors.RunStoppedError)
+            error.args = (f"{error}\n{f'    {again}' if is_stopped else _advise(manager, again)}",)
             raise
     text = _summarize(job.name, result, manager.path)
     code = SAVES_FAILED if result.failed_saves else 0
@@ -171,8 +168,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _usr1_saves(runner: JobRunner) -> Iterator[None]:
-    """Save when SIGUSR1 arrives."""
+def _save_on_usr1(runner: JobRunner) -> Iterator[None]:
     try:
         before = signal.signal(signal.SIGUSR1, lambda number, frame: runner.save_now())
     except (AttributeError, ValueError):  # Windows, or not the main thread
@@ -196,14 +192,14 @@ def _advise(manager: MultiNodeCheckpointManager, again: str) -> str:
     try:
         epoch = manager.latest()
     except (errors.JobRunnerError, OSError) as error:
-        return f"The recorded epochs cannot be read now: {error}"
+        return f"Cannot read the recorded epochs: {error}"
     if epoch is None:
         return f"No epoch is recorded yet. To start again: {again}"
     return f"The last recorded epoch is {epoch}. To resume from it: {again}"
 
 
 def _summarize(job: str, result: RunResult, path: str) -> str:
-    began = "" if result.resumed_from is None else f", resumed from {result.resumed_from}"
+    began = "" if result.resumed_from is None else f", resumed from epoch {result.resumed_from}"
     lines = [
         f"{job}: done at epoch {result.epoch}{began}, stopped by {result.stopped_by}",
         f"saved {_count(len(result.saves), 'checkpoint')} in {path}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -28,21 +29,9 @@ class Target(NamedTuple):
 
 
 def parse_target(text: str) -> Target:
-    r"""Parse ``FILE_OR_MODULE[:NAME]``.
-
-    Parameters
-    ----------
-    text : str
-        A source that ends in ``.py`` or contains a path separator is a file, any other a module.
-        A drive (``C:\job.py``) is part of the file.
-
-    Raises
-    ------
-    DefinitionError
-        The text names neither.
-    """
+    """Parse ``FILE_OR_MODULE[:NAME]``; a file ends in ``.py`` or contains a path separator."""
     source, separator, name = text.rpartition(":")
-    if not separator or "/" in name or "\\" in name:
+    if not separator or "/" in name or "\\" in name:  # C:\job.py
         source, name = text, ""
     is_file = source.endswith(".py") or "/" in source or os.sep in source
     is_module = all(part.isidentifier() for part in source.split("."))
@@ -55,24 +44,11 @@ def parse_target(text: str) -> Target:
 
 
 def load_job(text: str) -> Job:
-    """Import what `text` names and return its job.
+    """Import ``FILE_OR_MODULE[:NAME]`` and return its job.
 
-    Parameters
-    ----------
-    text : str
-        ``FILE_OR_MODULE[:NAME]``. NAME is a variable that holds a `Job`, or a function without
-        arguments that returns one. Without NAME, the module must hold exactly one `Job`.
-
-    Raises
-    ------
-    DefinitionError
-        The file or module does not exist or cannot be imported, or there is no such job.
-
-    Notes
-    -----
-    Runs on the client. The directory of the file, or for a module the current directory, goes to
-    the front of ``sys.path``, as Python does it. The functions and classes of a file are sent to
-    workers by value, so workers do not need the file.
+    The directory of the file, or for a module the current directory, goes to the front of
+    ``sys.path``, as with ``python``. The functions and classes of a file are sent to workers by
+    value, so workers do not need the file.
     """
     target = parse_target(text)
     module = _import_file(Path(target.source)) if target.is_file else _import(target.source)
@@ -85,7 +61,7 @@ def _import_file(path: Path) -> ModuleType:
             f"There is no file {str(path)!r} in {os.getcwd()!r}. Name a Python file or an "
             f"importable module that defines a job."
         )
-    # Not just the stem: the script may import a package of that name.
+    # A name of its own: the script may import a package with the name of its file.
     name = "jobrunner_script_" + re.sub(r"\W", "_", path.stem)
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None:
@@ -124,22 +100,21 @@ def _put_first(directory: str) -> None:
         sys.path.insert(0, directory)
 
 
-def _explain(error: Exception | SystemExit, source: str, file: str | None) -> DefinitionError:
-    """Name the line of the user's own file at which the import failed."""
+def _explain(
+    error: Exception | SystemExit, source: str, file: str | None, what: str = "cannot be imported"
+) -> DefinitionError:
+    """Name the line of the user's own file that failed."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if file is not None and frame.filename == file]
     if isinstance(error, SyntaxError):
-        where = f"{error.filename}, line {error.lineno}"
-        what = error.msg
+        where, why = f"{error.filename}, line {error.lineno}", error.msg
     else:
         frame = own[-1] if own else frames[-1]
-        where = f"{frame.filename if not own else source}, line {frame.lineno}"
-        what = str(error)
+        where, why = f"{source if own else frame.filename}, line {frame.lineno}", str(error)
     kind = "" if isinstance(error, DefinitionError) else f"{type(error).__name__}: "
-    hint = ""
-    if isinstance(error, SystemExit):
-        hint = ". Exit only under `if __name__ == '__main__':`."
-    return DefinitionError(f"{source} cannot be imported ({where}): {kind}{what}{hint}")
+    is_exit = isinstance(error, SystemExit)
+    hint = ". Exit only under `if __name__ == '__main__':`." if is_exit else ""
+    return DefinitionError(f"{source} {what} ({where}): {kind}{why}{hint}")
 
 
 def _find_job(module: ModuleType, target: Target) -> Job:
@@ -154,28 +129,27 @@ def _find_job(module: ModuleType, target: Target) -> Job:
         ) from None
     if isinstance(found, Job):
         return found
-    if not callable(found) or isinstance(found, type):
+    signature = None
+    if callable(found) and not isinstance(found, type):
+        with contextlib.suppress(ValueError):  # a function written in C
+            signature = inspect.signature(found)
+    if signature is None:
         raise DefinitionError(
             f"{where} is a {type(found).__name__}; expected a Job, or a function that returns "
             f"one.{_offer(module, target.source)}"
         )
     try:
-        inspect.signature(found).bind()
-    except ValueError:  # a function written in C
-        raise DefinitionError(
-            f"{where} is a {type(found).__name__}; expected a Job, or a function that returns one."
-        ) from None
+        signature.bind()
     except TypeError:
         raise DefinitionError(
-            f"{where}{inspect.signature(found)} cannot be called without arguments. Give each "
-            f"parameter a default value."
+            f"{where}{signature} cannot be called without arguments. Give each parameter a default "
+            f"value."
         ) from None
     try:
         job = found()
     except (Exception, SystemExit) as error:
         file = getattr(module, "__file__", None)
-        explained = _explain(error, target.source, file)
-        raise DefinitionError(str(explained).replace("cannot be imported", "failed", 1)) from error
+        raise _explain(error, target.source, file, "failed") from error
     if not isinstance(job, Job):
         raise DefinitionError(f"{where}() returned a {type(job).__name__}; expected a Job.")
     return job

@@ -21,8 +21,8 @@ from jobrunner.cli.output import (
     EXIT_CODES,
     SAVES_FAILED,
     Output,
+    command,
     exit_code_of,
-    prints_output,
 )
 from jobrunner.workspace.workspace import Workspace
 
@@ -258,12 +258,11 @@ def test_the_exit_codes_are_in_the_help_and_in_the_guide() -> None:
 
 
 def test_a_programs_own_bug_is_not_hidden() -> None:
-    @prints_output
+    @command("broken")
     def broken() -> Output:
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        broken(as_json=False)
+    assert isinstance(CliRunner().invoke(broken).exception, ZeroDivisionError)
 
 
 def test_help_loads_nothing_heavy() -> None:

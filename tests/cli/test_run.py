@@ -216,11 +216,13 @@ def test_json_is_alone_on_stdout_whatever_tasks_print(script: Path) -> None:
 def test_an_interrupted_run_keeps_its_epochs_and_tells_how_to_go_on(
     tmp_path: Path, process_cluster: LocalCluster, number: signal.Signals, exit_code: int
 ) -> None:
-    # A quick epoch for each number but the third, which would go on for ever.
+    # The first epochs are quick; the third does not end.
     script = _write(tmp_path, step="lambda n: n + 1 if n != 2 else time.sleep(1e6)", limit=5)
+    started = time.monotonic()
     with _start(script, "--workers", "1", "--grace", "1") as process:
         manager = MultiNodeCheckpointManager(tmp_path / "runs")
         await_true(lambda: manager.latest() == 2, "epoch 2", process)
+        start_seconds = time.monotonic() - started
         # To the whole group, as a terminal does it.
         os.killpg(process.pid, number)
         asked = time.monotonic()
@@ -231,7 +233,8 @@ def test_an_interrupted_run_keeps_its_epochs_and_tells_how_to_go_on(
             asked = time.monotonic()
         _, stderr = process.communicate()
     assert process.returncode == exit_code, stderr
-    assert time.monotonic() - asked < 5  # not as long as Dask would wait for that task
+    # Not as long as Dask would wait for that task. A busy machine, slow to start, is slow to end.
+    assert time.monotonic() - asked < max(5, start_seconds), stderr
     if number == signal.SIGINT:
         assert "Interrupted. The last recorded epoch is 2. To resume from it: " in stderr
     else:

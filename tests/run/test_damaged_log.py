@@ -57,7 +57,7 @@ def test_a_run_on_a_damaged_log_says_what_to_do_and_goes_on_after_that(
             call()
     assert sorted(Path(manager.path).glob("a.*")) == stores
     told = repair(manager)
-    assert "epochs recorded anew, from stores whose every byte was verified: 1" in told
+    assert "epochs recorded anew, from stores that were verified byte for byte: 1" in told
     assert "epochs that stay recorded: 0, 2, 3" in told
     assert manager.epochs() == [0, 1, 2, 3]
     result = JobRunner(counter(5), manager, resume_from).run(inproc_session)
@@ -108,7 +108,7 @@ def test_lost_newest_entries_are_reported(inproc_session, manager):
     told = "stores of epochs 2, 3 that no entry of its log mentions: its newest entries may be lost"
     assert told in str(plan)
     listed = CliRunner().invoke(main, ["ls", manager.path]).stdout
-    assert "Stores of epochs 2, 3 are not mentioned in the log." in listed
+    assert "The log does not mention stores of epochs 2, 3." in listed
     repair(manager)
     assert again.epochs() == [0, 1, 2, 3]
     for entry in sorted(Path(manager.path, "_log").iterdir())[5:]:
