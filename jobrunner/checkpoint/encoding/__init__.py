@@ -20,6 +20,7 @@ from jobrunner.checkpoint.encoding.schema import (
     Length,
     Shape,
     convert,
+    decode,
     parse,
 )
 from jobrunner.checkpoint.encoding.stateful import StatefulBlob
@@ -40,6 +41,7 @@ __all__ = [
     "UnsupportedDtypeError",
     "child_names",
     "convert",
+    "decode",
     "dtype_from_spec",
     "dtype_to_spec",
     "encode_blobs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -132,10 +133,7 @@ def dtype_from_spec(spec: Spec) -> np.dtype[Any]:
 
 def _make(spec: Spec) -> np.dtype[Any]:
     if isinstance(spec, str):
-        dtype = np.dtype(spec)
-        if dtype.hasobject:
-            raise TypeError(f"{spec!r} holds Python objects")
-        return dtype
+        return _plain(spec)
     if "string" in spec:
         string = msgspec.convert(spec, StringSpec)
         options: dict[str, Any] = {"coerce": string.coerce}
@@ -156,6 +154,14 @@ def _make(spec: Spec) -> np.dtype[Any]:
         layout["titles"] = [title for *_, title in struct.fields]
     structured: np.dtype[Any] = np.dtype(layout, align=struct.aligned)  # type: ignore[call-overload]
     return structured
+
+
+@lru_cache(maxsize=256)
+def _plain(spec: str) -> np.dtype[Any]:
+    dtype = np.dtype(spec)
+    if dtype.hasobject:
+        raise TypeError(f"{spec!r} holds Python objects")
+    return dtype
 
 
 def zarr_data_type(dtype: np.dtype[Any]) -> tuple[Any, Any, str | None]:

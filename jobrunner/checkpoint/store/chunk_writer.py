@@ -14,7 +14,7 @@ from jobrunner.checkpoint.storage import Files, PosixFiles, join_path
 from jobrunner.checkpoint.store.checksums import HEAD_BYTES, Sums, WrittenChunk, checksum_chunk
 from jobrunner.checkpoint.store.chunk_bytes import ChunkBytes, encode_chunk
 from jobrunner.checkpoint.store.layout import PlannedArray
-from jobrunner.checkpoint.store.manifest import ArrayEntry, Manifest
+from jobrunner.checkpoint.store.manifest import Manifest
 from jobrunner.checkpoint.store.stacks import Rows
 
 logger = logging.getLogger(__name__)
@@ -37,14 +37,13 @@ class FormerStore:
 def former_store(root: str, manifest: Manifest) -> FormerStore:
     """Return the chunks of a store that can be linked."""
     chunks: dict[str, WrittenChunk] = {}
-    for blob in manifest.blobs.values():
-        for array in blob.arrays:
-            if isinstance(array, ArrayEntry) and array.sums is not None:
-                pieces = array.pieces or [[]] * len(array.files)
-                for (path, (size, crc)), (total, head), spans in zip(
-                    array.chunk_files(), array.sums, pieces, strict=True
-                ):
-                    chunks[path] = WrittenChunk(size, crc, int(total, 16), head, tuple(spans))
+    for array in manifest.arrays():
+        if array.sums is not None:
+            pieces = array.pieces or [[]] * len(array.files)
+            for (path, (size, crc)), (total, head), spans in zip(
+                array.chunk_files(), array.sums, pieces, strict=True
+            ):
+                chunks[path] = WrittenChunk(size, crc, int(total, 16), head, tuple(spans))
     return FormerStore(root, chunks)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -19,9 +18,8 @@ from jobrunner.checkpoint.encoding import (
     Shape,
     Spec,
     UnsupportedDtypeError,
-    convert,
+    decode,
     dtype_from_spec,
-    parse,
 )
 from jobrunner.checkpoint.store.chunk_bytes import index_bytes
 from jobrunner.checkpoint.store.grid import Grid
@@ -54,6 +52,9 @@ Axes = Annotated[tuple[Length, ...], msgspec.Meta(max_length=64)]
 Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 
 
+Path = Annotated[str, msgspec.Meta(min_length=1)]
+
+
 class CompressorEntry(Document):
     """A compressor, as in a Zarr document."""
 
@@ -61,33 +62,22 @@ class CompressorEntry(Document):
     configuration: dict[str, str | int | float | bool | None]
 
 
-class ArrayEntry(Document):
-    """An array: how it is cut, and its files; all axes in memory order.
+class ArrayEntry(Document, kw_only=True):
+    """An array: how it is divided, and its files; all axes in memory order."""
 
-    Attributes
-    ----------
-    sums : sequence of (str, int)
-        For each file, the sum of its 64-bit words and the crc32c of its head; see `checksums`.
-    pieces : sequence
-        For each file, size and crc32c of its pieces.
-    rows : sequence of int
-        Of a stack: the crc32c of each row.
-    """
-
-    path: str
+    path: Path
     dtype: Spec
     shape: Shape
     order: Shape | None
     chunk_shape: Axes
-    files: list[File]
     piece_shape: Axes | None = None
     compressors: tuple[CompressorEntry, ...] = ()
-    sums: list[tuple[Sum, Checksum]] | None = None
-    pieces: list[list[File]] | None = None
-    rows: list[Checksum] | None = None
+    rows: list[Checksum] | None = None  # of a stack
+    files: list[File]
+    sums: list[tuple[Sum, Checksum]] | None = None  # of each file: `total` and `head`
+    pieces: list[list[File]] | None = None  # of each file
 
     def __post_init__(self) -> None:
-        check_path(self.path)
         axes = len(self.shape)
         if self.order is not None and sorted(self.order) != list(range(axes)):
             raise ValueError(f"`order` {list(self.order)} does not permute {axes} axes")
@@ -107,18 +97,23 @@ class ArrayEntry(Document):
 
     @property
     def grid(self) -> Grid:
-        """How it is cut."""
+        """How it is divided."""
         return Grid(self.shape, self.chunk_shape, self.piece_shape, self.order)
 
+    @property
+    def nbytes(self) -> int:
+        """Size of its files."""
+        return sum(size for size, _ in self.files)
+
     def chunk_files(self) -> Iterator[tuple[str, File]]:
-        """Path, size and crc32c of each file."""
+        """Yield path, size and crc32c of each file."""
         grid = self.grid
         for corner, file in zip(grid.corners(), self.files, strict=True):
             yield f"{self.path}/{grid.key(corner)}", file
 
     def _check_sizes(self) -> None:
         chunk = math.prod(self.chunk_shape)
-        item = item_bytes(self.dtype)
+        item = _item_bytes(self.dtype)
         if (item or 1) * max(math.prod(self.shape), chunk) > _MOST_BYTES:
             raise ValueError(f"an array of shape {list(self.shape)} does not fit into memory")
         if self.compressors:
@@ -126,7 +121,8 @@ class ArrayEntry(Document):
         if self.piece_shape is None:
             if self.pieces is not None:
                 raise ValueError("unexpected `pieces`")
-            if item and any(size != item * chunk for size, _ in self.files):
+            sizes = {size for size, _ in self.files}
+            if item and sizes and sizes != {item * chunk}:
                 raise ValueError("the size of a file does not fit `chunk_shape` and `dtype`")
             return
         grid = self.grid
@@ -159,7 +155,7 @@ class Row(NamedTuple):
         return self.stack.files[0][0] // self.stack.shape[0]
 
     def span(self) -> tuple[str, int, int]:
-        """Return path and size of the stack's file, and where the row starts in it, in bytes."""
+        """Return path and size of the stack's file, and the byte at which the row starts."""
         ((path, (size, _)),) = self.stack.chunk_files()
         return path, size, self.number * self.nbytes
 
@@ -167,57 +163,95 @@ class Row(NamedTuple):
         """Return the entry that the array would have if it were not stacked."""
         stack = self.stack
         return ArrayEntry(
-            stack.path,
-            stack.dtype,
-            stack.shape[1:],
-            stack.order and tuple(axis - 1 for axis in stack.order[1:]),
-            stack.shape[1:],
-            [(self.nbytes, stack.rows[self.number])],  # type: ignore[index]  # a stack has rows
+            path=stack.path,
+            dtype=stack.dtype,
+            shape=stack.shape[1:],
+            order=stack.order and tuple(axis - 1 for axis in stack.order[1:]),
+            chunk_shape=stack.shape[1:],
+            files=[(self.nbytes, stack.rows[self.number])],  # type: ignore[index]  # a stack has rows
         )
 
 
-class BlobEntry(NamedTuple):
+class BlobEntry(Document):
     """A blob: its tree, and the arrays that the tree refers to."""
+
+    value: Any
+    arrays: list[ArrayEntry | Place]
+
+
+class StoredBlob(NamedTuple):
+    """A blob with its rows of stacks looked up."""
 
     tree: Any
     arrays: Sequence[ArrayEntry | Row]
 
 
 class RecordEntry(Document):
-    """What the log says of the epoch, kept so that the log can be repaired."""
+    """What the log says of the epoch, so that the log can be repaired."""
 
     nodes: list[str]
     details: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Document, kw_only=True):
     """All blobs of a store, and size and checksum of each of its files."""
 
-    format: int
+    format: Count
     node: str
-    epoch: int
+    epoch: Count
     run: str
-    blobs: Mapping[str, BlobEntry]
-    stacks: Sequence[ArrayEntry]
-    documents: Mapping[str, File]
-    record: RecordEntry | None
-    states: Sequence[str] | None
+    states: list[str] | None = None
+    record: RecordEntry | None = None
+    blobs: dict[str, BlobEntry | Place]
+    stacks: tuple[ArrayEntry, ...] = ()
+    documents: dict[str, File]  # by path
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        for i, stack in enumerate(self.stacks):
+            _check_stack(i, stack)
+        lengths = [stack.shape[0] for stack in self.stacks]
+        for name, blob in self.blobs.items():
+            if isinstance(blob, tuple):
+                _check_place(name, blob, lengths)
+                continue
+            if len(blob.arrays) != 1 and blob.value == LONE_ARRAY:
+                raise ValueError(f"blob {name!r}: expected one array, found {len(blob.arrays)}")
+            for array in blob.arrays:
+                if isinstance(array, tuple):
+                    _check_place(name, array, lengths)
+        for path in self.documents:
+            _check_path(path)
+        paths = {array.path for array in self.arrays()}
+        missing = documents_of(paths).difference(self.documents)
+        if missing:
+            raise ValueError(f"`documents` lacks {min(missing)!r}")
+
+    def blob(self, name: str) -> StoredBlob:
+        """Look up a blob, and the rows of stacks that it refers to."""
+        entry = self.blobs[name]
+        if isinstance(entry, tuple):
+            entry = BlobEntry(LONE_ARRAY, [entry])
+        arrays = [
+            Row(self.stacks[it[0]], it[1]) if isinstance(it, tuple) else it for it in entry.arrays
+        ]
+        return StoredBlob(entry.value, arrays)
+
+    def arrays(self) -> Iterator[ArrayEntry]:
+        """Yield all stacks, and the arrays that are not in one."""
+        yield from self.stacks
+        for blob in self.blobs.values():
+            if not isinstance(blob, tuple):
+                yield from (it for it in blob.arrays if not isinstance(it, tuple))
 
     def files(self) -> dict[str, File]:
         """Return size and crc32c of all files of the store but the manifest, by path."""
-        listed = dict(self.documents)
-        for stack in self.stacks:
-            listed.update(stack.chunk_files())
-        for blob in self.blobs.values():
-            for array in blob.arrays:
-                if isinstance(array, ArrayEntry):
-                    listed.update(array.chunk_files())
-        return listed
+        chunks = {path: file for array in self.arrays() for path, file in array.chunk_files()}
+        return {**self.documents, **chunks}
 
 
 def read_manifest(data: bytes, path: str) -> Manifest:
-    """Read a manifest, as `path` in messages.
+    """Read a manifest; `path` is for messages.
 
     Raises
     ------
@@ -226,87 +260,21 @@ def read_manifest(data: bytes, path: str) -> Manifest:
     CheckpointError
         A later version wrote it.
     """
-    tree = parse(data, path, advice=ADVICE)
-    found = convert(tree, _AnyDocument, path, advice=ADVICE).attributes.format
+    found = 0
+    with contextlib.suppress(msgspec.MsgspecError, RecursionError):  # `decode` says what is wrong
+        found = msgspec.json.decode(data, type=_AnyDocument).attributes.format
     if found > STORE_FORMAT:
         raise CheckpointError(
             f"{path} has format {found}, and this version of jobrunner reads up to "
             f"{STORE_FORMAT}. Read it with a later version."
         )
-    return convert(tree, _ManifestDocument, path, advice=ADVICE).attributes.resolve()
-
-
-# --- as it is on disk
-
-
-class _BlobDocument(Document):
-    value: Any
-    arrays: list[ArrayEntry | Place]
-
-
-class _Attributes(Document):
-    format: Count
-    node: str
-    epoch: Count
-    run: str
-    blobs: dict[str, _BlobDocument | Place]
-    documents: dict[str, File]
-    record: RecordEntry | None = None
-    states: list[str] | None = None
-    stacks: tuple[ArrayEntry, ...] = ()
-    sha256: str | None = None
-
-    def __post_init__(self) -> None:
-        paths = {stack.path for stack in self.stacks}
-        for i, stack in enumerate(self.stacks):
-            _check_stack(i, stack)
-        lengths = [stack.shape[0] for stack in self.stacks]
-        for name, blob in self.blobs.items():
-            if isinstance(blob, tuple):
-                _check_place(name, blob, lengths)
-                continue
-            if blob.value == LONE_ARRAY and len(blob.arrays) != 1:
-                raise ValueError(f"blob {name!r}: expected one array, found {len(blob.arrays)}")
-            for array in blob.arrays:
-                if isinstance(array, tuple):
-                    _check_place(name, array, lengths)
-                else:
-                    paths.add(array.path)
-        for path in self.documents:
-            check_path(path)
-        missing = documents_of(paths).difference(self.documents)
-        if missing:
-            raise ValueError(f"`documents` lacks {min(missing)!r}")
-
-    def resolve(self) -> Manifest:
-        """Replace each place by the row that is there."""
-        stacks = self.stacks
-        blobs = {
-            name: BlobEntry(LONE_ARRAY, (Row(stacks[blob[0]], blob[1]),))
-            if isinstance(blob, tuple)
-            else BlobEntry(
-                blob.value,
-                [Row(stacks[it[0]], it[1]) if isinstance(it, tuple) else it for it in blob.arrays],
-            )
-            for name, blob in self.blobs.items()
-        }
-        return Manifest(
-            self.format,
-            self.node,
-            self.epoch,
-            self.run,
-            blobs,
-            stacks,
-            self.documents,
-            self.record,
-            self.states,
-        )
+    return decode(data, _ManifestDocument, path, advice=ADVICE).attributes
 
 
 class _ManifestDocument(Document):
     zarr_format: Literal[3]
     node_type: Literal["group"]
-    attributes: _Attributes
+    attributes: Manifest
 
 
 class _AnyAttributes(msgspec.Struct):
@@ -343,23 +311,15 @@ def documents_of(paths: Iterable[str]) -> set[str]:
     return documents
 
 
-def check_path(path: str) -> None:
-    """Refuse a path that leads out of the store."""
+def _check_path(path: str) -> None:
     if not {"", ".", ".."}.isdisjoint(path.split("/")) or (os.sep != "/" and os.sep in path):
-        raise ValueError(f"the path {path!r} does not lie in the store")
-
-
-def item_bytes(spec: Spec) -> int:
-    """Return the size of an item; 0 if items differ in size or this platform lacks the dtype."""
-    return _usual_item_bytes(spec) if isinstance(spec, str) else _item_bytes(spec)
+        raise ValueError(f"the path {path!r} leads out of the store")
 
 
 def _item_bytes(spec: Spec) -> int:
+    """Return the size of an item; 0 if items differ in size or this platform lacks the dtype."""
     try:
         dtype = dtype_from_spec(spec)
     except UnsupportedDtypeError:
         return 0
     return 0 if isinstance(dtype, np.dtypes.StringDType) else dtype.itemsize
-
-
-_usual_item_bytes = lru_cache(maxsize=256)(_item_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +21,6 @@ from jobrunner.checkpoint.store.manifest import (
     LONE_ARRAY,
     MANIFEST,
     ArrayEntry,
-    BlobEntry,
     File,
     Manifest,
     Row,
@@ -50,21 +49,10 @@ class ArrayOutline:
 
 @dataclass(frozen=True, slots=True)
 class StoreReader:
-    """Reads and verifies one store.
+    """Reads and verifies the store named `store` in a checkpoint `directory`; picklable.
 
-    Parameters
-    ----------
-    files : Files
-    directory : str
-        Absolute path of the checkpoint directory.
-    store : str
-        Name of the store.
-    manifest : str
-        SHA-256 of its manifest, from the record.
-
-    Notes
-    -----
-    Runs on client and workers; picklable. Errors name the file, and what was expected and found.
+    `manifest` is the SHA-256 of its manifest, from the record. Errors name the file, and what was
+    expected and found.
     """
 
     files: Files
@@ -109,71 +97,57 @@ class StoreReader:
         allow_pickle: bool = False,
         keeps_states: bool = False,
     ) -> dict[str, Any]:
-        """Read blobs and verify every byte of them.
+        """Read some blobs, or all, and verify every byte of them and their Zarr documents.
 
-        Parameters
-        ----------
-        blobs : collection of str, optional
-            By default all. Only the Zarr documents of these blobs are verified.
-        manifest : Manifest, optional
-            By default it is read.
-        codecs : sequence of Codec
-        allow_pickle : bool
-        keeps_states : bool
-            Return a `StatefulBlob` for a blob of objects saved by their ``state_dict()``; by
-            default the states take their places.
-
-        Returns
-        -------
-        dict of str to object
-            In the order in which they were saved.
+        They are returned in the order in which they were saved. With `keeps_states`, a blob of
+        objects saved by their ``state_dict()`` is a `StatefulBlob`; else it holds the states.
         """
         manifest = self.read_manifest() if manifest is None else manifest
-        entries = manifest.blobs
         for name in blobs or ():
-            if name not in entries:
+            if name not in manifest.blobs:
                 raise BlobNotFoundError(
                     f"Node {manifest.node!r} has no blob {name!r} at epoch {manifest.epoch} "
-                    f"({self.root}). It has {', '.join(map(repr, entries))}."
+                    f"({self.root}). It has {', '.join(map(repr, manifest.blobs))}."
                 )
-        if blobs is not None and len(blobs) > 1:
-            blobs = [name for name in entries if name in blobs]
-        wanted = entries if blobs is None else {name: entries[name] for name in blobs}
+        if blobs is None or len(blobs) > 1:
+            blobs = [name for name in manifest.blobs if blobs is None or name in blobs]
+        wanted = {name: manifest.blob(name) for name in blobs}
         verified = self._verified
         loaded: dict[str, list[Any]] = {}
         rows: dict[str, WantedRows] = {}
         jobs: list[Callable[[], None]] = []
+        paths: set[str] = set()
+        nbytes = 0
         for name, blob in wanted.items():
             found: list[Any] = [None] * len(blob.arrays)
             loaded[name] = found
             for i, array in enumerate(blob.arrays):
+                paths.add(array.path)
+                nbytes += array.nbytes
                 if isinstance(array, Row):
-                    path = array.stack.path
-                    if path not in rows:
-                        rows[path] = WantedRows(array.stack)
-                    rows[path].add(found, i, array)
-                    continue
-                found[i], array_jobs = StoredArray(verified, array).read()
-                jobs += array_jobs
+                    if array.path not in rows:
+                        rows[array.path] = WantedRows(array.stack)
+                    rows[array.path].add(found, i, array)
+                else:
+                    found[i], array_jobs = StoredArray(verified, array).read()
+                    jobs += array_jobs
         for stack in rows.values():
             jobs += stack.read(verified)
-        paths = {array.path for blob in wanted.values() for array in blob.arrays}
         for document in documents_of(paths):
-            file = manifest.documents[document]
-            jobs.append(partial(verified.read_into, document, None, file))
-        run_all(jobs, self.files.threads, _stored_bytes(wanted))
+            jobs.append(partial(verified.read_into, document, None, manifest.documents[document]))
+        run_all(jobs, self.files.threads, nbytes)
         return {
-            name: loaded[name][0]
-            if blob.tree == LONE_ARRAY
+            name: arrays[0]
+            if wanted[name].tree == LONE_ARRAY
             else self._decode(
                 name,
-                blob,
-                loaded[name].__getitem__,
+                wanted[name].tree,
                 codecs,
-                allow_pickle,
+                array=arrays.__getitem__,
+                allow_pickle=allow_pickle,
                 keeps_states=keeps_states,
             )
-            for name, blob in wanted.items()
+            for name, arrays in loaded.items()
         }
 
     def axis_length(self, blob: str, axis: int) -> int:
@@ -181,20 +155,16 @@ class StoreReader:
         return self._lone_array(blob, axis).shape[axis]
 
     def load_slice(self, blob: str, axis: int, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Read part of an array blob along one axis: only the pieces that it lies in.
-
-        Notes
-        -----
-        All that is read is verified, except the array's own Zarr document.
-        """
+        """Read part of an array blob along one axis, and verify the pieces that hold it."""
         data, jobs = self._lone_array(blob, axis).read_slice(axis, start, stop)
         run_all(jobs, self.files.threads, data.nbytes)
         return data
 
     def _lone_array(self, name: str, axis: int) -> StoredArray:
-        blob = self.read_manifest().blobs.get(name)
-        if blob is None:
+        manifest = self.read_manifest()
+        if name not in manifest.blobs:
             raise BlobNotFoundError(f"{self.root} has no blob {name!r}.")
+        blob = manifest.blob(name)
         if blob.tree != LONE_ARRAY:
             raise DefinitionError(
                 f"Blob {name!r} in {self.root} is not an array, so it cannot be part of one."
@@ -208,12 +178,10 @@ class StoreReader:
         return array
 
     def verify(self) -> None:
-        """Read and digest every file of the store."""
-        manifest, verified = self.read_manifest(), self._verified
-        jobs = [
-            partial(verified.read_into, path, None, file) for path, file in manifest.files().items()
-        ]
-        run_all(jobs, self.files.threads, _stored_bytes(manifest.blobs))
+        """Read and verify every file of the store."""
+        files, verified = self.read_manifest().files(), self._verified
+        jobs = [partial(verified.read_into, path, None, file) for path, file in files.items()]
+        run_all(jobs, self.files.threads, sum(size for size, _ in files.values()))
 
     def read_file(self, path: str, file: File) -> bytes:
         """Read and verify one file."""
@@ -222,53 +190,32 @@ class StoreReader:
     def peek(
         self,
         manifest: Manifest,
-        blob: str,
+        name: str,
         *,
+        outline: bool = False,
         codecs: Sequence[Codec] = (),
         allow_pickle: bool = False,
     ) -> Any:
-        """Read a blob with `zarr.Array` objects in place of its arrays.
+        """Read a blob with a `zarr.Array`, or an `ArrayOutline`, in place of each array.
 
-        Notes
-        -----
         Arrays of other values (bytes, long texts, tensors) and rows of stacks are read and
         verified; what is read through a `zarr.Array` later is not.
         """
-        return self._peek(manifest, blob, codecs, allow_pickle, self._open_lazily)
-
-    def outline(
-        self,
-        manifest: Manifest,
-        blob: str,
-        *,
-        codecs: Sequence[Codec] = (),
-        allow_pickle: bool = False,
-    ) -> Any:
-        """Read a blob as `peek` does, with an `ArrayOutline` in place of each array."""
-
-        def outline(array: ArrayEntry | Row) -> ArrayOutline:
-            stored = StoredArray(self._verified, array)
-            return ArrayOutline(stored.shape, str(stored.dtype))
-
-        return self._peek(manifest, blob, codecs, allow_pickle, outline)
-
-    def _peek(
-        self,
-        manifest: Manifest,
-        name: str,
-        codecs: Sequence[Codec],
-        allow_pickle: bool,
-        leaf: Callable[[ArrayEntry | Row], object],
-    ) -> Any:
-        blob = manifest.blobs[name]
+        blob = manifest.blob(name)
 
         def read(i: int) -> np.ndarray[Any, Any]:
             array, jobs = StoredArray(self._verified, blob.arrays[i]).read()
             run_all(jobs, self.files.threads, array.nbytes)
             return array
 
+        def leaf(i: int) -> Any:
+            if not outline:
+                return self._open_lazily(blob.arrays[i])
+            stored = StoredArray(self._verified, blob.arrays[i])
+            return ArrayOutline(stored.shape, str(stored.dtype))
+
         return self._decode(
-            name, blob, read, codecs, allow_pickle, leaf=lambda i: leaf(blob.arrays[i])
+            name, blob.tree, codecs, array=read, leaf=leaf, allow_pickle=allow_pickle
         )
 
     def _open_lazily(self, array: ArrayEntry | Row) -> Any:
@@ -308,40 +255,14 @@ class StoreReader:
         store = zarr.storage.MemoryStore(buffers, read_only=True)
         return zarr.open_array(store, mode="r", zarr_format=3)
 
-    def _decode(
-        self,
-        name: str,
-        blob: BlobEntry,
-        array: Callable[[int], np.ndarray[Any, Any]],
-        codecs: Sequence[Codec],
-        allow_pickle: bool,
-        leaf: Callable[[int], object] | None = None,
-        *,
-        keeps_states: bool = False,
-    ) -> Any:
+    def _decode(self, name: str, tree: Any, codecs: Sequence[Codec], **options: Any) -> Any:
         where = f"Blob {name!r} in {self.root}"
-        decoder = Decoder(
-            array,
-            codecs,
-            allow_pickle=allow_pickle,
-            leaf=leaf,
-            where=where,
-            keeps_states=keeps_states,
-        )
+        decoder = Decoder(codecs=codecs, where=where, **options)
         try:
-            value = decoder.decode(blob.tree)
+            value = decoder.decode(tree)
         except InvalidTreeError as error:
             path = join_path(self.root, MANIFEST)
             raise CheckpointCorruptError(
                 f"{path} has an invalid value for the blob {name!r}: {error}. {ADVICE}", path=path
             ) from error
         return StatefulBlob(value, where) if decoder.has_states else value
-
-
-def _stored_bytes(blobs: Mapping[str, BlobEntry]) -> int:
-    """Return the size of all chunks and rows of some blobs."""
-    return sum(
-        array.nbytes if isinstance(array, Row) else sum(size for size, _ in array.files)
-        for blob in blobs.values()
-        for array in blob.arrays
-    )

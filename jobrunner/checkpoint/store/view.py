@@ -37,18 +37,13 @@ class NodeCheckpoint(Mapping[str, Any]):
         self.node = node
         self.path = reader.root
         self._reader = reader
-        self._codecs = codecs
-        self._allow_pickle = allow_pickle
+        self._access: dict[str, Any] = {"codecs": codecs, "allow_pickle": allow_pickle}
         self._manifest = reader.read_manifest()
         self._borrowed = dict(borrowed or {})  # replicated blobs, which are in other stores
 
     def __getitem__(self, blob: str) -> Any:
-        if blob in self._borrowed:
-            return self._borrowed[blob][blob]
-        self._check(blob)
-        return self._reader.peek(
-            self._manifest, blob, codecs=self._codecs, allow_pickle=self._allow_pickle
-        )
+        own = self._owner(blob)
+        return own._reader.peek(own._manifest, blob, **own._access)
 
     def load(self, blob: str) -> Any:
         """Read a blob and verify every byte.
@@ -60,45 +55,34 @@ class NodeCheckpoint(Mapping[str, Any]):
         BlobNotFoundError
             There is no such blob.
         """
-        if blob in self._borrowed:
-            return self._borrowed[blob].load(blob)
-        self._check(blob)
-        loaded = self._reader.load(
-            [blob],
-            manifest=self._manifest,
-            codecs=self._codecs,
-            allow_pickle=self._allow_pickle,
-        )
-        return loaded[blob]
+        own = self._owner(blob)
+        return own._reader.load([blob], manifest=own._manifest, **own._access)[blob]
 
     def outline(self, blob: str) -> Any:
         """Return the blob with an `ArrayOutline`, shape and dtype, in place of each array."""
-        if blob in self._borrowed:
-            return self._borrowed[blob].outline(blob)
-        self._check(blob)
-        return self._reader.outline(
-            self._manifest, blob, codecs=self._codecs, allow_pickle=self._allow_pickle
-        )
+        own = self._owner(blob)
+        return own._reader.peek(own._manifest, blob, outline=True, **own._access)
 
     def digest(self, blob: str) -> str:
         """Return a SHA-256 of a blob's values, types and shapes.
 
         Equal digests mean equal blobs, unless the CRC-32C of their chunks collide.
         """
-        if blob in self._borrowed:
-            return self._borrowed[blob].digest(blob)
-        self._check(blob)
-        found = self._manifest.blobs[blob]
+        found = self._owner(blob)._manifest.blob(blob)
         entries = [array.alone() if isinstance(array, Row) else array for array in found.arrays]
         # The same for a row of a stack as for an array of its own.
         arrays = [{**msgspec.to_builtins(it), "path": None, "within": None} for it in entries]
         text = json.dumps([found.tree, arrays], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def _check(self, blob: str) -> None:
+    def _owner(self, blob: str) -> NodeCheckpoint:
+        """Return the checkpoint of the node that saved the blob."""
+        if blob in self._borrowed:
+            return self._borrowed[blob]._owner(blob)
         if blob not in self._manifest.blobs:
             there = ", ".join(map(repr, self)) or "none"
             raise BlobNotFoundError(f"{self.path} has no blob {blob!r}. Its blobs are: {there}.")
+        return self
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._manifest.blobs, *self._borrowed])
