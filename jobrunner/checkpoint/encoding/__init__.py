@@ -20,8 +20,8 @@ from jobrunner.checkpoint.encoding.schema import (
     Length,
     Shape,
     convert,
-    decode,
     parse,
+    read_document,
 )
 from jobrunner.checkpoint.encoding.stateful import StatefulBlob
 from jobrunner.checkpoint.encoding.tree import ArrayPart, EncodedBlob
@@ -41,11 +41,11 @@ __all__ = [
     "UnsupportedDtypeError",
     "child_names",
     "convert",
-    "decode",
     "dtype_from_spec",
     "dtype_to_spec",
     "encode_blobs",
     "parse",
+    "read_document",
     "register_codec",
     "registered_codecs",
     "with_options",

@@ -21,7 +21,7 @@ class Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, g
     """A JSON object; subclasses list its fields, with types and limits."""
 
 
-def decode(data: bytes | str, kind: type[T], path: str, *, advice: str) -> T:
+def read_document(data: bytes | str, kind: type[T], path: str, *, advice: str) -> T:
     """Read a JSON document as `kind`, with exactly its fields; `path` and `advice` are for messages.
 
     Raises
@@ -38,7 +38,7 @@ def decode(data: bytes | str, kind: type[T], path: str, *, advice: str) -> T:
 
 
 def parse(data: bytes | str, path: str, *, advice: str) -> Any:
-    """Read JSON strictly: no key twice, no NaN, no bytes that are not UTF-8; see `decode`."""
+    """Read JSON strictly: no key twice, no NaN, no bytes that are not UTF-8; see `read_document`."""
     with contextlib.suppress(ValueError, RecursionError):
         tree = msgspec.json.decode(data)
         if msgspec.json.encode(tree) == data:
@@ -53,7 +53,7 @@ def parse(data: bytes | str, path: str, *, advice: str) -> Any:
 
 
 def convert(tree: object, kind: type[T], path: str, *, advice: str) -> T:
-    """Check what `parse` gave; see `decode`."""
+    """Check what `parse` gave; see `read_document`."""
     try:
         return msgspec.convert(tree, kind)
     except (msgspec.ValidationError, RecursionError) as error:

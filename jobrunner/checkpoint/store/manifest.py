@@ -18,8 +18,8 @@ from jobrunner.checkpoint.encoding import (
     Shape,
     Spec,
     UnsupportedDtypeError,
-    decode,
     dtype_from_spec,
+    read_document,
 )
 from jobrunner.checkpoint.store.chunk_bytes import index_bytes
 from jobrunner.checkpoint.store.grid import Grid
@@ -261,14 +261,16 @@ def read_manifest(data: bytes, path: str) -> Manifest:
         A later version wrote it.
     """
     found = 0
-    with contextlib.suppress(msgspec.MsgspecError, RecursionError):  # `decode` says what is wrong
+    with contextlib.suppress(
+        msgspec.MsgspecError, RecursionError
+    ):  # `read_document` says what is wrong
         found = msgspec.json.decode(data, type=_AnyDocument).attributes.format
     if found > STORE_FORMAT:
         raise CheckpointError(
             f"{path} has format {found}, and this version of jobrunner reads up to "
             f"{STORE_FORMAT}. Read it with a later version."
         )
-    return decode(data, _ManifestDocument, path, advice=ADVICE).attributes
+    return read_document(data, _ManifestDocument, path, advice=ADVICE).attributes
 
 
 class _ManifestDocument(Document):

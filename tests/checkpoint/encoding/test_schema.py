@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from jobrunner import CheckpointCorruptError
-from jobrunner.checkpoint.encoding.schema import Document, decode
+from jobrunner.checkpoint.encoding.schema import Document, read_document
 
 
 class Part(Document):
@@ -40,10 +40,10 @@ class Whole(Document):
 )
 def test_a_document_of_another_kind_is_refused_with_file_and_field(text, told):
     with pytest.raises(CheckpointCorruptError, match=told) as caught:
-        decode(text, Whole, "run/_log/1.json", advice="Restore it.")
+        read_document(text, Whole, "run/_log/1.json", advice="Restore it.")
     assert str(caught.value).startswith("run/_log/1.json ")
     assert str(caught.value).endswith("Restore it.")
 
 
 def test_a_document_is_read_as_its_type_says():
-    assert decode(b'{"part": {"size": 3}}', Whole, "p", advice="") == Whole(Part(3))
+    assert read_document(b'{"part": {"size": 3}}', Whole, "p", advice="") == Whole(Part(3))
