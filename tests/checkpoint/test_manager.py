@@ -487,7 +487,7 @@ def test_a_manifest_that_names_other_files_is_corrupt(rig: Rig) -> None:
 
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     reader = StoreReader(rig.files, rig.manager.path, "server.0", digest)
-    with pytest.raises(CheckpointCorruptError, match="does not lie in the store"):
+    with pytest.raises(CheckpointCorruptError, match="leads out of the store"):
         reader.load()
 
 

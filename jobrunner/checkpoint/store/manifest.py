@@ -220,10 +220,9 @@ class Manifest(Document, kw_only=True):
             for array in blob.arrays:
                 if isinstance(array, tuple):
                     _check_place(name, array, lengths)
-        for path in self.documents:
+        missing = documents_of(it.path for it in self.arrays()).difference(self.documents)
+        for path in (*self.documents, *missing):
             _check_path(path)
-        paths = {array.path for array in self.arrays()}
-        missing = documents_of(paths).difference(self.documents)
         if missing:
             raise ValueError(f"`documents` lacks {min(missing)!r}")
 
