@@ -1,4 +1,4 @@
-"""The entries of the log, one class per kind. Pure: no I/O.
+"""The entries of the log, one class per kind, and the frame of their files. Pure: no I/O.
 
 A process that does not hold the directory may append only ``pin`` and ``unpin``; a ``repair``
 requires a directory that no run holds.
@@ -6,18 +6,19 @@ requires a directory that no run holds.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, structs
 
 Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Text = Annotated[str, Meta(min_length=1)]
 
 Entry = Mapping[str, Any]
-"""An entry as JSON, which is what a `MetadataHandler` keeps."""
+"""An entry as JSON, as a `MetadataHandler` stores it."""
 
 
 class Claim(NamedTuple):
@@ -28,7 +29,7 @@ class Claim(NamedTuple):
 
 
 class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Identifies a process among all of all machines, as far as its system tells."""
+    """Identifies a process on any machine, as far as its system tells."""
 
     host: str | None = None
     boot: str | None = None
@@ -38,27 +39,17 @@ class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StoreRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One node's store in a ``commit``.
-
-    Attributes
-    ----------
-    manifest : str
-        SHA-256 of the store's manifest, in hex.
-    seconds : float
-        From the start of the worker's save until its stores were durable.
-    states : list of str
-        Names of the blobs that hold objects saved by their state.
-    """
+    """One node's store in a ``commit``."""
 
     store: Text
-    manifest: Text
+    manifest: Text  # SHA-256 of the manifest, in hex
     nbytes: Natural
-    seconds: Annotated[float, Meta(ge=0)]
-    states: list[str] = []
+    seconds: Annotated[float, Meta(ge=0)]  # until the worker's stores were durable
+    states: list[str] = []  # blobs that contain objects saved by their state
 
 
 class RebuiltRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A ``commit`` that a repair made again from the stores."""
+    """A ``commit`` that a repair derived from the stores."""
 
     epoch: Natural
     retry: Natural
@@ -72,7 +63,7 @@ class RebuiltRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Holder(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """A ``run`` or ``repair`` without what can be long."""
+    """A ``run`` or ``repair`` without its long fields."""
 
     format: Positive
     number: Natural
@@ -112,33 +103,23 @@ class LogEntry(
     omit_defaults=True,
     tag_field="kind",
 ):
-    """What all kinds of entries have.
-
-    Attributes
-    ----------
-    run : str
-        The run that appended it.
-    id : str
-        Differs from that of every other entry.
-    settled : list of Claim
-        Stores that are deleted or hidden: nothing is left to do for them.
-    """
+    """The fields that entries of all kinds have."""
 
     format: Positive
     number: Natural
-    run: str
-    id: str
+    run: str  # which appended it
+    id: str  # unique
     time: str
-    settled: list[Claim] = []
+    settled: list[Claim] = []  # stores that are now deleted or hidden
 
     @property
     def kind(self) -> str:
-        """Which of the kinds it is."""
+        """The tag of the class."""
         return str(self.__struct_config__.tag)
 
 
 class RunEntry(LogEntry, tag="run"):
-    """A run took the directory; earlier runs must not write there any more."""
+    """A run took the directory: earlier runs must stop writing there."""
 
     nodes: list[str]
     info: dict[str, Any]
@@ -175,7 +156,7 @@ class RewindEntry(LogEntry, tag="rewind"):
             raise ValueError("A rewind has either `after` or `only`")
 
     def named(self) -> list[int]:
-        """The epochs that it names one by one."""
+        """The epochs listed one by one."""
         return [self.only] if isinstance(self.only, int) else []
 
 
@@ -185,7 +166,7 @@ class RetireEntry(LogEntry, tag="retire"):
     epochs: list[Natural]
 
     def named(self) -> list[int]:
-        """The epochs that it names one by one."""
+        """The epochs listed one by one."""
         return self.epochs
 
 
@@ -196,11 +177,11 @@ class DoneEntry(LogEntry, tag="done"):
 
 
 class EndEntry(LogEntry, tag="end"):
-    """The run left; another may take the directory at once."""
+    """The run released the directory; another may take it at once."""
 
 
 class PinEntry(LogEntry, tag="pin"):
-    """An epoch is kept under a label, whatever the retention policy says."""
+    """A label protects an epoch from the retention policy."""
 
     epoch: Natural
     label: Text
@@ -214,13 +195,13 @@ class UnpinEntry(LogEntry, tag="unpin"):
 
 
 class StateEntry(LogEntry, tag="state"):
-    """A summary of all entries before; a reader can start here."""
+    """A summary of all entries before; reading can start here."""
 
     state: Summary
 
 
 class RepairEntry(LogEntry, tag="repair"):
-    """What could be proven where entries were lost; a reader restarts here."""
+    """What could be proven after entries were lost; reading restarts here."""
 
     state: Summary
     commits: list[RebuiltRecord]
@@ -229,7 +210,7 @@ class RepairEntry(LogEntry, tag="repair"):
 
 
 class GapEntry(LogEntry, tag="gap"):
-    """An entry with this number was lost; nobody may use the number again."""
+    """The entry with this number was lost; the number stays taken."""
 
 
 AnyEntry: TypeAlias = (
@@ -250,47 +231,19 @@ AnyEntry: TypeAlias = (
 
 def holder_of(entry: RunEntry | RepairEntry) -> Holder:
     """The run that an entry gives the directory to; after a repair no run has it."""
-    return Holder(
-        format=entry.format,
-        number=entry.number,
-        kind="run" if isinstance(entry, RunEntry) else "repair",
-        run=entry.run,
-        id=entry.id,
-        time=entry.time,
-        process=entry.process,
-        heartbeat_seconds=entry.heartbeat_seconds if isinstance(entry, RunEntry) else 0,
-    )
+    return msgspec.convert(entry, Holder, from_attributes=True)
 
 
 def commits_in(entry: AnyEntry) -> list[CommitEntry]:
     """The records of epochs in an entry: a ``commit`` itself, or those that a ``repair`` rebuilt."""
     if isinstance(entry, RepairEntry):
-        return [
-            CommitEntry(
-                format=entry.format,
-                number=entry.number,
-                run=commit.run,
-                id=entry.id,
-                time=commit.time,
-                epoch=commit.epoch,
-                retry=commit.retry,
-                run_number=commit.run_number,
-                stores=commit.stores,
-                details=commit.details,
-            )
-            for commit in entry.commits
-        ]
+        head: dict[str, Any] = {"format": entry.format, "number": entry.number, "id": entry.id}
+        return [CommitEntry(**head, **structs.asdict(commit)) for commit in entry.commits]
     return [entry] if isinstance(entry, CommitEntry) else []
 
 
 def commit_in(entry: AnyEntry, epoch: int) -> CommitEntry:
-    """The record of an epoch in an entry.
-
-    Raises
-    ------
-    ValueError
-        The entry holds no record of it.
-    """
+    """The record of an epoch in an entry; raises ValueError if there is none."""
     for commit in commits_in(entry):
         if commit.epoch == epoch:
             return commit
@@ -303,10 +256,23 @@ def nodes_of(entry: AnyEntry, epoch: int) -> list[str]:
 
 
 def given_up_by(entry: RetireEntry | RewindEntry, epochs: Collection[int]) -> list[int]:
-    """Which of some epochs, best a mapping of them, a ``rewind`` or ``retire`` names."""
+    """Which of `epochs`, a fast container, a ``rewind`` or ``retire`` gives up."""
     if isinstance(entry, RetireEntry):
         return [epoch for epoch in entry.epochs if epoch in epochs]
     if isinstance(entry.only, int):
         return [entry.only] if entry.only in epochs else []
     after = entry.after if isinstance(entry.after, int) else -1
     return [epoch for epoch in epochs if epoch > after]
+
+
+def split_file(data: bytes) -> tuple[str, bytes, str]:
+    """Split an entry's file: the digest in it, the entry's text, and the digest of that text."""
+    start = len('{"sha256":"')
+    text = data[start + 64 + len('","entry":') : -2]
+    named = data[start : start + 64].decode("ascii", "replace")
+    return named, text, hashlib.sha256(text).hexdigest()
+
+
+def frame(text: bytes, digest: str) -> bytes:
+    """The content of a file of the log."""
+    return f'{{"sha256":"{digest}","entry":'.encode() + text + b"}\n"

@@ -1,4 +1,4 @@
-"""A sorted map from epochs to numbers, small while both grow evenly. Pure."""
+"""A sorted map from epochs to numbers, small if both grow evenly. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,10 @@ from typing import overload
 
 
 class EpochMap(MutableMapping[int, int]):
-    """Epoch -> number, stored as arithmetic progressions.
+    """Epoch -> number, stored as arithmetic progressions (key, key step, count, value, value step).
 
     A hundred thousand epochs saved one after another take as much space as two, in memory and in
-    the log.
-
-    Parameters
-    ----------
-    runs : iterable of (key, key_step, count, value, value_step)
-        As `runs` returns them; in order, and never overlapping.
-
-    Notes
-    -----
-    Not safe to change from several threads.
+    the log. Not thread-safe.
     """
 
     def __init__(self, runs: Iterable[Sequence[int]] = ()) -> None:
@@ -32,11 +23,16 @@ class EpochMap(MutableMapping[int, int]):
                 raise ValueError(f"the progressions {run} and {after} overlap")
 
     def runs(self) -> list[list[int]]:
-        """The progressions, as JSON."""
+        """The progressions, in order and without overlap."""
         return [list(run) for run in self._runs]
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, EpochMap) and self._runs == other._runs:
+            return True  # the usual case, at any length
+        return super().__eq__(other)  # one map may have several forms
+
     def keys_in_order(self) -> EpochSequence:
-        """The keys as a sequence, without copying them."""
+        """The keys as a sequence, not copied."""
         return EpochSequence(self._runs, self._length)
 
     def __getitem__(self, key: int) -> int:

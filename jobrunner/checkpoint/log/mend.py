@@ -1,33 +1,20 @@
-"""An entry's file with one wrong bit, as it was written. Pure: no I/O."""
+"""Corrects one wrong bit in an entry's file. Pure: no I/O."""
 
 from __future__ import annotations
 
 import hashlib
 
+from jobrunner.checkpoint.log.entries import frame, split_file
+
 _TRIED_BYTES = 16 << 10
 _PLAIN_BYTES = range(0x20, 0x80)  # JSON escapes all others
 
 
-def split_file(data: bytes) -> tuple[str, bytes, str]:
-    """The digest that a file of the log names, its entry's text, and the digest of that text."""
-    start = len('{"sha256":"')
-    text = data[start + 64 + len('","entry":') : -2]
-    named = data[start : start + 64].decode("ascii", "replace")
-    return named, text, hashlib.sha256(text).hexdigest()
-
-
-def frame(text: bytes, digest: str) -> bytes:
-    """The content of a file of the log."""
-    return f'{{"sha256":"{digest}","entry":'.encode() + text + b"}\n"
-
-
 def mend_bit(data: bytes) -> bytes | None:
-    """What was written, if one bit of it is wrong; the digest proves it.
+    """The file as it was written, if one bit of `data` is wrong; the digest proves it.
 
-    Notes
-    -----
-    A byte that no entry contains is the wrong one. Without one, every bit is tried, so files above
-    16 KiB are not mended then.
+    A byte that JSON escapes must be the wrong one. Without one, every bit is tried, but only in
+    files up to 16 KiB.
     """
     named, text, digest = split_file(data)
     whole = frame(text, digest)

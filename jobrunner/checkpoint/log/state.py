@@ -1,12 +1,12 @@
-"""What the entries of the log mean: applied one after another, they give the state. Pure: no I/O."""
+"""The state that the log's entries give when applied one after another. Pure: no I/O."""
 
 from __future__ import annotations
 
 import datetime as dt
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 import msgspec
 
@@ -38,38 +38,31 @@ from jobrunner.errors import CheckpointCorruptError
 from jobrunner.names import format_store_name
 
 FORMAT = 1
-"""Of entries; readers refuse newer ones."""
+"""Of entries; readers refuse later ones."""
 
 STATE_INTERVAL = 128
 """The entries whose number is a multiple of it (but not 0) are ``state`` entries."""
 
-_KINDS = {kind.__struct_config__.tag for kind in LogEntry.__subclasses__()}
+_KINDS = {str(kind.__struct_config__.tag): kind for kind in LogEntry.__subclasses__()}
 _HEAD = ("format", "number", "kind", "run", "id", "time")
 
 
 def make_entry(number: int, kind: str, run: str, body: Mapping[str, Any]) -> AnyEntry:
-    """Make an entry to append, with an ``id`` of its own."""
+    """Make an entry to append, with a new ``id``."""
     now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
     head = (FORMAT, number, kind, run, uuid.uuid4().hex, now)
     return parse_entry({**dict(zip(_HEAD, head, strict=True)), **body}, f"New entry {number}")
 
 
 def parse_entry(tree: object, where: str, advice: str = "") -> AnyEntry:
-    """Check an entry that was read as JSON.
-
-    Parameters
-    ----------
-    tree : JSON
-    where : str
-        Names it in errors.
-    advice : str
-        What to do about damage, for errors.
+    """Check an entry that was read as JSON; errors begin with `where` and end with `advice`.
 
     Raises
     ------
     CheckpointCorruptError
         A field is missing, unknown or has an invalid value, or a later version wrote the entry.
     """
+    expected: Any = AnyEntry
     if isinstance(tree, Mapping):
         version, kind = tree.get("format"), tree.get("kind")
         if isinstance(version, int) and version > FORMAT:
@@ -77,16 +70,19 @@ def parse_entry(tree: object, where: str, advice: str = "") -> AnyEntry:
                 f"{where} has format {version}, and this version of jobrunner reads formats up to "
                 f"{FORMAT}. Use a later version."
             )
-        if isinstance(kind, str) and kind not in _KINDS:
-            raise CheckpointCorruptError(
-                f"{where} is of kind {kind!r}, which this version of jobrunner does not know. Use "
-                f"a later version."
-            )
-    return convert(tree, cast("type[AnyEntry]", AnyEntry), where, advice=advice)
+        if isinstance(kind, str):
+            if kind not in _KINDS:
+                raise CheckpointCorruptError(
+                    f"{where} is of kind {kind!r}, which this version of jobrunner does not know. "
+                    f"Use a later version."
+                )
+            expected = _KINDS[kind]  # msgspec would inspect the whole union for each entry
+    found: AnyEntry = convert(tree, expected, where, advice=advice)
+    return found
 
 
 def entry_to_json(entry: LogEntry) -> Entry:
-    """An entry as a `MetadataHandler` keeps it: dicts and lists."""
+    """An entry as a `MetadataHandler` stores it: dicts and lists."""
     tree = msgspec.to_builtins(entry)
     settled = {"settled": [list(claim) for claim in tree.pop("settled", ())]}
     if "state" in tree:
@@ -100,60 +96,38 @@ def entry_to_json(entry: LogEntry) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class Chore:
-    """Stores that are in no recorded checkpoint and may still exist.
+    """Stores that are in no recorded checkpoint and may still exist."""
 
-    Attributes
-    ----------
-    action : "delete" or "hide"
-        Hidden stores stay, but no longer open as if they were live.
-    source : int
-        Number of the entry that names the nodes: a ``run`` or a ``commit``.
-    """
-
-    action: Literal["delete", "hide"]
-    source: int
+    action: Literal["delete", "hide"]  # hidden stores stay, but no longer open as live ones
+    source: int  # number of the entry with their nodes: a ``run`` or a ``commit``
 
 
 @dataclass(slots=True)
 class State:
-    """What the log says up to entry `number`.
-
-    Attributes
-    ----------
-    number : int
-        Of the last entry; -1 for an empty log.
-    run : Holder or None
-        The last ``run`` entry.
-    is_ended : bool
-        Whether that run has left.
-    recorded : EpochMap
-        Epoch -> position of its ``commit`` entry, not counting full states, so that epochs saved
-        one after another form one progression; see `commit_number`.
-    retries : EpochMap
-        Recorded epoch -> which claim on its names it is.
-    claims : EpochMap
-        Epoch -> how often its names were claimed.
-    chores : dict of Claim to Chore
-        Claims that no entry calls settled, including saves in progress.
-    done : int or None
-        The epoch after which the job ended.
-    pins : dict of int to tuple of str
-        Recorded epoch -> the labels that it is pinned under.
-    """
+    """What the log says up to entry `number`; -1 for an empty log."""
 
     number: int = -1
     run: Holder | None = None
+    """The last run that took the directory."""
     is_ended: bool = True
+    """Whether that run has released it."""
     recorded: EpochMap = field(default_factory=EpochMap)
+    """Epoch -> position of its ``commit`` among the entries that are no full states, so that epochs
+    saved one after another form one progression; see `commit_number`."""
     retries: EpochMap = field(default_factory=EpochMap)
+    """Recorded epoch -> which claim on its names it is."""
     claims: EpochMap = field(default_factory=EpochMap)
+    """Epoch -> how often its names were claimed."""
     chores: dict[Claim, Chore] = field(default_factory=dict)
+    """All claims that are not settled, including saves in progress."""
     done: int | None = None
+    """The epoch after which the job ended."""
     pins: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Recorded epoch -> its labels."""
 
     @property
     def latest(self) -> int | None:
-        """The newest recorded epoch."""
+        """Newest recorded epoch."""
         return self.recorded.keys_in_order()[-1] if self.recorded else None
 
     def commit_number(self, epoch: int) -> int:
@@ -162,7 +136,7 @@ class State:
         return position + max(0, position - 1) // (STATE_INTERVAL - 1)
 
     def after(self, entry: AnyEntry) -> State:
-        """The state once `entry` is appended; this state does not change."""
+        """A copy of this state with `entry` applied."""
         state = replace(
             self,
             recorded=EpochMap(self.recorded.runs()),
@@ -175,13 +149,7 @@ class State:
         return state
 
     def apply(self, entry: AnyEntry) -> None:
-        """Take in the next entry.
-
-        Raises
-        ------
-        CheckpointCorruptError
-            It cannot follow the entries before it.
-        """
+        """Take in the next entry; raises CheckpointCorruptError if it cannot be the next."""
         number = entry.number
         starts_here = isinstance(entry, RepairEntry) or (
             isinstance(entry, StateEntry) and self.number == -1
@@ -209,10 +177,10 @@ class State:
         self.number = number
 
     def follow(self, entry: AnyEntry, *, is_sure: bool) -> None:
-        """Take in an entry of a log that has lost others; `chores` are then incomplete.
+        """Take in an entry of a log that has lost others; `chores` become incomplete.
 
-        Unless it `is_sure` that no entry before is lost, a ``retire`` has no effect: a lost pin may
-        have kept what it names.
+        A ``retire`` has no effect unless all entries before it are there (`is_sure`): a lost pin
+        may protect its epochs.
         """
         if is_sure or not isinstance(entry, RetireEntry):
             self._take_in(entry, is_strict=False)
@@ -223,7 +191,6 @@ class State:
         found = State()
         found.apply(entry)
         self._copy(found)
-        self.number = found.number
 
     def _take_in(self, entry: AnyEntry, *, is_strict: bool = True) -> None:
         match entry:
@@ -276,7 +243,7 @@ class State:
             raise ValueError(f"claim {entry.retry} on epoch {epoch} was never made")
         self.claims[epoch] = max(self.claims.get(epoch, 0), entry.retry + 1)
         if epoch in self.recorded:
-            # Somebody relies on a pinned epoch: it is hidden, not deleted.
+            # A pinned epoch is hidden, not deleted.
             self._give_up(epoch, "hide" if epoch in self.pins else "delete")
         self.chores.pop(claim, None)
         self.recorded[epoch] = _position(entry.number)
@@ -290,7 +257,7 @@ class State:
         for epoch in dict.fromkeys(epochs):
             if isinstance(entry, RewindEntry):
                 self._give_up(epoch, "hide")
-            elif epoch not in self.pins:  # it may have been pinned after the policy had chosen it
+            elif epoch not in self.pins:  # it may have been pinned since the policy chose it
                 self._give_up(epoch, "delete")
 
     def _give_up(self, epoch: int, action: Literal["delete", "hide"]) -> None:
@@ -313,8 +280,8 @@ class State:
         self.is_ended = True
 
     def _copy(self, other: State) -> None:
-        for name in _SUMMED_UP:
-            setattr(self, name, getattr(other, name))
+        for one in fields(other):
+            setattr(self, one.name, getattr(other, one.name))
 
     def to_json(self) -> dict[str, Any]:
         """The body of a ``state`` entry."""
@@ -333,20 +300,11 @@ class State:
 
     def says(self, other: State) -> bool:
         """Whether this state and `other` are equal apart from `number`."""
-        return all(
-            dict(mine) == dict(theirs) if isinstance(mine, EpochMap) else mine == theirs
-            for mine, theirs in ((getattr(self, n), getattr(other, n)) for n in _SUMMED_UP)
-        )
+        return replace(self, number=other.number) == other
 
     @classmethod
     def from_json(cls, body: Summary) -> State:
-        """The state that `to_json` described, without its number.
-
-        Raises
-        ------
-        ValueError
-            The description contradicts itself.
-        """
+        """The state of a ``state`` entry, without its number; raises ValueError if it is invalid."""
         pins = {}
         for epoch, *labels in body.pins:
             if not isinstance(epoch, int) or not all(isinstance(one, str) for one in labels):
@@ -367,22 +325,20 @@ class State:
         )
 
 
-_SUMMED_UP = ("run", "is_ended", "recorded", "retries", "claims", "chores", "done", "pins")
-
 _OPEN = (RunEntry, StateEntry, PinEntry, UnpinEntry, RepairEntry)
-"""What a process that does not hold the directory may append."""
+"""Entries that need not be by the run that holds the directory."""
 
 RESTARTS = (StateEntry, RepairEntry)
-"""Where a reader can start, whatever became of the entries before."""
+"""Reading can start at these, even if all entries before are lost."""
 
 
 def _position(number: int) -> int:
-    """Position of an entry that is no full state among all that are none."""
+    """Position of an entry among those that are no full states."""
     return number - number // STATE_INTERVAL
 
 
 def fold(entries: Iterable[AnyEntry], state: State | None = None) -> State:
-    """Apply entries one after another, beginning with an empty log or a ``state`` entry."""
+    """Apply entries to `state`, by default that of an empty log."""
     state = State() if state is None else state
     for entry in entries:
         state.apply(entry)
@@ -390,10 +346,10 @@ def fold(entries: Iterable[AnyEntry], state: State | None = None) -> State:
 
 
 def memory_key(directory: str, claim: Claim) -> str:
-    """The name under which workers keep a saved epoch's states in memory."""
+    """Names a saved epoch's objects in the workers' memory."""
     return f"{directory} {claim.epoch}.{claim.retry}"
 
 
 def store_names(nodes: Iterable[str], epoch: int, retry: int) -> dict[str, str]:
-    """Node -> name of its store, of one claim on an epoch."""
+    """Node -> name of its store, for one claim on an epoch."""
     return {node: format_store_name(node, epoch, retry) for node in nodes}

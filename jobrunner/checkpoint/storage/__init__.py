@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jobrunner.checkpoint.storage.object_store import ObjectFiles, files_beside, files_of
-from jobrunner.checkpoint.storage.paths import absolute_path, is_url, join_path
-from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, PosixFiles
+from jobrunner.checkpoint.storage.paths import absolute_path, is_url
+from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, PosixFiles, join_path
 from jobrunner.checkpoint.storage.protocol import Files, Result
 from jobrunner.checkpoint.storage.threads import THREADS, run_all, run_gently
 

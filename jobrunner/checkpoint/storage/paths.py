@@ -61,8 +61,3 @@ def _absolute_url(text: str, scheme: str, rest: str) -> str:
                 f"-._~!$&'()*+,;=:@; found {name!r}."
             )
     return f"{scheme}://{'/'.join(names)}"
-
-
-def join_path(root: str, path: str) -> str:
-    """Path of a file in a store, whose manifest has ``/`` on every system."""
-    return f"{root}/{path}" if os.sep == "/" else os.path.join(root, *path.split("/"))

@@ -1,4 +1,4 @@
-"""Files in a POSIX file system. All access of the checkpoint package to files goes through here."""
+"""Files in a POSIX file system: the checkpoint package accesses files only through this module."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ _NO_LINK = (
     *_NOTHING_THERE,
     *(errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.EACCES, errno.ENOSYS),
 )
+
+
+def join_path(root: str, path: str) -> str:
+    """Path of a file in a store, whose manifest has ``/`` on every system."""
+    return f"{root}/{path}" if os.sep == "/" else os.path.join(root, *path.split("/"))
 
 
 def crc32c_of_zeros(nbytes: int, before: int) -> int:
@@ -115,11 +120,8 @@ class PosixFiles:
                 found = crc32c(block, found)
                 self._write_block(descriptor, path, block)
                 padding_bytes -= len(block)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        # Some network file systems report a full disk on close.
-        os.close(descriptor)
+        finally:
+            os.close(descriptor)  # some network file systems report a full disk only here
         return found
 
     def _write_block(self, descriptor: int, path: str, block: memoryview) -> None:
@@ -385,12 +387,11 @@ def _find(name: str, *arguments: Any) -> Any:
 
 
 def _find_syncfs() -> Any:
-    """The C library's syncfs; None where it does not report errors, as before Linux 5.8."""
+    """The C library's syncfs, if it reports errors: from Linux 5.8 on."""
     if sys.platform != "linux":
         return None
-    version = re.findall(r"\d+", os.uname().release)[:2]
-    is_new = len(version) == 2 and tuple(map(int, version)) >= (5, 8)
-    return _find("syncfs", ctypes.c_int) if is_new else None
+    version = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
+    return _find("syncfs", ctypes.c_int) if version >= (5, 8) else None
 
 
 _syncfs = _find_syncfs()
