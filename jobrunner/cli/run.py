@@ -69,8 +69,8 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     metavar="latest|none|N",
     default="latest",
     show_default=True,
-    help="The epoch to resume from. 'latest': the last recorded one, if any. 'none': start from the "
-    "beginning and set recorded epochs aside.",
+    help="The epoch to resume from. 'latest': the last recorded one; if there is none, start. 'none': start "
+    "from the beginning and set recorded epochs aside.",
 )
 @count_option("--epochs", "Stop after N epochs in all, counted across resumes.")
 @cluster_options

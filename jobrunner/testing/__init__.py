@@ -1,11 +1,11 @@
 """For users' own tests: faults to inject, exact comparison, contract suites.
 
-- `FaultyFiles`: a file system whose k-th operation fails, or ends or kills its process;
-- `FaultyObjects`: an object store, kept in a directory, with the same faults;
-- `Struck`: a task function that kills or stops its worker, or raises, once;
-- `assert_identical`: equal in type, dtype, byte order, memory order and bits;
-- `jobrunner.testing.contracts`, `jobrunner.testing.policies`, `jobrunner.testing.codecs`: suites
-  for your own metadata handlers, policies and codecs.
+- `FaultyFiles`: a file system whose k-th operation fails or kills the process;
+- `FaultyObjects`: an object store in a directory, with the same faults;
+- `Struck`: a task function that once kills or stops its worker, or raises;
+- `assert_identical`: compares type, dtype, byte order, memory order and bits;
+- `jobrunner.testing.contracts`, `jobrunner.testing.policies`, `jobrunner.testing.codecs`: test
+  suites for your own metadata handlers, policies and codecs.
 """
 
 from __future__ import annotations

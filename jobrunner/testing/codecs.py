@@ -22,19 +22,19 @@ from jobrunner.testing.identity import assert_identical
 
 
 class CodecContract:
-    """What every `Codec` must do. Values are compared with ``==``, and by their encoding."""
+    """What every `Codec` must do, shown with `values`; they must support ``==``."""
 
     codec: Codec
     values: Sequence[Any] = ()
 
-    def test_there_are_values_of_exactly_its_type(self) -> None:
+    def test_values_have_exactly_its_type(self) -> None:
         """A codec is chosen by the exact type, not by a base class."""
-        assert self.values, "give some values"
+        assert self.values, "set `values` to some values of that type"
         for value in self.values:
-            assert type(value) is self.codec.cls, f"{value!r} is no {self.codec.cls.__name__}"
+            assert type(value) is self.codec.cls, f"{value!r} is not a {self.codec.cls.__name__}"
 
-    def test_what_was_saved_comes_back(self) -> None:
-        """With the same type, equal, and with the same encoding."""
+    def test_a_saved_value_loads_unchanged(self) -> None:
+        """It has the same type, is equal, and has the same encoding."""
         for value in self.values:
             saved = _save(self.codec, value)
             again = _load(self.codec, saved)
@@ -43,16 +43,14 @@ class CodecContract:
             _same(saved, _save(self.codec, again))
 
     def test_encoding_changes_nothing(self) -> None:
-        """A value may be saved at any epoch, also twice, and the job continues with it."""
+        """A job goes on with a value that was saved, and may save it again."""
         for value in self.values:
             first = _save(self.codec, value)
-            kept = EncodedBlob(
-                copy.deepcopy(first.tree), [copy.deepcopy(part) for part in first.parts]
-            )
-            _same(kept, _save(self.codec, value))
+            before = EncodedBlob(copy.deepcopy(first.tree), copy.deepcopy(first.parts))
+            _same(before, _save(self.codec, value))
 
     def test_workers_can_use_it(self) -> None:
-        """They receive it by cloudpickle."""
+        """They receive it through cloudpickle."""
         sent: Codec = cloudpickle.loads(cloudpickle.dumps(self.codec))
         assert sent.name == self.codec.name
         for value in self.values:

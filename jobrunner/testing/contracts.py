@@ -53,16 +53,16 @@ class MetadataHandlerContract:
 
     @staticmethod
     def make_handler(directory: str) -> MetadataHandler:
-        """Make a handler. All handlers made for one `directory` share their storage.
+        """Make a handler; all handlers for one `directory` share their storage.
 
-        The caller then calls `set_params` with a path below `directory`.
+        The tests then call `set_params` with a path below `directory`.
         """
         raise TypeError("Override make_handler of MetadataHandlerContract.")
 
     def _open(self, tmp_path: Path) -> MetadataHandler:
         return _open(self.make_handler, tmp_path)
 
-    def test_nothing_is_there_before_the_first_entry(self, tmp_path: Path) -> None:
+    def test_a_new_log_is_empty(self, tmp_path: Path) -> None:
         """An empty log is not an error."""
         handler = self._open(tmp_path)
         _same(-1, handler.last_number(), "last_number() of an empty log")
@@ -77,7 +77,7 @@ class MetadataHandlerContract:
         _same(False, os.path.exists(_path(tmp_path)), "existence of the checkpoint directory")
 
     def test_entries_come_back_in_order_and_unchanged(self, tmp_path: Path) -> None:
-        """From any number on, in any handler."""
+        """From any number on, in every handler."""
         handler = self._open(tmp_path)
         kept = _history(5)
         for entry in kept:
@@ -85,19 +85,19 @@ class MetadataHandlerContract:
         for reader in (handler, self._open(tmp_path)):
             _same(4, reader.last_number(), "last_number() after 5 entries")
             for first in range(6):
-                found = [_plain(entry) for entry in reader.entries(first)]
-                _same([_plain(e) for e in kept[first:]], found, f"entries({first})")
+                found = [dict(entry) for entry in reader.entries(first)]
+                _same([dict(e) for e in kept[first:]], found, f"entries({first})")
 
-    def test_a_number_is_given_once(self, tmp_path: Path) -> None:
+    def test_a_number_is_appended_once(self, tmp_path: Path) -> None:
         """A second append under the same number returns False and changes nothing."""
         handler, rival = self._open(tmp_path), self._open(tmp_path)
         first, second = (_entry(0, "run", run, {"nodes": [], "info": {}}) for run in "ab")
         _same(True, handler.append(first), "append to an empty log")
         _same(False, rival.append(second), "append under a number that is taken")
-        _same([_plain(first)], [_plain(e) for e in rival.entries()], "entries() after that")
+        _same([dict(first)], [dict(e) for e in rival.entries()], "entries() after that")
 
-    def test_of_many_threads_one_gets_a_number(self, tmp_path: Path) -> None:
-        """Each number goes to one thread, whose entry is the one in the log."""
+    def test_one_of_several_threads_gets_each_number(self, tmp_path: Path) -> None:
+        """The log contains the entry of the thread whose `append` returned True."""
         won: list[list[Entry]] = [[] for _ in range(_RIVALS)]
         start = threading.Barrier(_RIVALS)
 
@@ -113,7 +113,7 @@ class MetadataHandlerContract:
             thread.join()
         _check_race(self._open(tmp_path), won)
 
-    def test_of_many_processes_one_gets_a_number(self, tmp_path: Path) -> None:
+    def test_one_of_several_processes_gets_each_number(self, tmp_path: Path) -> None:
         """As with threads."""
         work = pickle.dumps((self.make_handler, tmp_path))
         rivals = [
@@ -126,20 +126,20 @@ class MetadataHandlerContract:
             for i in range(_RIVALS)
         ]
         for rival in rivals:
-            _tell(rival, work)
+            _send(rival, work)
         for rival in rivals:
-            _hear(rival)  # ready; the race needs them to start together
+            _receive(rival)  # it is ready; all start together
         for rival in rivals:
-            _tell(rival, b"go\n")
+            _send(rival, b"go\n")
         won = []
         for rival in rivals:
-            answer, _ = rival.communicate()
+            stdout, _ = rival.communicate()
             _same(0, rival.returncode, "exit status of a process that appends")
-            won.append(json.loads(answer))
+            won.append(json.loads(stdout))
         _check_race(self._open(tmp_path), won)
 
     def test_write_makes_an_epoch_exist(self, tmp_path: Path) -> None:
-        """`last_epoch` and `accessible` reflect the commits, in every handler."""
+        """Afterwards, `last_epoch` and `accessible` find it, in every handler."""
         handler = self._open(tmp_path)
         for entry in _history(7):
             if entry["kind"] == "commit":
@@ -154,15 +154,15 @@ class MetadataHandlerContract:
             _same(True, reader.accessible(2), "accessible(2)")
             _same(False, reader.accessible(3), "accessible(3)")
 
-    def test_a_report_is_no_entry(self, tmp_path: Path) -> None:
-        """`report` accepts any action and does not change the log."""
+    def test_a_report_does_not_change_the_log(self, tmp_path: Path) -> None:
+        """`report` accepts any action."""
         handler = self._open(tmp_path)
         handler.report("checkpoint_save", {"a": 0.5, "b": 1.5})
         handler.report("checkpoint_load", {})
         _same(-1, handler.last_number(), "last_number() after reports only")
 
-    def test_the_state_is_read_from_the_last_summary_on(self, tmp_path: Path) -> None:
-        """Reading from the last full state gives the same state as reading all entries."""
+    def test_the_state_can_be_read_from_the_last_full_state_on(self, tmp_path: Path) -> None:
+        """That gives the same state as reading all entries."""
         manager = MultiNodeCheckpointManager(_path(tmp_path), self.make_handler(str(tmp_path)))
         manager.run.start([], {})
         for epoch in range(STATE_INTERVAL + 10):
@@ -189,8 +189,8 @@ class MetadataHandlerContract:
         _same({"why": "contract"}, reader.recorded.run_info(0), "run_info(0)")
         assert_identical(np.arange(5), reader.open(0)["a"].load("x"))
 
-    def test_who_was_taken_over_cannot_commit(self, tmp_path: Path) -> None:
-        """The old run's commit fails, and its epoch does not exist."""
+    def test_a_run_that_was_taken_over_cannot_commit(self, tmp_path: Path) -> None:
+        """Its commit fails, and the epoch does not exist."""
         old, new = (
             MultiNodeCheckpointManager(
                 _path(tmp_path), self.make_handler(str(tmp_path)), take_over=True
@@ -211,19 +211,19 @@ class MetadataHandlerContract:
         old.run.end()
 
 
-def _tell(process: subprocess.Popen[bytes], what: bytes) -> None:
+def _send(process: subprocess.Popen[bytes], what: bytes) -> None:
     if process.stdin is not None:
         process.stdin.write(what)
         process.stdin.flush()
 
 
-def _hear(process: subprocess.Popen[bytes]) -> None:
+def _receive(process: subprocess.Popen[bytes]) -> None:
     if process.stdout is not None:
         process.stdout.readline()
 
 
 def compete(handler: MetadataHandler, rival: str) -> list[Entry]:
-    """Append entries to the log in competition with others; return those that succeeded."""
+    """Append entries in competition with others; return those that were appended."""
     won: list[Entry] = []
     while len(won) < _ENTRIES_A_RIVAL:
         entry = _entry(handler.last_number() + 1, "run", rival, {"nodes": [], "info": {}})
@@ -233,9 +233,9 @@ def compete(handler: MetadataHandler, rival: str) -> list[Entry]:
 
 
 def _check_race(handler: MetadataHandler, won: list[list[Entry]]) -> None:
-    expected = sorted((_plain(e) for some in won for e in some), key=lambda e: int(e["number"]))
+    expected = sorted((dict(e) for some in won for e in some), key=lambda e: int(e["number"]))
     _same(_RIVALS * _ENTRIES_A_RIVAL, len(expected), "entries that were acknowledged")
-    _same(expected, [_plain(entry) for entry in handler.entries()], "entries() after the race")
+    _same(expected, [dict(entry) for entry in handler.entries()], "entries() after the race")
 
 
 def _path(tmp_path: Path) -> str:
@@ -261,10 +261,6 @@ def _history(count: int) -> list[Entry]:
         entries.append(_entry(2 * epoch + 1, "begin", "r", claim))
         entries.append(_entry(2 * epoch + 2, "commit", "r", commit))
     return entries[:count]
-
-
-def _plain(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(entry)
 
 
 def _same(expected: object, found: object, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Faults to inject: storage whose k-th operation fails, and tasks that fail in a given epoch."""
+"""Injected faults: storage whose k-th operation fails, and tasks that fail in a given epoch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ How = Literal["fail", "die", "kill"]
 
 
 class PowerCutError(BaseException):
-    """Raised by every operation after a `FaultyFiles` has died. Not an `Exception`, so not caught."""
+    """Every operation raises this after `FaultyFiles` died. Not an `Exception`: nothing catches it."""
 
 
 class _Faults:
@@ -30,10 +30,10 @@ class _Faults:
 
     def __init__(
         self,
-        at: int | None = None,
-        how: How = "fail",
+        at: int | None,
+        how: How,
         *,
-        number: int = errno.EIO,
+        number: int,
     ) -> None:
         self.at = at
         self.how = how
@@ -64,14 +64,14 @@ class FaultyFiles(_Faults, PosixFiles):
     Parameters
     ----------
     at : int, optional
-        Which operation, counted from 1. None: operations are only counted.
+        Number of that operation, from 1. By default, operations are only counted.
     how : {"fail", "die", "kill"}
-        ``fail``: the operation raises OSError, later ones work. ``die``: it and all later ones
+        ``fail``: the operation raises OSError, and later ones work. ``die``: it and all later ones
         raise `PowerCutError`, as if the process had ended. ``kill``: SIGKILL ends the process.
     number : int
         The errno of the OSError.
     sync : bool
-        False: make nothing durable, for speed.
+        False: do not sync to disk, for speed.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class FaultyFiles(_Faults, PosixFiles):
 
     Notes
     -----
-    Each process counts its own operations: copies on workers start from 0.
+    Each process counts its own operations; a copy on a worker starts from 0.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class FaultyFiles(_Faults, PosixFiles):
         self.sync = sync
 
     def sync_path(self, path: str) -> None:
-        """Make what has this name durable, unless `sync` is False."""
+        """Sync a path, unless `sync` is False."""
         if self.sync:
             super().sync_path(path)
         else:
@@ -106,7 +106,7 @@ class FaultyFiles(_Faults, PosixFiles):
     def durable(
         self, path: str, names: Sequence[str], changed: Collection[str] | None = None
     ) -> Iterator[None]:
-        """Make what the block writes durable, unless `sync` is False."""
+        """Sync what the block writes, unless `sync` is False."""
         if self.sync:
             with super().durable(path, names, changed):
                 yield
@@ -115,19 +115,18 @@ class FaultyFiles(_Faults, PosixFiles):
             self.before("syncfs", path)
 
     def __reduce__(self) -> tuple[object, ...]:
-        make = partial(FaultyFiles, self.at, self.how, number=self.number, sync=self.sync)
-        return (make, ())
+        return partial(FaultyFiles, self.at, self.how, number=self.number, sync=self.sync), ()
 
 
 class FaultyObjects(_Faults, ObjectFiles):
-    """An object store, kept in a directory, whose k-th request fails.
+    """An object store in a directory, whose k-th request fails.
 
     Parameters
     ----------
     root : str
-        Its URL, such as ``s3://bucket/run``: the path for a manager.
+        Its URL, the path for a manager: ``s3://bucket/run``.
     directory : str or os.PathLike
-        Holds the objects, for all processes of this machine; created if needed.
+        Where the objects are stored, for all processes of this machine; created if needed.
     at, how, number
         See `FaultyFiles`.
 
@@ -153,7 +152,7 @@ class FaultyObjects(_Faults, ObjectFiles):
 
     def __reduce__(self) -> tuple[object, ...]:
         where = (self.root, self._directory, self.at, self.how)
-        return (partial(FaultyObjects, *where, number=self.number), ())
+        return partial(FaultyObjects, *where, number=self.number), ()
 
 
 def _open_local(directory: str, root: str) -> ObjectStore:
@@ -163,24 +162,24 @@ def _open_local(directory: str, root: str) -> ObjectStore:
 
 
 class Struck:
-    """A task function that kills or stops its worker's process, or raises, once in a given epoch.
+    """A task function that once, in a given epoch, kills or stops its worker's process or raises.
 
     Parameters
     ----------
     fn : callable
-        Called otherwise, also when the epoch runs again.
+        Called at all other times, also when that epoch runs again.
     epoch : int
     flag : str or os.PathLike
-        A file that all workers see. It is created when the fault is injected and prevents a second.
+        A file that all workers see. It is created with the fault, and prevents a second one.
     how : {"kill", "stop", "raise"}
-        Send SIGKILL; send SIGSTOP (send SIGCONT yourself); or raise `error`.
+        Send SIGKILL; send SIGSTOP (you send SIGCONT); or raise `error`.
     error : Exception, optional
         By default an OSError.
 
     Notes
     -----
-    Runs on workers; picklable if `fn` is. "kill" and "stop" affect the whole process, so use workers
-    in processes of their own.
+    Runs on workers; picklable if `fn` is. "kill" and "stop" affect the whole process: use workers in
+    processes of their own.
 
     Examples
     --------

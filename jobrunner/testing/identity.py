@@ -1,4 +1,4 @@
-"""Compare values in everything that a checkpoint preserves."""
+"""Compare values in all that a checkpoint preserves."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def assert_identical(expected: Any, found: Any, where: str = "value") -> None:
     Parameters
     ----------
     expected, found : object
-        Scalars, texts, arrays, PyTorch tensors, and containers of them.
+        Scalars, strings, arrays, PyTorch tensors, and containers of them.
     where : str
-        How the message begins.
+        Begins the message.
 
     Raises
     ------

@@ -38,17 +38,17 @@ class SavePolicyContract:
         """The manager refuses an object without the method."""
         _check(isinstance(self.policy, SavePolicy), "has is_due(moment)")
 
-    def test_it_answers_every_moment_with_a_bool(self) -> None:
+    def test_it_returns_a_bool_at_every_moment(self) -> None:
         """Within an epoch and at its end, before the first save and after a long one."""
         for moment in _moments():
-            answer = self.policy.is_due(moment)
-            _check(isinstance(answer, bool), f"a bool for {moment}", answer)
+            is_due = self.policy.is_due(moment)
+            _check(isinstance(is_due, bool), f"a bool for {moment}", is_due)
 
-    def test_the_answer_depends_on_the_moment_alone(self) -> None:
-        """A call has no side effects: a resumed run saves when an uninterrupted one would."""
+    def test_the_result_depends_on_the_moment_alone(self) -> None:
+        """So a resumed run saves when an uninterrupted one would."""
         forward = [self.policy.is_due(moment) for moment in _moments()]
         backward = [self.policy.is_due(moment) for moment in reversed(_moments())]
-        _check(forward == backward[::-1], "the same answers in another order")
+        _check(forward == backward[::-1], "the same results in another order")
 
 
 class RetentionPolicyContract:
@@ -69,14 +69,14 @@ class RetentionPolicyContract:
         _check(isinstance(self.policy, RetentionPolicy), "has retires(epochs, metrics)")
 
     def test_it_retires_recorded_epochs_only(self) -> None:
-        """For any number of epochs, including none and one."""
+        """Of any number of epochs, none and one included."""
         for count in range(len(_EPOCHS) + 1):
             epochs = _EPOCHS[:count]
             retired = self._retired(self.policy, epochs)
             _check(set(retired) <= set(epochs), f"some of {epochs}", retired)
 
-    def test_the_answer_depends_on_epochs_and_metrics_alone(self) -> None:
-        """A restarted driver keeps the same epochs."""
+    def test_the_result_depends_on_epochs_and_metrics_alone(self) -> None:
+        """So a restarted client keeps the same epochs."""
         first = self._retired(self.policy, _EPOCHS)
         self._retired(self.policy, _EPOCHS[:3])
         copy: RetentionPolicy = pickle.loads(pickle.dumps(self.policy))
@@ -84,8 +84,8 @@ class RetentionPolicyContract:
             again = self._retired(policy, _EPOCHS)
             _check(again == first, f"{first} again", again)
 
-    def test_what_it_keeps_it_goes_on_keeping(self) -> None:
-        """A second call, with the epochs that are left, retires none of them."""
+    def test_kept_epochs_stay_kept(self) -> None:
+        """A second call, with the remaining epochs, retires none of them."""
         left = tuple(set(_EPOCHS) - set(self._retired(self.policy, _EPOCHS)))
         again = self._retired(self.policy, tuple(sorted(left)))
         _check(not again, f"nothing more of {sorted(left)}", again)

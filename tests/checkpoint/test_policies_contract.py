@@ -58,6 +58,6 @@ def test_a_policy_that_counts_its_calls_is_caught() -> None:
         policy = Counts()
 
     with pytest.raises(AssertionError, match="another order"):
-        Save().test_the_answer_depends_on_the_moment_alone()
+        Save().test_the_result_depends_on_the_moment_alone()
     with pytest.raises(AssertionError, match="again"):
-        Keep().test_the_answer_depends_on_epochs_and_metrics_alone()
+        Keep().test_the_result_depends_on_epochs_and_metrics_alone()

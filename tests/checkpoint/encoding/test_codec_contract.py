@@ -32,8 +32,8 @@ class Broken(CodecContract):
 
 
 CASES = {
-    "test_there_are_values_of_exactly_its_type": Codec(Fraction, str, Fraction, "other"),
-    "test_what_was_saved_comes_back": Codec(
+    "test_values_have_exactly_its_type": Codec(Fraction, str, Fraction, "other"),
+    "test_a_saved_value_loads_unchanged": Codec(
         Table, lambda t: t.rows[:1], lambda rows: Table(list(rows)), "loses"
     ),
     "test_encoding_changes_nothing": Codec(

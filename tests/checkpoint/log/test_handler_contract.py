@@ -140,17 +140,17 @@ class ForgetsSummaries(SqliteMetadataHandler):
 
 
 CASES = {
-    "test_nothing_is_there_before_the_first_entry": Counts,
+    "test_a_new_log_is_empty": Counts,
     "test_it_fits_the_protocol_and_making_it_touches_nothing": MakesTheDirectory,
     "test_entries_come_back_in_order_and_unchanged": Backwards,
-    "test_a_number_is_given_once": Overwrites,
-    "test_of_many_threads_one_gets_a_number": LooksFirst,
-    "test_of_many_processes_one_gets_a_number": LooksFirst,
+    "test_a_number_is_appended_once": Overwrites,
+    "test_one_of_several_threads_gets_each_number": LooksFirst,
+    "test_one_of_several_processes_gets_each_number": LooksFirst,
     "test_write_makes_an_epoch_exist": KeepsCommitsElsewhere,
-    "test_a_report_is_no_entry": WritesReportsDown,
-    "test_the_state_is_read_from_the_last_summary_on": ForgetsSummaries,
+    "test_a_report_does_not_change_the_log": WritesReportsDown,
+    "test_the_state_can_be_read_from_the_last_full_state_on": ForgetsSummaries,
     "test_a_manager_saves_and_another_loads": StartsAnew,
-    "test_who_was_taken_over_cannot_commit": StartsAnew,
+    "test_a_run_that_was_taken_over_cannot_commit": StartsAnew,
 }
 
 
