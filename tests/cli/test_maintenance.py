@@ -439,7 +439,7 @@ def test_fsck_explains_every_object(runs: Path) -> None:
     assert {path: status[path] for path in expected} == expected
     assert "a try" in found["a.3"]["explanation"]
     assert "No entry of the log claims this name" in found["z.7"]["explanation"]
-    assert "not recorded: it is being written" in found["a.3.r1"]["explanation"]
+    assert "not recorded: a run is writing it" in found["a.3.r1"]["explanation"]
     assert "expected 48 bytes, found missing" in found["a.1/w/c.0"]["explanation"]
     result = invoke("fsck", runs, "--brief")
     assert result.exit_code == 7
@@ -496,7 +496,7 @@ def test_fsck_repairs_a_damaged_log_once(runs: Path) -> None:
     assert recorded(runs) == [0, 1, 2, 3]
     result = invoke("fsck", runs)
     assert result.exit_code == 0
-    assert "Damaged or lost; entry 10 replaces it, and it stays as it is." in result.stdout
+    assert "Damaged or lost; entry 10 replaces it. It stays as it is." in result.stdout
     again = invoke("fsck", runs, "--repair")
     assert (again.exit_code, again.stdout) == (0, f"{runs}: nothing to repair.\n")
     assert invoke("verify", runs, "--deep").stdout.startswith(

@@ -1,4 +1,4 @@
-"""Explains every object in a checkpoint directory, by its log. Changes nothing."""
+"""Explains every object in a checkpoint directory from the log. Changes nothing."""
 
 from __future__ import annotations
 
@@ -43,31 +43,26 @@ from jobrunner.names import StoreName, parse_store_name
 
 Status = Literal["live", "pending", "aside", "stray", "damaged"]
 
+_UNKNOWN = "Not a name that jobrunner uses."
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One object in a directory, and why it is there.
-
-    Attributes
-    ----------
-    path : str
-        Relative to the directory, with ``/``.
-    status : {"live", "pending", "aside", "stray", "damaged"}
-        ``live``: part of the log or of a recorded checkpoint. ``pending``: a run uses it, or the
-        next one removes it. ``aside``: kept but not in use, such as a store that a rewind has
-        hidden, or a damaged entry of the log that a later one replaces. ``stray``: no entry of the
-        log names it, and nothing touches it. ``damaged``: missing, or not what was written.
-    explanation : str
-    """
+    """One object in a directory, and why it is there."""
 
     path: str
+    """Relative to the directory, with ``/``."""
     status: Status
+    """``live``: part of the log or of a recorded checkpoint. ``pending``: a run uses it, or the
+    next one removes it. ``aside``: not in use, but not deleted: a hidden store, or a damaged entry
+    of the log that a later one replaces. ``stray``: no entry of the log claims it, and jobrunner
+    never touches it. ``damaged``: missing, or not what was written."""
     explanation: str
 
 
 @dataclass(slots=True)
 class _History:
-    """What the whole log says about every claim."""
+    """All claims of the log, and what became of each."""
 
     state: State = field(default_factory=State)
     nodes: dict[Claim, set[str]] = field(default_factory=dict)
@@ -90,7 +85,7 @@ class _History:
                     self._end(epoch, entry)
 
     def note(self, entry: AnyEntry) -> None:
-        """Note what an entry says by itself, even if entries before it are missing."""
+        """Note what an entry says by itself, in case entries before it are missing."""
         if isinstance(entry, RunEntry):
             self.run_nodes = entry.nodes
         elif isinstance(entry, BeginEntry):
@@ -101,7 +96,7 @@ class _History:
             self.nodes[claim] = set(commit.stores)
 
     def restart(self, entry: AnyEntry) -> None:
-        """Start again at a full state or a repair, even if entries before it are missing."""
+        """Start again at a full state or a repair, because entries before it are missing."""
         self.state.restart(entry)
         self.note(entry)
         retries = self.state.retries
@@ -112,26 +107,14 @@ class _History:
 
 
 def inspect_directory(directory: Epochs) -> list[Finding]:
-    """Explain every object in a checkpoint directory.
+    """Explain every object in a checkpoint directory whose log is in files, in order of paths.
 
-    Parameters
-    ----------
-    directory : Epochs
-        One whose log is kept in files, by the default metadata handler.
-
-    Returns
-    -------
-    list of Finding
-        Sorted by path.
-
-    Notes
-    -----
-    Runs on the client, also beside a run, whose objects may come and go in between. Compares sizes
-    and manifests of recorded stores with the record; `Loader.verify` reads every byte. Raises only
-    if the directory cannot be read.
+    Also runs while a run uses the directory. Compares the sizes and manifests of recorded stores
+    with the record; only `Loader.verify` reads every byte. Raises only if the directory cannot be
+    read.
     """
     found: list[Finding] = []
-    # List before the log is read: what a run claims in between is no stray.
+    # List before the log is read: a store that a run claims in between is no stray.
     names = directory.files.list_names(directory.path)
     history = _History()
     is_whole = True
@@ -144,7 +127,7 @@ def inspect_directory(directory: Epochs) -> list[Finding]:
             if isinstance(entry, RepairEntry) or (isinstance(entry, StateEntry) and not is_whole):
                 history.restart(entry)
                 is_whole = True
-                found = [_made_up_for(finding, entry) for finding in found]
+                found = [_replaced_by(finding, entry) for finding in found]
             elif is_whole:
                 history.take_in(entry)
             else:
@@ -159,11 +142,11 @@ def inspect_directory(directory: Epochs) -> list[Finding]:
         if name == RUNS_DIRECTORY:
             found += _inspect_runs(directory, history.state)
         elif name == SAVE_REQUEST:
-            found.append(Finding(name, "pending", "Asks the run for a save. The run removes it."))
+            found.append(Finding(name, "pending", "Asks the run to save. The run removes it."))
         elif (store := parse_store_name(name)) is None:
-            found.append(Finding(name, "stray", "jobrunner makes nothing of this name."))
+            found.append(Finding(name, "stray", _UNKNOWN))
         elif not is_whole:
-            why = "The log is damaged, so this store cannot be explained."
+            why = "The log is damaged, so nothing is known about this store. Repair the log first."
             found.append(Finding(name, "damaged", why))
         else:
             stores.append((name, store))
@@ -174,10 +157,10 @@ def inspect_directory(directory: Epochs) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.path)
 
 
-def _made_up_for(finding: Finding, entry: AnyEntry) -> Finding:
+def _replaced_by(finding: Finding, entry: AnyEntry) -> Finding:
     if finding.status != "damaged":
         return finding
-    why = f"Damaged or lost; entry {entry.number} replaces it, and it stays as it is."
+    why = f"Damaged or lost; entry {entry.number} replaces it. It stays as it is."
     return Finding(finding.path, "aside", why)
 
 
@@ -193,30 +176,29 @@ def _inspect_log(directory: Epochs) -> Iterator[tuple[Finding, AnyEntry | None]]
         if match and name == os.path.basename(path_of(int(match[1]))):
             numbers.append(int(match[1]))
         elif TEMPORARY_NAME.fullmatch(name):
-            why = "An entry that is being written, or was left by a crash; a later run removes it."
+            why = "A process is writing this entry, or died doing so; a later run removes it."
             yield Finding(f"{LOG_DIRECTORY}/{name}", "pending", why), None
         else:
-            why = "jobrunner makes nothing of this name."
-            yield Finding(f"{LOG_DIRECTORY}/{name}", "stray", why), None
+            yield Finding(f"{LOG_DIRECTORY}/{name}", "stray", _UNKNOWN), None
     for number, listed, data in _read_files(files, path_of, sorted(numbers)):
         path, full = f"{LOG_DIRECTORY}/{number:010d}.json", path_of(number)
         if data is None:
-            why = f"Missing, as are all before {listed:010d}.json. {_way_out(directory)}"
+            why = f"Missing, like all before {listed:010d}.json. {_advice(directory)}"
             yield Finding(path, "damaged", why), None
             continue
         try:
-            entry = parse_entry(decode_entry(data, number, full), f"{full}")
+            entry = parse_entry(decode_entry(data, number, full), full)
         except CheckpointCorruptError as error:
             mended = mend_bit(data)
             if mended is None:
                 yield Finding(path, "damaged", str(error)), None
             else:
-                why = "One bit is wrong; it is read as it was written."
+                why = "One bit is wrong; jobrunner corrects it when it reads the entry."
                 entry = parse_entry(decode_entry(mended, number, full), full)
                 yield Finding(path, "damaged", why), entry
             continue
         if isinstance(entry, GapEntry):
-            why = f"Holds the place of an entry that was lost. {_way_out(directory)}"
+            why = f"Stands for an entry that was lost. {_advice(directory)}"
             yield Finding(path, "damaged", why), None
         else:
             yield Finding(path, "live", _explain_entry(entry)), entry
@@ -225,11 +207,14 @@ def _inspect_log(directory: Epochs) -> Iterator[tuple[Finding, AnyEntry | None]]
 def _read_files(
     files: Files, path_of: Callable[[int], str], numbers: Sequence[int]
 ) -> Iterator[tuple[int, int, bytes | None]]:
-    """Each number, the listed number at or after it, and its content; of a gap only the first."""
+    """Yield each number, the next listed number from there on, and the content.
+
+    Of successive missing entries yields only the first.
+    """
     number = 0
     reads = files.each(files.read_if_there, map(path_of, numbers))
     for listed, data in zip(numbers, reads, strict=True):
-        # An entry may have been made after the listing.
+        # An entry may have been written after the listing.
         while number < listed:
             found = files.read_if_there(path_of(number))
             yield number, listed, found
@@ -238,7 +223,7 @@ def _read_files(
         number = listed + 1
 
 
-def _way_out(directory: Epochs) -> str:
+def _advice(directory: Epochs) -> str:
     return (
         f"Restore it from a copy, or run `jobrunner fsck {directory.path} --repair`, which records "
         f"what can be proven without it."
@@ -261,7 +246,7 @@ def _inspect_runs(directory: Epochs, state: State) -> Iterator[Finding]:
     holder = state.run
     for name in sorted(directory.files.list_names(root)):
         if holder is None or state.is_ended or name != holder.run:
-            why = "Left by an earlier run; the next run removes it."
+            why = "Heartbeat of an earlier run; the next run removes it."
         elif is_known_dead(holder.process, name):
             why = f"Heartbeat of the last run ({holder}), which is dead."
         else:
@@ -281,15 +266,15 @@ def _explain_store(
     claim = Claim(store.epoch, store.retry)
     if store.node not in history.nodes.get(claim, ()):
         why = (
-            "No entry of the log claims this name: somebody put it here, or the newest entries are "
-            "lost. It is left alone, and saves avoid it."
+            "No entry of the log claims this name: another program made it, or the newest entries "
+            "are lost. jobrunner does not touch it, and saves avoid its name."
         )
         yield Finding(name, "stray", why)
         return
     if history.recorded.get(claim.epoch) == claim:
         if claim not in history.commits:
             why = f"Epoch {claim.epoch} is recorded, but the entry with its record is lost."
-            yield Finding(name, "damaged", f"{why} {_way_out(directory)}")
+            yield Finding(name, "damaged", f"{why} {_advice(directory)}")
             return
         about = history.commits[claim].stores[store.node]
         yield from _inspect_recorded(directory, name, claim.epoch, about)
@@ -298,20 +283,20 @@ def _explain_store(
     ended = history.ended.get(claim)
     if ended is None and chore is not None:
         why = (
-            f"Begun for epoch {claim.epoch} and not recorded: it is being written, or was left by a "
-            f"crash and the next run deletes it."
+            f"Begun for epoch {claim.epoch} and not recorded: a run is writing it, or died doing "
+            f"so, and the next run deletes it."
         )
         yield Finding(name, "pending", why)
     elif chore is not None:
-        doing = "deleted" if chore.action == "delete" else "hidden"
-        yield Finding(name, "pending", f"{_explain_end(ended)} It is or will be {doing}.")
+        doing = "deletes" if chore.action == "delete" else "hides"
+        yield Finding(name, "pending", f"{_explain_end(ended)} This run or the next {doing} it.")
     elif (ended is not None and isinstance(ended, RewindEntry)) or directory.files.is_taken(
         os.path.join(directory.path, name, RETIRED_DOCUMENT)
     ):
-        way = "To record it again, run `jobrunner restore DIR EPOCH`."
+        way = f"To record it again, run `jobrunner restore {directory.path} {claim.epoch}`."
         yield Finding(name, "aside", f"{_explain_end(ended)} {way}")
     else:
-        why = f"{_explain_end(ended)} It was deleted and has come back. Remove it."
+        why = f"{_explain_end(ended)} It was deleted, but exists again. Remove it."
         yield Finding(name, "stray", why)
 
 
@@ -351,7 +336,7 @@ def _inspect_recorded(
             yield Finding(f"{name}/{path}", "damaged", why)
     there.pop(MANIFEST, None)
     for path in there:
-        why = f"The manifest of this store of epoch {epoch} does not list it. It is never read."
+        why = f"Not in the manifest of this store of epoch {epoch}. jobrunner never reads it."
         yield Finding(f"{name}/{path}", "stray", why)
     if not problems:
         why = f"Epoch {epoch} of node {manifest.node!r}, {len(expected) + 1} files."

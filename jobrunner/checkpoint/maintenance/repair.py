@@ -1,6 +1,6 @@
-"""Repairs a log that has lost entries: appends one entry that says what can be proven.
+"""Repairs a log that has lost entries: appends one entry with everything that can be proven.
 
-Nothing else changes: damaged entries stay where they are, and no store is touched.
+Nothing else changes: damaged entries stay, and no store is touched.
 """
 
 from __future__ import annotations
@@ -33,30 +33,14 @@ from jobrunner.errors import CheckpointWriteError, CommitConflictError
 
 
 def repair_log(directory: Epochs, patience: Patience | None = None) -> Repair | None:
-    """Append the entry from which a log that has lost entries can be read again.
-
-    Parameters
-    ----------
-    directory : Epochs
-    patience : Patience, optional
-        How long a silent run counts as alive.
-
-    Returns
-    -------
-    Repair or None
-        What was done; None if nothing was necessary.
+    """Append the entry from which the log can be read again; return None if none is necessary.
 
     Raises
     ------
     CommitConflictError
-        A run holds the directory and is alive, or took it in between; nothing was repaired.
+        A run holds the directory and is alive, or took it in the meantime; nothing was repaired.
     CheckpointWriteError
         The entry could not be written.
-
-    Notes
-    -----
-    Runs on the client. *Atomicity*: one entry of the log. *Safe to retry*: yes. Nothing is
-    deleted, renamed or overwritten; damaged entries stay as they are.
     """
     repair = plan_repair(directory)
     if repair is None:
@@ -91,7 +75,7 @@ def _append(directory: Epochs, handler: FileMetadataHandler, entry: AnyEntry) ->
     if not is_ours:
         raise CommitConflictError(
             f"{directory.path}: the log was not repaired, because another process wrote entry "
-            f"{entry.number} in the meantime. Make sure that no run is alive there, and try again."
+            f"{entry.number} in the meantime. Stop all runs there and try again."
         )
 
 
@@ -110,12 +94,12 @@ def _refuse_if_held(directory: Epochs, repair: Repair, patience: Patience) -> No
         except CommitConflictError as error:
             raise CommitConflictError(
                 f"The log of {directory.path} was not repaired, because a run that is alive holds "
-                f"the directory ({run}). Stop it and try again."
+                f"the directory: {run}. Stop it and try again."
             ) from error
 
 
 def _unknown_run(files: Files, root: str, name: str) -> Holder:
-    """A run whose entry is lost, by its heartbeat."""
+    """A run whose entry is lost, as its heartbeat describes it."""
     path = os.path.join(root, name, HEARTBEAT)
     process = read_process(files.read_if_there(path) or b"", path)
     time = "an unknown time"

@@ -1,8 +1,8 @@
-"""Finds what can be proven of a log that has lost entries. Changes nothing.
+"""Plans the repair of a log that has lost entries. Changes nothing.
 
-The proof comes from the entries that are left and from the stores. Each store names its node, epoch
-and run; the first store of an epoch names its nodes and details. A store that was given up has lost
-its root document first.
+The remaining entries and the stores prove what is in the plan. Each store names its node, epoch and
+run; the first store of an epoch names its nodes and details. If an epoch was given up, the root
+documents of its stores were renamed or deleted first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import datetime as dt
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,40 +52,32 @@ from jobrunner.errors import CheckpointCorruptError, CheckpointError, Definition
 
 @dataclass(slots=True)
 class Repair:
-    """What a repair would write, and why.
-
-    Attributes
-    ----------
-    last : int
-        The highest number in the log that is taken; -1 if there is no log.
-    lost : dict of int to str
-        Number of an entry that is missing or cannot be read -> why.
-    elsewhere : dict of int to str
-        Number of an entry whose file has another entry's name -> that name.
-    kept : list of int
-        Epochs that stay recorded.
-    rebuilt : list of int
-        Epochs whose lost record is made again from their stores, every byte verified.
-    given_up : dict of int to str
-        Epochs with a record that are no longer recorded -> why.
-    unproven : dict of str to str
-        Stores without a record, for which none can be made -> why.
-    """
+    """What a repair would write, and why."""
 
     last: int
+    """The highest number of an entry; -1 if there is no log."""
     lost: dict[int, str] = field(default_factory=dict)
+    """Number of an entry that is missing or cannot be read -> why."""
     elsewhere: dict[int, str] = field(default_factory=dict)
+    """Number of an entry whose file has another entry's name -> that name."""
     kept: list[int] = field(default_factory=list)
+    """Epochs that stay recorded."""
     rebuilt: list[int] = field(default_factory=list)
+    """Epochs whose lost record is rebuilt from their stores, every byte verified."""
     given_up: dict[int, str] = field(default_factory=dict)
+    """Epochs that are no longer recorded -> why."""
     unproven: dict[str, str] = field(default_factory=dict)
+    """Stores of which no record can be rebuilt -> why."""
     state: State = field(default_factory=State)
+    """What the repair's entry says, besides `commits`."""
     commits: list[dict[str, Any]] = field(default_factory=list)
+    """The records of the `rebuilt` epochs."""
     entries: dict[int, AnyEntry] = field(default_factory=dict)
+    """The remaining entries, by number."""
 
     @property
     def gaps(self) -> list[int]:
-        """Free numbers below the last, which must not be used again."""
+        """The numbers of missing entries, which must not be used again."""
         return [number for number, why in self.lost.items() if why == _MISSING]
 
 
@@ -94,22 +86,10 @@ _RECORD = ("epoch", "retry", "run", "run_number", "time", "stores", "details")
 
 
 def plan_repair(directory: Epochs) -> Repair | None:
-    """Find out what a repair of a directory's log would do; None if none is necessary.
+    """Plan the repair of a directory whose log is in files; None if none is necessary.
 
-    Parameters
-    ----------
-    directory : Epochs
-        Its log is kept in files, by the default metadata handler.
-
-    Raises
-    ------
-    CheckpointError
-        The storage fails, which does not mean that anything is lost.
-
-    Notes
-    -----
-    Runs on the client, and changes nothing. Reads the whole log, the names of all stores, and every
-    byte of the epochs whose record it makes again.
+    Reads the whole log, the names of all stores, and every byte of the epochs whose records it
+    rebuilds. Raises CheckpointError if the storage fails.
     """
     handler = file_handler(directory)
     with reading(directory):
@@ -118,25 +98,25 @@ def plan_repair(directory: Epochs) -> Repair | None:
 
 @contextlib.contextmanager
 def reading(directory: Epochs) -> Iterator[None]:
-    """Tell storage that fails from damage."""
+    """Raise CheckpointError if the storage fails, which is no sign of damage."""
     try:
         yield
     except OSError as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(
-            f"{directory.path} cannot be read: {type(error).__name__}: {error}. That does not mean "
-            f"that it is damaged: nothing is repaired until it can be read."
+            f"{directory.path} cannot be read: {type(error).__name__}: {error}. This does not mean "
+            f"that it is damaged, so nothing was repaired. Repair the storage and try again."
         ) from error
 
 
 def file_handler(directory: Epochs) -> FileMetadataHandler:
-    """The handler of a log in files; DefinitionError if the log is kept elsewhere."""
+    """The handler of a log in files; raises DefinitionError if the log is elsewhere."""
     if isinstance(directory.handler, FileMetadataHandler):
         return directory.handler
     raise DefinitionError(
-        f"The log of {directory.path} is kept by {type(directory.handler).__name__}, and only a "
-        f"log in files can be repaired. Repair it where it is kept."
+        f"The log of {directory.path} is stored by {type(directory.handler).__name__}, but only a "
+        f"log in files can be repaired. Repair it where it is stored."
     )
 
 
@@ -146,7 +126,7 @@ class _Planner:
     def __init__(self, directory: Epochs, handler: FileMetadataHandler) -> None:
         self._files = directory.files
         self._path = directory.path
-        # List before the log is read: a name is claimed before it is used, so no claim is missed.
+        # List before the log is read: a name is claimed before it is used.
         self._stores: dict[Claim, dict[str, str]] = defaultdict(dict)
         for name, store in directory.stores_among(self._files.list_names(self._path)):
             self._stores[Claim(store.epoch, store.retry)][store.node] = name
@@ -183,7 +163,7 @@ class _Planner:
         if not repair.lost:
             return
         for name in sorted(self._files.list_names(root)):
-            # A writer gives an entry only its own name: under another's, somebody has moved it.
+            # An entry whose file has another name was moved there after it was written.
             if ENTRY_NAME.fullmatch(name):
                 data = self._files.read_if_there(os.path.join(root, name))
                 with contextlib.suppress(CheckpointCorruptError):
@@ -193,7 +173,7 @@ class _Planner:
                         repair.elsewhere[found.number] = name
 
     def _follow(self) -> bool:
-        """Apply the entries that are left; whether nothing else can have been in the log."""
+        """Apply the remaining entries; return whether the log had no others."""
         repair, base, holes = self._repair, self._base, self._holes
         if base >= 0:
             self._state.restart(repair.entries[base])
@@ -216,7 +196,7 @@ class _Planner:
         return False
 
     def _record_of(self, epoch: int) -> CommitEntry | None:
-        """The record of an epoch, if the entry that holds it is left."""
+        """The record of an epoch, if its entry remains."""
         entry = self._repair.entries.get(self._state.commit_number(epoch))
         try:
             return None if entry is None else commit_in(entry, epoch)
@@ -224,14 +204,14 @@ class _Planner:
             return None
 
     def _given_up(self, epoch: int) -> str:
-        """Why the stores of an epoch show that an entry that is lost gave it up; else empty."""
+        """Why, judging by its stores, a lost entry gave an epoch up; empty if none did."""
         commit = self._record_of(epoch)
         if commit is None:
             return ""  # `_make_records` decides
         roots = [os.path.join(self._path, about.store) for about in commit.stores.values()]
         for root in roots:
             if self._files.is_taken(os.path.join(root, RETIRED_DOCUMENT)):
-                return f"{root} is hidden, so the epoch was given up"
+                return f"{root} is hidden, so a lost entry retired it or set it aside"
         if roots and not any(self._files.is_taken(root) for root in roots):
             return "its stores are gone"
         return ""
@@ -241,7 +221,7 @@ class _Planner:
         del self._state.recorded[epoch], self._state.retries[epoch]
 
     def _make_records(self) -> None:
-        """Make the lost records of the newest whole attempts at epochs again."""
+        """Rebuild lost records, for each epoch that of its newest whole attempt."""
         repair, state = self._repair, self._state
         failed: dict[Claim, str] = {}
         for claim in sorted(self._stores, reverse=True):
@@ -272,13 +252,13 @@ class _Planner:
         for epoch in list(state.recorded):
             if epoch not in repair.rebuilt and self._record_of(epoch) is None:
                 why = failed.pop(Claim(epoch, state.retries[epoch]), "its stores are gone")
-                self._drop(epoch, f"the entry that recorded it is lost, and {why}")
+                self._drop(epoch, f"its record is lost, and {why}")
         for claim, why in failed.items():
             repair.unproven |= dict.fromkeys(self._stores[claim].values(), why)
         repair.kept = [epoch for epoch in state.recorded if epoch not in repair.rebuilt]
 
     def _may_be_committed(self, claim: Claim) -> bool:
-        """Whether an entry that is lost may have recorded a claim."""
+        """Whether a lost entry may have recorded a claim."""
         entries = self._repair.entries
         begun, ends, covered = -1, self._repair.last + 1, -1
         run = None
@@ -293,9 +273,9 @@ class _Planner:
         return any(max(begun, covered) < hole < ends for hole in self._holes)
 
     def _rebuild_record(self, claim: Claim) -> dict[str, Any]:
-        """The record of a claim's stores; CheckpointCorruptError if they do not prove it."""
+        """The record that a claim's stores prove; raises CheckpointCorruptError if they do not."""
         names = self._stores[claim]
-        abouts: dict[str, Mapping[str, Any]] = {}
+        abouts: dict[str, dict[str, Any]] = {}
         record: RecordEntry | None = None
         runs = set()
         newest = 0.0
@@ -312,37 +292,37 @@ class _Planner:
             manifest = read_manifest(data, path)
             if (manifest.node, manifest.epoch) != (node, claim.epoch):
                 raise CheckpointCorruptError(
-                    f"{path} is of node {manifest.node!r} at epoch {manifest.epoch}: expected "
-                    f"{node!r} at epoch {claim.epoch}.",
+                    f"{path}: expected the manifest of node {node!r} at epoch {claim.epoch}, found "
+                    f"that of node {manifest.node!r} at epoch {manifest.epoch}.",
                     path=path,
                 )
             reader = StoreReader(self._files, self._path, name, digest)
             if not self._files.is_taken(os.path.join(reader.root, ROOT_DOCUMENT)):
                 raise CheckpointCorruptError(
                     f"{reader.root} has no {ROOT_DOCUMENT}: its save never ended, or the epoch was "
-                    f"given up.",
+                    f"retired or set aside.",
                     path=reader.root,
                 )
             reader.verify()
             nbytes = sum(size for size, _ in manifest.files().values())
             abouts[node] = {"store": name, "manifest": digest, "nbytes": nbytes, "seconds": 0.0}
             if manifest.states is not None:
-                abouts[node] = {**abouts[node], "states": manifest.states}
+                abouts[node]["states"] = manifest.states
             record = manifest.record or record
             runs.add(manifest.run)
             newest = max(newest, self._files.modified_seconds(path))
         if record is None:
             raise CheckpointCorruptError(
-                f"None of the stores {', '.join(names.values())} holds the record of epoch "
-                f"{claim.epoch}: the one that did is gone, or an earlier version saved them."
+                f"None of the stores {', '.join(names.values())} has the record of epoch "
+                f"{claim.epoch}: the store that had it is gone, or an earlier version wrote them."
             )
         missing = [node for node in record.nodes if node not in abouts]
         if missing or len(runs) > 1:
-            what = "two runs wrote them"
-            if missing:
-                what = f"those of {', '.join(missing)} are missing"
+            what = (
+                f"those of {', '.join(missing)} are missing" if missing else "two runs wrote them"
+            )
             raise CheckpointCorruptError(
-                f"The stores of epoch {claim.epoch} are not those of one save: {what}."
+                f"The stores of epoch {claim.epoch} are not all stores of one save: {what}."
             )
         run = runs.pop()
         entries = self._repair.entries.items()
@@ -359,7 +339,7 @@ class _Planner:
         }
 
     def _finish_state(self, *, is_exact: bool) -> None:
-        """Make the state that the repair begins with, without the epochs that it rebuilds."""
+        """Make the state of the repair's entry, without the epochs that it rebuilds."""
         repair, state = self._repair, self._state
         for epoch, retry in self._stores:
             if retry >= state.claims.get(epoch, 0):
@@ -370,7 +350,7 @@ class _Planner:
             if epoch in state.recorded:
                 del state.recorded[epoch], state.retries[epoch]
         if not is_exact:
-            state.chores = {}  # delete nothing that may still be wanted
+            state.chores = {}  # delete no store that a lost entry may have recorded
         epochs = {*repair.kept, *repair.rebuilt}
         state.pins = {epoch: labels for epoch, labels in state.pins.items() if epoch in epochs}
         if state.done != max(epochs, default=None):
