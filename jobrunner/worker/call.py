@@ -10,13 +10,13 @@ from jobrunner.worker.program import Handover, InputMissing, Program, Step
 from jobrunner.workspace import IMMUTABLE, BlobUpdate, adopt, freeze, own, view
 
 Send = Callable[[int, Any], None]
-"""Takes a crossing's id and its frozen value, for targets on other workers."""
+"""Sends a crossing's frozen value, given the crossing's id, to other workers."""
 
 
 def gather(step: Step, instance: int = 0) -> list[Any]:
     """Collect the positional arguments of one call; raises `InputMissing` if a blob is missing.
 
-    The first instance makes the blobs that the task updates its node's own; the others share them.
+    Instance 0 copies a blob to update if something else refers to it. The others share that blob.
     """
     arguments = []
     for values, key, is_updated in step.arguments:
@@ -38,26 +38,18 @@ def gather(step: Step, instance: int = 0) -> list[Any]:
 
 
 def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], send: Send) -> None:
-    """Put a task's return value where it belongs. Changes no blob if it raises.
+    """Store a task's return value and pass it on. Changes no blob if it raises.
 
-    Parameters
-    ----------
-    program : Program
-    step : Step
-    box : list
-        Its one item is the value, and nothing else refers to it.
-    arguments : list
-        The arguments of the call.
-    send : callable
+    The value is the one item of `box`, and the caller has no other reference to it.
 
     Raises
     ------
     DefinitionError
         The value does not fit the task's outputs.
     TypeError
-        Another node or task reads it, and it cannot be copied.
+        Another node or task reads the value, and it cannot be copied.
     """
-    frozen = None  # values for other nodes, taken before any blob is set
+    parts: tuple[Any, ...] = ()
     if type(box[0]) is BlobUpdate:
         if step.outputs:
             raise DefinitionError(
@@ -65,36 +57,25 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
                 f"outputs. A task that returns a BlobUpdate must not name outputs."
             )
         step.workspace.apply(box[0])
-    elif len(step.outputs) == 1:
-        value = box[0]
-        if type(value) not in IMMUTABLE:
-            del value  # it would count as another reference
-            value = adopt(box, (*arguments, *step.kwargs.values()))
-        target = step.outputs[0]
-        if step.captures or step.handovers:
-            box[0] = (value,)
-            _capture(program, step, box[0])
-            frozen = [_crossing_value(program, its, step, box[0]) for its in step.handovers]
+    elif step.sole is not None:
+        values, name = step.sole
+        values[name] = adopt(box, (*arguments, *step.kwargs.values()))
+        return
+    elif step.outputs or step.captures or step.handovers:
+        inputs = (*arguments, *step.kwargs.values())
+        parts = _split(step, box, inputs) if len(step.outputs) > 1 else (adopt(box, inputs),)
+        _capture(program, step, parts)
+    # Values for other nodes are frozen before any blob is set.
+    frozen = [_crossing_value(program, handover, step, parts) for handover in step.handovers]
+    for target, value in zip(step.outputs, parts, strict=False):  # a task may have no outputs
         if target is not None:
             target[0][target[1]] = value
-    elif step.outputs:
-        box[0] = parts = _split(step, box, (*arguments, *step.kwargs.values()))
-        _capture(program, step, parts)
-        frozen = [_crossing_value(program, its, step, parts) for its in step.handovers]
-        for target, value in zip(step.outputs, parts, strict=True):
-            if target is not None:
-                target[0][target[1]] = value
-    elif step.captures or step.handovers:
-        box[0] = (adopt(box, (*arguments, *step.kwargs.values())),)
-        _capture(program, step, box[0])
-    if frozen is None:
-        frozen = [_crossing_value(program, its, step, box[0]) for its in step.handovers]
     for handover, value in zip(step.handovers, frozen, strict=True):
         _pass_on(program, handover, value, send)
 
 
 def hand_over(program: Program, handover: Handover, send: Send) -> None:
-    """Pass on a crossing's blob as it is before the group; may raise `InputMissing`."""
+    """Pass on a blob as it is before the group runs; may raise `InputMissing`."""
     crossing = handover.crossing
     if crossing.blob is not None and crossing.blob not in handover.blobs:
         missing = program.workspaces[crossing.source].not_found(crossing.blob)
@@ -105,7 +86,7 @@ def hand_over(program: Program, handover: Handover, send: Send) -> None:
 def _crossing_value(
     program: Program, handover: Handover, step: Step | None, parts: tuple[Any, ...]
 ) -> Any:
-    """Freeze a crossing's value: what the task returned, or a blob."""
+    """Freeze a crossing's value: a return value or a blob."""
     crossing = handover.crossing
     value = None
     if crossing.blob is not None:

@@ -1,8 +1,8 @@
 """Several runs of a group for one message of the client: decisions and results. Pure.
 
-One worker leads: it holds all stop conditions, if there are any. After each epoch it grants the
-others more runs; without conditions it grants several ahead. No worker gets more than a window of
-runs ahead of the slowest. So every worker ends after the same epoch.
+One worker leads; it has all stop conditions, if there are any. After each epoch it grants the
+followers more runs; without conditions it grants several ahead, but never more than a window beyond
+the slowest worker. All workers run what was granted, so all end after the same epoch.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ Action = Literal["run", "wait", "end", "abort"]
 
 
 class EndedRun(TypedDict):
-    """What one run came to on this worker, as the client gets it."""
+    """One run's result on this worker, as the client gets it."""
 
     stopped: list[str]  # the stop conditions that were true
     metrics: str  # JSON text
-    seconds: float  # since the run before ended, or the batch began
+    seconds: float  # since the previous run ended or the batch began
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """How many of a batch's runs may run; no more follow if `is_final`."""
+    """How many of a batch's runs may run."""
 
     runs: int
-    is_final: bool
+    is_final: bool  # no more will be granted
 
 
 @dataclass(slots=True)
 class EpochBatch:
     """The state of one batch of runs on one worker."""
 
-    number: int  # of the first run; the others are numbered on from it
+    number: int  # of the first run; the next ones count up from it
     epochs: int = 1  # at most
-    steps_per_epoch: int = 1  # runs that make an epoch; a batch ends after a whole one
-    lead: str = ""  # address of the worker that decides; empty if this one does
+    steps_per_epoch: int = 1  # runs in an epoch; a batch ends after a whole epoch
+    lead: str = ""  # address of the lead; empty if this worker leads
     followers: Collection[str] = ()  # addresses of the workers that this one leads
-    is_judged: bool = False  # the lead reads stop conditions
-    seconds: float = 0.0  # after this time no epoch begins
+    is_judged: bool = False  # the group has stop conditions
+    seconds: float = 0.0  # no epoch is granted after this time
     clock: Callable[[], float] = monotonic
     ended: list[EndedRun] = field(default_factory=list)
     abort_reason: str = ""
@@ -68,7 +68,7 @@ class EpochBatch:
 
     @property
     def run_number(self) -> int:
-        """Number of the run that is under way, or comes next."""
+        """Number of the current or next run."""
         return self.number + len(self.ended)
 
     def covers(self, number: int) -> bool:
@@ -103,7 +103,7 @@ class EpochBatch:
         return done if self.lead and done % REPORT_RUNS == 0 else None
 
     def extend(self) -> Grant | None:
-        """Decide on the next epochs; returns the grant to send to the followers, if any."""
+        """Grant more epochs if this worker leads; returns a grant to send to the followers."""
         if self.lead or self._grant.is_final:
             return None
         done, runs = len(self.ended), self._grant.runs
@@ -144,26 +144,19 @@ class UnderWay(NamedTuple):
     group: str
     epoch: int | None
     seconds: float  # since the client asked for it
-    tasks: tuple[str, ...]  # those that ran at their workers' last reply, as "node/task"
+    tasks: tuple[str, ...]  # running ones at their workers' last reply, as "node/task"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """What a run of a group came to on all workers.
+    """The result of a group's run on all workers.
 
-    Attributes
-    ----------
-    seconds : float
-        How long the client waited; for an epoch of a batch, how long the slowest worker took.
-    stopped : tuple of str
-        Names of the stop conditions that are true, in order of definition.
-    metrics : dict of str to bool, int, float or str
-        The value of each name that was reported last in order of definition. If several nodes
-        report a name, each one's value also as ``"node/name"``.
+    If several nodes report a metric, `metrics` has the value that is last in order of definition
+    under its name, and each node's under ``"node/name"``.
     """
 
-    seconds: float
-    stopped: tuple[str, ...]
+    seconds: float  # that the client waited; for an epoch of a batch, those of the slowest worker
+    stopped: tuple[str, ...]  # names of the true stop conditions, in order of definition
     metrics: dict[str, Metric]
 
 
@@ -185,10 +178,7 @@ def merge_metrics(entries: Iterable[Sequence[Any]]) -> dict[str, Metric]:
 def merge_runs(
     by_worker: Sequence[Sequence[Mapping[str, Any]]], conditions: Sequence[str]
 ) -> GroupResult:
-    """Merge the `EndedRun`s of one epoch, given for each worker in order.
-
-    `conditions` are the names of all stop conditions, in order of definition.
-    """
+    """Merge one epoch's `EndedRun`s, in order by worker; `conditions` are all the group's."""
     metrics: dict[str, Metric] = {}
     for runs in zip(*by_worker, strict=True):
         texts = [run["metrics"] for run in runs if run["metrics"]]

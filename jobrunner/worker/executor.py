@@ -33,7 +33,7 @@ LONG_TASK_SECONDS = 0.001
 
 @dataclass(slots=True)
 class _Instances:
-    """The instances of one task that are under way."""
+    """The instances of one task that are running."""
 
     arguments: list[list[Any]]
     results: list[Any]
@@ -41,31 +41,13 @@ class _Instances:
 
 
 class GroupRun:
-    """Runs a program once.
+    """Runs a program once. No thread of an earlier run of the program may be left.
 
-    Parameters
-    ----------
-    program : Program
-        No other run of it has a thread left.
-    info : RunInfo
-    nthreads : int
-        How many threads may run tasks at once. Those of `num_instances` and of reports come on
-        top.
-    submit : callable
-        ``submit(call)`` runs a call in a thread, at once.
-    timer : callable
-        ``timer(delay, callback)`` calls back once, as `loop.call_later` does.
-    send : callable
-        ``send(crossing, value)`` sends a frozen value to other workers. Called in the thread that
-        made the value.
-    finished : callable
-        Called with the `Outcome`, once, as soon as it is known: threads may still be in functions
-        that cannot be stopped. Called in any thread.
-    drained : callable
-        Called without arguments, once, when the last thread has left a run that failed or was
-        aborted. A run that is done has no threads left.
-    wait_to_start : callable, optional
-        Called in a thread that is about to run a task; returns when the task may begin.
+    `submit` runs a call in a thread at once, and `timer` is like `loop.call_later`. `send` gets a
+    crossing and its frozen value, in the thread that made the value. `finished` is called once, in
+    any thread, as soon as the outcome is known; functions that cannot be stopped may still run. If
+    the outcome is not "done", `drained` is called once they have returned. `wait_to_start` is called
+    in a thread before it calls a task's function.
     """
 
     def __init__(
@@ -73,7 +55,7 @@ class GroupRun:
         program: Program,
         info: RunInfo,
         *,
-        nthreads: int,
+        nthreads: int,  # besides those of instances and of reports
         submit: Callable[[Callable[[], None]], None],
         timer: Callable[[float, Callable[[], None]], TimerHandle],
         send: Callable[[int, Any], None],
@@ -93,17 +75,17 @@ class GroupRun:
 
         self._lock = threading.Lock()
         self._counts = program.needs.copy()
-        # A heap of positions, so that tasks run in order of definition as far as possible. To keep
-        # it small, only the next one of the steps that wait for nothing is in it.
+        # A heap of positions, so that tasks run in order of definition as far as possible. Of the
+        # steps that wait for nothing it has only the next one, so that it stays small.
         self._first = iter(program.first)
         self._next_first = next(self._first, -1)
         self._ready = [self._next_first] if program.first else []
         self._steps = program.steps
         self._remaining = len(program.steps)
-        self._is_open = False  # steps may start: blobs that they read from other nodes are there
-        self._is_over = False  # nothing more starts, and no more results are kept
-        self._threads = 0  # in this run, whatever they do
-        self._pullers = 0  # those of them that take ready steps
+        self._is_open = False  # steps may start: `_open` has frozen the blobs for other nodes
+        self._is_over = False  # nothing more starts, and results are dropped
+        self._threads = 0  # all that work for this run
+        self._pullers = 0  # those that take ready steps
         self._running: dict[int, Step] = {}  # by thread
         self._seen = -1  # steps remaining at the last tick
         self._tick_seconds = FIRST_TICK_SECONDS
@@ -114,7 +96,7 @@ class GroupRun:
         self._metrics: dict[tuple[str, str], MetricEntry] = {}
         self._make_current = self._make_task  # bound once, not at every call
 
-    # ---- called on one thread, that of `timer`'s callbacks
+    # ---- called on the timer's thread
 
     def start(self) -> None:
         """Begin, and return at once."""
@@ -128,7 +110,7 @@ class GroupRun:
             self._schedule_report(position)
 
     def deliver(self, values: Mapping[int, Any]) -> None:
-        """Take values from other workers: crossing -> frozen value."""
+        """Take frozen values from other workers, by crossing."""
         with self._lock:
             if self._is_over:
                 return
@@ -141,7 +123,7 @@ class GroupRun:
         self._submit(self._pull)
 
     def abort(self, reason: str) -> None:
-        """Start nothing more, and drop what running functions return."""
+        """Start nothing more, and drop the results of running functions."""
         self._end(Outcome("aborted", reason=reason))
         self.stop_timers()
 
@@ -152,7 +134,7 @@ class GroupRun:
         self._handles.clear()
 
     def progress(self) -> tuple[int, list[tuple[str, str]]]:
-        """How many steps are left, and the running ones as (node, task)."""
+        """Number of steps left, and the running ones as (node, task)."""
         running = list(self._running.values())
         return self._remaining, [(step.workspace.node, step.name) for step in running]
 
@@ -246,7 +228,7 @@ class GroupRun:
         return step.fn(*arguments, **step.keywords())
 
     def _run_instances(self, step: Step) -> bool:
-        """Run all instances of a task at once; returns whether this thread's was the last to end."""
+        """Run all instances of a task at once; returns whether this thread's ended last."""
         count = step.num_instances
         instances = _Instances([gather(step, i) for i in range(count)], [None] * count, count)
         with self._lock:
@@ -274,7 +256,7 @@ class GroupRun:
         return False
 
     def _run_beside(self, step: Step, work: Callable[[], bool]) -> None:
-        """Run an instance or a report in a thread of its own; `work` returns if it ends the step."""
+        """Run an instance or a report in its own thread; `work` returns whether it ends the step."""
         self._running[get_ident()] = step
         ends_step = False
         try:
@@ -297,7 +279,7 @@ class GroupRun:
     # ---- the state that threads share
 
     def _next(self, done: Step | None, thread: int) -> Step | None:
-        """Mark a step as done and take the next one; None if this thread is to end."""
+        """Mark a step as done and take the next one; None ends this thread's part."""
         with self._lock:
             if done is not None:
                 self._remaining -= 1
@@ -328,14 +310,14 @@ class GroupRun:
                 heappush(ready, position)
 
     def _claim_puller(self) -> bool:
-        """Count one more thread that takes ready steps, if there may be one more."""
+        """Count one more thread that takes ready steps, if one more may run."""
         is_free = self._pullers < self._nthreads
         self._threads += is_free
         self._pullers += is_free
         return is_free
 
     def _end_thread(self) -> None:
-        """Take this thread out of the run; the last one ends the run if no step remains."""
+        """Leave the run; its last thread ends it if no step remains."""
         with self._lock:
             ends = self._threads == 1 and self._remaining == 0 and not self._is_over
             self._threads -= not ends
@@ -375,7 +357,7 @@ class GroupRun:
             logger.info("Task %s/%s failed after the run's end", node, task, exc_info=error)
 
     def _end(self, outcome: Outcome) -> bool:
-        """Finish the run; returns False if it was over before."""
+        """End the run; returns False if it was over before."""
         with self._lock:
             if self._is_over:
                 return False
@@ -387,7 +369,6 @@ class GroupRun:
         return True
 
     def _make_task(self, step: Step, instance: int) -> CurrentTask:
-        """Make what `current_task` returns."""
         node = step.workspace.node
 
         def record(metrics: Mapping[str, Metric]) -> None:

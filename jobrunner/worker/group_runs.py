@@ -1,6 +1,6 @@
 """One binding's runs on one worker: epoch batches, values from other workers, aborts.
 
-All of it happens on the worker's event loop, except for tasks, which run in the binding's threads.
+Everything here runs on the worker's event loop; tasks run in the binding's threads.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from jobrunner.worker.epoch_batch import EpochBatch, Grant
 from jobrunner.worker.executor import GroupRun
-from jobrunner.worker.outbox import Message, Outbox, RunValues, size_of
-from jobrunner.worker.outcome import Outcome, describe_failure
+from jobrunner.worker.outbox import Message, Outbox, RunValues, frame_bytes
+from jobrunner.worker.outcome import Failure, Outcome, describe_failure
 from jobrunner.worker.program import Program
 from jobrunner.worker.start_gate import StartGate
 from jobrunner.worker.task_context import RunInfo
@@ -23,7 +23,7 @@ from jobrunner.worker.thread_pool import ThreadPool, call_on_loop
 from jobrunner.workspace import MemoryLimit, Snapshot, WireSnapshot, to_frames
 
 GRANT, REPORT = -1, -2
-"""In place of a crossing: notes between a batch's lead and its followers."""
+"""Notes between a batch's lead and its followers travel under these in place of a crossing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class HostedGroup:
 
 @dataclass(slots=True)
 class _Early:
-    """What came for a run, or for a batch that begins with it, before that started here."""
+    """What arrived for a run, or for the batch that begins with it, before it started here."""
 
     values: dict[int, Snapshot] = field(default_factory=dict)
     nbytes: int = 0
@@ -80,7 +80,7 @@ class GroupRuns:
         self._epoch: int | None = None
         self._step = 0
         self._reply: Callable[[Message], None] = _ignore
-        self._amend: Callable[[Message], None] = _ignore  # the same, also after a reply
+        self._amend: Callable[[Message], None] = _ignore  # like `_reply`, but kept after a reply
         self._start_gate: StartGate | None = None
         self._run: GroupRun | None = None
         self._run_number = 0
@@ -93,10 +93,10 @@ class GroupRuns:
             context.call_peer,
             context.silence_seconds,
             failed=self._could_not_send,
-            sent=self._go_on_if_held,
+            sent=self._after_sent,
         )
-        self._is_held = False  # the next run waits until other workers have taken what was made
-        self._turn = asyncio.Event()  # set whenever a run ends
+        self._waits_for_sent = False  # until other workers have taken enough of what was made
+        self._run_ended = asyncio.Event()  # set and cleared whenever a run ends
         self._background: set[asyncio.Task[None]] = set()
 
     def start(
@@ -110,8 +110,8 @@ class GroupRuns:
     ) -> None:
         """Begin a batch; `epoch` and `step` are its first run's.
 
-        `reply` is called with what came of the batch, and again if another worker then does not
-        take values. With a start gate, tasks run one at a time, each once it has passed the gate.
+        `reply` gets the batch's result, and a second one if another worker then refuses values.
+        With a start gate, tasks run one at a time, and each waits at the gate first.
         """
 
         def begin() -> None:
@@ -127,16 +127,16 @@ class GroupRuns:
                 if batch.covers(number):
                     batch.abort_reason = early.abort_reason or batch.abort_reason
             if batch.number in self._early:
-                self._hear(self._early[batch.number].notes, goes_on=False)
-            self._go_on()
+                self._hear(self._early[batch.number].notes)
+            self._proceed()
 
         if self._drained.is_set():
             begin()
         else:
-            self._soon(self._begin_later(begin, reply))
+            self._in_background(self._begin_later(begin, reply))
 
     def progress(self) -> tuple[int, list[tuple[str, str]]]:
-        """How many steps of the run are left, and the running ones as (node, task)."""
+        """Number of steps left in the run, and the running ones as (node, task)."""
         return (0, []) if self._run is None else self._run.progress()
 
     def push(self, pushed: RunValues) -> None:
@@ -149,29 +149,31 @@ class GroupRuns:
             elif number >= self._run_number:
                 early = self._early.setdefault(number, _Early())
                 early.values.update(arrived)
-                early.nbytes += sum(size_of(frames) for c, frames in values if c >= 0)
-            if number == self._batch.number:
+                early.nbytes += sum(frame_bytes(frames) for c, frames in values if c >= 0)
+            if notes and number == self._batch.number:
                 self._hear(notes)
+                if self._reply is not _ignore:
+                    self._proceed()
             elif notes and number > self._batch.number:
                 self._early.setdefault(number, _Early()).notes.extend(notes)
 
     async def has_room(self, wait_seconds: float) -> bool:
-        """Whether more values may come for later runs; waits that long for a run to end.
+        """Whether more values for later runs may come; waits that long for the run to end.
 
-        A worker that is ahead waits for this one. This one does not wait for it: the values that
-        its run needs were made before, and have come before.
+        This makes a worker that is ahead wait. The run here cannot wait for that worker in turn: it
+        has already received the values that its run needs from it.
         """
         early_bytes = sum(early.nbytes for early in self._early.values())
         if not self.is_running or early_bytes <= self._memory_limit.waiting_bytes:
             return True
         try:
-            await asyncio.wait_for(self._turn.wait(), wait_seconds)
+            await asyncio.wait_for(self._run_ended.wait(), wait_seconds)
         except TimeoutError:
             return False
         return True
 
     def abort(self, number: int, reason: str) -> None:
-        """Start nothing more of the batch that has a run of that number."""
+        """Start nothing more of the batch with a run of that number."""
         if self._batch.covers(number):
             self._abort(reason)
         elif number > self._batch.number:
@@ -181,16 +183,14 @@ class GroupRuns:
     def fail(self, error: BaseException) -> None:
         """End the batch with an error that no task raised."""
         failure = describe_failure("", "", error, is_own=True)
-        epoch, _ = self._batch.epoch_and_step(self._epoch, self._step)
-        self._finish({"status": "failed", "failure": failure.to_message(), "epoch": epoch})
-        self._abort_peers(self._batch.run_number, failure.summary)
+        self._finish_failed(failure, failure.summary)
         self._abort(failure.summary)
 
     def close(self, reason: str) -> None:
         """Abort the run and stop sending. Does not wait for running functions."""
         self._abort(reason)
         self._outbox.close()
-        self._turn.set()
+        self._run_ended.set()
         for task in self._background:
             task.cancel()
         self._run = None
@@ -200,13 +200,13 @@ class GroupRuns:
     async def _begin_later(
         self, begin: Callable[[], None], reply: Callable[[Message], None]
     ) -> None:
-        """Wait for a function that an aborted run left behind: it may change the blobs."""
-        left_behind = self._run
+        """Begin once no function of an aborted run still runs: it might change the blobs."""
+        aborted = self._run
         seconds = self._context.straggler_seconds
         try:
             await asyncio.wait_for(self._drained.wait(), seconds)
         except TimeoutError:
-            tasks = left_behind.progress()[1] if left_behind is not None else []
+            tasks = aborted.progress()[1] if aborted is not None else []
             names = ", ".join(f"{node}/{task}" for node, task in tasks)
             reason = (
                 f"{names} of an aborted run still runs after {seconds:g} s and may change blobs"
@@ -215,8 +215,8 @@ class GroupRuns:
         else:
             begin()
 
-    def _go_on(self) -> None:
-        """Decide what comes next. Called when a run has ended or a note has come."""
+    def _proceed(self) -> None:
+        """Decide what comes next, after the end of a run or a note from another worker."""
         batch, peers = self._batch, self._group.peers
         grant = batch.extend()
         if grant is not None and peers:
@@ -228,25 +228,31 @@ class GroupRuns:
             self.fail(self._memory_limit.error())
         elif action == "run":
             limit = self._memory_limit.waiting_bytes
-            self._is_held = bool(peers) and self._outbox.waiting_bytes() > limit
-            if not self._is_held:
+            self._waits_for_sent = bool(peers) and self._outbox.waiting_bytes() > limit
+            if not self._waits_for_sent:
                 self._start_run()
         elif action == "end" and self._start_gate is not None and self._outbox.waiting_bytes():
-            self._is_held = True  # the client asks each worker by itself, and none twice
+            # In a careful run the client does not ask a worker again after "done".
+            self._waits_for_sent = True
         elif action == "end":
             self._finish({"status": "done"})
         elif action == "abort":
             self._finish({"status": "aborted", "reason": batch.abort_reason})
 
-    def _go_on_if_held(self) -> None:
-        if self._is_held:
-            self._is_held = False
-            self._go_on()
+    def _after_sent(self) -> None:
+        if self._waits_for_sent:
+            self._waits_for_sent = False
+            self._proceed()
 
     def _finish(self, reply: Message) -> None:
         self._reply({**reply, "runs": list(self._batch.ended)})
         self._reply = _ignore
         self._open_start_gate()
+
+    def _finish_failed(self, failure: Failure, reason: str) -> None:
+        epoch, _ = self._batch.epoch_and_step(self._epoch, self._step)
+        self._finish({"status": "failed", "failure": failure.to_message(), "epoch": epoch})
+        self._abort_peers(self._batch.run_number, reason)
 
     def _abort(self, reason: str) -> None:
         self._batch.abort_reason = self._batch.abort_reason or reason
@@ -263,17 +269,15 @@ class GroupRuns:
     def _note(self, kind: int, addresses: Sequence[str], text: str) -> None:
         self._outbox.put(self._batch.number, tuple(addresses), kind, [text.encode()])
 
-    def _hear(self, notes: Sequence[tuple[int, Sequence[Any]]], *, goes_on: bool = True) -> None:
+    def _hear(self, notes: Sequence[tuple[int, Sequence[Any]]]) -> None:
         for kind, (data,) in notes:
             first, _, rest = bytes(data).decode().partition(" ")
             if kind == GRANT:
                 self._batch.hear_grant(Grant(int(first), rest == "1"))
             else:
                 self._batch.hear_report(rest, int(first))
-        if notes and goes_on and self._reply is not _ignore:
-            self._go_on()
 
-    # ---- a run of it
+    # ---- a run
 
     def _start_run(self) -> None:
         context, group, number = self._context, self._group, self._batch.run_number
@@ -307,8 +311,8 @@ class GroupRuns:
         self.is_running = False
         if outcome.status == "done":
             self._drained.set()
-        self._turn.set()  # workers that wait for room go on, however little there is
-        self._turn.clear()
+        self._run_ended.set()
+        self._run_ended.clear()
         batch = self._batch
         if outcome.status == "done":
             metrics = json.dumps(outcome.metrics) if outcome.metrics else ""
@@ -316,29 +320,32 @@ class GroupRuns:
             done = batch.report()
             if done is not None:
                 self._note(REPORT, [batch.lead], f"{done} {self._context.address}")
-            self._go_on()
+            self._proceed()
         elif outcome.failure is not None:
             failure = outcome.failure
-            epoch, _ = batch.epoch_and_step(self._epoch, self._step)
-            self._finish({"status": "failed", "failure": failure.to_message(), "epoch": epoch})
             reason = f"{failure.node}/{failure.task} failed: {failure.summary}"
-            self._abort_peers(batch.run_number, reason)
+            self._finish_failed(failure, reason)
         else:
             self._finish({"status": "aborted", "reason": outcome.reason})
 
     # ---- to other workers
 
     def _could_not_send(self, address: str, sent: RunValues, problem: str) -> None:
-        # Values of another batch may be another group's.
-        mine = [(number, values) for number, values in sent if self._batch.covers(number)]
         number = max(number for number, _ in sent)
         if self._batch.covers(number):
-            crossings = [crossing for _, values in mine for crossing, _ in values]
+            crossings = [
+                crossing
+                for run_number, values in sent
+                if self._batch.covers(
+                    run_number
+                )  # those of an earlier batch may be another group's
+                for crossing, _ in values
+            ]
             reason = (
-                f"worker {self._context.address} could not hand values to worker {address}: "
+                f"worker {self._context.address} could not send values to worker {address}: "
                 f"{problem}{self._group.program.name_crossings(crossings)}"
             )
-            self._reply = self._amend  # after a "done" the client asks once more
+            self._reply = self._amend  # this reply replaces "done": the client asks once more
             self._finish({"status": "aborted", "reason": reason, "suspect": address})
             self._abort(reason)
             self._abort_peers(number, reason, but=address)
@@ -346,13 +353,13 @@ class GroupRuns:
     def _abort_peers(self, number: int, reason: str, but: str = "") -> None:
         for address in self._group.peers:
             if address != but:
-                self._soon(self._outbox.abort(address, number, reason))
+                self._in_background(self._outbox.abort(address, number, reason))
 
-    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
 
 def _ignore(reply: Message) -> None:
-    """Take a reply that nobody waits for."""
+    pass

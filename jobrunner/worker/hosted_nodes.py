@@ -1,8 +1,8 @@
 """One binding's nodes on one worker: their workspaces, programs and operations.
 
-The first message of an operation starts it, later ones poll it, so that no message waits for long.
-Everything here runs on the worker's event loop, except for user functions, pickling and unpickling,
-which run in the binding's threads.
+An operation's first message starts it and later ones poll it, so that no message waits for long.
+Everything here runs on the worker's event loop; user functions, pickling and unpickling run in the
+binding's threads.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from jobrunner.worker.thread_pool import ThreadPool, call_on_loop
 from jobrunner.workspace import MEMORY_LIMIT, KeptStates, MemoryLimit, Workspace, to_frames
 
 SMALL_BYTES = 1 << 20
-"""Freeing up to so many bytes does not hold up the event loop."""
+"""To free more memory than this takes milliseconds, too long for the event loop."""
 
 FULL_SECONDS = 0.5
-"""How long the reply to another worker waits for room."""
+"""How long the reply to another worker's values is delayed while there is no room for more."""
 
 
 class Operation:
-    """Something under way on the worker, and its reply in the end."""
+    """Work for the client, and its reply once it is done."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -41,10 +41,7 @@ class Operation:
         self._reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
     def finish(self, reply: Message) -> None:
-        """Set the reply. The first one counts.
-
-        But "done" is replaced if another worker then does not take this worker's values.
-        """
+        """Set the reply. Only "done" can be replaced: when another worker then refuses values."""
         if self._reply.done():
             if self._reply.result()["status"] != "done" or "suspect" not in reply:
                 return
@@ -53,11 +50,11 @@ class Operation:
 
     @property
     def is_done(self) -> bool:
-        """Whether the reply is there."""
+        """Whether the reply is set."""
         return self._reply.done()
 
     async def reply(self, wait_seconds: float) -> Message | None:
-        """Wait for the reply, but no longer than that and until a task waits at the start gate."""
+        """Wait for the reply, at most until a task waits at the start gate."""
         if not self._reply.done():
             if self.start_gate is None:
                 await asyncio.wait((self._reply,), timeout=wait_seconds)
@@ -74,7 +71,7 @@ class Operation:
 class HostedNodes:
     """The nodes of one binding on one worker.
 
-    User functions see `task_context`, that of the lease task. `kept_states` may hold states that
+    User functions run in `task_context`, the lease task's. `kept_states` may contain states that
     earlier bindings of the same plan kept.
     """
 
@@ -87,7 +84,7 @@ class HostedNodes:
         self.kept_states = kept_states if kept_states is not None else KeptStates()
         self.can_move = context.can_move
         self.workspaces: dict[str, Workspace] = {}
-        self.ended = asyncio.Event()  # closed, and no thread is left
+        self.ended = asyncio.Event()  # set once this is closed and its last thread has ended
         self._address = context.address
         self._loop = asyncio.get_running_loop()
         self._memory_limit = MemoryLimit(
@@ -95,7 +92,7 @@ class HostedNodes:
             used_bytes=context.used_bytes,
             limit_bytes=context.limit_bytes,
             share=context.memory_share,
-            sizes=lambda: {node: its.nbytes() for node, its in list(self.workspaces.items())},
+            sizes=lambda: {space.node: space.nbytes() for space in list(self.workspaces.values())},
             relieve=self.kept_states.drop_all,
         )
         task_context.run(MEMORY_LIMIT.set, self._memory_limit)
@@ -108,7 +105,7 @@ class HostedNodes:
         self._placement: dict[str, str] = {}
         self._groups: dict[str, HostedGroup] = {}
         self._operations: dict[str, Operation] = {}  # the latest of each kind
-        self._numbers: dict[str, int] = {}  # the latest of each kind
+        self._numbers: dict[str, int] = {}  # those of the latest operations, deleted ones too
         self._runs = GroupRuns(context, self.threads, self._memory_limit)
         self._timer: asyncio.TimerHandle | None = None
         if self._memory_limit.is_limited:
@@ -125,7 +122,7 @@ class HostedNodes:
         groups: bytes | None = None,
         slices: Mapping[str, bytes] | None = None,
     ) -> Message:
-        """Take nodes, with the names of their transient blobs, and groups."""
+        """Take groups, and nodes with the names of their transient blobs."""
         operation = self._start("ship", number)
         if operation is not None:
             self._placement.update(placement or {})
@@ -147,8 +144,8 @@ class HostedNodes:
     ) -> Message:
         """Run a shipped group, once or for a batch of epochs: see `Binding.run_epochs`.
 
-        States kept for saves before `recorded` are dropped. If `is_careful`, tasks run one at a
-        time, and each begins once the client knows of it.
+        Drops states kept for saves before `recorded`. If `is_careful`, tasks run one at a time, and
+        each starts once the client knows that it will.
         """
         operation = self._start("run", number)
         if operation is not None:
@@ -175,7 +172,7 @@ class HostedNodes:
     async def apply(
         self, number: int, wait_seconds: float, fn: bytes = b"", channel: str = "apply"
     ) -> Message:
-        """Call ``fn(workspaces)`` in a thread."""
+        """Call the pickled ``fn(workspaces)`` in a thread."""
         kind = f"apply, {channel}"
         operation = self._start(kind, number)
         if operation is not None:
@@ -195,7 +192,7 @@ class HostedNodes:
         groups: Sequence[str] = (),
         part: int = 0,
     ) -> Message:
-        """Return a blob; with `groups`, part of what task `name` returned in one of them."""
+        """Return a blob; with `groups`, part of task `name`'s return value in one of these."""
         operation = self._start("fetch", number)
         if operation is not None:
 
@@ -210,7 +207,7 @@ class HostedNodes:
     # ---- messages with an immediate reply
 
     async def blob_names(self) -> Message:
-        """The names of the global blobs, by node."""
+        """Return the names of the global blobs, by node."""
         names = {node: sorted(space.globals) for node, space in self.workspaces.items()}
         return {"status": "done", "names": names}
 
@@ -223,14 +220,14 @@ class HostedNodes:
         return {"status": "done"}
 
     async def push(self, values: RunValues) -> Message:
-        """Take values that another worker sends for runs."""
+        """Take values from another worker."""
         self._runs.push(values)
         if await self._runs.has_room(FULL_SECONDS):
             return {"status": "done"}
         return {"status": "done", "is_full": True}
 
     async def abort(self, number: int, reason: str) -> Message:
-        """Start nothing more of that run."""
+        """Start nothing more of a run."""
         self._runs.abort(number, reason)
         return {"status": "done"}
 
@@ -242,7 +239,7 @@ class HostedNodes:
         for operation in self._operations.values():
             operation.finish({"status": "unknown"})
         self.threads.close()
-        # Cleared, since reference cycles may keep these alive until the garbage collector runs.
+        # Reference cycles would keep the values alive until the garbage collector runs.
         for group in self._groups.values():
             group.program.arrived.clear()
             group.program.results.clear()
@@ -265,20 +262,19 @@ class HostedNodes:
             self._runs.fail(error)
 
     def _drop_kept_states(self, save_id: str) -> None:
-        # To free much memory takes milliseconds, too long for the event loop.
         if self.kept_states.nbytes > SMALL_BYTES:
             self.threads.submit(partial(self.kept_states.drop_before, save_id))
         else:
             self.kept_states.drop_before(save_id)
 
     def _start(self, kind: str, number: int) -> Operation | None:
-        """Return the new operation of that number, or None if it has started already."""
+        """Make the operation of that number, or return None if it has started already."""
         if number <= self._numbers.get(kind, 0):
             return None
         self._numbers[kind] = number
         fetched = self._operations.get("fetch")
         if kind == "run" and fetched is not None and fetched.is_done:
-            del self._operations["fetch"]  # its reply may hold memory that tasks are to update
+            del self._operations["fetch"]  # its reply may refer to arrays that tasks update
         operation = self._operations[kind] = Operation(number)
         return operation
 
@@ -288,8 +284,7 @@ class HostedNodes:
             return {"status": "stale"}
         reply = await operation.reply(wait_seconds)
         if reply is not None:
-            # Stays until the next one begins: a client that lost this message asks once more.
-            return reply
+            return reply  # and keep it: a client that lost this message asks again
         left, tasks = self._runs.progress() if kind == "run" else (0, [])
         return {"status": "running", "left": left, "tasks": tasks}
 
@@ -323,7 +318,7 @@ class HostedNodes:
         except Exception as error:
             raise ExecutionError(
                 f"Worker {self._address} could not unpickle the tasks of node {node!r}: "
-                f"{type(error).__name__}: {error}. Install the modules that they need on the "
+                f"{type(error).__name__}: {error}. Install the modules that the tasks need on the "
                 f"worker, in the client's versions, or let cloudpickle send your module by value: "
                 f"cloudpickle.register_pickle_by_value(module)."
             ) from error

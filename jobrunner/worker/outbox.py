@@ -14,38 +14,24 @@ logger = logging.getLogger(__name__)
 
 Message = dict[str, Any]
 RunValues = list[list[Any]]
-"""Run numbers, each with a list of crossings and the frames of their values."""
+"""Items ``[run number, [[crossing, frames], ...]]``."""
 
 SMALL_FRAME_BYTES = 1 << 16
-"""Up to this size a copy is cheaper than a frame of its own."""
+"""Up to this size it is cheaper to copy a frame into its message."""
 
 PING_SECONDS = 5.0
-"""How long another worker may take to answer a ping, unless `silence_seconds` is shorter."""
+"""A ping must be answered within this time, or within `silence_seconds` if that is shorter."""
 
 ABORT_SECONDS = 5.0
 
 
 class Outbox:
-    """Sends what threads make to other workers: to each address one message at a time.
+    """Sends values to other workers: to each address one message at a time.
 
-    Values made while a message is under way travel together in the next one.
-
-    Parameters
-    ----------
-    binding : str
-        Name of the binding, which the other workers have too.
-    call_peer : callable
-        ``await call_peer(address, message)`` returns another worker's reply.
-    silence_seconds : float
-        How long another worker may leave a message unanswered before it must answer a ping.
-    failed : callable
-        Called as ``failed(address, values, problem)`` if a worker did not take `RunValues`.
-    sent : callable
-        Called without arguments each time a worker has taken a message.
-
-    Notes
-    -----
-    Any thread may call `put`. All else runs on the event loop that the outbox was made on.
+    Values made meanwhile travel together in the next message. A worker that leaves a message
+    unanswered for `silence_seconds` must answer a ping. `failed(address, values, problem)` is called
+    if a worker did not take `values`, and `sent` each time a worker has taken a message. Any thread
+    may call `put`; everything else runs on the event loop that the outbox was made on.
     """
 
     def __init__(
@@ -67,19 +53,14 @@ class Outbox:
         self._number = 0
         self._pending: dict[str, dict[int, list[Any]]] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
-        self._under_way: dict[str, int] = {}  # address -> bytes
+        self._sending_bytes: dict[str, int] = {}
 
     def waiting_bytes(self) -> int:
         """Bytes not yet taken by other workers; a value for several workers counts for each."""
         with self._lock:
-            made = sum(size_of(frames) * len(to) for _, to, _, frames in self._made)
-        pending = sum(
-            size_of(frames)
-            for runs in self._pending.values()
-            for values in runs.values()
-            for _, frames in values
-        )
-        return made + pending + sum(self._under_way.values())
+            made = sum(frame_bytes(frames) * len(to) for _, to, _, frames in self._made)
+        pending = sum(map(_values_bytes, self._pending.values()))
+        return made + pending + sum(self._sending_bytes.values())
 
     def start(self, number: int) -> None:
         """Drop unsent values of runs before `number`."""
@@ -98,12 +79,12 @@ class Outbox:
             self._loop.call_soon_threadsafe(self._sort)
 
     async def abort(self, address: str, number: int, reason: str) -> None:
-        """Tell a worker to start nothing more of a run."""
+        """Ask another worker to start nothing more of a run."""
         message = {"call": "abort", "binding": self._binding, "number": number, "reason": reason}
         try:
             await asyncio.wait_for(self._call_peer(address, message), ABORT_SECONDS)
-        except Exception:  # the client tells it too
-            logger.info("Could not tell %s that %s", address, reason, exc_info=True)
+        except Exception:  # the client also aborts it
+            logger.info("Could not abort the run on %s (%s)", address, reason, exc_info=True)
 
     def close(self) -> None:
         """Stop sending."""
@@ -129,21 +110,19 @@ class Outbox:
                     [number, [[crossing, wrap_frames(frames)] for crossing, frames in made]]
                     for number, made in runs.items()
                 ]
-                self._under_way[address] = sum(
-                    size_of(frames) for made in runs.values() for _, frames in made
-                )
+                self._sending_bytes[address] = _values_bytes(runs)
                 problem = await self._push(address, values)
-                del self._under_way[address]
+                del self._sending_bytes[address]
                 if problem is None:
                     self._sent()
         finally:
-            self._under_way.pop(address, None)
+            self._sending_bytes.pop(address, None)
             del self._sending[address]
         if problem is not None and max(number for number, _ in values) >= self._number:
             self._failed(address, values, problem)
 
     async def _push(self, address: str, values: RunValues) -> str | None:
-        """Send values and wait until the worker has room for more; returns what went wrong."""
+        """Send values and wait until the worker has room for more; returns any problem."""
         message = {"call": "push", "binding": self._binding, "values": values}
         try:
             reply = await self._ask(address, message)
@@ -154,10 +133,7 @@ class Outbox:
         return None if reply.get("status") == "done" else f"it replied {reply}"
 
     async def _ask(self, address: str, message: Message) -> Message:
-        """Return a worker's reply.
-
-        Large values may take any time, so there is no deadline: the worker must answer pings.
-        """
+        """Return a worker's reply. Large values may take any time, as long as pings are answered."""
         asking = asyncio.ensure_future(self._call_peer(address, message))
         ping_seconds = min(PING_SECONDS, self._silence_seconds)
         try:
@@ -173,14 +149,18 @@ class Outbox:
             asking.cancel()
 
 
-def size_of(frames: Sequence[Any]) -> int:
-    """Total bytes of frames, made here or received."""
+def frame_bytes(frames: Sequence[Any]) -> int:
+    """Total size of frames."""
     return sum(memoryview(frame).nbytes for frame in frames)
 
 
 def wrap_frames(frames: Sequence[Any]) -> list[Any]:
-    """Prepare frames for a message: small ones inside it, large ones beside it without a copy."""
+    """Prepare frames for a message: small ones inside it, large ones apart and not copied."""
     return [
         bytes(frame) if memoryview(frame).nbytes <= SMALL_FRAME_BYTES else to_serialize(frame)
         for frame in frames
     ]
+
+
+def _values_bytes(runs: dict[int, list[Any]]) -> int:
+    return sum(frame_bytes(frames) for values in runs.values() for _, frames in values)

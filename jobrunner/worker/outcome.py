@@ -1,4 +1,4 @@
-"""What one worker's part of a run came to, and failures in a form that can travel."""
+"""The outcome of one worker's part of a run, and failures in a form that can be sent."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception that a function raised, in a form that can travel."""
+    """An exception in a form that can be sent."""
 
     node: str
-    task: str  # empty if it was raised outside of tasks
+    task: str  # empty if no task raised it
     summary: str  # type and message
-    traceback: str  # as formatted where it was raised; empty if it shows nothing of the user's code
+    traceback: str  # formatted; empty if it shows nothing of the user's code
     error: bytes | None  # the pickled exception, if it can be pickled
-    is_own: bool  # the client raises it as it is, and not as the cause of a `TaskFailedError`
+    is_own: bool  # the client raises it itself, and not as the cause of a `TaskFailedError`
 
     def exception(self) -> BaseException:
         """The exception itself, or an `ExecutionError` with its summary."""
         if self.error is not None:
             try:
                 error = pickle.loads(self.error)
-            except Exception:  # the client may lack its class or what it refers to
+            except Exception:  # the client may lack a module that it needs
                 logger.info("Could not unpickle %s", self.summary, exc_info=True)
             else:
                 if isinstance(error, BaseException):
@@ -43,13 +43,13 @@ class Failure:
         return ExecutionError(self.summary)
 
     def to_message(self) -> dict[str, Any]:
-        """For `Failure(**message)` at the other end."""
+        """Return the fields, for `Failure(**message)` on the client."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one worker's part of a run came to."""
+    """The outcome of one worker's part of a run."""
 
     status: Literal["done", "failed", "aborted"]
     failure: Failure | None = None
@@ -63,16 +63,16 @@ def describe_failure(
 ) -> Failure:
     """Make a `Failure` of an exception that was just caught.
 
-    Checkpoint and definition errors are always raised as they are.
+    Checkpoint and definition errors are always `is_own`.
     """
     trace = error.__traceback__
     while trace is not None and _is_own_frame(trace):
-        trace = trace.tb_next  # our frames tell the user nothing
-    # A message of ours that comes from our frames alone says all without a traceback.
-    is_told = trace is None and isinstance(error, JobRunnerError | NotPicklableError)
+        trace = trace.tb_next  # frames of this package do not help the user
+    # The message of an error that this package raised says everything without a traceback.
+    is_plain = trace is None and isinstance(error, JobRunnerError | NotPicklableError)
     lines = (
         []
-        if is_told and error.__cause__ is None
+        if is_plain and error.__cause__ is None
         else traceback.format_exception(type(error), error, trace or error.__traceback__)
     )
     return Failure(
@@ -86,17 +86,11 @@ def describe_failure(
 
 
 def is_true(name: str, value: Any) -> bool:
-    """Read a stop condition.
-
-    Raises
-    ------
-    DefinitionError
-        The value is an array that does not have exactly one element, or ``bool()`` fails.
-    """
+    """Whether a stop condition's value is true; `DefinitionError` if that cannot be said."""
     if isinstance(value, np.ndarray) and value.size != 1:
         raise DefinitionError(
             f"The stop condition {name!r} is an array of shape {value.shape}; only an array of "
-            f"one element is true or false. Reduce it in its task, as in bool(x.all())."
+            f"one element is true or false. Return a bool from its task, as in bool(x.all())."
         )
     try:
         return bool(value)
@@ -108,10 +102,10 @@ def is_true(name: str, value: Any) -> bool:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """Pickle an exception so that it can be opened again, without its history if need be."""
+    """Pickle an exception so that it can be unpickled, if need be without its causes."""
     for is_whole in (True, False):
         if not is_whole:
-            # Dask pickles what an exception was raised from and during, with tracebacks.
+            # Dask's exception reducer also pickles causes, contexts and tracebacks.
             error.__cause__ = error.__context__ = error.__traceback__ = None
         for dumps in (pickle.dumps, cloudpickle.dumps):
             try:
@@ -125,6 +119,6 @@ def _pickled(error: BaseException) -> bytes | None:
 
 
 def _is_own_frame(trace: TracebackType) -> bool:
-    """Whether a frame is of this package; `jobrunner.testing` wraps users' functions."""
+    # `jobrunner.testing` wraps users' functions, so its frames are shown.
     package = trace.tb_frame.f_globals.get("__package__") or ""
     return package.partition(".")[0] == "jobrunner" and package != "jobrunner.testing"

@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Increased with every change of the messages. A client and workers of different versions then have
-# no handler in common, and each reports that the other is missing.
+# Increase it with every change of the messages: a client and workers of different versions then
+# share no handler, and the client reports that the plugin is missing.
 PROTOCOL_VERSION = 3
 PLUGIN_NAME = f"jobrunner-{PROTOCOL_VERSION}"
 OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
 LEASE_PREFIX = f"{PLUGIN_NAME}-lease"
 
-# The messages that `HostedNodes` handles, and its methods.
+# The kinds of messages that `HostedNodes` handles, and its methods.
 HANDLERS = {
     "blob names": "blob_names",
     **{name: name for name in ("ship", "run", "apply", "fetch", "forget", "push", "abort")},
 }
 
 HEIR_SECONDS = 60.0
-"""How long a released binding's kept states wait for its heir: as long as nodes for workers."""
+"""How long a released binding's kept states wait for the next binding."""
 
 MOST_PINGS = 64
 """How many other workers a worker pings at the same time."""
@@ -54,8 +54,6 @@ CLOSE_SECONDS = 2.0
 
 
 class _Lease:
-    """A lease task that Dask has started here."""
-
     def __init__(self) -> None:
         self.context: asyncio.Future[contextvars.Context] = (
             asyncio.get_running_loop().create_future()
@@ -64,34 +62,27 @@ class _Lease:
 
 
 class WorkspaceHost(WorkerPlugin):
-    """Hosts the bindings of all sessions on one worker.
+    """Hosts the bindings of all sessions on one worker. Runs on the worker's event loop.
 
-    Notes
-    -----
-    Runs on the worker's event loop. One handler takes all messages; ``call`` is the message's kind,
-    and a failure is returned as a value. A binding lives as long as its lease task: when the client
-    releases it or goes away, Dask cancels the task, and `transition` sees that.
+    A binding lives as long as its lease task: when the client releases it or disconnects, Dask
+    cancels the task, and `transition` drops the binding.
     """
 
-    # Otherwise another client's registration would replace this host with an empty one.
-    idempotent = True
+    idempotent = True  # or another client's registration would replace this host by an empty one
     name = PLUGIN_NAME
 
     def setup(self, worker: Worker) -> None:
-        """Start to serve."""
+        """Start to handle messages."""
         self._worker = worker
         self.incarnation = secrets.token_hex(8)
         self.bindings: dict[str, HostedNodes] = {}
         self._leases: dict[str, _Lease] = {}
-        self._own_switch_seconds = 0.0  # the process's, while bindings use another
-        self._inherited: dict[str, KeptStates] = {}  # by the binding that is to get them
+        self._own_switch_seconds = 0.0  # the process's switch interval, while it is changed
+        self._inherited: dict[str, KeptStates] = {}  # by the binding that will get them
         worker.handlers[OPERATION] = self.call
 
     def teardown(self, worker: Worker) -> Awaitable[None] | None:
-        """Drop everything: the worker closes, or the plugin is removed.
-
-        A worker that is retired serves until its nodes have moved to other workers.
-        """
+        """Drop everything; a worker that is retired first lets its nodes move to other workers."""
         moving = [hosted for hosted in self.bindings.values() if hosted.can_move]
         if moving and worker.status == Status.closing and not worker.batched_stream.closed():
             return self._teardown_later(worker, moving)
@@ -116,7 +107,7 @@ class WorkspaceHost(WorkerPlugin):
             self._end_lease(key)
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        """Follow the lease tasks. Dask calls this before their threads run."""
+        """Follow the lease tasks' states. Dask calls this before their threads run."""
         if not (isinstance(key, str) and key.startswith(LEASE_PREFIX)):
             return
         if finish == "executing" and key not in self._leases:
@@ -125,7 +116,7 @@ class WorkspaceHost(WorkerPlugin):
             self._end_lease(key)
 
     async def call(self, call: str, binding: str = "", **details: Any) -> Message:
-        """Handle a message from a client or from another worker's host."""
+        """Handle a message from a client or another worker; a failure is returned, not raised."""
         try:
             if call == "hello":
                 return {"status": "done", "incarnation": self.incarnation}
@@ -147,15 +138,12 @@ class WorkspaceHost(WorkerPlugin):
     async def _bind(
         self, binding: str, leases: Mapping[str, str], wait_seconds: float, **options: Any
     ) -> Message:
-        """Host a binding, once its lease task runs here.
-
-        `options` are the job's and the session's part of a `BindingContext`.
-        """
+        """Host a binding, once its lease task runs here; `options` are for its `BindingContext`."""
         worker = self._worker
         key = leases[worker.address]
         lease = self._leases.get(key)
         if lease is None:
-            # Dask starts it soon, or never: the client asks again.
+            # Dask has not started it yet: the client will ask again.
             await asyncio.sleep(min(0.005, wait_seconds))
             lease = self._leases.get(key)
         if lease is not None:
@@ -170,7 +158,7 @@ class WorkspaceHost(WorkerPlugin):
                 nthreads=worker.state.nthreads,
                 call_peer=self._call_peer,
                 used_bytes=worker.monitor.get_process_memory,
-                # Without a nanny nobody kills the process, and others may share it.
+                # Without a nanny, nothing kills the process, and others may share it.
                 limit_bytes=(worker.nanny and worker.memory_manager.memory_limit) or 0,
                 memory_share=get_number("memory-share"),
                 **options,
@@ -180,7 +168,7 @@ class WorkspaceHost(WorkerPlugin):
         return {"status": "done"}
 
     def _make_kept_states(self) -> KeptStates:
-        share = min(1, self._worker.state.nthreads / CPU_COUNT)  # as Dask's "auto" has it
+        share = min(1, self._worker.state.nthreads / CPU_COUNT)  # as in Dask's "auto"
         limit = self._worker.memory_manager.memory_limit or int(share * MEMORY_LIMIT)
         try:
             return KeptStates(get_bytes("rollback-memory", limit))
@@ -188,7 +176,7 @@ class WorkspaceHost(WorkerPlugin):
             raise DefinitionError(f"On worker {self._worker.address}: {error}") from None
 
     async def _reach(self, addresses: Sequence[str], wait_seconds: float) -> Message:
-        """Ping other workers; returns those that do not answer within that time as ``"cut"``."""
+        """Ping other workers; ``"cut"`` in the reply lists those that do not answer."""
         slots = asyncio.Semaphore(MOST_PINGS)
 
         async def is_cut(address: str) -> bool:
@@ -224,7 +212,7 @@ class WorkspaceHost(WorkerPlugin):
             self._end_lease(key)
 
     def _switch_sooner(self) -> None:
-        """Shorten the time for which a busy thread may hold up the event loop."""
+        """Shorten the time for which a busy thread may delay the event loop."""
         seconds = get_number("switch-seconds")
         # Without a nanny, others may share the process.
         if seconds and self._worker.nanny and not self._own_switch_seconds:
@@ -236,10 +224,10 @@ class WorkspaceHost(WorkerPlugin):
         if lease is not None:
             lease.ended.set()
             lease.context.cancel()
-            self._drop(binding_of(key), "its client released it or went away")
+            self._drop(binding_of(key), "its client released it or disconnected")
 
     def hold_lease(self, key: str) -> None:
-        """Give this thread's context to the binding, and block until the lease ends."""
+        """Pass this thread's context to the binding, and block until the lease ends."""
         lease = self._leases.get(key)
         if lease is None:  # cancelled before this thread started
             return
@@ -258,7 +246,7 @@ class WorkspaceHost(WorkerPlugin):
 
 
 def lease_key(binding: str, incarnation: str, number: int) -> str:
-    """The key of a binding's lease task on one worker; `incarnation` is that of its host."""
+    """The key of a binding's lease task on the worker whose host has that incarnation."""
     return f"{LEASE_PREFIX}|{binding}|{incarnation}|{number}"
 
 
@@ -268,13 +256,13 @@ def binding_of(key: str) -> str:
 
 
 def hold_lease(key: str) -> Sequence[str]:
-    """Hold a worker for a binding; the function of the lease task.
+    """Reserve a worker for a binding; the function of the lease task.
 
-    Pinned and seceded, it shows the scheduler that the worker and its resources are in use, without
-    taking a thread from other tasks.
+    The scheduler sees that the worker and its resources are in use. As the task secedes, it takes no
+    thread from other tasks.
     """
     host = get_worker().plugins.get(PLUGIN_NAME)
-    # A worker that came back at a dead one's address has the task but not the workspaces.
+    # A worker that restarted at the same address gets the task again, but lost the workspaces.
     if isinstance(host, WorkspaceHost) and key.split("|")[2] == host.incarnation:
         secede()
         host.hold_lease(key)

@@ -1,7 +1,7 @@
-"""Preload of `Session.local`'s worker processes: leaves signals to the client.
+"""Preload of `Session.local`'s worker processes, which must not stop before their client.
 
 A terminal's Ctrl-C and a batch system's SIGTERM reach every process of a group. The client lets the
-epoch end and then stops the workers, so these must not stop by themselves before.
+epoch end and then stops the workers.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ TERMINATED = 143
 
 
 class MemoryOnly(logging.Filter):
-    """Passes only Dask's log records about memory.
-
-    A run reports everything else about its session's own workers itself.
-    """
+    """Passes only Dask's log records about memory; a run reports the rest itself."""
 
     _PASSED = ("distributed.nanny.memory", "distributed.worker.memory")
 
@@ -49,7 +46,7 @@ def dask_setup(worker: object) -> None:
 
 
 def _exit_later(number: int, frame: FrameType | None) -> None:
-    """Exit after a while: a client that is alive has stopped this process by then."""
+    # A client that is alive stops this process before the timer does.
     timer = threading.Timer(get_number("departure-seconds"), os._exit, (TERMINATED,))
     timer.daemon = True
     timer.start()

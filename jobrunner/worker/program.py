@@ -1,7 +1,7 @@
-"""Slices prepared to run many times on one worker.
+"""Slices of a group, prepared once to run many times on one worker.
 
-A plan names blobs; a `Program` holds their dictionaries, so that running a task looks up nothing
-but its values. Each worker makes it once for a group.
+A plan names blobs. A `Program` refers to their dictionaries, so that a task's call looks up nothing
+but values.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from jobrunner.errors import BlobNotFoundError
 from jobrunner.workspace import IMMUTABLE, Workspace, view
 
 REPORT_INDEX = 1 << 31
-"""Index of the first report: reports come after all tasks in the order of definition."""
+"""Index of the first report: in order of definition, reports come after all tasks."""
 
 Source = tuple[dict[Any, Any], Any, bool]
-"""Where an argument is: a dictionary, its key, and whether the task updates the value."""
+"""Where an argument is: a dictionary and a key, and whether the task updates the value."""
 
 Target = tuple[dict[str, Any], str]
-"""Where an output goes: a dictionary and its key."""
+"""Where an output goes: a dictionary and a key."""
 
 
 class InputMissing(Exception):  # noqa: N818  (only wraps `reason`, to tell it from a task's error)
-    """A task or a stop condition could not be called or read: a blob is missing."""
+    """A blob is missing that a task, a stop condition or another node reads."""
 
     def __init__(self, node: str, reason: BlobNotFoundError) -> None:
         super().__init__(reason)
@@ -48,12 +48,12 @@ class InputMissing(Exception):  # noqa: N818  (only wraps `reason`, to tell it f
 
 @dataclass(slots=True)
 class Handover:
-    """A crossing, on the worker of its source; `blobs` holds its blob if it has one."""
+    """A crossing, on the worker of its source."""
 
     crossing: Crossing
-    blobs: dict[str, Any]
-    is_local: bool
-    is_remote: bool
+    blobs: dict[str, Any]  # where its blob is, if it has one
+    is_local: bool  # a target is on this worker
+    is_remote: bool  # a target is on another worker
 
 
 @dataclass(slots=True)
@@ -63,9 +63,9 @@ class CapturedPart:
     part: int
     key: tuple[int, int]
     copy: bool
-    retain: bool  # for the client
+    retain: bool  # for the client to fetch
     is_read: bool  # by a task or a stop condition of the run
-    is_moved: bool  # one task reads it, and nothing else needs it
+    is_moved: bool  # only one task reads it
 
 
 @dataclass(slots=True, eq=False)
@@ -82,14 +82,14 @@ class Step:
     is_plain: bool = True  # all of `kwargs` are immutable
     outputs: tuple[Target | None, ...] = ()  # None for those that are not kept
     output_names: tuple[str, ...] = ()
-    sole: Target | None = None  # of its one output, if nothing else takes the return value
+    sole: Target | None = None  # set if the return value goes into one blob and nowhere else
     captures: tuple[CapturedPart, ...] = ()
     handovers: tuple[Handover, ...] = ()
     num_instances: int = 1
     report: Report | None = None
     needs: int = 0  # how many steps and arrivals it waits for
     successors: list[int] = field(default_factory=list)  # positions of the steps that wait for it
-    is_long: bool = False  # in an earlier run
+    is_long: bool = False  # its function took long, in this or an earlier run
 
     def keywords(self) -> dict[str, Any]:
         """Keyword arguments for one call."""
@@ -97,19 +97,15 @@ class Step:
 
 
 class Program:
-    """What one worker runs of a group.
-
-    `slices` and `workspaces` are those of the nodes on this worker; `crossings` and `conditions`
-    are all of the group. `key` is unique among the groups of the binding.
-    """
+    """One worker's part of a group."""
 
     def __init__(
         self,
-        key: str,
+        key: str,  # unique among the groups of the binding
         name: str,
-        slices: Mapping[str, Slice],
-        crossings: Sequence[Crossing],
-        conditions: Sequence[Condition],
+        slices: Mapping[str, Slice],  # of the nodes on this worker
+        crossings: Sequence[Crossing],  # all of the group
+        conditions: Sequence[Condition],  # all of the group
         workspaces: Mapping[str, Workspace],
     ) -> None:
         self.key = key
@@ -122,14 +118,15 @@ class Program:
         self.conditions = [c for c in conditions if c.node in slices]
         self.may_overlap = False  # the next run may begin before other workers end this one
         self.has_updates = dict.fromkeys(slices, False)
-        self.changes: dict[str, set[str]] = {node: set() for node in slices}  # global blobs
+        self.changes: dict[str, set[str]] = {node: set() for node in slices}  # blobs that tasks set
         self._slices = slices
         self._crossings = crossings
         self._private = {
             node: {o.name for task in part.tasks for o in task.outputs if not o.is_global}
             for node, part in slices.items()
         }
-        # How many tasks read each part of a return value; a condition counts as two.
+        # How many tasks read each part of a return value. A condition counts as two, so that the
+        # part is never moved.
         self._readers = Counter({(c.task, c.part): 2 for c in self.conditions})
 
         planned = sorted(
@@ -153,12 +150,12 @@ class Program:
         self.first = [step.position for step in self.steps if step.needs == 0]
 
     def blobs(self, node: str, name: str) -> dict[str, Any]:
-        """The dictionary of a blob: the node's private or global ones."""
+        """The dictionary of a blob: its node's private or global blobs."""
         workspace = self.workspaces[node]
         return workspace.private if name in self._private[node] else workspace.globals
 
     def read(self, condition: Condition) -> Any:
-        """Return a stop condition's value, once all steps have run; may raise `InputMissing`."""
+        """Return a stop condition's value after the last step; may raise `InputMissing`."""
         if condition.blob is None:
             return view(self.results[condition.task, condition.part])
         try:
@@ -208,16 +205,16 @@ class Program:
         )
 
     def name_crossings(self, crossings: Collection[int]) -> str:
-        """Name crossings, for the end of a message; ids below 0 are notes and not values."""
+        """Name the values of crossings, for the end of a message; ids below 0 are notes."""
         names: dict[str, None] = {}
         for crossing in (self._crossings[c] for c in crossings if c >= 0):
             name = f"blob {crossing.source}/{crossing.blob}"
             for task in self._slices[crossing.source].tasks if crossing.blob is None else ():
                 if task.index == crossing.source_task:
-                    name = f"what {crossing.source}/{task.name} returned"
+                    name = f"the return value of {crossing.source}/{task.name}"
             names[name] = None
-        told = ", ".join([*list(names)[:3], *(["…"] if len(names) > 3 else [])])
-        return f" (under way: {told})" if names else ""
+        listed = ", ".join([*list(names)[:3], *(["…"] if len(names) > 3 else [])])
+        return f" (sending: {listed})" if names else ""
 
     def _connect(self, task: PlannedTask) -> None:
         position = self._positions[task.index]
@@ -237,7 +234,7 @@ class Program:
             self.steps[source].successors.append(position)
 
     def _add_reports(self) -> None:
-        """Let a report's last run wait for its node's tasks, or for all if its node has none."""
+        """Add each report's last run: after its node's tasks, or after all if its node has none."""
         num_tasks = len(self.steps)
         index = REPORT_INDEX
         for node, part in self._slices.items():

@@ -1,4 +1,4 @@
-"""What a task's function can ask about itself."""
+"""What `current_task` tells a task's function about itself."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ Metric = bool | int | float | str
 
 
 class MetricEntry(NamedTuple):
-    """A reported metric; `order` and `instance` are the task's, by definition."""
+    """A reported metric."""
 
     name: str
     node: str
-    order: int
+    order: int  # the task's place in the order of definition
     instance: int
     value: Metric
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What all tasks of one run of a group have in common."""
+    """What all tasks of one run share."""
 
     job: str
     group: str
     seed: int  # the job's
     epoch: int | None  # None outside a runner
-    step: int  # which run of the epoch group within the epoch, from 0
-    attempt: int  # how many times the runner recovered before
+    step: int  # number of the run within the epoch, from 0
+    attempt: int  # how many times the runner has recovered
 
 
 class CurrentTask:
@@ -47,16 +47,16 @@ class CurrentTask:
     epoch : int or None
         The current epoch; None outside a runner.
     step : int
-        Which run of the epoch group within the epoch, from 0.
+        Number of the epoch group's run within the epoch, from 0.
     attempt : int
-        How many times the runner recovered before.
+        How many times the runner has recovered.
     instance : int
         From 0 to `num_instances` - 1.
     workspace : mapping
         The node's blobs, private ones of this run included, read-only.
     rng : numpy.random.Generator
-        Seeded with job seed, group, node, task, epoch, step and instance alone: the numbers are
-        the same after a restart and on any number of workers.
+        Depends on job seed, group, node, task, epoch, step and instance alone: its numbers are the
+        same after a restart and on any number of workers.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class CurrentTask:
         return self._rng
 
     def report(self, **metrics: Metric) -> None:
-        """Add to the epoch's metrics. The value reported last in order of definition counts.
+        """Add to the epoch's metrics. Of several values, the last in order of definition counts.
 
         Parameters
         ----------
@@ -121,13 +121,13 @@ class CurrentTask:
         return f"<CurrentTask {where!r} of {self.group!r}, epoch {self.epoch}, step {self.step}>"
 
 
-# Set at each call of a task's function, so it must be cheap: a list `[make, step, instance, None]`,
-# whose last item becomes `make(step, instance)` when it is asked for.
+# Set at each call of a task's function, so it is cheap: a list `[make, step, instance, None]`.
+# `current_task` replaces the None by `make(step, instance)`.
 FRAME: ContextVar[list[Any] | None] = ContextVar("jobrunner_task", default=None)
 
 
 def current_task() -> CurrentTask:
-    """Return the task that calls this.
+    """Return the task whose function calls this.
 
     Returns
     -------
@@ -147,8 +147,8 @@ def current_task() -> CurrentTask:
     frame = FRAME.get()
     if frame is None:
         raise ExecutionError(
-            "current_task() was called outside a task. Call it in a task's function, in the thread "
-            "that jobrunner calls the function in; pass what other threads need as arguments."
+            "current_task() was called outside a task. Call it in the thread that runs a task's "
+            "function, and pass other threads what they need as arguments."
         )
     if frame[3] is None:
         make, step, instance, _ = frame
@@ -160,7 +160,7 @@ def current_task() -> CurrentTask:
 def make_rng(
     seed: int, group: str, node: str, task: str, epoch: int | None, step: int, instance: int
 ) -> np.random.Generator:
-    """Random numbers that depend on the arguments alone, on every machine."""
+    """Make a generator that depends on the arguments alone, on every machine."""
     digest = hashlib.blake2b(digest_size=32)
     for part in (seed, group, node, task, epoch, step, instance):
         text = repr(part).encode("utf-8", "surrogatepass")

@@ -16,26 +16,15 @@ logger = logging.getLogger(__name__)
 class ThreadPool:
     """Daemon threads that run calls at once, each in a copy of one context.
 
-    A call never waits for a thread: if none is idle, another one starts. The caller bounds how
-    many calls run at once. After `close` each thread ends when its current call returns.
-
-    Parameters
-    ----------
-    name : str
-        Prefix of the threads' names.
-    context : contextvars.Context
-        The context that calls see.
-    ended : callable
-        Called once, in any thread, when the pool is closed and its last thread has ended.
-    failed : callable
-        Called with the exception that a call raised, in its thread. Calls report the failures of
-        user functions themselves, so this is a bug of ours; whoever waits for the call must know.
+    If no thread is idle, another one starts, so no call waits; the caller limits how many run at
+    once. After `close`, each thread ends when its call returns. `ended` is called in any thread
+    once the pool is closed and its last thread has ended. `failed` gets an exception that a call
+    raised, in its thread: calls catch those of user functions, so it is a bug in this package.
     """
 
-    # Not `distributed.threadpoolexecutor`: it has a fixed number of threads and queues calls beyond
-    # it (the instances of a task that wait for each other would block), runs them outside of the
-    # lease task's context, cannot report its last thread's end while a function that cannot be
-    # stopped still runs, and makes a future for each call.
+    # `distributed.threadpoolexecutor` does not serve: it queues calls beyond a fixed number of
+    # threads (instances that wait for each other would block), has no context for calls, cannot
+    # report its last thread's end, and makes a future for each call.
 
     def __init__(
         self,
@@ -56,7 +45,7 @@ class ThreadPool:
         self._is_closed = False
 
     def submit(self, call: Callable[[], object]) -> None:
-        """Run `call()` in a thread. Ignored after `close`."""
+        """Run `call()` in a thread; after `close`, do nothing."""
         with self._lock:
             if self._is_closed:
                 return
@@ -92,7 +81,7 @@ class ThreadPool:
             except BaseException as error:
                 logger.exception("A call in thread pool %s failed", self._name)
                 self._failed(error)
-            del call  # it would keep what it refers to alive until the next call
+            del call  # it would keep its values alive until the next call
             with self._lock:
                 self._idle += 1
         with self._lock:
@@ -105,8 +94,8 @@ class ThreadPool:
 def call_on_loop(
     loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: Any
 ) -> None:
-    """Call back on an event loop, from any thread. Ignored if the loop has closed."""
+    """Call back on an event loop, from any thread; do nothing if the loop has closed."""
     try:
         loop.call_soon_threadsafe(callback, *args)
     except RuntimeError:
-        logger.debug("The worker closed before %r", callback, exc_info=True)
+        logger.debug("The worker closed before %r was called", callback, exc_info=True)

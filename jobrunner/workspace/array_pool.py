@@ -1,7 +1,7 @@
-"""Memory of arrays that tasks update after each save, reused for the next copy.
+"""Reuses the memory of arrays that were copied before an update.
 
-An array that a save or a kept state refers to is copied before a task updates it. Fresh memory costs
-several times what a copy in used memory does. So the pool takes the array that a copy has replaced,
+An array that a save or a kept state refers to is copied before a task updates it. A copy into fresh
+memory takes several times as long as one into used memory. So the pool takes the replaced array,
 once nothing else refers to it, and fills it with the next copy.
 """
 
@@ -17,7 +17,7 @@ from jobrunner.workspace.memory_limit import copied
 from jobrunner.workspace.values import sole_arrays
 
 LEAST_BYTES = 128 << 10
-"""The C library itself reuses smaller memory."""
+"""Smaller memory is reused by the C library."""
 
 _Key = tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]
 
@@ -25,18 +25,14 @@ _Key = tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]
 class ArrayPool:
     """Unused arrays of one worker.
 
-    Notes
-    -----
-    Holds at most one array for each copy made: arrays that tasks replace by their own are not
-    taken. Arrays that no copy uses are freed after a while.
+    It takes only arrays that its copies have replaced, and `expire` frees what no copy uses.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._new: dict[_Key, list[np.ndarray]] = {}
-        self._old: dict[_Key, list[np.ndarray]] = {}  # those that `expire` has seen already
-        # The arrays that copies have replaced, by id: they come back in `offer`.
-        self._replaced: dict[int, weakref.ref[np.ndarray]] = {}
+        self._old: dict[_Key, list[np.ndarray]] = {}  # unused since before the last `expire`
+        self._replaced: dict[int, weakref.ref[np.ndarray]] = {}  # by id, until `offer`
 
     @property
     def nbytes(self) -> int:
@@ -46,7 +42,7 @@ class ArrayPool:
             return sum(array.nbytes for arrays in lists for array in arrays)
 
     def copy(self, array: np.ndarray, why: str) -> np.ndarray:
-        """Copy an array, into an unused one if there is one alike: see `copied`."""
+        """Copy an array, into an unused one of the same form if there is one: see `copied`."""
         if array.nbytes < LEAST_BYTES or array.dtype.hasobject or not array.flags.forc:
             return copied(array, why)
         key = _key(array)
@@ -62,9 +58,9 @@ class ArrayPool:
         return copy
 
     def offer(self, holder: dict[Any, Any]) -> None:
-        """Take the arrays that copies have replaced, and empty `holder`.
+        """Empty `holder`, and take those of its arrays that copies have replaced.
 
-        The caller must have no other reference to the values of `holder`.
+        The caller must have no reference to the values of `holder`.
         """
         if self._replaced:
             for name in holder:
@@ -80,7 +76,7 @@ class ArrayPool:
         """Free the arrays that no copy has used since the last call."""
         with self._lock:
             expired, self._old, self._new = self._old, self._new, {}
-        del expired  # not under the lock: to free much memory takes milliseconds
+        del expired  # without the lock: to free much memory takes milliseconds
 
     def clear(self) -> None:
         """Free all arrays."""

@@ -1,8 +1,8 @@
 """States of nodes that a worker keeps in memory, to recover without reading storage. No Dask.
 
-An array that only its blob refers to is kept by reference: only `values.own` lets it change, and
-copies it first if something else, like a kept state, refers to it. Built-in containers are rebuilt,
-tensors copied. Any other object could change unseen, so it is not kept, and is read from storage.
+An array that only its blob refers to is kept by reference: `values.own` copies it before an update,
+because the kept state refers to it too. Built-in containers are rebuilt, tensors copied. Other
+objects could change unnoticed, so they are not kept, and recovery reads them from storage.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from jobrunner.workspace.array_pool import ArrayPool
 from jobrunner.workspace.values import IMMUTABLE, SOLE_ITEM, copy_tensor, has_own_memory
 
 _COPIED_BYTES = 1 << 20
-"""The largest array over a file's memory map that is copied; larger ones are not kept."""
+"""Larger arrays over a file's memory map are not kept."""
 
 _MOST_SAVES = 3
-"""Kept at once: the last one known to be recorded, one that may be, and the newest."""
+"""The last save known to be recorded, one that may be, and the newest."""
 
 
 @dataclass(slots=True)
@@ -32,41 +32,22 @@ class _Save:
 
     states: dict[str, dict[str, Any]] = field(default_factory=dict)  # node -> blob -> kept value
     identities: dict[str, Hashable] = field(default_factory=dict)  # by node, once known
-    arrays: set[int] = field(
-        default_factory=set
-    )  # ids of arrays referred to, by one reference each
-    nbytes: int = 0  # what it may come to take, when the blobs have changed
+    arrays: set[int] = field(default_factory=set)  # ids; the save has one reference to each
+    nbytes: int = 0  # at most, once the blobs have changed
 
 
 class KeptStates:
     """The states that one worker keeps of its nodes, for one binding after another.
 
-    Parameters
-    ----------
-    budget_bytes : int
-        How much the states of one save may take. Blobs beyond it are not kept; blobs that no epoch
-        changes cost nothing.
-
-    Attributes
-    ----------
-    changing : dict of str to set of str
-        Node -> names of the blobs that its tasks change from epoch to epoch.
-    is_suspended : bool
-        Keep nothing now.
-    array_pool : ArrayPool
-        For copies of kept arrays that tasks update.
-
-    Notes
-    -----
-    Runs on the worker, in any thread. A state is recalled by its identity: what the record of its
-    epoch says of its store, content included. So a recalled state is right, whatever happened since.
+    Any thread may use it. A state is recalled by its identity: what its epoch's record says about
+    its store, checksums included. So a recalled state is right, whatever happened in between.
     """
 
     def __init__(self, budget_bytes: int = 0) -> None:
-        self.budget_bytes = budget_bytes
-        self.changing: dict[str, set[str]] = {}
-        self.is_suspended = False
-        self.array_pool = ArrayPool()
+        self.budget_bytes = budget_bytes  # for one save; blobs that no epoch changes cost nothing
+        self.changing: dict[str, set[str]] = {}  # names of the blobs that epochs change, by node
+        self.is_suspended = False  # keep nothing now
+        self.array_pool = ArrayPool()  # for copies of kept arrays that tasks update
         self._saves: dict[str, _Save] = {}
         self._lock = threading.Lock()
 
@@ -75,7 +56,7 @@ class KeptStates:
 
     @property
     def nbytes(self) -> int:
-        """What all states may come to take."""
+        """How much memory all states take at most."""
         return sum(save.nbytes for save in list(self._saves.values()))
 
     def keep(
@@ -86,19 +67,10 @@ class KeptStates:
         names: Iterable[str],
         identity: Hashable = None,
     ) -> None:
-        """Keep a node's state, as much of it as can be kept exactly and within the budget.
+        """Keep the named blobs of a node that can be kept exactly and within the budget.
 
-        Parameters
-        ----------
-        save_id : str
-            Names the save. The states of one save are dropped together.
-        node : str
-        state : mapping of str to object
-            Must not change meanwhile. The caller must have no other reference to its values.
-        names : iterable of str
-            Names of the blobs to keep.
-        identity : hashable, optional
-            For `recall`; if None, `identify` sets it later.
+        `state` must not change meanwhile, and the caller must have no other reference to its
+        values. Without an `identity`, `identify` must set it before the state can be recalled.
         """
         if self.budget_bytes <= 0 or self.is_suspended:
             return
@@ -111,7 +83,7 @@ class KeptStates:
             changing = self.changing.get(node, ())
             for name in names:
                 keeper = _Keeper(
-                    [its.arrays for its in self._saves.values()],
+                    [other.arrays for other in self._saves.values()],
                     self.budget_bytes - save.nbytes,
                     is_changing=name in changing,
                 )
@@ -131,10 +103,7 @@ class KeptStates:
                 self._saves[save_id].identities.update(identities)
 
     def recall(self, node: str, identity: Hashable, names: Collection[str]) -> dict[str, Any]:
-        """Return those of the blobs that are kept of the state of that identity, as they were.
-
-        A state can be recalled again.
-        """
+        """Return those of the named blobs that are kept in the state of that identity."""
         with self._lock:
             for save in self._saves.values():
                 if node in save.identities and save.identities[node] == identity:
@@ -143,7 +112,7 @@ class KeptStates:
         return {}
 
     def drop_before(self, save_id: str) -> None:
-        """Drop the states of saves before that one, whose epoch is recorded or was loaded."""
+        """Drop the states of saves before that one, which was recorded or loaded."""
         with self._lock:
             saves = list(self._saves)
             place = saves.index(save_id) if save_id in saves else len(saves)
@@ -151,7 +120,7 @@ class KeptStates:
         self._give_up(dropped)
 
     def drop_all(self) -> None:
-        """Drop everything, unless a state is being kept just now."""
+        """Drop everything, unless another thread is using the states."""
         if self._lock.acquire(blocking=False):
             dropped, self._saves = self._saves, {}
             self._lock.release()
@@ -159,12 +128,12 @@ class KeptStates:
         self.array_pool.clear()
 
     def references(self, array: np.ndarray) -> int:
-        """How many of the references to an array are those of kept states."""
+        """How many kept states refer to an array."""
         with self._lock:
             return sum(id(array) in save.arrays for save in self._saves.values())
 
     def _make_room_for(self, save_id: str) -> None:
-        """Drop a save that cannot have been recorded; failing saves would pile up otherwise."""
+        """Drop a save that cannot have been recorded: failing saves would pile up."""
         with self._lock:
             saves = list(self._saves)
             if save_id in saves or len(saves) < _MOST_SAVES:
@@ -200,8 +169,8 @@ class _Keeper:
     def keep(self, holder: Any, key: Any, *, is_hidden: bool = False) -> Any:
         """Return what to keep of ``holder[key]``.
 
-        `is_hidden`: `own` does not reach it, or something else refers to a container of it, so that
-        its arrays must be copied.
+        If `is_hidden`, its arrays must be copied: `own` does not find them, or something else
+        refers to a container of them.
         """
         references = sys.getrefcount(holder[key])
         value = holder[key]
@@ -292,7 +261,7 @@ def _is_constant(key: object) -> bool:
 
 
 def _restored(kept: Any, memo: dict[int, Any], *, is_hidden: bool = False) -> Any:
-    """Rebuild a blob from what was kept; arrays are shared if `own` reaches and so copies them."""
+    """Rebuild a blob from a kept value; arrays are shared, unless `own` does not find them."""
     kind = type(kept)
     if kind in IMMUTABLE or (kind is np.ndarray and not is_hidden):
         return kept

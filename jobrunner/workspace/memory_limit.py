@@ -1,8 +1,8 @@
 """Ends a run before its worker runs out of memory. No Dask.
 
-Workspaces stay in memory. A nanny kills a worker that exceeds its limit, and a job that does not fit
-would start again and again. So the run ends before, with an error that gives the figures: when the
-process has grown too large, and before an allocation that is known not to fit.
+A nanny kills a worker that exceeds its limit, and a job that does not fit would restart forever. So
+the run ends earlier, with an error that gives the figures: when the process has grown too large, or
+before a copy that does not fit.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from jobrunner.errors import ExecutionError
 SLOWEST_LOOK_SECONDS = 0.1
 """The interval of Dask's nanny."""
 FASTEST_LOOK_SECONDS = 0.005
-"""How long a thread waits for the interpreter beside a busy one."""
+"""How long a thread waits for the interpreter while another one is busy."""
 KNOWN_BYTES = 32 << 20
-"""From this size on, memory comes from the system, whatever the process has freed before."""
+"""Arrays of this size or more always take new memory from the system."""
 TIGHT_SHARE = 0.7
 """Share of a worker's limit. At 0.8 Dask pauses the worker, and then it starts no lease task."""
 
@@ -31,39 +31,21 @@ WAITING_BYTES = 256 << 20
 
 
 class MemoryLimit:
-    """How much memory a worker's process uses, and how much it may use.
-
-    Parameters
-    ----------
-    address : str
-        The worker's, for messages.
-    used_bytes : callable
-        Returns what the process uses now.
-    limit_bytes : int
-        At which it is killed or the machine swaps; 0 if unknown.
-    share : float
-        Share of the limit beyond which a run ends; 0 for never.
-    sizes : callable
-        Returns node -> approximate size of its blobs, for messages.
-    relieve : callable
-        Frees what the worker can do without.
-    clock : callable, optional
-        Returns seconds.
-    """
+    """How much memory a worker's process uses, and how much it may use."""
 
     def __init__(
         self,
-        address: str,
+        address: str,  # the worker's, for messages
         *,
-        used_bytes: Callable[[], int],
-        limit_bytes: int,
-        share: float,
-        sizes: Callable[[], Mapping[str, int]] = dict,
-        relieve: Callable[[], object] = bool,
+        used_bytes: Callable[[], int],  # by the process, now
+        limit_bytes: int,  # 0 if unknown
+        share: float,  # of the limit, beyond which a run ends; 0 for never
+        sizes: Callable[[], Mapping[str, int]] = dict,  # of nodes' blobs, for messages
+        relieve: Callable[[], object] = bool,  # drops kept states
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.is_over = False  # a run should end now, as of the last `look`
-        self.is_tight = False  # keep nothing that the worker can do without, as of the last `look`
+        self.is_over = False  # at the last `look`: the run must end
+        self.is_tight = False  # at the last `look`: keep no states
         self._address = address
         self._used_bytes = used_bytes
         self._limit_bytes = limit_bytes
@@ -72,14 +54,14 @@ class MemoryLimit:
         self._relieve = relieve
         self._clock = clock
         self.is_limited = limit_bytes > 0 and share > 0
-        # How much may wait here to be sent, and again how much may wait for later runs.
+        # How much may wait to be sent, and how much more for later runs.
         self.waiting_bytes = limit_bytes // 16 if self.is_limited else WAITING_BYTES
         self._last = (clock(), used_bytes() if self.is_limited else 0)
 
     def look(self) -> float:
-        """Check what the process uses; returns the seconds until the next look.
+        """Check the memory in use; returns the seconds until the next look.
 
-        That is half the time in which memory runs out, at the pace since the last look.
+        That is half the time until memory runs out, if it grows as fast as since the last look.
         """
         before, then = self._last
         now, used = self._last = (self._clock(), self._used_bytes())
@@ -94,7 +76,7 @@ class MemoryLimit:
         return min(max(left / growth / 2, FASTEST_LOOK_SECONDS), SLOWEST_LOOK_SECONDS)
 
     def require(self, nbytes: int, what: str) -> None:
-        """Raise an `ExecutionError` if so many bytes do not fit."""
+        """Raise an `ExecutionError` if that many bytes do not fit."""
         if self.is_limited and nbytes >= KNOWN_BYTES:
             used = self._used_bytes()
             if used + nbytes > self._share * self._limit_bytes:
@@ -102,14 +84,15 @@ class MemoryLimit:
                 used = self._used_bytes()
             if used + nbytes > self._share * self._limit_bytes:
                 raise ExecutionError(
-                    f"{what} takes {as_text(nbytes)}, which do not fit in the memory of worker "
-                    f"{self._address}: {self._account(used)}"
+                    f"{what} takes {as_text(nbytes)}, more than worker {self._address} has left: "
+                    f"{self._account(used)}"
                 )
 
     def error(self) -> ExecutionError:
         """The error that ends a run when `is_over`."""
         return ExecutionError(
-            f"Worker {self._address} would soon be killed: {self._account(self._used_bytes())}"
+            f"Worker {self._address} is about to exceed its memory limit: "
+            f"{self._account(self._used_bytes())}"
         )
 
     def _account(self, used: int) -> str:
@@ -117,9 +100,9 @@ class MemoryLimit:
         return (
             f"it uses {as_text(used)} of its limit of {as_text(self._limit_bytes)}, and a run ends "
             f"at {self._share:.0%}. The blobs of its {len(sizes)} nodes take "
-            f"{as_text(sum(sizes.values()))}: {largest(sizes)}; the rest is used by values on their "
-            f"way, by tasks and by Python itself. Use more workers or ones with more memory, place "
-            f"fewer nodes on each, or make blobs smaller."
+            f"{as_text(sum(sizes.values()))}: {largest(sizes)}. Values being sent, tasks and Python "
+            f"itself take the rest. Use more workers or workers with more memory, place fewer nodes "
+            f"on each, or make blobs smaller."
         )
 
 
@@ -128,14 +111,14 @@ MEMORY_LIMIT: ContextVar[MemoryLimit] = ContextVar("jobrunner_memory_limit")
 
 
 def copied(array: np.ndarray, why: str) -> np.ndarray:
-    """Copy an array in the same order in memory; `ExecutionError` if the copy does not fit."""
+    """Copy an array in the same memory order; `ExecutionError` if the copy does not fit."""
     if array.nbytes >= KNOWN_BYTES and (limit := MEMORY_LIMIT.get(None)) is not None:
         limit.require(array.nbytes, f"A copy of an array {why}")
     return array.copy(order="K")
 
 
 def size_of(values: Iterable[Any]) -> int:
-    """Approximate size of values in bytes. Memory that several share counts once."""
+    """Approximate size of values in bytes. Shared memory counts once."""
     return _size_of(list(values), set())
 
 

@@ -1,4 +1,4 @@
-"""The rules that make blobs values and not references.
+"""The rules by which blobs are values and not references.
 
 - `view`: a blob as a task's input. Arrays become read-only views, built-in containers are rebuilt.
 - `own`: a blob that a task updates. Memory that something else refers to is copied.
@@ -35,8 +35,8 @@ IMMUTABLE: frozenset[type] = frozenset(
 )
 """Exact types whose values cannot change."""
 
-# What `sys.getrefcount` counts in this interpreter for a value that only its container refers to,
-# and for an array that only its one view refers to.
+# What `sys.getrefcount` returns in this interpreter for a value that only its container refers to,
+# and for an array that only one view refers to.
 SOLE_ITEM = (lambda box: sys.getrefcount(box[0]))([object()])
 _SOLE_BASE = (lambda array: sys.getrefcount(array.base))(np.empty(2)[:1])
 
@@ -44,8 +44,8 @@ _SOLE_BASE = (lambda array: sys.getrefcount(array.base))(np.empty(2)[:1])
 def view(value: Any) -> Any:
     """Return a blob as a task's input, so that no mistake of the task changes the blob.
 
-    Arrays become read-only views. Exact lists, dicts, sets, tuples and bytearrays are rebuilt, and
-    their items treated alike. A `Snapshot` is opened. Anything else is returned as it is.
+    Arrays become read-only views. Exact lists, dicts, sets, tuples and bytearrays are rebuilt with
+    views of their items. A `Snapshot` is opened. Anything else is returned as it is.
     """
     kind = type(value)
     if kind in IMMUTABLE:
@@ -71,18 +71,11 @@ def view(value: Any) -> Any:
 
 
 def own(holder: Any, key: Any, copy: Callable[[np.ndarray, str], np.ndarray] = copied) -> Any:
-    """Return a blob for a task to update; arrays that something else refers to are copied first.
+    """Return blob ``holder[key]`` for an update; arrays that something else refers to are copied.
 
     A task may have put an input, which shares the blob's memory, into a container or an object. The
-    blob then gets the copy, and the kept input stays as it was.
-
-    Parameters
-    ----------
-    holder, key
-        ``holder[key]`` is the blob. The caller must have no reference to it: they are counted.
-        Arrays that have to be copied are replaced in `holder`.
-    copy : callable, optional
-        ``copy(array, why)`` copies an array.
+    blob then gets the copy, and the input stays as it was. The caller must have no reference to
+    the blob: references are counted.
     """
     is_sole = sys.getrefcount(holder[key]) <= SOLE_ITEM
     value = holder[key]
@@ -111,18 +104,11 @@ def own(holder: Any, key: Any, copy: Callable[[np.ndarray, str], np.ndarray] = c
 
 
 def adopt(box: list[Any], arguments: Iterable[Any]) -> Any:
-    """Make a task's return value its node's own.
+    """Return a task's return value, the one item of `box`, as its node's own.
 
-    Arrays are copied if something else can reach their memory: an argument, a module's global, a
-    cache, another part of the value.
-
-    Parameters
-    ----------
-    box : list
-        Its one item is the value. The caller must have no other reference to it: references are
-        counted.
-    arguments : iterable
-        The arguments of the task's call.
+    Arrays are copied if something else can reach their memory: an argument of the call, a module's
+    global, a cache, another part of the value. The caller must have no other reference to the
+    value: references are counted.
     """
     if type(box[0]) in IMMUTABLE:
         return box[0]
@@ -165,13 +151,13 @@ def _adopt_array(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) -> 
 def _is_own(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) -> bool:
     if array.base is None or type(array.base) is np.ndarray:
         return has_own_memory(array, is_sole)
-    # Nothing tells what else refers to the memory of a buffer or of another library. Only a map is
-    # not copied on suspicion: that could read in a large file.
+    # What else refers to memory of a buffer or of another library is unknown. Such memory is copied,
+    # unless it is a map, since that could read in a large file.
     return _is_steady(array) and not _overlaps(array, arguments)
 
 
 def has_own_memory(array: np.ndarray, is_sole: bool) -> bool:
-    """Whether nothing else can reach an array's memory; `is_sole`: or refers to the array."""
+    """Whether nothing else can reach an array's memory; `is_sole`: nothing refers to the array."""
     base = array.base
     if base is None:
         return is_sole and array.flags.owndata
@@ -184,18 +170,11 @@ def has_own_memory(array: np.ndarray, is_sole: bool) -> bool:
 def sole_arrays(
     holder: Any, key: Any, least_bytes: int, held: Callable[[np.ndarray], int] = lambda array: 0
 ) -> Iterator[np.ndarray]:
-    """Yield the arrays of a blob that nothing else can reach: only `own` lets them change.
+    """Yield the arrays in blob ``holder[key]`` that nothing else can reach.
 
-    A new reference to one of them keeps it as it is now, since `own` then copies it first.
-
-    Parameters
-    ----------
-    holder, key
-        ``holder[key]`` is the blob. The caller must have no reference to it: they are counted.
-    least_bytes : int
-        Smaller arrays are left out.
-    held : callable, optional
-        How many references to an array do not count.
+    A new reference to one of them keeps it as it is now, since `own` then copies it before an
+    update. The caller must have no reference to the blob: references are counted, except as many
+    as `held` returns for an array.
     """
     references = sys.getrefcount(holder[key])
     value = holder[key]
@@ -213,7 +192,7 @@ def sole_arrays(
 
 
 def _is_steady(array: np.ndarray) -> bool:
-    """Whether its memory is a map's or of bytes, which no function fills anew."""
+    """Whether its memory is of a map or of bytes, which no library reuses for other values."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -221,24 +200,11 @@ def _is_steady(array: np.ndarray) -> bool:
 
 
 def freeze(value: Any, *, copy: bool, move: bool = False) -> Any:
-    """Freeze a value: later changes, on its node or by its readers, do not show.
+    """Freeze a value, so that later changes do not show in it. Each reader gets its `view`.
 
-    Returns plain data (immutable values, read-only arrays, containers of these) or a `Snapshot`.
-    Each reader gets its `view`.
-
-    Parameters
-    ----------
-    value : object
-    copy : bool
-        Copy arrays, since a task updates them later.
-    move : bool
-        The value has one reader, on the same node, and nothing else refers to it, so that what
-        would need a `Snapshot` can be passed as it is.
-
-    Raises
-    ------
-    NotPicklableError
-        The value is neither plain data nor can it be pickled.
+    Returns plain data (immutable values, read-only arrays, containers of these) or a `Snapshot`;
+    raises `NotPicklableError` if neither is possible. `copy`: copy arrays, since a task updates
+    them later. `move`: one reader on the same node gets the value, so it needs no `Snapshot`.
     """
     try:
         return _freeze_plain(value, copy)
@@ -253,7 +219,7 @@ class NotPicklableError(TypeError):
 
 
 class _NotPlainError(Exception):
-    """Not made of immutable values, arrays and exact containers."""
+    """The value is not made of immutable values, arrays and exact containers alone."""
 
 
 def _freeze_plain(value: Any, copy: bool) -> Any:
@@ -293,7 +259,7 @@ class PickledSnapshot(Snapshot):
             raise NotPicklableError(
                 f"A value of type {type(value).__qualname__} cannot be pickled, so it cannot be "
                 f"copied for another node or a TaskOutput ({type(error).__name__}: {error}). Store "
-                f"it in a blob, and read that by name in tasks of its own node."
+                f"it in a blob, and read the blob in tasks of its own node."
             ) from None
 
     def open(self) -> Any:
@@ -318,9 +284,9 @@ class TensorSnapshot(Snapshot):
 
 
 def to_frames(value: Any) -> list[Any]:
-    """Pickle a value for `from_frames`, with large buffers apart and not copied.
+    """Pickle a value for `from_frames`, with large buffers apart.
 
-    The buffers are the value's own memory, which must not change until they are sent.
+    The buffers are not copied: the value must not change until they are sent.
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
@@ -332,12 +298,12 @@ def to_frames(value: Any) -> list[Any]:
 
 
 def from_frames(frames: Sequence[Any]) -> Any:
-    """Unpickle what `to_frames` made; arrays use the memory of `frames`."""
+    """Unpickle a value; its arrays use the memory of `frames`."""
     return pickle.loads(frames[0], buffers=frames[1:])
 
 
 class WireSnapshot(Snapshot):
-    """A received value. Each reader unpickles its own, over the same memory."""
+    """A received value. Each reader unpickles it, over the same memory."""
 
     __slots__ = ("frames",)
 
@@ -363,7 +329,7 @@ def _pickle(value: Any) -> bytes:
 
 
 def _same_if_unchanged(old: Any, new: Any) -> Any:
-    """Return `old` if all items of `new` are its own, so that the new container is freed."""
+    """Return `old` if `new` has the same items, so that the new container is freed."""
     before, after = (old.values(), new.values()) if type(old) is dict else (old, new)
     return old if all(a is b for a, b in zip(before, after, strict=True)) else new
 

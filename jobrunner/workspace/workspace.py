@@ -16,56 +16,21 @@ from jobrunner.workspace.values import view
 
 @dataclass(frozen=True, slots=True)
 class BlobUpdate:
-    """Returned by a task, it sets global blobs of the task's node, under any names.
+    """A task that returns this sets global blobs of its node, under any names."""
 
-    Parameters
-    ----------
-    values : mapping of str to object
-        Neither copied nor frozen, so the task must keep no reference.
-    replace : bool
-        Drop all other global blobs of the node, transient ones too.
-    changes : mapping of str to callable
-        Each returns a blob's new value, given the present one or None.
-    waiting : mapping of str to callable, optional
-        The same for blobs that other tasks make first; applied by `Workspace.apply_waiting`.
-    """
-
-    values: Mapping[str, Any]
-    replace: bool = False
+    values: Mapping[str, Any]  # not copied, so the task must keep no reference
+    replace: bool = False  # drop all other global blobs of the node, transient ones too
+    # Each returns a blob's new value, given the current one or None.
     changes: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    # The same, for blobs that other tasks make first; `Workspace.apply_waiting` applies them.
     waiting: Mapping[str, Callable[[Any], Any]] | None = None
 
 
 class Workspace:
-    """The blobs of one node, on the worker that holds it.
+    """The blobs of one node, on its worker.
 
-    Parameters
-    ----------
-    node : str
-        Its name.
-    transient : frozenset of str
-        Names of the global blobs that are never saved.
-    kept_states : KeptStates, optional
-        The worker's kept states; by default it keeps nothing.
-
-    Attributes
-    ----------
-    globals : dict of str to object
-        The global blobs: they live across runs and are saved at checkpoints.
-    private : dict of str to object
-        The blobs of the current run of a group.
-    retained : dict
-        Group -> (task, part) -> frozen value of the group's last run, or the error in its place:
-        what `TaskOutput.fetch` returns.
-    updated : set of str
-        Names of the blobs that tasks were given to update, until somebody clears it.
-    companions : dict of str to object
-        What users of the workspace store in it, for as long as it lives.
-
-    Notes
-    -----
-    Not locked. Within a run, the plan's edges keep two threads from one blob. Between runs, one
-    operation at a time uses it.
+    It has no lock: within a run, the plan's edges keep two threads from using one blob, and between
+    runs one operation at a time uses it.
     """
 
     __slots__ = (
@@ -88,14 +53,15 @@ class Workspace:
         kept_states: KeptStates | None = None,
     ) -> None:
         self.node = node
-        self.transient = transient
+        self.transient = transient  # names of the global blobs that are never saved
         self.kept_states = kept_states if kept_states is not None else KeptStates()
-        self.globals: dict[str, Any] = {}
-        self.private: dict[str, Any] = {}
+        self.globals: dict[str, Any] = {}  # they outlive runs and are saved
+        self.private: dict[str, Any] = {}  # those of the current run
+        # For `TaskOutput.fetch`: group -> (task, part) -> frozen value of the last run, or an error.
         self.retained: dict[str, dict[tuple[str, int], Any]] = {}
-        self.updated: set[str] = set()
-        self.companions: dict[str, Any] = {}
-        self._detached: set[str] = set()
+        self.updated: set[str] = set()  # blobs that tasks have updated; a save clears it
+        self.companions: dict[str, Any] = {}  # data of other packages about this node
+        self._detached: set[str] = set()  # groups whose retained values share no memory with blobs
         self._waiting: Mapping[str, Callable[[Any], Any]] = {}
 
     def nbytes(self) -> int:
@@ -104,25 +70,19 @@ class Workspace:
         return size_of([*list(self.globals.values()), *list(self.private.values()), *retained])
 
     def lookup(self, name: str) -> Any:
-        """Return the blob's value itself, private before global.
-
-        Raises
-        ------
-        BlobNotFoundError
-            There is no such blob.
-        """
+        """Return a blob's value itself; `BlobNotFoundError` if there is none."""
         for blobs in (self.private, self.globals):
             if name in blobs:
                 return blobs[name]
         raise self.not_found(name)
 
     def result(self, groups: Iterable[str], task: str, part: int) -> Any:
-        """Return what a task returned in the last run of one of the groups.
+        """Return part of a task's return value in the last run of one of the groups.
 
         Raises
         ------
         ExecutionError
-            It was not retained.
+            The value was not retained.
         TypeError
             It cannot be copied.
         """
@@ -134,9 +94,9 @@ class Workspace:
                     raise value
                 return view(value)
         raise ExecutionError(
-            f"The return value of task {self.node}/{task} is not there to be fetched. Workers "
-            f"retain it only if output() was called before the first run, and until the next one. "
-            f"Write `out = task.output()` where the task is defined, and out.fetch() after the "
+            f"The return value of task {self.node}/{task} was not retained. Workers retain it "
+            f"only if output() was called before the first run, and only until the next run. "
+            f"Call `out = task.output()` where the task is defined, and out.fetch() after the "
             f"run; or give the task global outputs=, and fetch that blob."
         )
 
@@ -145,7 +105,7 @@ class Workspace:
         there = ", ".join(map(repr, sorted({**self.globals, **self.private}))) or "none"
         return BlobNotFoundError(
             f"Node {self.node!r} has no blob {name!r}; its blobs are: {there}. Check the name and "
-            f"the node. A private blob exists during one run of its group only."
+            f"the node. A private blob exists only during one run of its group."
         )
 
     def apply(self, update: BlobUpdate) -> None:
@@ -160,12 +120,12 @@ class Workspace:
             self._waiting = update.waiting
 
     def apply_waiting(self) -> None:
-        """Apply the changes that waited for other tasks to make their blobs."""
+        """Apply the changes that waited for blobs of other tasks."""
         waiting, self._waiting = self._waiting, {}
         self.apply(BlobUpdate({}, changes=waiting))
 
     def start_run(self, group: str, *, has_updates: bool) -> None:
-        """Drop what the group's last run left, before it runs again."""
+        """Drop private blobs and the values of the group's last run."""
         self.private.clear()
         self.retained.pop(group, None)
         self._detached.discard(group)
@@ -179,11 +139,11 @@ class Workspace:
 
     def clear(self) -> None:
         """Drop everything."""
-        for its in (self.globals, self.private, self.retained, self.companions):
-            its.clear()
+        for values in (self.globals, self.private, self.retained, self.companions):
+            values.clear()
 
     def _detach(self) -> None:
-        """Copy what other groups' retained values share with blobs that tasks may now update."""
+        """Copy arrays that retained values share with blobs, since tasks may now update these."""
         for group, values in self.retained.items():
             if group not in self._detached:
                 for key, value in values.items():
@@ -192,13 +152,7 @@ class Workspace:
 
 
 class WorkspaceView(Mapping[str, Any]):
-    """A read-only view of a node's blobs, private ones of the run included.
-
-    Attributes
-    ----------
-    kept_states : KeptStates
-        The workspace's, for loads.
-    """
+    """A read-only view of a node's blobs, private ones of the run included."""
 
     __slots__ = ("_workspace", "kept_states")
 

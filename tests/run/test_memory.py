@@ -58,7 +58,7 @@ def run_till_it_is_full(client, epoch_task):
 
 def test_a_job_that_outgrows_its_worker_ends_with_figures_and_no_worker_is_killed(client):
     text = run_till_it_is_full(client, lambda: Task(grow, updates="blocks"))
-    assert "would soon be killed" in text
+    assert "is about to exceed its memory limit" in text
     assert "'a' " in text
 
 

@@ -283,7 +283,7 @@ async def test_no_run_begins_before_what_the_last_one_made_has_been_taken():
         hosted._groups["epoch"].program.steps[0].fn = make  # what was shipped is a copy
         batch = {"epochs": 3, "steps_per_epoch": 1, "lead": HERE, "is_judged": False, "seconds": 9}
         await hosted.run(3, 0, key="epoch", epoch=1, epoch_batch=batch)
-        while not hosted._runs._is_held:
+        while not hosted._runs._waits_for_sent:
             await asyncio.sleep(0.001)
         assert len(made) == 1
         peers.gate.set()
@@ -438,8 +438,8 @@ async def test_a_worker_that_answers_nothing_is_a_suspect_even_when_the_senders_
             reply = await hosted.run(3, 5)
         assert (reply["status"], reply["suspect"]) == ("aborted", THERE)
         assert reply["reason"] == (
-            f"worker {HERE} could not hand values to worker {THERE}: TimeoutError: it did not "
-            f"answer within 0.04 s (under way: what a/t0 returned)"
+            f"worker {HERE} could not send values to worker {THERE}: TimeoutError: it did not "
+            f"answer within 0.04 s (sending: the return value of a/t0)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Whether a worker still has room, and what is said where it has not."""
+"""Ends of runs that use too much memory, and copies that do not fit."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ class Process:
 
     def __init__(self, used_mib=0, limit_mib=1000, share=0.9, sizes=dict, relieve=bool):
         self.used_mib, self.seconds = used_mib, 0.0
-        self.room = MemoryLimit(
+        self.limit = MemoryLimit(
             "tcp://w",
             used_bytes=lambda: self.used_mib * MIB,
             limit_bytes=limit_mib * MIB,
@@ -34,7 +34,7 @@ class Process:
 
     def grow(self, used_mib, seconds):
         self.used_mib, self.seconds = used_mib, self.seconds + seconds
-        return self.room.look()
+        return self.limit.look()
 
 
 def test_what_blobs_take_is_counted_through_containers():
@@ -54,8 +54,11 @@ def test_memory_that_blobs_and_retained_values_share_counts_once():
 
 def test_the_error_names_the_largest_nodes_the_limit_and_what_to_do():
     sizes = {f"n{i}": 0 for i in range(12)} | {"n7": 8 * MIB}
-    text = str(Process(95, 100, sizes=lambda: sizes).room.error())
-    assert "tcp://w would soon be killed: it uses 95 MiB of its limit of 100 MiB" in text
+    text = str(Process(95, 100, sizes=lambda: sizes).limit.error())
+    assert (
+        "tcp://w is about to exceed its memory limit: it uses 95 MiB of its limit of 100 MiB"
+        in text
+    )
     assert "ends at 90%" in text
     assert "12 nodes take 8 MiB: 'n7' 8 MiB" in text
     assert "and 2 more" in text
@@ -64,9 +67,9 @@ def test_the_error_names_the_largest_nodes_the_limit_and_what_to_do():
 
 @pytest.mark.parametrize(("limit_mib", "share"), [(0, 0.9), (100, 0.0)])
 def test_without_a_limit_or_a_share_nobody_looks_and_everything_fits(limit_mib, share):
-    room = Process(1000, limit_mib, share).room
-    assert not room.is_limited
-    room.require(1 << 40, "it")
+    limit = Process(1000, limit_mib, share).limit
+    assert not limit.is_limited
+    limit.require(1 << 40, "it")
 
 
 def test_the_faster_it_fills_up_the_sooner_comes_the_next_look():
@@ -74,17 +77,17 @@ def test_the_faster_it_fills_up_the_sooner_comes_the_next_look():
     assert process.grow(10, 1.0) == SLOWEST_LOOK_SECONDS  # 890 left, at 10 a second
     assert process.grow(500, 0.1) == pytest.approx(400 / 4900 / 2)
     assert process.grow(899, 0.1) == FASTEST_LOOK_SECONDS
-    assert not process.room.is_over
+    assert not process.limit.is_over
     process.grow(901, 0.1)
-    assert process.room.is_over
+    assert process.limit.is_over
     assert process.grow(300, 0.1) == SLOWEST_LOOK_SECONDS
-    assert not process.room.is_over
+    assert not process.limit.is_over
 
 
 def test_a_copy_that_does_not_fit_is_refused_before_it_is_made():
     array = np.zeros(KNOWN_BYTES // 8)
-    room = Process(880, sizes=lambda: {"a": 32 * MIB}).room
-    token = MEMORY_LIMIT.set(room)
+    limit = Process(880, sizes=lambda: {"a": 32 * MIB}).limit
+    token = MEMORY_LIMIT.set(limit)
     try:
         with pytest.raises(ExecutionError, match="A copy of an array that is shared takes 32 MiB"):
             copied(array, "that is shared")
@@ -96,7 +99,7 @@ def test_a_copy_that_does_not_fit_is_refused_before_it_is_made():
 
 def test_a_copy_that_fits_is_made_in_the_same_order():
     array = np.asfortranarray(np.arange(2 * KNOWN_BYTES // 16.0).reshape(2, -1))
-    token = MEMORY_LIMIT.set(Process(100).room)
+    token = MEMORY_LIMIT.set(Process(100).limit)
     try:
         copy = copied(array, "")
     finally:
@@ -114,10 +117,10 @@ def test_what_the_worker_can_do_without_goes_before_a_run_ends_for_it():
 
     process, kept = Process(100, relieve=relieve), [300]
     process.grow(600, 1)
-    assert (process.room.is_tight, freed) == (False, [])
+    assert (process.limit.is_tight, freed) == (False, [])
     process.grow(950, 1)
-    assert (process.room.is_tight, process.room.is_over, freed) == (True, False, [950])
+    assert (process.limit.is_tight, process.limit.is_over, freed) == (True, False, [950])
     kept.append(300)
     process.used_mib = 880
-    process.room.require(40 * MIB, "A copy")
+    process.limit.require(40 * MIB, "A copy")
     assert freed[-1] == 880

@@ -66,7 +66,7 @@ def test_a_result_outlives_updates_by_other_groups(workspace):
 def test_a_result_is_looked_for_in_several_groups_and_a_missing_one_is_an_error(workspace):
     workspace.retained["resume"] = {("t", 0): 5}
     assert workspace.result(["init", "resume"], "t", 0) == 5
-    with pytest.raises(ExecutionError, match=r"trainer:0/t.*not there to be fetched.*output\(\)"):
+    with pytest.raises(ExecutionError, match=r"trainer:0/t.*was not retained.*output\(\)"):
         workspace.result(["init"], "t", 0)
     workspace.retained["init"] = {("t", 0): TypeError("no copy")}
     with pytest.raises(TypeError, match="no copy"):
