@@ -259,7 +259,7 @@ class PickledSnapshot(Snapshot):
             raise NotPicklableError(
                 f"A value of type {type(value).__qualname__} cannot be pickled, so it cannot be "
                 f"copied for another node or a TaskOutput ({type(error).__name__}: {error}). Store "
-                f"it in a blob, and read the blob in tasks of its own node."
+                f"it in a blob, and read that by name in tasks of its own node."
             ) from None
 
     def open(self) -> Any:

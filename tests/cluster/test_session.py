@@ -237,7 +237,7 @@ def test_an_output_asked_for_too_late_says_so(session):
     with TaskGroup() as group:
         task = Task(lambda: 1, node=A)
     session.run(group)
-    with pytest.raises(ExecutionError, match="return value of task a/lambda is not there"):
+    with pytest.raises(ExecutionError, match="return value of task a/lambda was not retained"):
         task.output().fetch()
 
 
