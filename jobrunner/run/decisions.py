@@ -24,7 +24,7 @@ class State:
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)  # by epoch
     epoch_seconds: float = float("inf")  # the last epoch's
     under_way: range = range(0)  # the epochs that workers run now; empty: nodes are placed
-    is_careful: bool = False  # workers run one task at a time and report each before it begins
+    is_careful: bool = False  # workers run one task at a time and report it before it begins
     most_workers: int = 0  # the most in use at once so far
     next_look: float = 0.0  # when to look for spare workers, by the monotonic clock
     is_announced: bool = False  # `on_start` was called
@@ -35,11 +35,7 @@ class State:
     def begin(self, epochs: range) -> None:
         """Note the epochs that the workers run next."""
         self.under_way = epochs
-        self.is_careful = bool(epochs) and self.needs_care(epochs.start)
-
-    def needs_care(self, epoch: int) -> bool:
-        """Whether to run `epoch` one task at a time, to find the task that kills workers."""
-        return bool(self.losses.in_a_row) and epoch in self.losses.careful_epochs
+        self.is_careful = bool(epochs) and epochs.start in self.losses.careful_epochs
 
     def stopped_by(self, limit: int | None) -> str:
         """The stop condition or limit that ends the job after `epoch`; empty: it continues."""

@@ -11,11 +11,7 @@ from jobrunner.cluster import Binding, Session
 from jobrunner.compile import GroupPlan, Plan, compile_resume
 from jobrunner.config import get_number
 from jobrunner.define import Blob, Job, TaskGroup
-from jobrunner.errors import (
-    BlobNotFoundError,
-    DefinitionError,
-    PlanMismatchError,
-)
+from jobrunner.errors import BlobNotFoundError, DefinitionError, PlanMismatchError
 
 START_AFRESH = "start afresh (resume_from_epoch=None, --resume none)"
 
@@ -24,7 +20,6 @@ START_AFRESH = "start afresh (resume_from_epoch=None, --resume none)"
 class Loaded:
     """A loaded epoch: all its blobs are in the workspaces, except objects saved by their state."""
 
-    epoch: int
     group: TaskGroup  # the group that loaded it
     resume_group: GroupPlan  # init tasks to run again; they also make those objects
     waiting: Mapping[str, frozenset[str]]  # node -> blobs whose states wait for their objects
@@ -60,7 +55,7 @@ def load(
     )
     deadline_seconds = get_number("checkpoint.deadline-seconds")
     binding.run_group(group, epoch=epoch, deadline_seconds=deadline_seconds)
-    return Loaded(epoch, group, resume_group, waiting)
+    return Loaded(group, resume_group, waiting)
 
 
 def required_blobs(plan: Plan, manager: Loader, epoch: int) -> dict[str, frozenset[str]]:
@@ -68,14 +63,13 @@ def required_blobs(plan: Plan, manager: Loader, epoch: int) -> dict[str, frozens
     there = manager.blobs(epoch)
     needed = plan.saved_blobs(epoch)
     shared = manager.shared_blobs(epoch) & (plan.replicated.keys() | plan.partitions.keys())
-    missing = [
-        f"node {node!r}"
-        for node, blobs in needed.items()
-        if node not in there and (not blobs or blobs - shared)
-    ]
+    missing = []
     for node, blobs in needed.items():
-        gone = sorted(blobs - shared - set(there.get(node, ()))) if node in there else []
-        missing += [f"blob {blob!r} of node {node!r}" for blob in gone]
+        own = blobs - shared
+        if node in there:
+            missing += [f"blob {b!r} of node {node!r}" for b in sorted(own.difference(there[node]))]
+        elif own or not blobs:
+            missing.append(f"node {node!r}")
     if missing:
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         raise PlanMismatchError(
@@ -102,7 +96,7 @@ def rebuild(
         missing = sorted(found - plan.initial.get(node, frozenset()))
         if missing:
             raise PlanMismatchError(
-                f"Epoch {epoch} of {manager.path} holds the state of an object in blob "
+                f"Epoch {epoch} of {manager.path} contains the state of an object in blob "
                 f"{missing[0]!r} of node {node!r}, but no init task of job {plan.job!r} makes "
                 f"that object. Add one that does, or {START_AFRESH}."
             )

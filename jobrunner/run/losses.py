@@ -33,11 +33,7 @@ class Losses:
     in_a_row: tuple[Lost, ...] = ()
 
     def after_loss(
-        self,
-        running: Collection[str] = (),
-        epochs: range = range(0),
-        *,
-        was_careful: bool = False,
+        self, running: Collection[str] = (), epochs: range = range(0), *, was_careful: bool = False
     ) -> Losses:
         """Add a loss; see `Lost`."""
         lost = Lost(tuple(running), epochs, was_careful)
@@ -72,12 +68,9 @@ class Losses:
     @property
     def suspects(self) -> list[str]:
         """Tasks that ran at each of several losses; careful runs outweigh others."""
-        telling = self._careful or (self.in_a_row if len(self.in_a_row) > 1 else ())
-        return [
-            name
-            for name in (telling[0].running if telling else ())
-            if all(name in lost.running for lost in telling)
-        ]
+        losses = self._careful or (self.in_a_row if len(self.in_a_row) > 1 else ())
+        first = losses[0].running if losses else ()
+        return [name for name in first if all(name in lost.running for lost in losses)]
 
     @property
     def _careful(self) -> tuple[Lost, ...]:
@@ -89,18 +82,19 @@ class Losses:
             f"That was loss {len(self.in_a_row)} in a row with no epoch recorded in between; "
             f"max_restarts is {self.limit}."
         )
-        names = " and ".join(self.suspects)
-        if not names:
+        suspects, careful = self.suspects, len(self._careful)
+        if not suspects:
             return count
-        is_one, careful = len(self.suspects) == 1, len(self._careful)
+        is_one = len(suspects) == 1
+        were, tasks, one = ("was", "task", "it") if is_one else ("were", "tasks", "one of them")
+        names = " and ".join(suspects)
         if not careful:
-            return f"{count} {names} {'was' if is_one else 'were'} running each time."
-        were = "was the only task" if is_one else "were the only tasks"
+            return f"{count} {names} {were} running each time."
         times = "the last time" if careful == 1 else f"each of the last {careful} times"
-        kills = (
-            "it probably kills its worker" if is_one else "one of them probably kills its worker"
+        return (
+            f"{count} {names} {were} the only {tasks} running {times} a worker died; {one} "
+            f"probably kills its worker."
         )
-        return f"{count} {names} {were} running {times} a worker died; {kills}."
 
 
 def is_transient(job: Job, error: TaskFailedError) -> bool:

@@ -9,18 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class NodeSave:
-    """One node's part in a save.
+    """One node's part in a save."""
 
-    Attributes
-    ----------
-    seconds : float
-        Until its store was durable.
-    nbytes : int
-        Bytes written.
-    """
-
-    seconds: float
-    nbytes: int
+    seconds: float  # until its store was durable
+    nbytes: int  # written
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from jobrunner.checkpoint import Files, absolute_path, files_beside, is_url, run_all
+from jobrunner.checkpoint import (
+    Files,
+    MultiNodeCheckpointManager,
+    absolute_path,
+    files_beside,
+    is_url,
+    run_all,
+)
 from jobrunner.define import Node, Task, TaskGroup
 from jobrunner.errors import CheckpointWriteError, DefinitionError
-
-if TYPE_CHECKING:
-    from jobrunner.checkpoint import MultiNodeCheckpointManager
 
 
 class UploadTaskGroupBuilder(Protocol):
