@@ -1,4 +1,4 @@
-"""Runs that find their log damaged or lost: they say so, lose nothing, and go on once it is repaired."""
+"""Runs with a damaged or lost log report it, lose nothing, and resume after a repair."""
 
 import shutil
 from pathlib import Path
@@ -43,7 +43,7 @@ def repair(manager):
 
 
 @pytest.mark.parametrize("resume_from", ["latest", None, 2])
-def test_a_run_on_a_damaged_log_says_what_to_do_and_goes_on_after_that(
+def test_a_run_refuses_a_damaged_log_and_resumes_after_the_repair(
     inproc_session, manager, resume_from
 ):
     entry = Path(manager.path, "_log", "0000000004.json")  # the commit of epoch 1
@@ -65,7 +65,7 @@ def test_a_run_on_a_damaged_log_says_what_to_do_and_goes_on_after_that(
     assert inproc_session.fetch(Node("a")["n"]) == 5
 
 
-def test_a_lost_log_is_never_a_fresh_start(inproc_session, manager):
+def test_a_lost_log_does_not_start_the_job_afresh(inproc_session, manager):
     shutil.rmtree(Path(manager.path, "_log"))
     with pytest.raises(
         CheckpointNotFoundError, match=r"must have lost its entry: .*fsck .* --repair"
@@ -83,7 +83,7 @@ def test_a_lost_log_is_never_a_fresh_start(inproc_session, manager):
     assert (result.resumed_from, inproc_session.fetch(Node("a")["n"])) == (3, 5)
 
 
-def test_starting_over_without_the_log_overwrites_nothing(inproc_session, manager):
+def test_a_fresh_start_without_the_log_overwrites_nothing(inproc_session, manager):
     shutil.rmtree(Path(manager.path, "_log"))
     before = {p: p.read_bytes() for p in Path(manager.path).rglob("*") if p.is_file()}
     again = MultiNodeCheckpointManager(manager.path)

@@ -1,4 +1,4 @@
-"""What a run decides from losses in a row, and from what is recorded."""
+"""What a run decides from losses in a row and from recorded epochs."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from jobrunner.run.decisions import Recorded, State, remainder
 from jobrunner.run.losses import Losses
 
 
-def test_after_two_losses_in_a_row_the_epochs_where_they_came_run_carefully():
+def test_after_two_losses_in_a_row_their_epochs_run_carefully():
     once = Losses(3).after_loss((), range(4, 5))
     assert 4 not in once.careful_epochs
     twice = once.after_loss((), range(6, 9))
@@ -16,7 +16,7 @@ def test_after_two_losses_in_a_row_the_epochs_where_they_came_run_carefully():
     assert 0 not in Losses(3).after_loss().after_loss().careful_epochs
 
 
-def test_what_a_careful_run_finds_outweighs_what_was_heard():
+def test_losses_of_careful_runs_outweigh_others():
     losses = Losses(9).after_loss(["a/x", "b/y"]).after_loss(["a/x", "b/y"])
     assert losses.suspects == ["a/x", "b/y"]
     assert losses.describe().endswith(" a/x and b/y were running each time.")
@@ -27,7 +27,7 @@ def test_what_a_careful_run_finds_outweighs_what_was_heard():
     assert losses.after_record() == Losses(9, in_all=3)
 
 
-def test_epochs_that_run_in_one_go_after_a_careful_group_accuse_nobody_for_certain():
+def test_a_loss_in_a_batch_after_a_careful_group_names_no_suspect():
     state = State(Losses(9))
 
     def lose(task):

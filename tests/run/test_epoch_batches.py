@@ -47,7 +47,7 @@ def build(*, nodes=4, steps=1, stops_at=None, fails_at=None):
         for i, node in enumerate(everyone):
             with job.init_group:
                 Task(lambda: np.zeros(20), outputs="x", node=node)
-            # A ring, so that no node gets ahead; without it, none waits for another.
+            # With the ring no node gets ahead; without it no node waits for another.
             Task(advance, inputs=["x", everyone[i - 1]["x"]], outputs="x", node=node)
 
         def judge():
@@ -87,7 +87,7 @@ def test_epoch_batches_give_the_same_bits_and_the_same_metrics(session, steps):
 
 
 @pytest.mark.parametrize("stops_at", [1, 2, 9, 30])
-def test_a_stop_condition_ends_a_batch_after_the_epoch_in_which_it_was_true(session, stops_at):
+def test_a_stop_condition_ends_a_batch_after_its_epoch(session, stops_at):
     results = [
         run(session, build(stops_at=stops_at), epochs=40, batch_seconds=seconds)[0]
         for seconds in (0, 60)
@@ -117,8 +117,8 @@ def note(seen, x):
     return [*seen, int(x.min()), int(x.max())]
 
 
-def test_what_the_next_run_changes_in_place_is_not_changed_under_slow_readers(session):
-    """The writer waits for no one and is up to a window ahead of the reader."""
+def test_slow_readers_do_not_see_changes_of_the_next_run(session):
+    """The writer does not wait for the reader; it runs up to one window ahead."""
     with Job("in place") as job:
         writer, reader = Node("n0"), Node("n1")
         with job.init_group:
@@ -136,7 +136,7 @@ def test_a_failure_names_its_epoch_and_earlier_epochs_are_reported(session):
         JobRunner(build(fails_at=103), num_epochs=120, callbacks=[watcher]).run(session)
     assert caught.value.epoch == 103
     assert "at epoch 103" in str(caught.value)
-    # Epochs that ended on all workers; others may have been behind the one that failed.
+    # Only epochs that ended on all workers; some workers may lag behind the one that failed.
     told = len(watcher.epochs)
     assert 102 - WINDOW_RUNS <= told <= 102
     assert watcher.epochs == list(range(1, told + 1))

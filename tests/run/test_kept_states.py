@@ -170,7 +170,7 @@ def test_after_a_transient_error_kept_states_are_not_read_from_storage(
     asynchronous=st.booleans(),
     memory=st.sampled_from([0, 200_000, 0.2]),
 )
-def test_whether_from_memory_or_storage_the_bits_are_the_same(
+def test_states_from_memory_and_from_storage_are_equal(
     inproc_client, tmp_path_factory, undisturbed, at, every, asynchronous, memory
 ):
     path = tmp_path_factory.mktemp("run")

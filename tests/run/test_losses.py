@@ -156,7 +156,7 @@ def flaky_job(flag, error, transient):
 
 
 @pytest.mark.parametrize("saves", [True, False], ids=["checkpoints", "no-checkpoints"])
-def test_after_a_transient_error_the_epoch_runs_again_from_whole_state(
+def test_after_a_transient_error_the_epoch_runs_again_from_recorded_state(
     inproc_client, tmp_path, saves
 ):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt") if saves else None
@@ -173,7 +173,7 @@ def test_any_other_error_ends_the_run(inproc_client, tmp_path):
         JobRunner(job, MultiNodeCheckpointManager(tmp_path / "ckpt")).run(session)
 
 
-def test_a_transient_error_that_keeps_coming_ends_the_run(inproc_client, tmp_path):
+def test_a_repeated_transient_error_ends_the_run(inproc_client, tmp_path):
     def fails():
         raise OSError("again and again")
 

@@ -1,4 +1,4 @@
-"""A job that does not fit ends with figures, and its worker lives on."""
+"""A job that does not fit into memory ends with figures, and its worker survives."""
 
 import dask
 import numpy as np
@@ -31,8 +31,8 @@ def client():
 def grow(blocks):
     import time
 
-    # 50 MiB a second at most, so that what is between the guard's share of the limit and the
-    # nanny's lasts for many looks, however busy the machine.
+    # At most 50 MiB a second, so that the guard looks many times between its share of the limit and
+    # the nanny's, however busy the machine.
     time.sleep(0.02)
     blocks.append(np.ones(1 << 17))
 
@@ -51,7 +51,7 @@ def run_till_it_is_full(client, epoch_task):
         with pytest.raises(ExecutionError, match="of its limit of 600 MiB") as caught:
             JobRunner(job, num_epochs=1000, max_restarts=0).run(session)
         assert set(client.scheduler_info()["workers"]) == workers
-        # The next job replaces its workspaces, and then there is room again.
+        # The next job replaces the workspaces, which makes room again.
         assert session.bind(Job("empty").compile()) is not None
     return str(caught.value)
 

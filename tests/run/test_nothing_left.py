@@ -1,4 +1,4 @@
-"""What a run leaves on the cluster and in its driver, however it ends: nothing."""
+"""A run leaves nothing behind on the cluster or in its driver, however it ends."""
 
 import os
 import signal

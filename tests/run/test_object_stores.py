@@ -46,7 +46,7 @@ def must_not_run():
     raise AssertionError("a resumed job makes nothing anew")
 
 
-def test_a_killed_worker_and_a_new_run_go_on_from_objects(tmp_path):
+def test_a_lost_worker_and_a_new_run_resume_from_objects(tmp_path):
     files = FaultyObjects(URL, tmp_path / "objects")
 
     def manager():
@@ -71,7 +71,7 @@ def test_a_killed_worker_and_a_new_run_go_on_from_objects(tmp_path):
     manager().verify(6)
 
 
-def test_a_store_that_other_processes_do_not_see_is_not_taken_for_shared(process_client):
+def test_a_store_that_other_processes_do_not_see_is_refused(process_client):
     with (
         Session(process_client) as session,
         pytest.raises(CheckpointError, match="is not shared"),

@@ -1,4 +1,4 @@
-"""A job gives what its tasks give one after another, whatever runs at the same time."""
+"""A job gives the results of its tasks run one after another, whatever runs in parallel."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Spec:
 
 
 class Kept(NamedTuple):
-    """An object that holds an array."""
+    """An object with an array."""
 
     value: object
 
 
 def keep(value, kept, items):
-    """Keep an input as it is: one in an object, some in a list within a dictionary."""
+    """Return inputs unchanged: one in an object, some in a list in a dictionary."""
     items["some"].append(value)
     del items["some"][:-3]
     return Kept(value) if current_task().epoch % 4 == 1 else kept
@@ -88,7 +88,7 @@ def specs(draw):
         kind = draw(st.sampled_from(["mix", "view", "slice", "alias", "random"]))
         fetched, keeps = draw(st.booleans()), draw(st.booleans())
         salt = draw(st.integers(0, 999))
-        # They run at once on the same memory, so they may change nothing in place.
+        # They run in parallel on the same memory, so they must change nothing in place.
         can_be_several = update is None and kind in ("mix", "random")
         instances = draw(st.sampled_from([1, 1, 2, 3])) if can_be_several else 1
         tasks.append(

@@ -56,7 +56,7 @@ def manager(tmp_path):
     return MultiNodeCheckpointManager(tmp_path / "ckpt")
 
 
-def test_a_failing_task_is_named_and_the_job_goes_on_from_the_last_epoch(session, manager):
+def test_a_failing_task_is_named_and_the_job_resumes_from_the_last_epoch(session, manager):
     def fails_at_3(n):
         if n == 2:
             raise ZeroDivisionError("by hand")
@@ -111,7 +111,7 @@ def test_resume_none_starts_afresh_and_sets_older_epochs_aside(session, manager)
     assert not Path(manager.path, "a.4", "zarr.json").exists()
 
 
-def test_an_older_epoch_may_be_resumed_from_and_later_ones_no_longer_count(session, manager):
+def test_a_resume_from_an_older_epoch_sets_later_ones_aside(session, manager):
     JobRunner(counter(4), manager).run(session)
     plan = JobRunner(counter(3), manager, 1).plan_resume()
     assert (plan.epoch, plan.sets_aside) == (1, (2, 3, 4))
@@ -120,7 +120,7 @@ def test_an_older_epoch_may_be_resumed_from_and_later_ones_no_longer_count(sessi
     assert manager.epochs() == [0, 1, 2, 3]
 
 
-def test_a_checkpoint_that_cannot_fill_the_job_is_refused_before_anything_runs(session, manager):
+def test_a_checkpoint_that_lacks_blobs_is_refused_before_anything_runs(session, manager):
     JobRunner(counter(2), manager).run(session)
     wider = counter()
     with wider.init_group:
@@ -252,7 +252,7 @@ def test_on_save_error_raise_ends_the_run_with_what_failed(session, tmp_path):
         JobRunner(counter(2), manager, on_save_error="raise").run(session)
 
 
-def test_on_save_error_refuse_runs_nothing_where_nothing_can_be_written(session, tmp_path):
+def test_on_save_error_refuse_does_not_start_if_the_directory_is_not_writable(session, tmp_path):
     ran = tmp_path / "ran"
     job = counter(2)
     with job.init_group:
@@ -269,7 +269,7 @@ def test_on_save_error_refuse_runs_nothing_where_nothing_can_be_written(session,
     assert not ran.exists()
 
 
-def test_on_save_error_refuse_lets_a_run_go_on_that_has_begun(session, tmp_path):
+def test_on_save_error_refuse_does_not_end_a_run_that_has_begun(session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=FullDisk("a.2"))
     result = JobRunner(counter(3), manager, on_save_error="refuse").run(session)
     assert (result.epoch, [save.epoch for save in result.failed_saves]) == (3, [2])
@@ -505,7 +505,7 @@ def test_blobs_made_after_the_epochs_do_not_prevent_a_resume(session, manager):
     assert (result.resumed_from, session.fetch(Node("a")["collected"])) == (2, [4])
 
 
-def test_a_node_where_only_epochs_make_global_blobs_is_saved_as_well(client, manager, tmp_path):
+def test_a_node_whose_global_blobs_come_from_epochs_is_saved_too(client, manager, tmp_path):
     flag = tmp_path / "flag"
 
     def leave(g):

@@ -188,7 +188,9 @@ def assert_same(found: Any, expected: Any) -> None:
 
 @settings(max_examples=examples(120))
 @given(steps=rounds, rollback_bytes=st.sampled_from([0, 1 << 30]))
-def test_a_save_records_what_the_blobs_were(steps: Any, rollback_bytes: int) -> None:
+def test_a_save_records_the_blobs_as_they_were_when_it_began(
+    steps: Any, rollback_bytes: int
+) -> None:
     with tempfile.TemporaryDirectory() as directory:
         rig = Rig(directory + "/k", rollback_bytes)
         rig.manager.run.start(["a"], {})

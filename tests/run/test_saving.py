@@ -131,7 +131,7 @@ def test_a_step_that_the_job_no_longer_has_is_refused(inproc_session, tmp_path):
         JobRunner(counter(9, steps_per_epoch=3), manager).run(inproc_session)
 
 
-def test_a_save_can_be_asked_for(inproc_session, tmp_path):
+def test_save_now_saves_after_the_step(inproc_session, tmp_path):
     class Asks:
         def on_epoch(self, epoch, seconds, metrics):
             if epoch == 4:
@@ -143,7 +143,7 @@ def test_a_save_can_be_asked_for(inproc_session, tmp_path):
     assert manager.epochs() == [0, 4, 6]
 
 
-def test_a_file_asks_for_a_save(inproc_session, tmp_path):
+def test_a_file_requests_a_save(inproc_session, tmp_path):
     class Asks:
         def on_epoch(self, epoch, seconds, metrics):
             if epoch == 2:
@@ -163,7 +163,7 @@ def test_the_best_epochs_by_a_reported_metric_are_kept(inproc_session, tmp_path)
 
 
 @pytest.mark.parametrize("keep", [KeepBest("los"), KeepLast(2) | (KeepEvery(4) | KeepBest("los"))])
-def test_a_metric_that_nobody_reports_is_warned_about_once_a_run(
+def test_a_metric_that_no_task_reports_is_warned_about_once_a_run(
     inproc_session, tmp_path, caplog, keep
 ):
     manager = manager_of(tmp_path, keep=keep)
@@ -353,7 +353,7 @@ def test_storage_that_hangs_ends_the_run_with_the_nodes_that_are_late(
         assert JobRunner(two_nodes(5), manager).run(session).resumed_from == 1
 
 
-def test_storage_that_hangs_while_it_is_loaded_ends_the_run(inproc_client, tmp_path, hanging):
+def test_storage_that_hangs_during_a_load_ends_the_run(inproc_client, tmp_path, hanging):
     manager = MultiNodeCheckpointManager(tmp_path, files=hanging())
     with Session(inproc_client) as session:
         JobRunner(two_nodes(2), manager).run(session)

@@ -35,7 +35,7 @@ GATE = threading.Event()
 
 
 class GatedFiles(PosixFiles):
-    """Chunks are written once the gate is open, and none if the directory holds a file FAIL."""
+    """Writes chunks once the gate is open; fails if the directory contains a file FAIL."""
 
     def before(self, operation, path):
         if operation == "create" and os.path.basename(path).startswith("c."):
@@ -75,9 +75,7 @@ def values(manager, epoch):
     return [set(np.unique(checkpoint[node]["w"][:])) for node in ("a", "b")]
 
 
-def test_epochs_go_on_while_a_save_is_written_and_it_holds_what_was_there(
-    inproc_session, tmp_path, gate
-):
+def test_epochs_run_during_a_save_and_do_not_change_it(inproc_session, tmp_path, gate):
     class Watch:
         def on_epoch(self, epoch, seconds, metrics):
             while epoch == 1 and manager.latest() != 0:
@@ -147,7 +145,7 @@ class FailsAfterEpoch2:
         self.saved.append((report.epoch, report.error is None))
 
 
-def test_a_failure_in_the_background_is_reported_and_the_epochs_go_on(inproc_session, tmp_path):
+def test_a_failure_in_the_background_is_reported_and_epochs_continue(inproc_session, tmp_path):
     manager = manager_of(tmp_path)
     watch = FailsAfterEpoch2(manager)
     result = JobRunner(growing(6), manager, callbacks=[watch]).run(inproc_session)
@@ -206,7 +204,7 @@ def test_a_budget_without_copies_is_refused(tmp_path):
 
 
 class Snapshot:
-    """A save in the background of a node's blobs, taken and not yet written."""
+    """A background save of the blobs of a node: copied, not yet written."""
 
     def __init__(self, tmp_path, blobs, budget_bytes=None, changing=None):
         self.manager = manager_of(tmp_path)
@@ -238,7 +236,7 @@ class Snapshot:
 LARGE = (1 << 20) // 8
 
 
-def test_an_array_that_only_a_blob_holds_is_not_copied_until_a_task_updates_it(tmp_path):
+def test_an_array_with_one_owner_is_copied_when_a_task_updates_it(tmp_path):
     taken = Snapshot(tmp_path, {"x": np.zeros(LARGE), "y": [np.ones(LARGE)]})
     assert taken.copied_bytes == 0
     before = taken.workspace.globals["x"].ctypes.data
@@ -252,7 +250,7 @@ def test_an_array_that_only_a_blob_holds_is_not_copied_until_a_task_updates_it(t
     assert taken.workspace.kept_states.array_pool.nbytes == 8 * LARGE
 
 
-def test_an_array_that_something_else_can_change_is_copied_at_once(tmp_path):
+def test_an_array_that_others_can_change_is_copied_at_once(tmp_path):
     mine, box = np.zeros(LARGE), {"w": np.zeros(LARGE)}
     taken = Snapshot(tmp_path, {"x": mine, "box": box})
     assert taken.copied_bytes == 2 * 8 * LARGE

@@ -1,4 +1,4 @@
-"""Dask's scheduler dies under a running job, and comes back at the same address or does not."""
+"""Dask's scheduler dies during a run, and returns at the same address or does not."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Values are compared to the bit in all that a save would keep, and not in array padding."""
+"""Values are compared to the bit in all that a save records, but not in array padding."""
 
 import numpy as np
 import pytest
