@@ -1,4 +1,4 @@
-"""Read the files of a store, and its arrays, all of one or a part along an axis; verify them."""
+"""Read and verify the files of a store, and arrays from them, whole or in part."""
 
 from __future__ import annotations
 
@@ -27,21 +27,17 @@ _WHOLE_STACK = 8
 
 @dataclass(frozen=True, slots=True)
 class VerifiedFiles:
-    """The files of the store at `root`, whose sizes and checksums are known.
+    """Reads files of the store at `root` whose sizes and checksums are known.
 
-    Raises
-    ------
-    CheckpointCorruptError
-        By all methods: a file is missing, or is not what was written.
-    CheckpointError
-        It cannot be read.
+    All methods raise `CheckpointCorruptError` if a file is missing or is not what was written, and
+    `CheckpointError` if it cannot be read.
     """
 
     files: Files
     root: str
 
     def read(self, name: str, file: File) -> bytes:
-        """Return the bytes of a file."""
+        """Read a file."""
         path = join_path(self.root, name)
         with self.reading(path):
             data = self.files.read(path)
@@ -94,13 +90,7 @@ def _compare(path: str, expected: File, found: File) -> None:
 
 
 class StoredArray:
-    """An array in the files of a store.
-
-    Raises
-    ------
-    CheckpointError
-        This platform lacks its dtype.
-    """
+    """An array in the files of a store; making one raises if this platform lacks its dtype."""
 
     def __init__(self, files: VerifiedFiles, array: ArrayEntry | Row) -> None:
         self._files = files
@@ -140,11 +130,11 @@ class StoredArray:
         ):
             flat = memoryview(data.reshape(-1).view(np.uint8).data)
         if self._row is not None and flat is not None:
-            return result, [partial(self._read_row, self._row, flat)]
+            return result, [partial(self._read_row, flat)]
         jobs: Jobs = []
         start = 0
-        for corner, file in zip(self._grid.corners(), self._entry.files, strict=True):
-            path = f"{self._entry.path}/{self._grid.key(corner)}"
+        chunk_files = self._entry.chunk_files()
+        for corner, (path, file) in zip(self._grid.corners(), chunk_files, strict=True):
             if flat is None:
                 jobs.append(partial(self._read_file, path, file, corner, data))
                 continue
@@ -154,10 +144,7 @@ class StoredArray:
         return result, jobs
 
     def read_slice(self, axis: int, start: int, stop: int) -> tuple[np.ndarray[Any, Any], Jobs]:
-        """Return part of the array along an axis, to be filled, and the jobs that fill it.
-
-        They read only the pieces that the part lies in.
-        """
+        """Return a part along an axis, to be filled, and the jobs that fill it from its pieces."""
         grid, entry = self._grid, self._entry
         along = axis if grid.order is None else grid.order.index(axis)
         shape = list(grid.shape)
@@ -189,13 +176,12 @@ class StoredArray:
         assert self._row is not None
         return self._files.read_span(*self._row.span(), self._entry.files[0])
 
-    def _read_row(self, row: Row, target: memoryview) -> None:
-        target[:] = self._files.read_span(*row.span(), self._entry.files[0])
+    def _read_row(self, target: memoryview) -> None:
+        target[:] = self.read_alone()
 
     def _read_file(
         self, path: str, file: File, corner: tuple[int, ...], data: np.ndarray[Any, Any]
     ) -> None:
-        """Put the pieces of a file into their places in an array."""
         chunk = self._files.read(path, file)
         with self._decoding():
             for piece, encoded in split_chunk(chunk, self._grid, corner):
@@ -208,7 +194,6 @@ class StoredArray:
         inside: tuple[slice, ...],
         target: np.ndarray[Any, Any],
     ) -> None:
-        """Put the part `inside` a piece into its place."""
         encoded = read()
         with self._decoding():
             target[...] = self._decode(encoded, piece)[inside]
@@ -218,7 +203,7 @@ class StoredArray:
 
     @contextlib.contextmanager
     def _decoding(self) -> Iterator[None]:
-        """Name the manifest if it describes a file otherwise than the file is."""
+        """Blame the manifest if a file that is whole does not decode as it says."""
         try:
             yield
         except ValueError as error:
@@ -231,7 +216,7 @@ class StoredArray:
 
 
 class WantedRows:
-    """Rows of one stack that are to be read."""
+    """Rows to read of one stack."""
 
     def __init__(self, stack: ArrayEntry) -> None:
         self._stack = stack
@@ -242,7 +227,7 @@ class WantedRows:
         self._wanted.append((found, i, row))
 
     def read(self, files: VerifiedFiles) -> Jobs:
-        """Return the jobs that read them, or all of the stack if most of it is wanted."""
+        """Return the jobs that read them, or the whole stack if many of its rows are wanted."""
         if len(self._wanted) * _WHOLE_STACK >= self._stack.shape[0]:
             return [partial(self._split, files)]
         jobs: Jobs = []

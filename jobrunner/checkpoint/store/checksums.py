@@ -12,10 +12,10 @@ from jobrunner.checkpoint.storage import BLOCK_BYTES, Files
 from jobrunner.checkpoint.store.chunk_bytes import ChunkBytes
 
 HEAD_BYTES = 16 << 10
-"""The head of a chunk, which is compared first: most arrays that change, change there."""
+"""The head of a chunk is compared first: most arrays that change, change there."""
 
 _POLYNOMIAL = 0x82F6_3B78
-"""Of the crc32c, reversed, without the highest power."""
+"""The polynomial of the crc32c, reversed, without the highest power."""
 
 _ONE = 1 << 31
 
@@ -23,46 +23,27 @@ _ONE = 1 << 31
 class WrittenChunk(NamedTuple):
     """A chunk as a manifest describes it; chunks that are equal in all this are the same.
 
-    Attributes
-    ----------
-    size : int
-        In bytes, padding included.
-    crc : int
-        The crc32c of the file.
-    total : int
-        The sum, modulo 2**64, of the file's 64-bit words. Together with the crc32c it leaves a
-        changed chunk no practical chance to pass for an unchanged one.
-    head : int
-        The crc32c of its first `HEAD_BYTES`.
-    pieces : tuple of (int, int)
-        Size and crc32c of each of its pieces, if it has an index of them.
+    A changed chunk has no practical chance of the same crc32c and the same sum.
     """
 
-    size: int
-    crc: int
-    total: int
-    head: int
-    pieces: tuple[tuple[int, int], ...] = ()
+    size: int  # in bytes, padding included
+    crc: int  # crc32c of the file
+    total: int  # sum of its 64-bit words, modulo 2**64
+    head: int  # crc32c of its first `HEAD_BYTES`
+    pieces: tuple[tuple[int, int], ...] = ()  # size and crc32c of each, if it has an index of them
 
 
 class Sums:
-    """Sums the 64-bit words of a chunk, modulo 2**64, and computes its crc32c and its pieces'.
+    """Computes the sum of a chunk's 64-bit words, its crc32c, and those of its pieces.
 
     Each byte is read once: the crc32c of the chunk is combined from those of its pieces.
-
-    Attributes
-    ----------
-    total : int
-        The sum of all blocks so far; padding adds nothing to it.
-    pieces : list of (int, int)
-        Size and crc32c of each complete piece.
     """
 
     __slots__ = ("_crc", "_left", "_lengths", "pieces", "total")
 
     def __init__(self, chunk: ChunkBytes) -> None:
-        self.total = 0
-        self.pieces: list[tuple[int, int]] = []
+        self.total = 0  # of all blocks so far; padding adds nothing
+        self.pieces: list[tuple[int, int]] = []  # size and crc32c of each complete one
         self._lengths = chunk.pieces or []
         self._left = self._lengths[0] if self._lengths else 0
         self._crc = 0
@@ -70,16 +51,7 @@ class Sums:
     def add(self, block: memoryview, before: int) -> int:
         """Add the next block, of one piece at most.
 
-        Parameters
-        ----------
-        block : memoryview of bytes
-        before : int
-            The return value for the block before; 0 at the start.
-
-        Returns
-        -------
-        int
-            The crc32c of all up to the end of the last complete piece.
+        Return the crc32c of all complete pieces so far; `before` is the one returned last, or 0.
         """
         whole = len(block) & ~7
         total = int(np.add.reduce(np.frombuffer(block[:whole], np.uint64)))

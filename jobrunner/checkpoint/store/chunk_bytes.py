@@ -15,7 +15,7 @@ from jobrunner.checkpoint.store.grid import Grid, Piece
 from jobrunner.define import Compressor
 
 _NOWHERE = (1 << 64) - 1
-"""In the index of a shard: there is no such piece."""
+"""Marks a missing piece in the index of a shard."""
 
 _INDEX_ENTRY_BYTES = 16
 _CHECKSUM_BYTES = 4
@@ -23,21 +23,11 @@ _CHECKSUM_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class ChunkBytes:
-    """The bytes of a chunk.
+    """The bytes of a chunk: buffers, then zeros."""
 
-    Attributes
-    ----------
-    buffers : list of bytes or memoryview
-        One after another; the array's own memory where possible.
-    padding_bytes : int
-        How many zero bytes follow.
-    pieces : list of int or None
-        Lengths of the pieces at the start, if an index of them is at the end.
-    """
-
-    buffers: list[bytes | memoryview]
+    buffers: list[bytes | memoryview]  # the array's own memory where possible
     padding_bytes: int
-    pieces: list[int] | None
+    pieces: list[int] | None  # lengths of the pieces at the start, if an index is at the end
 
     @property
     def size(self) -> int:
@@ -79,9 +69,7 @@ def encode_chunk(
 
 
 def _encode(
-    part: np.ndarray[Any, Any],
-    shape: tuple[int, ...],
-    compressors: Sequence[Compressor],
+    part: np.ndarray[Any, Any], shape: tuple[int, ...], compressors: Sequence[Compressor]
 ) -> tuple[list[bytes | memoryview], int]:
     """Return the bytes of a piece, and how many zero bytes fill it up."""
     if part.shape != shape and not _is_padded_at_the_end(part.shape, shape):
@@ -104,7 +92,7 @@ def _encode(
 
 
 def _is_padded_at_the_end(part: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether all of a piece that lies beyond the array comes last in memory."""
+    """Whether the padding of a piece comes last in memory."""
     axis = next(i for i, (a, b) in enumerate(zip(part, whole, strict=True)) if a != b)
     return math.prod(whole[:axis]) == 1 and tuple(part[axis + 1 :]) == tuple(whole[axis + 1 :])
 
@@ -115,9 +103,8 @@ def split_chunk(data: bytes, grid: Grid, corner: Sequence[int]) -> Iterator[tupl
         (piece,) = grid.pieces(corner)
         yield piece, data
         return
-    stop = len(data) - _CHECKSUM_BYTES
-    start = stop - _INDEX_ENTRY_BYTES * grid.num_places
-    index = np.frombuffer(data[start:stop], "<u8").reshape(-1, 2).tolist()
+    start = len(data) - index_bytes(grid)
+    index = np.frombuffer(data, "<u8", 2 * grid.num_places, start).reshape(-1, 2).tolist()
     for piece in grid.pieces(corner):
         at, length = index[piece.place]
         yield piece, data[at : at + length]
@@ -130,12 +117,9 @@ def decode_piece(
     dtype: np.dtype[Any],
     compressors: Sequence[Compressor],
 ) -> np.ndarray[Any, Any]:
-    """Decode the part of the array in a piece; `shape` is that of a whole piece.
+    """Decode a piece of the array; `shape` is that of a whole piece.
 
-    Raises
-    ------
-    ValueError
-        `data` is not that of such a piece.
+    Raises ValueError if `data` is not such a piece.
     """
     if compressors:
         data = decompress(data, compressors)

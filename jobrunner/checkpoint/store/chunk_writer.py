@@ -20,10 +20,10 @@ from jobrunner.checkpoint.store.stacks import Rows
 logger = logging.getLogger(__name__)
 
 LINKED_BYTES = PosixFiles.linked_bytes
-"""Shorter chunks are never linked, and their sums are not recorded."""
+"""Shorter chunks are never linked; their sums are not recorded."""
 
 READ_AGAIN_SAVES = 16
-"""One save in so many, on average, reads a file and its array again before it links the file."""
+"""One save in so many, on average, reads a file and its array before it links the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +48,12 @@ def former_store(root: str, manifest: Manifest) -> FormerStore:
 
 
 class ChunkWriter:
-    """Writes the chunks of one store.
-
-    Parameters
-    ----------
-    files : Files
-    root : str
-        The store's path.
-    node, epoch : str, int
-        Of the store.
-    former : FormerStore, optional
-        The store whose unchanged chunks are linked.
-
-    Attributes
-    ----------
-    written : dict of str to WrittenChunk
-        By path within the store.
-    linked_bytes : int
-        Size of the linked ones.
-    """
+    """Writes the chunks of the store at `root`, or links those that `former` has unchanged."""
 
     def __init__(
         self, files: Files, root: str, node: str, epoch: int, former: FormerStore | None
     ) -> None:
-        self.written: dict[str, WrittenChunk] = {}
+        self.written: dict[str, WrittenChunk] = {}  # by path within the store
         self.linked_bytes = 0
         self._files = files
         self._root = root
@@ -101,7 +83,7 @@ class ChunkWriter:
     def _write_stack(
         self, array: PlannedArray, path: str, data: np.ndarray[Any, Any]
     ) -> WrittenChunk:
-        """Write a stack, which is one file, and record the checksum of each row."""
+        """Write the one file of a stack, and record the checksum of each row."""
         memory = memoryview(data.reshape(-1).view(np.uint8).data)
         crc = self._files.write(join_path(self._root, path), [memory])
         step = len(memory) // len(data)
@@ -139,7 +121,7 @@ class ChunkWriter:
         return WrittenChunk(size, crc, sums.total, head, tuple(sums.pieces))
 
     def _link(self, path: str, known: WrittenChunk) -> WrittenChunk | None:
-        """Give a file of the former store a second name; None if that is not possible."""
+        """Link a file of the former store; None if that is impossible."""
         source, target = join_path(self._former.root, path), join_path(self._root, path)
         if not self._files.link(source, target, known.size):
             return None
@@ -147,14 +129,13 @@ class ChunkWriter:
         return known
 
     def _is_due(self, path: str) -> bool:
-        """Whether array and file are read again before the file is linked.
+        """Whether this save reads array and file before it links the file.
 
         Depends on name and epoch, so that each file's turn comes under any save policy.
         """
         return not zlib.crc32(f"{path} {self._epoch}".encode()) % READ_AGAIN_SAVES
 
     def _is_whole(self, path: str, known: WrittenChunk) -> bool:
-        """Whether a file of the former store is as it was written."""
         old = join_path(self._former.root, path)
         try:
             found = self._files.read_into(old, None, known.size)

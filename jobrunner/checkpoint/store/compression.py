@@ -16,20 +16,7 @@ _NAMES = ("blosc", "gzip", "zstd")
 
 
 def check_compressors(compressors: Sequence[Compressor], where: str) -> tuple[Compressor, ...]:
-    """Check that Zarr knows the compressors; return them with all their settings.
-
-    Parameters
-    ----------
-    compressors : sequence of mapping
-        ``name`` and ``configuration``, as in a Zarr document.
-    where : str
-        For messages.
-
-    Raises
-    ------
-    DefinitionError
-        A name is not a compressor's, or a compressor does not accept its settings.
-    """
+    """Check that Zarr knows the compressors and their settings; return them with all settings."""
     if not compressors:
         return ()
     from zarr.registry import get_codec_class  # slow to import, and seldom needed
@@ -40,8 +27,8 @@ def check_compressors(compressors: Sequence[Compressor], where: str) -> tuple[Co
         if about["name"] not in _NAMES:
             raise DefinitionError(
                 f"{where}: {about['name']!r} is none of the compressors that every reader of Zarr "
-                f"has: {', '.join(map(repr, _NAMES))}. Name one of these, or pass a codec such as "
-                f"zarr.codecs.ZstdCodec(level=3)."
+                f"has: {', '.join(map(repr, _NAMES))}. Name one of these, or pass a codec, for "
+                f"example zarr.codecs.ZstdCodec(level=3)."
             )
         try:
             codec = get_codec_class(about["name"]).from_dict({**about, "configuration": asked})
@@ -106,13 +93,7 @@ def compress(data: bytes | memoryview, compressors: Sequence[Compressor]) -> byt
 
 
 def decompress(data: bytes, compressors: Sequence[Compressor]) -> bytes:
-    """Undo `compress`.
-
-    Raises
-    ------
-    ValueError
-        A compressor is not one of Zarr's, or did not produce the data.
-    """
+    """Undo `compress`; raises ValueError if the compressors did not produce the data."""
     for about in reversed(compressors):
         # numcodecs has others too, one of which unpickles.
         if about["name"] not in _NAMES:

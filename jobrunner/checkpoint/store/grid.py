@@ -25,39 +25,20 @@ _PAGE_BYTES = 4096
 
 
 class Piece(NamedTuple):
-    """What is stored as one: a file, or a part of it.
+    """A unit of storage: a file, or a part of it."""
 
-    Attributes
-    ----------
-    part : tuple of slice
-        The part of the array that it holds, up to the array's end.
-    place : int
-        Its position in the index of a shard.
-    """
-
-    part: tuple[Any, ...]
-    place: int
+    part: tuple[Any, ...]  # slices of the array, up to its end
+    place: int  # in the index of a shard
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How an array is divided.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    chunk_shape : tuple of int
-        Of a file; the last ones extend beyond the array.
-    piece_shape : tuple of int or None
-        Of the pieces of a file; None if it has none.
-    order : tuple of int or None
-        The array's axes in memory order; None if they are in it already.
-    """
+    """How an array is divided."""
 
     shape: tuple[int, ...]
-    chunk_shape: tuple[int, ...]
-    piece_shape: tuple[int, ...] | None
-    order: tuple[int, ...] | None
+    chunk_shape: tuple[int, ...]  # of a file; the last ones extend beyond the array
+    piece_shape: tuple[int, ...] | None  # None: files have no pieces
+    order: tuple[int, ...] | None  # the axes in memory order; None: they are in it already
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -76,10 +57,7 @@ class Grid:
 
     @property
     def is_memory(self) -> bool:
-        """Whether files, and pieces in files, are in the order of memory.
-
-        Then a file starts with the bytes of its part of the array.
-        """
+        """Whether a file starts with the bytes of its part of the array, in memory order."""
         stored, chunk, shape = self.stored_shape, self.chunk_shape, self.shape
         rows, files = _cut_axis(shape, stored), _cut_axis(shape, chunk)
         if rows is None or files is None:
@@ -88,7 +66,7 @@ class Grid:
 
     def corners(self) -> Iterator[tuple[int, ...]]:
         """Yield the grid coordinates of all files; none if the array has no items."""
-        return chunk_corners(self.shape, self.chunk_shape)
+        return itertools.product(*map(range, map(_ceil_div, self.shape, self.chunk_shape)))
 
     def key(self, corner: Sequence[int]) -> str:
         """Return the file name of the chunk at `corner`."""
@@ -102,10 +80,7 @@ class Grid:
         )
 
     def pieces(self, corner: Sequence[int]) -> Iterator[Piece]:
-        """Yield the pieces of a file in their order there, or the file itself if it has none.
-
-        Pieces beyond the end of the array are left out.
-        """
+        """Yield the pieces of a file in order, but those beyond the array; or the file itself."""
         inner = self.stored_shape
         first = [
             place * size // step
@@ -139,8 +114,7 @@ def plan_grid(
 ) -> Grid:
     """Divide an array by default: files of at most 64 MiB, in pieces of 4 MiB if they are long.
 
-    Files and pieces are contiguous in memory. `itemsize` is in bytes; without `in_pieces`, files
-    have no pieces.
+    Files and pieces are contiguous in memory. `itemsize` is in bytes.
     """
     # Cached: the arrays of an epoch are often those of the one before.
     return _plan_grid(shape, itemsize, order, CHUNK_BYTES, PIECE_BYTES if in_pieces else None)
@@ -217,11 +191,6 @@ def _cut_axis(shape: Sequence[int], cut: Sequence[int]) -> int | None:
     if all(size == length for size, length in zip(cut[axis + 1 :], shape[axis + 1 :], strict=True)):
         return axis
     return None
-
-
-def chunk_corners(shape: Sequence[int], chunk_shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the grid coordinates of all chunks; none if the array has no items."""
-    return itertools.product(*map(range, map(_ceil_div, shape, chunk_shape)))
 
 
 def to_logical(sizes: Sequence[int], order: Sequence[int] | None) -> list[int]:

@@ -1,7 +1,7 @@
 """Plan the files of a store: Zarr documents, chunks and their names. Pure: no I/O.
 
-A store is a Zarr v3 group. A blob that is an array is an array in it, a container of arrays a
-group; many short arrays that are alike are rows of one array. Small values are attributes of the
+A store is a Zarr v3 group. In it, a blob that is an array is an array, and a container of arrays is
+a group; many short arrays that are alike are rows of one array. Small values are attributes of the
 store's group, for people and other readers: jobrunner itself loads them from the manifest.
 """
 
@@ -43,7 +43,7 @@ from jobrunner.define import ArrayOptions
 RETIRED_DOCUMENT = "zarr.retired.json"
 
 STACKS = "_stacks"
-"""The group of stacked arrays; no name of a blob starts so."""
+"""The group of stacked arrays; no blob can have this name."""
 
 OWN_KEY = "/jobrunner"
 """The attribute for jobrunner's own metadata; no blob can have this name."""
@@ -58,76 +58,46 @@ _SEAL = b',"sha256":"%s"}}'
 
 @dataclass(slots=True)
 class PlannedArray:
-    """An array and its place in the store; a copy may replace its data until it is written.
+    """An array and its place in the store; a copy may replace its data until it is written."""
 
-    Attributes
-    ----------
-    blob : str
-        Name of its blob; empty for a stack, which holds arrays of many.
-    data : numpy.ndarray or Rows
-        Its axes in memory order, outermost first.
-    entry : dict
-        Its entry in the manifest; the files are added when they are written.
-    document : bytes
-    is_stack : bool
-        It holds the arrays of many blobs, one a row.
-    is_sole : bool
-        Only its blob refers to its memory, so it does not change while this object refers to it.
-    is_constant : bool
-        No task changes its blob between epochs.
-    is_unchanged : bool
-        It is the array of the store before, and no task could have changed it since.
-    """
-
-    blob: str
+    blob: str  # empty for a stack, which holds arrays of many blobs, one a row
     path: str
-    data: np.ndarray[Any, Any] | Rows
+    data: np.ndarray[Any, Any] | Rows  # axes in memory order, outermost first
     grid: Grid
     compressors: Sequence[dict[str, Any]]
-    entry: dict[str, Any]
+    entry: dict[str, Any]  # in the manifest; the files are added when they are written
     document: bytes
     is_stack: bool = False
     is_sole: bool = False
+    """Only its blob refers to its memory, so it does not change while this object refers to it."""
     is_constant: bool = False
+    """No task changes its blob between epochs."""
     is_unchanged: bool = False
+    """It is the array of the store before, and no task could have changed it since."""
 
     def files(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Path within the store, with ``/``, and grid coordinates of every file."""
+        """Yield path within the store, with ``/``, and grid coordinates of every file."""
         for corner in self.grid.corners():
             yield f"{self.path}/{self.grid.key(corner)}", corner
 
 
 @dataclass(slots=True)
 class StoreLayout:
-    """All files of a store except the manifest.
-
-    Attributes
-    ----------
-    directories : dict of str to None
-        Within the store, parents first.
-    documents : dict of str to bytes
-        Zarr documents by path within the store, except the root's.
-    root : bytes
-        The root document.
-    arrays : list of PlannedArray
-        Stacks come last.
-    stacks : list of dict
-        Their entries in the manifest.
-    blobs : dict
-        Each blob's entry in the manifest; for a row, the index of its stack and of the row.
-    about : dict
-        What root and manifest say of the store: format, node, epoch and run.
-    """
+    """All files of a store except the manifest."""
 
     directories: dict[str, None] = field(
         default_factory=lambda: dict.fromkeys([os.path.dirname(MANIFEST)])
     )
+    """Within the store, parents first."""
     documents: dict[str, bytes] = field(default_factory=dict)
+    """Zarr documents by path within the store, except the root's."""
     root: bytes = b""
     arrays: list[PlannedArray] = field(default_factory=list)
-    stacks: list[dict[str, Any]] = field(default_factory=list)
+    """Stacks come last."""
     blobs: dict[str, Any] = field(default_factory=dict)
+    """Each blob's entry in the manifest."""
     about: dict[str, Any] = field(default_factory=dict)
+    """What root document and manifest say of the store: format, node, epoch and run."""
 
     def add_group(self, path: str, attributes: Mapping[str, Any]) -> None:
         """Add a group, if there is none yet."""
@@ -143,14 +113,7 @@ class StoreLayout:
 
 
 def lay_out(blobs: Mapping[str, EncodedBlob | Alike], about: Mapping[str, Any]) -> StoreLayout:
-    """Plan a store.
-
-    Parameters
-    ----------
-    blobs : mapping of str to EncodedBlob or Alike
-    about : mapping
-        JSON for the root's own attribute: node, epoch, run.
-    """
+    """Plan a store; `about` is its node, epoch, run, and more for the manifest, as JSON."""
     layout = StoreLayout(blobs=dict.fromkeys(blobs))  # in the order of the blobs
     alone = {name: blob for name, blob in blobs.items() if isinstance(blob, EncodedBlob)}
     stacks: list[PlannedArray] = []
@@ -168,7 +131,6 @@ def lay_out(blobs: Mapping[str, EncodedBlob | Alike], about: Mapping[str, Any]) 
         layout.add_group(STACKS, {})
     for array in stacks:
         layout.add_array(array)
-        layout.stacks.append(array.entry)
     return layout
 
 
@@ -257,14 +219,11 @@ def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) ->
     else:
         grid = plan_grid(data.shape, item_bytes, part.order)
     spec = data.dtype.str if data.dtype.isbuiltin == 1 else dtype_to_spec(data.dtype)
-    compressors: list[dict[str, Any]] = []
-    if options.compressors:
-        compressors = suit_dtype(options.compressors, item_bytes)
-        document = describe_array(spec, grid, part.holds, compressors)
-    elif isinstance(spec, str):
+    compressors = tuple(suit_dtype(options.compressors or (), item_bytes))
+    if isinstance(spec, str) and not compressors:
         document = describe_usual_array(spec, grid, part.holds)
     else:
-        document = describe_array(spec, grid, part.holds)
+        document = describe_array(spec, grid, part.holds, compressors)
     entry = _entry(path, spec, grid, compressors)
     return PlannedArray(blob, path, data, grid, compressors, entry, document)
 
@@ -272,7 +231,7 @@ def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) ->
 def _entry(
     path: str, spec: Spec, grid: Grid, compressors: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Any]:
-    """Return the manifest's entry for an array, without its files; see `manifest.ArrayEntry`."""
+    """Return what `manifest.ArrayEntry` reads, without the files."""
     return {
         "path": path,
         "dtype": spec,
@@ -343,7 +302,7 @@ def describe_array(
 
 
 describe_usual_array = lru_cache(maxsize=4096)(describe_array)
-"""The same, cached: the arrays of an epoch are often those of the one before."""
+"""`describe_array`, cached: the arrays of an epoch are often those of the one before."""
 
 
 def group_document(attributes: Mapping[str, Any]) -> bytes:
@@ -357,7 +316,7 @@ def seal(document: bytes) -> bytes:
 
 
 def is_sealed(document: bytes) -> bool:
-    """Whether a document is, to the last bit, what `seal` returned."""
+    """Whether a document is exactly what `seal` returned."""
     return document == seal(document[: -len(_SEAL % bytes(64))] + b"}}")
 
 

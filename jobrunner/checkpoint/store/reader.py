@@ -75,7 +75,7 @@ class StoreReader:
         return (self.directory, self.store, self.manifest)
 
     def read_manifest(self) -> Manifest:
-        """Read the manifest and compare it with its digest in the record."""
+        """Read the manifest and compare it with the record's digest."""
         path = join_path(self.root, MANIFEST)
         with self._verified.reading(path):
             data = self.files.read(path)
@@ -125,9 +125,7 @@ class StoreReader:
                 paths.add(array.path)
                 nbytes += array.nbytes
                 if isinstance(array, Row):
-                    if array.path not in rows:
-                        rows[array.path] = WantedRows(array.stack)
-                    rows[array.path].add(found, i, array)
+                    rows.setdefault(array.path, WantedRows(array.stack)).add(found, i, array)
                 else:
                     found[i], array_jobs = StoredArray(verified, array).read()
                     jobs += array_jobs

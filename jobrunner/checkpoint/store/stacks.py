@@ -1,6 +1,6 @@
 """Stack many short arrays of one dtype and shape, to store them as one. Pure: no I/O.
 
-Any array, however short, takes a directory, a document and a chunk. So alike arrays are stacked
+An array by itself takes a directory, a document and a chunk. Alike arrays are therefore stacked
 along a new first axis, up to a megabyte at a time.
 """
 
@@ -22,25 +22,18 @@ _KINDS = "biufcmMSU"
 
 
 class Alike:
-    """Stands for several blobs that are arrays of one dtype and shape, in C order.
-
-    Parameters
-    ----------
-    arrays : dict of str to numpy.ndarray
-        By blob; each owns its memory.
-    """
+    """Stands for several blobs: arrays of one dtype and shape, in C order, that own their memory."""
 
     __slots__ = ("arrays",)
 
     def __init__(self, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
-        self.arrays = arrays
+        self.arrays = arrays  # by blob
 
 
 def find_alike(blobs: Mapping[str, object], apart: Collection[str] = ()) -> dict[str, Alike]:
-    """Find the blobs that are short arrays like many others; return the group of each.
+    """Find the blobs, but those `apart`, that are short arrays like many others; return their groups.
 
-    Blobs `apart`, arrays that are not in C order and arrays that do not own their memory are left
-    out.
+    Skips arrays that are not in C order or do not own their memory.
     """
     classes: dict[tuple[Any, ...], dict[str, np.ndarray[Any, Any]]] = {}
     for name, value in blobs.items():
@@ -67,7 +60,7 @@ def cut_stacks(count: int, nbytes: int) -> Iterator[slice]:
 
 
 class Rows:
-    """Arrays of one dtype and shape, contiguous in C order, that will be stored as one."""
+    """Arrays of one dtype and shape, contiguous in C order, to be stored as one."""
 
     __slots__ = ("_arrays", "dtype", "shape")
 

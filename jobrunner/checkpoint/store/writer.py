@@ -41,64 +41,33 @@ logger = logging.getLogger(__name__)
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What a worker returns once a node's store is durable.
-
-    Attributes
-    ----------
-    store : str
-        Name of the store.
-    manifest : str
-        SHA-256 of its manifest.
-    nbytes : int
-        Size of all its files.
-    seconds : float
-        From the start of the worker's save until all its stores were durable.
-    linked_bytes : int
-        Of `nbytes`, what is in files shared with the epoch before.
-    replicas : mapping of str to str
-        Digests of the node's replicated blobs, which must equal those of the other nodes.
-    states : tuple of str
-        Names of the node's blobs that contain objects saved by their ``state_dict()``.
-    """
+    """What a worker returns once a node's store is durable."""
 
     store: str
-    manifest: str
-    nbytes: int
-    seconds: float
-    linked_bytes: int = 0
-    replicas: Mapping[str, str] = {}
-    states: tuple[str, ...] = ()
+    manifest: str  # SHA-256
+    nbytes: int  # of all files
+    seconds: float  # from the start of the worker's save until all its stores were durable
+    linked_bytes: int = 0  # how many of `nbytes` are in files shared with the epoch before
+    replicas: Mapping[str, str] = {}  # replicated blobs: digests, which all nodes must share
+    states: tuple[str, ...] = ()  # blobs that contain objects saved by their ``state_dict()``
 
 
 @dataclass(slots=True)
 class _OpenStore:
     store: str
     root: str
-    about: dict[str, Any]
     layout: StoreLayout
     chunks: ChunkWriter
     documents: dict[str, list[int]] = field(default_factory=dict)
 
 
 class StoreBatch:
-    """Stores that several threads write, and that are made durable together.
+    """Stores that a worker's threads write, and that are made durable together.
 
-    Parameters
-    ----------
-    files : Files
-    directory : str
-        Absolute path of the checkpoint directory.
-    stores : mapping
-        Name of a store -> its attributes (node, epoch, run; JSON), and its blobs.
-    former : mapping, optional
-        Name of a store -> the one whose unchanged chunks it may link.
-    array_pool : ArrayPool, optional
-        Receives arrays that are not needed any more once they are written.
-
-    Notes
-    -----
-    Runs on workers. Call `write` as often as needed, then `finish` once. *Safe to retry*: no,
-    names are used once.
+    `stores` gives, by name, their attributes (node, epoch, run, ...) and blobs; `former` the stores
+    whose unchanged chunks they may link; `array_pool` receives arrays that are written and not
+    needed any more. Call `write` as often as needed, then `finish` once. Not safe to retry: each
+    name is used once.
     """
 
     def __init__(
@@ -120,14 +89,13 @@ class StoreBatch:
             root = os.path.join(directory, store)
             layout = lay_out(blobs, about)
             former_one = (former or {}).get(store)
-            about = layout.about
             chunks = ChunkWriter(
                 files, root, about.get("node", ""), about.get("epoch", 0), former_one
             )
-            self._stores.append(_OpenStore(store, root, about, layout, chunks))
+            self._stores.append(_OpenStore(store, root, layout, chunks))
 
     def arrays(self) -> dict[str, list[PlannedArray]]:
-        """Return the arrays of each store; a copy may replace their data until they are written."""
+        """Return the arrays of each store, not yet written."""
         return {store.store: store.layout.arrays for store in self._stores}
 
     def write(self, arrays: Collection[PlannedArray] | None = None) -> None:
@@ -162,7 +130,7 @@ class StoreBatch:
         self._seconds += time.perf_counter() - started
 
     def finish(self) -> list[Receipt]:
-        """Write manifests and root documents, and make all durable; return a receipt a store."""
+        """Write manifests and root documents, and make all durable; return a receipt for each."""
         started = time.perf_counter()
         with self._stack:
             self._open()
@@ -205,24 +173,8 @@ class _Written:
             self._array_pool.offer(holder)
 
 
-def write_stores(
-    files: Files,
-    directory: str,
-    stores: Mapping[str, tuple[Mapping[str, Any], Mapping[str, EncodedBlob | Alike]]],
-    former: Mapping[str, FormerStore] | None = None,
-) -> list[Receipt]:
-    """Write stores and make them durable; see `StoreBatch`."""
-    batch = StoreBatch(files, directory, stores, former)
-    batch.write()
-    return batch.finish()
-
-
 def _write_chunk(
-    store: _OpenStore,
-    array: PlannedArray,
-    path: str,
-    corner: tuple[int, ...],
-    written: _Written,
+    store: _OpenStore, array: PlannedArray, path: str, corner: tuple[int, ...], written: _Written
 ) -> None:
     store.chunks.write(array, path, corner)
     written.add_chunk()
@@ -248,7 +200,7 @@ def _write_document(files: Files, store: _OpenStore, path: str, document: bytes)
 
 
 def _finish_store(files: Files, store: _OpenStore) -> tuple[str, int]:
-    """Write manifest and root document; return the manifest's SHA-256 and the size of all files."""
+    """Write manifest and root document; return the manifest's SHA-256 and the store's size."""
     layout = store.layout
     for array in layout.arrays:
         chunks = [store.chunks.written[path] for path, _ in array.files()]
@@ -261,8 +213,13 @@ def _finish_store(files: Files, store: _OpenStore) -> tuple[str, int]:
     # The manifest is written first, so that a root document proves a complete store.
     documents = {path: store.documents[path] for path in layout.documents}
     documents[ROOT_DOCUMENT] = [len(layout.root), files.digest(layout.root)]
-    stacks = {"stacks": layout.stacks} if layout.stacks else {}
-    about = {**store.about, "blobs": layout.blobs, **stacks, "documents": documents}
+    stacks = [array.entry for array in layout.arrays if array.is_stack]
+    about = {
+        **layout.about,
+        "blobs": layout.blobs,
+        **({"stacks": stacks} if stacks else {}),
+        "documents": documents,
+    }
     manifest = seal(group_document(about))
     files.write(join_path(store.root, MANIFEST), [manifest])
     files.write(os.path.join(store.root, ROOT_DOCUMENT), [layout.root])

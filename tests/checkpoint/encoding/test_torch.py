@@ -9,20 +9,14 @@ import pytest
 
 from jobrunner import DefinitionError
 from jobrunner.checkpoint.encoding.node import encode_blobs
-from jobrunner.checkpoint.store.reader import StoreReader
-from jobrunner.checkpoint.store.writer import write_stores
-from jobrunner.testing import FaultyFiles, assert_identical
+from jobrunner.testing import assert_identical
+from tests.stores import write_store
 
 torch = pytest.importorskip("torch", reason="torch is not installed; tensors cannot be made")
 
-FILES = FaultyFiles(sync=False)
-
 
 def round_trip(directory: Path, value: object) -> object:
-    about = {"node": "n", "epoch": 0, "run": "r"}
-    encoded = encode_blobs("n", {"x": value})
-    (receipt,) = write_stores(FILES, str(directory), {"n.0": (about, encoded)})
-    return StoreReader(FILES, str(directory), "n.0", receipt.manifest).load()["x"]
+    return write_store(directory, encode_blobs("n", {"x": value})).load()["x"]
 
 
 DTYPES = [

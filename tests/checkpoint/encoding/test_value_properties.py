@@ -18,13 +18,11 @@ from hypothesis.extra import numpy as hnp
 from jobrunner.checkpoint.encoding.node import encode_blobs
 from jobrunner.checkpoint.store import stacks
 from jobrunner.checkpoint.store.grid import plan_chunks
-from jobrunner.checkpoint.store.reader import StoreReader
-from jobrunner.checkpoint.store.writer import write_stores
 from jobrunner.checkpoint.worker_save import BlobEncoder
-from jobrunner.testing import FaultyFiles, assert_identical
+from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
+from tests.stores import write_store
 
-FILES = FaultyFiles(sync=False)
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)
 DTYPES = (
     hnp.scalar_dtypes()
@@ -77,10 +75,7 @@ def directory() -> Iterator[str]:
 @given(st.dictionaries(NAMES, VALUES, max_size=4))
 def test_any_blobs_come_back_as_they_were(blobs: dict[str, Any]) -> None:
     with directory() as path:
-        encoded = encode_blobs("n", blobs)
-        about = {"node": "n", "epoch": 0, "run": "r"}
-        (receipt,) = write_stores(FILES, path, {"n.0": (about, encoded)})
-        reader = StoreReader(FILES, path, "n.0", receipt.manifest)
+        reader = write_store(path, encode_blobs("n", blobs))
         assert_identical(blobs, reader.load())
         for name, value in blobs.items():
             assert_identical({name: value}, reader.load([name]))
@@ -113,10 +108,7 @@ def test_any_blobs_come_back_where_those_that_are_alike_are_stacked(
     with directory() as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(stacks, "LEAST_ALIKE", least)
         patch.setattr(stacks, "_STACK_BYTES", stack_bytes)
-        encoded = BlobEncoder().encode("n", workspace)
-        about = {"node": "n", "epoch": 0, "run": "r"}
-        (receipt,) = write_stores(FILES, path, {"n.0": (about, encoded)})
-        reader = StoreReader(FILES, path, "n.0", receipt.manifest)
+        reader = write_store(path, BlobEncoder().encode("n", workspace))
         reader.verify()
         assert_identical(workspace.globals, reader.load())
         for name, value in workspace.globals.items():

@@ -20,17 +20,12 @@ from jobrunner.checkpoint.encoding.codecs import Codec
 from jobrunner.checkpoint.encoding.dtypes import dtype_from_spec
 from jobrunner.checkpoint.encoding.node import encode_blobs
 from jobrunner.checkpoint.store.reader import StoreReader
-from jobrunner.checkpoint.store.writer import write_stores
-from jobrunner.testing import FaultyFiles, assert_identical
-
-FILES = FaultyFiles(sync=False)
+from jobrunner.testing import assert_identical
+from tests.stores import write_store
 
 
 def save(directory: Path, blobs: dict[str, Any], **options: Any) -> StoreReader:
-    encoded = encode_blobs("n", blobs, **options)
-    about = {"node": "n", "epoch": 0, "run": "r"}
-    (receipt,) = write_stores(FILES, str(directory), {"n.0": (about, encoded)})
-    return StoreReader(FILES, str(directory), "n.0", receipt.manifest)
+    return write_store(directory, encode_blobs("n", blobs, **options))
 
 
 def round_trip(directory: Path, value: Any, **options: Any) -> Any:

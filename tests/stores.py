@@ -1,0 +1,21 @@
+"""Writes a store of one node, for tests that read it back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jobrunner.checkpoint.store.reader import StoreReader
+from jobrunner.checkpoint.store.writer import StoreBatch
+from jobrunner.testing import FaultyFiles
+
+
+def write_store(directory: Path | str, encoded: Mapping[str, Any]) -> StoreReader:
+    """Write encoded blobs as the store of node "n" at epoch 0; return its reader."""
+    files = FaultyFiles(sync=False)
+    about = {"node": "n", "epoch": 0, "run": "r"}
+    batch = StoreBatch(files, str(directory), {"n.0": (about, encoded)})
+    batch.write()
+    (receipt,) = batch.finish()
+    return StoreReader(files, str(directory), "n.0", receipt.manifest)
