@@ -76,8 +76,7 @@ def prune_command(
             retired = manager.retention.retire()
         finally:
             manager.run.end()
-    gone = set(retired)
-    kept = [epoch for epoch in manager.epochs() if epoch not in gone]
+    kept = sorted(set(manager.epochs()).difference(retired))
     data = {
         "path": manager.path,
         "dry_run": dry_run,
@@ -88,7 +87,7 @@ def prune_command(
     }
     would = "would be " if dry_run else ""
     if not retired:
-        return Output(data, f"Nothing {would}deleted; {len(kept)} epochs are kept.")
+        return Output(data, f"Nothing {would}deleted. Number of epochs kept: {len(kept)}.")
     return Output(
         data,
         f"{would}deleted: {format_ranges(retired)} ({format_bytes(nbytes)})\n"
@@ -110,15 +109,14 @@ def _read_policy(last: int | None, every: int | None, best: Sequence[str]) -> Ke
         counts = [int(word) for word in words if word.isdecimal()]
         if len(modes) > 1 or len(counts) > 1 or len(words) != len(modes) + len(counts):
             raise DefinitionError(
-                f"--keep-best {text}: expected METRIC, METRIC:N, METRIC:max or METRIC:max:N, such "
-                f"as loss:min:3."
+                f"--keep-best {text}: expected METRIC[:min|max][:N], for example loss:min:3."
             )
         count = counts[0] if counts else 1
         policies.append(KeepBest(metric, count, "max" if modes == ["max"] else "min"))
     if not policies:
         raise DefinitionError(
             "Give at least one of --keep-last N, --keep-every N and --keep-best METRIC. An epoch "
-            "is kept if any of them keeps it."
+            "stays if any of them keeps it."
         )
     return KeepAny(tuple(policies))
 

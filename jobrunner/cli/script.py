@@ -135,8 +135,8 @@ def _find_job(module: ModuleType, target: Target) -> Job:
             signature = inspect.signature(found)
     if signature is None:
         raise DefinitionError(
-            f"{where} is a {type(found).__name__}; expected a Job, or a function that returns "
-            f"one.{_offer(module, target.source)}"
+            f"{where} is {found!r:.80}; expected a Job, or a function that returns one."
+            f"{_offer(module, target.source)}"
         )
     try:
         signature.bind()
@@ -151,7 +151,7 @@ def _find_job(module: ModuleType, target: Target) -> Job:
         file = getattr(module, "__file__", None)
         raise _explain(error, target.source, file, "failed") from error
     if not isinstance(job, Job):
-        raise DefinitionError(f"{where}() returned a {type(job).__name__}; expected a Job.")
+        raise DefinitionError(f"{where}() returned {job!r:.80}; expected a Job.")
     return job
 
 

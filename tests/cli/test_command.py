@@ -1,4 +1,4 @@
-"""The command line without a cluster: help, usage, and what it tells of a directory."""
+"""The command line without a cluster: help, usage, exit codes, `ls`, `info` and `verify`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _json(*args: object) -> Any:
 
 
 def _save(directory: Path, epochs: Mapping[int, Mapping[str, Any]], *, done: bool = False) -> None:
-    """Record epochs of the nodes ``a`` and ``b``, with those details."""
+    """Record epochs of the nodes ``a`` and ``b``, with these details."""
     manager = MultiNodeCheckpointManager(directory)
     manager.run.start(["a", "b"], {})
     try:
@@ -74,7 +74,7 @@ def test_ls_shows_each_epoch_and_whether_the_job_has_finished(runs: Path) -> Non
     assert end == "The job has finished."
 
 
-def test_ls_json_holds_the_same_in_strict_json(runs: Path) -> None:
+def test_ls_json_has_the_same_in_strict_json(runs: Path) -> None:
     found = _json("ls", runs)
     assert (found["path"], found["is_done"]) == (str(runs), True)
     assert [epoch["epoch"] for epoch in found["epochs"]] == [0, 1, 2]
@@ -89,7 +89,7 @@ def test_ls_of_an_unfinished_job_says_so(tmp_path: Path) -> None:
     assert "The job has not finished." in _invoke("ls", tmp_path / "runs").stdout
 
 
-def test_ls_of_an_empty_directory_is_no_error_but_of_none_is(tmp_path: Path) -> None:
+def test_ls_of_an_empty_directory_is_no_error_but_of_a_missing_one_is(tmp_path: Path) -> None:
     empty = _invoke("ls", tmp_path)
     assert (empty.exit_code, empty.stdout) == (0, f"No epoch is recorded in {tmp_path}.\n")
     none = _invoke("ls", tmp_path / "tpyo")
@@ -118,7 +118,7 @@ def test_info_shows_the_record_and_the_blobs(runs: Path) -> None:
     assert max(map(len, text.splitlines())) < 100
 
 
-def test_info_json_holds_values_whole(runs: Path) -> None:
+def test_info_json_has_whole_values(runs: Path) -> None:
     found = _json("info", runs, 1)
     assert found["epoch"] == 1
     assert found["nodes"]["a"]["store"] == "a.1"
@@ -158,7 +158,7 @@ def test_info_shows_arrays_of_every_kind_as_numpy_does(tmp_path: Path) -> None:
     assert found["big"] == {"type": "array", "shape": [2, 3], "dtype": ">f8"}
 
 
-def test_info_of_what_is_not_recorded_exits_with_6(runs: Path, tmp_path: Path) -> None:
+def test_info_of_an_epoch_that_is_not_recorded_exits_with_6(runs: Path, tmp_path: Path) -> None:
     missing = _invoke("info", runs, 7)
     assert missing.exit_code == 6
     assert "Epoch 7" in missing.stderr
@@ -176,7 +176,7 @@ def _damage(store: Path) -> None:
     chunk.write_bytes(data)
 
 
-def test_verify_of_nothing_exits_with_6(tmp_path: Path) -> None:
+def test_verify_of_an_empty_directory_exits_with_6(tmp_path: Path) -> None:
     result = _invoke("verify", tmp_path)
     assert (result.exit_code, result.stdout) == (6, f"No epoch is recorded in {tmp_path}.\n")
 
@@ -237,7 +237,7 @@ def test_a_url_of_no_object_store_is_refused() -> None:
     assert _invoke("ls", "http://host/runs").exit_code == 2
 
 
-def test_every_error_of_ours_has_an_exit_code() -> None:
+def test_every_error_of_jobrunner_has_an_exit_code() -> None:
     def all_of(kind: type[BaseException]) -> set[type[BaseException]]:
         return {kind}.union(*map(all_of, kind.__subclasses__()))
 
@@ -245,7 +245,7 @@ def test_every_error_of_ours_has_an_exit_code() -> None:
     del codes["JobRunnerError"]
     assert 1 not in codes.values(), codes
     assert codes["BlobNotFoundError"] == codes["TaskFailedError"] == 3
-    # They are OSErrors, KeyErrors and ValueErrors as well: the most derived class decides.
+    # They are OSErrors too: the most derived class decides.
     assert codes["CheckpointNotFoundError"] == 6
     assert codes["CheckpointCorruptError"] == 7
 
@@ -257,7 +257,7 @@ def test_the_exit_codes_are_in_the_help_and_in_the_guide() -> None:
         assert str(code) in _invoke("run", "--help").stdout
 
 
-def test_a_programs_own_bug_is_not_hidden() -> None:
+def test_a_bug_is_not_hidden() -> None:
     @command("broken")
     def broken() -> Output:
         raise ZeroDivisionError
@@ -281,7 +281,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert "--checkpoint DIR" in done.stdout
 
 
-def test_a_reader_that_has_read_enough_is_no_failure(runs: Path) -> None:
+def test_a_closed_pipe_is_no_failure(runs: Path) -> None:
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "jobrunner", "ls", str(runs), "--json"]
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What `ls` reads: of a log of any length each record once, and otherwise its end."""
+"""What `ls` reads: each record that it lists once, and the end of the log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobrunner.cli.listing import list_epochs
 from jobrunner.testing import FaultyFiles, FaultyObjects
 
 EPOCHS = 2_000
-# From the last full state on, and as many again as an object store is asked for ahead.
+# The entries since the last full state, and as many that an object store reads ahead.
 END = 2 * STATE_INTERVAL
 
 
@@ -55,7 +55,7 @@ def test_all_epochs_are_listed_by_one_read_of_each_record(
     assert len(reads(files)) <= EPOCHS + END
 
 
-def test_of_all_but_the_newest_epochs_nothing_is_read_where_only_those_are_asked_for(
+def test_only_the_records_of_the_newest_epochs_are_read_to_list_these(
     manager: MultiNodeCheckpointManager, files: FaultyFiles | FaultyObjects
 ) -> None:
     output = list_epochs(manager, last=20)

@@ -1,4 +1,4 @@
-"""What a run shows of itself while it runs."""
+"""What `jobrunner run` shows while the job runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Clock:
 
 
 class _Recorder:
-    """A display that remembers."""
+    """A display that records the calls."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -55,7 +55,7 @@ def _save(epoch: int, error: str | None = None) -> SaveReport:
 _RESULT = RunResult(3, None, "epoch_limiter", 0, [], [], [])
 
 
-def test_drawing_keeps_to_its_interval_however_short_epochs_are() -> None:
+def test_drawing_keeps_its_interval_even_if_epochs_are_short() -> None:
     clock, display = _Clock(), _Recorder()
     progress = Progress(display, interval_seconds=1.0, clock=clock)
     with progress:
@@ -83,7 +83,7 @@ def test_the_last_epoch_is_shown_when_the_run_fails() -> None:
     assert display.events == ["open", ("draw", 1, None), "close"]
 
 
-def test_what_is_logged_as_a_warning_is_said_at_once_and_only_during_the_run() -> None:
+def test_logged_warnings_are_shown_at_once_and_only_during_the_run() -> None:
     display = _Recorder()
     logger = logging.getLogger("jobrunner.somewhere")
     with Progress(display, interval_seconds=1.0, clock=_Clock()):
@@ -100,7 +100,7 @@ def test_failed_saves_are_counted() -> None:
     assert "saves failed: 1" in progress.describe()
 
 
-def test_a_line_holds_epoch_pace_metrics_and_what_is_saved() -> None:
+def test_a_line_has_epoch_pace_metrics_and_the_last_save() -> None:
     progress = Progress(_Recorder(), interval_seconds=1.0)
     progress.on_start(ResumePlan(None, "nothing is recorded"), 10)
     progress.on_epoch(4, 0.25, {"epoch": 4, "loss": np.float32(0.5)})
@@ -115,7 +115,7 @@ def _running(seconds: float, *, group: str = "epoch") -> UnderWay:
     return UnderWay(group, 0 if group == "init" else 5, seconds, tasks)
 
 
-def test_an_epoch_that_takes_long_is_shown_with_what_runs_and_ever_less_often() -> None:
+def test_a_long_epoch_is_shown_with_its_tasks_and_ever_less_often() -> None:
     clock, display = _Clock(), _Recorder()
     progress = Progress(display, interval_seconds=1.0, patience_seconds=10.0, clock=clock)
     progress.on_epoch(4, 0.25, {})
@@ -135,7 +135,7 @@ def test_an_epoch_that_takes_long_is_shown_with_what_runs_and_ever_less_often() 
     assert len(display.events) == 4
 
 
-def test_the_init_group_is_shown_and_what_is_short_is_not() -> None:
+def test_a_long_init_group_is_shown_and_a_short_one_is_not() -> None:
     display = _Recorder()
     progress = Progress(display, interval_seconds=0.0, clock=_Clock())
     progress.under_way = lambda: _running(0.5, group="init")
@@ -147,7 +147,7 @@ def test_the_init_group_is_shown_and_what_is_short_is_not() -> None:
     assert progress.describe().startswith("epoch 0  [init group for 2.0 s: node:0/step, ")
 
 
-def test_a_run_that_is_refused_leaves_no_bar_behind() -> None:
+def test_a_refused_run_leaves_no_bar() -> None:
     stream = _Terminal()
     with show_progress(stream):
         pass
@@ -162,7 +162,7 @@ def test_a_file_gets_plain_lines() -> None:
     assert stream.getvalue() == "from epoch 3: it is the last one recorded\nepoch 4  2.0 s each\n"
 
 
-def test_a_reader_that_has_gone_does_not_end_the_run() -> None:
+def test_a_closed_pipe_does_not_end_the_run() -> None:
     class Broken(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -172,7 +172,7 @@ def test_a_reader_that_has_gone_does_not_end_the_run() -> None:
         progress.on_epoch(4, 2.0, {})
 
 
-def test_a_terminal_that_has_gone_does_not_end_the_run() -> None:
+def test_a_closed_terminal_does_not_end_the_run() -> None:
     class Gone(_Terminal):
         is_gone = False
 
@@ -191,8 +191,8 @@ def test_a_terminal_that_has_gone_does_not_end_the_run() -> None:
     assert stream.closed is False
 
 
-def test_a_signal_is_heeded_though_nobody_can_read_the_answer() -> None:
-    """As where Ctrl-C ends the `tee` that a run's output goes to as well."""
+def test_a_signal_is_confirmed_even_if_stderr_is_closed() -> None:
+    """Ctrl-C also ends a `tee` that reads the output."""
     reader, writer = os.pipe()
     os.close(reader)
     kept = os.dup(2)
@@ -205,7 +205,7 @@ def test_a_signal_is_heeded_though_nobody_can_read_the_answer() -> None:
         os.close(writer)
 
 
-def test_a_terminal_gets_a_bar_that_takes_names_as_they_are() -> None:
+def test_a_terminal_gets_a_bar_without_markup_in_names() -> None:
     stream = _Terminal()
     with show_progress(stream) as progress:
         progress.on_start(ResumePlan(None, "a [bold] reason"), 4)

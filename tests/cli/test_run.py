@@ -1,4 +1,4 @@
-"""`jobrunner run` against a real cluster: what it prints, leaves and exits with."""
+"""`jobrunner run` on a real cluster: its output, its checkpoints and its exit codes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ epoch_limiter(job, {limit})
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """A job that counts to four, one an epoch."""
+    """A job that counts to four, by one in each epoch."""
     return _write(tmp_path)
 
 
@@ -91,7 +91,7 @@ def test_a_run_says_where_it_starts_how_it_ends_and_exits_with_0(
     assert MultiNodeCheckpointManager(script.parent / "runs").epochs() == [0, 1, 2, 3, 4]
 
 
-def test_json_holds_the_result(process_cluster: LocalCluster, script: Path) -> None:
+def test_json_has_the_result(process_cluster: LocalCluster, script: Path) -> None:
     found = _json(_run(process_cluster, script, "--json"))
     assert found["job"] == "count"
     assert (found["epoch"], found["resumed_from"], found["stopped_by"]) == (
@@ -103,7 +103,7 @@ def test_json_holds_the_result(process_cluster: LocalCluster, script: Path) -> N
     assert [save["epoch"] for save in found["saves"]] == [0, 1, 2, 3, 4]
 
 
-def test_a_run_stopped_early_goes_on_when_started_again(
+def test_a_run_that_stopped_early_resumes_when_started_again(
     process_cluster: LocalCluster, script: Path
 ) -> None:
     first = _json(_run(process_cluster, script, "--json", "--epochs", 2))
@@ -157,7 +157,7 @@ def test_a_wrong_job_exits_with_2_and_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_what_the_job_lacks_in_the_checkpoint_exits_with_10(
+def test_a_checkpoint_that_lacks_a_blob_of_the_job_exits_with_10(
     process_cluster: LocalCluster, script: Path
 ) -> None:
     assert _run(process_cluster, script).exit_code == 0
@@ -179,7 +179,7 @@ def test_a_directory_in_use_exits_with_9(process_cluster: LocalCluster, script: 
 
 
 def test_no_scheduler_exits_with_5(script: Path) -> None:
-    # In a process of its own, for Dask leaves a thread behind when it cannot connect.
+    # In a process of its own: Dask leaves a thread behind when it cannot connect.
     arguments = [str(script), "--checkpoint", "runs", "--scheduler", "tcp://127.0.0.1:9"]
     done = subprocess.run(
         [sys.executable, "-m", "jobrunner", "run", *arguments],
@@ -213,7 +213,7 @@ def test_json_is_alone_on_stdout_whatever_tasks_print(script: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=["INT", "TERM"]
 )
-def test_an_interrupted_run_keeps_its_epochs_and_tells_how_to_go_on(
+def test_an_interrupted_run_keeps_its_epochs_and_says_how_to_resume(
     tmp_path: Path, process_cluster: LocalCluster, number: signal.Signals, exit_code: int
 ) -> None:
     # The first epochs are quick; the third does not end.
@@ -248,7 +248,7 @@ def test_an_interrupted_run_keeps_its_epochs_and_tells_how_to_go_on(
 
 
 def test_sigusr1_asks_a_real_process_for_a_save(tmp_path: Path) -> None:
-    # Epoch 3 waits for a file, so that the signal comes before it has ended.
+    # Epoch 3 waits for a file, so the signal comes before it ends.
     gate = tmp_path / "gate"
     script = _write(tmp_path, step="wait", limit=6)
     wait = f"""
@@ -267,7 +267,7 @@ def wait(n):
         _, stderr = process.communicate()
     assert process.returncode == 0, stderr
     epochs = manager.epochs()
-    # Epoch 0 and the last are saved in any case; one in between because it was asked for.
+    # Epoch 0 and the last one are always saved; one in between because of the signal.
     assert (epochs[0], epochs[-1], len(epochs)) == (0, 6, 3)
     assert epochs[1] in (1, 2, 3)
 
@@ -276,7 +276,7 @@ def test_ctrl_c_while_workers_start_is_one_line(tmp_path: Path) -> None:
     script = _write(tmp_path)
     with _start(script) as process:
         parent = psutil.Process(process.pid)
-        # With a helper of Python's.
+        # One child is Python's resource tracker.
         await_true(lambda: len(parent.children()) >= 2, "the first worker", process)
         os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate()
@@ -285,7 +285,7 @@ def test_ctrl_c_while_workers_start_is_one_line(tmp_path: Path) -> None:
     assert stderr == f"Interrupted. No epoch is recorded yet. To start again: {again}\n"
 
 
-def test_a_directory_that_cannot_be_written_is_refused_or_makes_an_exit_code(
+def test_a_directory_that_is_not_writable_is_refused_or_sets_the_exit_code(
     process_cluster: LocalCluster, script: Path
 ) -> None:
     (script.parent / "runs").write_text("in the way")
@@ -315,7 +315,7 @@ def test_saving_can_be_tuned(process_cluster: LocalCluster, tmp_path: Path) -> N
     assert MultiNodeCheckpointManager(tmp_path / "runs").epochs() == [4, 5]
 
 
-def test_a_failing_task_leaves_the_last_epoch_and_the_way_to_go_on(
+def test_a_failing_task_keeps_the_last_epoch_and_says_how_to_resume(
     process_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     script = _write(tmp_path, step="lambda n: n + 1 if n < 2 else 1 // 0")
@@ -327,7 +327,7 @@ def test_a_failing_task_leaves_the_last_epoch_and_the_way_to_go_on(
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "nonsense://x", "tcp://host:port"])
-def test_an_address_that_is_none_is_wrong_usage(script: Path, address: str) -> None:
+def test_an_invalid_address_is_wrong_usage(script: Path, address: str) -> None:
     result = _invoke("run", script, "--checkpoint", script.parent / "runs", "--scheduler", address)
     assert result.exit_code == 2
     assert f"Error: {address!r} is not the address of a Dask scheduler: " in result.stderr
@@ -342,7 +342,7 @@ def _environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _start(script: Path, *options: str, **settings: str) -> Iterator[subprocess.Popen[str]]:
-    """``jobrunner run`` as a terminal starts it, a group of its own; none of it is left."""
+    """Start ``jobrunner run`` in its own process group, as a terminal does; kill it at the end."""
     with subprocess.Popen(
         [sys.executable, "-m", "jobrunner", "run", str(script), "--checkpoint", "runs", *options],
         cwd=script.parent,

@@ -44,12 +44,12 @@ def _write(directory: Path, text: str, name: str = "script.py") -> str:
         ("package.module:make", Target("package.module", False, "make")),
     ],
 )
-def test_a_target_is_a_file_or_a_module_and_perhaps_a_name(text: str, expected: Target) -> None:
+def test_a_target_is_a_file_or_a_module_with_an_optional_name(text: str, expected: Target) -> None:
     assert parse_target(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "a b", "a.py:", "a.py:no name", "a-b", "a..b", ":job"])
-def test_anything_else_is_refused_with_the_forms_that_are_not(text: str) -> None:
+def test_any_other_target_is_refused_with_the_valid_forms(text: str) -> None:
     with pytest.raises(DefinitionError, match=r"Expected FILE\.py"):
         parse_target(text)
 
@@ -72,10 +72,10 @@ def test_a_name_is_a_variable_or_a_function(tmp_path: Path) -> None:
         ("", "", r"holds no jobs; expected one.*script\.py:function"),
         ("a = Job('a')\n", ":b", r"has no 'b'.*script\.py:a\."),
         ("", ":Callable", "has no 'Callable'"),
-        ("of_c = max\n", ":of_c", "is a builtin_function_or_method; expected a Job"),
-        ("n = 3\n", ":n", "is a int; expected a Job"),
+        ("of_c = max\n", ":of_c", r"is <built-in function max>; expected a Job"),
+        ("n = 3\n", ":n", "is 3; expected a Job"),
         ("def make(n): ...\n", ":make", r"make\(n\) cannot be called without arguments"),
-        ("def make(): return 3\n", ":make", r"make\(\) returned a int; expected a Job"),
+        ("def make(): return 3\n", ":make", r"make\(\) returned 3; expected a Job"),
         ("def make():\n    1 / 0\n", ":make", r"failed \(.*, line 3\): ZeroDivisionError"),
         (
             "Job(3)\n",
@@ -88,7 +88,7 @@ def test_a_name_is_a_variable_or_a_function(tmp_path: Path) -> None:
         ("def f(:\n", "", r"line 2\): SyntaxError|line 2\): .*invalid syntax"),
     ],
 )
-def test_what_cannot_be_a_job_is_told_with_its_place(
+def test_a_script_without_the_job_is_refused_with_the_place(
     tmp_path: Path, text: str, name: str, message: str
 ) -> None:
     script = _write(tmp_path, text)
@@ -96,7 +96,7 @@ def test_what_cannot_be_a_job_is_told_with_its_place(
         load_job(script + name)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DefinitionError, match="There is no file"):
         load_job(str(tmp_path / "absent.py"))
 
@@ -111,16 +111,14 @@ def test_a_module_is_found_in_the_current_directory(
         load_job("cli_absent_for_test:job")
 
 
-def test_a_module_that_ends_the_process_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_that_exits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path, "exit()\n", "cli_exit_for_test.py")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DefinitionError, match="cannot be imported.*line 2.*SystemExit"):
         load_job("cli_exit_for_test")
 
 
-def test_a_module_that_misses_another_says_which(
+def test_a_module_that_cannot_import_another_is_refused_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _write(tmp_path, "import no_such_thing\n", "cli_broken_for_test.py")

@@ -1,4 +1,4 @@
-"""The garbage collector is held off only while somebody asks, and left as it was."""
+"""The garbage collector is paused inside the blocks only, and then as it was before."""
 
 import gc
 import threading
@@ -9,7 +9,7 @@ from jobrunner.compile.gc_pause import gc_paused
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_it_is_left_as_it_was_also_after_an_error(is_on):
+def test_the_collector_is_restored_also_after_an_error(is_on):
     (gc.enable if is_on else gc.disable)()
     try:
         with pytest.raises(KeyError), gc_paused(), gc_paused():
@@ -19,7 +19,7 @@ def test_it_is_left_as_it_was_also_after_an_error(is_on):
         gc.enable()
 
 
-def test_the_last_thread_to_leave_turns_it_on():
+def test_the_last_pause_to_end_restores_the_collector():
     inside, leave = threading.Event(), threading.Event()
 
     def hold():

@@ -180,7 +180,7 @@ def test_a_cycle_through_after_is_refused_naming_its_tasks(node):
     ],
     ids=range(13),
 )
-def test_a_definition_that_cannot_run_is_refused_with_names(epoch, names):
+def test_a_job_that_cannot_run_is_refused_with_names(epoch, names):
     def init():
         Task(f, outputs="x", node=A)
 
@@ -190,7 +190,7 @@ def test_a_definition_that_cannot_run_is_refused_with_names(epoch, names):
         assert name in str(caught.value)
 
 
-def test_a_private_blob_of_another_group_is_not_there():
+def test_a_private_blob_of_another_group_does_not_exist():
     with Job() as job:
         Task(f, outputs="p", node=A)
         with job.exit_group:
@@ -249,14 +249,14 @@ def test_conditions_are_outputs_or_blobs_of_the_epoch():
         job.compile()
 
 
-def test_checkpointing_a_node_that_nobody_uses_is_refused():
+def test_checkpointing_an_unused_node_is_refused():
     with Job(nodes_to_checkpoint=["zzz"]) as job:
         Task(f, node=A)
     with pytest.raises(DefinitionError, match="'zzz'"):
         job.compile()
 
 
-def test_what_runs_again_at_a_resume():
+def test_init_tasks_that_run_again_at_a_resume():
     with Job(nodes_to_checkpoint=[A]) as job:
         with job.init_group:
             Task(f, outputs="w", name="weights", node=A)
@@ -273,7 +273,7 @@ def test_what_runs_again_at_a_resume():
     assert plan.saved_blobs(3) == {"a": {"w", "v"}}
 
 
-def test_a_task_that_must_run_again_may_not_update_what_is_loaded():
+def test_a_task_that_runs_again_may_not_update_a_loaded_blob():
     with Job() as job, job.init_group:
         Task(f, outputs="w", node=A)
         Task(f, updates="w", outputs=Blob("c", transient=True), name="bad", node=A)
@@ -347,7 +347,7 @@ def test_a_fingerprint_is_the_same_in_another_process(tmp_path):
     assert len(answers) == 1
 
 
-def test_an_ad_hoc_group_assumes_that_other_blobs_are_there():
+def test_a_group_of_no_job_assumes_that_other_blobs_exist():
     with TaskGroup() as group:
         Task(f, inputs="w", outputs="w", node=A)
         Task(f, outputs="v", node=A)

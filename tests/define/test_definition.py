@@ -1,4 +1,4 @@
-"""What a definition accepts, and how it refuses the rest before anything runs."""
+"""Jobs, groups, tasks, nodes and blobs: how they are defined, and which arguments they refuse."""
 
 import functools
 import pickle
@@ -46,7 +46,7 @@ def test_library_code_adds_tasks_to_the_active_job():
     assert [task.full_name for task in job.epoch_group.tasks()] == ["here/count"]
 
 
-def test_no_job_is_active_outside_of_one():
+def test_no_job_is_active_outside_its_block():
     with Job():
         pass
     with pytest.raises(DefinitionError, match="No job is active"):
@@ -83,13 +83,13 @@ def test_nodes_are_the_same_by_name_alone():
     assert len({Node("a"), Node("a", resources={"GPU": 1}), Node("b")}) == 2
 
 
-def test_a_blob_reference_knows_its_node():
+def test_a_blob_reference_has_its_node():
     node = Node("a")
     assert node["w"] == node.blob("w") == Blob("w", node) == Blob("w", "a")
     assert Task(one, inputs="w", node=node).inputs == (Blob("w", node),)
 
 
-def test_outputs_tell_one_name_from_a_sequence():
+def test_outputs_are_one_name_or_a_sequence():
     assert [blob.name for blob in Task(one, outputs="w").output_blobs] == ["w"]
     assert [blob.name for blob in Task(one, outputs=["v", "w"]).output_blobs] == ["v", "w"]
     assert len(Task(one).outputs()) == 1
@@ -146,7 +146,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("make", "says"), REFUSED, ids=range(len(REFUSED)))
-def test_what_cannot_be_is_refused_where_it_is_written(make, says):
+def test_invalid_arguments_are_refused_at_once(make, says):
     with pytest.raises(DefinitionError) as caught:
         make()
     assert says in str(caught.value)
@@ -161,7 +161,7 @@ def test_coroutine_functions_are_refused():
 
 
 @pytest.mark.parametrize("how", ["input", "kwargs", "list", "dict", "partial", "fn"])
-def test_a_dask_collection_is_refused_with_what_to_do(how):
+def test_a_dask_collection_is_refused_with_advice(how):
     bag = pytest.importorskip("dask.delayed").delayed(one)()
     with pytest.raises(DefinitionError, match="compute"):
         {
@@ -174,7 +174,7 @@ def test_a_dask_collection_is_refused_with_what_to_do(how):
         }[how]()
 
 
-def test_a_future_is_refused_with_what_to_do():
+def test_a_future_is_refused_with_advice():
     from concurrent.futures import Future
 
     with pytest.raises(DefinitionError, match="result"):
@@ -215,7 +215,7 @@ def test_nodes_to_checkpoint_are_those_of_the_init_group_unless_given():
     assert [n.name for n in Job(nodes_to_checkpoint=["b", "b"]).nodes_to_checkpoint()] == ["b"]
 
 
-def test_errors_survive_pickling_whole():
+def test_errors_survive_pickling():
     from jobrunner import CheckpointCorruptError, NodeLostError, TaskFailedError
 
     for error in (

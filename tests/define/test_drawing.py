@@ -1,4 +1,4 @@
-"""A job as a picture and as a table."""
+"""A job drawn as SVG, for Graphviz and as an HTML table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def build() -> Job:
     return job
 
 
-def test_an_edge_is_what_a_task_waits_for_in_its_group() -> None:
+def test_edges_lead_to_a_task_from_those_of_its_group_that_it_waits_for() -> None:
     found = [
         (edge.source.full_name, edge.target.full_name, edge.what)
         for edge in find_edges(build().epoch_group)
@@ -40,7 +40,7 @@ def test_an_edge_is_what_a_task_waits_for_in_its_group() -> None:
     ]
 
 
-def test_the_picture_shows_every_task_in_its_lane_below_what_it_waits_for(tmp_path: Path) -> None:
+def test_the_drawing_shows_every_task_in_its_lane_below_those_it_waits_for(tmp_path: Path) -> None:
     build().visualize(tmp_path / "job.svg")
     root = ET.parse(tmp_path / "job.svg").getroot()
     boxes = {
@@ -74,7 +74,7 @@ def test_a_graph_for_graphviz_quotes_its_names(tmp_path: Path) -> None:
     assert text.count("{") == text.count("}") == 5
 
 
-def test_what_cannot_be_compiled_yet_can_be_drawn(tmp_path: Path) -> None:
+def test_a_job_that_cannot_be_compiled_yet_can_be_drawn(tmp_path: Path) -> None:
     with Job() as job, Node("größe"):
         with job.init_group:
             first = Task(int, outputs="w", name="null")
@@ -100,7 +100,7 @@ def test_an_empty_job_can_be_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["job", "job.png", "job.pdf"])
-def test_another_kind_of_picture_is_refused(tmp_path: Path, name: str) -> None:
+def test_another_file_type_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(DefinitionError, match=r"ends in \.svg"):
         build().visualize(tmp_path / name)
     assert not list(tmp_path.iterdir())

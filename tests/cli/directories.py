@@ -1,0 +1,68 @@
+"""Checkpoint directories to run commands on, and a way to run them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from click.testing import CliRunner, Result
+
+from jobrunner import MultiNodeCheckpointManager
+from jobrunner.checkpoint.log.state import STATE_INTERVAL
+from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.cli.command import main
+from jobrunner.testing import FaultyFiles
+from jobrunner.workspace.workspace import Workspace
+
+
+def invoke(*args: object) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def ask(*args: object) -> Any:
+    return json.loads(invoke(*args, "--json").stdout)
+
+
+def begin(path: Path, **options: Any) -> MultiNodeCheckpointManager:
+    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False), **options)
+    manager.run.start(["a", "b"], {"plan": "p"})
+    return manager
+
+
+def save(
+    manager: MultiNodeCheckpointManager, epoch: int, extra: Mapping[str, Any] | None = None
+) -> None:
+    workspaces = {node: Workspace(node) for node in "ab"}
+    for workspace in workspaces.values():
+        workspace.globals.update(w=np.arange(6.0), step=epoch, **(extra or {}))
+    save = manager.commits.begin(epoch)
+    loss = {0: 3.0, 1: 1.0, 2: float("nan")}.get(epoch, 2.0)
+    manager.commits.commit(save, save.write(workspaces), {"metrics": {"loss": loss}})
+    manager.retention.sweeper.drain()
+
+
+def recorded(path: Path) -> list[int]:
+    return MultiNodeCheckpointManager(path).epochs()
+
+
+def lengthen_log(path: Path) -> None:
+    """Append entries until one has the full state: readers need none of those before it."""
+    manager = MultiNodeCheckpointManager(path)
+    for _ in range(STATE_INTERVAL // 2):
+        manager.pin(3)
+        manager.unpin(3)
+
+
+class PrunedMeanwhile(PosixFiles):
+    """Epochs are pruned at the n-th operation on a path that contains `at`."""
+
+    def __init__(self, path: Path, at: str, count: int = 1) -> None:
+        self.path, self.at, self.left = path, at, count
+
+    def before(self, operation: str, path: str) -> None:
+        self.left -= self.at in path
+        if self.at in path and self.left == 0:
+            assert invoke("prune", self.path, "--keep-last", 2).exit_code == 0

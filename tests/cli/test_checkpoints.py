@@ -1,0 +1,239 @@
+"""Commands on single epochs: `diff`, `verify`, `pin`, `restore` and `copy`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobrunner import CheckpointNotFoundError, MultiNodeCheckpointManager
+from jobrunner.cli.checkpoints import copy_epochs, verify_epochs
+from jobrunner.cli.listing import describe_checkpoint
+from jobrunner.run.replay.compare import compare_values
+from jobrunner.testing import assert_identical
+from tests.cli.directories import PrunedMeanwhile, ask, begin, invoke, lengthen_log, recorded, save
+
+
+def test_diff_names_each_blob_that_differs_and_by_how_much(tmp_path: Path) -> None:
+    manager = begin(tmp_path / "k")
+    save(manager, 0, {"u": np.array([1.0, 2.0, np.nan]), "gone": 1, "same": [1, {"x": "y"}]})
+    save(manager, 1, {"u": np.array([1.0, 2.5, np.nan]), "new": 1, "same": [1, {"x": "y"}]})
+    manager.run.end()
+    result = invoke("diff", f"{tmp_path}/k@0", "@1")
+    assert result.exit_code == 11
+    assert "only in A: a/gone\nonly in A: b/gone\nonly in B: a/new\n" in result.stdout
+    assert "a/u: 1 of 3 elements differ, by at most 0.5 (relative 0.2)" in result.stdout
+    assert "a/step: 1 of 1 elements differ, by at most 1 (relative 1)" in result.stdout
+    assert result.stdout.endswith("4 blobs are equal, 4 differ.\n")
+    found = ask("diff", f"{tmp_path}/k@0", f"{tmp_path}/k")
+    assert (found["is_equal"], found["num_equal"]) == (False, 4)
+    first = found["differences"][0]
+    assert (first["node"], first["blob"], first["max_abs"]) == ("a", "step", 1.0)
+
+
+def test_diff_of_equal_checkpoints_exits_with_0_deep_or_not(runs: Path, tmp_path: Path) -> None:
+    assert invoke("copy", runs, 2, tmp_path / "copy").exit_code == 0
+    for options in ([], ["--deep"]):
+        result = invoke("diff", f"{runs}@2", tmp_path / "copy", *options)
+        assert (result.exit_code, result.stdout) == (0, "4 blobs are equal, 0 differ.\n")
+    assert invoke("diff", "@1", f"{runs}@2").exit_code == 2
+    assert invoke("diff", f"{runs}@9", f"{runs}@2").exit_code == 6
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (1, 1.0, "type: int and float"),
+        (np.zeros(2), np.zeros(3), "shape: (2,) and (3,)"),
+        (np.zeros(2), np.zeros(2, np.float32), "dtype: float64 and float32"),
+        ("a", "b", "value: 'a' and 'b'"),
+        ([1], [1, 2], "length: 1 and 2"),
+        ({"x": 1}, {"y": 1}, "only in A"),
+        ({"x": 1, "y": 2}, {"y": 2, "x": 1}, "order of the keys"),
+        (0.0, -0.0, "elements"),
+        (np.array([0.0]), np.array([-0.0]), "elements"),
+        (0j, complex(0.0, -0.0), "elements"),
+        (np.array([0j]), np.array([complex(0.0, -0.0)]), "elements"),
+        (np.array([1, np.nan]), np.array([np.nan, 1]), "elements"),
+        (np.array(["a", "b"]), np.array(["a", "c"]), "elements"),
+        (np.array([True]), np.array([False]), "elements"),
+        (10**400, 10**400 + 1, "elements"),
+    ],
+)
+def test_every_kind_of_difference_is_named(one: Any, other: Any, expected: str) -> None:
+    assert expected in [found["what"] for found in compare_values(one, other)]
+    assert list(compare_values(one, one)) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.array([2**62]), np.array([2**62 + 1])),
+        (np.ones(1, np.longdouble), np.ones(1, np.longdouble) + np.finfo(np.longdouble).eps),
+    ],
+    ids=["int64", "longdouble"],
+)
+def test_values_differ_even_if_they_are_equal_as_doubles(one: Any, other: Any) -> None:
+    (found,) = compare_values(one, other)
+    assert found["max_abs"] == float((other - one)[0])
+
+
+def test_the_second_of_two_epochs_is_read_from_the_directory_of_the_first(
+    runs: Path, tmp_path: Path
+) -> None:
+    moved = runs.rename(tmp_path / "k@home")
+    assert ask("diff", moved, "@1") == {**ask("diff", f"{moved}@3", "@1"), "a": str(moved)}
+    assert ask("diff", f"{moved}@latest", "@1")["is_equal"] is False
+
+
+def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs: Path) -> None:
+    again = begin(runs)
+    again.run.rewind(None, "start afresh")
+    save(again, 0, {"other": 1})
+    again.run.end()
+    aside = [found["path"] for found in ask("fsck", runs)["objects"] if found["status"] == "aside"]
+    assert aside == [f"{node}.{epoch}" for node in "ab" for epoch in range(4)]
+    found = ask("restore", runs, 3)
+    assert found["stores"] == {"a": "a.3.r1", "b": "b.3.r1"}
+    assert recorded(runs) == [0, 3]
+    manager = MultiNodeCheckpointManager(runs)
+    manager.verify(3)
+    assert manager.record(3)["details"] == {"metrics": {"loss": 2.0}}
+    assert manager.recorded.run_info(3) == {"plan": "p"}
+    assert_identical(np.arange(6.0), manager.open(3)["a"].load("w"))
+    assert invoke("restore", runs, 3).exit_code == 2
+    assert invoke("restore", runs, 7).exit_code == 6
+    assert invoke("restore", runs, 0).exit_code == 2
+    assert invoke("restore", runs, 2, "--commit", 3).exit_code == 6
+
+
+def test_damage_is_found_before_anything_is_restored_or_copied(runs: Path, tmp_path: Path) -> None:
+    chunk = runs / "a.2" / "w" / "c.0"
+    chunk.write_bytes(chunk.read_bytes()[::-1])
+    assert invoke("copy", runs, 2, tmp_path / "copy").exit_code == 7
+    assert recorded(tmp_path / "copy") == []
+    again = begin(runs)
+    again.run.rewind(1, "test")
+    again.run.end()
+    result = invoke("restore", runs, 2)
+    assert result.exit_code == 7
+    assert str(chunk) in result.stderr
+    assert recorded(runs) == [0, 1]
+    assert not (runs / "a.2.r1").exists()
+
+
+def test_copies_are_complete_checkpoints(runs: Path, tmp_path: Path) -> None:
+    again = begin(runs)
+    again.run.finish(3)
+    again.run.end()
+    target = tmp_path / "copy"
+    assert ask("copy", runs, "all", target)["epochs"] == [0, 1, 2, 3]
+    assert invoke("verify", target, "--deep").exit_code == 0
+    one, other = MultiNodeCheckpointManager(runs), MultiNodeCheckpointManager(target)
+    assert other.recorded.is_done()
+    for epoch in range(4):
+        assert one.recorded.run_info(epoch) == other.recorded.run_info(epoch)
+        assert one.record(epoch)["details"].keys() == other.record(epoch)["details"].keys()
+    shutil.rmtree(runs)
+    for epoch in range(4):
+        assert other.open(epoch)["b"].load("step") == epoch
+    assert invoke("copy", target, 0, target).exit_code == 2
+
+
+@pytest.mark.parametrize("at", ["/_log/", "/a.0/"])
+def test_verify_of_all_epochs_skips_those_that_are_deleted_meanwhile(runs: Path, at: str) -> None:
+    manager = MultiNodeCheckpointManager(runs, files=PrunedMeanwhile(runs, at))
+    epochs = MultiNodeCheckpointManager(runs).epochs()
+    output = verify_epochs(manager, epochs, is_all=True)
+    assert output.exit_code == 0
+    assert [found["epoch"] for found in output.data["epochs"]] == [2, 3]
+    assert output.text.startswith("epoch 0: deleted meanwhile\nepoch 1: deleted meanwhile\n")
+    with pytest.raises(CheckpointNotFoundError):
+        verify_epochs(manager, [0])
+
+
+@pytest.mark.parametrize("command", ["copy", "info"])
+def test_an_epoch_that_is_deleted_at_any_operation_is_reported_as_retired(
+    runs: Path, tmp_path: Path, command: str
+) -> None:
+    shutil.copytree(runs, tmp_path / "saved")
+    told = set()
+    for count in range(1, 1000):
+        shutil.rmtree(runs)
+        shutil.copytree(tmp_path / "saved", runs)
+        files = PrunedMeanwhile(runs, str(runs), count)
+        manager = MultiNodeCheckpointManager(runs, files=files)
+        try:
+            if command == "copy":
+                copy_epochs(manager, [0], str(tmp_path / f"copy{count}"))
+            else:
+                describe_checkpoint(manager, 0)
+        except CheckpointNotFoundError as error:
+            told.add("retired while" in str(error))
+        if files.left > 0:
+            break
+    assert told == {False, True}
+
+
+def test_a_pin_succeeds_though_another_process_writes_at_any_operation(
+    runs: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(runs, tmp_path / "saved")
+    for count in range(1, 1000):
+        shutil.rmtree(runs)
+        shutil.copytree(tmp_path / "saved", runs)
+        files = PrunedMeanwhile(runs, str(runs), count)
+        manager = MultiNodeCheckpointManager(runs, files=files)
+        manager.pin(3, "paper")
+        assert MultiNodeCheckpointManager(runs).pins() == {3: ["paper"]}
+        if files.left > 0:
+            break
+
+
+def test_a_copy_of_all_epochs_skips_those_that_are_deleted_meanwhile(
+    runs: Path, tmp_path: Path
+) -> None:
+    manager = MultiNodeCheckpointManager(runs, files=PrunedMeanwhile(runs, "/a.0/"))
+    target = str(tmp_path / "copy")
+    output = copy_epochs(manager, manager.epochs(), target, is_all=True)
+    assert output.data["epochs"] == [2, 3] == recorded(tmp_path / "copy")
+    assert output.text == f"Copied to {target}: 2, 3 (deleted meanwhile: 0, 1)"
+    with pytest.raises(CheckpointNotFoundError):
+        copy_epochs(manager, [0], str(tmp_path / "other"))
+
+
+def test_a_copy_of_all_epochs_of_an_empty_directory_fails(tmp_path: Path) -> None:
+    result = invoke("copy", tmp_path, "all", tmp_path / "copy")
+    assert result.exit_code == 6
+    assert "No epoch is recorded" in result.stderr
+
+
+def test_verify_deep_reads_the_log_from_its_first_entry(runs: Path) -> None:
+    assert invoke("verify", runs, "--deep").stdout.startswith("log: whole\nepoch 0: whole\n")
+    entry = runs / "_log" / "0000000001.json"
+    entry.write_bytes(entry.read_bytes()[:-2])
+    assert invoke("verify", runs, "--deep").exit_code == 7
+
+
+def test_verify_deep_describes_the_log_alike_in_json_and_text(runs: Path) -> None:
+    assert ask("verify", runs)["log"] is None
+    assert ask("verify", runs, "--deep")["log"] == {"is_whole": True, "error": None, "repaired": []}
+    lengthen_log(runs)
+    (runs / "_log" / "0000000004.json").write_bytes(b"")  # of epoch 1
+    result = invoke("verify", runs, 2, "--deep")
+    assert result.exit_code == 7
+    first, second, *_ = result.stdout.splitlines()
+    assert second == "epoch 2: whole"  # whatever the log is like
+    told = ask("verify", runs, 2, "--deep")
+    assert told["log"] == {"is_whole": False, "error": first.removeprefix("log: "), "repaired": []}
+    assert "0000000004.json, is empty" in first
+    assert [epoch["is_whole"] for epoch in told["epochs"]] == [True]
+    assert invoke("fsck", runs, "--repair").exit_code == 0
+    result = invoke("verify", runs, "--deep")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("log: whole, except for the repaired entries 4\n")
+    told = ask("verify", runs, "--deep")["log"]
+    assert told == {"is_whole": True, "error": None, "repaired": [4]}
