@@ -1,4 +1,4 @@
-"""What a manager promises, one process and no cluster: workspaces are filled by hand."""
+"""What a manager promises, in one process without a cluster; tests fill the workspaces."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_making_a_manager_touches_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_path_is_made_absolute_where_the_manager_is_made(
+def test_a_path_is_made_absolute_when_the_manager_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -109,7 +109,7 @@ def test_a_path_is_made_absolute_where_the_manager_is_made(
 
 
 @pytest.mark.parametrize("path", ["http://host/x", "ftp://b", "file://host/x", "", 3, None, b"x"])
-def test_what_is_no_directory_is_refused(path: Any) -> None:
+def test_a_path_that_names_no_directory_is_refused(path: Any) -> None:
     with pytest.raises(DefinitionError):
         MultiNodeCheckpointManager(path)
 
@@ -160,14 +160,14 @@ def test_another_manager_without_a_run_reads_the_same(rig: Rig, tmp_path: Path) 
     reader.verify(1)
 
 
-def test_a_checkpoint_that_was_moved_is_still_one(rig: Rig, tmp_path: Path) -> None:
+def test_a_checkpoint_directory_can_be_moved(rig: Rig, tmp_path: Path) -> None:
     rig.save(0)
     rig.manager.run.end()
     os.rename(tmp_path / "runs", tmp_path / "moved")
     MultiNodeCheckpointManager(tmp_path / "moved" / "k").verify(0)
 
 
-def test_loading_replaces_all_blobs_of_all_nodes_once_all_are_verified(rig: Rig) -> None:
+def test_loading_replaces_all_blobs_after_all_nodes_are_verified(rig: Rig) -> None:
     rig.save(0)
     rig.save(1)
     fresh = workspaces()
@@ -181,7 +181,7 @@ def test_loading_replaces_all_blobs_of_all_nodes_once_all_are_verified(rig: Rig)
     assert names == ["read and verify"] * 2 + ["all verified"] + ["hand over"] * 2
 
 
-def test_loading_some_blobs_leaves_all_others(rig: Rig) -> None:
+def test_loading_some_blobs_does_not_change_the_others(rig: Rig) -> None:
     rig.save(0)
     fresh = workspaces()
     fresh["server"].globals.update(w="old", later=1)
@@ -205,7 +205,7 @@ def test_a_partial_load_reads_only_what_is_asked_for(rig: Rig) -> None:
     }
 
 
-def test_what_is_not_there_is_named_at_the_call(rig: Rig) -> None:
+def test_loading_a_missing_epoch_node_or_blob_names_it_at_the_call(rig: Rig) -> None:
     rig.save(0)
     rig.save(2)
     with pytest.raises(CheckpointNotFoundError, match="Epoch 1 .*not recorded.*Recorded: 0, 2"):
@@ -251,7 +251,7 @@ def test_the_record_of_the_epoch_before_is_not_read_again(rig: Rig, epochs: int)
     assert [path for path in read if os.path.basename(path) in there] == []
 
 
-def test_what_lies_in_the_way_stays_and_is_passed_by(rig: Rig) -> None:
+def test_a_save_avoids_a_name_that_is_taken_and_does_not_touch_it(rig: Rig) -> None:
     stray = Path(rig.manager.path) / "server.0"
     stray.write_text("mine")
     rig.save(0)
@@ -281,7 +281,7 @@ def test_the_epoch_resumed_from_is_kept(tmp_path: Path) -> None:
     rig.manager.run.end()
 
 
-def test_a_policy_of_the_users_cannot_retire_the_newest(tmp_path: Path) -> None:
+def test_no_policy_can_retire_the_newest_epoch(tmp_path: Path) -> None:
     class KeepNothing:
         def retires(self, epochs: Any, metrics: Any) -> Any:
             return [*epochs, 77]
@@ -310,7 +310,7 @@ def test_a_policy_that_raises_does_not_end_the_run(
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), OSError("gone"), RuntimeError("no")], ids=repr
 )
-def test_a_start_that_fails_in_its_clean_up_lets_the_directory_go(
+def test_a_start_that_fails_to_remove_leftovers_releases_the_directory(
     tmp_path: Path, error: BaseException
 ) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "k")
@@ -352,7 +352,7 @@ def test_rewinding_hides_later_epochs_and_deletes_nothing(rig: Rig) -> None:
     assert rig.manager.epochs() == []
 
 
-def test_setting_aside_one_epoch_leaves_the_others(rig: Rig) -> None:
+def test_setting_one_epoch_aside_does_not_change_the_others(rig: Rig) -> None:
     for epoch in range(3):
         rig.save(epoch)
     rig.manager.run.set_aside(1, "damaged")
@@ -363,7 +363,7 @@ def test_setting_aside_one_epoch_leaves_the_others(rig: Rig) -> None:
     assert rig.manager.epochs() == [0, 2, 3]
 
 
-def test_done_is_said_of_the_newest_epoch_only(rig: Rig, tmp_path: Path) -> None:
+def test_a_job_is_done_only_while_its_last_epoch_is_the_newest(rig: Rig, tmp_path: Path) -> None:
     rig.save(0)
     rig.save(1)
     rig.manager.run.finish(1)
@@ -380,13 +380,13 @@ def test_a_missing_receipt_is_an_error_that_names_the_node(rig: Rig) -> None:
     assert rig.manager.epochs() == []
 
 
-def test_details_that_are_no_json_are_an_error(rig: Rig) -> None:
+def test_details_that_are_not_json_are_an_error(rig: Rig) -> None:
     save = rig.manager.commits.begin(0)
     with pytest.raises(DefinitionError, match="details of a checkpoint must be JSON"):
         rig.manager.commits.commit(save, save.write(rig.workspaces), {"x": object()})
 
 
-def test_an_abandoned_order_cannot_be_committed(rig: Rig) -> None:
+def test_an_abandoned_save_cannot_be_committed(rig: Rig) -> None:
     save = rig.manager.commits.begin(0)
     receipts = save.write(rig.workspaces)
     rig.manager.commits.abandon(save)
@@ -396,17 +396,17 @@ def test_an_abandoned_order_cannot_be_committed(rig: Rig) -> None:
         rig.manager.commits.commit(save, receipts, {})
 
 
-def test_what_a_slow_worker_writes_of_an_abandoned_save_goes_away(rig: Rig) -> None:
+def test_stores_that_a_slow_worker_writes_for_an_abandoned_save_are_deleted(rig: Rig) -> None:
     root = Path(rig.manager.path)
     save = rig.manager.commits.begin(0)
     rig.manager.commits.abandon(save)
     rig.manager.retention.sweeper.drain()
-    save.write(rig.workspaces)  # it has not heard of it
+    save.write(rig.workspaces)  # the worker does not know that it was abandoned
     rig.save(0)
     assert (root / "server.0").is_dir()
     rig.manager.run.end()
     assert not (root / "server.0").exists()
-    save.write(rig.workspaces)  # nor now
+    save.write(rig.workspaces)  # and still does not
     again = Rig(root).start()
     again.manager.retention.sweeper.drain()
     assert {path.name for path in root.glob("*.0*")} == {"server.0.r1", "trainer:0.0.r1"}
@@ -425,7 +425,7 @@ def test_blobs_are_checked_without_storage(rig: Rig) -> None:
     assert rig.files.trace == []
 
 
-def test_what_cannot_be_encoded_is_found_before_anything_is_written(rig: Rig) -> None:
+def test_a_blob_that_cannot_be_encoded_is_found_before_anything_is_written(rig: Rig) -> None:
     rig.workspaces["trainer:0"].globals["bad"] = open
     save = rig.manager.commits.begin(0)
     rig.files.trace.clear()
@@ -448,7 +448,7 @@ def test_a_full_disk_is_a_write_error_with_its_cause(rig: Rig) -> None:
     assert rig.manager.epochs() == [0, 1]
 
 
-def test_a_directory_that_cannot_be_made_is_a_write_error(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_a_write_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     manager = MultiNodeCheckpointManager(tmp_path / "file" / "runs")
     assert manager.epochs() == []
@@ -465,7 +465,7 @@ def test_a_read_error_is_never_no_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "store", ["../x.0", "/etc/x.0", "server.1", "server.0/../x", "server.0.r7"]
 )
-def test_a_record_that_names_anything_else_is_corrupt(rig: Rig, store: str) -> None:
+def test_a_record_that_names_another_store_is_corrupt(rig: Rig, store: str) -> None:
     save = rig.manager.commits.begin(0)
     receipts = dict(save.write(rig.workspaces))
     receipts["server"] = type(receipts["server"])(store, "0" * 64, 0, 0.0)
@@ -513,7 +513,7 @@ def test_nodes_that_differ_only_in_case_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "k").exists()
 
 
-def test_one_manager_serves_one_run_at_a_time_and_several_in_turn(rig: Rig) -> None:
+def test_several_runs_may_use_one_manager_but_not_at_once(rig: Rig) -> None:
     rig.save(0)
     with pytest.raises(DefinitionError, match="already serves a run"):
         rig.start()
@@ -544,7 +544,7 @@ def test_the_fence_stops_a_run_that_was_taken_over(rig: Rig) -> None:
     newcomer.manager.run.end()
 
 
-def test_nothing_but_the_log_and_stores_is_left_after_a_run(rig: Rig) -> None:
+def test_only_the_log_and_stores_remain_after_a_run(rig: Rig) -> None:
     rig.save(0)
     rig.manager.run.end()
     root = Path(rig.manager.path)
@@ -567,7 +567,7 @@ def test_leftovers_of_a_run_that_died_are_removed_at_the_next_start(rig: Rig) ->
     again.manager.run.end()
 
 
-def test_an_epoch_given_up_while_it_is_read_is_not_called_damaged(tmp_path: Path) -> None:
+def test_an_epoch_retired_while_it_is_read_is_not_called_damaged(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "k", keep=KeepLast(1)).start()
     rig.save(0)
     checkpoint = rig.manager.loader.readers(0)
@@ -580,7 +580,7 @@ def test_an_epoch_given_up_while_it_is_read_is_not_called_damaged(tmp_path: Path
     rig.manager.run.end()
 
 
-# --- is it shared?
+# --- do workers share the directory?
 
 
 def test_workers_that_share_the_directory_pass_the_probe(rig: Rig) -> None:
@@ -651,7 +651,7 @@ def test_a_report_that_fails_does_not_undo_a_commit(
     assert "no room for reports" in caplog.text
 
 
-def test_codecs_registered_on_the_client_go_with_the_order(rig: Rig) -> None:
+def test_codecs_registered_on_the_client_are_sent_with_the_save(rig: Rig) -> None:
     register_codec(Celsius, lambda c: c.degrees, Celsius)
     rig.workspaces["server"].globals["t"] = Celsius(21.5)
     rig.save(0)
@@ -664,12 +664,12 @@ class Celsius:
 
 
 @pytest.mark.parametrize("cls", [list, np.ndarray, np.float32, dict], ids=lambda c: c.__name__)
-def test_what_is_saved_exactly_takes_no_codec(cls: type) -> None:
+def test_types_that_are_saved_exactly_take_no_codec(cls: type) -> None:
     with pytest.raises(DefinitionError, match="saved exactly without a codec"):
         register_codec(cls, lambda v: v, lambda v: v)
 
 
-def test_a_codecs_name_is_given_once() -> None:
+def test_two_codecs_cannot_have_the_same_name() -> None:
     register_codec(Celsius, lambda c: c.degrees, Celsius, name="celsius")
     with pytest.raises(
         DefinitionError, match="the codec of Celsius already has the name 'celsius'"
@@ -679,7 +679,7 @@ def test_a_codecs_name_is_given_once() -> None:
         register_codec("Celsius", lambda v: 1, lambda v: v)  # type: ignore[arg-type]
 
 
-def test_a_single_node_manager_reads_its_node_out_of_many(rig: Rig) -> None:
+def test_a_single_node_manager_reads_only_its_node(rig: Rig) -> None:
     rig.save(0)
     manager = CheckpointManager(rig.manager.path, "server")
     assert manager.open(0).nodes == ("server",)
@@ -687,7 +687,7 @@ def test_a_single_node_manager_reads_its_node_out_of_many(rig: Rig) -> None:
     assert set(manager.record(0)["stores"]) == {"server"}
 
 
-def test_a_single_node_manager_says_what_lies_in_another_nodes_store(rig: Rig) -> None:
+def test_a_single_node_manager_names_the_node_whose_store_has_a_blob(rig: Rig) -> None:
     for workspace in rig.workspaces.values():
         workspace.globals.update(shared=1, part=np.arange(3))
     save = rig.manager.commits.begin(0, replicated={"shared": NODES})
@@ -706,7 +706,7 @@ def test_a_single_node_manager_says_what_lies_in_another_nodes_store(rig: Rig) -
             ask()
 
 
-def test_storage_that_fails_as_answers_are_read_is_told(rig: Rig) -> None:
+def test_a_storage_failure_while_answers_are_read_is_reported(rig: Rig) -> None:
     answer = rig.manager.run.probe()({})  # type: ignore[arg-type]
     rig.files.at = rig.files.count + 1
     with pytest.raises(CheckpointWriteError, match=r"could not be read: OSError.*Input/output"):

@@ -1,4 +1,4 @@
-"""Pins: whoever pins an epoch keeps it, while a run goes on and whatever its policy says."""
+"""Pins keep an epoch whatever the retention policy says, and may be made during a run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_pinned_epoch_outlives_the_policy_until_it_is_unpinned(tmp_path: Path)
 
 
 def test_a_pin_that_comes_before_the_retirement_wins(tmp_path: Path) -> None:
-    """The policy has chosen the epoch, and somebody pins it before the log says so."""
+    """Another process pins the epoch after the policy has chosen it, before the log says so."""
     reader = MultiNodeCheckpointManager(tmp_path)
 
     class PinnedMeanwhile:
@@ -74,7 +74,7 @@ def test_a_pin_that_comes_before_the_retirement_wins(tmp_path: Path) -> None:
     run.run.end()
 
 
-def test_pins_survive_full_states_and_come_between_a_runs_entries(tmp_path: Path) -> None:
+def test_pins_survive_full_states_and_may_be_made_during_a_run(tmp_path: Path) -> None:
     run = begin(tmp_path, keep=KeepLast(1))
     save(run, 0)
     reader = MultiNodeCheckpointManager(tmp_path, files=FaultyFiles(sync=False))
@@ -99,7 +99,7 @@ def test_a_rewind_sets_a_pinned_epoch_aside_and_deletes_nothing(tmp_path: Path) 
     run.run.end()
 
 
-def test_a_pinned_epoch_that_is_saved_again_stays_out_of_sight(tmp_path: Path) -> None:
+def test_the_replaced_store_of_a_pinned_epoch_is_hidden(tmp_path: Path) -> None:
     run = begin(tmp_path)
     save(run, 0)
     run.pin(0)
@@ -109,7 +109,7 @@ def test_a_pinned_epoch_that_is_saved_again_stays_out_of_sight(tmp_path: Path) -
     run.run.end()
 
 
-def test_what_is_not_recorded_cannot_be_pinned(tmp_path: Path) -> None:
+def test_an_epoch_that_is_not_recorded_cannot_be_pinned(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path)
     for change in (manager.pin, manager.unpin):
         with pytest.raises(CheckpointNotFoundError, match="Epoch 3 .* is not recorded"):

@@ -59,7 +59,7 @@ def test_auto_keeps_the_wait_within_its_share_of_the_time() -> None:
 
 
 @pytest.mark.parametrize("slow", [1, 2, 3])
-def test_auto_keeps_its_share_where_some_saves_cost_much_more_than_others(slow: int) -> None:
+def test_auto_keeps_its_share_if_some_saves_cost_much_more_than_others(slow: int) -> None:
     policy = Auto(max_overhead=0.1)
     costs = [10.0 if n % 5 < slow else 0.1 for n in range(400)]
     now = began = waited = 0.0
@@ -89,13 +89,13 @@ def test_auto_waits_for_no_save_that_is_still_written() -> None:
         *({"seconds": s} for s in (0, math.nan, math.inf, "5")),
     ],
 )
-def test_an_interval_that_is_none_is_refused(arguments: Any) -> None:
+def test_an_invalid_interval_is_refused(arguments: Any) -> None:
     with pytest.raises(DefinitionError, match="SaveEvery"):
         SaveEvery(**arguments)
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, math.nan, "a", True])
-def test_a_share_that_is_none_is_refused(share: Any) -> None:
+def test_an_invalid_share_is_refused(share: Any) -> None:
     with pytest.raises(DefinitionError, match="Auto"):
         Auto(share)
 
@@ -114,15 +114,15 @@ def test_the_best_are_kept_and_nan_or_no_metric_ranks_worst() -> None:
     assert set(kept(KeepBest("loss", 3))) == {1, 3, 4}
 
 
-def test_of_equals_the_newer_is_better() -> None:
+def test_of_equal_values_the_newer_epoch_is_better() -> None:
     assert kept(KeepBest("loss"), {1: {"loss": 1.0}, 2: {"loss": 1.0}}) == [2]
 
 
-def test_what_is_no_number_ranks_worst() -> None:
+def test_a_metric_that_is_no_number_ranks_worst() -> None:
     assert kept(KeepBest("loss"), {1: {"loss": 9.0}, 2: {"loss": "low"}, 3: {"loss": None}}) == [1]
 
 
-def test_numbers_beyond_what_a_double_holds_rank_as_infinities() -> None:
+def test_ints_too_large_for_a_float_rank_as_infinities() -> None:
     huge = {1: {"n": 10**400}, 2: {"n": 5}, 3: {"n": -(10**400)}}
     assert kept(KeepBest("n"), huge) == [3]
     assert kept(KeepBest("n", mode="max"), huge) == [1]
@@ -145,7 +145,7 @@ def test_joined_policies_keep_what_either_keeps() -> None:
         lambda: KeepBest("loss", mode="best"),  # type: ignore[arg-type]
     ],
 )
-def test_a_policy_that_cannot_be_is_refused(make: Any) -> None:
+def test_invalid_arguments_of_policies_are_refused(make: Any) -> None:
     with pytest.raises(DefinitionError):
         make()
 
@@ -169,9 +169,7 @@ def test_only_policies_can_be_joined() -> None:
     ],
     ids=str,
 )
-def test_no_save_is_due_before_the_epoch_up_to_which_workers_are_left_alone(
-    policy: Any, steps_per_epoch: int
-) -> None:
+def test_no_save_is_due_before_epochs_until_says_to_ask(policy: Any, steps_per_epoch: int) -> None:
     dues = due(policy, 100, steps_per_epoch)
     for epoch in range(1, 60):
         count = epochs_until(policy, epoch, steps_per_epoch)
@@ -181,7 +179,7 @@ def test_no_save_is_due_before_the_epoch_up_to_which_workers_are_left_alone(
         assert first_due >= (last, 1) if count == 1 else first_due == (last, steps_per_epoch)
 
 
-def test_policies_by_time_are_asked_now_and_then_and_unknown_ones_always() -> None:
+def test_epochs_until_is_none_for_policies_by_time_and_1_if_undefined() -> None:
     class Mine:
         def is_due(self, moment: Moment) -> bool:
             return False

@@ -1,4 +1,4 @@
-"""The contracts of policies, shown by ours and caught by ones that break them."""
+"""Our policies fulfil the contracts of policies; broken policies are caught."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TestKeepJoined(RetentionPolicyContract):
 
 
 class Counts:
-    """Broken: what it says depends on how often it was asked."""
+    """Broken: the result depends on the number of calls."""
 
     def __init__(self) -> None:
         self.asked = 0

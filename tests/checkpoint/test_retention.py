@@ -1,4 +1,4 @@
-"""What is made durable as stores are hidden and deleted, and when."""
+"""What the sweeper makes durable, and when, while it hides and deletes stores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobrunner.checkpoint.storage.posix import PosixFiles
 
 
 class TracedFiles(PosixFiles):
-    """Files where `syncfs` ends with `number`, or is not known at all where that is None."""
+    """Files whose `syncfs` returns `number`; None: the system has no `syncfs`."""
 
     def __init__(self, number: int | None) -> None:
         self.number = number
@@ -44,7 +44,7 @@ def sweep(files: TracedFiles, path: Path) -> list[tuple[str, str]]:
     return files.trace
 
 
-def test_the_first_chore_syncs_names_in_the_store_only_and_the_next_one_what_was_deleted(
+def test_each_sweep_makes_the_deletions_before_it_durable(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "k"
@@ -54,14 +54,14 @@ def test_the_first_chore_syncs_names_in_the_store_only_and_the_next_one_what_was
         ("fsync", "a.0"),
         ("unlink", "zarr.retired.json"),
         ("rename", "zarr.json"),
-        ("fsync", "k"),  # a.0 is gone for good
+        ("fsync", "k"),  # makes the deletion of a.0 durable
         ("fsync", "a.1"),
         ("unlink", "zarr.retired.json"),
     ]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP])
-def test_where_syncfs_is_refused_a_store_is_hidden_for_good_before_it_is_deleted(
+def test_without_syncfs_a_store_is_hidden_durably_before_it_is_deleted(
     number: int, tmp_path: Path
 ) -> None:
     trace = sweep(TracedFiles(number), tmp_path)
@@ -70,7 +70,7 @@ def test_where_syncfs_is_refused_a_store_is_hidden_for_good_before_it_is_deleted
         assert ("fsync", f"a.{epoch}") in trace[:deleted]
 
 
-def test_one_syncfs_is_all_where_it_can_be_had(tmp_path: Path) -> None:
+def test_one_syncfs_is_enough_if_the_system_has_it(tmp_path: Path) -> None:
     assert [operation for operation, _ in sweep(TracedFiles(0), tmp_path)] == [
         "rename",
         "syncfs",
@@ -78,10 +78,10 @@ def test_one_syncfs_is_all_where_it_can_be_had(tmp_path: Path) -> None:
     ] * 2
 
 
-def test_what_was_renamed_and_not_made_durable_is_made_so_before_it_is_deleted(
+def test_an_earlier_rename_is_made_durable_before_the_store_is_deleted(
     tmp_path: Path,
 ) -> None:
-    """Whoever renamed it was killed before the fsync that follows."""
+    """A process renamed the document and died before the fsync."""
     (tmp_path / "a.0").mkdir()
     (tmp_path / "a.0" / "zarr.retired.json").touch()
     files = TracedFiles(None)

@@ -1,4 +1,4 @@
-"""What has not changed since the epoch before is linked to it, and each store is whole by itself."""
+"""Arrays that did not change are linked to the last epoch; yet each store is whole by itself."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_unchanged_array_is_linked_and_a_changed_one_written(rig: Rig) -> Non
 
 
 @pytest.mark.parametrize("place", [0, 1, BIG // 2, BIG - 1])
-def test_a_change_of_one_bit_anywhere_is_no_link(rig: Rig, place: int) -> None:
+def test_an_array_with_one_changed_bit_is_not_linked(rig: Rig, place: int) -> None:
     rig.save(0)
     changed = rig.blobs["fixed"].copy()
     changed.view(np.uint64)[place] ^= 1
@@ -79,7 +79,7 @@ def test_a_change_of_one_bit_anywhere_is_no_link(rig: Rig, place: int) -> None:
     assert rig.manager.open(1)["a"].load("fixed").tobytes() == changed.tobytes()
 
 
-def test_values_that_change_places_are_no_link(rig: Rig) -> None:
+def test_an_array_whose_values_were_swapped_is_not_linked(rig: Rig) -> None:
     rig.save(0)
     rig.blobs["fixed"] = rig.blobs["fixed"].copy()
     rig.blobs["fixed"][[BIG // 2, BIG - 1]] = rig.blobs["fixed"][[BIG - 1, BIG // 2]]
@@ -132,7 +132,7 @@ def test_only_chunks_that_changed_are_written(tmp_path: Path) -> None:
     rig.manager.run.end()
 
 
-def test_a_file_that_was_cut_or_is_gone_is_written_anew(rig: Rig) -> None:
+def test_a_truncated_or_missing_file_is_written_anew(rig: Rig) -> None:
     rig.save(0)
     with rig.chunk(0).open("r+b") as file:
         file.truncate(100)
@@ -152,7 +152,7 @@ def test_damage_that_epochs_share_ends_when_the_file_is_read_again(rig: Rig) -> 
     rig.chunk(0).write_bytes(content)
     is_linked = [rig.save(epoch).linked_bytes > 0 for epoch in range(1, 40)]
     mended = is_linked.index(False) + 1
-    assert mended > 1  # so that it was shared by an epoch at least
+    assert mended > 1  # at least one epoch shared the damage
     for epoch in (0, mended - 1):
         with pytest.raises(CheckpointCorruptError, match="expected crc32c"):
             rig.manager.verify(epoch)
@@ -162,25 +162,25 @@ def test_damage_that_epochs_share_ends_when_the_file_is_read_again(rig: Rig) -> 
 
 
 def change_unseen(rig: Rig, place: int) -> None:
-    """As a task does that writes past NumPy's back to what it was given to read."""
+    """Change an array as a task does that writes to a blob that it may only read."""
     rig.blobs["fixed"][place] += 1
 
 
-def test_what_nothing_can_have_changed_is_not_read_and_yet_now_and_then(
+def test_an_array_that_nothing_can_have_changed_is_read_only_now_and_then(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.save(0)
     change_unseen(rig, BIG - 1)
     epochs = range(1, 60)
     is_linked = [rig.save(epoch).linked_bytes > 0 for epoch in epochs]
-    assert is_linked[0]  # or it was read
+    assert is_linked[0]  # else it was read
     found = is_linked.index(False) + 1
     assert is_linked.count(False) == 1
     assert "'fixed' of node 'a' has changed although no task that updates it" in caplog.text
     assert rig.manager.open(found)["a"].load("fixed")[-1] == BIG
 
 
-def test_a_change_where_an_array_begins_is_found_at_once_whoever_made_it(
+def test_a_forbidden_change_of_an_arrays_first_values_is_found_at_once(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.save(0)
@@ -229,7 +229,7 @@ def saves_what_is_not_recorded(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "happens", [updates, keeps, keeps_the_container, fails_to_save, saves_what_is_not_recorded]
 )
-def test_what_may_have_changed_is_read(rig: Rig, happens: Callable[[Rig], None]) -> None:
+def test_an_array_that_may_have_changed_is_read(rig: Rig, happens: Callable[[Rig], None]) -> None:
     if happens is keeps_the_container:
         rig.blobs["box"] = {"fixed": rig.blobs.pop("fixed")}
     rig.save(0)
@@ -239,7 +239,7 @@ def test_what_may_have_changed_is_read(rig: Rig, happens: Callable[[Rig], None])
     assert (value["fixed"] if "box" in rig.blobs else value)[-1] == BIG
 
 
-def test_what_is_kept_to_go_back_to_is_no_copy_and_counts_as_nobody_s(tmp_path: Path) -> None:
+def test_kept_states_are_no_copies_and_arrays_they_refer_to_stay_sole(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "k")
     rig.workspace.kept_states.budget_bytes = 1 << 30
     for epoch in range(3):
@@ -249,7 +249,7 @@ def test_what_is_kept_to_go_back_to_is_no_copy_and_counts_as_nobody_s(tmp_path: 
         kept = rig.workspace.kept_states.recall("a", identity, ["fixed"])["fixed"]
         assert kept is rig.blobs["fixed"]
         del kept
-    # Three moments keep it, and still a change of what only they and the blob hold goes unread.
+    # Three kept states and the blob refer to it: it counts as sole, and its change goes unnoticed.
     change_unseen(rig, BIG - 1)
     assert rig.save(3).linked_bytes > 0
     rig.manager.run.end()
@@ -262,7 +262,7 @@ def test_a_compressed_array_that_nothing_can_have_changed_is_not_compressed_agai
     rig.blobs["fixed"] = np.random.default_rng(0).random(BIG)
     size = rig.save(0).nbytes
     monkeypatch.setattr(chunk_bytes, "compress", None)
-    # The other blob is short; none of those two epochs is one that reads.
+    # The other blob is short, and neither of these two epochs is one that reads.
     del rig.blobs["small"]
     assert rig.save(2).linked_bytes > size // 2
     rig.manager.run.end()
@@ -291,7 +291,7 @@ def test_a_file_system_without_links_only_costs_the_links(tmp_path: Path) -> Non
 
 
 class RefusedLinks(FaultyFiles):
-    """A file system that answers a link of a chunk with an error."""
+    """A file system that refuses to link chunks."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number=number, sync=False)
@@ -327,9 +327,7 @@ def test_a_link_that_fails_otherwise_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["", "_log"], ids=["beside the names", "beside the log"])
-def test_fsck_beside_a_run_calls_nothing_stray_that_the_run_saves_meanwhile(
-    rig: Rig, folder: str
-) -> None:
+def test_fsck_during_a_run_calls_none_of_its_stores_stray(rig: Rig, folder: str) -> None:
     class Busy(PosixFiles):
         is_first = True
 
@@ -346,7 +344,7 @@ def test_fsck_beside_a_run_calls_nothing_stray_that_the_run_saves_meanwhile(
     assert rig.manager.epochs() == [0, 1]
 
 
-def test_a_new_run_links_to_what_it_resumed_from(tmp_path: Path) -> None:
+def test_a_new_run_links_to_the_epoch_it_resumed_from(tmp_path: Path) -> None:
     first = Rig(tmp_path / "k")
     first.save(0)
     first.manager.run.end()

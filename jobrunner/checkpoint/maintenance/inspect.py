@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal
 
 from jobrunner.checkpoint.commits import SAVE_REQUEST
@@ -150,8 +150,11 @@ def inspect_directory(directory: Epochs) -> list[Finding]:
             found.append(Finding(name, "damaged", why))
         else:
             stores.append((name, store))
-    for findings in directory.files.each(partial(_inspect_store, directory, history), stores):
-        found += findings
+
+    def explain(named: tuple[str, StoreName]) -> list[Finding]:
+        return list(_explain_store(directory, history, *named))
+
+    found += itertools.chain.from_iterable(directory.files.each(explain, stores))
     if is_whole:
         found += _find_missing(history, [*names, *directory.files.list_names(directory.path)])
     return sorted(found, key=lambda finding: finding.path)
@@ -254,12 +257,6 @@ def _inspect_runs(directory: Epochs, state: State) -> Iterator[Finding]:
         yield Finding(f"{RUNS_DIRECTORY}/{name}", "pending", why)
 
 
-def _inspect_store(
-    directory: Epochs, history: _History, named: tuple[str, StoreName]
-) -> list[Finding]:
-    return list(_explain_store(directory, history, *named))
-
-
 def _explain_store(
     directory: Epochs, history: _History, name: str, store: StoreName
 ) -> Iterator[Finding]:
@@ -290,7 +287,7 @@ def _explain_store(
     elif chore is not None:
         doing = "deletes" if chore.action == "delete" else "hides"
         yield Finding(name, "pending", f"{_explain_end(ended)} This run or the next {doing} it.")
-    elif (ended is not None and isinstance(ended, RewindEntry)) or directory.files.is_taken(
+    elif isinstance(ended, RewindEntry) or directory.files.is_taken(
         os.path.join(directory.path, name, RETIRED_DOCUMENT)
     ):
         way = f"To record it again, run `jobrunner restore {directory.path} {claim.epoch}`."
