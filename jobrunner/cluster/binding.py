@@ -1,4 +1,4 @@
-"""Nodes bound to workers, and what a runner does with them."""
+"""A plan's nodes on workers: how a runner runs groups there and reaches workspaces."""
 
 from __future__ import annotations
 
@@ -32,51 +32,26 @@ RELEASE_SECONDS = 3.0
 class Binding:
     """A plan's nodes on workers of a cluster, with their workspaces.
 
-    Its methods wait for what they start. Not for the thread of the client's event loop.
-
-    Parameters
-    ----------
-    scheduler : SchedulerLink
-    name : str
-        Unique on the cluster.
-    plan : Plan
-    attempt : int
-        How many bindings of this plan there were before.
-    run_in_session : callable
-        A method: runs a group, at an epoch and with a deadline, on this binding as `Session.run`
-        does. Held weakly.
-    can_move : bool
-        A worker that is to leave may wait until its nodes are bound elsewhere.
-    doubted, is_cut
-        See `Candidates`.
-    previous : mapping of str to str, optional
-        Node -> address of the worker that it stays on, if that is still there.
-
-    Attributes
-    ----------
-    placement : dict of str to str
-        Node -> address of its worker.
-    recorded : str
-        Name of the recorded state that workers must keep, sent with the next run.
+    Its methods block until they are done; do not call them on the client's event loop.
     """
 
     def __init__(
         self,
         scheduler: SchedulerLink,
-        name: str,
+        name: str,  # unique on the cluster
         plan: Plan,
-        attempt: int,
-        run_in_session: RunInSession,
+        attempt: int,  # number of earlier bindings of this plan
+        run_in_session: RunInSession,  # a method of the session, referred to weakly
         *,
-        can_move: bool = False,
-        doubted: Collection[str] = (),
-        is_cut: bool = False,
-        previous: Mapping[str, str] | None = None,
+        can_move: bool = False,  # workers that retire wait until their nodes are bound elsewhere
+        doubted: Collection[str] = (),  # see `Candidates`
+        is_cut: bool = False,  # see `Candidates`
+        previous: Mapping[str, str] | None = None,  # node -> the worker that it stays on if it can
     ) -> None:
         self.plan = plan
         self.attempt = attempt
-        self.recorded = ""
-        self.placement: dict[str, str] = {}
+        self.recorded = ""  # the recorded save whose states workers must keep; see `_run`
+        self.placement: dict[str, str] = {}  # node -> address of its worker
         self._run_in_session = weakref.WeakMethod(run_in_session)
         self._can_move = can_move
         self._previous = previous or {}
@@ -93,28 +68,28 @@ class Binding:
 
     @property
     def lost(self) -> dict[str, str]:
-        """Workers that this binding has lost: address -> how we know."""
+        """Workers that this binding has lost: address -> cause."""
         return self._members.lost
 
     @property
     def is_cut(self) -> bool:
-        """Whether workers that the scheduler has could not reach each other, now or before."""
+        """Whether some workers that the scheduler can reach could not reach each other."""
         return self._candidates.is_cut or bool(self._members.cut)
 
     @property
     def leaving(self) -> dict[str, str]:
-        """Workers in use that are about to leave: address -> how we know."""
+        """Workers in use that are about to leave: address -> cause."""
         return self._members.leaving
 
     def check_fit(self, sizes: Mapping[str, int], what: str) -> None:
-        """Refuse to fill the workers beyond their memory share; see `placement.check_fit`."""
+        """Refuse blobs that exceed workers' memory; see `placement.check_fit`."""
         workers = self._members.workers
         limits = {address: worker.info.limit_bytes for address, worker in workers.items()}
         check_fit(sizes, self.placement, limits, get_number("memory-share"), what)
 
     @property
     def under_way(self) -> UnderWay | None:
-        """The run that is under way, if any. Safe in any thread."""
+        """The current run, if any. Safe in any thread."""
         run = self._under_way
         if run is None:
             return None
@@ -123,7 +98,7 @@ class Binding:
         return UnderWay(group, epoch, time.perf_counter() - started, tasks)
 
     def count_spread(self) -> int:
-        """How many workers the nodes would be on if they were placed anew now."""
+        """How many workers the nodes would use if they were placed again now."""
         return int(self._messenger.sync(self._candidates.count_spread, self.plan.nodes))
 
     def run(
@@ -136,28 +111,19 @@ class Binding:
         task_deadline_seconds: float | None = None,
         is_careful: bool = False,
     ) -> GroupResult:
-        """Run a group of the plan, or another that was shipped, and wait for its end.
+        """Run a shipped group, given its key, and wait for its end.
 
-        Parameters
-        ----------
-        group : str
-            ``"init"``, ``"epoch"``, ...
-        epoch, step : int
-            `step` counts the runs within the epoch.
-        deadline_seconds, task_deadline_seconds : float, optional
-            Abort the run and raise when it, or one of its tasks, takes longer.
-        is_careful : bool
-            Run one task at a time on each worker, and tell the client before each begins. When a
-            worker dies, `NodeLostError.running` is then exact. Costs two messages a task.
+        A careful run runs one task at a time on each worker, and the client knows of each before it
+        starts: if a worker dies, `NodeLostError.running` is exact. It costs two messages a task.
 
         Raises
         ------
         TaskFailedError
-            A task raised; its exception is the cause. A `CheckpointError` or `DefinitionError`
-            that it raised comes as it is.
+            A task raised; its exception is the cause. A task's `CheckpointError` or
+            `DefinitionError` is raised itself.
         ExecutionError
-            A `BlobNotFoundError` for a task's input, a `NodeLostError` for a worker that is lost,
-            or a deadline passed. The workspaces are as the tasks that did run left them.
+            A blob is missing (`BlobNotFoundError`), a worker is lost (`NodeLostError`), or the run
+            or one of its tasks passed its deadline. Changes by tasks that ran remain.
         """
         results: list[GroupResult] = []
         self._run(
@@ -175,11 +141,10 @@ class Binding:
     ) -> None:
         """Run the epoch group for up to `epochs` epochs with one message to each worker.
 
-        The workers stop after a whole epoch: the last, one in which a stop condition was true, or
-        one that ended after `seconds`. With stop conditions on several workers, only `first` runs:
-        they would have to agree after each epoch, and the client does that as fast.
-
-        `ended` takes each epoch in order and its result, even if a later one fails; see `run`.
+        The workers stop after a whole epoch: the last, one with a true stop condition, or one that
+        ended after `seconds`. With stop conditions on several workers, only epoch `first` runs:
+        these would have to agree after each epoch, and asking the client takes no longer.
+        `ended` gets each epoch and its result in order, even if a later one fails; see `run`.
         """
         plan, addresses = self._groups.plans["epoch"]
         judges = {self.placement[condition.node] for condition in plan.conditions}
@@ -207,7 +172,7 @@ class Binding:
                 ended((epoch or 0) + i, GroupResult(0.0, (), {}))
             return
         started = time.perf_counter()
-        recorded, self.recorded = self.recorded, ""  # a save in the background sets it, too
+        recorded, self.recorded = self.recorded, ""  # other threads set it, too
         if recorded:
             details["recorded"] = recorded
         details["key"] = group
@@ -216,7 +181,7 @@ class Binding:
         try:
             replies = self._messenger.call(request, addresses)
         except NodeLostError:
-            raise  # the other workers know already
+            raise  # the run is aborted on the other workers already
         except BaseException as error:
             self.abort(f"the client gave up: {type(error).__name__}")
             raise
@@ -242,25 +207,12 @@ class Binding:
         what: str = "a call on the workers",
         deadline_seconds: float | None = None,
     ) -> dict[str, Any]:
-        """Call ``fn(workspaces)`` once on each worker in use.
+        """Call ``fn(workspaces)`` once on each worker in use; returns the results by address.
 
-        Parameters
-        ----------
-        fn : callable
-            Picklable; takes node -> `Workspace` of that worker's nodes. Runs in a thread.
-        channel : str
-            While this call is under way, other threads of the client may make calls on other
-            channels, and run groups.
-        what : str
-            What errors call it.
-        deadline_seconds : float, optional
-            Raise an `ExecutionError` when it takes longer; `fn` cannot be stopped.
-
-        Returns
-        -------
-        dict
-            Address -> what `fn` returned there. An exception that it raised is raised here; of
-            several, that of the first worker by placement.
+        `fn` must be picklable, gets the workspaces by node, and runs in a thread. Its exception is
+        raised here, the first worker's if there are several. Meanwhile other threads of the client
+        may run groups and call on other channels. Errors name the call `what`. After the deadline
+        an `ExecutionError` is raised, but `fn` continues.
         """
         details = {"fn": pickle_function(fn, "The function to apply")}
         request = Request(
@@ -270,19 +222,15 @@ class Binding:
         return {address: _own_value(reply["frames"]) for address, reply in replies.items()}
 
     def abort(self, reason: str = "the client asked for it") -> None:
-        """Start no further tasks of the current run. Takes at most a few seconds.
-
-        Functions that are running continue; what they return is dropped.
-        """
+        """Start no further tasks of the current run; drop the results of running functions."""
         if not self._is_released:
-            with suppress(ExecutionError):  # without a scheduler, no worker can be told
+            with suppress(ExecutionError):  # without a scheduler, no message reaches a worker
                 self._messenger.sync(self._messenger.abort, reason, ABORT_SECONDS)
 
     def release(self, wait_seconds: float = RELEASE_SECONDS, *, heir: str = "") -> None:
         """Free the workspaces, threads and leases on the workers. Later calls do nothing.
 
-        Waits so long for the workers. They hand on the states that they keep to `heir`, the name
-        of the next binding of the same plan.
+        Workers pass their kept states on to `heir`, the name of the next binding of this plan.
         """
         if self._is_released:
             return
@@ -295,14 +243,14 @@ class Binding:
     def run_group(
         self, group: TaskGroup, epoch: int | None = None, deadline_seconds: float | None = None
     ) -> GroupResult:
-        """Run a group of no job on this binding's workspaces; see `Session.run`."""
+        """Run a group that belongs to no job on this binding's workspaces; see `Session.run`."""
         run = self._run_in_session()
         if run is None:
             raise self.replaced()
         return run(self, group, epoch, deadline_seconds)
 
     def ship(self, plans: Mapping[str, GroupPlan]) -> None:
-        """Send the workers groups to run, by key, unless they have them already."""
+        """Send groups, by key, to the workers, unless they have them already."""
         parcel = Parcel(plans)
         self._groups.add(plans, self.placement)
         if not self._groups.has(plans.keys(), parcel.digest):
@@ -315,10 +263,10 @@ class Binding:
     def extend(
         self, nodes: Sequence[PlannedNode], wait_seconds: float, most_workers: float = math.inf
     ) -> None:
-        """Place further nodes, with empty workspaces.
+        """Place more nodes, with empty workspaces.
 
-        Raises a `PlacementError` when no suitable workers with room come within `wait_seconds`, at
-        once where `most_workers` are there.
+        Raises a `PlacementError` if no suitable workers have room within `wait_seconds`, or at once
+        if the cluster already has `most_workers`.
         """
         deadline = time.monotonic() + wait_seconds
         stays = {**self._previous, **self.placement}
@@ -347,7 +295,7 @@ class Binding:
     def run_alone(
         self, group: TaskGroup, epoch: int | None, deadline_seconds: float | None
     ) -> GroupResult:
-        """Compile a group that is no job's, whose nodes are all placed, and run it."""
+        """Compile and run a group that belongs to no job; all its nodes must be placed."""
         if dead := self._groups.take_dead_keys():
             self._messenger.sync(self._messenger.query, "forget", keys=dead)
         plan = compile_group(group, self.blob_names())
@@ -356,20 +304,20 @@ class Binding:
         return self.run(key, epoch=epoch, deadline_seconds=deadline_seconds)
 
     def fetch(self, node: str, name: str, groups: Sequence[str] = (), part: int = 0) -> Any:
-        """The value of a blob; with `groups`, part of what task `name` returned in one of them."""
+        """Return a blob; with `groups`, part of task `name`'s return value in one of these."""
         details = {"node": node, "name": name, "groups": list(groups), "part": part}
         address = self.placement[node]
         return _own_value(self._call(Request("fetch", details), [address])[address]["frames"])
 
     def fetch_output(self, output: TaskOutput) -> Any:
-        """What a task returned, or part of it, in its group's last run."""
+        """Return a task's output in its group's last run."""
         task = output.task
         assert task.group is not None
         if task.plan is not None and task.plan is not self.plan:
             raise ExecutionError(
-                f"{output} is gone: job {self.plan.job!r} was bound in this session since, which "
-                f"dropped the workspaces of earlier runs. Fetch before the next job runs, or run "
-                f"that job in another session."
+                f"{output} is gone: binding job {self.plan.job!r} in this session dropped the "
+                f"workspaces of earlier runs. Fetch it before the next job runs, or run that job "
+                f"in another session."
             )
         key = self._groups.key_of(task.group)
         # A resume runs some of the init group's tasks.
@@ -377,10 +325,10 @@ class Binding:
         return self.fetch(task.node.name, task.name, keys, output.part)
 
     def replaced(self) -> ExecutionError:
-        """The error for using it after its session has released it."""
+        """The error for a use after the session has released this binding."""
         return ExecutionError(
-            "The session has released this binding: another job was run since, or the session "
-            "was closed. Bind the plan again."
+            "The session has released this binding: it ran another job or was closed. Bind the "
+            "plan again."
         )
 
     def _call(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
@@ -393,6 +341,6 @@ RunInSession = Callable[[Binding, TaskGroup, int | None, float | None], GroupRes
 
 
 def _own_value(frames: Sequence[Any]) -> Any:
-    """The value that came over the wire, in memory that nobody else has."""
+    """Unpickle a received value into memory of its own."""
     head, *buffers = frames
     return from_frames([head, *(bytearray(memoryview(b).cast("B")) for b in buffers)])

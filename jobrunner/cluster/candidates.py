@@ -1,4 +1,4 @@
-"""Finds workers for nodes: workers that answer, and that can reach each other."""
+"""Finds workers for nodes: workers that answer and that can reach each other."""
 
 from __future__ import annotations
 
@@ -23,41 +23,24 @@ PLACE_AGAIN_SECONDS = 0.1
 
 
 class Candidates:
-    """The workers of a cluster that may be given nodes.
-
-    Parameters
-    ----------
-    scheduler : SchedulerLink
-    members : Members
-        The workers that the binding uses and has lost; grows.
-    messenger : Messenger
-        The binding's.
-    doubted : collection of str
-        Addresses of workers that were lost before: they get nodes only if they answer.
-    is_cut : bool
-        Some workers could not reach each other before: they get nodes only if they can now.
-
-    Notes
-    -----
-    Coroutines run on the client's event loop.
-    """
+    """The workers of a cluster that may get nodes. Coroutines run on the client's event loop."""
 
     def __init__(
         self,
         scheduler: SchedulerLink,
-        members: Members,
+        members: Members,  # the workers that the binding uses, to which this adds
         messenger: Messenger,
-        doubted: Collection[str],
-        is_cut: bool,
+        doubted: Collection[str],  # workers that were lost before: they must answer first
+        is_cut: bool,  # some workers could not reach each other before: check whether they can
     ) -> None:
         self._scheduler = scheduler
         self._members = members
         self._messenger = messenger
         self._doubted = set(doubted)
-        self._silent: set[str] = set()  # of those, the ones that did not answer
+        self._silent: set[str] = set()  # doubted ones that did not answer
         self.is_cut = is_cut
         self._cuts: set[frozenset[str]] = set()
-        self._asked: frozenset[str] = frozenset()  # the workers that `_cuts` is about
+        self._checked: frozenset[str] = frozenset()  # the workers that `_cuts` covers
 
     def place_in_time(
         self,
@@ -66,23 +49,12 @@ class Candidates:
         deadline: float,
         most_workers: float,
     ) -> dict[str, str]:
-        """Place nodes, and take their workers into use.
+        """Place nodes, and add their workers to the members; returns the placement.
 
-        Parameters
-        ----------
-        nodes : sequence of PlannedNode
-        stays : mapping of str to str
-            Node -> address, where nodes stay if they can.
-        deadline : float
-            Wait until this monotonic time for suitable workers.
-        most_workers : float
-            Do not wait for more workers than that.
-
-        Raises
-        ------
-        PlacementError
+        Nodes in `stays` stay on these workers if they can. Raises a `PlacementError` if no suitable
+        workers are there at monotonic time `deadline`, or once there are `most_workers`.
         """
-        is_told = False
+        has_warned = False
         while True:
             try:
                 placed: dict[str, str] = self._messenger.sync(self._place_on_members, nodes, stays)
@@ -92,20 +64,18 @@ class Candidates:
                 left = deadline - time.monotonic()
                 if there >= most_workers or left <= 0:
                     raise
-                if not is_told:
-                    is_told = True
+                if not has_warned:
+                    has_warned = True
                     logger.warning("%s Waiting for at most %.0f s.", error, left)
-                # Nothing tells when other bindings make room.
+                # Dask does not report when other bindings free workers.
                 time.sleep(min(PLACE_AGAIN_SECONDS, left))
 
     async def count_spread(self, nodes: Sequence[PlannedNode]) -> int:
-        """How many workers the nodes would be on if they were placed anew now."""
+        """How many workers the nodes would use if they were placed again now."""
         try:
             return len(set(self._place(nodes, await self._find(), {}).values()))
         except PlacementError:
             return 0
-
-    # ---- within
 
     async def _place_on_members(
         self, nodes: Sequence[PlannedNode], stays: Mapping[str, str]
@@ -119,8 +89,8 @@ class Candidates:
             for address, answer in strange.items():
                 raise PlacementError(
                     f"Worker {address} does not answer jobrunner (found {answer!r}): it is gone "
-                    f"or hangs, or has no jobrunner of this version. Install the same version "
-                    f"there, or close that worker."
+                    f"or hangs, or has another version of jobrunner or none. Install this version "
+                    f"there, or close the worker."
                 )
         return placed
 
@@ -130,24 +100,24 @@ class Candidates:
         workers: Sequence[WorkerInfo],
         stays: Mapping[str, str],
     ) -> dict[str, str]:
-        """Choose a worker for each node: workers that reach each other, where such suit."""
+        """Choose a worker for each node, if possible workers that reach each other."""
         for some in within_reach(workers, self._cuts):
             with suppress(PlacementError):
                 return place(nodes, some, stays)
         return place(nodes, workers, stays)
 
     async def _find(self) -> list[WorkerInfo]:
-        """The workers that there are now."""
+        """The workers that nodes may be placed on now."""
         there = await self._scheduler.workers()
         workers = [w for w in there if w.address not in self._members.lost]
         doubted = [w.address for w in workers if w.address in self._doubted - self._silent]
-        # A worker that hangs is still among Dask's workers, and would get nodes again and again.
+        # Dask still lists a worker that hangs, so it would get nodes again and again.
         if doubted:
             self._silent.update(await find_silent(self._scheduler, doubted))
         workers = [w for w in workers if w.address not in self._silent]
         addresses = frozenset(w.address for w in workers)
-        if self.is_cut and not addresses <= self._asked:
-            self._cuts, self._asked = await self._find_cuts(addresses), addresses
+        if self.is_cut and not addresses <= self._checked:
+            self._cuts, self._checked = await self._find_cuts(addresses), addresses
         return workers
 
     async def _find_cuts(self, addresses: Collection[str]) -> set[frozenset[str]]:

@@ -1,4 +1,4 @@
-"""How a session gets its client: it is given one, connects, or starts a cluster."""
+"""How a session gets its client: from the user, by connecting, or by starting a cluster."""
 
 from __future__ import annotations
 
@@ -19,31 +19,18 @@ from jobrunner.errors import DefinitionError, ExecutionError, SchedulerLostError
 
 logger = logging.getLogger(__name__)
 
-TELL_AFTER_SECONDS = 1.5
-"""How long to wait for a scheduler before a log message says so."""
+WARN_AFTER_SECONDS = 1.5
+"""How long to wait for a scheduler before a warning."""
 RECONNECT_POLL_SECONDS = 0.1
 
 
 class Connection:
-    """A client, and what was opened to have it.
-
-    Parameters
-    ----------
-    client : distributed.Client
-        Somebody else's, who closes it.
-
-    Attributes
-    ----------
-    client : distributed.Client
-        `reconnect` may replace it.
-    scheduler : SchedulerLink
-        The client's.
-    """
+    """A client, and the cluster that was started for it, if any."""
 
     def __init__(self, client: Client) -> None:
-        self.client = client
+        self.client = client  # `reconnect` may replace it
         self.scheduler = SchedulerLink(client)
-        self._is_own = False
+        self._is_own = False  # `close` closes the client
         self._cluster: OwnCluster | None = None
         self._connect: Callable[[float], Client] | None = None
 
@@ -68,14 +55,14 @@ class Connection:
     def to(cls, address: str, **client_kwargs: Any) -> Self:
         """Connect to the scheduler at an address; see `Session.connect`."""
         try:
-            get_address_host(address)  # a client that fails on it takes a minute to close
+            get_address_host(address)  # a client would take a minute to report it
         except (TypeError, ValueError, AttributeError) as error:
             raise DefinitionError(
-                f"{address!r} is not the address of a Dask scheduler: {error}. One looks like "
+                f"{address!r} is not the address of a Dask scheduler: {error}. Pass one like "
                 f"tcp://host:8786."
             ) from error
         waiting = threading.Timer(
-            TELL_AFTER_SECONDS, logger.warning, ("Waiting for the scheduler at %s.", address)
+            WARN_AFTER_SECONDS, logger.warning, ("Waiting for the scheduler at %s.", address)
         )
         waiting.daemon = True
         waiting.start()
@@ -85,7 +72,7 @@ class Connection:
         except (OSError, TimeoutError) as error:
             raise ExecutionError(
                 f"No Dask scheduler answers at {address}: {error}. Check the address, and that "
-                f"the scheduler runs and can be reached from here."
+                f"the scheduler is running and reachable from here."
             ) from error
         finally:
             waiting.cancel()
@@ -97,13 +84,13 @@ class Connection:
 
     @property
     def most_workers(self) -> float:
-        """How many workers the cluster will ever have, where that is known."""
+        """How many workers the cluster can have; infinite if unknown."""
         return math.inf if self._cluster is None else len(self._cluster.cluster.worker_spec)
 
     def reconnect(self, address: str, wait_seconds: float) -> None:
         """Wait until a lost scheduler is back at its address; see `Session.reconnect`.
 
-        A client gives up after its own ``timeout``; one that was made here is then replaced.
+        Replaces a client that was made here and has given up after its own ``timeout``.
         """
         deadline = time.monotonic() + wait_seconds
         while True:
@@ -123,15 +110,15 @@ class Connection:
                     continue
                 except (OSError, TimeoutError):
                     logger.debug("No scheduler at %s yet", address, exc_info=True)
-            # A client tells nobody that it is back, and a refused one may return at once.
+            # A client does not report that it has reconnected, and a refused one fails at once.
             time.sleep(min(RECONNECT_POLL_SECONDS, left))
         raise SchedulerLostError(
-            f"The scheduler at {address} was not back within {wait_seconds:g} s; the client is "
-            f"{self.client.status}. Start it again at that address, or connect to another."
+            f"The scheduler at {address} did not return within {wait_seconds:g} s; the client is "
+            f"{self.client.status}. Start it again at that address, or connect to another one."
         )
 
     def kill(self) -> None:
-        """End the processes of a cluster of its own at once, so that `close` need not wait."""
+        """End the cluster's worker processes at once, so that `close` does not wait for them."""
         if self._cluster is not None:
             self._cluster.kill()
 
@@ -152,7 +139,7 @@ def check_client(client: Any) -> None:
         )
     if client.asynchronous:
         raise DefinitionError(
-            "A session needs a synchronous client, and this one is asynchronous. Make one "
-            "with Client(..., asynchronous=False). Where an event loop is running, run the "
-            "session in a thread of its own: await asyncio.to_thread(...)."
+            "A session needs a synchronous client; this one is asynchronous. Make one with "
+            "Client(..., asynchronous=False). If an event loop is running, run the session in "
+            "another thread: await asyncio.to_thread(...)."
         )

@@ -1,7 +1,7 @@
-"""A client's own connections to workers.
+"""A client's own connections to workers, faster than messages through the scheduler.
 
-Nothing depends on them: a request may be sent again through the scheduler, and counts once. So they
-are used where they work, and closed for good at the first error.
+A request that was lost here can be sent again through the scheduler, and counts once. So the first
+error closes the connections for good.
 """
 
 from __future__ import annotations
@@ -21,78 +21,47 @@ from jobrunner.worker import OPERATION, Message
 logger = logging.getLogger(__name__)
 
 SCHEMES = ("tcp", "tls", "inproc")
-"""Protocols whose connections any thread may use, one thread at a time."""
+"""Protocols whose connections are not bound to one thread."""
 
 
 class DirectLines:
-    """Connections to workers, used in the thread that asks.
+    """Connections to workers, with an event loop that runs in the thread that asks.
 
-    Their event loop runs in that thread while it asks. That saves the switches to the client's
-    thread and back, besides the way through the scheduler.
-
-    Parameters
-    ----------
-    client : distributed.Client
-        Gives them its security.
-    most : int
-        Connect to no more workers than that.
-    connect_seconds : float
-        How long connecting may take; meanwhile messages go through the scheduler.
-    late_seconds : float
-        How much later than requested answers may come.
-
-    Attributes
-    ----------
-    is_over : bool
-        The lines are closed for good.
-
-    Notes
-    -----
-    `ask` and `close` may be called in any thread, and `hang_up` on any event loop. Of two calls of
-    `ask` at the same time one gives None.
+    That saves switching to the client's thread and back. `ask` and `close` may be called in any
+    thread, and `hang_up` on any event loop.
     """
 
     def __init__(
         self,
-        client: Client,
-        most: int,
+        client: Client,  # for its security
+        most: int,  # connect to no more workers than that
         *,
         connect_seconds: float = 2.0,
-        late_seconds: float = 1.0,
+        late_seconds: float = 1.0,  # how much later than requested answers may come
     ) -> None:
         self._arguments: dict[str, Any] = client.connection_args
         self._most = most
         self._connect_seconds, self._late_seconds = connect_seconds, late_seconds
-        self._lock = threading.Lock()  # who holds it may use what follows
+        self._lock = threading.Lock()  # for the loop and the connections
         self._loop: asyncio.AbstractEventLoop | None = None
         self._comms: dict[str, Comm] = {}
-        self._called: set[str] = set()
+        self._called: set[str] = set()  # workers that `_open` has begun to connect to
         self._task: asyncio.Task[Any] | None = None  # what the loop is running for
-        self.is_over = False
+        self.is_over = False  # closed for good
 
     def ask(
         self, message: Message, incarnations: Mapping[str, str], wait_seconds: float
     ) -> dict[str, Message] | None:
-        """Send workers a message and wait for the answers; connects first, in the background.
+        """Send workers a message; returns their answers, in at most `wait_seconds` by intent.
 
-        Parameters
-        ----------
-        message : dict
-        incarnations : mapping of str to str
-            Address -> the worker's incarnation that must be there.
-        wait_seconds : float
-            How long the workers may hold back their answers.
-
-        Returns
-        -------
-        dict or None
-            Address -> reply. None: there is no connection to all workers, yet or any more. Some
-            may have got the message.
+        Returns None, though some workers may have got the message, if another thread asks, after an
+        error, or if not all workers are connected; then connects these in the background.
+        `incarnations` are those that the workers must have, by address.
         """
         if self.is_over or not 0 < len(incarnations) <= self._most or _is_on_loop():
             return None
         if not self._lock.acquire(blocking=False):
-            return None  # they are being connected
+            return None
         try:
             if incarnations.keys() <= self._comms.keys():
                 answers = self._run(self._exchange(message, list(incarnations), wait_seconds))
@@ -110,7 +79,7 @@ class DirectLines:
         return None
 
     def hang_up(self) -> None:
-        """Cancel what is under way, and send nothing more."""
+        """Cancel what `ask` waits for, and send nothing more."""
         self.is_over = True
         task = self._task
         if task is not None:
@@ -123,23 +92,23 @@ class DirectLines:
         with self._lock:
             self._drop()
 
-    # ---- within, with the lock
+    # ---- with the lock
 
     def _open(self, incarnations: Mapping[str, str]) -> None:
         with self._lock:
             self._run(self._connect(incarnations))
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run the loop for some work; None where it failed, which closes the lines."""
+        """Run the loop for some work; a failure closes the connections and returns None."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         task = self._task = self._loop.create_task(work)
         try:
-            if self.is_over:  # since before there was a task to cancel
+            if self.is_over:  # `hang_up` found no task to cancel
                 task.cancel()
             return self._loop.run_until_complete(task)
         except (Exception, asyncio.CancelledError) as error:
-            logger.info("Using only the scheduler from now on: %r", error)
+            logger.info("A direct connection failed; using only the scheduler: %r", error)
         except BaseException:  # Ctrl-C
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
@@ -173,11 +142,11 @@ class DirectLines:
         comm = await connect(
             address, timeout=self._connect_seconds, deserialize=False, **self._arguments
         )
-        comm.allow_offload = False  # measuring each message takes longer than packing it
+        comm.allow_offload = False  # measuring a message's size takes longer than packing it
         try:
             await comm.write({"op": OPERATION, "call": "hello", "reply": True})
             answer = await comm.read()
-            # In another network, the address may belong to somebody else.
+            # Seen from this network, the address may be another machine's.
             if answer.get("incarnation") != incarnation:
                 raise ConnectionError(f"another worker answered at {address}: {answer}")
         except BaseException:

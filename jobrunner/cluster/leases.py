@@ -1,4 +1,4 @@
-"""A binding's leases: the Dask tasks that hold its workers and their resources."""
+"""A binding's leases: Dask tasks that reserve its workers and their resources."""
 
 from __future__ import annotations
 
@@ -19,16 +19,7 @@ from jobrunner.worker import Failure, hold_lease, lease_key
 
 
 class Leases:
-    """The leases of one binding.
-
-    Parameters
-    ----------
-    scheduler : SchedulerLink
-    name : str
-        The binding's.
-    members : Members
-    messenger : Messenger
-    """
+    """The leases of one binding."""
 
     def __init__(
         self, scheduler: SchedulerLink, name: str, members: Members, messenger: Messenger
@@ -45,22 +36,10 @@ class Leases:
         deadline: float,
         details: Mapping[str, Any],
     ) -> None:
-        """Take leases for nodes, and let their workers host the binding.
+        """Take leases for placed nodes, and let their workers host the binding.
 
-        Parameters
-        ----------
-        nodes : sequence of PlannedNode
-        placed : mapping of str to str
-            Node -> address.
-        deadline : float
-            Monotonic time until which the leases must have started.
-        details : mapping
-            What the workers are told of the binding.
-
-        Raises
-        ------
-        PlacementError
-            Some did not start in time.
+        `details` describe the binding. Raises a `PlacementError` if some lease tasks have not
+        started at monotonic time `deadline`.
         """
         needs: dict[str, dict[str, float]] = {address: {} for address in placed.values()}
         for node in nodes:
@@ -72,12 +51,12 @@ class Leases:
             raise self._give_up(late, needs)
 
     def release(self, wait_seconds: float) -> None:
-        """End them all."""
+        """End all leases."""
         workers = self._members.workers
         alive = [lease for a in self._members.alive for lease in workers[a].leases]
         pending = [lease for lease in alive if lease.status == "pending"]
         if pending and self._scheduler.client.status == "running":
-            # Otherwise a worker that closes right after this warns of an interrupted task.
+            # Otherwise a worker that closes soon warns of an interrupted task.
             with suppress(Exception):
                 wait(pending, timeout=wait_seconds)
         for worker in workers.values():
@@ -91,7 +70,7 @@ class Leases:
         for address, need in needs.items():
             worker = self._members.workers[address]
             if worker.leases and not need:
-                continue  # a further lease is for further resources only
+                continue  # another lease is needed only for more resources
             key = keys[address] = lease_key(self._name, worker.incarnation, len(worker.leases))
             worker.leases.append(
                 self._scheduler.client.submit(
@@ -139,6 +118,6 @@ class Leases:
         )
         return PlacementError(
             f"Workers did not start this session's lease tasks in time. They are paused or "
-            f"closing, or others hold their resources: {offers}. Close what holds them, start "
-            f"more workers, or wait longer."
+            f"closing, or other sessions or tasks use their resources: {offers}. Close these, "
+            f"start more workers, or wait longer."
         )

@@ -1,7 +1,7 @@
-"""A cluster on this machine, whose worker processes leave signals to their client.
+"""A cluster on this machine, whose worker processes ignore Ctrl-C.
 
-A terminal's Ctrl-C reaches every process of a group. The client decides what it means at any
-time, even while the workers start or a task does not return.
+A terminal's Ctrl-C reaches every process of a group. Only the client reacts to it, even while the
+workers start or while a task does not return.
 """
 
 from __future__ import annotations
@@ -28,40 +28,18 @@ logger = logging.getLogger(__name__)
 _ASYNCIO_LOG = logging.getLogger("asyncio")
 
 START_SECONDS = 300.0
-"""How long workers may take to start; they import the script, whatever it imports."""
+"""How long workers may take to start; they import the script and its modules."""
 STOP_SECONDS = 2.0
-"""How long a start that is given up may take to notice."""
+"""How long to wait for the end of a start that failed or was interrupted."""
 KILL_AGAIN_SECONDS = 0.02
 
 
 class OwnCluster:
-    """A `LocalCluster` for one session.
+    """A `LocalCluster` for one session; no worker is left if it is interrupted while it starts.
 
-    Parameters
-    ----------
-    workers, threads_per_worker : int or None
-        By default as Dask chooses for this machine.
-    processes : bool
-        Workers as processes of their own, or as threads of this one.
-    start_seconds : float
-        How long they may take to start.
-
-    Attributes
-    ----------
-    cluster : LocalCluster
-
-    Raises
-    ------
-    ExecutionError
-        The workers did not start.
-    KeyboardInterrupt
-        What a signal's handler raises meanwhile; no worker is left then.
-
-    Notes
-    -----
-    Runs on the client. Processes start from a thread that blocks SIGINT, and inherit that:
-    each would print a traceback before `jobrunner.worker.preload` could keep it from doing so. Until
-    `close`, Dask's own log tells of memory only.
+    Processes start from a thread that blocks SIGINT, and inherit that: until they load
+    `jobrunner.worker.preload`, they would print a traceback. Until `close`, Dask logs only about
+    memory.
     """
 
     def __init__(
@@ -72,7 +50,7 @@ class OwnCluster:
         start_seconds: float = START_SECONDS,
     ) -> None:
         if processes and getattr(multiprocessing.current_process(), "_inheriting", False):
-            sys.exit(1)  # a worker's process, as it imports the script; the client tells what for
+            sys.exit(1)  # a worker process that imports the script; the client explains
         self._processes = processes
         self._nannies: list[Nanny] = []
         self._filter = MemoryOnly()
@@ -85,7 +63,7 @@ class OwnCluster:
             "n_workers": workers,
             "threads_per_worker": threads_per_worker,
             "processes": processes,
-            "dashboard_address": ":0",  # a free port, whoever has Dask's usual one
+            "dashboard_address": ":0",  # any free port
         }
         threading.Thread(
             target=self._start, args=(options,), name="jobrunner-cluster", daemon=True
@@ -94,14 +72,14 @@ class OwnCluster:
             if not self._is_started.wait(start_seconds):
                 raise ExecutionError(
                     f"The local cluster did not start within {start_seconds:g} s. Worker processes "
-                    f"import the script: see whether it does more than define things before its "
-                    f"`if __name__ == '__main__':`. Session.local(processes=False) starts none."
+                    f"import the script: check that it only defines things before its "
+                    f"`if __name__ == '__main__':`, or use Session.local(processes=False)."
                 )
             if isinstance(self._error, RuntimeError):
                 raise ExecutionError(
-                    f"The local cluster did not start: {_innermost(self._error)}. A script that "
-                    f"calls Session.local does so under `if __name__ == '__main__':`, for worker "
-                    f"processes import it; Session.local(processes=False) starts none."
+                    f"The local cluster did not start: {_innermost(self._error)}. Call "
+                    f"Session.local under `if __name__ == '__main__':`, since worker processes "
+                    f"import the script, or use Session.local(processes=False)."
                 ) from self._error
             if self._error is not None:
                 raise self._error
@@ -111,17 +89,17 @@ class OwnCluster:
         self.cluster = self._started[0]
 
     def close(self) -> None:
-        """End the workers; what they run may take as long as Dask grants it."""
+        """End the workers; Dask waits a while for their tasks."""
         try:
             self.cluster.close()
         finally:
-            self._tell_again()
+            self._restore_logs()
 
     def kill(self) -> None:
-        """End the worker processes at once, whatever they run; `close` need not wait then."""
+        """End the worker processes at once, so that `close` does not wait for them."""
         if not self._is_killed:
             self._is_killed = True
-            _ASYNCIO_LOG.addFilter(self._filter)  # abandoned futures fail
+            _ASYNCIO_LOG.addFilter(self._filter)  # it would report abandoned futures
         for nanny in self._nannies:
             pid = nanny.pid
             if pid is not None:
@@ -137,7 +115,7 @@ class OwnCluster:
                 options["worker_class"] = self._nanny_class()
                 preload = dask.config.get("distributed.worker.preload")
                 settings["distributed.worker.preload"] = [*preload, "jobrunner.worker.preload"]
-                resource_tracker.ensure_running()  # it unblocks signals where it is started
+                resource_tracker.ensure_running()  # starting it later would unblock signals
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             with dask.config.set(settings):
                 self._started.append(LocalCluster(**options))
@@ -150,7 +128,7 @@ class OwnCluster:
         own = self
 
         class OwnNanny(Nanny):
-            """One that is known before the cluster lists it, and that `kill` keeps from reviving."""
+            """A nanny that `kill` knows from the beginning, and that then restarts no worker."""
 
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **kwargs)
@@ -171,11 +149,11 @@ class OwnCluster:
                 self.kill()
                 cluster.close()
         finally:
-            self._tell_again()
+            self._restore_logs()
 
-    def _tell_again(self) -> None:
+    def _restore_logs(self) -> None:
         if self._is_killed:
-            gc.collect()  # or these futures would be logged later
+            gc.collect()  # or abandoned futures would be reported later
             _ASYNCIO_LOG.removeFilter(self._filter)
         self._filter.stop()
 

@@ -1,4 +1,4 @@
-"""The workers in use by a binding: what they hold and run, and which of them are lost. Pure."""
+"""The workers that a binding uses: their nodes and running tasks, and which are lost. Pure."""
 
 from __future__ import annotations
 
@@ -20,41 +20,22 @@ class Member:
 
 
 class Members:
-    """The workers in use by one binding.
-
-    Parameters
-    ----------
-    placement : mapping of str to str
-        Node -> address; the binding's own, which grows.
-
-    Attributes
-    ----------
-    workers : dict of str to Member
-        By address.
-    lost : dict of str to str
-        Address -> how we know.
-    cut : set of str
-        Lost workers that another worker could not send values to; the scheduler still has them.
-    leaving : dict of str to str
-        Address -> how we know, for workers that are about to leave and serve until then.
-    excused : set of str
-        Workers whose failure to answer was once excused because they leave.
-    running : dict of str to list of (str, str)
-        Address -> node and name of each task that ran there at the worker's last answer.
-    """
+    """The workers that one binding uses; all fields are by address."""
 
     def __init__(self, placement: Mapping[str, str]) -> None:
-        self.placement = placement
+        self.placement = placement  # node -> address; the binding adds to it
         self.workers: dict[str, Member] = {}
-        self.lost: dict[str, str] = {}
-        self.cut: set[str] = set()
-        self.leaving: dict[str, str] = {}
-        self.excused: set[str] = set()
-        self.running: dict[str, list[tuple[str, str]]] = {}
+        self.lost: dict[str, str] = {}  # cause
+        self.cut: set[str] = (
+            set()
+        )  # lost, but the scheduler has them: another worker could not send
+        self.leaving: dict[str, str] = {}  # cause; they serve until they leave
+        self.excused: set[str] = set()  # failed to answer once, and were excused as leaving
+        self.running: dict[str, list[tuple[str, str]]] = {}  # (node, task) at the last answer
 
     @property
     def alive(self) -> list[str]:
-        """Addresses of the workers that are not known to be lost."""
+        """Addresses of the workers that are not lost."""
         return [address for address in self.workers if address not in self.lost]
 
     def running_on(self, addresses: Collection[str]) -> tuple[str, ...]:
@@ -63,19 +44,19 @@ class Members:
         return tuple(f"{node}/{task}" for a in addresses for node, task in running.get(a, ()))
 
     def nodes_on(self, addresses: Collection[str]) -> tuple[str, ...]:
-        """The nodes that some workers hold."""
+        """The nodes on some workers."""
         return tuple(node for node, address in self.placement.items() if address in addresses)
 
     def error(self, epoch: int | None) -> NodeLostError:
         """The error that names the lost workers."""
         lost = dict(self.lost)
-        # A worker that is only unreachable did not die of a task.
+        # A worker that is only unreachable was not killed by a task.
         died = [address for address in lost if address not in self.cut]
         when = f" at epoch {epoch}" if epoch is not None else ""
         each = [self._describe_loss(address, how) for address, how in lost.items()]
         who = f"worker {each[0]}" if len(each) == 1 else f"{len(each)} workers: {'; '.join(each)}"
         return NodeLostError(
-            f"Lost{when}: {who}. The workspaces of those nodes are gone.",
+            f"Lost{when}: {who}. The workspaces of their nodes are gone.",
             nodes=self.nodes_on(lost),
             worker=next(iter(lost)),
             epoch=epoch,
@@ -87,4 +68,4 @@ class Members:
         names = ", ".join(map(repr, nodes[:10])) + (", …" if len(nodes) > 10 else "")
         running = self.running_on([address])
         what = f" and ran {', '.join(running)}" if running else ""
-        return f"{address}, which held {names or 'no nodes'}{what} ({how})"
+        return f"{address}, which had {names or 'no nodes'}{what} ({how})"

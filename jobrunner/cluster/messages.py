@@ -1,7 +1,7 @@
-"""What a binding asks of its workers, and how it reacts to their answers. Pure.
+"""A binding's requests to its workers, and how it reacts to their answers. Pure.
 
-`exchange` decides, and sends nothing: it yields actions and takes in what came of them, times
-included. `Messenger` carries the actions out.
+`exchange` decides but sends nothing: it yields actions and takes their results, times included.
+`Messenger` carries the actions out.
 """
 
 from __future__ import annotations
@@ -22,77 +22,54 @@ from jobrunner.errors import (
 from jobrunner.worker import Failure, Message
 
 FIRST_WAIT_SECONDS = 0.25
-"""How long workers may hold back the answer to a first message.
+"""How long workers may delay the answer to a first message.
 
-It occupies one of the scheduler's connections meanwhile. With more workers than connections, the
-others get theirs only then, and tasks of the first workers may be waiting for theirs.
+Until then the message occupies one of the scheduler's connections. With fewer connections than
+workers, some workers get their message only afterwards, and others' tasks may wait for them.
 """
 POLL_SECONDS = 2.0
-TOLD_SECONDS = 60.0
-"""When a log message first names the workers that are late."""
+WARN_SECONDS = 60.0
+"""After this time a warning names the workers that are late."""
 NEWS_SECONDS = 0.5
-"""How long to wait for the scheduler's word on a worker whose answer was an error."""
+"""How long to wait for news from the scheduler of a worker whose answer was an error."""
 LOSS_SECONDS = 2.0
-"""How long to wait for the scheduler's word on a worker that another one could not reach."""
+"""How long to wait for news from the scheduler of a worker that another one could not reach."""
 
 Answer = Message | BaseException
 
 
 @dataclass(slots=True)
 class Request:
-    """What workers are asked to do.
+    """A request to workers."""
 
-    Attributes
-    ----------
-    call : str
-        Name of the worker's method.
-    details : dict
-        Its arguments, sent with the first message only.
-    per_worker : dict of str to dict
-        Further arguments, by address.
-    channel : str
-        Requests of one call run at the same time on different channels, else one by one.
-    number : int or None
-        Of the operation that it starts; sent again, the same number counts once. None: a query,
-        which workers answer at once.
-    deadline_seconds, task_deadline_seconds : float or None
-        For the whole operation, and for each task that runs in it.
-    group, what : str
-        What errors call it: a group's name, or what else it does.
-    epoch : int or None
-        For errors.
-    is_careful : bool
-        Workers answer before each task begins, and wait for the next message.
-    """
-
-    call: str
-    details: dict[str, Any] = field(default_factory=dict)
-    per_worker: dict[str, dict[str, Any]] = field(default_factory=dict)
-    channel: str = ""
-    number: int | None = None
-    deadline_seconds: float | None = None
-    task_deadline_seconds: float | None = None
-    group: str = ""
-    what: str = ""
-    epoch: int | None = None
-    is_careful: bool = False
+    call: str  # name of the worker's method
+    details: dict[str, Any] = field(default_factory=dict)  # its arguments, for the first message
+    per_worker: dict[str, dict[str, Any]] = field(default_factory=dict)  # more, by address
+    channel: str = ""  # calls on different channels may run at the same time
+    number: int | None = None  # the same number counts once; None: a query, answered at once
+    deadline_seconds: float | None = None  # for the whole operation
+    task_deadline_seconds: float | None = None  # for each task
+    group: str = ""  # for errors
+    what: str = ""  # for errors, if it does not run a group
+    epoch: int | None = None  # for errors
+    is_careful: bool = False  # workers answer before each task begins, and wait for a message
 
     def poll(self, wait_seconds: float) -> Message:
-        """The message that asks how far the operation is."""
+        """The message that asks for the operation's progress."""
         if self.number is None:
             return {"call": self.call}
         message = {"call": self.call, "number": self.number, "wait_seconds": wait_seconds}
         return {**message, "channel": self.channel} if self.channel else message
 
     def begin(self, addresses: Sequence[str], wait_seconds: float) -> list[Batch]:
-        """The messages that start the operation, with the workers that each is for."""
+        """The messages that start the operation, each with its workers."""
         first = {**self.poll(wait_seconds), **self.details}
         if self.per_worker:
             return [({**first, **self.per_worker[a]}, [a]) for a in addresses]
         return [(first, addresses)] if addresses else []
 
     def check(self, replies: Mapping[str, Message], job: str) -> None:
-        """Raise the error that workers report, if any."""
+        """Raise a worker's error, if any."""
         for reply in replies.values():
             if reply["status"] == "failed":
                 epoch = reply.get("epoch", self.epoch)
@@ -106,7 +83,7 @@ class Request:
                 )
 
     def late(self, nodes: Sequence[str], running: Sequence[str]) -> ExecutionError:
-        """The error for a deadline that passed while the workers of `nodes` were busy."""
+        """The error for a passed deadline."""
         what = self.what or f"the {self.group} group"
         return ExecutionError(
             f"{what[0].upper()}{what[1:]} did not end within {self.deadline_seconds:g} s"
@@ -115,7 +92,7 @@ class Request:
         )
 
     def overlong(self, task: str, worker: str | None) -> ExecutionError:
-        """The error for a task whose deadline passed."""
+        """The error for a task that passed its deadline."""
         return ExecutionError(
             f"Task {task} of the {self.group} group did not end within "
             f"{self.task_deadline_seconds:g} s{_at(self.epoch)}, on worker {worker}. Check what "
@@ -155,30 +132,24 @@ def _at(epoch: int | None) -> str:
 
 
 def pickle_function(fn: Any, what: str) -> bytes:
-    """Pickle a function for the workers.
-
-    Raises
-    ------
-    DefinitionError
-        It cannot be pickled.
-    """
+    """Pickle a function for the workers; `DefinitionError` if it cannot be pickled."""
     try:
         return bytes(cloudpickle.dumps(fn))
     except Exception as error:
         raise DefinitionError(
             f"{what} cannot be pickled, so no worker can run it: {type(error).__name__}: {error}. "
-            f"Open files, sockets, locks and models on a GPU inside of it."
+            f"Create files, sockets, locks and models on a GPU inside the function."
         ) from error
 
 
 # ---- the exchange
 
 Batch = tuple[Message, Sequence[str]]
-"""A message, and the workers that get it."""
+"""A message, and the addresses of the workers that get it."""
 
 
 class Ask(NamedTuple):
-    """Send messages, and collect the answers, which take at most `wait_seconds` by intent."""
+    """Send messages and collect the answers; workers delay these by at most `wait_seconds`."""
 
     batches: list[Batch]
     wait_seconds: float
@@ -190,14 +161,14 @@ class Ask(NamedTuple):
 
 
 class Abort(NamedTuple):
-    """Tell workers to start nothing more of the current run."""
+    """Stop workers from starting more tasks of the current run."""
 
     addresses: Collection[str]
     reason: str
 
 
 class AwaitNews(NamedTuple):
-    """Wait until a worker is known to be lost, or `leaving` to be about to leave."""
+    """Wait for news of a lost worker, or that worker `leaving` is about to leave."""
 
     seconds: float
     leaving: str = ""
@@ -210,22 +181,11 @@ class Warn(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What came of an action.
+    """The result of an action."""
 
-    Attributes
-    ----------
-    now : float
-        The time, in seconds.
-    answers : mapping of str to Answer
-        To `Ask`, by address; a worker that does not answer in time counts as running, and none
-        is listed where one is lost.
-    lost : mapping of str to str
-        Address -> how we know, for workers found to be lost meanwhile.
-    """
-
-    now: float
-    answers: Mapping[str, Answer] = {}
-    lost: Mapping[str, str] = {}
+    now: float  # time in seconds
+    answers: Mapping[str, Answer] = {}  # to `Ask`, by address; empty if a worker is lost
+    lost: Mapping[str, str] = {}  # cause, by address, for workers found to be lost meanwhile
 
 
 Action = Ask | Abort | AwaitNews | Warn
@@ -234,26 +194,10 @@ Action = Ask | Abort | AwaitNews | Warn
 def exchange(
     request: Request, addresses: Sequence[str], members: Members, now: float
 ) -> Generator[Action, Heard, dict[str, Message]]:
-    """Ask workers for something, poll until each has replied, and notice which are lost.
+    """Send a request, poll until each worker has replied, and notice lost workers.
 
-    Parameters
-    ----------
-    request : Request
-    addresses : sequence of str
-    members : Members
-        Learns here what runs where and who is lost; others may add losses at any time.
-    now : float
-        The time, in seconds.
-
-    Yields
-    ------
-    Action
-        To carry out; send what came of it.
-
-    Returns
-    -------
-    dict
-        Address -> reply, in the order of `addresses`.
+    Yields actions, and takes their results. Returns the replies in the order of `addresses`. Notes
+    in `members` which tasks run and which workers are lost; other code may add losses at any time.
 
     Raises
     ------
@@ -264,22 +208,22 @@ def exchange(
         A deadline passed.
     """
     is_run = request.call == "run"
-    started, told_seconds, wait_seconds = now, TOLD_SECONDS, FIRST_WAIT_SECONDS
+    started, warn_seconds, wait_seconds = now, WARN_SECONDS, FIRST_WAIT_SECONDS
     since: dict[tuple[str, str], float] = {}  # task -> when a worker first reported it
     asked: Sequence[str] = list(addresses)
-    unheard = set(addresses)  # they may not have heard the first message
+    unstarted = set(addresses)  # they may not have got the first message
     replies: dict[str, Message] = {}
     is_failed = False
     while True:
-        batches = request.begin([a for a in asked if a in unheard], wait_seconds)
-        if to_poll := [a for a in asked if a not in unheard]:
+        batches = request.begin([a for a in asked if a in unstarted], wait_seconds)
+        if to_poll := [a for a in asked if a not in unstarted]:
             batches.append((request.poll(wait_seconds), to_poll))
         heard = yield Ask(batches, wait_seconds)
         messages = yield from _messages(heard, members, request.epoch)
-        unheard.clear()
+        unstarted.clear()
         for address, message in messages.items():
             if message is None:
-                unheard.add(address)
+                unstarted.add(address)
             elif message["status"] == "running" and request.number is not None:
                 if is_run:
                     members.running[address] = message["tasks"]
@@ -298,14 +242,14 @@ def exchange(
             return {address: replies[address] for address in addresses}
         if not is_failed and any(reply["status"] != "done" for reply in replies.values()):
             is_failed = True
-            if is_run:  # anything else has nothing to do with a run meanwhile
+            if is_run:
                 heard = yield Abort(pending, "another worker's part has failed")
-        # A worker's part is done before others have its values, and sending these may still fail.
+        # A worker is "done" before others have its values, and sending these may still fail.
         asked = addresses if is_run and not is_failed else pending
         wait_seconds = POLL_SECONDS
         now = heard.now
-        if request.what and now - started > told_seconds:
-            told_seconds *= 2
+        if request.what and now - started > warn_seconds:
+            warn_seconds *= 2
             late = ", ".join(map(repr, members.nodes_on(pending)))
             what = request.what.capitalize()
             yield Warn(f"{what} has taken {now - started:.0f} s. Still waiting for {late}.")
@@ -327,13 +271,13 @@ def exchange(
 def _messages(
     heard: Heard, members: Members, epoch: int | None
 ) -> Generator[Action, Heard, dict[str, Message | None]]:
-    """The messages among the answers; None for a worker to be asked again."""
+    """Sort out losses; returns the answers, None for a worker to ask again."""
     for address, how in heard.lost.items():
         members.lost.setdefault(address, how)
     messages: dict[str, Message | None] = {}
     for address, answer in heard.answers.items():
         if isinstance(answer, BaseException):
-            # The scheduler disconnects a worker that leaves, once; the worker still serves.
+            # The scheduler disconnects a worker that leaves once; the worker still serves.
             may_leave = address not in members.excused
             members.excused.add(address)
             if may_leave and address not in members.leaving and not members.lost:
@@ -351,7 +295,7 @@ def _messages(
 
 
 def _give_up(members: Members, epoch: int | None) -> Generator[Action, Heard, NoReturn]:
-    """Tell the other workers, and raise; meanwhile further losses may become known."""
+    """Abort the other workers' runs, which may reveal further losses, and raise."""
     first = next(iter(members.lost))
     yield Abort(members.alive, f"worker {first} is lost")
     raise members.error(epoch)

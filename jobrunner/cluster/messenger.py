@@ -1,4 +1,4 @@
-"""Messages to workers, and their answers: straight to them, or passed on by the scheduler."""
+"""Sends messages to workers, directly or through the scheduler, and collects their answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from itertools import compress
 from typing import Any
 
 from jobrunner.cluster.direct import DirectLines
@@ -34,36 +35,21 @@ from jobrunner.worker import OPERATION, Message
 logger = logging.getLogger(__name__)
 
 ABORT_SECONDS = 0.3
-"""How long to wait for workers to hear that a run is aborted, when something else is urgent."""
+"""How long to wait until workers have got an abort, before a more urgent error."""
 DEPARTURE_SECONDS = 3.0
-"""How much later than asked a worker that is about to leave may answer."""
+"""How much later than requested a worker that is about to leave may answer."""
 MAX_BATCHES = 64
-"""How many messages are on their way at the same time."""
+"""How many messages are sent at the same time."""
 
 
 class Messenger:
-    """Sends the requests of one binding to its workers, and hears which of them are lost.
+    """Sends the requests of one binding to its workers, and notes which of them are lost.
 
-    Parameters
-    ----------
-    scheduler : SchedulerLink
-    name : str
-        The binding's.
-    members : Members
-        The workers in use; grows with `meet`.
-
-    Attributes
-    ----------
-    run_number : int
-        Of the latest run; 0 before the first.
-
-    Notes
-    -----
     Coroutines run on the client's event loop; `sync` runs one from another thread.
     """
 
     def __init__(self, scheduler: SchedulerLink, name: str, members: Members) -> None:
-        self.run_number = 0
+        self.run_number = 0  # of the latest run; 0 before the first
         self._number = 0
         self._numbering = threading.Lock()
         self._scheduler = scheduler
@@ -71,11 +57,11 @@ class Messenger:
         self._name = name
         self._members = members
         self._lines = DirectLines(self._client, int(get_number("direct-workers")))
-        self._is_in_doubt = False  # the direct lines broke, perhaps because a worker is lost
+        self._is_in_doubt = False  # direct lines broke just now, perhaps since a worker is lost
         self._loss = asyncio.Event()
         self._news = asyncio.Event()
 
-    # ---- for any thread but the client's loop's
+    # ---- for any thread except the client's event loop
 
     def sync(self, function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
         """Run a coroutine function on the client's loop and wait for it."""
@@ -84,19 +70,7 @@ class Messenger:
         return self._client.sync(function, *args, **kwargs)
 
     def call(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
-        """Let workers do something, and wait until each has replied.
-
-        Returns
-        -------
-        dict
-            Address -> reply, in the order of `addresses`.
-
-        Raises
-        ------
-        NodeLostError
-        ExecutionError
-            The deadline passed, or the scheduler is gone.
-        """
+        """Send workers a request, and wait until each has replied; see `exchange`."""
         with self._numbering:
             self._number += 1
             request.number = self._number
@@ -111,21 +85,21 @@ class Messenger:
         return self.sync(operate, request, addresses, started)  # type: ignore[no-any-return]
 
     def skip_numbers(self, count: int) -> None:
-        """Leave numbers to the runs of an epoch batch, each of which has its own."""
+        """Reserve numbers: each run of an epoch batch has its own."""
         with self._numbering:
             self._number += count
 
     def close(self) -> None:
-        """Close the direct lines and ignore further news of the workers."""
+        """Close the direct lines and stop listening to news of the workers."""
         self._lines.close()
         self._scheduler.unwatch(list(self._members.workers), self._hear)
 
-    # ---- for the client's loop
+    # ---- on the client's event loop
 
     async def meet(self, infos: Collection[WorkerInfo]) -> dict[str, Answer]:
-        """Take workers into use, unless some give a wrong answer or none: then returns these."""
+        """Add workers to the members if all answer; else return the wrong answers."""
         addresses = [info.address for info in infos]
-        # News of losses come from now on; a worker that was lost just before does not answer.
+        # Losses are reported from now on; a worker that was lost before does not answer.
         self._scheduler.watch(addresses, self._hear)
         batches: list[Batch] = [({"call": "hello"}, addresses)]
         answers = await self._send_and_wait(batches, 0, asyncio.Event())
@@ -153,21 +127,21 @@ class Messenger:
     async def query(
         self, call: str, addresses: Sequence[str] | None = None, **details: Any
     ) -> dict[str, Message]:
-        """Ask workers, by default all of them, something that they can answer at once."""
+        """Send workers, by default all, a request that they answer at once."""
         members = self._members.workers
         return await self._operate(Request(call, details), addresses or list(members))
 
     async def abort(
         self, reason: str, wait_seconds: float, addresses: Collection[str] | None = None
     ) -> None:
-        """Tell workers to start nothing more of the current run; by default all of them."""
+        """Stop workers, by default all, from starting more tasks of the current run."""
         message = {"call": "abort", "number": self.run_number, "reason": reason}
         await self._try_to_send(
             message, self._members.alive if addresses is None else addresses, wait_seconds
         )
 
     async def release(self, wait_seconds: float, heir: str = "") -> None:
-        """Let workers free what the binding has there, except for what its heir gets."""
+        """Let workers free the binding, except for the kept states that its heir gets."""
         message = {"call": "release", "heir": heir}
         await self._try_to_send(message, self._members.alive, wait_seconds)
 
@@ -176,17 +150,15 @@ class Messenger:
     def _call_directly(
         self, request: Request, addresses: Sequence[str]
     ) -> dict[str, Message] | None:
-        """Call workers without the scheduler; None: some may have heard it."""
+        """Run a group without the scheduler; None if not all are done, or did not get it."""
         if self._client.status != "running":
             self._scheduler.check_open()  # raises
         if self._members.lost or self._lines.is_over or self._lost_leases():
             return None
         [(message, _)] = request.begin(addresses, FIRST_WAIT_SECONDS)
-        answers = self._lines.ask(
-            {"binding": self._name, **message},
-            {a: self._members.workers[a].incarnation for a in addresses},
-            FIRST_WAIT_SECONDS,
-        )
+        message["binding"] = self._name
+        incarnations = {a: self._members.workers[a].incarnation for a in addresses}
+        answers = self._lines.ask(message, incarnations, FIRST_WAIT_SECONDS)
         self._is_in_doubt = self._lines.is_over
         if answers is None or any(answer.get("status") != "done" for answer in answers.values()):
             return None
@@ -195,7 +167,7 @@ class Messenger:
     async def _operate(
         self, request: Request, addresses: Sequence[str], started: float | None = None
     ) -> dict[str, Message]:
-        """Carry out the actions of an exchange."""
+        """Carry out an exchange."""
         if self._is_in_doubt:
             self._is_in_doubt = False
             await self._await_any_news()
@@ -211,7 +183,7 @@ class Messenger:
     async def _operate_each(
         self, request: Request, addresses: Sequence[str], started: float
     ) -> dict[str, Message]:
-        """The same, where no worker waits for the answers of others."""
+        """Carry out an exchange with each worker, so that none waits for others' answers."""
         parts = [self._operate(request, [address], started) for address in addresses]
         replies: dict[str, Message] = {}
         for part in await asyncio.gather(*parts, return_exceptions=True):
@@ -226,7 +198,7 @@ class Messenger:
         if isinstance(action, Ask):
             lost = self._lost_leases()
             if lost:
-                self._scheduler.check_open()  # a client without a scheduler cancels its leases
+                self._scheduler.check_open()  # a client without a scheduler cancels leases
             if not lost and not self._members.lost:
                 answers, lost = await self._ask(action)
         elif isinstance(action, Abort):
@@ -240,11 +212,11 @@ class Messenger:
         return Heard(time.monotonic(), answers, lost)
 
     async def _ask(self, ask: Ask) -> tuple[Mapping[str, Answer], dict[str, str]]:
-        """Send the messages; returns the answers, and the workers found to be lost."""
+        """Send messages; returns the answers, and the workers found to be lost."""
         leaving, lost = self._members.leaving, dict[str, str]()
 
         async def ask_leaving(address: str, message: Message) -> Answer:
-            # Dask takes half a minute to find out that such a worker is gone.
+            # Dask takes half a minute to notice that such a worker is gone.
             try:
                 sending = self._send(message, [address])
                 patience = ask.wait_seconds + DEPARTURE_SECONDS
@@ -272,7 +244,7 @@ class Messenger:
                 for address, task in asking.items():
                     found[address] = await task
                 return found, lost
-            await self._scheduler.identity()  # or it is the scheduler that is silent
+            await self._scheduler.identity()  # raises if the scheduler is silent
             how = f"it has not answered for {self._scheduler.silence_seconds:g} s"
             silent = await find_silent(self._scheduler, ask.addresses)
             running: Message = {"status": "running", "tasks": []}
@@ -297,7 +269,7 @@ class Messenger:
         sending = asyncio.ensure_future(self._send_all(batches))
         losing = asyncio.ensure_future(loss.wait())
         try:
-            # Count only seconds in which this loop was itself alive.
+            # Count only seconds in which this loop ran: the process may have been suspended.
             for _ in range(int(wait_seconds + self._scheduler.silence_seconds) + 1):
                 await asyncio.wait(
                     (sending, losing), timeout=1.0, return_when=asyncio.FIRST_COMPLETED
@@ -340,7 +312,7 @@ class Messenger:
     # ---- news of losses
 
     def _lost_leases(self) -> dict[str, str]:
-        """Workers whose lease tasks ended: address -> how."""
+        """Workers whose lease tasks ended: address -> cause."""
         return {
             address: f"its lease task was {lease.status}"
             for address, worker in self._members.workers.items()
@@ -349,7 +321,7 @@ class Messenger:
         }
 
     def _hear(self, address: str, is_lost: bool) -> None:
-        """Take the scheduler's word that a worker is gone, or about to leave."""
+        """Note that a worker is lost or about to leave, as the scheduler says."""
         if is_lost:
             self._members.lost.setdefault(address, "the scheduler removed it")
             self._loss.set()
@@ -365,7 +337,7 @@ class Messenger:
             await self._news.wait()
 
     async def _await_any_news(self) -> None:
-        """Wait until the scheduler tells, or is found gone, why a connection broke."""
+        """Wait for news from the scheduler that explain why a direct line broke."""
         deadline = time.monotonic() + NEWS_SECONDS
         members = self._members
         while not (members.lost or members.leaving) and time.monotonic() < deadline:
@@ -376,7 +348,7 @@ class Messenger:
 async def send(
     scheduler: SchedulerLink, message: Message, addresses: Collection[str]
 ) -> dict[str, Answer]:
-    """Let the scheduler pass a message on; returns each worker's answer, or an exception."""
+    """Send a message through the scheduler; returns each worker's answer or an exception."""
     rpc: Any = scheduler.client.scheduler
     answers: dict[str, Answer] = await rpc.broadcast(
         msg={"op": OPERATION, **message}, workers=list(addresses), on_error="return"
@@ -385,7 +357,7 @@ async def send(
 
 
 async def find_silent(scheduler: SchedulerLink, addresses: Collection[str]) -> list[str]:
-    """Those of the workers that do not answer within seconds."""
+    """Return those of the workers that do not answer a ping."""
     patience = min(PING_SECONDS, scheduler.silence_seconds)
 
     async def is_silent(address: str) -> bool:
@@ -397,4 +369,4 @@ async def find_silent(scheduler: SchedulerLink, addresses: Collection[str]) -> l
         return isinstance(answers[address], BaseException)
 
     silent = await asyncio.gather(*(is_silent(address) for address in addresses))
-    return [address for address, is_it in zip(addresses, silent, strict=True) if is_it]
+    return list(compress(addresses, silent))

@@ -1,8 +1,8 @@
-"""Which worker holds which node. Pure.
+"""Chooses a worker for each node. Pure.
 
-Nodes that require particular workers or resources are placed first, those with the fewest choices
-leading. The others fill the workers in proportion to their threads. Nodes defined one after another
-share a worker where possible, because they exchange most values.
+Nodes that require particular workers or resources are placed first, in order of the number of
+choices. The others fill the workers in proportion to their threads. Nodes defined one after another
+share a worker if possible, because they exchange most values.
 """
 
 from __future__ import annotations
@@ -17,28 +17,17 @@ from jobrunner.workspace import as_text, largest
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A Dask worker, as far as placing nodes needs it.
-
-    Attributes
-    ----------
-    address, name, host : str
-        What `Node.workers` may call it.
-    nthreads : int
-    resources : mapping
-        What it offers in total, by name.
-    limit_bytes : int
-        The memory at which its nanny kills it; 0: no limit.
-    """
+    """A Dask worker; `Node.workers` may name it by address, name or host."""
 
     address: str
     name: str
     host: str
     nthreads: int
-    resources: Mapping[str, float] = field(default_factory=dict)
-    limit_bytes: int = 0
+    resources: Mapping[str, float] = field(default_factory=dict)  # total amounts, by name
+    limit_bytes: int = 0  # of memory, at which its nanny kills it; 0: no limit
 
-    def answers_to(self, alias: str) -> bool:
-        """Whether Dask would take `alias` for this worker: address, name or host."""
+    def has_alias(self, alias: str) -> bool:
+        """Whether Dask accepts `alias` for this worker: its address, name or host."""
         bare = self.address.partition("://")[2]
         return alias in (self.address, bare, self.name, self.host)
 
@@ -48,32 +37,15 @@ def place(
     workers: Sequence[WorkerInfo],
     previous: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Choose a worker for every node.
+    """Choose a worker for every node; returns addresses by node, in the order of `nodes`.
 
-    Parameters
-    ----------
-    nodes : sequence of PlannedNode
-        In order of first use.
-    workers : sequence of WorkerInfo
-        In an order of their own; the same arguments give the same placement.
-    previous : mapping of str to str, optional
-        Node -> address, for nodes that stay where they are if that worker is still among
-        `workers` and still suits them. It may name other nodes too: they take up room.
-
-    Returns
-    -------
-    dict of str to str
-        Node -> address of its worker, in the order of `nodes`.
-
-    Raises
-    ------
-    PlacementError
-        Saying what was asked for and what there is.
+    Nodes in `previous` stay on these workers if they still suit; other nodes there count as load.
+    The same arguments give the same placement. Raises a `PlacementError` if no worker suits a node.
     """
     if not workers:
         raise PlacementError(
-            f"{len(nodes)} nodes were to be placed, and the cluster has no workers. Start some, "
-            f"or wait for them longer."
+            f"Cannot place {len(nodes)} nodes: the cluster has no workers. Start some, or wait "
+            f"longer for them."
         )
     table = {worker.address: worker for worker in workers}
     free = {worker.address: dict(worker.resources) for worker in workers}
@@ -119,19 +91,9 @@ def place(
 def within_reach(
     workers: Sequence[WorkerInfo], cuts: Collection[frozenset[str]]
 ) -> list[list[WorkerInfo]]:
-    """Leave out workers until all that stay reach each other.
+    """Return groups of workers that reach each other; `cuts` are pairs that do not.
 
-    Parameters
-    ----------
-    workers : sequence of WorkerInfo
-    cuts : collection of frozenset of str
-        Pairs of addresses of workers that don't reach each other.
-
-    Returns
-    -------
-    list of list of WorkerInfo
-        Groups of workers that reach each other, in the given order. The group with most threads is
-        first; the others are for nodes that it does not suit.
+    The group with most threads comes first; the others are for nodes that it does not suit.
     """
     apart: dict[str, set[str]] = {worker.address: set() for worker in workers}
     for one, other in map(tuple, cuts):
@@ -145,7 +107,7 @@ def within_reach(
             continue
         side = apart.keys() - apart[worker.address]
         while most := max((len(apart[address] & side) for address in side), default=0):
-            # Of several the last, so that the same workers give the same placement.
+            # If several have as many cuts, remove the last, so that the result is reproducible.
             side.remove([a for a in apart if a in side and len(apart[a] & side) == most][-1])
         seen |= side
         sides.append([w for w in workers if w.address in side])
@@ -159,56 +121,39 @@ def check_fit(
     share: float,
     what: str,
 ) -> None:
-    """Refuse to fill workers beyond what they may use.
+    """Raise a `PlacementError` if blobs of those sizes, by node, would exceed a worker's memory.
 
-    Parameters
-    ----------
-    sizes : mapping of str to int
-        Node -> bytes that its blobs take at least.
-    placement : mapping of str to str
-        Node -> address of its worker.
-    limits : mapping of str to int
-        Address -> bytes at which the worker is killed; 0: never.
-    share : float
-        Of the limit that may be used; 0: whatever.
-    what : str
-        What would fill them, for the message.
-
-    Raises
-    ------
-    PlacementError
-        Naming the worker that is filled most, its nodes, and what to do.
+    Workers may use that share of their limits, which are by address; 0 means without limit.
     """
     by_worker: dict[str, dict[str, int]] = {}
     for node, size in sizes.items():
         by_worker.setdefault(placement[node], {})[node] = size
     full = {
-        address: sum(its.values()) / (share * limits[address])
-        for address, its in by_worker.items()
+        address: sum(on_it.values()) / (share * limits[address])
+        for address, on_it in by_worker.items()
         if share * limits.get(address, 0)
     }
     worst = max(full, key=full.__getitem__, default="")
     if worst and full[worst] > 1:
-        its = by_worker[worst]
+        nodes = by_worker[worst]
         over = sum(1 for filled in full.values() if filled > 1)
         raise PlacementError(
-            f"{what} does not fit: of {len(full)} workers {over} would be filled beyond "
-            f"{share:.0%} of their memory. Most of all {worst}, with "
-            f"{as_text(sum(its.values()))} in {len(its)} nodes and a limit of "
-            f"{as_text(limits[worst])}: {largest(its)}. Start more workers or ones with more "
-            f"memory, or place the nodes otherwise (Node(workers=...)), and run the same command "
-            f"again."
+            f"{what} does not fit: it would fill {over} of {len(full)} workers beyond {share:.0%} "
+            f"of their memory. The fullest is {worst}, with {as_text(sum(nodes.values()))} in "
+            f"{len(nodes)} nodes and a limit of {as_text(limits[worst])}: {largest(nodes)}. Start "
+            f"more workers or workers with more memory, or place the nodes differently "
+            f"(Node(workers=...)), and run the same command again."
         )
 
 
 def _fits(node: PlannedNode, worker: WorkerInfo, free: Mapping[str, float]) -> bool:
-    return (node.workers is None or any(map(worker.answers_to, node.workers))) and all(
+    return (node.workers is None or any(map(worker.has_alias, node.workers))) and all(
         free.get(resource, 0) >= amount for resource, amount in (node.resources or {}).items()
     )
 
 
 def _shares(count: int, workers: Sequence[WorkerInfo], load: Mapping[str, int]) -> dict[str, int]:
-    """How many of `count` nodes each worker takes, so that nodes per thread come out even."""
+    """How many of `count` nodes each worker gets, so that nodes per thread are even."""
     total = count + sum(load.values())
     threads = sum(worker.nthreads for worker in workers)
     ideal = {w.address: max(0.0, total * w.nthreads / threads - load[w.address]) for w in workers}
@@ -237,7 +182,7 @@ def _explain(
     ]
     more = f" and {len(workers) - 10} more" if len(workers) > 10 else ""
     return (
-        f"No worker suits node {node.name!r}: it asks for {' and '.join(asked)}; there are "
-        f"{len(workers)} workers: {'; '.join(lines)}{more}. Start a worker that suits, or change "
-        f"what Node({node.name!r}) asks for."
+        f"No worker suits node {node.name!r}: it requires {' and '.join(asked)}, and the "
+        f"{len(workers)} workers are: {'; '.join(lines)}{more}. Start a suitable worker, or change "
+        f"what Node({node.name!r}) requires."
     )

@@ -1,8 +1,8 @@
-"""What the scheduler tells a client: which workers there are, and which it loses.
+"""A client's link to its scheduler: which workers there are, and which leave or are lost.
 
-The one place that uses distributed's private API, in order to clean up after a client:
-`Client._loop_runner`, to end the thread of a client that found no scheduler, and
-`Client._event_handlers`, since a topic has one handler and ours must not displace another's.
+The only module that uses private attributes of distributed: `Client._loop_runner`, to end the
+thread of a client that found no scheduler, and `Client._event_handlers`, since a topic has only one
+handler, and an earlier one must still be called.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from jobrunner.errors import ExecutionError, SchedulerLostError
 from jobrunner.worker import PLUGIN_NAME, WorkspaceHost
 
 PING_SECONDS = 5.0
-"""How long the scheduler, or a worker, may take to answer whether it is there."""
+"""How long the scheduler or a worker may take to answer a ping."""
 CLOSE_SECONDS = 2.0
 LEAVING_STATUSES = ("closing_gracefully", "closing")
 
 Listener = Callable[[str, bool], None]
-"""Called with a worker's address, and whether it is lost (else it is about to leave)."""
+"""Called with a worker's address and True if it is lost, False if it is about to leave."""
 
 
 class OwnClient(Client):
-    """A client that leaves no thread behind where no scheduler answers it."""
+    """A client that ends its thread if no scheduler answers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -42,7 +42,7 @@ class OwnClient(Client):
         try:
             super().start(**kwargs)  # type: ignore[no-untyped-call]
         except BaseException:
-            # Dask closes such a client and forgets the thread that it started for it.
+            # Dask closes such a client, but not the thread that it started for it.
             with suppress(Exception):
                 self.close(timeout=CLOSE_SECONDS)  # type: ignore[no-untyped-call]
             self._loop_runner.stop()
@@ -50,7 +50,7 @@ class OwnClient(Client):
 
 
 class _Handler:
-    """Handles a topic of a client, and calls the handler that it replaces."""
+    """Handles a topic of a client, and then calls the handler that it replaces."""
 
     def __init__(self, hear: Callable[[Any], None], before: Callable[[Any], Any] | None) -> None:
         self._hear = hear
@@ -63,9 +63,9 @@ class _Handler:
 
 
 class LossWatch:
-    """Hears which workers the scheduler loses and which leave, for all sessions of one client.
+    """Reports workers that leave or are lost to all sessions of one client.
 
-    The scheduler logs the removal of a worker under the worker's address.
+    The scheduler logs the removal of a worker under the topic of its address.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class LossWatch:
         self._handlers: dict[str, _Handler] = {}
 
     def add(self, client: Client, address: str, listener: Listener) -> None:
-        """Call ``listener(address, is_lost)`` on the client's loop; see `Listener`."""
+        """Call a listener, on the client's event loop, if that worker leaves or is lost."""
         with self._lock:
             listeners = self._listeners.setdefault(address, [])
             if not listeners:
@@ -94,7 +94,7 @@ class LossWatch:
                     self._unsubscribe(client, address)
 
     def clear(self) -> None:
-        """Forget all listeners: a new scheduler has none of the subscriptions."""
+        """Remove all listeners; a new scheduler has no subscriptions."""
         with self._lock:
             self._listeners.clear()
             self._handlers.clear()
@@ -104,7 +104,7 @@ class LossWatch:
         if client.status != "running":
             return
         if _handlers_of(client).get(address, handler) is not handler:
-            return  # somebody else has replaced it
+            return  # other code has replaced it
         if handler.before is not None:
             client.subscribe_topic(address, handler.before)
         else:
@@ -116,7 +116,7 @@ class LossWatch:
             return
         is_removed = message.get("action") == "remove-worker"
         if is_removed or message.get("status") in LEAVING_STATUSES:
-            # A worker that is removed as planned still serves until its nodes have moved.
+            # A worker that is retired still serves until its nodes have moved.
             is_lost = is_removed and not message.get("expected")
             for listener in tuple(self._listeners.get(address, ())):
                 listener(address, is_lost)
@@ -131,17 +131,7 @@ _watches: weakref.WeakKeyDictionary[Client, LossWatch] = weakref.WeakKeyDictiona
 
 
 class SchedulerLink:
-    """A client's link to its scheduler.
-
-    Parameters
-    ----------
-    client : distributed.Client
-        A synchronous one.
-
-    Notes
-    -----
-    Coroutines run on the client's event loop.
-    """
+    """A synchronous client's link to its scheduler. Coroutines run on the client's event loop."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -149,18 +139,12 @@ class SchedulerLink:
         self._watch = _watches.setdefault(client, LossWatch())
 
     def check_open(self) -> None:
-        """Refuse to continue without a scheduler.
-
-        Raises
-        ------
-        SchedulerLostError
-            The client was closed, or lost its scheduler.
-        """
+        """Raise a `SchedulerLostError` if the client is closed or lost its scheduler."""
         if self.client.status != "running":
             raise SchedulerLostError(
                 f"The client of this session is {self.client.status}, so it cannot reach its "
-                f"workers: somebody closed it, or the scheduler is gone. Connect again and start "
-                f"the same command again; it resumes from the last recorded epoch."
+                f"workers: it was closed, or the scheduler is gone. Connect again and start the "
+                f"same command again; it resumes from the last recorded epoch."
             )
 
     def responds(self) -> bool:
@@ -173,12 +157,9 @@ class SchedulerLink:
         return True
 
     async def identity(self, n_workers: int = 0, patience: float = PING_SECONDS) -> dict[str, Any]:
-        """The scheduler's description of itself and of `n_workers` workers, -1: of all.
+        """The scheduler's description of itself and of `n_workers` workers; -1 for all.
 
-        Raises
-        ------
-        SchedulerLostError
-            No answer within `patience` seconds.
+        Raises a `SchedulerLostError` if it does not answer within `patience` seconds.
         """
         try:
             rpc: Any = self.client.scheduler
@@ -187,20 +168,14 @@ class SchedulerLink:
             )
         except (OSError, TimeoutError) as error:
             raise SchedulerLostError(
-                f"The scheduler of {self.client!r} gave no answer within {patience:g} s "
+                f"The scheduler of {self.client!r} did not answer within {patience:g} s "
                 f"({type(error).__name__}: {error}): it hangs, is gone, or cannot be reached. "
                 f"Start the same command again; it resumes from the last recorded epoch."
             ) from error
         return found
 
     def install(self) -> None:
-        """Put the plugin on all workers, present and future, where it is not installed yet.
-
-        Raises
-        ------
-        ExecutionError
-            A worker cannot import it.
-        """
+        """Install the plugin on all workers, future ones too, unless it is there already."""
         try:
             self.client.register_plugin(WorkspaceHost(), name=PLUGIN_NAME)
         except Exception as error:
@@ -210,13 +185,7 @@ class SchedulerLink:
             ) from error
 
     async def workers(self) -> list[WorkerInfo]:
-        """The running workers, in the order of their names and addresses.
-
-        Raises
-        ------
-        SchedulerLostError
-            The scheduler does not answer for longer than a worker may be silent.
-        """
+        """The running workers, in order of their names and addresses."""
         identity = await self.identity(-1, max(PING_SECONDS, self.silence_seconds))
         found = [
             WorkerInfo(
@@ -233,7 +202,7 @@ class SchedulerLink:
         return sorted(found, key=lambda worker: (len(worker.name), worker.name, worker.address))
 
     def watch(self, addresses: Collection[str], listener: Listener) -> None:
-        """Call ``listener(address, is_lost)`` on the client's loop when one is lost or leaves."""
+        """Call a listener, on the client's event loop, if one of the workers leaves or is lost."""
         for address in addresses:
             self._watch.add(self.client, address, listener)
 
@@ -243,5 +212,5 @@ class SchedulerLink:
             self._watch.remove(self.client, address, listener)
 
     def forget_watches(self) -> None:
-        """Undo every `watch` without telling the scheduler, which is a new one."""
+        """Undo every `watch`, after a new scheduler has started."""
         self._watch.clear()

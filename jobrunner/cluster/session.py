@@ -60,12 +60,12 @@ class Session:
         self._address = str(scheduler.address)
         self._id = secrets.token_hex(6)
         self._lock = threading.Lock()
-        self._runner: tuple[str, int] | None = None  # what it is, and its thread
+        self._runner: tuple[str, int] | None = None  # what runs, and its thread
         self._binding: Binding | None = None
         self._num_bindings = 0
-        self._attempts: tuple[Plan | None, int] = (None, 0)  # of the plan bound last
+        self._attempts: tuple[Plan | None, int] = (None, 0)  # the plan bound last, and how often
         self._doubted: set[str] = set()  # addresses of workers that were lost
-        self._is_cut = False  # some of them only to each other
+        self._is_cut = False  # some workers could not reach each other
         self._is_closed = False
 
     @classmethod
@@ -80,10 +80,9 @@ class Session:
         Parameters
         ----------
         workers, threads_per_worker : int, optional
-            By default as Dask chooses for this machine.
+            By default, Dask chooses them for this machine.
         processes : bool
-            Workers as processes of their own, or as threads of this one. Processes leave Ctrl-C
-            to the client.
+            Workers are processes, or threads of this process. Ctrl-C affects only the client.
 
         Raises
         ------
@@ -129,18 +128,18 @@ class Session:
     # ---- for users
 
     def run(self, task_or_group: Task | TaskGroup) -> Any:
-        """Run a task or a group of tasks on the workspaces as they are.
+        """Run a task or a group of tasks on the current workspaces.
 
         Parameters
         ----------
         task_or_group : Task or TaskGroup
-            Not of a job. A task must be the only one of its group, or have none. Nodes that are
-            new to the session are placed first.
+            It must not belong to a job. A task must be alone in its group, or have none. Nodes that
+            are new to the session are placed first.
 
         Returns
         -------
         object
-            What a task returned: its output's value, or a tuple of several. None for a group.
+            For a task, its output's value, or a tuple if it has several. None for a group.
 
         Raises
         ------
@@ -169,7 +168,7 @@ class Session:
         if len(task.group.tasks()) > 1:
             raise DefinitionError(
                 f"Task {task.full_name!r} is one of {len(task.group.tasks())} in its group. Run "
-                f"the group, or make a task outside of any group."
+                f"the group, or define the task outside any group."
             )
         outputs = task.outputs()
         with self._operation(f"run of task {task.full_name!r}"):
@@ -183,8 +182,7 @@ class Session:
         Parameters
         ----------
         blob_or_output : Blob or TaskOutput
-            A blob must name its node. A task's output is what the task returned in its group's
-            last run.
+            A blob must name its node. A task's output has its value of its group's last run.
 
         Raises
         ------
@@ -203,7 +201,7 @@ class Session:
             return self._holder_of(node, blob_or_output.name).fetch(node, blob_or_output.name)
 
     def close(self) -> None:
-        """Free what the session has on the workers; close the client and cluster it opened."""
+        """Free the session's data on the workers; close the client and cluster that it opened."""
         self._close(RELEASE_SECONDS)
 
     def _close(self, release_seconds: float) -> None:
@@ -242,9 +240,9 @@ class Session:
         can_move: bool = False,
         stays: bool = False,
     ) -> Binding:
-        """Place a plan's nodes on workers, with empty workspaces; drops what the session had.
+        """Place a plan's nodes on workers, with empty workspaces, and drop the previous binding.
 
-        Where the very same plan was bound before, workers hand on the states that they keep.
+        If that was of the same plan, workers keep the states that they have for recovery.
 
         Parameters
         ----------
@@ -253,7 +251,7 @@ class Session:
         can_move : bool
             The caller binds again when `Binding.leaving` names a worker, which waits for that.
         stays : bool
-            Nodes stay on their workers, as far as these still exist.
+            Nodes stay on their workers if these still exist.
         """
         with self._operation(f"binding of job {plan.job!r}"):
             self._num_bindings += 1
@@ -292,10 +290,10 @@ class Session:
         return {} if self._binding is None else self._binding.blob_names()
 
     def run_compiled(self, key: str, plan: GroupPlan, nodes: Sequence[PlannedNode]) -> Binding:
-        """Run a group that was compiled for a job, on the workspaces as they are.
+        """Run a group that was compiled for a job on the current workspaces.
 
-        `key` tells it from other groups that the session runs. Of `nodes`, those that it uses and
-        that the session does not have are placed first. Returns the binding that it ran on.
+        `key` must be unique among the session's groups. New nodes that the group uses, out of
+        `nodes`, are placed first. Returns the binding that it ran on.
         """
         with self._operation(f"run of the {plan.name} group"):
             used = nodes_of(plan)
@@ -310,12 +308,12 @@ class Session:
         return bool(self.client.status == "running")
 
     def reconnect(self, wait_seconds: float) -> None:
-        """Wait until a lost scheduler is back at its address; its workers come later.
+        """Wait until a lost scheduler is back at its address; its workers return later.
 
-        What the session had on the cluster is gone; bind again.
+        The session's data on the cluster are gone; bind again.
 
-        Raises `SchedulerLostError` if it is not back in time, or the client was closed and is not
-        this session's own.
+        Raises `SchedulerLostError` if the scheduler is not back in time, or if the client was closed
+        and the session did not open it.
         """
         if self._binding is not None:
             binding, self._binding = self._binding, None
@@ -324,21 +322,19 @@ class Session:
 
     @contextmanager
     def exclusive(self, what: str) -> Iterator[None]:
-        """Keep other runners out of the session; an `ExecutionError` if another one is in it."""
+        """Reserve the session for one runner; `ExecutionError` if another one runs in it."""
         with self._lock:
             if self._runner is not None:
                 raise ExecutionError(
                     f"{what} cannot start: {self._runner[0]} runs in this session, and a session "
-                    f"has one runner at a time. Wait for it, or make another session of the same "
-                    f"client."
+                    f"has one runner at a time. Wait until it ends, or make another session of the "
+                    f"same client."
                 )
             self._runner = (what, threading.get_ident())
         try:
             yield
         finally:
             self._runner = None
-
-    # ---- within
 
     @contextmanager
     def _operation(self, what: str) -> Iterator[None]:
@@ -348,13 +344,13 @@ class Session:
                 f"session."
             )
         if self._runner is not None and self._runner[1] == threading.get_ident():
-            yield  # the runner's own
+            yield  # a part of what the runner does
             return
         with self.exclusive(f"The {what}"):
             yield
 
     def _extend(self, nodes: Sequence[PlannedNode]) -> Binding:
-        """The session's binding, with these nodes placed too."""
+        """Return the session's binding, after placing nodes that it lacks."""
         binding = self._binding
         if binding is None:
             binding = self.bind(_EMPTY_PLAN)
@@ -392,7 +388,7 @@ class Session:
             there = ", ".join(map(repr, binding.placement)) if binding is not None else ""
             raise BlobNotFoundError(
                 f"No {name!r} of node {node!r}: the session's nodes are {there or 'none'}. Check "
-                f"the name, or run something on that node first."
+                f"the name, or run a task on that node first."
             )
         return binding
 

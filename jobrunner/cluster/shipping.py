@@ -1,4 +1,4 @@
-"""Task groups on their way to the workers: pickles, and what the workers have already."""
+"""Pickles of groups for the workers, and which groups the workers have already."""
 
 from __future__ import annotations
 
@@ -16,36 +16,14 @@ from jobrunner.define import TaskGroup
 
 
 class Parcel:
-    """Group plans of a binding, pickled.
+    """Group plans, pickled; `DefinitionError` if a task cannot be pickled.
 
-    The slices of one node, of all groups, are one pickle: what its functions share stays shared,
-    and what functions of two nodes share does not, whether or not they share a worker.
-
-    Parameters
-    ----------
-    plans : mapping of str to GroupPlan
-        By the binding's key for each.
-
-    Attributes
-    ----------
-    groups : bytes
-        What all workers need.
-    slices : dict of str to bytes
-        By node.
-    digest : str
-        Of all the bytes.
-
-    Raises
-    ------
-    DefinitionError
-        A task cannot be pickled.
+    All slices of one node are one pickle: objects that its functions share stay shared. Objects
+    that functions of two nodes share do not, even if the nodes are on one worker.
     """
 
+    @gc_paused()
     def __init__(self, plans: Mapping[str, GroupPlan]) -> None:
-        with gc_paused():
-            self._pack(plans)
-
-    def _pack(self, plans: Mapping[str, GroupPlan]) -> None:
         by_node: dict[str, dict[str, Slice]] = {}
         outline: dict[str, Any] = {}
         for key, plan in plans.items():
@@ -53,7 +31,7 @@ class Parcel:
             outline[key] = (plan.name, plan.crossings, plan.conditions, nodes)
             for node in nodes:
                 by_node.setdefault(node, {})[key] = plan.slices.get(node) or Slice(node, ())
-        self.groups = pickle.dumps(outline)
+        self.groups = pickle.dumps(outline)  # for all workers
         self.slices = {node: _pickle_slices(slices) for node, slices in by_node.items()}
         digest = hashlib.blake2b(self.groups, digest_size=16)
         for node, data in self.slices.items():
@@ -61,7 +39,7 @@ class Parcel:
         self.digest = digest.hexdigest()
 
     def by_worker(self, placement: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-        """What each worker is sent: address -> groups, and the slices of its nodes."""
+        """The groups and the slices of its nodes, for each worker."""
         contents: dict[str, dict[str, Any]] = {}
         for node, data in self.slices.items():
             content = contents.setdefault(placement[node], {"groups": self.groups, "slices": {}})
@@ -70,41 +48,35 @@ class Parcel:
 
 
 class ShippedGroups:
-    """The groups that a binding's workers can run, by key.
-
-    Attributes
-    ----------
-    plans : dict
-        Key -> the plan, and the addresses of the workers that take part.
-    """
+    """The groups that a binding's workers can run, by key."""
 
     def __init__(self) -> None:
-        self.plans: dict[str, tuple[GroupPlan, list[str]]] = {}
+        self.plans: dict[str, tuple[GroupPlan, list[str]]] = {}  # plan, and addresses of workers
         self._digests: dict[str, str] = {}
         self._keys: weakref.WeakKeyDictionary[TaskGroup, str] = weakref.WeakKeyDictionary()
         self._num_keys = 0
         self._dead_keys: list[str] = []
 
     def add(self, plans: Mapping[str, GroupPlan], placement: Mapping[str, str]) -> None:
-        """Note groups and who takes part in them."""
+        """Add groups, and note which workers take part in them."""
         for key, plan in plans.items():
             addresses = dict.fromkeys(placement[node] for node in nodes_of(plan))
             self.plans[key] = (plan, list(addresses))
 
     def has(self, keys: Collection[str], digest: str) -> bool:
-        """Whether the workers have these groups as they were in a parcel of that digest."""
+        """Whether the workers have got these groups in a parcel with that digest."""
         return all(self._digests.get(key) == digest for key in keys)
 
     def note_digest(self, keys: Collection[str], digest: str) -> None:
-        """Note that the workers have these groups."""
+        """Note that the workers have got these groups."""
         self._digests.update(dict.fromkeys(keys, digest))
 
     def key_of(self, group: TaskGroup) -> str:
-        """The key of a group that is no job's; of a job's group, its name."""
+        """The key of a group; for a job's group, its name."""
         return self._keys.get(group, group.name)
 
     def make_key(self, group: TaskGroup) -> str:
-        """The key of a group that is no job's, new if it was never run."""
+        """The key of a group that belongs to no job; a new one at its first run."""
         if group not in self._keys:
             self._num_keys += 1
             key = self._keys[group] = f"{group.name}#{self._num_keys}"
@@ -112,9 +84,9 @@ class ShippedGroups:
         return self._keys[group]
 
     def take_dead_keys(self) -> list[str]:
-        """Forget the groups that nobody can run or fetch from any more; returns their keys."""
+        """Drop the groups whose objects are gone; returns their keys."""
         dead = list(self._dead_keys)
-        del self._dead_keys[: len(dead)]  # in place: finalizers append to this very list
+        del self._dead_keys[: len(dead)]  # in place: finalizers append to this list
         for key in dead:
             self.plans.pop(key, None)
             self._digests.pop(key, None)

@@ -9,7 +9,7 @@ from jobrunner.cluster.messages import (
     LOSS_SECONDS,
     NEWS_SECONDS,
     POLL_SECONDS,
-    TOLD_SECONDS,
+    WARN_SECONDS,
     Abort,
     Ask,
     AwaitNews,
@@ -175,7 +175,7 @@ def test_a_task_deadline_counts_from_when_the_task_was_first_heard_of():
 def test_late_workers_are_told_of_at_growing_intervals():
     play = Play(Request("apply", number=1, what="the save of epoch 2"))
     answers, warnings = {A: DONE, B: running()}, []
-    for _ in range(5 * int(TOLD_SECONDS / POLL_SECONDS)):
+    for _ in range(5 * int(WARN_SECONDS / POLL_SECONDS)):
         if isinstance(play.hear(answers, after=POLL_SECONDS), Warn):
             warnings.append((play.now - 100.0, play.action.text))
             play.hear()

@@ -42,7 +42,7 @@ def test_resources_are_used_up():
     workers = [worker("a", GPU=1), worker("b", GPU=2), worker("c")]
     placed = place(nodes(3, resources={"GPU": 1}), workers)
     assert sorted(placed.values()) == ["tcp://a:1", "tcp://b:1", "tcp://b:1"]
-    with pytest.raises(PlacementError, match="'n3'.*GPU.*Start a worker"):
+    with pytest.raises(PlacementError, match="'n3'.*GPU.*Start a suitable worker"):
         place(nodes(4, resources={"GPU": 1}), workers)
 
 
@@ -91,7 +91,7 @@ def test_nodes_that_do_not_fit_are_named_with_sizes_and_limit():
     with pytest.raises(PlacementError) as caught:
         check_fit(sizes, placement, limits, 0.9, "Epoch 7")
     text = str(caught.value)
-    assert "Epoch 7 does not fit: of 2 workers 2 would be filled beyond 90%" in text
+    assert "Epoch 7 does not fit: it would fill 2 of 2 workers beyond 90%" in text
     assert "tcp://w1, with 16 MiB in 12 nodes and a limit of 10 MiB: 'n3' 5 MiB" in text
     assert "and 2 more" in text
     assert "Start more workers" in text

@@ -227,7 +227,7 @@ def test_an_output_of_a_job_is_not_another_jobs_of_the_same_shape(session):
     _, second = run(2)
     assert second.fetch() == 2
     for fetch in (first.fetch, lambda: session.fetch(first)):
-        with pytest.raises(ExecutionError, match="job 'of 2' was bound in this session since"):
+        with pytest.raises(ExecutionError, match="binding job 'of 2' in this session dropped"):
             fetch()
     JobRunner(job, num_epochs=1).run(session)
     assert first.fetch() == 1

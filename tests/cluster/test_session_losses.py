@@ -396,7 +396,7 @@ def test_a_worker_of_another_version_is_named(client):
     with Session(client) as session:
         client.run(lose_the_handler)
         plan = job_of_two().compile()
-        with pytest.raises(PlacementError, match="has no jobrunner of this version"):
+        with pytest.raises(PlacementError, match="has another version of jobrunner or none"):
             session.bind(plan, wait_seconds=0)
 
 
@@ -465,8 +465,8 @@ def test_workers_that_are_lost_together_are_all_told_with_their_nodes():
     error = members.error(epoch=3)
     assert error.nodes == ("a", "b", "c")
     assert str(error) == (
-        "Lost at epoch 3: 2 workers: tcp://h:1, which held 'a' (the scheduler removed it); "
-        "tcp://h:2, which held 'b', 'c' (it is silent). The workspaces of those nodes are gone."
+        "Lost at epoch 3: 2 workers: tcp://h:1, which had 'a' (the scheduler removed it); "
+        "tcp://h:2, which had 'b', 'c' (it is silent). The workspaces of their nodes are gone."
     )
 
 

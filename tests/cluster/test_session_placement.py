@@ -73,7 +73,9 @@ def test_what_another_session_holds_is_waited_for_and_then_named(client, session
     node = Node("n", resources={"GPU": 2})
     with Session(client) as other:
         assert where(other, node) == "gpu"
-        with pytest.raises(PlacementError, match=r"others hold their resources.*GPU"):
+        with pytest.raises(
+            PlacementError, match=r"other sessions or tasks use their resources.*GPU"
+        ):
             session.bind(job_of(node).compile(), wait_seconds=0.5)
     assert where(session, node) == "gpu"
 
