@@ -20,36 +20,22 @@ from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
 
 
 class InvalidTreeError(ValueError):
-    """A tree that no encoder produces; the message says what is wrong with which node."""
+    """A tree that no encoder produces; names the node."""
 
 
 _INVALID = (
     *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
     struct.error,
 )
-"""What NumPy, PyTorch and Python raise for the fields of a node that do not go together."""
+"""What NumPy, PyTorch and Python raise if the fields of a node do not fit together."""
 
 
 class Decoder:
-    """Decodes one blob.
+    """Decodes one blob, which messages call `where`.
 
-    Parameters
-    ----------
-    array : callable
-        Returns the i-th array part of the blob, or raises IndexError.
-    codecs : sequence of Codec
-    allow_pickle : bool
-    leaf : callable, optional
-        Returns a stand-in for the i-th array where the value is that array (a lazy one).
-    where : str
-        Names the blob in messages.
-    keeps_states : bool
-        Decode objects saved by their ``state_dict()`` to `SavedState`, not to the state itself.
-
-    Attributes
-    ----------
-    has_states : bool
-        Whether the decoded value contains a `SavedState`.
+    `array` returns the i-th array part, or raises IndexError; `leaf` a stand-in for it where the
+    value is that array. With `keeps_states`, an object saved by its ``state_dict()`` becomes a
+    `SavedState`, else the state.
     """
 
     def __init__(
@@ -69,7 +55,7 @@ class Decoder:
         self._where = where
         self._made: list[Any] = []  # objects with an identity, in the order of the tree
         self._keeps_states = keeps_states
-        self.has_states = False
+        self.has_states = False  # whether the decoded value contains a `SavedState`
 
     def decode(self, item: tree.Tree) -> Any:
         """Decode a tree.
@@ -99,31 +85,26 @@ class Decoder:
                 result[key] = self.decode(value)
             return result
         try:
-            plain = _PLAIN.get(kind)
-            if plain is not None:
-                node_type, method = plain
+            if kind in _PLAIN:
+                node_type, method = _PLAIN[kind]
                 return method(self, msgspec.convert(item, node_type))
-            return self._identified(kind, item)
+            if kind in _WITH_IDENTITY:
+                node_type, method = _WITH_IDENTITY[kind]
+                node = msgspec.convert(item, node_type)
+                number = len(self._made)  # before those of its items
+                self._made.append(None)
+                self._made[number] = value = method(self, node)
+                return value
         except (JobRunnerError, InvalidTreeError):
             raise
         except UnsupportedDtypeError as error:
             raise self._undecodable(error) from error
         except _INVALID as error:
             raise InvalidTreeError(f"invalid node of kind {kind!r}: {error}") from error
-
-    def _identified(self, kind: Any, item: dict[str, Any]) -> Any:
-        if kind not in _WITH_IDENTITY:
-            raise DefinitionError(
-                f"{self._where} contains a value of kind {kind!r}, which this version of "
-                f"jobrunner does not know. Read it with the version that wrote it, or a later one."
-            )
-        node_type, method = _WITH_IDENTITY[kind]
-        node = msgspec.convert(item, node_type)
-        index = len(self._made)  # its number is that of its first reference
-        self._made.append(None)
-        value = method(self, node, index) if kind in _CONTAINERS else method(self, node)
-        self._made[index] = value
-        return value
+        raise DefinitionError(
+            f"{self._where} contains a value of kind {kind!r}, which this version of jobrunner "
+            f"cannot read. Read it with the version that wrote it, or a later one."
+        )
 
     # --- parts
 
@@ -133,7 +114,7 @@ class Decoder:
     def _undecodable(self, error: Exception) -> CheckpointError:
         return CheckpointError(
             f"{self._where} is whole, but cannot be decoded: {type(error).__name__}: {error}. Fix "
-            f"its codec's decode function or the class that is unpickled, or read it on a platform "
+            f"its codec's decode function or the class that it unpickles, or read it on a platform "
             f"that has its dtype."
         )
 
@@ -156,9 +137,8 @@ class Decoder:
 
     # --- values with an identity
 
-    def _dict(self, node: tree.DictNode, index: int) -> dict[Any, Any]:
+    def _dict(self, node: tree.DictNode) -> dict[Any, Any]:
         result: dict[Any, Any] = {} if node.kind == "dict" else collections.OrderedDict()
-        self._made[index] = result
         for key, item in node.items:
             decoded = self.decode(key)
             result[decoded] = self.decode(item)
@@ -246,13 +226,9 @@ _PLAIN: dict[Any, tuple[type[tree.Node], Callable[..., Any]]] = {
     "scalar": (tree.ScalarNode, Decoder._scalar),
 }
 
-_CONTAINERS: dict[Any, tuple[type[tree.Node], Callable[..., Any]]] = {
+_WITH_IDENTITY: dict[Any, tuple[type[tree.Node], Callable[..., Any]]] = {
     "dict": (tree.DictNode, Decoder._dict),
     "odict": (tree.DictNode, Decoder._dict),
-}
-
-_WITH_IDENTITY: dict[Any, tuple[type[tree.Node], Callable[..., Any]]] = {
-    **_CONTAINERS,
     "list": (tree.PartNode, lambda decoder, node: decoder._array(node.at).tolist()),
     "bytearray": _data_as(bytearray),
     "array": (tree.PartNode, lambda decoder, node: decoder._leaf(node.at)),

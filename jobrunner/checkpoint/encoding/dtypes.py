@@ -56,16 +56,10 @@ class UnsupportedDtypeError(TypeError):
 
 
 def dtype_to_spec(dtype: np.dtype[Any]) -> Spec:
-    """Describe a dtype so that `dtype_from_spec` gives an equal one, byte order included.
-
-    Raises
-    ------
-    UnsupportedDtypeError
-        It holds objects, or comes from another package.
-    """
+    """Describe a dtype so that `dtype_from_spec` makes an equal one, byte order included."""
     spec = _describe(dtype)
     try:
-        # What another package registered may look like a void of the same size.
+        # A dtype that another package registered may look like a void of the same size.
         is_own = dtype_from_spec(spec) == dtype
     except (TypeError, ValueError):
         is_own = False
@@ -117,9 +111,9 @@ def dtype_from_spec(spec: Spec) -> np.dtype[Any]:
     Raises
     ------
     UnsupportedDtypeError
-        This platform has no such dtype.
+        This platform lacks it.
     msgspec.ValidationError
-        `spec` describes no dtype.
+        `spec` does not describe a dtype.
     """
     try:
         return _make(spec)
@@ -168,8 +162,8 @@ def zarr_data_type(dtype: np.dtype[Any]) -> tuple[Any, Any, str | None]:
     """Return the Zarr v3 data type that holds items of `dtype` unchanged, its fill value and endian.
 
     Items must have at least one byte; a StringDType is Zarr's ``string``. Long doubles and
-    big-endian, nested or padded structures have no Zarr type: they are stored as raw bytes of the
-    item's size, which any reader can view as the dtype. The endian is None for items without one.
+    big-endian, nested or padded structures have no Zarr type: they are stored as raw bytes, which
+    any reader can view as the dtype.
     """
     base = _ZARR_NAMES.get(dtype.str[1:])
     if base is not None:

@@ -41,32 +41,21 @@ class UnsupportedValueError(Exception):
 
 
 class Encoder:
-    """Encodes one blob.
-
-    Attributes
-    ----------
-    parts : list of ArrayPart
-        The arrays that the tree refers to, by index.
-    memory : list of (trail, array)
-        Each array as the value holds it.
-    identities : dict of int to object
-        The mutable objects that the value holds, arrays excepted, by ``id``.
-    has_state : bool
-        Whether it contains objects saved by their ``state_dict()``.
-    """
+    """Encodes one blob."""
 
     def __init__(self, codecs: Mapping[type, Codec], allow_pickle: bool) -> None:
         self.parts: list[ArrayPart] = []
+        # Each array as the value holds it, with its trail.
         self.memory: list[tuple[tuple[str, ...], np.ndarray[Any, Any]]] = []
-        # References keep the objects alive, so that no `id` is used twice.
+        # Mutable objects but arrays, by `id`; kept alive, so that no `id` is used twice.
         self.identities: dict[int, object] = {}
+        self.has_state = False
         self._codecs = codecs
         self._allow_pickle = allow_pickle
         self._numbers: dict[object, int] = {}
         self._count = 0
         self._inside: set[int] = set()
         self._kept: list[object] = []
-        self.has_state = False
         self._holder = ""  # set inside values into which no state_dict() could be loaded
 
     def encode(self, value: Any, trail: tuple[str, ...] = ()) -> Tree:
@@ -113,7 +102,7 @@ class Encoder:
         return same
 
     def _object(self, value: object) -> Tree | None:
-        """Number an object of an unknown class, which is taken for immutable if it is hashable."""
+        """Number an object of an unknown class, which counts as immutable if it is hashable."""
         can_change = type(value).__hash__ in (None, object.__hash__)
         if can_change and not isinstance(value, type | types.FunctionType):
             return self._mutable(value)

@@ -1,4 +1,4 @@
-"""Encode the blobs of a node together, and refuse what two of them share. Pure: no I/O."""
+"""Encode the blobs of a node, and refuse memory and objects that two share. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from jobrunner.errors import DefinitionError
 
 
 class _View(NamedTuple):
-    """An array as a blob holds it."""
-
     blob: str
     trail: tuple[str, ...]
     array: np.ndarray[Any, Any]
@@ -31,28 +29,14 @@ def encode_blobs(
     allow_pickle: bool = False,
     beside: Mapping[str, np.ndarray[Any, Any]] | None = None,
 ) -> dict[str, EncodedBlob]:
-    """Encode the blobs of a node.
+    """Encode the blobs of a node; write them before the values, whose memory they share, change.
 
-    Parameters
-    ----------
-    node : str
-        For messages.
-    blobs : mapping of str to object
-    codecs : sequence of Codec
-    allow_pickle : bool
-        Pickle values of other types.
-    beside : mapping of str to numpy.ndarray, optional
-        The node's other blobs: arrays that own their memory and need no encoding.
-
-    Returns
-    -------
-    dict of str to EncodedBlob
-        The parts share memory with the values: write them before the values change.
+    `beside` are the node's other blobs: arrays that own their memory and need no encoding.
 
     Raises
     ------
     DefinitionError
-        A blob cannot be encoded, or two share an object or memory: they would load as two.
+        A blob cannot be encoded, or two share an object or memory, and would load as two.
     """
     by_type = {codec.cls: codec for codec in codecs}
     encoded: dict[str, EncodedBlob] = {}
@@ -70,8 +54,8 @@ def encode_blobs(
             other, _ = owners.setdefault(identity, (name, held))
             if other != name:
                 raise DefinitionError(
-                    f"Node {node!r}: the blobs {other!r} and {name!r} both hold the same "
-                    f"{type(held).__name__} object, and would hold two objects after a resume. "
+                    f"Node {node!r}: the blobs {other!r} and {name!r} contain the same "
+                    f"{type(held).__name__} object, and would contain two after a resume. "
                     f"Copy one of them, or put both in one blob (a dict or a list)."
                 )
     _refuse_shared_memory(node, memory, beside or {})
@@ -81,13 +65,7 @@ def encode_blobs(
 def with_options(
     node: str, name: str, blob: EncodedBlob, options: ArrayOptions | None, default: ArrayOptions
 ) -> EncodedBlob:
-    """Add the options of its arrays to a blob.
-
-    Raises
-    ------
-    DefinitionError
-        ``chunks`` are given, but the blob is not an array of as many axes.
-    """
+    """Add the storage options of its arrays to a blob."""
     if options is None:
         return blob if default.compressors is None else replace(blob, options=default)
     if options.compressors is None:
@@ -125,7 +103,6 @@ def _explain(node: str, blob: str, error: UnsupportedValueError) -> str:
 def _refuse_shared_memory(
     node: str, memory: Sequence[_View], beside: Mapping[str, np.ndarray[Any, Any]]
 ) -> None:
-    """Refuse arrays of one node that share memory: after a resume, they would not."""
     if _all_apart(memory, beside):
         return
     memory = [*memory, *(_View(name, (), array) for name, array in beside.items())]
@@ -153,7 +130,7 @@ def _refuse_shared_memory(
 
 
 def _all_apart(memory: Sequence[_View], beside: Mapping[str, np.ndarray[Any, Any]]) -> bool:
-    """Whether each array owns its memory and appears once, so that none share any."""
+    """Whether each array owns its memory and appears once; if so, none share any."""
     arrays = [*(array for _, _, array in memory), *beside.values()]
     return len(set(map(id, arrays))) == len(arrays) and all(
         array.flags.owndata for _, _, array in memory

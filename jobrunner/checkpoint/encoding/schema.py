@@ -53,7 +53,7 @@ def parse(data: bytes | str, path: str, *, advice: str) -> Any:
 
 
 def convert(tree: object, kind: type[T], path: str, *, advice: str) -> T:
-    """Check what `parse` gave; see `read_document`."""
+    """Convert what `parse` returned to `kind`; see `read_document`."""
     try:
         return msgspec.convert(tree, kind)
     except (msgspec.ValidationError, RecursionError) as error:

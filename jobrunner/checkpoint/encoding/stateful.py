@@ -28,41 +28,23 @@ def name_class(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedState:
-    """Stands for an object until its state is loaded into one.
+    """Stands for an object until its state is loaded into one."""
 
-    Attributes
-    ----------
-    cls : str
-        Full name of the object's class.
-    state : object
-        What its ``state_dict()`` returned.
-    """
-
-    cls: str
-    state: Any
+    cls: str  # full name of its class
+    state: Any  # what its ``state_dict()`` returned
 
 
 @dataclass(frozen=True, slots=True)
 class StatefulBlob:
-    """A blob as it was read: a `SavedState`, or lists, tuples and dicts that contain some.
-
-    Attributes
-    ----------
-    value : object
-    where : str
-        Names the blob in messages.
-    """
+    """A blob as it was read: a `SavedState`, or lists, tuples and dicts that contain some."""
 
     value: Any
-    where: str
+    where: str  # names the blob in messages
 
     def load_into(self, made: Any) -> Any:
-        """Load each state into the object at the same place in `made`; return the value with them.
+        """Load each state into the object at its place in `made`, the blob that the init task made.
 
-        Parameters
-        ----------
-        made : object
-            The blob as the init task made it again; None if there is none.
+        Return the value with these objects.
 
         Raises
         ------
@@ -124,7 +106,6 @@ class _Merge:
 
 
 def _item(made: Any, key: Any) -> Any:
-    """Return the item of `made` at `key`, or None."""
     if isinstance(made, Mapping):
         return made.get(key)
     if isinstance(made, list | tuple) and isinstance(key, int) and key < len(made):

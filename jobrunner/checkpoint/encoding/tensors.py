@@ -10,15 +10,15 @@ import numpy as np
 from jobrunner.checkpoint.encoding.tree import TensorNode
 
 # NumPy has no dtype for some of torch's; they are saved as integers of the same size.
-_AS_INTEGERS = {1: ("uint8", np.uint8), 2: ("int16", np.int16)}
+_AS_INTEGERS = {1: "uint8", 2: "int16"}
 _IN_NUMPY = frozenset(
     [
         "bool",
-        "uint8",
         "int8",
         "int16",
         "int32",
         "int64",
+        "uint8",
         "uint16",
         "uint32",
         "uint64",
@@ -46,12 +46,7 @@ def to_array(
 ) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
     """Return the tensor's memory as an array, and the other fields of its node.
 
-    With `from_device`, a tensor on another device is copied to the host, and loaded there.
-
-    Raises
-    ------
-    UnsupportedTensorError
-        Not in host memory, not strided, or not a leaf of its autograd graph.
+    With `from_device`, a tensor on another device is copied to the host, and will load there.
     """
     torch = sys.modules["torch"]
     if tensor.device.type != "cpu" and not from_device:
@@ -67,7 +62,7 @@ def to_array(
     if dtype not in _IN_NUMPY:
         if tensor.element_size() not in _AS_INTEGERS:
             raise UnsupportedTensorError(f"NumPy has no equivalent of its dtype {dtype}")
-        plain = plain.view(getattr(torch, _AS_INTEGERS[tensor.element_size()][0]))
+        plain = plain.view(getattr(torch, _AS_INTEGERS[tensor.element_size()]))
     return plain.numpy(), {
         "dtype": dtype,
         "requires_grad": bool(tensor.requires_grad),
@@ -76,7 +71,7 @@ def to_array(
 
 
 def from_array(array: np.ndarray[Any, Any] | None, node: TensorNode) -> Any:
-    """Make the tensor again, on the memory of `array`; None: it has no elements."""
+    """Make the tensor again, on the memory of `array`; None if it has no elements."""
     torch = sys.modules["torch"]
     dtype = getattr(torch, node.dtype)
     if array is None:

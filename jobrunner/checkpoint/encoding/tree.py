@@ -1,10 +1,9 @@
 """What a saved value becomes: a JSON tree, and arrays that the tree refers to.
 
-The tree keeps what JSON holds as it is: None, bool, small int, finite float, str, list, and dict
-with str keys. Everything else is a node ``{"$": kind, ...}``. ``"at"`` is the index of an array
-part of the blob. Objects with an identity (list, dict, array, ...) are numbered in the order in
-which they appear, so that a second reference, ``{"$": "same", "as": n}``, decodes to the same
-object.
+JSON holds None, bool, small int, finite float, str, list, and dict with str keys as they are.
+Everything else is a node ``{"$": kind, ...}``. ``"at"`` is the index of an array part of the blob.
+Objects with an identity (list, dict, array, ...) are numbered in the order in which they appear, so
+that a second reference, ``{"$": "same", "as": n}``, decodes to the same object.
 """
 
 from __future__ import annotations
@@ -26,24 +25,12 @@ Tree = Any
 
 @dataclass(frozen=True, slots=True)
 class ArrayPart:
-    """One array of a value.
+    """One array of a value."""
 
-    Attributes
-    ----------
-    data : numpy.ndarray
-        Its axes in memory order, outermost first; not always contiguous.
-    order : tuple of int or None
-        ``data == array.transpose(order)``; None if the axes are in memory order already.
-    trail : tuple of str
-        Path to it within the blob: keys, escaped for file systems, and indices.
-    holds : str
-        Type of the encoded value: ``ndarray``, ``bytes``, ``str``, ...
-    """
-
-    data: np.ndarray[Any, Any]
-    order: tuple[int, ...] | None
-    trail: tuple[str, ...]
-    holds: str
+    data: np.ndarray[Any, Any]  # axes in memory order, outermost first; not always contiguous
+    order: tuple[int, ...] | None  # `data == array.transpose(order)`; None: in memory order already
+    trail: tuple[str, ...]  # path within the blob: keys, escaped for file systems, and indices
+    holds: str  # type of the encoded value: ndarray, bytes, str, ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +39,8 @@ class EncodedBlob:
 
     tree: Tree
     parts: Sequence[ArrayPart]
-    has_state: bool = False
-    """Whether it contains objects saved by their ``state_dict()``."""
+    has_state: bool = False  # contains objects saved by their ``state_dict()``
     options: ArrayOptions = DEFAULT_ARRAY_OPTIONS
-    """How its arrays are stored."""
 
 
 # --- nodes, as they are read

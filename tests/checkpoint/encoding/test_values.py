@@ -295,7 +295,7 @@ def test_blobs_that_share_memory_are_refused_by_name() -> None:
     with pytest.raises(DefinitionError, match=r"'b' and 'd/x' share memory"):
         encode_blobs("n", {"b": base, "d": {"x": base.reshape(2, 5)}})
     names = ["a"]
-    with pytest.raises(DefinitionError, match=r"'one' and 'two' both hold the same list"):
+    with pytest.raises(DefinitionError, match=r"'one' and 'two' contain the same list"):
         encode_blobs("n", {"one": names, "two": {"deep": names}})
     encode_blobs("n", {"even": base[::2], "odd": base[1::2], "empty": base[:0], "end": base[10:]})
 
@@ -478,7 +478,7 @@ def test_an_object_of_a_codec_in_two_blobs_is_refused_where_it_can_change() -> N
         Codec(Fraction, Fraction.as_integer_ratio, lambda pair: Fraction(*pair), "fraction"),
     ]
     box, half = Box(np.arange(3)), Fraction(1, 2)
-    with pytest.raises(DefinitionError, match=r"'one' and 'two' both hold the same Box"):
+    with pytest.raises(DefinitionError, match=r"'one' and 'two' contain the same Box"):
         encode_blobs("n", {"one": box, "two": [box]}, codecs)
     assert len(encode_blobs("n", {"one": half, "two": [half]}, codecs)) == 2
     assert len(encode_blobs("n", {"one": [box, box]}, codecs)) == 1
