@@ -130,7 +130,7 @@ job = build({flag!r})
 """
 
 
-def test_the_end_of_the_walltime_loses_nothing_and_the_next_run_goes_on(tmp_path):
+def test_the_end_of_the_walltime_loses_nothing_and_the_next_run_resumes(tmp_path):
     """SIGTERM to every process of the step, as Slurm sends it, and SIGKILL some seconds later."""
     script = tmp_path / "job.py"
     script.write_text(JOB.format(root=os.getcwd(), flag=str(tmp_path / "flag")))

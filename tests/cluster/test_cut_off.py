@@ -1,4 +1,4 @@
-"""Workers in network namespaces of their own: cut off from all, or from one another only."""
+"""Workers in network namespaces of their own, cut off from all others or from one."""
 
 import contextlib
 import os

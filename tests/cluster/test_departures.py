@@ -1,4 +1,4 @@
-"""Workers that leave as planned: their nodes move between epochs, and no epoch runs again."""
+"""Workers that are retired: their nodes move between epochs, and no epoch runs twice."""
 
 import threading
 import time

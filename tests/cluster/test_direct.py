@@ -1,4 +1,4 @@
-"""A client's own connections to workers: used where they work, and never needed."""
+"""A client's own connections to workers: faster where they work, and never needed."""
 
 import asyncio
 import socket
@@ -85,20 +85,20 @@ def await_end(lines):
         time.sleep(0.001)
 
 
-def test_the_first_asking_connects_and_later_ones_are_answered(lines, worker):
+def test_the_first_request_connects_and_later_ones_are_answered(lines, worker):
     assert ask(lines, worker) is None
     assert connect(lines, worker) == {worker.address: {"status": "done"}}
     assert ask(lines, worker, number=7) == {worker.address: {"status": "done", "number": 7}}
 
 
-def test_another_worker_at_the_address_is_not_talked_to(lines, worker):
+def test_another_worker_at_the_address_is_not_used(lines, worker):
     assert ask(lines, worker, "second") is None
     await_end(lines)
     assert ask(lines, worker, "second") is None
     assert worker.heard == []
 
 
-def test_whoever_accepts_and_says_nothing_holds_nobody_up(lines):
+def test_a_peer_that_accepts_and_stays_silent_delays_nothing(lines):
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         started = time.monotonic()
         workers = {f"tcp://127.0.0.1:{deaf.getsockname()[1]}": "first"}
@@ -107,14 +107,14 @@ def test_whoever_accepts_and_says_nothing_holds_nobody_up(lines):
             assert time.monotonic() - started < PATIENCE_SECONDS
 
 
-def test_a_silent_worker_is_given_up(lines, worker):
+def test_a_silent_worker_closes_the_connections(lines, worker):
     connect(lines, worker)
     worker.is_silent = True
     assert ask(lines, worker) is None
     assert lines.is_over
 
 
-def test_a_worker_that_goes_ends_the_asking_at_once(lines, worker):
+def test_a_worker_that_closes_ends_a_request_at_once(lines, worker):
     connect(lines, worker)
     worker.is_silent = True
 
@@ -136,7 +136,7 @@ def test_a_worker_that_goes_ends_the_asking_at_once(lines, worker):
 def test_more_workers_than_allowed_are_left_to_the_scheduler(lines, worker):
     many = {worker.address: "first", "tcp://127.0.0.1:1": "x", "tcp://127.0.0.1:2": "y"}
     assert lines.ask({"call": "run"}, many, 0.1) is None
-    assert connect(lines, worker)  # nobody else was tried
+    assert connect(lines, worker)  # no other worker was tried
 
 
 def test_a_thread_with_an_event_loop_of_its_own_goes_through_the_scheduler(lines, worker):

@@ -1,4 +1,4 @@
-"""How a client reacts to workers: what it asks next, whom it gives up, what it raises."""
+"""What a client asks next, which workers it counts as lost, and what it raises."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def running(*tasks):
 
 
 class Play:
-    """An exchange with two workers, or more, that hold a node each: a, b, c."""
+    """An exchange with two workers, or more, with one node each: a, b, c."""
 
     def __init__(self, request, addresses=(A, B)):
         self.members = Members(dict(zip("abc", addresses, strict=False)))
@@ -99,7 +99,7 @@ def test_all_workers_of_a_run_are_polled_until_the_last_has_replied():
     assert list(play.end({A: DONE, B: DONE})) == [A, B]
 
 
-def test_a_part_that_was_done_fails_where_its_values_then_do_not_reach_another_worker():
+def test_a_done_part_fails_if_its_values_then_do_not_reach_another_worker():
     play = run()
     play.hear({A: DONE, B: running()})
     assert isinstance(play.hear({A: FAILED, B: running()}), Abort)
@@ -107,7 +107,7 @@ def test_a_part_that_was_done_fails_where_its_values_then_do_not_reach_another_w
     assert play.end({B: {"status": "aborted"}}) == {A: FAILED, B: {"status": "aborted"}}
 
 
-def test_what_is_no_run_is_polled_only_where_it_is_not_done():
+def test_other_operations_are_polled_only_on_workers_that_are_not_done():
     play = Play(Request("apply", number=1))
     assert play.hear({A: DONE, B: running()}).addresses == [B]
     assert play.members.running == {}
@@ -132,12 +132,12 @@ def test_the_first_failure_of_a_run_aborts_the_others_and_waits_for_them():
     assert play.end({B: {"status": "aborted"}})[A] == FAILED
 
 
-def test_a_failure_of_what_is_no_run_aborts_nothing():
+def test_a_failure_of_another_operation_aborts_nothing():
     play = Play(Request("apply", number=1))
     assert isinstance(play.hear({A: FAILED, B: running()}), Ask)
 
 
-def test_what_a_worker_says_went_wrong_is_raised():
+def test_an_error_that_a_worker_reports_is_raised():
     request = Request("run", group="epoch", epoch=3)
     failure = describe_failure("a", "t", ValueError("by hand"))
     with pytest.raises(TaskFailedError, match=r"'t' .node 'a'.* failed at epoch 3: .*by hand") as e:
@@ -172,7 +172,7 @@ def test_a_task_deadline_counts_from_when_the_task_was_first_heard_of():
         play.hear({A: running(("a", "two")), B: running()}, after=1.0)
 
 
-def test_late_workers_are_told_of_at_growing_intervals():
+def test_late_workers_are_reported_at_growing_intervals():
     play = Play(Request("apply", number=1, what="the save of epoch 2"))
     answers, warnings = {A: DONE, B: running()}, []
     for _ in range(5 * int(WARN_SECONDS / POLL_SECONDS)):
@@ -188,7 +188,7 @@ def test_late_workers_are_told_of_at_growing_intervals():
 
 
 def lose(play, answers=None, **details):
-    """Losses end an exchange, once the other workers have been told; gives the error."""
+    """Losses end an exchange, once the other workers got an abort; gives the error."""
     abort = play.hear(answers, **details)
     assert isinstance(abort, Abort)
     with pytest.raises(NodeLostError) as lost:
@@ -207,13 +207,13 @@ def test_a_worker_that_the_scheduler_removes_ends_the_exchange():
     assert "the scheduler removed it" in str(error)
 
 
-def test_a_loss_that_the_caller_finds_is_one_and_its_answer_counts_no_more():
+def test_a_loss_found_by_the_messenger_outweighs_the_workers_answer():
     error = lose(run(), {A: DONE, B: DONE}, lost={B: "it has not answered for 30 s"})
     assert error.worker == B
     assert "it has not answered for 30 s" in str(error)
 
 
-def test_silence_of_nobody_in_particular_is_asked_again():
+def test_after_no_answers_all_workers_are_asked_again():
     play = run()
     assert polls(play.hear({A: running(), B: running()})) == ([A, B], POLL_SECONDS)
     assert polls(play.hear({})) == ([A, B], POLL_SECONDS)
@@ -224,7 +224,7 @@ def test_a_successor_at_the_same_address_is_a_loss(answer):
     assert "restarted and lost this session's state" in str(lose(run(), {A: DONE, B: answer}))
 
 
-def test_losses_that_become_known_while_others_are_told_are_in_the_error():
+def test_losses_found_while_others_are_aborted_are_in_the_error():
     play = Play(Request("run", number=7), [A, B, C])
     assert isinstance(play.hear({}, lost={A: "gone"}), Abort)
     play.members.lost[C] = "the scheduler removed it"
@@ -252,7 +252,7 @@ def test_a_worker_that_leaves_is_asked_from_the_start_once_more_and_only_once():
     assert "OSError" in str(lose(play, {A: DONE, B: OSError("closed")}))
 
 
-def test_no_news_is_waited_for_where_a_loss_is_known():
+def test_after_a_known_loss_no_news_are_awaited():
     play = Play(Request("run", number=7), [A, B, C])
     error = lose(play, {A: OSError("one"), B: DONE, C: DONE}, lost={B: "gone"})
     assert error.nodes == ("a", "b")
@@ -268,7 +268,7 @@ def test_a_worker_that_another_could_not_reach_is_lost_and_no_task_is_to_blame()
     assert play.members.cut == {B}
 
 
-def test_the_schedulers_word_on_who_is_lost_counts_more_than_another_workers():
+def test_the_schedulers_news_of_a_loss_outweigh_another_workers():
     play = run()
     play.hear({A: {**FAILED, "suspect": B, "reason": "no"}, B: running(("b", "t"))})
     play.members.lost[A] = "the scheduler removed it"

@@ -1,4 +1,4 @@
-"""Which worker holds which node."""
+"""Which worker gets which node."""
 
 import pytest
 from hypothesis import given
@@ -63,12 +63,12 @@ def test_nodes_stay_where_they_are():
     assert {name for name in moved if moved[name] == "tcp://b:1"} >= {"n2", "n3"}
 
 
-def test_no_workers_is_said():
+def test_a_cluster_without_workers_is_an_error():
     with pytest.raises(PlacementError, match="no workers"):
         place(nodes(1), [])
 
 
-def test_what_was_asked_and_what_there_is_are_said():
+def test_a_node_that_no_worker_suits_is_an_error_with_the_choices():
     with pytest.raises(PlacementError) as caught:
         place(nodes(1, workers=("nope",)), [worker("a", GPU=1)])
     assert "nope" in str(caught.value)
@@ -104,7 +104,7 @@ names = st.sampled_from("abcdef")
     st.lists(names, min_size=1, unique=True),
     st.sets(st.tuples(names, names).filter(lambda pair: pair[0] != pair[1]).map(frozenset)),
 )
-def test_whoever_stays_reaches_all_the_others_and_nobody_is_left_out_of_every_side(there, cuts):
+def test_workers_of_a_side_reach_each_other_and_every_worker_is_in_a_side(there, cuts):
     workers = [worker(name) for name in there]
     cuts = {frozenset(f"tcp://{name}:1" for name in pair) for pair in cuts}
     sides = within_reach(workers, cuts)
@@ -114,7 +114,7 @@ def test_whoever_stays_reaches_all_the_others_and_nobody_is_left_out_of_every_si
     assert {w.name for side in sides for w in side} == set(there)
 
 
-def test_of_a_network_in_two_parts_the_one_with_more_threads_comes_first():
+def test_the_side_with_more_threads_comes_first():
     a, b, c, d, e = [worker(*its) for its in (("a",), ("b",), ("c",), ("d", 2), ("e", 2))]
     cuts = [frozenset((one.address, other.address)) for one in (a, b, c) for other in (d, e)]
     assert within_reach([a, b, c, d, e], cuts) == [[d, e], [a, b, c]]

@@ -1,4 +1,4 @@
-"""Sessions: tasks and groups on the workers of a cluster, in this process and in others."""
+"""Sessions run tasks and groups on workers, in this process and in others."""
 
 import asyncio
 import gc
@@ -47,14 +47,14 @@ def put(session, **blobs):
 
 
 def host_state(dask_worker):
-    """What the plugin holds on a worker, and the threads of bindings there."""
+    """Bindings and leases on a worker, and the threads of bindings there."""
     host = dask_worker.plugins[PLUGIN_NAME]
     threads = [t.name for t in threading.enumerate() if t.name.startswith("jobrunner-")]
     return list(host.bindings), list(host._leases), threads
 
 
 def held_by(client, session):
-    """What the workers hold for one session."""
+    """The same, of one session on all workers."""
     found = []
     for bindings, leases, threads in client.run(host_state).values():
         found += [name for name in (*bindings, *leases, *threads) if session._id in name]
@@ -64,7 +64,7 @@ def held_by(client, session):
 # ---- running
 
 
-def test_a_task_gives_its_value_several_outputs_a_tuple_and_a_group_nothing(session):
+def test_run_returns_a_value_a_tuple_or_none_for_a_group(session):
     assert session.run(Task(lambda: 42, node=A)) == 42
     assert session.run(Task(lambda: (1, "x"), outputs=["n", "s"], node=A)) == (1, "x")
     assert session.run(Task(lambda: [1, 2], outputs="n", node=A)) == [1, 2]
@@ -154,7 +154,7 @@ def test_nodes_that_share_a_worker_never_share_a_mutable_object(session):
     assert own.fetch() == 2
 
 
-def test_what_a_function_closes_over_is_not_shared_by_nodes(session):
+def test_objects_in_closures_are_not_shared_by_nodes(session):
     seen = []
 
     def note():
@@ -213,7 +213,7 @@ def test_an_output_is_what_the_task_returned_until_its_group_runs_again(session)
     assert session.fetch(before).tolist() == [6, 6]
 
 
-def test_an_output_of_a_job_is_not_another_jobs_of_the_same_shape(session):
+def test_an_output_of_one_job_is_not_that_of_a_similar_job(session):
     def run(value):
         with Job(f"of {value}") as job, A:
             with job.init_group:
@@ -233,7 +233,7 @@ def test_an_output_of_a_job_is_not_another_jobs_of_the_same_shape(session):
     assert first.fetch() == 1
 
 
-def test_an_output_asked_for_too_late_says_so(session):
+def test_an_output_requested_too_late_is_an_error(session):
     with TaskGroup() as group:
         task = Task(lambda: 1, node=A)
     session.run(group)
@@ -241,7 +241,7 @@ def test_an_output_asked_for_too_late_says_so(session):
         task.output().fetch()
 
 
-def test_what_is_not_there_is_an_error_that_says_what_is(session):
+def test_a_missing_value_is_an_error_that_lists_what_exists(session):
     with pytest.raises(BlobNotFoundError, match="nodes are none"):
         session.fetch(A["w"])
     put(session, w=1)
@@ -311,7 +311,7 @@ def test_checkpoint_and_definition_errors_come_as_they_are(session, error):
     assert vars(caught.value).get("path") == vars(error).get("path")
 
 
-def test_an_exception_that_does_not_unpickle_is_still_told(session):
+def test_an_exception_that_cannot_be_unpickled_is_still_described(session):
     class TwoArgumentsError(Exception):
         def __init__(self, one, two):
             super().__init__(f"{one} {two}")
@@ -329,7 +329,7 @@ def test_a_function_that_cannot_be_pickled_is_named_before_anything_runs(session
         session.run(Task(lambda: lock, node=A, name="stuck"))
 
 
-def test_a_value_that_cannot_travel_names_the_way_out(session):
+def test_a_value_that_cannot_be_sent_is_an_error_with_a_remedy(session):
     with TaskGroup() as group:
         lock = Task(threading.Lock, node=A, name="lock").output()
         Task(id, inputs=lock, node=B)
@@ -380,7 +380,7 @@ def test_two_sessions_of_two_clients_do_not_disturb_each_other(session, cluster)
     assert session.fetch(A["n"]) == 201
 
 
-def test_another_session_of_the_same_client_leaves_this_one_its_blobs(session):
+def test_another_session_of_the_same_client_does_not_drop_blobs(session):
     put(session, n=1)
     with Session(session.client) as other:
         put(other, n=2)
@@ -454,12 +454,12 @@ def test_a_session_opens_and_closes_its_own_cluster():
     assert address.startswith("inproc")
 
 
-def test_workers_that_do_not_start_are_not_waited_for_for_ever():
+def test_waiting_for_workers_to_start_ends():
     with pytest.raises(ExecutionError, match="did not start within 0 s"):
         OwnCluster(1, 1, processes=False, start_seconds=0)
 
 
-def test_nodes_that_a_local_cluster_can_never_hold_are_refused_at_once():
+def test_nodes_that_a_local_cluster_never_suits_are_refused_at_once():
     started = time.monotonic()
     with (
         Session.local(workers=1, processes=False) as session,
@@ -470,12 +470,12 @@ def test_nodes_that_a_local_cluster_can_never_hold_are_refused_at_once():
 
 
 @pytest.mark.parametrize("count", [0, -1, "two", True])
-def test_a_number_of_workers_that_cannot_be_is_refused(count):
+def test_an_invalid_number_of_workers_is_refused(count):
     with pytest.raises(DefinitionError, match="int >= 1; got"):
         Session.local(workers=count)
 
 
-def test_a_script_without_a_main_guard_is_told_so(tmp_path):
+def test_a_script_without_a_main_guard_is_an_error_that_shows_it(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("from jobrunner import Session\nSession.local(workers=1)\n")
     done = subprocess.run(
@@ -510,7 +510,7 @@ def test_an_asynchronous_client_is_refused_by_name(process_cluster):
     asyncio.run(open_session(process_cluster.scheduler_address))
 
 
-def test_what_is_no_client_or_a_closed_one_is_refused(process_cluster):
+def test_a_closed_client_and_other_objects_are_refused(process_cluster):
     with pytest.raises(DefinitionError, match=r"Session.local\(\)"):
         Session("tcp://somewhere")
     with Client(process_cluster, set_as_default=False) as client:

@@ -1,4 +1,4 @@
-"""Workers, schedulers and clients that go away; runs that are told to stop."""
+"""Workers, schedulers and clients that disappear; runs that are interrupted."""
 
 import asyncio
 import contextlib
@@ -138,7 +138,7 @@ def test_a_killed_worker_ends_the_run_within_a_second_and_the_others_stop(
     assert (error.nodes, error.epoch) == (("a",), 3)
     assert error.worker == binding.placement["a"]
     assert "'a'" in str(error)
-    # It goes on with whoever is there.
+    # The session continues with the workers left.
     again = session.bind(binding.plan)
     assert again.attempt == 1
     assert again.run("init", epoch=0).stopped == ()
@@ -174,7 +174,7 @@ def test_a_stopped_worker_counts_as_lost_after_its_time_of_silence(client, tmp_p
             os.kill(pids["a"], signal.SIGCONT)
 
 
-def test_a_value_for_a_lost_worker_does_not_hold_up_the_end(session, client, tmp_path):
+def test_a_value_for_a_lost_worker_does_not_delay_the_error(session, client, tmp_path):
     with TaskGroup() as group:
         first = Task(os.getpid, node="b").output()
         big = Task(lambda: np.zeros(1000), node="a").output()
@@ -211,7 +211,7 @@ def test_a_lease_that_runs_on_a_successor_of_its_worker_ends_at_once(session, cl
     assert future.result(timeout=10) == ()
 
 
-def test_a_worker_reborn_at_the_same_address_is_not_taken_for_the_old_one(tmp_path):
+def test_a_worker_restarted_at_the_same_address_is_not_taken_for_the_old_one(tmp_path):
     port = free_port()
     with (
         dask_processes(tmp_path, ["--worker-port", str(port), "--nanny"]) as (address, _),
@@ -233,7 +233,7 @@ def test_a_worker_reborn_at_the_same_address_is_not_taken_for_the_old_one(tmp_pa
         await_nothing_held(client)
 
 
-def test_a_worker_that_knows_nothing_of_the_session_is_a_loss(session, client):
+def test_a_worker_that_lost_the_sessions_state_is_a_loss(session, client):
     binding, _ = bind(session)
     client.run(forget_everything)
     with pytest.raises(NodeLostError, match="restarted and lost this session"):
@@ -275,7 +275,7 @@ session.run(Task(lambda: time.sleep(1.5), node="n0"))
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_when_a_client_goes_away_workers_free_what_it_had(process_cluster, tmp_path, how):
+def test_when_a_client_disconnects_workers_free_its_data(process_cluster, tmp_path, how):
     (tmp_path / "driver.py").write_text(DRIVER)
     driver = subprocess.Popen(
         [sys.executable, str(tmp_path / "driver.py"), process_cluster.scheduler_address],
@@ -338,7 +338,7 @@ def test_a_lost_scheduler_is_an_error_and_no_hang(tmp_path):
 # ---- stopping on purpose
 
 
-def test_ctrl_c_stops_the_slices_and_goes_on(session, client, tmp_path):
+def test_ctrl_c_aborts_the_run_and_the_session_stays_usable(session, client, tmp_path):
     flag, ran = tmp_path / "flag", tmp_path / "ran"
 
     def wait(flag):
@@ -361,7 +361,7 @@ def test_ctrl_c_stops_the_slices_and_goes_on(session, client, tmp_path):
     assert not ran.exists()
 
 
-def test_a_run_past_its_deadline_is_aborted_and_says_who_was_late(session, tmp_path):
+def test_a_run_past_its_deadline_is_aborted_and_late_tasks_are_named(session, tmp_path):
     binding, _ = bind(session, tmp_path / "flag")
     started = time.monotonic()
     with pytest.raises(ExecutionError, match=r"epoch group.*0.8 s at epoch 2.*a/slow"):
@@ -426,7 +426,7 @@ def test_more_workers_than_the_scheduler_has_connections_for():
         assert len(set(session._binding.placement.values())) == count
 
 
-def test_losses_are_heard_by_every_listener_of_a_client():
+def test_losses_reach_every_listener_of_a_client():
     class FakeClient:
         status = "running"
 
@@ -458,7 +458,7 @@ def test_losses_are_heard_by_every_listener_of_a_client():
     assert list(client.topics) == ["tcp://a"]
 
 
-def test_workers_that_are_lost_together_are_all_told_with_their_nodes():
+def test_workers_that_are_lost_together_are_all_named_with_their_nodes():
     placement = {"a": "tcp://h:1", "b": "tcp://h:2", "c": "tcp://h:2"}
     members = Members(placement)
     members.lost.update({"tcp://h:1": "the scheduler removed it", "tcp://h:2": "it is silent"})

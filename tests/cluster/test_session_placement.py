@@ -1,4 +1,4 @@
-"""Where nodes go: what `Node(workers=, resources=)` asks for, and what others hold."""
+"""Placement with `Node(workers=, resources=)`, beside other sessions and tasks."""
 
 import time
 
@@ -55,7 +55,7 @@ def test_a_node_goes_where_its_resources_are(session):
     assert where(session, Node("n", resources={"GPU": 1})) == "gpu"
 
 
-def test_a_worker_that_is_not_there_is_waited_for_and_then_an_error_says_what_there_is(session):
+def test_a_missing_worker_is_awaited_and_then_an_error_lists_the_others(session):
     plan = job_of(Node("n", workers="other")).compile()
     started = time.monotonic()
     with pytest.raises(PlacementError, match=r"'n'.*\['other'\].*'gpu'.*'plain'|'plain'.*'gpu'"):
@@ -63,13 +63,13 @@ def test_a_worker_that_is_not_there_is_waited_for_and_then_an_error_says_what_th
     assert 0.3 <= time.monotonic() - started < 3
 
 
-def test_more_than_there_is_in_all_is_an_error(session):
+def test_more_resources_than_the_cluster_has_are_an_error(session):
     nodes = [Node(f"n{i}", resources={"GPU": 1}) for i in range(3)]
     with pytest.raises(PlacementError, match="GPU"):
         session.bind(job_of(*nodes).compile(), wait_seconds=0)
 
 
-def test_what_another_session_holds_is_waited_for_and_then_named(client, session):
+def test_resources_of_another_session_are_awaited_and_then_named(client, session):
     node = Node("n", resources={"GPU": 2})
     with Session(client) as other:
         assert where(other, node) == "gpu"
@@ -80,14 +80,14 @@ def test_what_another_session_holds_is_waited_for_and_then_named(client, session
     assert where(session, node) == "gpu"
 
 
-def test_resources_of_nodes_that_come_later_are_held_too(client, session):
+def test_resources_of_nodes_placed_later_are_reserved_too(client, session):
     assert where(session, Node("a", resources={"GPU": 1})) == "gpu"
     assert where(session, Node("b", resources={"GPU": 1})) == "gpu"
     with Session(client) as other, pytest.raises(PlacementError):
         other.bind(job_of(Node("c", resources={"GPU": 1})).compile(), wait_seconds=0.3)
 
 
-def test_dask_gives_other_tasks_no_more_than_is_left(client, session):
+def test_dask_gives_other_tasks_only_the_resources_left(client, session):
     assert where(session, Node("a", resources={"GPU": 2})) == "gpu"
     future = client.submit(name_of_worker, resources={"GPU": 1}, pure=False)
     with pytest.raises(TimeoutError):
@@ -103,7 +103,7 @@ def test_leases_take_no_thread_from_other_tasks(client, session):
     assert client.gather(futures) == list(range(20))
 
 
-def test_a_worker_that_comes_in_time_is_used():
+def test_a_worker_that_starts_in_time_is_used():
     with (
         LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
         Client(cluster, set_as_default=False) as client,

@@ -1,4 +1,4 @@
-"""Workers that run several epochs on their own end after the same one, whatever comes late."""
+"""Workers that run several epochs per message all end after the same one."""
 
 import itertools
 
@@ -32,7 +32,7 @@ def test_one_epoch_ends_by_itself():
     assert batch.action() == "end"
 
 
-def test_a_true_condition_is_the_end_and_the_followers_are_told():
+def test_a_true_condition_ends_the_batch_on_lead_and_followers():
     batch = EpochBatch(1, epochs=10, followers=["b"], is_judged=True, seconds=60)
     run(batch)
     assert batch.extend() == Grant(2, False)
@@ -41,7 +41,7 @@ def test_a_true_condition_is_the_end_and_the_followers_are_told():
     assert batch.action() == "end"
 
 
-def test_time_is_up_after_the_epoch_that_is_granted():
+def test_after_the_time_limit_the_granted_epochs_still_run():
     now = [0.0]
     batch = EpochBatch(1, epochs=1000, seconds=1, clock=lambda: now[0])
     batch.extend()
@@ -63,7 +63,7 @@ def test_time_is_up_after_the_epoch_that_is_granted():
         (AHEAD_SECONDS, LEAST_AHEAD_RUNS),
     ],
 )
-def test_short_runs_are_granted_further_ahead_and_long_ones_not_for_long(run_seconds, most):
+def test_more_short_runs_than_long_ones_are_granted_ahead(run_seconds, most):
     now = [0.0]
     batch = EpochBatch(1, epochs=1000, seconds=60, clock=lambda: now[0])
     grants = [batch.extend()]
@@ -75,7 +75,7 @@ def test_short_runs_are_granted_further_ahead_and_long_ones_not_for_long(run_sec
     assert {b - a for a, b in itertools.pairwise(granted[1:])} == {most}
 
 
-def test_a_follower_waits_for_its_lead_and_says_how_far_it_is():
+def test_a_follower_waits_for_grants_and_reports_progress():
     batch = EpochBatch(1, epochs=100, lead="a")
     run(batch)
     assert batch.action() == "wait"
@@ -89,7 +89,7 @@ def test_a_follower_waits_for_its_lead_and_says_how_far_it_is():
     assert batch.action() == "end"
 
 
-def test_epochs_and_steps_are_counted_on_from_the_first():
+def test_epochs_and_steps_count_up_from_the_first():
     batch = EpochBatch(5, epochs=3, steps_per_epoch=2)
     moments = []
     for _ in range(5):
@@ -111,7 +111,7 @@ def test_epochs_and_steps_are_counted_on_from_the_first():
     run_seconds=st.sampled_from([0.0, AHEAD_SECONDS / 16.5, AHEAD_SECONDS]),
     data=st.data(),
 )
-def test_all_end_after_the_same_epoch_and_nobody_runs_far_ahead(
+def test_all_workers_end_after_the_same_epoch_and_none_runs_far_ahead(
     epochs, steps, stops_at, is_judged, run_seconds, data
 ):
     names = ["a", "b", "c"]

@@ -1,4 +1,4 @@
-"""A run of slices in threads, without Dask. Threads and time are the tests' own where order counts."""
+"""Runs of a group in threads, without Dask. If order matters, the test controls threads and time."""
 
 import contextvars
 import threading
@@ -88,7 +88,7 @@ class Handle:
 
 
 class Bench:
-    """Runs a group plan as a worker would that holds `nodes`, and shows what came of it."""
+    """Runs a group plan like a worker with `nodes`, and has the outcome."""
 
     def __init__(self, plan, *, nodes=None, blobs=None, nthreads=4, submit=None):
         held = nodes or list(plan.slices)
@@ -219,7 +219,7 @@ def test_a_program_runs_again_and_again(bench):
     assert one.workspaces["a"].globals == {"n": 50}
 
 
-def test_a_second_thread_comes_when_the_timer_sees_no_progress(bench):
+def test_a_second_thread_starts_when_the_timer_sees_no_progress(bench):
     gate, ran = Gate(), threading.Event()
     one = bench(group({"a": [task(0, gate), task(1, ran.set)]}))
     one.start()
@@ -232,7 +232,7 @@ def test_a_second_thread_comes_when_the_timer_sees_no_progress(bench):
     assert one.end().status == "done"
 
 
-def test_no_more_threads_come_than_the_worker_has(bench):
+def test_no_more_threads_start_than_the_worker_has(bench):
     gates = [Gate(), Gate(), Gate()]
     one = bench(group({"a": [task(i, gate) for i, gate in enumerate(gates)]}), nthreads=2)
     one.start()
@@ -248,7 +248,7 @@ def test_no_more_threads_come_than_the_worker_has(bench):
     assert one.end().status == "done"
 
 
-def test_a_task_known_to_be_long_brings_a_helper_at_once(bench):
+def test_a_task_known_to_be_long_starts_another_thread_at_once(bench):
     gate = Gate()
     one = bench(group({"a": [task(0, gate), task(1, lambda: None)]}))
     one.program.steps[0].is_long = True
@@ -259,14 +259,14 @@ def test_a_task_known_to_be_long_brings_a_helper_at_once(bench):
     one.end()
 
 
-def test_a_task_that_turns_out_short_is_not_called_long_any_more(bench):
+def test_a_task_that_was_long_and_becomes_short_is_no_longer_long(bench):
     one = bench(group({"a": [task(0, lambda: None)]}))
     one.program.steps[0].is_long = True
     one.run()
     assert not one.program.steps[0].is_long
 
 
-def test_instances_run_at_once_whatever_the_number_of_threads_and_give_a_list(bench):
+def test_all_instances_run_at_once_on_any_number_of_threads_and_return_a_list(bench):
     barrier = threading.Barrier(5)
 
     def instance():
@@ -344,7 +344,7 @@ def test_an_undeclared_change_of_an_input_is_an_error(bench):
     assert "read-only" in outcome.failure.summary
 
 
-def test_an_array_in_kwargs_is_read_only_and_not_taken_over_by_a_blob(bench):
+def test_an_array_in_kwargs_is_read_only_and_copied_for_a_blob(bench):
     constant = np.zeros(2)
     plan = group({"a": [task(0, lambda c: c, outputs=["w"], kwargs={"c": constant})]})
     one = bench(plan)
@@ -371,7 +371,7 @@ def test_private_blobs_last_for_one_run(bench):
     assert one.workspaces["a"].globals == {"seen": {"seen": {}, "n": 1}, "n": 1}
 
 
-def test_a_returned_value_is_what_readers_get_whatever_becomes_of_the_blob(bench):
+def test_readers_of_a_return_value_do_not_see_later_changes_of_the_blob(bench):
     def grow(w):
         w += 1
 
@@ -391,7 +391,7 @@ def test_a_returned_value_is_what_readers_get_whatever_becomes_of_the_blob(bench
     assert list(one.workspaces["a"].result(["epoch"], "t0", 0)) == [0, 0]
 
 
-def test_a_value_without_a_blob_goes_to_its_one_reader_as_it_is(bench):
+def test_a_value_without_a_blob_is_passed_to_its_one_reader_itself(bench):
     class Holder:
         pass
 
@@ -409,7 +409,7 @@ def test_a_value_without_a_blob_goes_to_its_one_reader_as_it_is(bench):
     assert one.workspaces["a"].globals["same"] is True
 
 
-def test_an_output_that_cannot_be_copied_fails_the_task_only_where_somebody_reads_it(bench):
+def test_an_output_that_cannot_be_copied_fails_the_task_only_if_another_reads_it(bench):
     lock = threading.Lock()
     kept = Capture(0, copy=False, retain=True)
     one = bench(group({"a": [task(0, lambda: lock, outputs=["l"], captures=[kept])]}))
@@ -446,7 +446,7 @@ def test_several_outputs_take_any_sequence(bench, returned):
     assert one.workspaces["a"].globals == {"x": 1, "y": 2}
 
 
-def test_a_blob_update_sets_blobs_by_whatever_name_and_may_replace_all(bench):
+def test_a_blob_update_sets_blobs_under_any_names_and_may_replace_all(bench):
     values = np.zeros(2)
     update = BlobUpdate({"new": values}, replace=True)
     one = bench(group({"a": [task(0, lambda: update)]}), blobs={"a": {"old": 1}})
@@ -455,7 +455,7 @@ def test_a_blob_update_sets_blobs_by_whatever_name_and_may_replace_all(bench):
     assert one.workspaces["a"].globals["new"] is values
 
 
-def test_a_missing_input_is_an_error_of_its_own_that_names_blob_and_task(bench):
+def test_a_missing_input_is_an_error_that_names_blob_and_task(bench):
     outcome = bench(group({"a": [task(0, abs, ["gone"])]}), blobs={"a": {"there": 1}}).run()
     error = outcome.failure.exception()
     assert isinstance(error, BlobNotFoundError)
@@ -493,7 +493,7 @@ def test_a_crossing_between_nodes_of_one_worker_shares_no_mutable_object(bench):
     assert one.sent == {}
 
 
-def test_what_cannot_cross_by_its_blobs_name_leaves_the_blob_as_it_was(bench):
+def test_a_value_that_cannot_be_sent_leaves_its_blob_unchanged(bench):
     plan = group(
         {
             "a": [task(0, threading.Lock, outputs=["x"], hands_over=(0,))],
@@ -508,7 +508,7 @@ def test_what_cannot_cross_by_its_blobs_name_leaves_the_blob_as_it_was(bench):
     assert one.workspaces["a"].globals["x"] == "old"
 
 
-def test_a_blob_from_before_the_group_is_handed_over_as_it_was(bench):
+def test_a_blob_from_before_the_group_is_passed_on_unchanged(bench):
     def grow(w):
         w += 1
 
@@ -533,7 +533,7 @@ def test_a_missing_blob_of_another_node_is_an_error_that_names_that_node(bench):
     assert "'a' has no blob 'w'" in str(outcome.failure.exception())
 
 
-def test_what_other_workers_need_is_sent_once_and_frozen(bench):
+def test_a_value_for_other_workers_is_sent_once_and_frozen(bench):
     plan = group(
         {
             "a": [task(0, lambda: np.zeros(2), outputs=["x"], hands_over=[0, 1])],
@@ -570,7 +570,7 @@ def test_no_thread_waits_for_a_value_from_another_worker(bench):
     assert one.workspaces["b"].globals == {"y": 5}
 
 
-def test_a_value_that_comes_twice_counts_once(bench):
+def test_a_value_that_arrives_twice_counts_once(bench):
     arguments = [CrossingArgument(0), CrossingArgument(1)]
     plan = group(
         {"b": [task(0, lambda *v: v, arguments, ["y"], crossings=[0, 1])]},
@@ -589,7 +589,7 @@ def test_a_value_that_comes_twice_counts_once(bench):
 # ---- failures
 
 
-def test_a_failed_task_ends_the_run_and_nothing_further_starts(bench):
+def test_after_a_failed_task_nothing_more_starts(bench):
     def fail():
         raise ValueError("bad value")
 
@@ -639,14 +639,14 @@ def test_an_exception_that_cannot_be_pickled_is_described(bench):
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
-def test_even_what_ends_a_process_only_fails_the_task(bench, error):
+def test_an_exception_that_ends_a_process_only_fails_the_task(bench, error):
     def fail():
         raise error
 
     assert bench(group({"a": [task(0, fail)]})).run().failure.task == "t0"
 
 
-def test_after_an_abort_nothing_starts_and_what_runs_is_dropped(bench):
+def test_after_an_abort_nothing_starts_and_results_are_dropped(bench):
     gate, ran = Gate(value=7), []
     plan = group({"a": [task(0, gate, outputs=["x"]), task(1, ran.append, ["x"], after=[0])]})
     one = bench(plan)
@@ -676,7 +676,7 @@ def test_a_run_without_a_thread_is_drained_as_soon_as_it_is_aborted(bench):
     assert one.end().status == "aborted"
 
 
-def test_progress_tells_what_is_left_and_what_runs(bench):
+def test_progress_counts_steps_left_and_names_running_ones(bench):
     gate = Gate()
     one = bench(group({"a": [task(0, gate, name="slow"), task(1, abs, after=[0])]}))
     run = one.start()
@@ -740,7 +740,7 @@ def test_a_report_on_a_node_without_tasks_runs_after_all_others(bench):
     assert order == ["task", "b"]
 
 
-def test_a_report_that_raises_fails_the_run_by_its_name(bench):
+def test_a_report_that_raises_fails_the_run_and_is_named(bench):
     def fail():
         raise ValueError("bad report")
 
@@ -748,7 +748,7 @@ def test_a_report_that_raises_fails_the_run_by_its_name(bench):
     assert bench(plan).run().failure.task == "report#1"
 
 
-def test_of_a_metric_the_value_last_in_order_of_definition_counts(bench):
+def test_the_metric_of_the_task_defined_last_counts(bench):
     def report(value):
         return lambda: current_task().report(loss=value, **{f"only{value}": value})
 
@@ -768,7 +768,7 @@ def test_of_a_metric_the_value_last_in_order_of_definition_counts(bench):
     }
 
 
-def test_of_instances_the_last_ones_metric_counts(bench):
+def test_the_metric_of_the_last_instance_counts(bench):
     barrier = threading.Barrier(3)
 
     def report():
@@ -806,7 +806,7 @@ def test_a_stop_condition_of_several_elements_is_an_error_that_names_it(bench, v
     assert "'a/t0' is an array of shape" in failure.summary
 
 
-def test_a_condition_on_another_workers_node_is_left_to_it(bench):
+def test_a_condition_is_read_only_on_its_nodes_worker(bench):
     plan = group(
         {"a": [task(0, lambda: 1)], "b": []}, conditions=[Condition("b/x", "b", "x", None, None)]
     )
@@ -826,7 +826,7 @@ def test_a_task_knows_where_it_is(bench):
     assert one.workspaces["a"].globals["w"] == ("job", "a", "epoch", "t0", 4, 0)
 
 
-def test_random_numbers_are_the_same_in_whatever_thread_and_differ_by_epoch(bench):
+def test_random_numbers_depend_on_the_epoch_and_not_on_the_thread(bench):
     one = bench(group({"a": [task(0, lambda: current_task().rng.random(), outputs=["r"])]}))
     drawn = []
     for epoch in (1, 2, 1):
@@ -851,7 +851,7 @@ def test_a_thread_pool_survives_a_call_that_raises(caplog):
     assert [type(error) for error in failed] == [ZeroDivisionError]
 
 
-def test_a_thread_pool_without_threads_ends_as_it_is_closed():
+def test_a_thread_pool_without_threads_ends_when_it_is_closed():
     gone = threading.Event()
     ThreadPool("threads", contextvars.copy_context(), gone.set, print).close()
     assert gone.is_set()
@@ -870,7 +870,7 @@ def grow(salt, *values):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_with_helpers_at_every_step_the_result_is_that_of_running_in_order(bench, seed):
+def test_with_more_threads_at_every_step_results_equal_those_of_one_thread(bench, seed):
     rng = np.random.default_rng(seed)
     nodes = [f"n{i}" for i in range(3)]
     expected = {node: {blob: np.zeros(2, dtype=np.int64) for blob in "xy"} for node in nodes}
@@ -902,7 +902,7 @@ def test_with_helpers_at_every_step_the_result_is_that_of_running_in_order(bench
         np.testing.assert_equal(one.workspaces[node].globals, expected[node])
 
 
-def test_no_task_starts_before_the_values_of_other_nodes_are_there_however_long_that_takes():
+def test_no_task_starts_before_blobs_for_other_nodes_are_frozen():
     crossing = Crossing(0, "a", None, "x", None, ("b",), False)
     plan = group(
         {

@@ -1,4 +1,4 @@
-"""What a worker's host does with messages, early, late and stale ones; without a cluster."""
+"""How a worker handles early, late and stale messages; without a cluster."""
 
 import asyncio
 import contextvars
@@ -144,12 +144,12 @@ def in_a_loop(test):
 
 
 @in_a_loop
-async def test_a_run_is_started_once_and_its_reply_given_again_until_the_next_begins():
+async def test_a_run_starts_once_and_its_reply_can_be_asked_again_until_the_next():
     async with Host(count(), blobs={"x": 0}) as hosted:
         first, second = await asyncio.gather(hosted.run(3, 5, key="epoch"), hosted.run(3, 5))
         assert first["status"] == second["status"] == "done"
         assert hosted.workspaces["a"].globals["x"] == 1
-        # A client that gave up the message whose answer held the reply asks once more.
+        # A client that lost the message with the reply asks again.
         assert (await hosted.run(3, 5))["status"] == "done"
         assert await hosted.run(2, 5, key="epoch") == {"status": "stale"}
         assert hosted.workspaces["a"].globals["x"] == 1
@@ -158,7 +158,7 @@ async def test_a_run_is_started_once_and_its_reply_given_again_until_the_next_be
 
 
 @in_a_loop
-async def test_a_long_run_is_polled_and_says_what_runs():
+async def test_a_poll_of_a_long_run_names_running_tasks():
     async with Host(receiver()) as hosted:
         reply = await hosted.run(3, 0.01, key="epoch")
         assert reply == {"status": "running", "left": 1, "tasks": []}
@@ -181,7 +181,7 @@ async def test_a_thread_that_fails_outside_of_any_task_ends_the_run():
 
 
 @in_a_loop
-async def test_a_function_applied_sees_the_workspaces_and_its_value_comes_back():
+async def test_an_applied_function_gets_the_workspaces_and_its_value_is_returned():
     async with Host(count(), blobs={"x": 5}) as hosted:
         fn = cloudpickle.dumps(lambda spaces: spaces["a"].globals["x"] * 2)
         reply = await hosted.apply(3, 5, fn=fn)
@@ -194,7 +194,7 @@ async def test_a_function_applied_sees_the_workspaces_and_its_value_comes_back()
 
 
 @in_a_loop
-async def test_transient_blobs_are_known_and_blob_names_told():
+async def test_transient_blobs_are_marked_and_blob_names_are_listed():
     async with Host(count(), blobs={"x": 5, "t": 1}) as hosted:
         assert hosted.workspaces["a"].transient == {"t"}
         assert (await hosted.blob_names())["names"] == {"a": ["t", "x"]}
@@ -213,7 +213,7 @@ async def test_tasks_that_cannot_be_unpickled_are_named_with_their_node():
 
 
 @in_a_loop
-async def test_a_binding_that_is_closed_lets_go_of_its_blobs_without_waiting_for_the_collector():
+async def test_closing_a_binding_frees_its_blobs_without_the_garbage_collector():
     array = np.zeros(8)
     gone = weakref.ref(array)
     host = Host(count(), blobs={"x": array})
@@ -232,7 +232,7 @@ async def test_a_binding_that_is_closed_lets_go_of_its_blobs_without_waiting_for
 
 
 @in_a_loop
-async def test_no_run_begins_where_there_is_no_room():
+async def test_no_run_begins_while_memory_is_over_its_limit():
     async with Host(
         count(), blobs={"x": 0}, used_bytes=lambda: 95, limit_bytes=100, memory_share=0.9
     ) as hosted:
@@ -250,7 +250,7 @@ SMALL = {"used_bytes": lambda: 0, "limit_bytes": 16_000, "memory_share": 0.9}  #
 
 
 @in_a_loop
-async def test_whoever_sends_too_much_for_later_runs_waits_until_this_one_ends():
+async def test_a_worker_that_sends_too_much_for_later_runs_waits_for_this_run():
     async with Host(receiver(), **SMALL) as hosted:
         await hosted.run(3, 0, key="epoch")
         assert await hosted.push([[4, [(0, frames(bytes(900)))]]]) == {"status": "done"}
@@ -269,7 +269,7 @@ async def test_whoever_sends_too_much_for_later_runs_waits_until_this_one_ends()
 
 
 @in_a_loop
-async def test_no_run_begins_before_what_the_last_one_made_has_been_taken():
+async def test_no_run_begins_while_too_many_values_wait_to_be_sent():
     peers = Peers()
     peers.gate.clear()
     made = []
@@ -292,7 +292,7 @@ async def test_no_run_begins_before_what_the_last_one_made_has_been_taken():
 
 
 @in_a_loop
-async def test_a_value_that_comes_before_its_run_has_started_here_is_kept_for_it():
+async def test_a_value_that_arrives_before_its_run_starts_is_kept():
     async with Host(receiver()) as hosted:
         await hosted.push([[3, [(0, frames(7))]]])
         await hosted.push([[3, [(1, frames(4))]]])
@@ -315,7 +315,7 @@ async def test_values_of_runs_that_are_over_are_dropped():
 
 
 @in_a_loop
-async def test_an_abort_that_comes_before_its_run_ends_it_as_it_starts():
+async def test_an_abort_that_arrives_before_its_run_ends_it_at_once():
     async with Host(receiver()) as hosted:
         await hosted.abort(3, "a peer failed")
         reply = await hosted.run(3, 5, key="epoch")
@@ -329,7 +329,7 @@ async def test_an_abort_that_comes_before_its_run_ends_it_as_it_starts():
 
 
 @in_a_loop
-async def test_what_is_made_goes_to_the_workers_that_need_it():
+async def test_values_are_sent_to_the_workers_that_need_them():
     peers = Peers()
     async with Host(sender(lambda: np.arange(3)), peers) as hosted:
         reply = await hosted.run(3, 5, key="epoch")
@@ -344,7 +344,7 @@ async def test_what_is_made_goes_to_the_workers_that_need_it():
 
 
 @in_a_loop
-async def test_what_is_made_while_a_message_is_under_way_goes_with_the_next_together():
+async def test_values_made_while_a_message_is_sent_travel_together_in_the_next():
     sent, gate = [], asyncio.Event()
 
     async def call_peer(address, message):
@@ -370,7 +370,7 @@ async def test_what_is_made_while_a_message_is_under_way_goes_with_the_next_toge
 
 
 @in_a_loop
-async def test_what_an_earlier_run_made_is_not_sent_any_more():
+async def test_values_of_an_earlier_run_are_no_longer_sent():
     sent = []
 
     async def call_peer(address, message):
@@ -412,7 +412,7 @@ def test_a_worker_that_cannot_be_reached_is_named_as_suspect(peers):
 
 
 class Silent(Peers):
-    """Takes values and never says so; whether it answers a ping is told."""
+    """Takes values and never replies; answers pings or not."""
 
     def __init__(self, is_there):
         super().__init__()
@@ -429,7 +429,7 @@ class Silent(Peers):
 
 
 @in_a_loop
-async def test_a_worker_that_answers_nothing_is_a_suspect_even_when_the_senders_part_was_done():
+async def test_a_silent_worker_is_a_suspect_even_after_the_sender_was_done():
     peers = Silent(lambda: False)
     async with Host(sender(lambda: 1), peers, silence_seconds=0.02) as hosted:
         reply = await hosted.run(3, 5, key="epoch")
@@ -444,7 +444,7 @@ async def test_a_worker_that_answers_nothing_is_a_suspect_even_when_the_senders_
 
 
 @in_a_loop
-async def test_a_worker_that_takes_values_for_long_is_waited_for_while_it_answers_a_ping():
+async def test_a_slow_transfer_continues_while_the_other_worker_answers_pings():
     peers = Silent(lambda: peers.pings < 4)
     async with Host(sender(lambda: 1), peers, silence_seconds=0.02) as hosted:
         while (await hosted.run(3, 5, key="epoch"))["status"] == "done":
@@ -453,7 +453,7 @@ async def test_a_worker_that_takes_values_for_long_is_waited_for_while_it_answer
 
 
 @in_a_loop
-async def test_a_careful_run_is_not_done_before_what_it_made_was_taken():
+async def test_a_careful_run_is_not_done_before_its_values_were_sent():
     peers = Peers()
     async with Host(sender(lambda: 1), peers) as hosted:
         peers.gate.clear()
@@ -466,7 +466,7 @@ async def test_a_careful_run_is_not_done_before_what_it_made_was_taken():
 
 
 @in_a_loop
-async def test_a_failed_task_is_told_to_the_other_workers_at_once():
+async def test_a_failed_task_aborts_the_other_workers_at_once():
     peers = Peers()
 
     def fail():
@@ -486,7 +486,7 @@ async def test_a_failed_task_is_told_to_the_other_workers_at_once():
 
 
 @in_a_loop
-async def test_the_next_run_waits_for_what_an_aborted_one_left_behind():
+async def test_the_next_run_waits_for_functions_of_an_aborted_one():
     begun, gate = threading.Event(), threading.Event()
     HELD.update(begun=begun, gate=gate)
     async with Host(one_held_task()) as hosted:
@@ -505,7 +505,7 @@ async def test_the_next_run_waits_for_what_an_aborted_one_left_behind():
 
 
 @in_a_loop
-async def test_what_never_ends_is_named_after_a_while():
+async def test_a_function_of_an_aborted_run_that_never_ends_is_named():
     HELD.update(begun=threading.Event(), gate=threading.Event())
     async with Host(one_held_task(), straggler_seconds=0.01) as hosted:
         first = asyncio.ensure_future(hosted.run(3, 5, key="epoch"))

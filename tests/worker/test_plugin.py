@@ -1,4 +1,4 @@
-"""The plugin of a worker: messages for bindings that are not there, and lease tasks."""
+"""The plugin of a worker: messages for unknown bindings, and lease tasks."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ class FakeWorker:
 
 
 @in_a_loop
-async def test_messages_for_bindings_that_are_not_here_say_so_and_mistakes_are_values():
+async def test_messages_for_unknown_bindings_and_failures_are_answered():
     host, worker = WorkspaceHost(), FakeWorker()
     host.setup(worker)
     [call] = worker.handlers.values()
@@ -44,14 +44,14 @@ async def test_messages_for_bindings_that_are_not_here_say_so_and_mistakes_are_v
 
 
 @in_a_loop
-async def test_a_lease_that_was_cancelled_before_its_thread_came_lends_nothing():
+async def test_a_lease_cancelled_before_its_thread_starts_does_not_block():
     host = WorkspaceHost()
     host.setup(FakeWorker())
     key = lease_key("binding", host.incarnation, 0)
     assert binding_of(key) == "binding"
     host.transition(key, "ready", "executing")
     host.transition(key, "executing", "released")
-    host.hold_lease(key)  # or it would block for ever
+    host.hold_lease(key)  # would block forever if the lease were there
     host.transition("somebody else's key", "ready", "executing")
     host.transition(("tuple", 1), "ready", "executing")
     assert host._leases == {}
@@ -63,6 +63,6 @@ def test_the_plugin_is_idempotent_and_pickles_small():
     assert len(pickle.dumps(WorkspaceHost())) < 200
 
 
-def test_metrics_travel_as_text_that_holds_every_number():
+def test_metrics_survive_json_exactly():
     entries = [["n", "a", 0, 0, 2**100], ["x", "a", 0, 0, float("inf")], ["s", "a", 0, 0, "\ud800"]]
     assert json.loads(json.dumps(entries)) == entries

@@ -1,4 +1,4 @@
-"""What a task can ask about itself."""
+"""What `current_task` tells a task."""
 
 import itertools
 import threading
@@ -26,12 +26,12 @@ def make(record=lambda metrics: None, instance=0, info=INFO):
     return CurrentTask(info, Workspace("a"), "t", instance, record)
 
 
-def test_outside_a_task_it_is_an_error_that_says_so():
+def test_outside_a_task_current_task_raises():
     with pytest.raises(ExecutionError, match="outside a task"):
         current_task()
 
 
-def test_inside_a_task_it_is_one_object_that_knows_everything():
+def test_inside_a_task_it_is_always_the_same_object():
     token = FRAME.set([lambda step, instance: make(instance=instance), "step", 4, None])
     try:
         task = current_task()
@@ -44,7 +44,7 @@ def test_inside_a_task_it_is_one_object_that_knows_everything():
     assert "a/t" in repr(task)
 
 
-def test_threads_of_the_tasks_own_are_outside_of_it():
+def test_threads_that_a_task_starts_are_outside_of_it():
     token = FRAME.set([lambda step, instance: make(), None, 0, None])
     errors = []
 
@@ -87,7 +87,7 @@ def test_random_numbers_differ_with_every_part_of_the_key(field, value):
     assert make_rng(**{**KEY, field: value}).random() != make_rng(**KEY).random()
 
 
-def test_parts_of_the_key_do_not_run_into_each_other():
+def test_parts_of_the_key_are_kept_apart():
     keys = [{"node": "ab", "task": "c"}, {"node": "a", "task": "bc"}, {"node": "a", "task": "'b"}]
     draws = [make_rng(**{**KEY, **key}).random() for key in keys]
     assert all(a != b for a, b in itertools.combinations(draws, 2))
@@ -116,6 +116,6 @@ def test_numbers_bools_texts_and_numpy_scalars_are_reported_as_python_values():
 
 
 @pytest.mark.parametrize("value", [np.zeros(1), [1], None, 1j, {"a": 1}, b"x"], ids=repr)
-def test_anything_else_reported_is_an_error_that_names_it(value):
+def test_a_metric_of_another_type_is_an_error_that_names_it(value):
     with pytest.raises(TypeError, match=rf"a/t reports 'loss' as {type(value).__qualname__}"):
         make().report(loss=value)

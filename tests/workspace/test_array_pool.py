@@ -1,4 +1,4 @@
-"""Memory of what copies have replaced is used again, and nothing that anybody can still reach."""
+"""Replaced arrays are reused for copies, unless something still refers to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def update(array_pool, blobs, held):
     return own(blobs, "x", array_pool.copy)
 
 
-def test_what_a_copy_has_replaced_takes_the_next_one(array_pool):
+def test_a_replaced_array_is_filled_with_the_next_copy(array_pool):
     blobs, held = {"x": np.arange(float(LENGTH))}, {}
     before = blobs["x"].ctypes.data
     assert update(array_pool, blobs, held).ctypes.data != before
@@ -35,7 +35,7 @@ def test_what_a_copy_has_replaced_takes_the_next_one(array_pool):
     assert array_pool.nbytes == 0
 
 
-def test_what_somebody_else_still_has_stays_as_it_is(array_pool):
+def test_an_array_that_something_refers_to_is_not_reused(array_pool):
     blobs, held = {"x": np.zeros(LENGTH)}, {}
     mine = blobs["x"][:5]
     update(array_pool, blobs, held)
@@ -45,7 +45,7 @@ def test_what_somebody_else_still_has_stays_as_it_is(array_pool):
     assert mine.tolist() == [0] * 5
 
 
-def test_what_no_copy_has_replaced_is_not_kept(array_pool):
+def test_an_array_that_no_copy_has_replaced_is_not_taken(array_pool):
     blobs, held = {"x": np.zeros(LENGTH), "y": np.zeros(LENGTH)}, {}
     update(array_pool, blobs, held)
     other = {"y": blobs.pop("y")}
@@ -58,7 +58,7 @@ def test_what_no_copy_has_replaced_is_not_kept(array_pool):
     [np.zeros(LENGTH, "f4"), np.zeros((2, LENGTH // 2)), np.zeros((LENGTH // 2, 2)).T],
     ids=["dtype", "shape", "order"],
 )
-def test_only_what_is_alike_is_used_again(array_pool, other):
+def test_only_an_array_of_the_same_form_is_reused(array_pool, other):
     blobs, held = {"x": np.zeros(LENGTH)}, {}
     update(array_pool, blobs, held)
     array_pool.offer(held)
@@ -74,7 +74,7 @@ def test_only_what_is_alike_is_used_again(array_pool, other):
     [np.zeros(3), np.full(LENGTH, None), np.zeros((LENGTH, 2))[:, 0]],
     ids=["short", "objects", "scattered"],
 )
-def test_what_is_not_worth_it_is_just_copied(array_pool, array):
+def test_small_and_unusual_arrays_are_just_copied(array_pool, array):
     copy = array_pool.copy(array, "")
     assert not np.shares_memory(copy, array)
     array_pool.offer({"x": array})

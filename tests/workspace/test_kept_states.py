@@ -1,4 +1,4 @@
-"""States that a worker keeps in memory to go back to: exact, or not kept."""
+"""States that a worker keeps in memory for recovery are exact, or not kept."""
 
 import mmap
 from collections import OrderedDict
@@ -49,7 +49,7 @@ def test_without_a_rollback_an_update_copies_nothing():
     assert own(blobs, "x").ctypes.data == before
 
 
-def test_what_was_recalled_can_be_changed_and_recalled_again(kept_states):
+def test_a_recalled_state_can_be_changed_and_recalled_again(kept_states):
     blobs = {"x": {"w": np.zeros(3), "steps": [1, 2], "seen": {1}}}
     keep(kept_states, blobs)
     for _ in range(3):
@@ -65,11 +65,11 @@ def test_what_was_recalled_can_be_changed_and_recalled_again(kept_states):
 def test_an_array_that_something_else_refers_to_is_copied(kept_states):
     mine = np.zeros(3)
     keep(kept_states, {"x": mine})
-    mine += 1  # whoever keeps a blob's own array can change it unseen
+    mine += 1  # a reference to the blob's own array allows a change that nothing notices
     assert recall(kept_states)["x"].tolist() == [0, 0, 0]
 
 
-def test_what_lies_in_a_container_that_something_else_refers_to_is_copied(kept_states):
+def test_an_array_in_a_shared_container_is_copied(kept_states):
     mine = {"w": np.zeros(3), "rest": [np.zeros(3)]}
     keep(kept_states, {"x": mine})
     mine["w"] += 1  # as of a task that kept what it was given to update
@@ -78,7 +78,7 @@ def test_what_lies_in_a_container_that_something_else_refers_to_is_copied(kept_s
     assert (kept["w"].tolist(), kept["rest"][0].tolist()) == ([0, 0, 0], [0, 0, 0])
 
 
-def test_an_array_that_does_not_change_is_shared_by_moments(kept_states):
+def test_an_array_that_does_not_change_is_shared_by_saves(kept_states):
     blobs = {"x": np.zeros(3)}
     for save_id in "123":
         keep(kept_states, blobs, save_id, save_id)
@@ -90,7 +90,7 @@ def test_an_array_that_does_not_change_is_shared_by_moments(kept_states):
     [object(), np.array([[], {}], object), np.ma.array([1]), {"k": object()}, {object(): 1}],
     ids=["object", "objects", "masked", "inside", "key"],
 )
-def test_what_may_change_unseen_is_not_kept(kept_states, value):
+def test_an_object_that_may_change_unnoticed_is_not_kept(kept_states, value):
     keep(kept_states, {"x": value, "y": 1})
     assert recall(kept_states, ["x", "y"]) == {"y": 1}
 
@@ -103,7 +103,7 @@ def test_a_list_that_contains_itself_ends(kept_states):
     assert again[0] is again
 
 
-def test_what_an_ordered_dict_holds_is_copied_since_updates_do_not_look_into_it(kept_states):
+def test_items_of_an_ordered_dict_are_copied(kept_states):
     blobs = {"x": OrderedDict(w=np.zeros(3), n=[1])}
     blobs["x"].versions = {"w": 1}
     keep(kept_states, blobs)
@@ -132,12 +132,12 @@ def test_tied_values_stay_tied(kept_states):
     assert three is four
 
 
-def test_the_budget_bounds_what_may_come_to_take_memory(kept_states):
+def test_the_budget_limits_blobs_that_epochs_change(kept_states):
     kept_states.budget_bytes = 1000
     kept_states.changing["a"] = {"x", "y"}
     blobs = {"x": np.zeros(100), "y": np.zeros(100), "data": np.zeros(10_000), "n": 1}
     keep(kept_states, blobs)
-    # `data` is changed by nobody: it stays in memory anyway.
+    # No epoch changes `data`: it stays in memory anyway.
     assert list(recall(kept_states, list(blobs))) == ["x", "data", "n"]
     assert kept_states.nbytes <= 1000
     before = blobs["y"].ctypes.data
@@ -152,7 +152,7 @@ def test_nothing_is_kept_without_a_budget_or_while_memory_is_tight(kept_states):
     assert (recall(none), recall(kept_states)) == ({}, {})
 
 
-def test_only_who_names_the_very_state_gets_it(kept_states):
+def test_a_state_is_recalled_only_by_its_identity(kept_states):
     keep(kept_states, {"x": 1}, identity=None)
     assert recall(kept_states) == recall(kept_states, identity=None) == {}
     kept_states.identify("1", {"a": IDENTITY})
@@ -164,7 +164,7 @@ def test_only_who_names_the_very_state_gets_it(kept_states):
     assert kept_states.recall("b", IDENTITY, ["x"]) == {}
 
 
-def test_an_epoch_that_is_recorded_drops_what_is_older_and_nothing_newer(kept_states):
+def test_a_recorded_epoch_drops_older_states_and_no_newer_ones(kept_states):
     for save_id in "123":
         keep(kept_states, {"x": int(save_id)}, save_id, save_id)
     kept_states.drop_before("2")
@@ -230,7 +230,7 @@ def spoil(value):
 
 
 @given(values, st.booleans())
-def test_whatever_is_kept_comes_back_as_it_was(value, is_changing):
+def test_a_kept_value_is_recalled_unchanged(value, is_changing):
     expected = repr(value)
     kept_states = KeptStates(1 << 20)
     kept_states.changing["a"] = {"x"} if is_changing else set()
@@ -257,7 +257,7 @@ def own_all(value):
     return value.copy() if isinstance(value, set) else value
 
 
-def test_saves_that_nobody_records_do_not_pile_up(kept_states):
+def test_saves_that_are_never_recorded_do_not_pile_up(kept_states):
     array = np.zeros(1000)
     keep(kept_states, {"x": array.copy()}, "recorded", IDENTITY)
     kept_states.drop_before("recorded")

@@ -37,7 +37,7 @@ class Process:
         return self.limit.look()
 
 
-def test_what_blobs_take_is_counted_through_containers():
+def test_sizes_of_blobs_include_items_of_containers():
     space = Workspace("a", frozenset())
     space.globals.update(x=np.zeros(1000), y=[np.zeros(500), {"k": np.zeros(250)}], s="text")
     space.private["p"] = np.zeros(125)
@@ -66,13 +66,13 @@ def test_the_error_names_the_largest_nodes_the_limit_and_what_to_do():
 
 
 @pytest.mark.parametrize(("limit_mib", "share"), [(0, 0.9), (100, 0.0)])
-def test_without_a_limit_or_a_share_nobody_looks_and_everything_fits(limit_mib, share):
+def test_without_a_limit_or_a_share_everything_fits(limit_mib, share):
     limit = Process(1000, limit_mib, share).limit
     assert not limit.is_limited
     limit.require(1 << 40, "it")
 
 
-def test_the_faster_it_fills_up_the_sooner_comes_the_next_look():
+def test_the_faster_memory_grows_the_sooner_is_the_next_look():
     process = Process(0)
     assert process.grow(10, 1.0) == SLOWEST_LOOK_SECONDS  # 890 left, at 10 a second
     assert process.grow(500, 0.1) == pytest.approx(400 / 4900 / 2)
@@ -108,7 +108,7 @@ def test_a_copy_that_fits_is_made_in_the_same_order():
     assert np.array_equal(copy, array)
 
 
-def test_what_the_worker_can_do_without_goes_before_a_run_ends_for_it():
+def test_kept_states_are_dropped_before_a_run_ends_for_memory():
     freed = []
 
     def relieve():

@@ -1,4 +1,4 @@
-"""Blobs are values: what a task is given, what becomes of what it returns, what others see."""
+"""Blobs are values: inputs of tasks, return values, values for other nodes."""
 
 import collections
 import datetime
@@ -22,7 +22,7 @@ class Model:
 # ---- own
 
 
-def test_an_array_that_nobody_kept_is_given_out_for_update_as_it_is():
+def test_an_array_that_only_its_blob_refers_to_is_updated_in_place():
     blobs = {
         "x": np.zeros(3),
         "cut": np.zeros(6)[::2],
@@ -115,7 +115,7 @@ def test_a_subclass_of_array_keeps_its_type_and_becomes_read_only():
         seen[0] = 5
 
 
-def test_an_object_of_another_class_is_the_nodes_own():
+def test_an_object_of_another_class_is_passed_itself():
     blob = Model([1])
     assert view(blob) is blob
 
@@ -144,7 +144,7 @@ def test_an_array_that_shares_memory_with_an_argument_is_copied(cut):
     assert adopted.flags.writeable
 
 
-def test_an_array_that_a_cache_or_a_global_holds_is_copied():
+def test_an_array_in_a_cache_or_a_global_is_copied():
     cache = {"points": np.arange(10.0)}
     whole, part = adopt([cache["points"]], ()), adopt([cache["points"][2:4]], ())
     assert not np.shares_memory(whole, cache["points"])
@@ -189,7 +189,7 @@ def test_a_map_is_not_read_in_but_copied_where_it_shares_with_an_argument(tmp_pa
         (lambda: np.rec.array(RECORD), lambda kept: kept),
     ],
 )
-def test_what_a_function_keeps_under_another_guise_is_copied(make, see):
+def test_memory_that_a_function_keeps_in_another_form_is_copied(make, see):
     kept = make()
     adopted = adopt([see(kept)], ())
     assert not np.shares_memory(adopted, see(kept))
@@ -204,7 +204,7 @@ def test_an_array_of_a_subclass_that_was_kept_stays_as_it_was_when_its_blob_is_u
     assert blobs["x"][0] == 5
 
 
-def test_an_object_array_and_a_record_are_settled_like_others():
+def test_an_object_array_and_a_record_are_adopted_like_others():
     items = np.array([None, 1, "x"], dtype=object)
     assert not np.shares_memory(adopt([items], ()), items)
     record = RECORD[0]
@@ -261,19 +261,19 @@ def test_a_value_with_one_reader_on_its_node_is_moved_and_not_copied():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_holds_objects_is_copied_whole(value):
+def test_a_value_with_objects_is_copied_whole(value):
     frozen = freeze(value, copy=False)
     assert isinstance(frozen, Snapshot)
     assert type(view(frozen)) is type(value)
     assert view(frozen) is not value
 
 
-def test_what_cannot_be_pickled_cannot_be_frozen_and_the_error_says_what_to_do():
+def test_a_value_that_cannot_be_pickled_is_an_error_that_says_what_to_do():
     with pytest.raises(TypeError, match=r"lock.*cannot be pickled.*by name.*its own node"):
         freeze(threading.Lock(), copy=False)
 
 
-def test_what_is_defined_in_a_script_is_frozen_by_value():
+def test_an_object_of_a_class_in_a_script_is_frozen_by_value():
     module = types.ModuleType("not_to_be_found")
     exec("class Local:\n    x = 1", module.__dict__)
     module.Local.__module__ = "__main__"
@@ -305,7 +305,7 @@ def test_dates_and_the_like_are_immutable():
     assert view(tuple(value))[0] is value[0]
 
 
-def test_no_value_makes_anybody_import_torch():
+def test_no_value_imports_torch():
     assert "torch" not in sys.modules or sys.modules["torch"] is not None
     freeze(Model(1), copy=True)
     adopt([Model(1)], ())

@@ -30,7 +30,7 @@ def test_a_missing_blob_is_an_error_that_says_node_blob_and_what_there_is(worksp
         Workspace("a").lookup("v")
 
 
-def test_an_update_sets_blobs_and_hands_the_very_values_over(workspace):
+def test_an_update_sets_blobs_without_copying_values(workspace):
     values = np.arange(3)
     workspace.apply(BlobUpdate({"w": values}))
     assert workspace.globals["w"] is values
@@ -41,7 +41,7 @@ def test_a_replacing_update_drops_all_other_global_blobs(workspace):
     blobs = workspace.globals
     workspace.apply(BlobUpdate({"w": 2}, replace=True))
     assert workspace.globals == {"w": 2}
-    assert workspace.globals is blobs  # programs hold on to it
+    assert workspace.globals is blobs  # programs refer to it
 
 
 def test_a_run_begins_without_private_blobs_and_without_the_groups_last_results(workspace):
@@ -63,7 +63,7 @@ def test_a_result_outlives_updates_by_other_groups(workspace):
     assert workspace.retained["init"]["t", 0] is first  # copied once
 
 
-def test_a_result_is_looked_for_in_several_groups_and_a_missing_one_is_an_error(workspace):
+def test_a_result_is_searched_in_several_groups_and_a_missing_one_is_an_error(workspace):
     workspace.retained["resume"] = {("t", 0): 5}
     assert workspace.result(["init", "resume"], "t", 0) == 5
     with pytest.raises(ExecutionError, match=r"trainer:0/t.*was not retained.*output\(\)"):
