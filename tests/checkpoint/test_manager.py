@@ -458,7 +458,7 @@ def test_a_directory_that_cannot_be_created_is_a_write_error(tmp_path: Path) -> 
 
 def test_a_read_error_is_never_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(CheckpointError, match="cannot be read.*not the same as no checkpoint"):
+    with pytest.raises(CheckpointError, match="cannot read the log.*Checkpoints may exist"):
         MultiNodeCheckpointManager(tmp_path / "loop").epochs()
 
 
@@ -535,7 +535,7 @@ def test_the_fence_stops_a_run_that_was_taken_over(rig: Rig) -> None:
         lambda: rig.manager.run.rewind(0, "x"),
         lambda: rig.manager.run.finish(0),
     ):
-        with pytest.raises(CommitConflictError, match="taken .* over"):
+        with pytest.raises(CommitConflictError, match="taken over "):
             write()
     newcomer.save(1)
     rig.manager.run.end()

@@ -30,15 +30,14 @@ class MetadataHandler(Protocol):
     """Stores the entries of one directory's log, and so decides which epochs exist.
 
     An entry is JSON (a dict) with, among others, the keys ``number`` (0, 1, 2, ...), ``kind`` and
-    ``id``. The manager makes entries and knows what they mean; a handler stores them, in order and
-    for ever, and never lets two share a number. `jobrunner.testing.contracts` has the suite that
-    a handler must pass.
+    ``id``. The manager makes and interprets entries. A handler stores them for ever, in order, and
+    never lets two share a number. A handler must pass the tests in `jobrunner.testing.contracts`.
     """
 
     def set_params(self, path: str, node_names: Sequence[str]) -> None:
-        """Set the directory and its nodes, before any other call.
+        """Set the directory and its nodes. Accesses no storage.
 
-        Called again, with the same path, when a run begins. Touches no storage.
+        Called before all other methods, and again, with the same path, when a run begins.
         """
 
     def append(self, entry: Entry) -> bool:
@@ -47,42 +46,42 @@ class MetadataHandler(Protocol):
         Returns
         -------
         bool
-            True: the entry is durable and every later read returns it. False: another entry has
+            True: the entry is durable, and every later read returns it. False: another entry has
             the number and stays unchanged.
 
         Raises
         ------
         Exception
-            It is not known whether the entry was stored; the caller reads on to find out.
+            The entry may or may not be stored; the caller reads the log to find out.
 
         Notes
         -----
-        *Atomicity*: readers see an entry whole or not at all, and of several appends under one
-        number, from any process, exactly one returns True.
+        *Atomicity*: readers see the whole entry or none. Of several appends under one number, from
+        any process, exactly one returns True.
         """
 
     def write(self, epoch: int, record: Entry) -> bool:
-        """Store the one entry that makes `epoch` exist; otherwise like `append`."""
+        """Store the entry that makes `epoch` exist; otherwise like `append`."""
 
     def last_number(self) -> int:
         """Highest number that is taken; -1 for an empty log."""
 
     def entries(self, first: int = 0) -> Iterator[Entry]:
-        """Iterate over all entries from number `first` on, in order.
+        """Iterate over all entries from number `first` on, in order; none if the log is empty.
 
         Raises
         ------
         CheckpointCorruptError
-            An entry is damaged, or missing while a later one exists.
+            An entry is damaged, or missing although a later one exists.
         OSError
-            Reading failed. An empty log is no error.
+            Reading failed.
         """
 
     def last_epoch(self, user_epoch: int | None = None) -> int | None:
-        """The newest recorded epoch; or `user_epoch`, if that is recorded; else None."""
+        """The newest recorded epoch, or `user_epoch` if given and recorded; None otherwise."""
 
     def report(self, action: str, stats: Mapping[str, float]) -> None:
-        """Take note of how many seconds each node took for an action.
+        """Receive how many seconds each node took for an action.
 
         Parameters
         ----------
@@ -93,7 +92,7 @@ class MetadataHandler(Protocol):
         """
 
     def accessible(self, epoch: int | None = None) -> bool:
-        """Whether there is a log, and `epoch`, if given, is recorded in it."""
+        """Whether there is a log, and it records `epoch`, if given."""
 
 
 class FileMetadataHandler:
@@ -111,8 +110,8 @@ class FileMetadataHandler:
     Notes
     -----
     Entry 7 is ``_log/0000000007.json``. It is created with ``link``, or with a conditional put in
-    an object store, which succeeds for exactly one writer, and is durable before `append` returns.
-    Each file contains the digest of its entry.
+    an object store. Either succeeds for exactly one writer. The file is durable before `append`
+    returns, and contains the digest of its entry.
     """
 
     def __init__(self, files: Files | None = None) -> None:
@@ -148,7 +147,7 @@ class FileMetadataHandler:
         """See `MetadataHandler`."""
         number, count = first, 1
         while True:
-            # Twice as many at once each time: who reads a few reads no more than needed.
+            # Read twice as many at once each time, so that few needless ones are read.
             count = min(2 * count, self._files.lookups)
             paths = [self.path_of(number + i) for i in range(count)]
             found = [*self._files.each(self._files.read_if_there, paths)]
@@ -157,7 +156,7 @@ class FileMetadataHandler:
                     more = found[i + 1 : i + 2] or [None]
                     if more[0] is None and not self._files.is_taken(self.path_of(number + 1)):
                         return
-                    yield self._read(number, f", as entry {number + 1} is there")
+                    yield self._read(number, f", because entry {number + 1} exists")
                 else:
                     yield self._decode(data, number)
                 number += 1
@@ -192,7 +191,7 @@ class FileMetadataHandler:
             mended = mend_bit(data)
             if mended is None:
                 raise
-            logger.warning("One bit of %s is wrong. It was corrected while reading.", path)
+            logger.warning("One bit of %s is wrong; corrected it while reading.", path)
             return decode_entry(mended, number, path)
 
     def last_epoch(self, user_epoch: int | None = None) -> int | None:
@@ -214,7 +213,7 @@ class FileMetadataHandler:
         return state.number >= 0 and (epoch is None or epoch in state.recorded)
 
     def remove_leftovers(self, number: int) -> None:
-        """Remove the temporary files of entries up to `number`, which exists."""
+        """Remove the temporary files of entries up to `number`, which must exist."""
         try:
             for name in self._files.list_names(self._directory):
                 match = TEMPORARY_NAME.fullmatch(name)
@@ -222,7 +221,7 @@ class FileMetadataHandler:
                     with contextlib.suppress(FileNotFoundError):
                         self._files.remove_file(os.path.join(self._directory, name))
         except OSError as error:
-            logger.warning("Temporary files could not be removed: %s: %s", self._directory, error)
+            logger.warning("Cannot remove temporary files in %s: %s", self._directory, error)
 
     def path_of(self, number: int) -> str:
         """Path of an entry's file."""
@@ -230,19 +229,13 @@ class FileMetadataHandler:
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """An entry as the content of a file, with its digest."""
+    """The content of an entry's file."""
     text = json.dumps(entry, allow_nan=False, separators=(",", ":")).encode()
-    return b'{"sha256":"%b","entry":%b}\n' % (hashlib.sha256(text).hexdigest().encode(), text)
+    return frame(text, hashlib.sha256(text).hexdigest())
 
 
 def decode_entry(data: bytes, number: int, path: str) -> dict[str, Any]:
-    """Check a file's content and return its entry.
-
-    Raises
-    ------
-    CheckpointCorruptError
-        It is damaged, or of another entry.
-    """
+    """The entry in a file; raises CheckpointCorruptError if it is damaged or another entry."""
     named, text, digest = split_file(data)
     if data != frame(text, digest):
         if not data:
@@ -250,7 +243,7 @@ def decode_entry(data: bytes, number: int, path: str) -> dict[str, Any]:
         elif not data.endswith(b"}\n"):
             what = f"is cut or overwritten: its {len(data)} bytes do not end as an entry does"
         else:
-            what = f"is not what was written: expected SHA-256 {named!r}, found {digest}"
+            what = f"has changed since it was written: expected SHA-256 {named!r}, found {digest}"
         raise CheckpointCorruptError(
             f"Entry {number} of the log, {path}, {what}. {advise(path)}", path=path
         )
@@ -261,13 +254,13 @@ def decode_entry(data: bytes, number: int, path: str) -> dict[str, Any]:
     found = entry.get("number") if isinstance(entry, dict) else None
     if found != number:
         raise CheckpointCorruptError(
-            f"{path} holds entry {found} of a log: expected {number}. {advise(path)}", path=path
+            f"{path} contains entry {found}; expected entry {number}. {advise(path)}", path=path
         )
     return entry
 
 
 def read_content(data: bytes) -> dict[str, Any] | None:
-    """The entry in a file, whatever its number; None if it is damaged."""
+    """The entry in a file, with any number; None if it is damaged."""
     _, text, digest = split_file(data)
     if data != frame(text, digest):
         return None
@@ -276,22 +269,16 @@ def read_content(data: bytes) -> dict[str, Any] | None:
 
 
 def advise(path: str) -> str:
-    """What to do when the file of an entry is damaged or missing."""
+    """What to do about a damaged or missing entry, for messages."""
     directory = os.path.dirname(os.path.dirname(path))
     return (
         f"Restore the file from a copy, or run `jobrunner fsck {directory}` to see what can be "
-        f"proven without it, and `jobrunner fsck {directory} --repair` to continue from that."
+        f"proven without it and `jobrunner fsck {directory} --repair` to continue from that."
     )
 
 
 def read_state(handler: MetadataHandler) -> State:
-    """Read the log, from the last full state on.
-
-    Raises
-    ------
-    CheckpointCorruptError
-        An entry is damaged or missing.
-    """
+    """Read the log from the last full state on; raises CheckpointCorruptError if it cannot."""
     last = handler.last_number()
     state = State()
     first = last - last % STATE_INTERVAL
@@ -300,8 +287,8 @@ def read_state(handler: MetadataHandler) -> State:
             state.restart(read_entry(handler, first))
             break
         except CheckpointCorruptError as error:
-            # A state only sums up what other entries say: an earlier one will do.
-            logger.warning("Reading the log from an earlier entry: %s", error)
+            # A full state only repeats what other entries say: an earlier one will do.
+            logger.warning("Reading the log from an earlier full state: %s", error)
             first -= STATE_INTERVAL
     read_on(handler, state)
     while state.number < last:
@@ -310,7 +297,7 @@ def read_state(handler: MetadataHandler) -> State:
         if restart is None:
             raise CheckpointCorruptError(
                 f"Entry {missing} of the log is missing: expected all entries up to {last}, which "
-                f"exists. Run `jobrunner fsck DIR` to see what can be proven without it, and "
+                f"exists. Run `jobrunner fsck DIR` to see what can be proven without it and "
                 f"`jobrunner fsck DIR --repair` to continue from that."
             )
         state.restart(restart)
@@ -319,7 +306,7 @@ def read_state(handler: MetadataHandler) -> State:
 
 
 def read_on(handler: MetadataHandler, state: State) -> list[AnyEntry]:
-    """Apply the entries that were appended since; returns them."""
+    """Apply the entries after `state` and return them."""
     found: list[AnyEntry] = []
     while True:
         try:
@@ -330,7 +317,7 @@ def read_on(handler: MetadataHandler, state: State) -> list[AnyEntry]:
         except CheckpointCorruptError:
             number = state.number + 1
             if number and number % STATE_INTERVAL == 0:
-                state.number = number  # a damaged state is not needed here
+                state.number = number  # it is a full state, which is not needed here
                 continue
             restart = _find_restart(handler, number + 1, handler.last_number())
             if restart is None:
@@ -340,7 +327,7 @@ def read_on(handler: MetadataHandler, state: State) -> list[AnyEntry]:
 
 
 def _find_restart(handler: MetadataHandler, first: int, last: int) -> AnyEntry | None:
-    """The next entry from which the log can be read whatever came before."""
+    """The next entry at which reading can start."""
     for number in range(first, last + 1):
         try:
             entry = read_entry(handler, number)
@@ -352,13 +339,7 @@ def _find_restart(handler: MetadataHandler, first: int, last: int) -> AnyEntry |
 
 
 def read_entry(handler: MetadataHandler, number: int) -> AnyEntry:
-    """Read entry `number`, which must exist.
-
-    Raises
-    ------
-    CheckpointCorruptError
-        It is missing or damaged.
-    """
+    """Read entry `number`; raises CheckpointCorruptError if it is missing or damaged."""
     if isinstance(handler, FileMetadataHandler):
         return _check(handler, number, handler.entry(number))  # `entries` looks ahead
     for entry in _typed(handler, number):
@@ -367,7 +348,7 @@ def read_entry(handler: MetadataHandler, number: int) -> AnyEntry:
 
 
 def each_entry(handler: MetadataHandler) -> Iterator[tuple[int, AnyEntry | CheckpointCorruptError]]:
-    """Iterate over all entries with their numbers; an error takes the place of a damaged one."""
+    """Iterate over all entries with their numbers; yields an error for a damaged one."""
     number, last = 0, handler.last_number()
     while number <= last:
         try:

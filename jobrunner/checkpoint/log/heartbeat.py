@@ -1,4 +1,4 @@
-"""The heartbeat of a run: whether the holder of a directory is alive, without comparing clocks."""
+"""The heartbeat of a run, which shows that it is alive without comparing clocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def own_process() -> Process:
 
 
 def is_known_dead(process: Process | None, run: str) -> bool:
-    """Whether a process has certainly ended, or no longer holds a directory for `run`."""
+    """Whether a process has certainly ended, or `run` within this process."""
     own = own_process()
     if process is None or process.pid is None:
         return False
@@ -58,7 +58,7 @@ def is_known_dead(process: Process | None, run: str) -> bool:
 
 
 def is_left_behind(files: Files, directory: str) -> bool:
-    """Whether the run that made a heartbeat's directory is certainly gone, or never began."""
+    """Whether the run that made a heartbeat's directory has certainly ended, or never began."""
     path = os.path.join(directory, HEARTBEAT)
     if not (data := files.read_if_there(path)):
         return True
@@ -79,7 +79,7 @@ def _start_of(pid: int) -> str | None:
     text = _read(f"/proc/{pid}/stat")
     if text is None:
         return None
-    # The second field is the program's name in parentheses, and may hold anything.
+    # The second field is the program's name in parentheses, which may contain any character.
     fields = text.rpartition(")")[2].split()
     return "gone" if fields[0] in "ZX" else fields[19]
 
@@ -101,19 +101,9 @@ def _read_link(path: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for a heartbeat, and by which clock.
+    """How long to wait for a heartbeat, and by which clock."""
 
-    Parameters
-    ----------
-    silence_seconds : float
-        A run without a heartbeat for this long counts as dead.
-    clock : callable
-        Monotonic seconds.
-    wait : callable
-        Waits a number of seconds.
-    """
-
-    silence_seconds: float = 15.0
+    silence_seconds: float = 15.0  # a run without a heartbeat for this long counts as dead
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], None] = time.sleep
 
@@ -128,21 +118,8 @@ def refuse_if_alive(
 ) -> None:
     """Wait until it is clear whether the run that holds `path` is alive.
 
-    Parameters
-    ----------
-    files : Files
-    path : str
-    holder : Holder
-    patience : Patience
-    take_over : bool
-        Do not wait; return at once.
-    still_holds : callable
-        Reads the log again; called when the heartbeat has disappeared.
-
-    Raises
-    ------
-    CommitConflictError
-        It is alive.
+    `take_over` skips the wait. `still_holds` reads the log again when the heartbeat disappears.
+    Raises CommitConflictError if the run is alive.
     """
     if take_over:
         logger.warning("Taking %s over from %s, as requested.", path, holder)
@@ -162,7 +139,7 @@ def refuse_if_alive(
         patience.wait(pause_seconds)
         beat = files.read_if_there(heartbeat)
         if beat is None and first is not None:
-            # The run has left, or another has taken over: no heartbeat either way.
+            # The run has ended, or another has taken over: both remove the heartbeat.
             if not still_holds():
                 return
             first = None
@@ -176,16 +153,7 @@ def refuse_if_alive(
 
 
 class Heartbeat:
-    """Writes a file at an interval, from a thread of its own, while a run is alive.
-
-    Parameters
-    ----------
-    files : Files
-    path : str
-        The checkpoint directory.
-    run : str
-    interval_seconds : float
-    """
+    """Writes a file at an interval, from its own thread, while a run is alive."""
 
     def __init__(self, files: Files, path: str, run: str, interval_seconds: float) -> None:
         self._files = files
@@ -198,19 +166,13 @@ class Heartbeat:
         )
 
     def start(self) -> None:
-        """Write the first heartbeat, and start the thread.
-
-        Raises
-        ------
-        OSError
-            It cannot be written.
-        """
+        """Write the first heartbeat, and start the thread; raises OSError if it cannot write."""
         self._files.make_directories(self.directory)
         self._write(0)
         self._thread.start()
 
     def restore(self) -> None:
-        """Write the heartbeat again if another process removed it as a dead run's."""
+        """Write the heartbeat again if a process removed it as that of a dead run."""
         if not self._files.is_taken(os.path.join(self.directory, HEARTBEAT)):
             self._files.make_directories(self.directory)
             self._write(0)
@@ -228,15 +190,15 @@ class Heartbeat:
             try:
                 self._write(count)
             except OSError as error:
-                logger.warning("The heartbeat could not be written: %s", error)
+                logger.warning("Cannot write the heartbeat in %s: %s", self.directory, error)
 
     def _write(self, count: int) -> None:
-        # Only the count changes, and keeps its length: a reader never sees a partial file.
+        # Only the count changes, not its length: readers never see a partial file.
         path = os.path.join(self.directory, HEARTBEAT)
         data = b"%020d\n" % count + self._process
         try:
             self._files.overwrite(path, data)
         except FileNotFoundError:
-            # A run that was cleaning up may have looked before there was a heartbeat.
+            # Another run may have removed the directory before it contained a heartbeat.
             self._files.make_directories(self.directory)
             self._files.overwrite(path, data)

@@ -29,26 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunLock:
-    """A run's exclusive use of a checkpoint directory.
-
-    Parameters
-    ----------
-    files : Files
-    path : str
-        The checkpoint directory.
-    log : LogWriter
-    nodes : sequence of str
-        The nodes that the run saves.
-    beat_seconds : float
-        Interval of the heartbeat.
-
-    Attributes
-    ----------
-    run : str
-        A unique id.
-    number : int
-        Of its ``run`` entry, once taken.
-    """
+    """A run's lock on a checkpoint directory; `beat_seconds` is the interval of its heartbeat."""
 
     def __init__(
         self,
@@ -64,24 +45,17 @@ class RunLock:
         self._beat_seconds = beat_seconds
         self.nodes = tuple(nodes)
         self.run = uuid.uuid4().hex
-        self.number = -1
+        self.number = -1  # of the run's entry, once the lock is taken
         self._heartbeat = Heartbeat(files, path, self.run, beat_seconds)
         self._probe: Probe | None = None
 
     def take(self, info: Any, patience: Patience, *, take_over: bool) -> None:
-        """Append the ``run`` entry, unless another run is alive.
-
-        Parameters
-        ----------
-        info : JSON
-        patience : Patience
-        take_over : bool
-            Take the directory even from a run that is alive.
+        """Append the ``run`` entry with `info` (JSON), unless another run is alive.
 
         Raises
         ------
         CommitConflictError
-            Another run holds the directory.
+            Another run is alive; `take_over` takes the lock from it.
         CheckpointWriteError, OSError
             The directory cannot be written.
         """
@@ -90,7 +64,7 @@ class RunLock:
         def judge(state: State) -> None:
             if state.run is not None and not state.is_ended:
                 if take_over and state.run.run in seen:
-                    return  # it has only written meanwhile
+                    return  # the same run, which has appended meanwhile
                 seen.add(state.run.run)
                 number = state.number
 
@@ -107,7 +81,7 @@ class RunLock:
             "process": own_process(),
             "heartbeat_seconds": self._beat_seconds,
         }
-        # The first heartbeat comes before the entry that makes others look for it.
+        # The heartbeat must exist before the entry, after which others look for it.
         self._files.make_directories(self._path)
         self._heartbeat.start()
         try:
@@ -117,11 +91,11 @@ class RunLock:
         except BaseException:
             self._stop()
             raise
-        # A run whose manager is dropped without `leave` must not look alive for ever.
+        # Without `leave`, the heartbeat stops when the manager is collected.
         weakref.finalize(self, self._heartbeat.stop)
 
     def ask(self) -> Probe:
-        """Write the probe that every worker must read and answer."""
+        """Write the file that every worker must read, and return the call for the workers."""
         self._probe = Probe.ask(self._files, self._heartbeat.directory)
         return self._probe
 
@@ -132,10 +106,7 @@ class RunLock:
         self._probe.check(self._path, answers)
 
     def remove_traces_of_others(self) -> None:
-        """Remove the heartbeats and probes of earlier runs.
-
-        Those of a run that waits for the directory, or has just taken it over, stay.
-        """
+        """Remove the heartbeats and probes of earlier runs, not of one that waits or is later."""
         runs = os.path.join(self._path, RUNS_DIRECTORY)
         try:
             others = [name for name in self._files.list_names(runs) if name != self.run]
@@ -148,7 +119,7 @@ class RunLock:
                         continue
                 self._files.remove_tree(path)
         except (OSError, CheckpointError) as error:
-            logger.warning("Files of earlier runs could not be removed: %s: %s", runs, error)
+            logger.warning("Cannot remove the files of earlier runs in %s: %s", runs, error)
 
     def _earlier_runs(self) -> set[str]:
         found = set()

@@ -12,56 +12,37 @@ from jobrunner.checkpoint.storage import Files
 from jobrunner.errors import CheckpointError, CheckpointWriteError
 
 _QUESTION = "probe"
+_ADVICE = "Use a directory that the client and all workers share."
 
 
 class ProbeAnswer(NamedTuple):
-    """What a worker read and wrote.
+    """What a worker read and wrote."""
 
-    Attributes
-    ----------
-    saw : bytes or None
-        What it read from the client's file; None if there was none.
-    wrote : str or None
-        Name of the file that it wrote.
-    error : str or None
-        Why it could not read or write.
-    """
-
-    saw: bytes | None = None
-    wrote: str | None = None
-    error: str | None = None
+    saw: bytes | None = None  # content of the client's file
+    wrote: str | None = None  # name of the worker's file
+    error: str | None = None  # why it could not read or write
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Reads the client's file and writes another; called once on each worker.
+    """Reads the client's file and writes another; called once on each worker, in a thread.
 
-    Parameters
-    ----------
-    files : Files
-    directory : str
-        The run's own, within the checkpoint directory.
-    token : bytes
-        Content of both files.
-
-    Notes
-    -----
-    Runs on workers, in a thread; picklable. Failures are returned, not raised.
+    Picklable. Returns failures instead of raising.
     """
 
     files: Files
-    directory: str
-    token: bytes
+    directory: str  # the run's, in the checkpoint directory
+    token: bytes  # content of both files
 
     @classmethod
     def ask(cls, files: Files, directory: str) -> Probe:
-        """Write the client's file; runs on the client."""
+        """Write the client's file; called on the client."""
         token = uuid.uuid4().hex.encode()
         files.overwrite(os.path.join(directory, _QUESTION), token)
         return cls(files, directory, token)
 
     def __call__(self, workspaces: Mapping[str, Any]) -> ProbeAnswer:
-        """Read and write."""
+        """Read the client's file and write the worker's."""
         try:
             saw = self.files.read_if_there(os.path.join(self.directory, _QUESTION))
             if saw != self.token:
@@ -73,19 +54,12 @@ class Probe:
         return ProbeAnswer(saw=saw, wrote=name)
 
     def check(self, path: str, answers: Mapping[str, Any]) -> None:
-        """Read the workers' files; runs on the client.
-
-        Parameters
-        ----------
-        path : str
-            The checkpoint directory, for messages.
-        answers : mapping of str to ProbeAnswer
-            By the worker's address.
+        """Read the workers' files; called on the client with answers by the workers' addresses.
 
         Raises
         ------
         CheckpointError
-            A worker sees another directory under that path.
+            A worker sees another directory under `path`, the checkpoint directory.
         CheckpointWriteError
             A worker cannot write there, or its file cannot be read.
         """
@@ -97,8 +71,8 @@ class Probe:
             )
         except OSError as error:
             raise CheckpointWriteError(
-                f"{path}: the workers' files could not be read: {type(error).__name__}: {error}. "
-                f"Repair the storage and run again."
+                f"{path}: cannot read the workers' files: {type(error).__name__}: {error}. Repair "
+                f"the storage and run again."
             ) from error
         for worker, answer in answers.items():
             if answer.error is not None:
@@ -110,12 +84,10 @@ class Probe:
                 found = "nothing" if answer.saw is None else "something else"
                 raise CheckpointError(
                     f"{path} is not shared: expected worker {worker} to find the client's file "
-                    f"there, but it found {found}. Use a directory that the client and all workers "
-                    f"have in common."
+                    f"there, but it found {found}. {_ADVICE}"
                 )
             if written[answer.wrote] != self.token:
                 raise CheckpointError(
-                    f"{path} is not shared: expected to find what worker {worker} wrote there, "
-                    f"but found nothing. Use a directory that the client and all workers have in "
-                    f"common."
+                    f"{path} is not shared: expected to find the file of worker {worker} there, "
+                    f"but found nothing. {_ADVICE}"
                 )

@@ -27,18 +27,10 @@ from jobrunner.errors import (
 
 
 class LogWriter:
-    """Reads the log, and appends to it as long as this run holds the directory.
+    """Reads the log of `path`, and appends to it while this run holds the directory.
 
-    Parameters
-    ----------
-    handler : MetadataHandler
-    path : str
-        The checkpoint directory, for messages.
-
-    Notes
-    -----
-    Runs on the client. Each append goes to the number after the last that was read. If the number
-    is taken, the writer reads on: a ``run`` entry of another run means that this run has ended.
+    Runs on the client. Each append takes the number after the last entry read. If that number is
+    taken, the writer reads on: a ``run`` entry of another run ends this run's lock.
     """
 
     def __init__(self, handler: MetadataHandler, path: str) -> None:
@@ -56,7 +48,7 @@ class LogWriter:
         CheckpointCorruptError
             An entry is damaged or missing.
         CheckpointError
-            The log cannot be read. A directory without a log is an empty log, and no error.
+            The log cannot be read. No log is an empty log.
         """
         with self._lock, self._reading():
             if self._state is None:
@@ -66,7 +58,7 @@ class LogWriter:
             return self._state
 
     def known(self) -> State:
-        """The state as last read or written; reads only the first time."""
+        """The state as last read or written; reads only if there is none."""
         return self.refresh() if self._state is None else self._state
 
     def read_entry(self, number: int) -> AnyEntry:
@@ -82,32 +74,16 @@ class LogWriter:
                     yield entry
 
     def take(self, run: str, body: Mapping[str, Any], judge: Callable[[State], None]) -> int:
-        """Take the directory for `run`.
+        """Append a ``run`` entry and return its number.
 
-        Parameters
-        ----------
-        run : str
-        body : mapping
-            Of the ``run`` entry.
-        judge : callable
-            Gets the state; raises if the run that holds the directory must not be interrupted.
-
-        Returns
-        -------
-        int
-            Number of the ``run`` entry.
-
-        Raises
-        ------
-        CheckpointWriteError
-            The entry could not be appended.
+        `judge` gets the state, and raises if the run that holds the directory must continue.
         """
         with self._lock:
             while True:
                 state = self.refresh()
                 judged = state.number
                 judge(state)
-                # Judging may have taken a while.
+                # Others may have appended meanwhile.
                 if self.refresh().number == judged:
                     entry = self._try_append("run", run, body)
                     if entry is not None:
@@ -122,7 +98,7 @@ class LogWriter:
         CommitConflictError
             Another run has taken the directory over; nothing was appended.
         CheckpointWriteError
-            It is not known whether the entry was appended; the next `refresh` tells.
+            The entry may or may not be in the log; the next `refresh` tells.
         """
         with self._lock:
             if self._run is None:
@@ -138,24 +114,10 @@ class LogWriter:
     def note(
         self, kind: str, decide: Callable[[State], Mapping[str, Any] | None]
     ) -> AnyEntry | None:
-        """Append an entry, whichever run holds the directory.
+        """Append a ``pin`` or ``unpin``, whichever run holds the directory; durable afterwards.
 
-        Parameters
-        ----------
-        kind : "pin" or "unpin"
-        decide : callable
-            Gets the state and returns the entry's body, or None to append nothing. Called again
-            whenever others append in between.
-
-        Returns
-        -------
-        LogEntry or None
-            As it is in the log, durably.
-
-        Raises
-        ------
-        CheckpointWriteError
-            It is not known whether the entry was appended; the next `refresh` tells.
+        `decide` gets the state and returns the entry's body, or None to append nothing. It is
+        called again whenever others append in between. Raises like `append`.
         """
         run = self._run or uuid.uuid4().hex
         with self._lock:
@@ -166,11 +128,11 @@ class LogWriter:
             return None
 
     def leave(self) -> None:
-        """Release the directory; appends nothing."""
+        """Refuse further appends; appends nothing."""
         self._run = None
 
     def check_held(self) -> State:
-        """Read on and return the state, provided that this run still holds the directory."""
+        """Read on and return the state; raises CommitConflictError unless this run has the lock."""
         with self._lock:
             self.refresh()
             self._check_held()
@@ -181,13 +143,13 @@ class LogWriter:
         if holder is None or holder.run != self._run:
             by = "" if holder is None else f" ({holder})"
             raise CommitConflictError(
-                f"Another run{by} has taken {self._path} over from this one, which must not write "
-                f"there any more. What this run recorded is kept. Let the other run continue, or "
-                f"stop it and start this one again."
+                f"Another run{by} has taken over {self._path}. This run must not write there any "
+                f"more; the epochs that it recorded stay. Let the other run continue, or stop it "
+                f"and start this one again."
             )
 
     def _try_append(self, kind: str, run: str, body: Mapping[str, Any]) -> AnyEntry | None:
-        """Append an entry, after a full state if one is due; None if others came in between."""
+        """Append an entry, after a full state if one is due; None if another took the number."""
         number = self.known().number + 1
         if number and number % STATE_INTERVAL == 0:
             summary = {"state": self.known().to_json()}
@@ -200,10 +162,9 @@ class LogWriter:
         return make_entry(self.known().number + 1, kind, run, body)
 
     def _append(self, entry: AnyEntry) -> bool:
-        """Whether `entry` is in the log now; if not, what is there instead has been read."""
+        """Append `entry`; False if its number was taken, and that entry is read now."""
         state = self.known()
-        # Nothing is written that could not be read again.
-        with_entry = state.after(entry)
+        with_entry = state.after(entry)  # raises before anything invalid is written
         tree = entry_to_json(entry)
         try:
             if isinstance(entry, CommitEntry):
@@ -212,9 +173,9 @@ class LogWriter:
                 created = self._handler.append(tree)
         except Exception as error:
             raise CheckpointWriteError(
-                f"{self._path}: entry {entry.number} ({entry.kind}) could not be appended to the "
-                f"log: {type(error).__name__}: {error}. Earlier epochs are still recorded. Repair "
-                f"the storage and run again."
+                f"{self._path}: cannot append entry {entry.number} ({entry.kind}) to the log: "
+                f"{type(error).__name__}: {error}. Earlier epochs are still recorded. Repair the "
+                f"storage and run again."
             ) from error
         if created:
             self._state = with_entry
@@ -223,11 +184,11 @@ class LogWriter:
             found = read_on(self._handler, state)
         if not found:
             raise CheckpointWriteError(
-                f"{self._path}: the metadata handler {type(self._handler).__name__} says that "
-                f"entry {entry.number} of the log is taken, but returns none. Test it with "
+                f"{self._path}: the metadata handler {type(self._handler).__name__} refused entry "
+                f"{entry.number} as taken, but returns no entry with that number. Test it with "
                 f"jobrunner.testing.contracts."
             )
-        # An append whose answer was lost finds its own entry.
+        # It may be this very entry, if the reply to an earlier try was lost.
         return any(other.id == entry.id for other in found)
 
     @contextmanager
@@ -242,8 +203,8 @@ class LogWriter:
             raise
         except Exception as error:
             raise CheckpointError(
-                f"{self._path}: the log cannot be read: {type(error).__name__}: {error}. That is "
-                f"not the same as no checkpoint, so nothing is done until it can be read."
+                f"{self._path}: cannot read the log: {type(error).__name__}: {error}. Checkpoints "
+                f"may exist, so nothing is done. Make the log readable and try again."
             ) from error
 
 

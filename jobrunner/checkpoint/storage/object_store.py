@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore, RetryConfig
 
 _PART_BYTES = 16 << 20
-_PARTS_AT_ONCE = 2  # of one object: each is copied, and so takes memory beside what is saved
+_PARTS_AT_ONCE = 2  # of one object: each is copied in memory
 _RETRY: RetryConfig = {"max_retries": 10, "retry_timeout": dt.timedelta(seconds=60)}
 _MISSING = (
-    "obstore is not installed, which reaches object stores: pip install 'dask-jobrunner[object]'"
+    "object stores need obstore, which is not installed: pip install 'dask-jobrunner[object]'"
 )
 
 
@@ -35,14 +35,7 @@ _MISSING = (
 def open_store(root: str) -> ObjectStore:
     """The objects below a URL, with the credentials of this process's environment.
 
-    Parameters
-    ----------
-    root : str
-        As `absolute_path` gives it.
-
-    Notes
-    -----
-    One a URL and process: connections, and what ``memory://`` holds, are shared.
+    Cached by URL, so that a process shares connections and the content of ``memory://``.
     """
     from obstore.store import MemoryStore, from_url
 
@@ -50,7 +43,7 @@ def open_store(root: str) -> ObjectStore:
         return MemoryStore()
     account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
     if root.startswith("az://") and account:
-        # An account that obstore finds by itself makes it panic when the store is printed.
+        # obstore panics when it prints a store whose account it found by itself.
         return from_url(root, account_name=account, retry_config=_RETRY)
     return from_url(root, retry_config=_RETRY)
 
@@ -63,20 +56,20 @@ class ObjectFiles:
     root : str
         URL of the checkpoint directory: all paths are below it.
     open_store : callable
-        Returns the store of that URL, whose keys are relative to it; called once per process.
+        Returns the store of that URL, with keys relative to it; called once per process.
         Picklable.
 
     Notes
     -----
     There are no directories and no links: the store copies objects, and a rename is a copy and a
-    deletion. An object is whole and durable once the store has answered. Log entries require
-    conditional creation, which `prove_creation` tests before a run begins. What is pickled is the
+    deletion. An object is whole and durable once the store has replied. Log entries require
+    conditional creation, which `prove_creation` tests before a run begins. Pickles contain the
     URL, never credentials.
     """
 
     threads = 8
     removals = lookups = 32
-    linked_bytes = 4 << 20  # a link waits for the store twice, and what is written only once
+    linked_bytes = 4 << 20  # a link waits for the store twice, a write only once
     poll_seconds = 2.0
     digest = staticmethod(crc32c)
     digest_zeros = staticmethod(crc32c_of_zeros)
@@ -117,12 +110,12 @@ class ObjectFiles:
 
     def _key(self, path: str) -> str:
         if not self.reaches(path):
-            raise OSError(errno.EINVAL, f"does not lie below {self.root}", path)
+            raise OSError(errno.EINVAL, f"is not below {self.root}", path)
         return path[len(self.root) + 1 :]
 
     @contextlib.contextmanager
     def _asking(self, operation: str, path: str) -> Iterator[ObjectStore]:
-        """The store, to make one request about `path`; its errors become OSErrors."""
+        """The store for one request about `path`; turns its errors into OSErrors."""
         self.before(operation, path)
         try:
             from obstore import exceptions
@@ -136,7 +129,7 @@ class ObjectFiles:
             what = "object" if operation not in ("put", "create") else "bucket or container"
             raise FileNotFoundError(errno.ENOENT, f"no such {what}", path) from error
         except exceptions.AlreadyExistsError as error:
-            raise FileExistsError(errno.EEXIST, "there is such an object", path) from error
+            raise FileExistsError(errno.EEXIST, "the object exists", path) from error
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
             raise PermissionError(errno.EACCES, _first_line(error), path) from error
         except exceptions.BaseError as error:
@@ -202,7 +195,7 @@ class ObjectFiles:
         try:
             self._create(path, data)
         except OSError:
-            # The store may have failed, or found the name taken, after its own success.
+            # The store may fail, or find the name taken, after it has created the object.
             found = self.read_if_there(path)
             if found is None:
                 raise
@@ -223,9 +216,9 @@ class ObjectFiles:
             return
         raise OSError(
             errno.EOPNOTSUPP,
-            "this store replaces an object that should only be created (it has no conditional "
-            "put, or that is switched off), but the log needs one writer per entry; use another "
-            "store",
+            "this store replaced an object that should only be created (conditional put is "
+            "missing or switched off), but each entry of the log needs exactly one writer; use "
+            "another store",
             path,
         )
 
@@ -298,7 +291,7 @@ class ObjectFiles:
         except FileNotFoundError:
             raise
         except OSError:
-            # Stores refuse a range that begins where the object has ended.
+            # Stores refuse a range that begins at or after the object's end.
             with self._asking("head", path) as store:
                 size = int(store.head(self._key(path))["size"])
             if size > start and nbytes:
@@ -347,14 +340,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def files_of(path: str, files: Files | None = None) -> Files:
-    """The storage of a checkpoint directory.
-
-    Parameters
-    ----------
-    path : str
-        As `absolute_path` returns it.
-    files : Files, optional
-        Use these.
+    """The storage of a checkpoint directory: `files`, if given.
 
     Raises
     ------

@@ -9,14 +9,14 @@ import urllib.request
 
 from jobrunner.errors import DefinitionError
 
-OBJECT_SCHEMES = ("s3", "gs", "az", "memory")
+_OBJECT_SCHEMES = ("s3", "gs", "az", "memory")
 
 _SAFE_NAME = re.compile(r"[\w.~!$&'()*+,;=:@-]+")
 
 
 def is_url(path: str) -> bool:
     """Whether `path` is the URL of a directory in an object store."""
-    return path.partition("://")[0] in OBJECT_SCHEMES and "://" in path
+    return path.partition("://")[0] in _OBJECT_SCHEMES and "://" in path
 
 
 def absolute_path(path: str | os.PathLike[str]) -> str:
@@ -25,7 +25,7 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
     Raises
     ------
     DefinitionError
-        `path` is no path, or a URL of another kind.
+        `path` is no path, or a URL with another scheme.
     """
     try:
         text = os.fspath(path)
@@ -35,13 +35,13 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
         raise DefinitionError(f"path must be a directory (a str or os.PathLike); got {path!r}.")
     scheme, separator, rest = text.partition("://")
     if separator and scheme.isalnum():
-        if scheme in OBJECT_SCHEMES:
+        if scheme in _OBJECT_SCHEMES:
             return _absolute_url(text, scheme, rest)
         if scheme != "file":
             raise DefinitionError(
                 f"{text}: checkpoints can be in directories and object stores "
-                f"({', '.join(f'{known}://' for known in OBJECT_SCHEMES)}), not behind {scheme}://. "
-                f"Use one that the client and all workers have in common."
+                f"({', '.join(f'{known}://' for known in _OBJECT_SCHEMES)}), not in {scheme}://. "
+                f"Use one that the client and all workers share."
             )
         host, _, _ = rest.partition("/")
         if host not in ("", "localhost"):

@@ -112,7 +112,7 @@ class PosixFiles:
                         found = digest(block, found)
                         self._write_block(descriptor, path, block)
                         if len(block) >= _WRITTEN_BACK_BYTES:
-                            # The disk starts while the next block is copied, not after all of them.
+                            # The disk writes while the next block is copied.
                             start_writing_back(descriptor, position, len(block), path)
                         position += len(block)
             while padding_bytes > 0:
@@ -158,12 +158,12 @@ class PosixFiles:
             except FileNotFoundError:
                 if not self.is_taken(path):
                     raise
-                return False  # the winner has removed it
+                return False  # the writer that won has removed it
             try:
                 self.before("link", path)
                 os.link(temporary, path)
             except OSError as error:
-                # A network file system may fail, or find the name taken, after its own success.
+                # A network file system may fail, or find the name taken, after it has linked.
                 found = self.read_if_there(path)
                 if found is None:
                     raise _explain_link(error) from error
@@ -217,7 +217,7 @@ class PosixFiles:
     def durable(
         self, path: str, names: Sequence[str], changed: Collection[str] | None = None
     ) -> Iterator[None]:
-        # Opened first: syncfs reports what failed since then, also in the background.
+        # Opened first: syncfs reports all failures since then, also in the background.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield
@@ -357,7 +357,7 @@ def _explain_link(error: OSError) -> OSError:
     if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
         return OSError(
             error.errno,
-            "this file system cannot make hard links, which the log needs to create its entries "
+            "this file system has no hard links, which the log needs to create its entries "
             "atomically; use a directory on another file system",
             error.filename2 or error.filename,
         )
@@ -365,7 +365,7 @@ def _explain_link(error: OSError) -> OSError:
 
 
 def start_writing_back(descriptor: int, start: int, nbytes: int, path: str) -> None:
-    """Ask Linux to start writing a part of a file; raises OSError if the disk is full or broken."""
+    """Let Linux start writing a part of a file; raises OSError if the disk is full or broken."""
     if _sync_file_range is None:
         return
     if _sync_file_range(descriptor, start, nbytes, _SYNC_FILE_RANGE_WRITE) != 0:
@@ -375,7 +375,7 @@ def start_writing_back(descriptor: int, start: int, nbytes: int, path: str) -> N
 
 
 def _find(name: str, *arguments: Any) -> Any:
-    """A function of Linux's C library; None if there is none."""
+    """A function of Linux's C library, if there is one."""
     if sys.platform != "linux":
         return None
     try:

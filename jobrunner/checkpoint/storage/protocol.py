@@ -16,20 +16,20 @@ class Files(Protocol):
     Attributes
     ----------
     threads : int
-        Threads that write or read at once, the calling one included; more are not faster.
+        Threads that write or read at once, including the calling one; more are not faster.
     removals : int
         Trees removed at once: a disk or a server may delay each file.
     lookups : int
         Calls that `each` makes at once.
     linked_bytes : int
-        Unchanged chunks shorter than this are written again: `link` would cost more.
+        Shorter unchanged chunks are written again: `link` would cost more.
     poll_seconds : float
-        Shortest interval at which to look for a file that somebody may create.
+        Shortest interval between looks for a file that another process may create.
 
     Notes
     -----
-    Runs on client and workers; instances are picklable and hold no open files. All methods raise
-    the OSError that they meet.
+    Runs on client and workers; instances are picklable and keep no file open. All methods raise
+    OSError.
     """
 
     threads: int
@@ -39,10 +39,10 @@ class Files(Protocol):
     poll_seconds: float
 
     def reaches(self, path: str) -> bool:
-        """Whether `path` belongs to this storage."""
+        """Whether `path` is in this storage."""
 
     def before(self, operation: str, path: str) -> None:
-        """Called before every primitive step, so that a subclass can inject faults.
+        """Called before each primitive step, so that a subclass can inject faults.
 
         Parameters
         ----------
@@ -61,7 +61,7 @@ class Files(Protocol):
         Parameters
         ----------
         call : callable
-            Reads or writes little. With remote storage it runs in several threads, ahead of the
+            Reads or writes little. Remote storage calls it in several threads, ahead of the
             iteration.
         items : iterable
         at_once : int, optional
@@ -74,7 +74,7 @@ class Files(Protocol):
         """Create a directory, which must not exist; its parent must."""
 
     def make_directories(self, path: str) -> None:
-        """Create a directory and its parents durably, where they do not exist."""
+        """Create a directory and its parents durably, unless they exist."""
 
     def write(
         self,
@@ -88,14 +88,14 @@ class Files(Protocol):
         Parameters
         ----------
         path : str
-            A file, which must not exist; an object is replaced.
+            A file must not exist; an object is replaced.
         buffers : sequence of bytes or C-contiguous memoryview
             Written one after another.
         padding_bytes : int
             Number of zero bytes to append.
         digest : callable, optional
-            Gets each block of the buffers, while it is in the core's cache, and its own result
-            for the block before (or 0). By default the crc32c of all blocks so far.
+            Gets each block of the buffers, while it is in the core's cache, and its result for
+            the block before (or 0). By default the crc32c of all blocks so far.
 
         Returns
         -------
@@ -115,7 +115,7 @@ class Files(Protocol):
         Returns
         -------
         bool
-            False if it is gone, has another size, or cannot be linked: write it instead.
+            False if the file is gone, has another size or cannot be linked: write it instead.
         """
 
     def overwrite(self, path: str, data: bytes) -> None:
@@ -128,14 +128,14 @@ class Files(Protocol):
         ----------
         path : str
         data : bytes
-            Must differ from what any other writer would write there: it tells whose file it is.
+            Must differ from any other writer's, because it tells whose file it is.
         temporary : str
-            A path in the same directory that nobody else uses.
+            An unused path in the same directory.
 
         Returns
         -------
         bool
-            False if another's file exists.
+            False if another writer's file exists.
 
         Notes
         -----
@@ -153,24 +153,24 @@ class Files(Protocol):
         """Remove a file."""
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and its content; what is already gone counts as removed."""
+        """Remove a directory and its content, unless they are gone."""
 
     # --- durability
 
     def sync_path(self, path: str) -> None:
-        """Make a file's content, or the names in a directory, durable."""
+        """Make the content of a file, or the names in a directory, durable."""
 
     def durable(
         self, path: str, names: Sequence[str], changed: Collection[str] | None = None
     ) -> AbstractContextManager[None]:
-        """On exit, make everything durable that the block wrote below ``path/name``.
+        """On exit, make durable what the ``with`` block wrote below ``path/name``.
 
         Parameters
         ----------
         path : str
         names : sequence of str
         changed : collection of str, optional
-            Directories whose names changed; read on exit. By default `path`.
+            Directories in which names changed; read on exit. By default `path`.
         """
 
     # --- reading
@@ -188,7 +188,7 @@ class Files(Protocol):
         ----------
         path : str
         target : memoryview of bytes or None
-            Gets the first ``len(target)`` bytes; the rest is only digested.
+            Gets the first ``len(target)`` bytes; the others are only digested.
         nbytes : int
             The expected size; a file of another size is not read.
 
@@ -205,22 +205,22 @@ class Files(Protocol):
         """Names in a directory; none if it does not exist."""
 
     def is_taken(self, path: str) -> bool:
-        """Whether anything has this name, even a dangling link."""
+        """Whether the name exists, even as a dangling link."""
 
     def is_directory(self, path: str) -> bool:
-        """Whether this is a directory."""
+        """Whether a directory exists."""
 
     def walk(self, path: str) -> Iterator[tuple[str, int]]:
         """All files below a directory, as relative paths with ``/``, and their sizes.
 
-        Files that disappear meanwhile are left out.
+        Skips files that disappear meanwhile.
         """
 
     def modified_seconds(self, path: str) -> float:
         """When a file was last written, in seconds since 1970, by the storage's clock."""
 
     def locate(self, path: str) -> tuple[Any, str]:
-        """Where a Zarr reader finds an array: an obstore store, or None for files, and a path.
+        """How Zarr opens an array: an obstore store, or None for files, and a path.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Run work on files and memory in a few threads."""
+"""Runs work on files and memory in a few threads."""
 
 from __future__ import annotations
 
@@ -20,23 +20,17 @@ _NEAR_THREADS = max(PosixFiles.threads, PosixFiles.removals)
 
 _TRIED_JOBS = 64
 _QUICK_SECONDS = 100e-6
-"""A second thread would only slow down jobs shorter than this, as both hold the GIL."""
+"""Jobs shorter than this are not faster in two threads, because of the GIL."""
 
 _GENTLE = 15
 
 
 def run_all(jobs: Iterable[Callable[[], None]], threads: int, nbytes: int) -> None:
-    """Call all jobs in several threads; the first error stops them and is raised.
+    """Call all jobs, which access `nbytes`, in threads; the first error stops them and is raised.
 
-    Parameters
-    ----------
-    jobs : iterable of callable
-    threads : int
-        At most, including the calling one. With as few as `PosixFiles` uses, short work whose
-        first jobs are quick stays in one thread. More threads are for work that waits for a
-        network, and are always started.
-    nbytes : int
-        Bytes that they read or write.
+    `threads` is a limit that includes the calling thread. Up to the number that `PosixFiles` uses,
+    short work with quick first jobs stays in one thread. More threads are always started, because
+    they wait for a network.
     """
     pending = list(jobs)
     if threads <= _NEAR_THREADS and nbytes < _WORTH_A_THREAD_BYTES:

@@ -111,8 +111,8 @@ def test_an_entry_of_a_later_version_says_so() -> None:
         ('{"number":7,"number":7}', "'number' appears twice"),
         ('{"number":NaN}', "NaN"),
         ("[" * 100_000, "nested too deep|not valid JSON"),
-        ("[1]", "holds entry None"),
-        ('{"number":"7"}', "holds entry 7"),
+        ("[1]", "contains entry None"),
+        ('{"number":"7"}', "contains entry 7"),
     ],
 )
 def test_a_file_that_is_not_the_json_of_an_entry_is_named(text: str, why: str) -> None:

@@ -292,7 +292,7 @@ def test_every_flipped_bit_and_every_cut_of_an_entry_is_found(
     for damaged in (bytes(flipped), cut, content + b"x", content[1:]):
         with pytest.raises(CheckpointCorruptError, match="Entry .* of the log, p,"):
             decode_entry(damaged, entry["number"], "p")
-    with pytest.raises(CheckpointCorruptError, match="p holds entry"):
+    with pytest.raises(CheckpointCorruptError, match="p contains entry"):
         decode_entry(content, entry["number"] + 1, "p")
 
 
