@@ -52,7 +52,7 @@ class EpochMap(MutableMapping[int, int]):
         if place >= 0:
             run = self._runs[place]
             if key < _last(run):
-                self._split(place, key)
+                self._split(place, key, key)
             elif self._extend(run, key, value):
                 self._length += 1
                 return
@@ -60,15 +60,8 @@ class EpochMap(MutableMapping[int, int]):
         self._length += 1
 
     def __delitem__(self, key: int) -> None:
-        self[key]
-        place = self._place(key)
-        first, step, count, value, value_step = self._runs[place]
-        at = (key - first) // step
-        rest = [
-            [first, step, at, value, value_step],
-            [key + step, step, count - at - 1, value + (at + 1) * value_step, value_step],
-        ]
-        self._runs[place : place + 1] = [run for run in rest if run[2]]
+        self[key]  # raises KeyError
+        self._split(self._place(key), key - 1, key)
         self._length -= 1
 
     def __iter__(self) -> Iterator[int]:
@@ -82,14 +75,16 @@ class EpochMap(MutableMapping[int, int]):
         """Index of the last run that begins at or before `key`; -1 if none does."""
         return bisect_right(self._runs, key, key=lambda run: run[0]) - 1
 
-    def _split(self, place: int, key: int) -> None:
-        """Make room between two neighbouring keys of a run."""
+    def _split(self, place: int, last: int, after: int) -> None:
+        """Split a run: keys up to `last`, and keys after `after`."""
         first, step, count, value, value_step = self._runs[place]
-        left = (key - first) // step + 1
-        self._runs[place : place + 1] = [
+        left, skipped = ((key - first) // step + 1 for key in (last, after))
+        start = first + skipped * step
+        parts = [
             [first, step, left, value, value_step],
-            [first + left * step, step, count - left, value + left * value_step, value_step],
+            [start, step, count - skipped, value + skipped * value_step, value_step],
         ]
+        self._runs[place : place + 1] = [part for part in parts if part[2]]
 
     @staticmethod
     def _extend(run: list[int], key: int, value: int) -> bool:

@@ -156,24 +156,21 @@ class FileMetadataHandler:
                     more = found[i + 1 : i + 2] or [None]
                     if more[0] is None and not self._files.is_taken(self.path_of(number + 1)):
                         return
-                    yield self._read(number, f", because entry {number + 1} exists")
+                    yield self.entry(number, f", because entry {number + 1} exists")
                 else:
                     yield self._decode(data, number)
                 number += 1
 
-    def entry(self, number: int) -> Entry:
-        """One entry, which must exist.
+    def entry(self, number: int, why: str = "") -> Entry:
+        """One entry.
 
         Raises
         ------
         CheckpointCorruptError
-            It is missing or damaged.
+            It is missing or damaged; `why` says why it must exist.
         OSError
             Reading failed.
         """
-        return self._read(number)
-
-    def _read(self, number: int, why: str = "") -> Entry:
         path = self.path_of(number)
         data = self._files.read_if_there(path)
         if data is None:
@@ -290,29 +287,24 @@ def read_state(handler: MetadataHandler) -> State:
             # A full state only repeats what other entries say: an earlier one will do.
             logger.warning("Reading the log from an earlier full state: %s", error)
             first -= STATE_INTERVAL
-    read_on(handler, state)
-    while state.number < last:
-        missing = state.number + 1
-        restart = _find_restart(handler, missing + 1, last)
-        if restart is None:
-            raise CheckpointCorruptError(
-                f"Entry {missing} of the log is missing: expected all entries up to {last}, which "
-                f"exists. Run `jobrunner fsck DIR` to see what can be proven without it and "
-                f"`jobrunner fsck DIR --repair` to continue from that."
-            )
-        state.restart(restart)
-        read_on(handler, state)
+    read_on(handler, state, last)
     return state
 
 
-def read_on(handler: MetadataHandler, state: State) -> list[AnyEntry]:
-    """Apply the entries after `state` and return them."""
+def read_on(handler: MetadataHandler, state: State, last: int = -1) -> list[AnyEntry]:
+    """Apply the entries after `state`, at least up to `last`, and return them."""
     found: list[AnyEntry] = []
     while True:
         try:
             for entry in _typed(handler, state.number + 1):
                 state.apply(entry)
                 found.append(entry)
+            if state.number < last:
+                raise CheckpointCorruptError(
+                    f"Entry {state.number + 1} of the log is missing: expected all entries up to "
+                    f"{last}, which exists. Run `jobrunner fsck DIR` to see what can be proven "
+                    f"without it and `jobrunner fsck DIR --repair` to continue from that."
+                )
             return found
         except CheckpointCorruptError:
             number = state.number + 1

@@ -49,18 +49,11 @@ def open_store(root: str) -> ObjectStore:
 
 
 class ObjectFiles:
-    """Objects below a URL; see `Files`.
+    """Objects below `root`, the URL of the checkpoint directory; see `Files`.
 
-    Parameters
-    ----------
-    root : str
-        URL of the checkpoint directory: all paths are below it.
-    open_store : callable
-        Returns the store of that URL, with keys relative to it; called once per process.
-        Picklable.
+    `open_store`, which must be picklable, returns the store of that URL, with keys relative to it;
+    it is called once per process.
 
-    Notes
-    -----
     There are no directories and no links: the store copies objects, and a rename is a copy and a
     deletion. An object is whole and durable once the store has replied. Log entries require
     conditional creation, which `prove_creation` tests before a run begins. Pickles contain the
@@ -342,10 +335,7 @@ def _first_line(error: BaseException) -> str:
 def files_of(path: str, files: Files | None = None) -> Files:
     """The storage of a checkpoint directory: `files`, if given.
 
-    Raises
-    ------
-    DefinitionError
-        `files` cannot access the path, or obstore is required and not installed.
+    Raises DefinitionError if `files` cannot access the path, or obstore is required and missing.
     """
     if files is not None:
         if not files.reaches(path):

@@ -20,13 +20,7 @@ def is_url(path: str) -> bool:
 
 
 def absolute_path(path: str | os.PathLike[str]) -> str:
-    """The absolute path of a checkpoint directory, or its URL in an object store.
-
-    Raises
-    ------
-    DefinitionError
-        `path` is no path, or a URL with another scheme.
-    """
+    """The absolute path of a checkpoint directory, or its URL; raises DefinitionError for others."""
     try:
         text = os.fspath(path)
     except TypeError:

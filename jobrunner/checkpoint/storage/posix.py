@@ -47,8 +47,6 @@ def crc32c_of_zeros(nbytes: int, before: int) -> int:
 class PosixFiles:
     """A POSIX file system; see `Files`.
 
-    Notes
-    -----
     `durable` calls ``syncfs`` once where that reports errors (Linux 5.8 or later); otherwise
     ``fsync`` for each file and directory.
     """

@@ -13,30 +13,20 @@ Result = TypeVar("Result")
 class Files(Protocol):
     """Bytes under paths. `PosixFiles` and `ObjectFiles` implement it.
 
-    Attributes
-    ----------
-    threads : int
-        Threads that write or read at once, including the calling one; more are not faster.
-    removals : int
-        Trees removed at once: a disk or a server may delay each file.
-    lookups : int
-        Calls that `each` makes at once.
-    linked_bytes : int
-        Shorter unchanged chunks are written again: `link` would cost more.
-    poll_seconds : float
-        Shortest interval between looks for a file that another process may create.
-
-    Notes
-    -----
     Runs on client and workers; instances are picklable and keep no file open. All methods raise
     OSError.
     """
 
     threads: int
+    """Threads that write or read at once, including the calling one; more are not faster."""
     removals: int
+    """Trees removed at once: a disk or a server may delay each file."""
     lookups: int
+    """Calls that `each` makes at once."""
     linked_bytes: int
+    """Shorter unchanged chunks are written again: `link` would cost more."""
     poll_seconds: float
+    """Shortest interval between looks for a file that another process may create."""
 
     def reaches(self, path: str) -> bool:
         """Whether `path` is in this storage."""
@@ -44,28 +34,18 @@ class Files(Protocol):
     def before(self, operation: str, path: str) -> None:
         """Called before each primitive step, so that a subclass can inject faults.
 
-        Parameters
-        ----------
-        operation : str
-            Of files: ``mkdir``, ``create``, ``write``, ``fsync``, ``syncfs``, ``link``,
-            ``rename``, ``unlink``, ``rmdir``, ``open`` or ``list``; of objects: ``put``,
-            ``create``, ``copy``, ``delete``, ``get``, ``head`` or ``list``.
-        path : str
+        Operations on files: ``mkdir``, ``create``, ``write``, ``fsync``, ``syncfs``, ``link``,
+        ``rename``, ``unlink``, ``rmdir``, ``open``, ``list``. On objects: ``put``, ``create``,
+        ``copy``, ``delete``, ``get``, ``head``, ``list``.
         """
 
     def each(
         self, call: Callable[[Item], Result], items: Iterable[Item], at_once: int | None = None
     ) -> Iterator[Result]:
-        """Iterate over the results of `call` for each item, in order.
+        """Iterate over the results of `call`, which accesses little, for each item, in order.
 
-        Parameters
-        ----------
-        call : callable
-            Reads or writes little. Remote storage calls it in several threads, ahead of the
-            iteration.
-        items : iterable
-        at_once : int, optional
-            Calls at once, at most; by default `lookups`. Pass less for calls that start threads.
+        Remote storage makes up to `at_once` calls in threads, ahead of the iteration; by default
+        `lookups`. Pass less for calls that start threads.
         """
 
     # --- writing
@@ -83,24 +63,11 @@ class Files(Protocol):
         padding_bytes: int = 0,
         digest: Callable[[memoryview, int], int] = ...,
     ) -> int:
-        """Create a file; durable only once synced.
+        """Create a file from C-contiguous buffers and zeros; durable only once synced.
 
-        Parameters
-        ----------
-        path : str
-            A file must not exist; an object is replaced.
-        buffers : sequence of bytes or C-contiguous memoryview
-            Written one after another.
-        padding_bytes : int
-            Number of zero bytes to append.
-        digest : callable, optional
-            Gets each block of the buffers, while it is in the core's cache, and its result for
-            the block before (or 0). By default the crc32c of all blocks so far.
-
-        Returns
-        -------
-        int
-            The last result of `digest`, with the padding added by crc32c.
+        A file must not exist; an object is replaced. `digest` gets each block of the buffers, while
+        it is in the core's cache, and its result for the block before (or 0); by default, it is the
+        crc32c of all blocks so far. Returns its last result, with the padding added by crc32c.
         """
 
     def digest(self, data: bytes | memoryview, before: int = 0) -> int:
@@ -112,35 +79,17 @@ class Files(Protocol):
     def link(self, source: str, target: str, nbytes: int) -> bool:
         """Give a file of `nbytes` bytes a second name (copy an object).
 
-        Returns
-        -------
-        bool
-            False if the file is gone, has another size or cannot be linked: write it instead.
+        False if the file is gone, has another size or cannot be linked: write it instead.
         """
 
     def overwrite(self, path: str, data: bytes) -> None:
         """Write `data` over the start of a file, creating it; neither atomic nor durable."""
 
     def create_whole(self, path: str, data: bytes, temporary: str) -> bool:
-        """Create a file atomically and durably, unless it exists.
+        """Create a file atomically and durably; False if another writer's file exists.
 
-        Parameters
-        ----------
-        path : str
-        data : bytes
-            Must differ from any other writer's, because it tells whose file it is.
-        temporary : str
-            An unused path in the same directory.
-
-        Returns
-        -------
-        bool
-            False if another writer's file exists.
-
-        Notes
-        -----
-        *Atomicity*: the file exists whole or not at all, and is durable once this returns True.
-        *Safe to retry*: yes, with the same `data`.
+        `data` must differ from any other writer's, because it tells whose file it is; `temporary`
+        is an unused path in the same directory. Safe to retry with the same `data`.
         """
 
     def prove_creation(self, directory: str) -> None:
@@ -165,12 +114,7 @@ class Files(Protocol):
     ) -> AbstractContextManager[None]:
         """On exit, make durable what the ``with`` block wrote below ``path/name``.
 
-        Parameters
-        ----------
-        path : str
-        names : sequence of str
-        changed : collection of str, optional
-            Directories in which names changed; read on exit. By default `path`.
+        `changed`, read on exit, are the directories in which names changed; by default `path`.
         """
 
     # --- reading
@@ -182,20 +126,10 @@ class Files(Protocol):
         """The content of a file; None if it does not exist."""
 
     def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
-        """Read a file into memory and digest it.
+        """Read a file of `nbytes` bytes, of which `target` gets the first ones, and digest it.
 
-        Parameters
-        ----------
-        path : str
-        target : memoryview of bytes or None
-            Gets the first ``len(target)`` bytes; the others are only digested.
-        nbytes : int
-            The expected size; a file of another size is not read.
-
-        Returns
-        -------
-        size, digest : int
-            The file's size and its crc32c, which is 0 if the size is not `nbytes`.
+        Returns the file's size and its crc32c, which is 0 if the size is not `nbytes`: a file of
+        another size is not read.
         """
 
     def read_span(self, path: str, start: int, nbytes: int) -> tuple[int, bytes]:
@@ -220,10 +154,4 @@ class Files(Protocol):
         """When a file was last written, in seconds since 1970, by the storage's clock."""
 
     def locate(self, path: str) -> tuple[Any, str]:
-        """How Zarr opens an array: an obstore store, or None for files, and a path.
-
-        Raises
-        ------
-        OSError
-            The array does not exist.
-        """
+        """How Zarr opens an array, which must exist: an obstore store (None for files) and a path."""
