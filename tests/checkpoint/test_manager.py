@@ -593,7 +593,7 @@ def test_a_worker_that_sees_another_directory_is_named(rig: Rig) -> None:
     answer = probe({})
     with pytest.raises(CheckpointError, match=r"not shared.*worker tcp://b .*nothing"):
         rig.manager.run.check_probe({"tcp://a": answer, "tcp://b": ProbeAnswer()})
-    with pytest.raises(CheckpointError, match=r"what worker tcp://b wrote"):
+    with pytest.raises(CheckpointError, match=r"the file of worker tcp://b"):
         rig.manager.run.check_probe({"tcp://b": answer._replace(wrote="answer-elsewhere")})
     with pytest.raises(CheckpointWriteError, match=r"tcp://b cannot use"):
         rig.manager.run.check_probe({"tcp://b": ProbeAnswer(error="PermissionError: no")})
@@ -709,7 +709,9 @@ def test_a_single_node_manager_names_the_node_whose_store_has_a_blob(rig: Rig) -
 def test_a_storage_failure_while_answers_are_read_is_reported(rig: Rig) -> None:
     answer = rig.manager.run.probe()({})  # type: ignore[arg-type]
     rig.files.at = rig.files.count + 1
-    with pytest.raises(CheckpointWriteError, match=r"could not be read: OSError.*Input/output"):
+    with pytest.raises(
+        CheckpointWriteError, match=r"cannot read the workers. files: OSError.*Input/output"
+    ):
         rig.manager.run.check_probe({"tcp://a": answer})
 
 
