@@ -153,10 +153,13 @@ class LogWriter:
         number = self.known().number + 1
         if number and number % STATE_INTERVAL == 0:
             summary = {"state": self.known().to_json()}
-            if not self._append(make_entry(number, "state", run, summary)):
+            if not self._append(self._make("state", run, summary)):
                 return None
-        entry = make_entry(self.known().number + 1, kind, run, body)
+        entry = self._make(kind, run, body)
         return entry if self._append(entry) else None
+
+    def _make(self, kind: str, run: str, body: Mapping[str, Any]) -> AnyEntry:
+        return make_entry(self.known().number + 1, kind, run, body)
 
     def _append(self, entry: AnyEntry) -> bool:
         """Append `entry`; False if its number was taken, and that entry is read now."""
