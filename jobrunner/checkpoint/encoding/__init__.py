@@ -5,6 +5,7 @@ from __future__ import annotations
 from jobrunner.checkpoint.encoding.codecs import Codec, register_codec, registered_codecs
 from jobrunner.checkpoint.encoding.decode import Decoder, InvalidTreeError
 from jobrunner.checkpoint.encoding.dtypes import (
+    Array,
     Spec,
     UnsupportedDtypeError,
     dtype_from_spec,
@@ -27,6 +28,7 @@ from jobrunner.checkpoint.encoding.stateful import StatefulBlob
 from jobrunner.checkpoint.encoding.tree import ArrayPart, EncodedBlob
 
 __all__ = [
+    "Array",
     "ArrayPart",
     "Codec",
     "Count",

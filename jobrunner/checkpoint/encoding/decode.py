@@ -14,7 +14,7 @@ import numpy as np
 
 from jobrunner.checkpoint.encoding import tensors, tree
 from jobrunner.checkpoint.encoding.codecs import Codec
-from jobrunner.checkpoint.encoding.dtypes import UnsupportedDtypeError, dtype_from_spec
+from jobrunner.checkpoint.encoding.dtypes import Array, UnsupportedDtypeError, dtype_from_spec
 from jobrunner.checkpoint.encoding.stateful import SavedState
 from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
 
@@ -40,7 +40,7 @@ class Decoder:
 
     def __init__(
         self,
-        array: Callable[[int], np.ndarray[Any, Any]],
+        array: Callable[[int], Array],
         codecs: Sequence[Codec] = (),
         *,
         allow_pickle: bool = False,
@@ -146,10 +146,10 @@ class Decoder:
             vars(result).update(self.decode(node.attributes))
         return result
 
-    def _hollow(self, node: tree.HollowNode) -> np.ndarray[Any, Any]:
+    def _hollow(self, node: tree.HollowNode) -> Array:
         return np.empty(node.shape, dtype_from_spec(node.dtype))
 
-    def _objects(self, node: tree.ObjectsNode) -> np.ndarray[Any, Any]:
+    def _objects(self, node: tree.ObjectsNode) -> Array:
         if node.at is not None:
             return self._array(node.at).astype(object)
         items = [self.decode(item) for item in node.items or ()]
@@ -157,7 +157,7 @@ class Decoder:
         result[:] = items
         return result.reshape(node.shape or ())
 
-    def _gaps(self, node: tree.GapsNode) -> np.ndarray[Any, Any]:
+    def _gaps(self, node: tree.GapsNode) -> Array:
         texts, missing = self._array(node.at), self._array(node.missing)
         full = np.empty_like(texts, dtype=dtype_from_spec(node.dtype))
         full[...] = texts

@@ -11,6 +11,8 @@ import numpy as np
 
 from jobrunner.checkpoint.encoding.schema import Count, Document, Shape
 
+Array = np.ndarray[Any, Any]
+
 Spec = str | dict[str, Any]
 """JSON of a dtype: its string, or an object as one of the three below."""
 
@@ -37,15 +39,25 @@ class StructSpec(Document):
     aligned: bool
 
 
-_ZARR_NAMES = {
-    "b1": "bool",
-    **{f"{kind}{size}": f"{name}{8 * size}" for kind, name, sizes in (
-        ("i", "int", (1, 2, 4, 8)),
-        ("u", "uint", (1, 2, 4, 8)),
-        ("f", "float", (2, 4, 8)),
-        ("c", "complex", (8, 16)),
-    ) for size in sizes},
-}  # fmt: skip
+NUMBERS = [
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+]
+"""Names of dtypes that NumPy, Zarr and PyTorch share."""
+
+_ZARR_NAMES = {np.dtype(name).str[1:]: name for name in NUMBERS}
 
 _X87_MANTISSA_BITS, _X87_BYTES = 63, 10
 """A long double on x86; it takes 12 or 16 bytes in memory."""
@@ -181,7 +193,8 @@ def zarr_data_type(dtype: np.dtype[Any]) -> tuple[Any, Any, str | None]:
         return {"name": name, "configuration": configuration}, "NaT", _endian(dtype)
     if dtype.names:
         fields = [[name, _simple_field(dtype, name)] for name in dtype.names]
-        if all(kind for _, kind in fields) and dtype == _packed(dtype):
+        packed = np.dtype([(name, dtype.fields[name][0]) for name in dtype.names])  # type: ignore[index]
+        if all(kind for _, kind in fields) and dtype == packed:
             data_type = {"name": "structured", "configuration": {"fields": fields}}
             return data_type, _zeros_base64(dtype.itemsize), None
     return {"name": "raw_bytes", "configuration": size}, _zeros_base64(dtype.itemsize), None
@@ -201,15 +214,11 @@ def _simple_field(dtype: np.dtype[Any], name: str) -> Any:
     return None if endian == "big" or (is_raw and field.kind != "V") else data_type
 
 
-def _packed(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype([(name, dtype.fields[name][0]) for name in dtype.names or ()])  # type: ignore[index]
-
-
 def _zeros_base64(count: int) -> str:
     return base64.b64encode(bytes(count)).decode()
 
 
-def without_padding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def without_padding(array: Array) -> Array:
     """Return the array with the padding of its items zeroed; a copy if its dtype has padding."""
     if array.dtype.names is None and array.dtype.char not in "gG":
         return array
@@ -218,7 +227,7 @@ def without_padding(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return clean
 
 
-def _fill(clean: np.ndarray[Any, Any], array: np.ndarray[Any, Any]) -> None:
+def _fill(clean: Array, array: Array) -> None:
     if array.dtype.names is not None:
         for name in array.dtype.names:
             _fill(clean[name], array[name])

@@ -15,12 +15,13 @@ import numpy as np
 from jobrunner.checkpoint.encoding import tensors
 from jobrunner.checkpoint.encoding.codecs import Codec
 from jobrunner.checkpoint.encoding.dtypes import (
+    Array,
     UnsupportedDtypeError,
     dtype_from_spec,
     dtype_to_spec,
 )
 from jobrunner.checkpoint.encoding.stateful import has_state, name_class
-from jobrunner.checkpoint.encoding.tree import ArrayPart, Tree
+from jobrunner.checkpoint.encoding.tree import ArrayPart, Trail, Tree
 from jobrunner.names import escape
 
 _EXACT_INT = 1 << 53  # JSON readers in other languages lose digits of larger ints
@@ -35,7 +36,7 @@ _STATE = "the state of another object"
 class UnsupportedValueError(Exception):
     """A value inside a blob cannot be saved."""
 
-    def __init__(self, trail: tuple[str, ...], cls: type, why: str) -> None:
+    def __init__(self, trail: Trail, cls: type, why: str) -> None:
         super().__init__(why)
         self.trail, self.cls, self.why = trail, cls, why
 
@@ -46,7 +47,7 @@ class Encoder:
     def __init__(self, codecs: Mapping[type, Codec], allow_pickle: bool) -> None:
         self.parts: list[ArrayPart] = []
         # Each array as the value holds it, with its trail.
-        self.memory: list[tuple[tuple[str, ...], np.ndarray[Any, Any]]] = []
+        self.memory: list[tuple[Trail, Array]] = []
         # Mutable objects but arrays, by `id`; kept alive, so that no `id` is used twice.
         self.identities: dict[int, object] = {}
         self.has_state = False
@@ -58,7 +59,7 @@ class Encoder:
         self._kept: list[object] = []
         self._holder = ""  # set inside values into which no state_dict() could be loaded
 
-    def encode(self, value: Any, trail: tuple[str, ...] = ()) -> Tree:
+    def encode(self, value: Any, trail: Trail = ()) -> Tree:
         """Encode the value at `trail` in the blob; may raise `UnsupportedValueError`."""
         cls = type(value)
         method = _ENCODERS.get(cls)
@@ -110,12 +111,12 @@ class Encoder:
 
     # --- plain values
 
-    def _int(self, value: int, trail: tuple[str, ...]) -> Tree:
+    def _int(self, value: int, trail: Trail) -> Tree:
         if -_EXACT_INT <= value <= _EXACT_INT:
             return value
         return {"$": "int", "hex": hex(value)}
 
-    def _str(self, value: str, trail: tuple[str, ...]) -> Tree:
+    def _str(self, value: str, trail: Trail) -> Tree:
         if len(value) > _INLINE_CHARACTERS:
             data = np.frombuffer(value.encode("utf-8", "surrogatepass"), np.uint8)
             return {"$": "str", "at": self._part(data, trail, "str")}
@@ -123,27 +124,27 @@ class Encoder:
             return value
         return {"$": "str", "hex": value.encode("utf-8", "surrogatepass").hex()}
 
-    def _bytearray(self, value: bytearray, trail: tuple[str, ...]) -> Tree:
+    def _bytearray(self, value: bytearray, trail: Trail) -> Tree:
         return self._mutable(value) or self._data("bytearray", bytes(value), trail)
 
-    def _data(self, kind: str, data: bytes, trail: tuple[str, ...]) -> Tree:
+    def _data(self, kind: str, data: bytes, trail: Trail) -> Tree:
         if len(data) <= _INLINE_BYTES:
             return {"$": kind, "hex": data.hex()}
         return {"$": kind, "at": self._part(np.frombuffer(data, np.uint8), trail, kind)}
 
     # --- containers
 
-    def _list(self, value: list[Any], trail: tuple[str, ...]) -> Tree:
+    def _list(self, value: list[Any], trail: Trail) -> Tree:
         if same := self._mutable(value):
             return same
         packed = self._packed("list", value, trail)
         return self._items(value, trail) if packed is None else packed
 
-    def _tuple(self, value: tuple[Any, ...], trail: tuple[str, ...]) -> Tree:
+    def _tuple(self, value: tuple[Any, ...], trail: Trail) -> Tree:
         packed = self._packed("tuple", value, trail)
         return {"$": "tuple", "items": self._items(value, trail)} if packed is None else packed
 
-    def _packed(self, kind: str, value: Sequence[Any], trail: tuple[str, ...]) -> Tree | None:
+    def _packed(self, kind: str, value: Sequence[Any], trail: Trail) -> Tree | None:
         """Encode a long sequence of numbers of one type as an array."""
         if len(value) < _PACKED_LENGTH:
             return None
@@ -152,16 +153,16 @@ class Encoder:
         if types or dtype is None:
             return None
         try:
-            data: np.ndarray[Any, Any] = np.array(value, dtype)
+            data: Array = np.array(value, dtype)
         except OverflowError:
             return None
         return {"$": kind, "at": self._part(data, trail, kind)}
 
-    def _items(self, value: Sequence[Any], trail: tuple[str, ...]) -> list[Tree]:
+    def _items(self, value: Sequence[Any], trail: Trail) -> list[Tree]:
         with _Level(self, value, trail):
             return [self.encode(item, (*trail, str(i))) for i, item in enumerate(value)]
 
-    def _dict(self, value: dict[Any, Any], trail: tuple[str, ...]) -> Tree:
+    def _dict(self, value: dict[Any, Any], trail: Trail) -> Tree:
         if same := self._mutable(value):
             return same
         with _Level(self, value, trail):
@@ -173,7 +174,7 @@ class Encoder:
                 }
             return {"$": "dict", "items": self._pairs(value, trail)}
 
-    def _ordered_dict(self, value: OrderedDict[Any, Any], trail: tuple[str, ...]) -> Tree:
+    def _ordered_dict(self, value: OrderedDict[Any, Any], trail: Trail) -> Tree:
         if same := self._mutable(value):
             return same
         with _Level(self, value, trail):
@@ -182,7 +183,7 @@ class Encoder:
                 tree["attributes"] = self.encode(vars(value), (*trail, "_attributes"))
             return tree
 
-    def _pairs(self, value: Mapping[Any, Any], trail: tuple[str, ...]) -> list[list[Tree]]:
+    def _pairs(self, value: Mapping[Any, Any], trail: Trail) -> list[list[Tree]]:
         pairs = []
         for i, (name, key) in enumerate(zip(child_names(value), value, strict=True)):
             first = self._encode_within("a key", key, (*trail, f"_{i}_key"))
@@ -191,7 +192,7 @@ class Encoder:
 
     # --- arrays
 
-    def _array(self, value: np.ndarray[Any, Any], trail: tuple[str, ...]) -> Tree:
+    def _array(self, value: Array, trail: Trail) -> Tree:
         try:
             if value.dtype == object:
                 return self._objects(value, trail)
@@ -207,7 +208,7 @@ class Encoder:
             return self._gaps(value, spec, trail)
         return {"$": "array", "at": self._part(value, trail, "ndarray")}
 
-    def _view(self, value: np.ndarray[Any, Any], holds: str, trail: tuple[str, ...]) -> Tree:
+    def _view(self, value: Array, holds: str, trail: Trail) -> Tree:
         """Number an array; equal views of the same memory count as one array."""
         key: object = id(value)
         if value.size and value.itemsize:
@@ -216,7 +217,7 @@ class Encoder:
                 self.memory.append((trail, value))
         return self._number(key, value)
 
-    def _objects(self, value: np.ndarray[Any, Any], trail: tuple[str, ...]) -> Tree:
+    def _objects(self, value: Array, trail: Trail) -> Tree:
         items = value.ravel().tolist()
         if any(type(item) is not str for item in items):
             raise UnsupportedDtypeError("it holds Python objects other than str")
@@ -228,7 +229,7 @@ class Encoder:
         trees = [self._str(item, (*trail, str(i))) for i, item in enumerate(items)]
         return {"$": "objects", "items": trees, "shape": list(value.shape)}
 
-    def _gaps(self, value: np.ndarray[Any, Any], spec: Any, trail: tuple[str, ...]) -> Tree:
+    def _gaps(self, value: Array, spec: Any, trail: Trail) -> Tree:
         gaps = np.array([type(item) is not str for item in value.ravel().tolist()], bool)
         gaps = gaps.reshape(value.shape)
         plain = np.empty_like(value, dtype=np.dtypes.StringDType(coerce=value.dtype.coerce))
@@ -240,7 +241,7 @@ class Encoder:
             "missing": self._part(gaps, (*trail, "missing"), "ndarray"),
         }
 
-    def _part(self, array: np.ndarray[Any, Any], trail: tuple[str, ...], holds: str) -> int:
+    def _part(self, array: Array, trail: Trail, holds: str) -> int:
         order = _memory_order(array)
         data = array if order is None else array.transpose(order)
         self.parts.append(ArrayPart(data, order, trail, holds))
@@ -257,7 +258,7 @@ class Encoder:
             raise UnsupportedDtypeError(f"{cls.__name__} is not one of NumPy's scalar types")
         return {"$": "scalar", "dtype": spec, "hex": value.tobytes().hex()}
 
-    def _tensor(self, value: Any, trail: tuple[str, ...]) -> Tree:
+    def _tensor(self, value: Any, trail: Trail) -> Tree:
         # load_state_dict() copies a state to the device of the object.
         array, description = tensors.to_array(value, from_device=self._holder == _STATE)
         if same := self._view(array, str(description), trail):
@@ -267,7 +268,7 @@ class Encoder:
 
     # --- anything else
 
-    def _by_codec(self, value: object, trail: tuple[str, ...], codec: Codec) -> Tree:
+    def _by_codec(self, value: object, trail: Trail, codec: Codec) -> Tree:
         if same := self._object(value):
             return same
         try:
@@ -282,7 +283,7 @@ class Encoder:
             tree = self._encode_within(f"the output of its codec {codec.name!r}", inner, trail)
             return {"$": "codec", "name": codec.name, "value": tree}
 
-    def _state(self, value: Any, trail: tuple[str, ...]) -> Tree:
+    def _state(self, value: Any, trail: Trail) -> Tree:
         if same := self._mutable(value):
             return same
         if self._holder:
@@ -299,13 +300,13 @@ class Encoder:
             tree = self._encode_within(_STATE, state, trail)
         return {"$": "state", "cls": name_class(value), "value": tree}
 
-    def _encode_within(self, holder: str, value: object, trail: tuple[str, ...]) -> Tree:
+    def _encode_within(self, holder: str, value: object, trail: Trail) -> Tree:
         before, self._holder = self._holder, self._holder or holder
         tree = self.encode(value, trail)
         self._holder = before
         return tree
 
-    def _pickle(self, value: object, trail: tuple[str, ...], why: str) -> Tree:
+    def _pickle(self, value: object, trail: Trail, why: str) -> Tree:
         if not self._allow_pickle:
             raise UnsupportedValueError(trail, type(value), why)
         if same := self._object(value):
@@ -321,7 +322,7 @@ class Encoder:
 class _Level:
     """One level of nesting; refuses cycles and excessive depth."""
 
-    def __init__(self, encoder: Encoder, value: object, trail: tuple[str, ...]) -> None:
+    def __init__(self, encoder: Encoder, value: object, trail: Trail) -> None:
         self._inside = encoder._inside
         if id(value) in self._inside:
             raise UnsupportedValueError(trail, type(value), "it contains itself")
@@ -337,7 +338,7 @@ class _Level:
         self._inside.discard(self._id)
 
 
-_ENCODERS: dict[type, Callable[[Encoder, Any, tuple[str, ...]], Tree]] = {
+_ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
     type(None): lambda _, value, trail: value,
     bool: lambda _, value, trail: value,
     int: Encoder._int,
@@ -380,7 +381,7 @@ def _bits(*values: float) -> str:
     return struct.pack(f">{len(values)}d", *values).hex()
 
 
-def _memory_order(array: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
+def _memory_order(array: Array) -> tuple[int, ...] | None:
     """Return the memory order of the axes, outermost first; None if they are in it already."""
     if array.flags.c_contiguous or 0 in array.strides:
         return None

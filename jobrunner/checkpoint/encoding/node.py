@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jobrunner.checkpoint.encoding.codecs import Codec
+from jobrunner.checkpoint.encoding.dtypes import Array
 from jobrunner.checkpoint.encoding.encode import Encoder, UnsupportedValueError
-from jobrunner.checkpoint.encoding.tree import EncodedBlob
+from jobrunner.checkpoint.encoding.tree import EncodedBlob, Trail
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import DefinitionError
 
 
 class _View(NamedTuple):
     blob: str
-    trail: tuple[str, ...]
-    array: np.ndarray[Any, Any]
+    trail: Trail
+    array: Array
 
 
 def encode_blobs(
@@ -27,7 +28,7 @@ def encode_blobs(
     codecs: Sequence[Codec] = (),
     *,
     allow_pickle: bool = False,
-    beside: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    beside: Mapping[str, Array] | None = None,
 ) -> dict[str, EncodedBlob]:
     """Encode the blobs of a node; write them before the values, whose memory they share, change.
 
@@ -100,9 +101,7 @@ def _explain(node: str, blob: str, error: UnsupportedValueError) -> str:
 # --- shared memory
 
 
-def _refuse_shared_memory(
-    node: str, memory: Sequence[_View], beside: Mapping[str, np.ndarray[Any, Any]]
-) -> None:
+def _refuse_shared_memory(node: str, memory: Sequence[_View], beside: Mapping[str, Array]) -> None:
     if _all_apart(memory, beside):
         return
     memory = [*memory, *(_View(name, (), array) for name, array in beside.items())]
@@ -129,7 +128,7 @@ def _refuse_shared_memory(
         reaching.append((high, index))
 
 
-def _all_apart(memory: Sequence[_View], beside: Mapping[str, np.ndarray[Any, Any]]) -> bool:
+def _all_apart(memory: Sequence[_View], beside: Mapping[str, Array]) -> bool:
     """Whether each array owns its memory and appears once; if so, none share any."""
     arrays = [*(array for _, _, array in memory), *beside.values()]
     return len(set(map(id, arrays))) == len(arrays) and all(
@@ -137,7 +136,7 @@ def _all_apart(memory: Sequence[_View], beside: Mapping[str, np.ndarray[Any, Any
     )
 
 
-def _overlap(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+def _overlap(one: Array, other: Array) -> bool:
     try:
         return np.shares_memory(one, other, max_work=1_000_000)  # type: ignore[arg-type]  # any int is allowed
     except np.exceptions.TooHardError:

@@ -5,30 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import numpy as np
-
+from jobrunner.checkpoint.encoding.dtypes import NUMBERS, Array
 from jobrunner.checkpoint.encoding.tree import TensorNode
 
 # NumPy has no dtype for some of torch's; they are saved as integers of the same size.
 _AS_INTEGERS = {1: "uint8", 2: "int16"}
-_IN_NUMPY = frozenset(
-    [
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    ]
-)
 
 
 class UnsupportedTensorError(TypeError):
@@ -41,9 +22,7 @@ def is_tensor(value: object) -> bool:
     return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter)
 
 
-def to_array(
-    tensor: Any, *, from_device: bool = False
-) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
+def to_array(tensor: Any, *, from_device: bool = False) -> tuple[Array, dict[str, Any]]:
     """Return the tensor's memory as an array, and the other fields of its node.
 
     With `from_device`, a tensor on another device is copied to the host, and will load there.
@@ -59,7 +38,7 @@ def to_array(
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in _IN_NUMPY:
+    if dtype not in NUMBERS:
         if tensor.element_size() not in _AS_INTEGERS:
             raise UnsupportedTensorError(f"NumPy has no equivalent of its dtype {dtype}")
         plain = plain.view(getattr(torch, _AS_INTEGERS[tensor.element_size()]))
@@ -70,7 +49,7 @@ def to_array(
     }
 
 
-def from_array(array: np.ndarray[Any, Any] | None, node: TensorNode) -> Any:
+def from_array(array: Array | None, node: TensorNode) -> Any:
     """Make the tensor again, on the memory of `array`; None if it has no elements."""
     torch = sys.modules["torch"]
     dtype = getattr(torch, node.dtype)

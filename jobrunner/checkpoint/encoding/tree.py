@@ -13,23 +13,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from jobrunner.checkpoint.encoding.dtypes import Spec
+from jobrunner.checkpoint.encoding.dtypes import Array, Spec
 from jobrunner.checkpoint.encoding.schema import Count, Shape
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 
 Tree = Any
 """A JSON tree that stands for a value."""
 
+Trail = tuple[str, ...]
+"""Path within a blob: keys, escaped for file systems, and indices."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArrayPart:
     """One array of a value."""
 
-    data: np.ndarray[Any, Any]  # axes in memory order, outermost first; not always contiguous
+    data: Array  # axes in memory order, outermost first; not always contiguous
     order: tuple[int, ...] | None  # `data == array.transpose(order)`; None: in memory order already
-    trail: tuple[str, ...]  # path within the blob: keys, escaped for file systems, and indices
+    trail: Trail
     holds: str  # type of the encoded value: ndarray, bytes, str, ...
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from jobrunner.checkpoint.encoding import UnsupportedDtypeError, dtype_from_spec
+from jobrunner.checkpoint.encoding import Array, UnsupportedDtypeError, dtype_from_spec
 from jobrunner.checkpoint.storage import Files, join_path
 from jobrunner.checkpoint.store.chunk_bytes import decode_piece, split_chunk
 from jobrunner.checkpoint.store.grid import Piece, to_logical
@@ -111,7 +111,7 @@ class StoredArray:
         """In the order of the array's own axes."""
         return tuple(to_logical(self._entry.shape, self._entry.order))
 
-    def read(self) -> tuple[np.ndarray[Any, Any], Jobs]:
+    def read(self) -> tuple[Array, Jobs]:
         """Return an array to be filled, and the jobs that fill it."""
         shape, order = self._entry.shape, self._entry.order
         if order and order == tuple(range(len(shape)))[::-1]:
@@ -143,13 +143,13 @@ class StoredArray:
             start = stop
         return result, jobs
 
-    def read_slice(self, axis: int, start: int, stop: int) -> tuple[np.ndarray[Any, Any], Jobs]:
+    def read_slice(self, axis: int, start: int, stop: int) -> tuple[Array, Jobs]:
         """Return a part along an axis, to be filled, and the jobs that fill it from its pieces."""
         grid, entry = self._grid, self._entry
         along = axis if grid.order is None else grid.order.index(axis)
         shape = list(grid.shape)
         shape[along] = stop - start
-        data: np.ndarray[Any, Any] = np.empty(shape, self.dtype)
+        data: Array = np.empty(shape, self.dtype)
         jobs: Jobs = []
         pieces = entry.pieces or [[file] for file in entry.files]
         for corner, (path, (size, _)), spans in zip(
@@ -179,9 +179,7 @@ class StoredArray:
     def _read_row(self, target: memoryview) -> None:
         target[:] = self.read_alone()
 
-    def _read_file(
-        self, path: str, file: File, corner: tuple[int, ...], data: np.ndarray[Any, Any]
-    ) -> None:
+    def _read_file(self, path: str, file: File, corner: tuple[int, ...], data: Array) -> None:
         chunk = self._files.read(path, file)
         with self._decoding():
             for piece, encoded in split_chunk(chunk, self._grid, corner):
@@ -192,13 +190,13 @@ class StoredArray:
         read: Callable[[], bytes],
         piece: Piece,
         inside: tuple[slice, ...],
-        target: np.ndarray[Any, Any],
+        target: Array,
     ) -> None:
         encoded = read()
         with self._decoding():
             target[...] = self._decode(encoded, piece)[inside]
 
-    def _decode(self, encoded: bytes, piece: Piece) -> np.ndarray[Any, Any]:
+    def _decode(self, encoded: bytes, piece: Piece) -> Array:
         return decode_piece(encoded, piece, self._grid.stored_shape, self.dtype, self._compressors)
 
     @contextlib.contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from crc32c import crc32c
 
+from jobrunner.checkpoint.encoding import Array
 from jobrunner.checkpoint.store.compression import compress, decompress
 from jobrunner.checkpoint.store.grid import Grid, Piece
 from jobrunner.define import Compressor
@@ -41,7 +42,7 @@ def index_bytes(grid: Grid) -> int:
 
 
 def encode_chunk(
-    data: np.ndarray[Any, Any], grid: Grid, corner: Sequence[int], compressors: Sequence[Compressor]
+    data: Array, grid: Grid, corner: Sequence[int], compressors: Sequence[Compressor]
 ) -> ChunkBytes:
     """Encode the chunk at `corner` of an array with its axes in memory order."""
     if grid.piece_shape is None:
@@ -69,7 +70,7 @@ def encode_chunk(
 
 
 def _encode(
-    part: np.ndarray[Any, Any], shape: tuple[int, ...], compressors: Sequence[Compressor]
+    part: Array, shape: tuple[int, ...], compressors: Sequence[Compressor]
 ) -> tuple[list[bytes | memoryview], int]:
     """Return the bytes of a piece, and how many zero bytes fill it up."""
     if part.shape != shape and not _is_padded_at_the_end(part.shape, shape):
@@ -116,14 +117,14 @@ def decode_piece(
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
     compressors: Sequence[Compressor],
-) -> np.ndarray[Any, Any]:
+) -> Array:
     """Decode a piece of the array; `shape` is that of a whole piece.
 
     Raises ValueError if `data` is not such a piece.
     """
     if compressors:
         data = decompress(data, compressors)
-    whole: np.ndarray[Any, Any]
+    whole: Array
     if isinstance(dtype, np.dtypes.StringDType):
         whole = np.array(decode_texts(data), dtype).reshape(shape)
     else:
@@ -134,7 +135,7 @@ def decode_piece(
 # --- texts
 
 
-def encode_texts(data: np.ndarray[Any, Any], count: int) -> bytes:
+def encode_texts(data: Array, count: int) -> bytes:
     """Encode texts as Zarr's ``vlen-utf8``, filled up with empty ones to `count`."""
     texts = [text.encode() for text in data.ravel().tolist()]
     pieces = [count.to_bytes(4, "little")]

@@ -6,10 +6,10 @@ import logging
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from jobrunner.checkpoint.encoding import Array
 from jobrunner.checkpoint.storage import Files, PosixFiles, join_path
 from jobrunner.checkpoint.store.checksums import HEAD_BYTES, Sums, WrittenChunk, checksum_chunk
 from jobrunner.checkpoint.store.chunk_bytes import ChunkBytes, encode_chunk
@@ -80,9 +80,7 @@ class ChunkWriter:
             array, path, encode_chunk(data, array.grid, corner, array.compressors), known
         )
 
-    def _write_stack(
-        self, array: PlannedArray, path: str, data: np.ndarray[Any, Any]
-    ) -> WrittenChunk:
+    def _write_stack(self, array: PlannedArray, path: str, data: Array) -> WrittenChunk:
         """Write the one file of a stack, and record the checksum of each row."""
         memory = memoryview(data.reshape(-1).view(np.uint8).data)
         crc = self._files.write(join_path(self._root, path), [memory])

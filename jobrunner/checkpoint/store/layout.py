@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.checkpoint.encoding import (
+    Array,
     ArrayPart,
     EncodedBlob,
     Spec,
@@ -62,7 +63,7 @@ class PlannedArray:
 
     blob: str  # empty for a stack, which holds arrays of many blobs, one a row
     path: str
-    data: np.ndarray[Any, Any] | Rows  # axes in memory order, outermost first
+    data: Array | Rows  # axes in memory order, outermost first
     grid: Grid
     compressors: Sequence[dict[str, Any]]
     entry: dict[str, Any]  # in the manifest; the files are added when they are written
@@ -189,7 +190,7 @@ def _stack_parts(
 
 def _stack(
     stacks: list[PlannedArray],
-    arrays: Mapping[str, np.ndarray[Any, Any]],
+    arrays: Mapping[str, Array],
     order: tuple[int, ...] | None,
 ) -> Iterator[list[int]]:
     """Stack arrays that are alike; yield the indices of each one's stack and row."""
@@ -243,7 +244,7 @@ def _entry(
     }
 
 
-def _mean_text_bytes(data: np.ndarray[Any, Any]) -> int:
+def _mean_text_bytes(data: Array) -> int:
     if not data.size:
         return 1
     return 4 + math.ceil(int(np.strings.str_len(data).sum()) / data.size)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jobrunner.checkpoint.encoding import Array
 from jobrunner.errors import CheckpointError
 
 
@@ -96,7 +97,7 @@ class PartitionedArray:
                 index.append(place % length)
         return index, flipped
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self[...], dtype)
 
     def to_dask(self) -> Any:

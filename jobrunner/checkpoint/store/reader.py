@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from jobrunner.checkpoint.encoding import Codec, Decoder, InvalidTreeError, StatefulBlob
+from jobrunner.checkpoint.encoding import Array, Codec, Decoder, InvalidTreeError, StatefulBlob
 from jobrunner.checkpoint.storage import Files, join_path, run_all
 from jobrunner.checkpoint.store.array_reader import StoredArray, VerifiedFiles, WantedRows
 from jobrunner.checkpoint.store.layout import describe_array
@@ -152,7 +150,7 @@ class StoreReader:
         """Return the length of an array blob along `axis`."""
         return self._lone_array(blob, axis).shape[axis]
 
-    def load_slice(self, blob: str, axis: int, start: int, stop: int) -> np.ndarray[Any, Any]:
+    def load_slice(self, blob: str, axis: int, start: int, stop: int) -> Array:
         """Read part of an array blob along one axis, and verify the pieces that hold it."""
         data, jobs = self._lone_array(blob, axis).read_slice(axis, start, stop)
         run_all(jobs, self.files.threads, data.nbytes)
@@ -201,7 +199,7 @@ class StoreReader:
         """
         blob = manifest.blob(name)
 
-        def read(i: int) -> np.ndarray[Any, Any]:
+        def read(i: int) -> Array:
             array, jobs = StoredArray(self._verified, blob.arrays[i]).read()
             run_all(jobs, self.files.threads, array.nbytes)
             return array

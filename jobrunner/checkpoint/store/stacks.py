@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from jobrunner.checkpoint.encoding import Array
+
 LEAST_ALIKE = 64
 """Fewer are stored one by one, where other readers of Zarr find them by their names."""
 
@@ -26,7 +28,7 @@ class Alike:
 
     __slots__ = ("arrays",)
 
-    def __init__(self, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+    def __init__(self, arrays: dict[str, Array]) -> None:
         self.arrays = arrays  # by blob
 
 
@@ -35,7 +37,7 @@ def find_alike(blobs: Mapping[str, object], apart: Collection[str] = ()) -> dict
 
     Skips arrays that are not in C order or do not own their memory.
     """
-    classes: dict[tuple[Any, ...], dict[str, np.ndarray[Any, Any]]] = {}
+    classes: dict[tuple[Any, ...], dict[str, Array]] = {}
     for name, value in blobs.items():
         if type(value) is np.ndarray and 0 < value.nbytes <= MOST_BYTES and name not in apart:
             flags = value.flags
@@ -64,7 +66,7 @@ class Rows:
 
     __slots__ = ("_arrays", "dtype", "shape")
 
-    def __init__(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+    def __init__(self, arrays: Sequence[Array]) -> None:
         self._arrays = arrays
         self.dtype = arrays[0].dtype
         self.shape = (len(arrays), *arrays[0].shape)
@@ -74,9 +76,9 @@ class Rows:
         """The size of all of them."""
         return len(self._arrays) * self._arrays[0].nbytes
 
-    def gather(self) -> np.ndarray[Any, Any]:
+    def gather(self) -> Array:
         """Copy them into one array, along a new first axis."""
         # Twice as fast as np.stack; typeshed does not know that arrays are buffers.
         joined = b"".join(self._arrays)  # type: ignore[arg-type]
-        rows: np.ndarray[Any, Any] = np.frombuffer(joined, np.uint8).view(self.dtype)
+        rows: Array = np.frombuffer(joined, np.uint8).view(self.dtype)
         return rows.reshape(self.shape)
