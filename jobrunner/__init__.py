@@ -11,12 +11,11 @@ use::
     workspace/    one node's values in memory
     worker/       what runs inside a worker process
     cluster/      the client's side of Dask: sessions, placement, messages
-    checkpoint/   managers, which save, keep and load epochs
+    checkpoint/   managers, which save and load epochs; policies: when to save, what to keep
         storage/      bytes under names, in a file system or an object store
         encoding/     values <-> JSON trees and arrays
         store/        one node at one epoch
         log/          which epochs exist
-        policies/     when to save, what to keep
         maintenance/  copy, inspect and repair a directory that no run uses
     run/          the loop: init or resume, then epochs, then upload, download and exit
         replay/       run a recorded epoch again and compare

@@ -1,4 +1,4 @@
-"""What users hold: managers, which save, keep and load epochs."""
+"""Managers, which save and load epochs; policies: when to save, which epochs to keep."""
 
 from __future__ import annotations
 

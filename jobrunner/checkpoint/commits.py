@@ -137,7 +137,7 @@ class Commits:
         return any(self._files.each(self._files.is_taken, paths))
 
     def _former(self) -> dict[str, tuple[str, str]]:
-        """The newest recorded stores, whose unchanged chunks the next ones may link."""
+        """Node -> its newest recorded store and digest; the next one may link unchanged chunks."""
         state = self._recorded.log.known()  # as of the claim: reading again could fail
         latest = state.latest
         if latest is None:

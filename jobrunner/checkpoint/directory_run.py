@@ -120,7 +120,7 @@ class DirectoryRun:
 
         Call it on every worker with its workspaces, and pass the answers to `check_probe`.
         """
-        with writing(self.path, "the probe of whether workers share it could not be written"):
+        with writing(self.path, "the probe for the workers could not be written"):
             return self._commits.held().ask()
 
     def check_probe(self, answers: Mapping[str, Any]) -> None:

@@ -161,7 +161,7 @@ class MultiNodeCheckpointManager:
         return self.recorded.latest()
 
     def record(self, epoch: int) -> Mapping[str, Any]:
-        """What the log says of a recorded epoch.
+        """The record of an epoch in the log.
 
         Returns
         -------

@@ -103,7 +103,7 @@ class SaveEvery(_JoinsSaves):
     epochs : int, optional
         Save after each epoch whose number is a multiple of this.
     steps : int, optional
-        Save after every so many runs of the epoch group, counted from epoch 0. With
+        Save each time the epoch group has run this often, counted from epoch 0. With
         ``Job(steps_per_epoch=)`` this also saves within an epoch.
     seconds : float, optional
         Save after the first step that ends this long or longer after the last save began.

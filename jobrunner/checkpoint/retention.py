@@ -109,7 +109,7 @@ class Retention:
             self.sweep(stores)
 
     def sweep(self, stores: Stores) -> None:
-        """Hide or delete stores if the log says so: not if the epoch was pinned just before."""
+        """Hide or delete stores that the log gives up; not if the epoch was pinned just before."""
         claim, names = stores
         chore = self._recorded.log.known().chores.get(claim)
         if chore is not None:

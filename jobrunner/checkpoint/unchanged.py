@@ -16,8 +16,8 @@ import numpy as np
 from jobrunner.checkpoint.store import LINKED_BYTES, PlannedArray, Rows
 from jobrunner.workspace import Workspace, sole_arrays
 
-Origin = tuple[str, str, str]
-"""A store: its directory, its name, and the SHA-256 of its manifest."""
+StoreIdentity = tuple[str, str, str]
+"""The directory and name of a store, and the SHA-256 of its manifest."""
 
 _LAST = "last written arrays"
 
@@ -29,7 +29,7 @@ _Arrays = dict[str, tuple[weakref.ref[np.ndarray[Any, Any]], dict[str, Any]]]
 class _Written:
     """A store, and the arrays that were written to it."""
 
-    origin: Origin
+    store: StoreIdentity
     arrays: _Arrays
 
 
@@ -58,9 +58,9 @@ class UnchangedArrays:
         }
         self._arrays: _Arrays = {}
 
-    def mark(self, arrays: Iterable[PlannedArray], former: Origin | None) -> None:
+    def mark(self, arrays: Iterable[PlannedArray], former: StoreIdentity | None) -> None:
         """Set `is_sole`, `is_constant` and, since store `former`, `is_unchanged` on each array."""
-        last = self._last.arrays if self._last and self._last.origin == former else {}
+        last = self._last.arrays if self._last and self._last.store == former else {}
         for array in arrays:
             if isinstance(array.data, Rows) or array.data.nbytes < LINKED_BYTES:
                 continue
@@ -76,9 +76,9 @@ class UnchangedArrays:
                 array.is_unchanged = known() is found and then == about
         self._sole.clear()  # or `values.own` would copy them
 
-    def remember(self, workspace: Workspace, origin: Origin) -> None:
+    def remember(self, workspace: Workspace, store: StoreIdentity) -> None:
         """Note, for the next save, the arrays of this store, which is now durable."""
-        workspace.companions[_LAST] = _Written(origin, self._arrays)
+        workspace.companions[_LAST] = _Written(store, self._arrays)
 
 
 def _is_short(value: object) -> bool:

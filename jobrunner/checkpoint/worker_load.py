@@ -127,7 +127,7 @@ class _Read:
 
 
 @dataclass(frozen=True, slots=True)
-class _HandOver:
+class _Update:
     """The task that updates a node's workspace, after all nodes have read and verified."""
 
     reading: Reading
@@ -197,11 +197,11 @@ def load_group(
         )
         for node, reading in readings.items():
             Task(
-                _HandOver(reading, replace, frozenset(anew.get(node, ()))),
+                _Update(reading, replace, frozenset(anew.get(node, ()))),
                 inputs=_VERIFIED,
                 node=node,
                 group=group,
-                name="hand over",
+                name="update",
                 after=verified,
             )
     return group, {node: task.output(1) for node, task in reads.items()}

@@ -196,8 +196,8 @@ class Save:
         batch = StoreBatch(self.files, self.path, stores, former, array_pool)
         arrays = batch.arrays()
         for node in nodes:
-            origin = (self.path, *self.former[node]) if node in self.former else None
-            unchanged[node].mark(arrays[self.stores[node]], origin)
+            identity = (self.path, *self.former[node]) if node in self.former else None
+            unchanged[node].mark(arrays[self.stores[node]], identity)
         return _Prepared(nodes, batch, replicas, states, unchanged)
 
     def _about(self, node: str, states: Sequence[str]) -> dict[str, Any]:
@@ -278,7 +278,7 @@ class _Background:
 
     @classmethod
     def of(cls, workspaces: Mapping[str, Workspace]) -> _Background:
-        """That of a worker's workspaces; lives as long as they do."""
+        """The one that a worker's workspaces share; lives as long as they do."""
         found = [w.companions[_COPIES] for w in workspaces.values() if _COPIES in w.companions]
         background: _Background = found[0] if found else cls()
         for workspace in workspaces.values():

@@ -178,7 +178,7 @@ def test_loading_replaces_all_blobs_after_all_nodes_are_verified(rig: Rig) -> No
         assert set(fresh[node].globals) == {"w", "name"}
         assert_identical(values(node, 0), fresh[node].globals["w"])
     names = [task.name for task in group.tasks()]
-    assert names == ["read and verify"] * 2 + ["all verified"] + ["hand over"] * 2
+    assert names == ["read and verify"] * 2 + ["all verified"] + ["update"] * 2
 
 
 def test_loading_some_blobs_does_not_change_the_others(rig: Rig) -> None:
