@@ -92,31 +92,8 @@ if TYPE_CHECKING:
     )
     from jobrunner.worker import current_task
 
-_MODULE_OF = {
-    name: module
-    for module, names in {
-        "checkpoint": (
-            "Auto Checkpoint CheckpointManager Codec FileMetadataHandler KeepAll KeepBest "
-            "KeepEvery KeepLast MetadataHandler Moment MultiNodeCheckpointManager "
-            "RetentionPolicy SaveEvery SavePolicy register_codec"
-        ),
-        "cluster": "Session",
-        "compile": "Plan",
-        "define": "Blob Job Node Task TaskGroup TaskOutput WorkspaceType epoch_limiter",
-        "errors": (
-            "BlobNotFoundError CheckpointCorruptError CheckpointError CheckpointNotFoundError "
-            "CheckpointWriteError CommitConflictError DefinitionError ExecutionError "
-            "JobRunnerError NodeLostError PlacementError PlanMismatchError RunStoppedError "
-            "SchedulerLostError TaskFailedError"
-        ),
-        "run": (
-            "BlobDifference CopyTo JobRunner ReplayReport ResumePlan RunResult SaveReport "
-            "UploadTaskGroupBuilder"
-        ),
-        "worker": "current_task",
-    }.items()
-    for name in names.split()
-}
+_PACKAGES = ("errors", "define", "compile", "worker", "cluster", "checkpoint", "run")
+"""Each imports those before it, so looking a name up in all of them loads nothing else."""
 
 __all__ = [
     "Auto",
@@ -174,12 +151,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    module = _MODULE_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module 'jobrunner' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"jobrunner.{module}"), name)
-    globals()[name] = value
-    return value
+    if name in __all__:
+        for package in _PACKAGES:
+            module = importlib.import_module(f"jobrunner.{package}")
+            if hasattr(module, name):
+                globals()[name] = value = getattr(module, name)
+                return value
+    raise AttributeError(f"module 'jobrunner' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

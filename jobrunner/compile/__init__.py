@@ -1,7 +1,5 @@
 """Job -> Plan: slices, edges, blob lifetimes, fingerprint. Pure: no I/O, no Dask."""
 
-from __future__ import annotations
-
 from jobrunner.compile.fingerprint import changes, describe
 from jobrunner.compile.gc_pause import gc_paused
 from jobrunner.compile.job import compile_group, compile_job, compile_resume, planned_nodes
@@ -21,27 +19,3 @@ from jobrunner.compile.plan import (
     Slice,
     UpdateArgument,
 )
-
-__all__ = [
-    "Argument",
-    "BlobArgument",
-    "Capture",
-    "Condition",
-    "Crossing",
-    "CrossingArgument",
-    "GroupPlan",
-    "Plan",
-    "PlannedNode",
-    "PlannedTask",
-    "Report",
-    "ResultArgument",
-    "Slice",
-    "UpdateArgument",
-    "changes",
-    "compile_group",
-    "compile_job",
-    "compile_resume",
-    "describe",
-    "gc_paused",
-    "planned_nodes",
-]

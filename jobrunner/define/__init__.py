@@ -1,7 +1,5 @@
 """What users write: nodes, blobs, tasks, groups and jobs. No I/O, no Dask."""
 
-from __future__ import annotations
-
 from jobrunner.define.arguments import check_int
 from jobrunner.define.array_options import (
     DEFAULT_ARRAY_OPTIONS,
@@ -12,19 +10,3 @@ from jobrunner.define.array_options import (
 from jobrunner.define.job import Job, epoch_limiter
 from jobrunner.define.node import Blob, Node, WorkspaceType
 from jobrunner.define.task import Task, TaskGroup, TaskOutput
-
-__all__ = [
-    "DEFAULT_ARRAY_OPTIONS",
-    "ArrayOptions",
-    "Blob",
-    "Compressor",
-    "Job",
-    "Node",
-    "Task",
-    "TaskGroup",
-    "TaskOutput",
-    "WorkspaceType",
-    "check_int",
-    "epoch_limiter",
-    "read_compressors",
-]

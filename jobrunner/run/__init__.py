@@ -1,26 +1,8 @@
 """Run a job: init or resume, then epochs, then upload, download and exit."""
 
-from __future__ import annotations
-
 from jobrunner.run.replay import BlobDifference, Replay, ReplayReport, compare_checkpoints
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport, format_ranges
 from jobrunner.run.resume import ResumeFrom
 from jobrunner.run.runner import JobRunner
 from jobrunner.run.saver import SaveErrorPolicy
 from jobrunner.run.upload import CopyTo, UploadTaskGroupBuilder
-
-__all__ = [
-    "BlobDifference",
-    "CopyTo",
-    "JobRunner",
-    "Replay",
-    "ReplayReport",
-    "ResumeFrom",
-    "ResumePlan",
-    "RunResult",
-    "SaveErrorPolicy",
-    "SaveReport",
-    "UploadTaskGroupBuilder",
-    "compare_checkpoints",
-    "format_ranges",
-]

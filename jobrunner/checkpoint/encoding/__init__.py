@@ -1,7 +1,5 @@
 """Values to JSON trees and arrays, and back. Pure: no I/O."""
 
-from __future__ import annotations
-
 from jobrunner.checkpoint.encoding.codecs import Codec, register_codec, registered_codecs
 from jobrunner.checkpoint.encoding.decode import Decoder, InvalidTreeError
 from jobrunner.checkpoint.encoding.dtypes import (
@@ -26,31 +24,3 @@ from jobrunner.checkpoint.encoding.schema import (
 )
 from jobrunner.checkpoint.encoding.stateful import StatefulBlob
 from jobrunner.checkpoint.encoding.tree import ArrayPart, EncodedBlob
-
-__all__ = [
-    "Array",
-    "ArrayPart",
-    "Codec",
-    "Count",
-    "Decoder",
-    "Document",
-    "EncodedBlob",
-    "InvalidTreeError",
-    "Length",
-    "Shape",
-    "Spec",
-    "StatefulBlob",
-    "UnsupportedDtypeError",
-    "child_names",
-    "convert",
-    "dtype_from_spec",
-    "dtype_to_spec",
-    "encode_blobs",
-    "parse",
-    "read_document",
-    "register_codec",
-    "registered_codecs",
-    "with_options",
-    "without_padding",
-    "zarr_data_type",
-]

@@ -1,7 +1,5 @@
 """Which epochs exist."""
 
-from __future__ import annotations
-
 from jobrunner.checkpoint.log.entries import (
     AnyEntry,
     BeginEntry,
@@ -57,55 +55,3 @@ from jobrunner.checkpoint.log.state import (
     store_names,
 )
 from jobrunner.checkpoint.log.writer import LogWriter, loose_json, strict_json
-
-__all__ = [
-    "ENTRY_NAME",
-    "HEARTBEAT",
-    "LOG_DIRECTORY",
-    "RESTARTS",
-    "RUNS_DIRECTORY",
-    "STATE_INTERVAL",
-    "TEMPORARY_NAME",
-    "AnyEntry",
-    "BeginEntry",
-    "Claim",
-    "CommitEntry",
-    "EndEntry",
-    "Entry",
-    "FileMetadataHandler",
-    "GapEntry",
-    "Holder",
-    "LogWriter",
-    "MetadataHandler",
-    "Patience",
-    "RepairEntry",
-    "RetireEntry",
-    "RewindEntry",
-    "RunEntry",
-    "RunLock",
-    "State",
-    "StateEntry",
-    "StoreRecord",
-    "commit_in",
-    "commits_in",
-    "decode_entry",
-    "each_entry",
-    "entry_to_json",
-    "given_up_by",
-    "holder_of",
-    "is_known_dead",
-    "is_left_behind",
-    "loose_json",
-    "make_entry",
-    "memory_key",
-    "mend_bit",
-    "nodes_of",
-    "own_process",
-    "parse_entry",
-    "read_content",
-    "read_process",
-    "read_state",
-    "refuse_if_alive",
-    "store_names",
-    "strict_json",
-]

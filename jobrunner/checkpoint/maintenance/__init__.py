@@ -1,17 +1,6 @@
 """Tools for a directory that no run is using: copy, inspect, repair."""
 
-from __future__ import annotations
-
 from jobrunner.checkpoint.maintenance.copy import copy_epoch, restore_epoch
 from jobrunner.checkpoint.maintenance.inspect import inspect_directory
 from jobrunner.checkpoint.maintenance.repair import repair_log
 from jobrunner.checkpoint.maintenance.repair_plan import Repair, plan_repair
-
-__all__ = [
-    "Repair",
-    "copy_epoch",
-    "inspect_directory",
-    "plan_repair",
-    "repair_log",
-    "restore_epoch",
-]

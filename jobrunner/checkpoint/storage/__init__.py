@@ -1,25 +1,7 @@
 """Bytes under names, in a file system or an object store."""
 
-from __future__ import annotations
-
 from jobrunner.checkpoint.storage.object_store import ObjectFiles, files_beside, files_of
 from jobrunner.checkpoint.storage.paths import absolute_path, is_url
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, PosixFiles, join_path
 from jobrunner.checkpoint.storage.protocol import Files, Result
 from jobrunner.checkpoint.storage.threads import THREADS, run_all, run_gently
-
-__all__ = [
-    "BLOCK_BYTES",
-    "THREADS",
-    "Files",
-    "ObjectFiles",
-    "PosixFiles",
-    "Result",
-    "absolute_path",
-    "files_beside",
-    "files_of",
-    "is_url",
-    "join_path",
-    "run_all",
-    "run_gently",
-]

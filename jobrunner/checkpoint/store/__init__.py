@@ -1,7 +1,5 @@
 """One node at one epoch, on disk."""
 
-from __future__ import annotations
-
 from jobrunner.checkpoint.store.array_reader import VerifiedFiles
 from jobrunner.checkpoint.store.chunk_writer import LINKED_BYTES, FormerStore, former_store
 from jobrunner.checkpoint.store.compression import check_compressors, resolve_options
@@ -16,31 +14,3 @@ from jobrunner.checkpoint.store.reader import ArrayOutline, StoreReader
 from jobrunner.checkpoint.store.stacks import LEAST_ALIKE, Alike, Rows, find_alike
 from jobrunner.checkpoint.store.view import Checkpoint, NodeCheckpoint
 from jobrunner.checkpoint.store.writer import Receipt, StoreBatch, digest_blob
-
-__all__ = [
-    "LEAST_ALIKE",
-    "LINKED_BYTES",
-    "MANIFEST",
-    "RETIRED_DOCUMENT",
-    "ROOT_DOCUMENT",
-    "Alike",
-    "ArrayOutline",
-    "Checkpoint",
-    "FormerStore",
-    "NodeCheckpoint",
-    "PlannedArray",
-    "Receipt",
-    "RecordEntry",
-    "Rows",
-    "StoreBatch",
-    "StoreReader",
-    "VerifiedFiles",
-    "check_compressors",
-    "digest_blob",
-    "find_alike",
-    "former_store",
-    "is_sealed",
-    "read_manifest",
-    "resolve_options",
-    "to_json",
-]
