@@ -6,10 +6,11 @@ import contextlib
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from jobrunner import errors
 from jobrunner.cli.options import (
@@ -25,6 +26,9 @@ from jobrunner.signals import terminated_as_interrupt
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.run import JobRunner, ResumeFrom, RunResult, SaveErrorPolicy
+
+
+_NOT_REPEATED = {"resume", "take_over", "as_json"}
 
 
 def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> ResumeFrom:
@@ -103,8 +107,8 @@ def run(
 ) -> Output:
     """Run a job, or resume it.
 
-    FILE_OR_MODULE is a Python file or an importable module. JOB is a variable that holds a Job, or a
-    function without arguments that returns one. Omit JOB if the module holds only one.
+    FILE_OR_MODULE is a Python file or an importable module. JOB names a variable of type Job, or a
+    function without arguments that returns one. Omit JOB if there is only one such variable.
     """
     check_cluster(scheduler, workers, threads)
     from jobrunner.checkpoint import KeepLast, MultiNodeCheckpointManager, SaveEvery
@@ -125,21 +129,7 @@ def run(
         plan = JobRunner(job, manager, resume_from_epoch=resume, num_epochs=epochs).plan_resume()
         return Output({**about, "plan": plan.to_dict()}, str(plan))
 
-    again = _command_again(
-        target,
-        checkpoint,
-        {
-            "--on-save-error": None if on_save_error == "refuse" else on_save_error,
-            "--save-every": save_every,
-            "--keep-last": keep_last,
-            "--allow-pickle": allow_pickle or None,
-            "--epochs": epochs,
-            "--workers": workers,
-            "--threads": threads,
-            "--grace": grace,
-            "--scheduler": scheduler,
-        },
-    )
+    again = _command_again()
     with terminated_as_interrupt(), show_progress(sys.stdout) as progress:
         runner = JobRunner(
             job,
@@ -180,11 +170,17 @@ def _save_on_usr1(runner: JobRunner) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
-def _command_again(target: str, checkpoint: str, options: Mapping[str, Any]) -> str:
-    words = [*click.get_current_context().command_path.split(), target, "--checkpoint", checkpoint]
-    for option, value in options.items():
-        if value is not None:
-            words += [option] if value is True else [option, str(value)]
+def _command_again() -> str:
+    """The command that resumes this run, with the same options."""
+    ctx = click.get_current_context()
+    words = ctx.command_path.split()
+    for param in ctx.command.params:
+        name = param.name or ""
+        if name in _NOT_REPEATED or ctx.get_parameter_source(name) is ParameterSource.DEFAULT:
+            continue
+        value = ctx.params[name]
+        words += param.opts[:1] if isinstance(param, click.Option) else []
+        words += [] if value is True else [str(value)]
     return shlex.join(words)
 
 

@@ -161,7 +161,7 @@ def _find_only_job(module: ModuleType, source: str) -> Job:
         return next(iter(jobs.values()))
     count = len(jobs) or "no"
     raise DefinitionError(
-        f"{source} holds {count} jobs; expected one.{_offer(module, source)} Or name a function "
+        f"{source} defines {count} jobs; expected one.{_offer(module, source)} Or name a function "
         f"without arguments that returns a Job: {source}:function."
     )
 
@@ -169,5 +169,5 @@ def _find_only_job(module: ModuleType, source: str) -> Job:
 def _offer(module: ModuleType, source: str) -> str:
     names = sorted(name for name, value in vars(module).items() if isinstance(value, Job))
     if not names:
-        return f" {source} has no variable that holds a Job."
+        return f" No variable of {source} is a Job."
     return f" Name one of its jobs: {', '.join(f'{source}:{name}' for name in names)}."

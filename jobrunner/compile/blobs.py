@@ -79,9 +79,9 @@ def find_shared(
     return replicated, partitions
 
 
-def find_updated(job: Job) -> set[tuple[str, str]]:
-    """The blobs that tasks of the job update in place, as (node, blob)."""
-    return {(task.node.name, blob.name) for task in all_tasks(job) for blob in task.updates}
+def find_updated(tasks: Iterable[Task]) -> set[tuple[str, str]]:
+    """The blobs that these tasks update in place, as (node, blob)."""
+    return {(task.node.name, blob.name) for task in tasks for blob in task.updates}
 
 
 def find_array_options(

@@ -27,14 +27,15 @@ from jobrunner.names import check_distinct
 def compile_job(job: Job) -> Plan:
     """See `Job.compile`."""
     tasks = {name: group.tasks() for name, group in job.groups.items()}
-    global_blobs = find_globals(all_tasks(job))
+    every = all_tasks(job)
+    global_blobs = find_globals(every)
     made = {name: made_by(members, global_blobs) for name, members in tasks.items()}
     initial = made["init"]
     transient = find_transient(job)
     checkpointed = checkpointed_nodes(job)
     replicated, partitions = find_shared(job, checkpointed, global_blobs)
-    updated = find_updated(job)
-    members = {id(task) for task in all_tasks(job)}
+    updated = find_updated(every)
+    members = {id(task) for task in every}
 
     groups: dict[str, GroupPlan] = {}
     available: Names = {}
@@ -110,7 +111,7 @@ def compile_resume(
         plan.globals,
         available=_minus(available, anew),
         members=None,
-        updated=find_updated(job),
+        updated=find_updated(all_tasks(job)),
     ).compile(())
 
 
@@ -121,9 +122,13 @@ def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
     """
     tasks = group.tasks()
     known = _union(global_blobs, find_globals(tasks, is_init=False))
-    updated = {(task.node.name, blob.name) for task in tasks for blob in task.updates}
     plan = GroupCompiler(
-        group, [Call(task) for task in tasks], known, available=None, members=None, updated=updated
+        group,
+        [Call(task) for task in tasks],
+        known,
+        available=None,
+        members=None,
+        updated=find_updated(tasks),
     ).compile(())
     group.is_compiled = True
     return plan
@@ -148,15 +153,12 @@ def _resumed_calls(job: Job, loaded: Names, anew: Names, plan: Plan | None) -> l
     tasks = job.init_group.tasks()
 
     def is_wanted(task: Task) -> bool:
-        node = task.node.name
+        node, written = task.node.name, (*task.output_blobs, *task.updates)
         if any(is_in(anew, node, blob.name) for blob in task.output_blobs):
             return True
         return plan is not None and (
             node not in plan.checkpointed
-            or any(
-                is_in(plan.transient, node, blob.name)
-                for blob in (*task.output_blobs, *task.updates)
-            )
+            or any(is_in(plan.transient, node, blob.name) for blob in written)
         )
 
     makers: dict[tuple[str, str], list[Task]] = {}
@@ -186,9 +188,7 @@ def _resumed_calls(job: Job, loaded: Names, anew: Names, plan: Plan | None) -> l
                 wanted.append(other)
 
     calls = []
-    for task in tasks:
-        if id(task) not in included:
-            continue
+    for task in (task for task in tasks if id(task) in included):
         node = task.node.name
         for blob in task.updates:
             if is_in(loaded, node, blob.name):
@@ -219,10 +219,7 @@ def planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
             known = found.setdefault(node.name, asked)
             if known.workers is None and known.resources is None:
                 found[node.name] = asked
-            elif (node.workers, node.resources) not in (
-                (None, None),
-                (known.workers, known.resources),
-            ):
+            elif asked not in (known, PlannedNode(node.name)):
                 raise DefinitionError(
                     f"Node {node.name!r} has conflicting requirements: workers={known.workers}, "
                     f"resources={known.resources}, and workers={node.workers}, "

@@ -63,7 +63,7 @@ class Output(_Record):
     name: str
     is_global: bool
     is_kept: bool = True
-    """False: leave the blob as it is; an init task runs again at a resume for its other outputs."""
+    """False: do not write the blob; an init task runs again at a resume for its other outputs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Nodes, which hold state, and references to the blobs of their workspaces."""
+"""Nodes, and references to the blobs of their workspaces."""
 
 from __future__ import annotations
 

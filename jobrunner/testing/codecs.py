@@ -43,7 +43,7 @@ class CodecContract:
             _same(saved, _save(self.codec, again))
 
     def test_encoding_changes_nothing(self) -> None:
-        """A job goes on with a value that was saved, and may save it again."""
+        """A job continues with a value that was saved, and may save it again."""
         for value in self.values:
             first = _save(self.codec, value)
             before = EncodedBlob(copy.deepcopy(first.tree), copy.deepcopy(first.parts))
