@@ -80,12 +80,12 @@ def test_a_process_of_this_machine_that_ended_is_known_dead(dead_process: Proces
     assert is_known_dead(dead_process, RUN)
 
 
-def test_another_process_that_got_the_same_number_is_told_apart() -> None:
+def test_another_process_with_the_same_pid_is_told_apart() -> None:
     parent = replace(own_process(), pid=os.getppid(), started="0")
     assert is_known_dead(parent, RUN)
 
 
-def test_a_killed_process_that_nobody_has_reaped_is_known_dead() -> None:
+def test_a_zombie_process_is_known_dead() -> None:
     code = (
         "import msgspec, sys; from jobrunner.checkpoint.log.heartbeat import own_process;"
         "print(msgspec.json.encode(own_process()).decode(), flush=True); sys.stdin.read()"
@@ -151,7 +151,7 @@ def test_clocks_of_machines_are_not_compared(tmp_path: Path) -> None:
     assert time.now >= 115
 
 
-def test_take_over_asks_nobody(tmp_path: Path) -> None:
+def test_take_over_does_not_wait(tmp_path: Path) -> None:
     time = Time()
     refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(), time.patience(), True)
     assert time.now == 100
@@ -269,7 +269,7 @@ def test_a_newcomer_keeps_its_traces_while_another_cleans_up(tmp_path: Path) -> 
     newcomer.run.end()
 
 
-def test_a_heartbeat_whose_directory_is_taken_for_a_dead_runs_makes_it_again(
+def test_a_heartbeat_makes_its_directory_again_if_another_run_removed_it(
     tmp_path: Path,
 ) -> None:
     """Before its first beat, and again at any later one."""
@@ -307,7 +307,7 @@ def test_traces_of_earlier_runs_elsewhere_are_removed(
     other.run.end()
 
 
-def test_a_heartbeat_that_vanished_is_no_sign_of_life(
+def test_a_removed_heartbeat_is_no_sign_of_life(
     holder: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert holder.commits.lock is not None
@@ -337,7 +337,7 @@ def test_a_heartbeat_removed_by_hand_is_silence(tmp_path: Path) -> None:
     assert time.now >= 115
 
 
-def test_heartbeats_go_on_by_themselves_and_survive_failures(
+def test_heartbeats_continue_after_failures(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     beats: list[bytes] = []

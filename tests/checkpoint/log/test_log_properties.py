@@ -57,7 +57,7 @@ def test_an_epoch_map_is_a_sorted_dict(changes: list[tuple[int, int]]) -> None:
 
 
 @given(st.integers(1, 7), st.integers(1, 5), st.integers(3, 300))
-def test_epochs_that_grow_evenly_take_the_room_of_one(step: int, by: int, count: int) -> None:
+def test_evenly_growing_epochs_take_the_space_of_one(step: int, by: int, count: int) -> None:
     epochs = EpochMap()
     for i in range(count):
         epochs[i * step] = 10 + i * by
@@ -201,7 +201,7 @@ def histories(draw: Any) -> History:
 
 
 @given(histories())
-def test_the_fold_means_what_a_plain_model_says(history: History) -> None:
+def test_a_state_matches_a_plain_model(history: History) -> None:
     state = fold(history.entries)
     assert {e: state.retries[e] for e in state.recorded} == history.recorded
     assert dict(state.claims) == history.claims
@@ -237,7 +237,7 @@ def test_reading_from_a_full_state_gives_what_reading_everything_gives(
 
 
 @given(histories())
-def test_a_state_survives_json_and_trying_an_entry_leaves_it_alone(history: History) -> None:
+def test_a_state_survives_json_and_after_does_not_change_it(history: History) -> None:
     state = fold(history.entries[:-1])
     before = state.to_json()
     after = state.after(history.entries[-1])
@@ -313,7 +313,7 @@ def test_a_flipped_bit_of_an_entry_is_mended_and_nothing_else_is(
 
 
 @given(histories(), st.data())
-def test_a_byte_that_no_entry_holds_shows_where_the_flipped_bit_is(
+def test_a_byte_that_json_escapes_shows_where_the_flipped_bit_is(
     history: History, data: st.DataObject
 ) -> None:
     entry = entry_to_json(data.draw(st.sampled_from(history.entries)))

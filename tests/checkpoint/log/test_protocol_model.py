@@ -583,7 +583,7 @@ def test_what_counts_as_the_same_place_leads_to_the_same_states_of_storage(
 
 
 @pytest.mark.parametrize("mutant", get_args(Mutant))
-def test_a_protocol_with_one_rule_left_out_is_found_out(mutant: Mutant) -> None:
+def test_a_protocol_without_one_of_its_rules_fails(mutant: Mutant) -> None:
     visited = 0
     with pytest.raises(BrokenError):  # noqa: PT012
         for actors, failures in (CASES | MORE_CASES).values():

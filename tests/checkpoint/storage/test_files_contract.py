@@ -84,7 +84,7 @@ def place(
         yield from store(request.param, tmp_path, monkeypatch)
 
 
-def test_what_is_put_is_read(place: Place) -> None:
+def test_written_bytes_are_read_back(place: Place) -> None:
     files, root = place.files, place.root
     path = f"{root}/d/x"
     assert place.write("d/x", [b"abc", b"", b"de"], 3) == files.digest(b"abcde\0\0\0")
@@ -104,7 +104,7 @@ def test_what_is_put_is_read(place: Place) -> None:
     assert abs(files.modified_seconds(path) - time.time()) < 600
 
 
-def test_what_is_not_there_is_told(place: Place) -> None:
+def test_missing_files_are_reported(place: Place) -> None:
     files, root = place.files, place.root
     path = f"{root}/no"
     for call in (files.read, files.modified_seconds):
@@ -125,7 +125,7 @@ def test_what_is_not_there_is_told(place: Place) -> None:
         files.remove_file(path)
 
 
-def test_of_many_who_create_an_object_one_succeeds(place: Place) -> None:
+def test_of_many_writers_that_create_an_object_one_succeeds(place: Place) -> None:
     files, root = place.files, place.root
     files.make_directories(f"{root}/_runs")
     files.prove_creation(f"{root}/_runs")
@@ -205,7 +205,7 @@ def test_more_objects_than_are_listed_at_once(place: Place) -> None:
     assert not files.is_taken(f"{root}/many")
 
 
-def test_what_a_block_writes_is_durable_and_survives_pickling(place: Place) -> None:
+def test_pickled_files_write_durably(place: Place) -> None:
     files, root = pickle.loads(pickle.dumps(place.files)), place.root
     assert files.reaches(root)
     place.write("before", [b"0"])
@@ -216,7 +216,7 @@ def test_what_a_block_writes_is_durable_and_survives_pickling(place: Place) -> N
     assert files.is_directory(f"{root}/a")
 
 
-def test_a_directory_is_written_pruned_and_gone_on_with(place: Place) -> None:
+def test_a_directory_is_written_pruned_and_resumed_from(place: Place) -> None:
     files, root = place.files, place.root
     told: list[int] = []
 

@@ -147,7 +147,7 @@ def test_no_other_module_reaches_files_by_itself() -> None:
     } == about_processes
 
 
-def test_what_is_loaded_is_what_was_saved(rig: Rig) -> None:
+def test_loaded_values_are_those_saved(rig: Rig) -> None:
     rig.save(0)
     rig.manager.verify(0)
     loaded = rig.again().open(0)["a:0"]
@@ -168,7 +168,7 @@ def test_any_zarr_reader_opens_a_store(rig: Rig) -> None:
     assert group.attrs["epoch"] == 0
 
 
-def test_what_is_unchanged_is_copied_by_the_store(rig: Rig) -> None:
+def test_unchanged_chunks_are_copied_by_the_store(rig: Rig) -> None:
     assert rig.save(0).linked_bytes == 0
     files = rig.manager.recorded.files
     assert isinstance(files, FaultyObjects)
@@ -185,7 +185,7 @@ def test_what_is_unchanged_is_copied_by_the_store(rig: Rig) -> None:
     rig.manager.verify(2)
 
 
-def test_what_is_unchanged_and_short_is_written_again(rig: Rig) -> None:
+def test_short_unchanged_chunks_are_written_again(rig: Rig) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(VALUES, "fixed", VALUES["fixed"][: BIG // 2])
         rig.save(0)
@@ -232,7 +232,7 @@ def test_of_two_runs_that_are_alive_the_second_is_refused(rig: Rig) -> None:
         rig.save(0)
 
 
-def test_a_lost_answer_is_settled_by_reading_back(tmp_path: Path) -> None:
+def test_a_lost_reply_is_resolved_by_reading_back(tmp_path: Path) -> None:
     class Deaf(FaultyObjects):
         def _create(self, path: str, data: bytes) -> None:
             super()._create(path, data)
@@ -250,7 +250,7 @@ def test_a_lost_answer_is_settled_by_reading_back(tmp_path: Path) -> None:
     assert numbers == [0, 1]  # run and end, once each
 
 
-def test_a_store_that_overwrites_what_is_to_be_created_is_refused(tmp_path: Path) -> None:
+def test_a_store_without_conditional_creation_is_refused(tmp_path: Path) -> None:
     class Careless(FaultyObjects):
         def _create(self, path: str, data: bytes) -> None:
             self._put(path, [data])
@@ -301,7 +301,7 @@ def test_errors_of_the_store_are_oserrors_that_name_the_object(tmp_path: Path) -
     assert failed.value.filename == "s3://b/x"
 
 
-def test_what_is_pickled_holds_no_client_and_no_credentials() -> None:
+def test_pickles_contain_no_client_and_no_credentials() -> None:
     files = ObjectFiles("memory://x", open_store)
     files.overwrite("memory://x/k", b"1")
     assert b"obstore" not in pickle.dumps(files)  # of the client's own class
@@ -346,7 +346,7 @@ def test_without_obstore_the_error_says_what_to_install(monkeypatch: pytest.Monk
         MultiNodeCheckpointManager("s3://b/x")
 
 
-def test_a_handler_of_ones_own_making_keeps_the_log_there_too() -> None:
+def test_a_handler_made_without_files_stores_the_log_in_objects() -> None:
     url = f"memory://{uuid.uuid4().hex}"
     manager = MultiNodeCheckpointManager(url, FileMetadataHandler())
     manager.run.start(["a:0"], {})
@@ -391,7 +391,7 @@ def test_epochs_are_copied_to_a_directory_and_back(memory: str, tmp_path: Path) 
     ]
 
 
-def test_a_log_that_is_lost_is_made_again_from_the_stores(memory: str) -> None:
+def test_a_lost_log_is_rebuilt_from_the_stores(memory: str) -> None:
     files = MultiNodeCheckpointManager(memory).recorded.files
     files.remove_tree(f"{memory}/_log")
     assert MultiNodeCheckpointManager(memory).epochs() == []
@@ -460,7 +460,7 @@ def save_nodes(manager: MultiNodeCheckpointManager, epoch: int, gate: Gate | Non
     manager.commits.commit(save, receipts, {"metrics": {"loss": epoch}})
 
 
-def test_what_is_asked_for_each_node_is_asked_at_once(gate: Gate) -> None:
+def test_requests_for_all_nodes_run_at_once(gate: Gate) -> None:
     manager = MultiNodeCheckpointManager(gate.root, files=gate, keep=KeepLast(1))
     manager.run.start(NODES, {})
     save_nodes(manager, 0)

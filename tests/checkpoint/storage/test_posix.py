@@ -35,12 +35,12 @@ def unlistable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_files_that_cannot_be_listed_are_not_taken_for_none(unlistable: Path) -> None:
+def test_an_unlistable_directory_does_not_count_as_empty(unlistable: Path) -> None:
     with pytest.raises(OSError, match="disk is broken"):
         list(PosixFiles().walk(str(unlistable / "a")))
 
 
-def test_what_cannot_be_listed_is_not_called_durable(unlistable: Path) -> None:
+def test_an_unlistable_directory_does_not_count_as_durable(unlistable: Path) -> None:
     with (
         pytest.raises(OSError, match="disk is broken"),
         FsyncFiles().durable(str(unlistable), ["a"]),
@@ -48,7 +48,7 @@ def test_what_cannot_be_listed_is_not_called_durable(unlistable: Path) -> None:
         pass
 
 
-def test_what_goes_while_files_are_listed_is_left_out(tmp_path: Path) -> None:
+def test_walk_skips_files_that_disappear(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).write_bytes(b"0")
     found = PosixFiles().walk(str(tmp_path))
@@ -62,7 +62,7 @@ ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
 
 
 @ON_LINUX
-def test_what_cannot_be_written_back_early_is_left_for_later() -> None:
+def test_a_pipe_cannot_be_written_back_early_which_is_no_error() -> None:
     read, write = os.pipe()
     try:
         start_writing_back(write, 0, 1, "pipe")
@@ -72,7 +72,7 @@ def test_what_cannot_be_written_back_early_is_left_for_later() -> None:
 
 
 @ON_LINUX
-def test_what_cannot_be_kept_is_an_error() -> None:
+def test_a_failed_write_back_is_an_error() -> None:
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
         start_writing_back(-1, 0, 1, "file")
 

@@ -35,13 +35,13 @@ def test_jobs_that_turn_out_slow_are_shared():
     [(THREADS, 1 << 20), (ObjectFiles.threads, 0), (ObjectFiles.removals, 0)],
     ids=["long", "far away", "removed far away"],
 )
-def test_what_is_long_or_far_away_is_shared_at_once(threads, nbytes):
+def test_long_or_remote_work_is_shared_at_once(threads, nbytes):
     met = threading.Barrier(threads, timeout=30)
     run_all([met.wait] * threads, threads, nbytes)
 
 
 @pytest.mark.parametrize("failing", [0, MANY - 1])
-def test_the_first_error_ends_it(failing):
+def test_the_first_error_stops_all_jobs(failing):
     done = []
 
     def work(i):
@@ -54,7 +54,7 @@ def test_the_first_error_ends_it(failing):
     assert done == list(range(failing))
 
 
-def test_what_is_slow_to_delete_is_deleted_by_several_threads(tmp_path):
+def test_slow_deletions_run_in_several_threads(tmp_path):
     met = threading.Barrier(PosixFiles.removals, timeout=30)
 
     class Slow(PosixFiles):
