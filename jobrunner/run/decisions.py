@@ -35,7 +35,11 @@ class State:
     def begin(self, epochs: range) -> None:
         """Note the epochs that the workers run next."""
         self.under_way = epochs
-        self.is_careful = bool(epochs) and epochs.start in self.losses.careful_epochs
+        self.is_careful = bool(epochs) and self.needs_care(epochs.start)
+
+    def needs_care(self, epoch: int) -> bool:
+        """Whether to run an epoch one task at a time; see `Losses.careful_epochs`."""
+        return bool(self.losses.in_a_row) and epoch in self.losses.careful_epochs
 
     def stopped_by(self, limit: int | None) -> str:
         """The stop condition or limit that ends the job after `epoch`; empty: it continues."""

@@ -204,7 +204,7 @@ class Run:
             or options.epoch_deadline_seconds is not None
             or options.task_deadline_seconds is not None
             or 4 * state.epoch_seconds > self.batch_seconds
-            or epoch in state.losses.careful_epochs
+            or state.needs_care(epoch)
             or not self.callbacks.are_passive
         ):
             return 1

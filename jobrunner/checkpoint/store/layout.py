@@ -220,7 +220,8 @@ def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) ->
     else:
         grid = plan_grid(data.shape, item_bytes, part.order)
     spec = data.dtype.str if data.dtype.isbuiltin == 1 else dtype_to_spec(data.dtype)
-    compressors = tuple(suit_dtype(options.compressors or (), item_bytes))
+    given = options.compressors
+    compressors = tuple(suit_dtype(given, item_bytes)) if given else ()
     if isinstance(spec, str) and not compressors:
         document = describe_usual_array(spec, grid, part.holds)
     else:
