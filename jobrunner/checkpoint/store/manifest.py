@@ -260,9 +260,7 @@ def read_manifest(data: bytes, path: str) -> Manifest:
         A later version wrote it.
     """
     found = 0
-    with contextlib.suppress(
-        msgspec.MsgspecError, RecursionError
-    ):  # `read_document` says what is wrong
+    with contextlib.suppress(ValueError, RecursionError):  # raised by `read_document` below
         found = msgspec.json.decode(data, type=_AnyDocument).attributes.format
     if found > STORE_FORMAT:
         raise CheckpointError(
@@ -293,7 +291,9 @@ def _check_stack(i: int, stack: ArrayEntry) -> None:
     order = stack.order or (0,)
     is_cut = stack.chunk_shape != stack.shape or stack.pieces is not None
     if not rows or stack.shape[:1] != (len(rows),) or order[0] or is_cut or stack.compressors:
-        raise ValueError(f"stack {i}: `rows`, `shape`, `order` and `chunk_shape` do not fit")
+        raise ValueError(
+            f"stack {i}: `rows`, `shape`, `order` and `chunk_shape` do not fit together"
+        )
 
 
 def _check_place(blob: str, place: Place, lengths: Sequence[int]) -> None:

@@ -136,7 +136,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         """Remove the pin of ``open(epoch, pin=True)``; may be called again."""
         release, self._release = self._release, None
         if release is not None:
-            with contextlib.suppress(CheckpointNotFoundError):  # set aside meanwhile, with its pin
+            with contextlib.suppress(CheckpointNotFoundError):  # the epoch, and its pin, are gone
                 release()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Whatever a document holds, it is read as its type says or refused with file and field."""
+"""A document is read as its type says, or is an error that names file and field."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Whole(Document):
         ("[]", "Expected `object`, got `array`"),
     ],
 )
-def test_a_document_of_another_kind_is_refused_with_file_and_field(text, told):
+def test_an_invalid_document_is_an_error_that_names_file_and_field(text, told):
     with pytest.raises(CheckpointCorruptError, match=told) as caught:
         read_document(text, Whole, "run/_log/1.json", advice="Restore it.")
     assert str(caught.value).startswith("run/_log/1.json ")

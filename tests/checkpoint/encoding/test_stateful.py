@@ -1,4 +1,4 @@
-"""Objects that are saved by their state: what is kept of them, and into what it is loaded."""
+"""Objects that are saved by their state: what is saved, and into which object it is loaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.checkpoint.test_manager import run_group
 
 
 class Momentum:
-    """As an optimizer keeps what it needs: live arrays, counters, and options."""
+    """Has what an optimizer has: live arrays, counters, and options."""
 
     def __init__(self, size: int = 3) -> None:
         self.velocity = np.zeros(size)
@@ -113,7 +113,7 @@ def test_objects_in_containers_are_found_at_their_places(rig: Rig) -> None:
     assert (one.steps, two.steps, found[3]) == (2, 1, "text")
 
 
-def test_a_checkpoint_gives_the_state_without_the_class(rig: Rig) -> None:
+def test_a_checkpoint_returns_the_state_without_the_class(rig: Rig) -> None:
     opt = Momentum()
     opt.step()
     rig.workspace.globals["opt"] = opt
@@ -125,7 +125,7 @@ def test_a_checkpoint_gives_the_state_without_the_class(rig: Rig) -> None:
     assert rig.manager.loader.stateful_blobs(0) == {"a": {"opt"}}
 
 
-def test_diff_tells_what_of_a_state_changed(rig: Rig) -> None:
+def test_diff_names_the_changed_items_of_a_state(rig: Rig) -> None:
     rig.workspace.globals["opt"] = opt = Momentum()
     rig.save(0)
     opt.steps = 5
@@ -142,7 +142,7 @@ def test_a_copied_epoch_still_says_which_blobs_have_a_state(rig: Rig, tmp_path: 
     assert MultiNodeCheckpointManager(tmp_path / "copy").loader.stateful_blobs(0) == {"a": {"opt"}}
 
 
-def test_a_save_in_the_background_holds_the_state_of_its_moment(tmp_path: Path) -> None:
+def test_a_save_in_the_background_writes_the_state_at_its_epoch(tmp_path: Path) -> None:
     rig = Rig(tmp_path, asynchronous=True)
     rig.workspace.globals["opt"] = opt = Momentum()
     opt.step()
@@ -193,7 +193,7 @@ def test_a_state_that_cannot_be_saved_is_named(rig: Rig, value: Any, message: st
         rig.manager.commits.begin(0).write({"a": rig.workspace})
 
 
-def test_a_codec_comes_before_a_state_and_cannot_hold_one(rig: Rig) -> None:
+def test_a_codec_takes_precedence_over_a_state_and_cannot_contain_one(rig: Rig) -> None:
     class Wrapper:
         def __init__(self, opt: Momentum) -> None:
             self.opt = opt
@@ -232,7 +232,7 @@ def test_an_object_that_does_not_fit_the_state_is_named(
     assert "Blob 'opt' in " in str(caught.value)
 
 
-def test_nothing_is_replaced_where_a_state_finds_no_object(rig: Rig) -> None:
+def test_nothing_is_replaced_if_a_state_finds_no_object(rig: Rig) -> None:
     rig.workspace.globals.update(opt=Momentum(), w=1)
     rig.save(0)
     workspace = Workspace("a")
@@ -261,7 +261,7 @@ def test_a_replicated_object_is_saved_once_and_loaded_by_all(tmp_path: Path) -> 
     assert [workspace.globals["opt"].steps for workspace in again.values()] == [1, 1]
 
 
-def test_a_record_that_is_made_again_says_which_blobs_have_a_state(rig: Rig) -> None:
+def test_a_repaired_record_says_which_blobs_have_a_state(rig: Rig) -> None:
     rig.workspace.globals["opt"] = Momentum()
     rig.save(0)
     rig.save(1)

@@ -47,7 +47,7 @@ def test_eight_bit_floats_come_back(tmp_path: Path) -> None:
     assert_identical(tensor, round_trip(tmp_path, tensor))
 
 
-def test_parameters_and_gradients_wanted_come_back(tmp_path: Path) -> None:
+def test_parameters_and_requires_grad_come_back(tmp_path: Path) -> None:
     value = {
         "p": torch.nn.Parameter(torch.ones(2)),
         "t": torch.ones(2, requires_grad=True),
@@ -75,6 +75,6 @@ def test_a_state_dict_comes_back_with_tied_weights_still_tied(tmp_path: Path) ->
     ],
     ids=["graph", "sparse", "meta"],
 )
-def test_a_tensor_that_cannot_be_kept_exactly_is_an_error(make: object, why: str) -> None:
+def test_a_tensor_that_cannot_be_saved_exactly_is_an_error(make: object, why: str) -> None:
     with pytest.raises(DefinitionError, match=why):
         encode_blobs("n", {"x": make()})  # type: ignore[operator]

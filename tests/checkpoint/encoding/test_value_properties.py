@@ -97,7 +97,7 @@ ALIKE = st.builds(
     st.integers(1, 3),
     st.integers(0, 2000),
 )
-def test_any_blobs_come_back_where_those_that_are_alike_are_stacked(
+def test_any_blobs_come_back_when_alike_ones_are_stacked(
     blobs: dict[str, Any], alike: dict[str, Any], least: int, stack_bytes: int
 ) -> None:
     workspace = Workspace("n")

@@ -1,4 +1,4 @@
-"""Every type of blob comes back from disk as it was, and plain Zarr reads what is an array."""
+"""Every type of blob comes back from disk as it was, and plain Zarr reads the arrays."""
 
 from __future__ import annotations
 
@@ -191,9 +191,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_order_in_memory_comes_back_where_an_array_is_contiguous(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_contiguous_array_comes_back_in_its_memory_order(tmp_path: Path, name: str) -> None:
     array = LAYOUTS[name]
     loaded = round_trip(tmp_path, array)
     assert_identical(array, loaded)
@@ -235,7 +233,7 @@ def test_plain_zarr_reads_texts(tmp_path: Path, dtype: Any) -> None:
     assert read_with_zarr(tmp_path, "x").tolist() == array.tolist()
 
 
-def test_large_arrays_lie_in_several_chunks_and_plain_zarr_reads_them(
+def test_large_arrays_have_several_chunks_and_plain_zarr_reads_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobrunner.checkpoint.store.grid.CHUNK_BYTES", 1000)
@@ -279,7 +277,7 @@ def test_nested_containers_are_groups_that_plain_zarr_walks(tmp_path: Path) -> N
     assert group["params/layer/1"][...].tolist() == [1, 1, 1]
 
 
-def test_what_is_shared_within_a_blob_is_shared_after_loading(tmp_path: Path) -> None:
+def test_objects_shared_within_a_blob_are_shared_after_loading(tmp_path: Path) -> None:
     array, names = np.arange(3), ["a"]
     value = {"x": array, "same": array, "view": array[:], "names": names, "again": [names, names]}
     loaded = round_trip(tmp_path, value)
@@ -300,7 +298,7 @@ def test_blobs_that_share_memory_are_refused_by_name() -> None:
     encode_blobs("n", {"even": base[::2], "odd": base[1::2], "empty": base[:0], "end": base[10:]})
 
 
-def test_views_within_a_blob_that_would_come_apart_are_refused() -> None:
+def test_different_views_of_one_memory_within_a_blob_are_refused() -> None:
     base = np.arange(10)
     with pytest.raises(DefinitionError, match=r"'x/0' and 'x/1' share memory"):
         encode_blobs("n", {"x": [base, base[1:]]})
@@ -337,7 +335,7 @@ class MyList(list[int]):
     ],
     ids=lambda v: str(v)[:30],
 )
-def test_what_cannot_be_saved_is_an_error_that_names_the_ways_out(value: Any, why: str) -> None:
+def test_an_unsupported_value_is_an_error_that_names_the_ways_out(value: Any, why: str) -> None:
     with pytest.raises(DefinitionError, match=why) as caught:
         encode_blobs("trainer:0", {"model": value})
     for words in (
@@ -369,20 +367,22 @@ FRACTIONS = Codec(Fraction, lambda f: f.as_integer_ratio(), lambda t: Fraction(*
 CUSTOM = Codec(Custom, lambda c: {"value": c.value}, lambda d: Custom(d["value"]), "custom")
 
 
-def test_a_codec_saves_a_type_of_the_users(tmp_path: Path) -> None:
+def test_a_codec_saves_a_users_type(tmp_path: Path) -> None:
     value = {"f": Fraction(1, 3), "c": Custom([Fraction(2), np.arange(3).tolist()])}
     loaded = round_trip(tmp_path, value, codecs=[FRACTIONS, CUSTOM])
     assert loaded == value
 
 
-def test_a_codec_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_missing_codec_is_named(tmp_path: Path) -> None:
     reader = save(tmp_path, {"x": Fraction(1, 3)}, codecs=[FRACTIONS])
     with pytest.raises(DefinitionError, match=r"codec 'fraction', which is not registered"):
         reader.load()
 
 
 @pytest.mark.parametrize("error", [KeyError("v"), AttributeError("v"), RuntimeError("no")], ids=str)
-def test_what_a_codecs_decode_raises_is_no_damage(tmp_path: Path, error: Exception) -> None:
+def test_an_error_in_a_codecs_decode_is_not_reported_as_damage(
+    tmp_path: Path, error: Exception
+) -> None:
     def fail(value: object) -> object:
         raise error
 
@@ -395,7 +395,7 @@ def test_what_a_codecs_decode_raises_is_no_damage(tmp_path: Path, error: Excepti
     assert_identical(reader.load(codecs=[FRACTIONS]), {"x": Fraction(1, 3)})
 
 
-def test_a_dtype_that_the_platform_lacks_is_no_damage(
+def test_a_dtype_that_the_platform_lacks_is_not_reported_as_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lack(spec: str) -> np.dtype[Any]:
@@ -408,7 +408,7 @@ def test_a_dtype_that_the_platform_lacks_is_no_damage(
     assert type(caught.value) is CheckpointError
 
 
-def test_what_a_codecs_encode_raises_names_node_blob_and_codec() -> None:
+def test_an_error_in_a_codecs_encode_names_node_blob_and_codec() -> None:
     error = AttributeError("missing")
 
     def fail(value: object) -> object:
@@ -421,7 +421,9 @@ def test_what_a_codecs_encode_raises_names_node_blob_and_codec() -> None:
     assert caught.value.__cause__ is error
 
 
-def test_a_later_format_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_format_is_not_reported_as_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader = save(tmp_path, {"x": 1})
     monkeypatch.setattr("jobrunner.checkpoint.store.manifest.STORE_FORMAT", 0)
     with pytest.raises(CheckpointError, match=r"reads up to 0. Read it with a later") as caught:
@@ -439,7 +441,7 @@ def test_pickles_are_written_and_read_only_when_allowed(tmp_path: Path) -> None:
     assert loaded[2].mask.tolist() == [True, False]
 
 
-def test_what_cannot_even_be_pickled_is_an_error(tmp_path: Path) -> None:
+def test_a_value_that_cannot_be_pickled_is_an_error(tmp_path: Path) -> None:
     with open(tmp_path / "file", "w") as file, pytest.raises(DefinitionError, match="pickling it"):
         encode_blobs("n", {"x": file}, allow_pickle=True)
 
@@ -466,13 +468,13 @@ def test_a_dtype_of_another_package_is_refused_by_the_blobs_name() -> None:
 
 
 class Box:
-    """Can change, as most objects can."""
+    """A mutable object."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self.array = array
 
 
-def test_an_object_of_a_codec_in_two_blobs_is_refused_where_it_can_change() -> None:
+def test_a_mutable_object_of_a_codec_in_two_blobs_is_refused() -> None:
     codecs = [
         Codec(Box, lambda box: box.array.copy(), Box, "box"),
         Codec(Fraction, Fraction.as_integer_ratio, lambda pair: Fraction(*pair), "fraction"),

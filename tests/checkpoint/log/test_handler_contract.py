@@ -169,7 +169,7 @@ def test_every_test_of_the_contract_is_tried_on_one_that_breaks_it() -> None:
         for name in CASES
     ],
 )
-def test_the_contract_catches_what_breaks_it(name: str, tmp_path: Path) -> None:
+def test_a_broken_codec_fails_the_contract(name: str, tmp_path: Path) -> None:
     broken = MetadataHandlerContract()
     broken.make_handler = partial(make, CASES[name])  # type: ignore[method-assign]
     with pytest.raises((AssertionError, JobRunnerError)):

@@ -1,4 +1,4 @@
-"""How arrays are stored: compressed, in chunks, in shards; by us or as somebody chose."""
+"""How arrays are stored: compressed, in chunks, in shards; by default or as the user chose."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ ARRAYS = {
     ids=["none", "zstd", "blosc", "gzip", "codec"],
 )
 @pytest.mark.usefixtures("small")
-def test_what_is_compressed_and_in_pieces_comes_back_and_plain_zarr_reads_it(
+def test_compressed_arrays_in_pieces_come_back_and_plain_zarr_reads_them(
     tmp_path: Path, compressors: Any
 ) -> None:
     rig = Rig(tmp_path, compressors=compressors)
@@ -141,7 +141,7 @@ def test_what_is_compressed_and_in_pieces_comes_back_and_plain_zarr_reads_it(
     rig.manager.run.end()
 
 
-def test_what_is_compressed_later_is_the_same() -> None:
+def test_compression_is_deterministic() -> None:
     (about,) = check_compressors(({"name": "gzip", "configuration": {}},), "here")
     compressed = compress(b"data", [about])
     assert compressed[4:8] == bytes(4)  # where gzip has the time
@@ -161,7 +161,7 @@ def test_large_arrays_are_files_of_64_mib_in_pieces_of_4() -> None:
 
 
 @given(st.integers((2 * grid.PIECE_BYTES >> 2) + 1, 1 << 26))
-def test_little_of_what_is_in_pieces_is_padding(length: int) -> None:
+def test_arrays_in_pieces_have_little_padding(length: int) -> None:
     shape = plan_grid((length,), 4, None).piece_shape
     assert shape is not None
     (rows,) = shape
@@ -175,7 +175,7 @@ def test_little_of_what_is_in_pieces_is_padding(length: int) -> None:
     data=st.data(),
     compressors=st.sampled_from([(), [{"name": "zstd", "configuration": {"level": 1}}]]),
 )
-def test_any_cut_of_an_array_comes_back(shape: list[int], data: Any, compressors: Any) -> None:
+def test_any_chunks_and_shards_come_back(shape: list[int], data: Any, compressors: Any) -> None:
     pieces = data.draw(st.tuples(*(st.integers(1, 4) for _ in shape)))
     counts = data.draw(st.tuples(*(st.integers(1, 3) for _ in shape)))
     order = data.draw(st.one_of(st.none(), st.permutations(range(len(shape))).map(tuple)))
@@ -268,9 +268,7 @@ def test_plain_zarr_reads_one_piece_of_a_large_file(rig: Rig) -> None:
 
 @pytest.mark.parametrize("compressors", [None, "zstd"])
 @pytest.mark.usefixtures("small")
-def test_a_flipped_bit_in_a_piece_is_found_by_whoever_reads_it(
-    tmp_path: Path, compressors: Any
-) -> None:
+def test_every_read_of_a_piece_finds_a_flipped_bit(tmp_path: Path, compressors: Any) -> None:
     rig = Rig(tmp_path, compressors=compressors)
     rig.save(0, w=ARRAYS["rows"])
     file = rig.stored(0)[0]
@@ -289,9 +287,7 @@ def test_a_flipped_bit_in_a_piece_is_found_by_whoever_reads_it(
 
 
 @pytest.mark.parametrize("compressors", [None, "zstd"])
-def test_unchanged_pieces_are_linked_and_tell_their_digests(
-    tmp_path: Path, compressors: Any
-) -> None:
+def test_unchanged_pieces_are_linked_with_their_checksums(tmp_path: Path, compressors: Any) -> None:
     rig = Rig(tmp_path, compressors=compressors)
     array = np.random.default_rng(1).random(2 << 20)
     rig.save(0, w=array)
@@ -302,7 +298,7 @@ def test_unchanged_pieces_are_linked_and_tell_their_digests(
     rig.manager.run.end()
 
 
-def test_a_store_in_which_nothing_is_new_says_the_older_format(rig: Rig) -> None:
+def test_a_store_without_newer_features_has_the_older_format(rig: Rig) -> None:
     rig.save(0, w=np.arange(3))
     rig.save(1, {"w": ArrayOptions(chunks=(1,), shards=(2,))})
     formats = [rig.manager.loader.readers(e)["a"].read_manifest().format for e in (0, 1)]
@@ -323,7 +319,7 @@ def test_a_store_in_which_nothing_is_new_says_the_older_format(rig: Rig) -> None
         ({"compressors": "zstd", "transient": True}, "is not saved"),
     ],
 )
-def test_a_storage_that_cannot_be_is_refused_where_it_is_written(
+def test_invalid_array_options_are_refused_by_the_blob(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DefinitionError, match=f"Blob 'w'.*{message}"):
@@ -357,14 +353,14 @@ def test_a_compressor_that_zarr_does_not_know_is_refused_before_anything_runs(
     ("value", "found"),
     [(np.zeros(4), "an array of 1 axes"), ({"x": np.zeros((2, 2))}, "1 axes|inside of it")],
 )
-def test_chunks_for_what_is_no_such_array_are_refused_before_epoch_1(
+def test_chunks_that_do_not_fit_the_blob_are_refused_before_epoch_1(
     rig: Rig, value: Any, found: str
 ) -> None:
     with pytest.raises(DefinitionError, match=f"'a', blob 'w': chunks=.*{found}"):
         rig.save(0, {"w": ArrayOptions(chunks=(2, 2))}, w=value)
 
 
-def test_a_blob_may_stay_as_it_is_where_the_job_is_compressed(tmp_path: Path) -> None:
+def test_a_blob_can_opt_out_of_the_jobs_compression(tmp_path: Path) -> None:
     rig = Rig(tmp_path, compressors="zstd")
     rig.save(0, {"plain": ArrayOptions(())}, plain=np.zeros(10_000), other=np.zeros(10_000))
     sizes = {file.parent.name: file.stat().st_size for file in rig.stored(0)}

@@ -1,4 +1,4 @@
-"""Digests that are put together must be those of the whole."""
+"""Combined checksums are those of the whole."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from jobrunner.checkpoint.store.chunk_bytes import ChunkBytes
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
-def test_the_digest_of_two_parts_is_that_of_the_whole(first, second):
+def test_combined_checksums_equal_that_of_the_whole(first, second):
     assert combine(crc32c(first), crc32c(second), len(second)) == crc32c(first + second)
 
 
-def test_parts_beyond_any_block_are_put_together_too():
+def test_checksums_of_parts_longer_than_a_block_are_combined():
     first, second = b"x", bytes(range(256)) * (3 * BLOCK_BYTES >> 8)
     assert combine(crc32c(first), crc32c(second), len(second)) == crc32c(first + second)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=100), max_size=5), st.binary(min_size=1))
-def test_pieces_and_file_are_digested_in_one_pass(pieces, index):
+def test_one_pass_computes_the_checksums_of_pieces_and_file(pieces, index):
     chunk_bytes = ChunkBytes([*pieces, index], 0, [len(piece) for piece in pieces])
     chunk = checksum_chunk(PosixFiles(), chunk_bytes, 0)
     assert chunk.pieces == tuple((len(piece), crc32c(piece)) for piece in pieces)

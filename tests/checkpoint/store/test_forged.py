@@ -1,7 +1,7 @@
-"""Manifests of which the digest is right, and that jobrunner would not write.
+"""Forged manifests: their digest is right, but jobrunner would not write them.
 
-A digest tells damage, and not who wrote: whoever can write a directory can write its log as well.
-What such a directory says leads to an error, to no file elsewhere, and to no code.
+A digest finds damage, not forgery: an attacker who can write to a directory can write its log too.
+Reading such a directory raises an error; it touches no file elsewhere and runs no code.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def forge(saved: Path) -> Iterator[Callable[[Callable[[dict[str, Any]], object]], Path]]:
-    """Change the manifest, and the log with it; the directory is as it was afterwards."""
+    """Edits the manifest, and its digest in the log; restores the directory afterwards."""
     manifest = saved / "a.0" / MANIFEST
     (commit,) = (
         path
@@ -125,7 +125,7 @@ def test_no_compressor_that_a_manifest_names_runs_code(
             read()
 
 
-def test_a_copy_makes_nothing_outside_of_its_store(forge: Any, tmp_path: Path) -> None:
+def test_a_copy_writes_nothing_outside_of_its_store(forge: Any, tmp_path: Path) -> None:
     def edit(manifest: dict[str, Any]) -> None:
         manifest["documents"]["../../elsewhere/zarr.json"] = [0, 0]
 
@@ -139,7 +139,7 @@ def test_a_copy_makes_nothing_outside_of_its_store(forge: Any, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("place", [[0, -1], [-1, 0], [0, LEAST_ALIKE], [9, 0], [0], 3, "x"])
-def test_a_row_that_no_stack_has_is_no_other_row(forge: Any, place: Any) -> None:
+def test_a_row_outside_of_its_stack_is_an_error(forge: Any, place: Any) -> None:
     path = forge(lambda manifest: manifest["blobs"].update(row3=place))
     for read in reads(path):
         with pytest.raises(CheckpointCorruptError, match=MANIFEST):
@@ -211,7 +211,7 @@ def _places(value: Any, trail: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
             yield from _places(item, (*trail, key))
 
 
-def test_whatever_a_manifest_says_is_read_or_an_error_of_ours(saved: Path, forge: Any) -> None:
+def test_any_edit_of_a_manifest_is_read_or_an_error_of_ours(saved: Path, forge: Any) -> None:
     whole = json.loads((saved / "a.0" / MANIFEST).read_bytes())["attributes"]
     seen: set[tuple[Any, ...]] = set()
     for trail in _places(whole):
@@ -242,8 +242,8 @@ def test_whatever_a_manifest_says_is_read_or_an_error_of_ours(saved: Path, forge
 
 
 @pytest.mark.parametrize("retry", ["/../../victim", "1", 1.5, None])
-def test_no_claim_names_what_lies_elsewhere(tmp_path: Path, retry: Any) -> None:
-    """A run deletes what the log has given up; by its name, which must be that of a store."""
+def test_a_claim_cannot_name_a_directory_elsewhere(tmp_path: Path, retry: Any) -> None:
+    """A run deletes the stores that the log has given up, by their names."""
     path = tmp_path / "k"
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
     manager.run.start(["a"], {})

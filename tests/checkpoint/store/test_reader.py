@@ -1,4 +1,4 @@
-"""Those who read a directory while a run writes there."""
+"""Reading a directory while a run writes to it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_epoch_that_cannot_be_opened_is_not_left_pinned(
     assert MultiNodeCheckpointManager(reader.path).pins() == {}
 
 
-def test_epochs_are_given_as_they_are_recorded_until_the_run_ends(
+def test_watch_yields_epochs_as_they_are_recorded_until_the_run_ends(
     run: Run, reader: MultiNodeCheckpointManager
 ) -> None:
     seen = []
@@ -113,7 +113,7 @@ def test_epochs_are_given_as_they_are_recorded_until_the_run_ends(
     assert seen == [0, 1, 2, 3]
 
 
-def test_only_what_comes_after_an_epoch_is_given_and_again_what_is_recorded_anew(
+def test_watch_yields_later_epochs_and_those_recorded_again(
     run: Run, reader: MultiNodeCheckpointManager
 ) -> None:
     run.save(0, 1)
@@ -126,13 +126,13 @@ def test_only_what_comes_after_an_epoch_is_given_and_again_what_is_recorded_anew
     assert list(watch) == []
 
 
-def test_a_watch_ends_when_nothing_new_comes(run: Run, reader: MultiNodeCheckpointManager) -> None:
+def test_a_watch_ends_at_its_timeout(run: Run, reader: MultiNodeCheckpointManager) -> None:
     assert list(reader.watch(poll_seconds=0.001, timeout_seconds=0.01)) == []
     run.save(0)
     assert list(reader.watch(poll_seconds=0.001, timeout_seconds=0.01)) == [0]
 
 
-def test_one_cannot_watch_from_an_epoch_that_is_not_there(
+def test_watching_from_an_epoch_that_does_not_exist_is_an_error(
     reader: MultiNodeCheckpointManager,
 ) -> None:
     with pytest.raises(CheckpointNotFoundError):

@@ -1,4 +1,4 @@
-"""Short arrays of which many are alike are rows of one Zarr array, and nobody who loads sees it."""
+"""Many short arrays that are alike are rows of one Zarr array; loading hides it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MANY = LEAST_ALIKE + 10
 
 
 def many(array: np.ndarray[Any, Any], count: int = MANY) -> dict[str, np.ndarray[Any, Any]]:
-    """Arrays like one, each with memory of its own and values of its own."""
+    """Arrays like this one, each with its own memory and values."""
     made = {}
     for i in range(count):
         made[f"w{i}"] = array.copy(order="K")
@@ -77,7 +77,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     rig.manager.run.end()
 
 
-def test_many_that_are_alike_are_rows_of_one_and_plain_zarr_finds_them(rig: Rig) -> None:
+def test_alike_arrays_are_rows_of_one_and_plain_zarr_reads_them(rig: Rig) -> None:
     arrays = many(np.arange(12.0).reshape(3, 4))
     rig.blobs.update(first=1, **arrays, lone=np.arange(5.0))
     rig.save()
@@ -93,7 +93,7 @@ def test_many_that_are_alike_are_rows_of_one_and_plain_zarr_finds_them(rig: Rig)
     assert sum(path.is_file() for path in (rig.path / "a.0").glob("**/*")) == 7
 
 
-def test_what_is_of_one_size_and_not_of_one_shape_or_dtype_is_not_alike(rig: Rig) -> None:
+def test_arrays_of_another_shape_or_dtype_are_not_alike(rig: Rig) -> None:
     for name, like in {
         "a": np.zeros((2, 3)),
         "b": np.zeros((3, 2)),
@@ -132,7 +132,7 @@ def test_a_few_are_stored_by_themselves(rig: Rig) -> None:
     ],
     ids=lambda array: f"{array.dtype.str}{array.shape}{array.strides}",
 )
-def test_whatever_is_alike_comes_back_as_it_was(rig: Rig, array: np.ndarray[Any, Any]) -> None:
+def test_alike_arrays_come_back_as_they_were(rig: Rig, array: np.ndarray[Any, Any]) -> None:
     rig.blobs.update(many(array))
     rig.save()
     rig.check()
@@ -162,7 +162,9 @@ def test_whatever_is_alike_comes_back_as_it_was(rig: Rig, array: np.ndarray[Any,
     ],
     ids=["long", "empty", "texts", "records", "void", "steps"],
 )
-def test_what_cannot_be_a_row_is_stored_by_itself(rig: Rig, array: np.ndarray[Any, Any]) -> None:
+def test_an_array_that_cannot_be_a_row_is_stored_by_itself(
+    rig: Rig, array: np.ndarray[Any, Any]
+) -> None:
     # A slice with steps must be made anew: a copy of it has none.
     made = [
         np.repeat(array, 2)[::2] if array.strides == (16,) else array.copy() for _ in range(MANY)
@@ -184,7 +186,7 @@ def test_arrays_within_a_blob_are_stacked_too(rig: Rig) -> None:
     assert np.array_equal(np.asarray(group["params/scale"][...]), np.arange(7))  # type: ignore[index]
 
 
-def test_an_array_that_a_blob_holds_twice_comes_back_as_one(rig: Rig) -> None:
+def test_an_array_twice_in_a_blob_comes_back_as_one(rig: Rig) -> None:
     arrays = list(many(np.arange(4)).values())
     rig.blobs.update(tied=[*arrays, arrays[3]])
     rig.save()
@@ -210,7 +212,7 @@ def test_one_blob_reads_its_own_bytes_and_verifies_them(rig: Rig) -> None:
         assert CountingFiles.nbytes == 800
 
 
-def test_an_array_may_be_a_part_of_a_global_one(tmp_path: Path) -> None:
+def test_a_row_can_be_part_of_a_partitioned_array(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.blobs.update(many(np.arange(10.0)))
     rig.save()
@@ -220,7 +222,7 @@ def test_an_array_may_be_a_part_of_a_global_one(tmp_path: Path) -> None:
     rig.manager.run.end()
 
 
-def test_a_digest_does_not_tell_whether_an_array_is_a_row(rig: Rig) -> None:
+def test_the_digest_of_a_row_is_that_of_an_array_by_itself(rig: Rig) -> None:
     rig.blobs.update(many(np.asfortranarray(np.arange(6).reshape(2, 3))))
     rig.save(0)
     for name in list(rig.blobs)[10:]:
@@ -233,7 +235,7 @@ def test_a_digest_does_not_tell_whether_an_array_is_a_row(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("what", ["twice", "in a list", "a window on it", "a list's window"])
-def test_memory_that_blobs_share_is_refused_as_ever(rig: Rig, what: str) -> None:
+def test_stacked_blobs_that_share_memory_are_refused(rig: Rig, what: str) -> None:
     rig.blobs.update(many(np.arange(4)))
     shared = rig.blobs["w3"]
     rig.blobs["other"] = {
@@ -247,7 +249,7 @@ def test_memory_that_blobs_share_is_refused_as_ever(rig: Rig, what: str) -> None
     assert rig.manager.epochs() == []
 
 
-def test_windows_on_one_memory_are_refused_as_ever(rig: Rig) -> None:
+def test_overlapping_views_that_are_alike_are_refused(rig: Rig) -> None:
     memory = np.arange(4.0 * MANY)
     rig.blobs.update({f"w{i}": memory[3 * i : 3 * i + 4] for i in range(MANY)})
     with pytest.raises(DefinitionError, match="share memory"):
@@ -259,7 +261,7 @@ def test_windows_on_one_memory_are_refused_as_ever(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("count", [2, MANY])
-def test_what_has_a_storage_of_its_own_is_no_row(rig: Rig, count: int) -> None:
+def test_blobs_with_array_options_are_not_stacked(rig: Rig, count: int) -> None:
     rig.blobs.update(many(np.arange(100), 2 * MANY))
     storage = {f"w{i}": ArrayOptions(chunks=(10,)) for i in range(count)}
     rig.save(array_options={"a": storage})
@@ -268,7 +270,7 @@ def test_what_has_a_storage_of_its_own_is_no_row(rig: Rig, count: int) -> None:
     assert len(list((rig.path / "a.0" / "w1").glob("c.*"))) == 10
 
 
-def test_replicas_are_compared_and_are_no_rows(tmp_path: Path) -> None:
+def test_replicas_are_compared_and_not_stacked(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path, files=FaultyFiles(sync=False))
     manager.run.start(["a", "b"], {})
     workspaces = {node: Workspace(node) for node in "ab"}
@@ -293,7 +295,7 @@ def test_a_compressed_job_has_no_stacks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("budget_bytes", [None, 1000, 0])
-def test_a_change_after_the_copy_does_not_show(rig: Rig, budget_bytes: int | None) -> None:
+def test_a_change_after_the_copy_is_not_saved(rig: Rig, budget_bytes: int | None) -> None:
     rig.blobs.update(many(np.arange(100)), params={"p": list(many(np.arange(50.0)).values())})
     before = {name: value.copy() for name, value in many(np.arange(100)).items()}
     save = rig.manager.commits.begin(0)
@@ -308,7 +310,9 @@ def test_a_change_after_the_copy_does_not_show(rig: Rig, budget_bytes: int | Non
         assert_identical(checkpoint["a"].load("params")["p"][7], many(np.arange(50.0))["w7"])
 
 
-def test_a_copy_of_the_epoch_has_its_stacks_and_nothing_is_stray(rig: Rig, tmp_path: Path) -> None:
+def test_a_copy_of_the_epoch_contains_its_stacks_and_no_stray_files(
+    rig: Rig, tmp_path: Path
+) -> None:
     rig.blobs.update(many(np.arange(100)))
     rig.save()
     rig.manager.run.end()
@@ -320,7 +324,7 @@ def test_a_copy_of_the_epoch_has_its_stacks_and_nothing_is_stray(rig: Rig, tmp_p
     rig.manager.run.start(["a"], {})
 
 
-def test_who_loads_blob_after_blob_reads_the_manifest_once(rig: Rig) -> None:
+def test_loading_blob_after_blob_reads_the_manifest_once(rig: Rig) -> None:
     rig.blobs.update(many(np.arange(4.0)), t={"a": [np.arange(3)]})
     rig.save()
     files = FaultyFiles()
