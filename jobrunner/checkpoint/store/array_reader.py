@@ -68,7 +68,7 @@ class VerifiedFiles:
             yield
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise CheckpointCorruptError(
-                f"{path} is missing: expected the file that the checkpoint's record names, found "
+                f"{path} is missing: expected a file that the checkpoint lists, found: "
                 f"{error.strerror}. {ADVICE}",
                 path=path,
             ) from error

@@ -54,18 +54,13 @@ def resolve_options(
     options: Mapping[str, Mapping[str, ArrayOptions]],
 ) -> dict[str, dict[str, ArrayOptions]]:
     """Check the compressors of each node's blobs, and add all their settings."""
-    return {
-        node: {
-            name: asked
-            if asked.compressors is None
-            else replace(
-                asked,
-                compressors=check_compressors(asked.compressors, f"Blob {name!r} of node {node!r}"),
-            )
-            for name, asked in blobs.items()
-        }
-        for node, blobs in options.items()
-    }
+    resolved = {node: dict(blobs) for node, blobs in options.items()}
+    for node, blobs in resolved.items():
+        for name, asked in blobs.items():
+            if asked.compressors is not None:
+                full = check_compressors(asked.compressors, f"Blob {name!r} of node {node!r}")
+                blobs[name] = replace(asked, compressors=full)
+    return resolved
 
 
 def suit_dtype(compressors: Sequence[Compressor], itemsize: int) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -107,7 +107,7 @@ class StoreLayout:
             self.documents[f"{path}/zarr.json"] = group_document(attributes)
 
     def add_array(self, array: PlannedArray) -> None:
-        """Add an array, whose groups must be there."""
+        """Add an array; add its groups first."""
         self.directories[array.path] = None
         self.documents[f"{array.path}/zarr.json"] = array.document
         self.arrays.append(array)
@@ -125,7 +125,8 @@ def lay_out(blobs: Mapping[str, EncodedBlob | Alike], about: Mapping[str, Any]) 
     attributes: dict[str, Any] = {OWN_KEY: None}
     for name, top in zip(alone, child_names(alone), strict=True):
         _lay_out_blob(layout, attributes, name, top, alone[name], rows)
-    layout.about = {"format": _format(layout.arrays, stacks), **about}
+    is_simple = all(it.grid.piece_shape is None and not it.compressors for it in layout.arrays)
+    layout.about = {"format": STORE_FORMAT if stacks else 1 if is_simple else 2, **about}
     attributes[OWN_KEY] = layout.about
     layout.root = group_document(attributes)
     if stacks:
@@ -159,12 +160,6 @@ def _lay_out_blob(
     if not is_array and all(isinstance(place, list) for place in places):
         attributes[name] = blob.tree
     layout.blobs[name] = {"value": blob.tree, "arrays": places}
-
-
-def _format(arrays: Iterable[PlannedArray], stacks: Sequence[PlannedArray]) -> int:
-    if stacks:
-        return STORE_FORMAT
-    return 1 if all(it.grid.piece_shape is None and not it.compressors for it in arrays) else 2
 
 
 def _stack_parts(
