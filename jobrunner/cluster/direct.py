@@ -52,11 +52,11 @@ class DirectLines:
     def ask(
         self, message: Message, incarnations: Mapping[str, str], wait_seconds: float
     ) -> dict[str, Message] | None:
-        """Send workers a message; returns their answers, in at most `wait_seconds` by intent.
+        """Send workers a message; returns their answers within about `wait_seconds`.
 
-        Returns None, though some workers may have got the message, if another thread asks, after an
-        error, or if not all workers are connected; then connects these in the background.
-        `incarnations` are those that the workers must have, by address.
+        Returns None if some workers are not connected, and connects these in the background. Also
+        returns None while another thread asks, and after an error: then workers may have got the
+        message. `incarnations` gives the incarnation that each address must have.
         """
         if self.is_over or not 0 < len(incarnations) <= self._most or _is_on_loop():
             return None

@@ -15,7 +15,7 @@ from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.compile import PlannedNode
 from jobrunner.errors import PlacementError
-from jobrunner.worker import Failure, hold_lease, lease_key
+from jobrunner.worker import Failure, lease_key, run_lease
 
 
 class Leases:
@@ -74,7 +74,7 @@ class Leases:
             key = keys[address] = lease_key(self._name, worker.incarnation, len(worker.leases))
             worker.leases.append(
                 self._scheduler.client.submit(
-                    hold_lease,
+                    run_lease,
                     key,
                     key=key,
                     workers=[address],

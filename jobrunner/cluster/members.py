@@ -20,17 +20,16 @@ class Member:
 
 
 class Members:
-    """The workers that one binding uses; all fields are by address."""
+    """The workers that one binding uses, by address."""
 
     def __init__(self, placement: Mapping[str, str]) -> None:
         self.placement = placement  # node -> address; the binding adds to it
         self.workers: dict[str, Member] = {}
-        self.lost: dict[str, str] = {}  # cause
-        self.cut: set[str] = (
-            set()
-        )  # lost, but the scheduler has them: another worker could not send
-        self.leaving: dict[str, str] = {}  # cause; they serve until they leave
-        self.excused: set[str] = set()  # failed to answer once, and were excused as leaving
+        self.lost: dict[str, str] = {}  # causes
+        # Lost workers that the scheduler still has, but another worker could not send values to.
+        self.cut: set[str] = set()
+        self.leaving: dict[str, str] = {}  # causes; these workers serve until they leave
+        self.excused: set[str] = set()  # failed to answer once, perhaps because they leave
         self.running: dict[str, list[tuple[str, str]]] = {}  # (node, task) at the last answer
 
     @property

@@ -8,8 +8,8 @@ from jobrunner.worker.plugin import (
     OPERATION,
     PLUGIN_NAME,
     WorkspaceHost,
-    hold_lease,
     lease_key,
+    run_lease,
 )
 from jobrunner.worker.preload import MemoryOnly
 from jobrunner.worker.task_context import Metric, current_task

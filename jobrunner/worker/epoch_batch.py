@@ -124,7 +124,7 @@ class EpochBatch:
         return self._grant
 
     def action(self) -> Action:
-        """What to do when no run is under way."""
+        """What to do next if no run is running."""
         if self.abort_reason:
             return "abort"
         if len(self.ended) < self._grant.runs:

@@ -206,7 +206,7 @@ class GroupRun:
                         step.sole[0][step.sole[1]] = box[0]  # what `finish` would do, but faster
                     else:
                         finish(program, step, box, arguments, self._send)
-                    del arguments, box  # they would count as references to what they hold
+                    del arguments, box  # they would count as references to their items
             except BaseException as error:
                 self._fail(step.workspace.node, step.name, error)
             if started and perf_counter() - started < LONG_TASK_SECONDS:

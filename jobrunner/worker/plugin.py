@@ -226,7 +226,7 @@ class WorkspaceHost(WorkerPlugin):
             lease.context.cancel()
             self._drop(binding_of(key), "its client released it or disconnected")
 
-    def hold_lease(self, key: str) -> None:
+    def run_lease(self, key: str) -> None:
         """Pass this thread's context to the binding, and block until the lease ends."""
         lease = self._leases.get(key)
         if lease is None:  # cancelled before this thread started
@@ -255,7 +255,7 @@ def binding_of(key: str) -> str:
     return key.split("|")[1]
 
 
-def hold_lease(key: str) -> Sequence[str]:
+def run_lease(key: str) -> Sequence[str]:
     """Reserve a worker for a binding; the function of the lease task.
 
     The scheduler sees that the worker and its resources are in use. As the task secedes, it takes no
@@ -265,5 +265,5 @@ def hold_lease(key: str) -> Sequence[str]:
     # A worker that restarted at the same address gets the task again, but lost the workspaces.
     if isinstance(host, WorkspaceHost) and key.split("|")[2] == host.incarnation:
         secede()
-        host.hold_lease(key)
+        host.run_lease(key)
     return ()

@@ -80,7 +80,7 @@ class Step:
     arguments: tuple[Source, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     is_plain: bool = True  # all of `kwargs` are immutable
-    outputs: tuple[Target | None, ...] = ()  # None for those that are not kept
+    outputs: tuple[Target | None, ...] = ()  # None for an output that no blob takes
     output_names: tuple[str, ...] = ()
     sole: Target | None = None  # set if the return value goes into one blob and nowhere else
     captures: tuple[CapturedPart, ...] = ()

@@ -30,7 +30,7 @@ from jobrunner import (
 )
 from jobrunner.cluster.members import Members
 from jobrunner.cluster.scheduler import LossWatch
-from jobrunner.worker.plugin import OPERATION, PLUGIN_NAME, PROTOCOL_VERSION, hold_lease, lease_key
+from jobrunner.worker.plugin import OPERATION, PLUGIN_NAME, PROTOCOL_VERSION, lease_key, run_lease
 from tests.processes import await_file, start_dask
 
 SECOND = 1.0
@@ -207,7 +207,7 @@ def test_a_lease_that_runs_on_a_successor_of_its_worker_ends_at_once(session, cl
     bind(session)
     address = next(iter(client.scheduler_info()["workers"]))
     key = lease_key("binding", "of another incarnation", 0)
-    future = client.submit(hold_lease, key, key=key, workers=[address], pure=False)
+    future = client.submit(run_lease, key, key=key, workers=[address], pure=False)
     assert future.result(timeout=10) == ()
 
 

@@ -51,7 +51,7 @@ async def test_a_lease_cancelled_before_its_thread_starts_does_not_block():
     assert binding_of(key) == "binding"
     host.transition(key, "ready", "executing")
     host.transition(key, "executing", "released")
-    host.hold_lease(key)  # would block forever if the lease were there
+    host.run_lease(key)  # would block forever if the lease were there
     host.transition("somebody else's key", "ready", "executing")
     host.transition(("tuple", 1), "ready", "executing")
     assert host._leases == {}
