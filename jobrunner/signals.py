@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-PRESS_SECONDS = 1.0
+SEND_AGAIN_SECONDS = 1.0
 
 
 class TerminatedError(KeyboardInterrupt):
@@ -37,14 +37,14 @@ def stop_on_signals(
     ended = threading.Event()
     gate = threading.Lock()
 
-    def press(seconds: float) -> None:
+    def send_again(seconds: float) -> None:
         """Send SIGTERM again until the block ends; this also wakes a main thread that waits."""
         while not ended.wait(seconds):
             with gate:
                 if ended.is_set():  # by now the default handler would end the process
                     return
                 signal.pthread_kill(main.ident or 0, signal.SIGTERM)
-            seconds = PRESS_SECONDS  # the exception may be lost, for example in a destructor
+            seconds = SEND_AGAIN_SECONDS  # the exception may be lost, for example in a destructor
 
     def handle(number: int, frame: FrameType | None) -> None:
         is_first = number not in seen
@@ -60,7 +60,7 @@ def stop_on_signals(
             raise TerminatedError
         elif grace_seconds is not None:
             threading.Thread(
-                target=press, args=(grace_seconds,), name="jobrunner-grace", daemon=True
+                target=send_again, args=(grace_seconds,), name="jobrunner-grace", daemon=True
             ).start()
         request(signal.Signals(number).name)
 
@@ -69,7 +69,7 @@ def stop_on_signals(
         signal.SIGTERM: signal.SIG_DFL,
     }
     before = {number: signal.getsignal(number) for number in ours}
-    taken = [n for n in ours if before[n] is ours[n] or getattr(before[n], "yields", False)]
+    taken = [n for n in ours if before[n] is ours[n] or getattr(before[n], "is_replaceable", False)]
     for number in taken:
         signal.signal(number, handle)
     try:
@@ -94,7 +94,7 @@ def terminated_as_interrupt() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise TerminatedError
 
-    stop.yields = True  # type: ignore[attr-defined]  # `stop_on_signals` may replace it
+    stop.is_replaceable = True  # type: ignore[attr-defined]  # `stop_on_signals` may replace it
     try:
         before = signal.signal(signal.SIGTERM, stop)
     except ValueError:  # not the main thread

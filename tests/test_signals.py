@@ -17,7 +17,7 @@ def outer():
     def handle(number, frame):
         reached.append(number)
 
-    handle.yields = True
+    handle.is_replaceable = True
     before = signal.signal(signal.SIGTERM, handle)
     yield reached
     assert signal.signal(signal.SIGTERM, before) is handle

@@ -48,7 +48,7 @@ class _Save:
     stall_seconds: float = 0.0
     nodes: dict[str, NodeSave] = field(default_factory=dict)
     error: BaseException | None = None
-    thread: threading.Thread | None = None
+    thread: threading.Thread = field(init=False)  # of a save in the background
 
     def start(self, write: Callable[[], dict[str, NodeSave]]) -> None:
         """Write in a thread of its own."""
@@ -148,7 +148,6 @@ class Saver:
         self._has_lock = False
         self._deadline_seconds = get_number("checkpoint.deadline-seconds")
         self._is_shared = False  # the directory, with all workers of the binding
-        self._has_started = False
         self._binding: Binding
         self.saves: list[SaveReport] = []
         self.failed_saves: list[SaveReport] = []
@@ -161,7 +160,7 @@ class Saver:
         """
         self._binding = binding
         self._is_shared = False
-        is_refused = self._on_save_error == "refuse" and not self._has_started
+        is_refused = self._on_save_error == "refuse" and not self._has_lock
         is_empty = not self._manager.epochs()
         try:
             self._lock_directory()
@@ -174,7 +173,6 @@ class Saver:
             if self._on_save_error == "raise" or not is_empty:
                 raise
             self._failures.add(None, error, "The run starts anyway; each save tries again.")
-        self._has_started = True
 
     def end(self) -> None:
         """Unlock the directory, so that another run can lock it at once."""
@@ -213,7 +211,7 @@ class Saver:
         Also reports a save in the background that has ended, and raises its error as `save` does.
         """
         save = self._in_flight
-        if save is not None and save.thread is not None and not save.thread.is_alive():
+        if save is not None and not save.thread.is_alive():
             self.wait()
         moment = Moment(
             epoch,
@@ -271,7 +269,7 @@ class Saver:
     def wait(self) -> None:
         """Wait for a save in flight; raise its error as `save` does."""
         save = self._in_flight
-        if save is not None and save.thread is not None:
+        if save is not None:
             started = time.monotonic()
             save.thread.join()
             save.stall_seconds += time.monotonic() - started
