@@ -320,11 +320,16 @@ def test_an_epoch_deadline_names_the_late_node(inproc_client, held):
 
 def interrupt_at_3(n):
     if n == 2:
-        for _ in range(2):  # the first one would let the epoch end
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-            SHARED["release"].wait(0.2)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        assert SHARED["asked"].wait(30)  # two signals sent at once may arrive as one
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         SHARED["release"].wait(30)
     return n + 1
+
+
+class Asked:
+    def on_stop_asked(self, reason, at_once):
+        SHARED["asked"].set()
 
 
 def remember(n):
@@ -334,10 +339,10 @@ def remember(n):
 def test_ctrl_c_stops_the_slices_and_leaves_the_last_epoch_recorded(inproc_client, manager, held):
     job = counter(5, fn=interrupt_at_3)
     Task(remember, inputs="n", node="a", group=job.epoch_group)
-    SHARED["seen"] = []
+    SHARED.update(seen=[], asked=threading.Event())
     with Session(inproc_client) as session:
         with pytest.raises(KeyboardInterrupt):
-            JobRunner(job, manager).run(session)
+            JobRunner(job, manager, callbacks=[Asked()]).run(session)
         held["release"].set()
     assert manager.latest() == 2
     assert SHARED["seen"] == [1, 2]

@@ -155,7 +155,9 @@ def test_a_scheduler_that_stays_away_ends_the_run_with_advice(dask_processes, tm
     assert manager.latest() == 3
 
 
-@pytest.mark.parametrize("fate", ["goes on", pytest.param("is killed", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "fate", ["continues", pytest.param("is killed", marks=pytest.mark.nightly)]
+)
 def test_a_run_does_not_wait_for_ever_for_a_hanging_scheduler(
     dask_processes, tmp_path, undisturbed, fate
 ):
@@ -169,7 +171,7 @@ def test_a_run_does_not_wait_for_ever_for_a_hanging_scheduler(
 
         def on_warning(self, message):
             warnings.append(message)
-            if "The scheduler is lost" in message and fate == "goes on":
+            if "The scheduler is lost" in message and fate == "continues":
                 os.kill(dask_processes.scheduler.pid, signal.SIGCONT)
 
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
@@ -179,7 +181,7 @@ def test_a_run_does_not_wait_for_ever_for_a_hanging_scheduler(
         build(tmp_path / "flag"), manager, callbacks=[Listener()], scheduler_wait_seconds=2
     )
     try:
-        if fate == "goes on":
+        if fate == "continues":
             runner.scheduler_wait_seconds = 60
             assert runner.run(session).epoch == EPOCHS
             assert session.fetch(Node("a")["x"]).tobytes() == undisturbed
