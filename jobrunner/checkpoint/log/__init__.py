@@ -40,10 +40,9 @@ from jobrunner.checkpoint.log.heartbeat import (
     is_left_behind,
     own_process,
     read_process,
-    refuse_if_alive,
 )
 from jobrunner.checkpoint.log.mend import mend_bit
-from jobrunner.checkpoint.log.run_lock import RunLock
+from jobrunner.checkpoint.log.run_lock import RunLock, refuse_if_alive
 from jobrunner.checkpoint.log.state import (
     RESTARTS,
     STATE_INTERVAL,

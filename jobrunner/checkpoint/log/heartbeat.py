@@ -14,16 +14,16 @@ from dataclasses import dataclass
 import msgspec
 
 from jobrunner.checkpoint.encoding import convert, parse
-from jobrunner.checkpoint.log.entries import Holder, Process
+from jobrunner.checkpoint.log.entries import Process
 from jobrunner.checkpoint.storage import Files
-from jobrunner.errors import CheckpointCorruptError, CommitConflictError
+from jobrunner.errors import CheckpointCorruptError
 
 logger = logging.getLogger(__name__)
 
 RUNS_DIRECTORY = "_runs"
 HEARTBEAT = "heartbeat"
 _THREAD_NAME = "jobrunner-heartbeat-{run}"
-_SILENT_BEATS = 5
+SILENT_BEATS = 5
 
 
 def own_process() -> Process:
@@ -106,50 +106,6 @@ class Patience:
     silence_seconds: float = 15.0  # a run without a heartbeat for this long counts as dead
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], None] = time.sleep
-
-
-def refuse_if_alive(
-    files: Files,
-    path: str,
-    holder: Holder,
-    patience: Patience,
-    take_over: bool,
-    still_holds: Callable[[], bool] = lambda: True,
-) -> None:
-    """Wait until it is clear whether the run that holds `path` is alive.
-
-    `take_over` skips the wait. `still_holds` reads the log again when the heartbeat disappears.
-    Raises CommitConflictError if the run is alive.
-    """
-    if take_over:
-        logger.warning("Taking %s over from %s, as requested.", path, holder)
-        return
-    if is_known_dead(holder.process, holder.run):
-        logger.info("Taking %s over from %s, which has ended.", path, holder)
-        return
-    heartbeat = os.path.join(path, RUNS_DIRECTORY, holder.run, HEARTBEAT)
-    silence_seconds = max(patience.silence_seconds, _SILENT_BEATS * holder.heartbeat_seconds)
-    pause_seconds = min(0.25, silence_seconds / 10)
-    logger.warning(
-        "%s is held by %s: waiting up to %g s for a heartbeat.", path, holder, silence_seconds
-    )
-    first = files.read_if_there(heartbeat)
-    started = patience.clock()
-    while patience.clock() - started < silence_seconds:
-        patience.wait(pause_seconds)
-        beat = files.read_if_there(heartbeat)
-        if beat is None and first is not None:
-            # The run has ended, or another has taken over: both remove the heartbeat.
-            if not still_holds():
-                return
-            first = None
-        if beat != first:
-            raise CommitConflictError(
-                f"{path} is held by another run ({holder}), which is alive. Wait until it has "
-                f"ended, stop it, or choose another directory. To take the directory over: "
-                f"take_over=True for the checkpoint manager, --take-over on the command line."
-            )
-    logger.warning("Taking %s over from %s, silent for %g s.", path, holder, silence_seconds)
 
 
 class Heartbeat:

@@ -7,23 +7,25 @@ import logging
 import os
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jobrunner.checkpoint.log.entries import RunEntry
+from jobrunner.checkpoint.log.entries import Holder, RunEntry
 from jobrunner.checkpoint.log.heartbeat import (
+    HEARTBEAT,
     RUNS_DIRECTORY,
+    SILENT_BEATS,
     Heartbeat,
     Patience,
+    is_known_dead,
     is_left_behind,
     own_process,
-    refuse_if_alive,
 )
 from jobrunner.checkpoint.log.shared_probe import Probe
 from jobrunner.checkpoint.log.state import State
 from jobrunner.checkpoint.log.writer import LogWriter
 from jobrunner.checkpoint.storage import Files
-from jobrunner.errors import CheckpointError, DefinitionError
+from jobrunner.errors import CheckpointError, CommitConflictError, DefinitionError
 
 logger = logging.getLogger(__name__)
 
@@ -139,3 +141,47 @@ class RunLock:
         self._heartbeat.stop()
         with contextlib.suppress(OSError):
             self._files.remove_tree(self._heartbeat.directory)
+
+
+def refuse_if_alive(
+    files: Files,
+    path: str,
+    holder: Holder,
+    patience: Patience,
+    take_over: bool,
+    still_holds: Callable[[], bool] = lambda: True,
+) -> None:
+    """Wait until it is clear whether the run that holds `path` is alive.
+
+    `take_over` skips the wait. `still_holds` reads the log again when the heartbeat disappears.
+    Raises CommitConflictError if the run is alive.
+    """
+    if take_over:
+        logger.warning("Taking %s over from %s, as requested.", path, holder)
+        return
+    if is_known_dead(holder.process, holder.run):
+        logger.info("Taking %s over from %s, which has ended.", path, holder)
+        return
+    heartbeat = os.path.join(path, RUNS_DIRECTORY, holder.run, HEARTBEAT)
+    silence_seconds = max(patience.silence_seconds, SILENT_BEATS * holder.heartbeat_seconds)
+    pause_seconds = min(0.25, silence_seconds / 10)
+    logger.warning(
+        "%s is held by %s: waiting up to %g s for a heartbeat.", path, holder, silence_seconds
+    )
+    first = files.read_if_there(heartbeat)
+    started = patience.clock()
+    while patience.clock() - started < silence_seconds:
+        patience.wait(pause_seconds)
+        beat = files.read_if_there(heartbeat)
+        if beat is None and first is not None:
+            # The run has ended, or another has taken over: both remove the heartbeat.
+            if not still_holds():
+                return
+            first = None
+        if beat != first:
+            raise CommitConflictError(
+                f"{path} is held by another run ({holder}), which is alive. Wait until it has "
+                f"ended, stop it, or choose another directory. To take the directory over: "
+                f"take_over=True for the checkpoint manager, --take-over on the command line."
+            )
+    logger.warning("Taking %s over from %s, silent for %g s.", path, holder, silence_seconds)

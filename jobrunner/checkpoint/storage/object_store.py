@@ -6,7 +6,6 @@ import contextlib
 import datetime as dt
 import errno
 import functools
-import importlib.util
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -15,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
-from jobrunner.checkpoint.storage.paths import is_url
-from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, PosixFiles, crc32c_of_zeros
-from jobrunner.checkpoint.storage.protocol import Files, Item, Result
-from jobrunner.errors import DefinitionError
+from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, crc32c_of_zeros
+from jobrunner.checkpoint.storage.protocol import Item, Result
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore, RetryConfig
@@ -26,9 +23,7 @@ if TYPE_CHECKING:
 _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 2  # of one object: each is copied in memory
 _RETRY: RetryConfig = {"max_retries": 10, "retry_timeout": dt.timedelta(seconds=60)}
-_MISSING = (
-    "object stores need obstore, which is not installed: pip install 'dask-jobrunner[object]'"
-)
+MISSING = "object stores need obstore, which is not installed: pip install 'dask-jobrunner[object]'"
 
 
 @functools.cache
@@ -113,7 +108,7 @@ class ObjectFiles:
         try:
             from obstore import exceptions
         except ImportError as error:
-            raise OSError(errno.ENOSYS, _MISSING, path) from error
+            raise OSError(errno.ENOSYS, MISSING, path) from error
         try:
             if self._opened is None:
                 self._opened = self._open_store(self.root)
@@ -330,24 +325,3 @@ class ObjectFiles:
 
 def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
-
-
-def files_of(path: str, files: Files | None = None) -> Files:
-    """The storage of a checkpoint directory: `files`, if given.
-
-    Raises DefinitionError if `files` cannot access the path, or obstore is required and missing.
-    """
-    if files is not None:
-        if not files.reaches(path):
-            raise DefinitionError(f"files={type(files).__name__} cannot access {path}.")
-        return files
-    if not is_url(path):
-        return PosixFiles()
-    if importlib.util.find_spec("obstore") is None:
-        raise DefinitionError(f"{path}: {_MISSING}.")
-    return ObjectFiles(path)
-
-
-def files_beside(path: str, files: Files | None) -> Files:
-    """The storage of another directory: `files` if they can access it."""
-    return files if files is not None and files.reaches(path) else files_of(path)

@@ -27,8 +27,8 @@ from jobrunner.checkpoint.log.heartbeat import (
     Patience,
     is_known_dead,
     own_process,
-    refuse_if_alive,
 )
+from jobrunner.checkpoint.log.run_lock import refuse_if_alive
 from jobrunner.checkpoint.storage.posix import PosixFiles
 
 RUN = "0123"
@@ -298,7 +298,7 @@ def test_a_heartbeat_makes_its_directory_again_if_another_run_removed_it(
 def test_traces_of_earlier_runs_elsewhere_are_removed(
     tmp_path: Path, holder: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobrunner.checkpoint.log.heartbeat.is_known_dead", lambda *args: False)
+    monkeypatch.setattr("jobrunner.checkpoint.log.run_lock.is_known_dead", lambda *args: False)
     other = MultiNodeCheckpointManager(holder.path, take_over=True)
     other.run.start(["a"], {})
     left = [run.name for run in (Path(holder.path) / RUNS_DIRECTORY).iterdir()]
@@ -312,7 +312,7 @@ def test_a_removed_heartbeat_is_no_sign_of_life(
 ) -> None:
     assert holder.commits.lock is not None
     holder.commits.lock._heartbeat.stop()
-    monkeypatch.setattr("jobrunner.checkpoint.log.heartbeat.is_known_dead", lambda *args: False)
+    monkeypatch.setattr("jobrunner.checkpoint.log.run_lock.is_known_dead", lambda *args: False)
 
     def follow(now: float) -> None:
         if now < 100.5:
