@@ -11,7 +11,7 @@ from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import FileMetadataHandler, Patience, RunLock
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.config import get_number
-from jobrunner.errors import CheckpointError, CheckpointNotFoundError, DefinitionError
+from jobrunner.errors import CheckpointError, DefinitionError
 from jobrunner.names import check_distinct, check_name
 
 logger = logging.getLogger(__name__)
@@ -148,10 +148,7 @@ class DirectoryRun:
         """Set one damaged epoch aside; its stores stay, hidden."""
         self._commits.held()
         state = self._recorded.log.check_held()
-        if epoch not in state.recorded:
-            raise CheckpointNotFoundError(
-                f"Epoch {epoch} of {self.path} is not recorded, so it cannot be set aside."
-            )
+        self._recorded.check_recorded(epoch, state)
         self._retention.give_up(state, [epoch], "rewind", {"only": epoch, "reason": reason})
         self._retention.sweeper.drain()
 

@@ -89,7 +89,7 @@ class Epochs:
     def record(self, epoch: int) -> Mapping[str, Any]:
         """See `MultiNodeCheckpointManager.record`."""
         state = self.log.refresh()
-        self._check_recorded(epoch, state)
+        self.check_recorded(epoch, state)
         return self.read_record(epoch, state.commit_number(epoch))
 
     def records(
@@ -191,7 +191,7 @@ class Epochs:
             raise DefinitionError(f"A pin's label must be printable text; got {label!r}.")
 
         def decide(state: State) -> Mapping[str, Any] | None:
-            self._check_recorded(epoch, state)
+            self.check_recorded(epoch, state)
             if label in state.pins.get(epoch, ()):
                 return None
             return {"epoch": epoch, "label": label}
@@ -202,7 +202,7 @@ class Epochs:
         """See `MultiNodeCheckpointManager.unpin`."""
 
         def decide(state: State) -> Mapping[str, Any] | None:
-            self._check_recorded(epoch, state)
+            self.check_recorded(epoch, state)
             labels = state.pins.get(epoch, ())
             if not labels if label is None else label not in labels:
                 return None
@@ -217,7 +217,7 @@ class Epochs:
         seen = -1
         if after is not None:
             state = self.log.refresh()
-            self._check_recorded(after, state)
+            self.check_recorded(after, state)
             seen = state.recorded[after]
         last_news = time.monotonic()
         while True:
@@ -287,14 +287,25 @@ class Epochs:
             raise problem
         return lost
 
-    def _check_recorded(self, epoch: int, state: State) -> None:
+    def check_recorded(self, epoch: int, state: State) -> None:
+        """Raise CheckpointNotFoundError, with what to do, unless the epoch is recorded."""
         if type(epoch) is not int:
             raise DefinitionError(f"An epoch must be an int; got {epoch!r}.")
-        if epoch not in state.recorded:
-            raise CheckpointNotFoundError(
-                f"Epoch {epoch} of {self.path} is not recorded. Recorded: "
-                f"{name_some(state.recorded)}. Name one of these, or 'latest'."
+        if epoch in state.recorded:
+            return
+        shown = [*map(str, state.recorded)]
+        if len(shown) > 12:
+            shown[4:-4] = ["…"]
+        remedy = "Choose one of these, or 'latest'."
+        if epoch in self.unclaimed():
+            remedy = (
+                f"The directory contains stores of it, so the log must have lost its entry: "
+                f"`jobrunner fsck {self.path}` shows them, and --repair records them again."
             )
+        raise CheckpointNotFoundError(
+            f"Epoch {epoch} of {self.path} is not recorded; recorded epochs: "
+            f"{', '.join(shown) or 'none'}. {remedy}"
+        )
 
 
 def name_some(items: Iterable[Any]) -> str:

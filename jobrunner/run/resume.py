@@ -9,7 +9,7 @@ from typing import Literal
 from jobrunner.checkpoint import Loader, MultiNodeCheckpointManager
 from jobrunner.compile import Plan, changes, describe
 from jobrunner.define import Job
-from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError
+from jobrunner.errors import CheckpointCorruptError
 from jobrunner.run.decisions import Recorded, remainder
 from jobrunner.run.load import rebuild, recorded_stops, required_blobs, steps_done
 from jobrunner.run.result import ResumePlan, format_ranges
@@ -47,7 +47,7 @@ def plan_resume(
     if isinstance(resume_from, int):
         epoch: int | None = resume_from
         reason = "it was asked for"
-        _check_recorded(manager, resume_from, epochs)
+        manager.recorded.check_recorded(resume_from, manager.recorded.log.refresh())
         required_blobs(plan, manager, resume_from)
     else:
         epoch = _find_newest(plan, manager, epochs, damaged)
@@ -99,24 +99,6 @@ def _find_newest(
         else:
             return epoch
     return None
-
-
-def _check_recorded(manager: Loader, epoch: int, epochs: list[int]) -> None:
-    if epoch in epochs:
-        return
-    shown = [*map(str, epochs)]
-    if len(shown) > 12:
-        shown[4:-4] = ["…"]
-    remedy = "Choose one of these, or 'latest'."
-    if epoch in manager.recorded.unclaimed():
-        remedy = (
-            f"The directory contains stores of it, so the log must have lost its entry: "
-            f"`jobrunner fsck {manager.path}` shows them, and --repair records them again."
-        )
-    raise CheckpointNotFoundError(
-        f"Epoch {epoch} of {manager.path} is not recorded; recorded epochs: "
-        f"{', '.join(shown) or 'none'}. {remedy}"
-    )
 
 
 def _warn_of_other_run(own: MultiNodeCheckpointManager) -> tuple[str, ...]:

@@ -331,7 +331,7 @@ def test_an_invalid_address_is_wrong_usage(script: Path, address: str) -> None:
     result = _invoke("run", script, "--checkpoint", script.parent / "runs", "--scheduler", address)
     assert result.exit_code == 2
     assert f"Error: {address!r} is not the address of a Dask scheduler: " in result.stderr
-    assert result.stderr.endswith(". One looks like tcp://host:8786.\n")
+    assert result.stderr.endswith(". Pass one like tcp://host:8786.\n")
 
 
 def _environment() -> dict[str, str]:

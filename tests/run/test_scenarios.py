@@ -162,7 +162,7 @@ def test_8_a_path_that_cannot_be_written_is_reported_and_every_epoch_runs(sessio
     assert all(str(tmp_path / "file") in save.error for save in result.failed_saves)
     # The failure is reported once, however long the job is.
     first, last = warnings
-    assert "The job runs all the same" in first
+    assert "The run starts anyway" in first
     assert last == "5 epochs, 0 to 4, were not saved either, for the same reason."
 
 

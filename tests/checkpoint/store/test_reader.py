@@ -78,7 +78,7 @@ def test_an_epoch_that_is_gone_cannot_be_pinned(
     run: Run, reader: MultiNodeCheckpointManager
 ) -> None:
     run.save(0, 1, 2)
-    with pytest.raises(CheckpointNotFoundError, match="Recorded: 1, 2"):
+    with pytest.raises(CheckpointNotFoundError, match="recorded epochs: 1, 2"):
         reader.open(0, pin=True)
     assert reader.pins() == {}
 
