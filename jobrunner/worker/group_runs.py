@@ -336,9 +336,7 @@ class GroupRuns:
             crossings = [
                 crossing
                 for run_number, values in sent
-                if self._batch.covers(
-                    run_number
-                )  # those of an earlier batch may be another group's
+                if self._batch.covers(run_number)  # an earlier batch may be another group's
                 for crossing, _ in values
             ]
             reason = (
