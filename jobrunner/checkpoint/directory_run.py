@@ -71,7 +71,7 @@ class DirectoryRun:
         patience = self._patience or Patience(_configured_seconds("checkpoint.silence-seconds"))
         lock = RunLock(recorded.files, self.path, recorded.log, nodes, beat_seconds)
         try:
-            with writing(self.path, "the directory could not be taken"):
+            with writing(self.path, "the directory could not be locked"):
                 lock.take(as_json(info, "info"), patience, take_over=self._take_over)
             self._commits.lock = lock
             recorded.mark_run(is_running=True)
