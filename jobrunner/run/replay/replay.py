@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
+
+from msgspec import structs
 
 from jobrunner.checkpoint import Codec, Loader, load_waiting_states, registered_codecs
 from jobrunner.cluster import Binding, Session
@@ -159,7 +160,7 @@ class Replay:
             self._first_step = steps_done(plan, manager.recorded.record(self._from))
         self._codecs = tuple(registered_codecs())
         groups = {key: traced(group, self._codecs) for key, group in plan.groups.items()}
-        self._traced = dataclasses.replace(plan, groups=groups)
+        self._traced = structs.replace(plan, groups=groups)
         then = manager.recorded.run_info(epoch).get("plan")
         self._changes = tuple(changes(then, describe(plan))) if then else ()
 

@@ -5,11 +5,12 @@ Tasks report digests of the values they make as metrics; the plan says which val
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
+
+from msgspec import structs
 
 from jobrunner.checkpoint import Codec, PosixFiles, digest_blob
 from jobrunner.compile import (
@@ -93,12 +94,12 @@ def digest_value(value: Any, codecs: Sequence[Codec] = ()) -> str:
 def traced(group: GroupPlan, codecs: Sequence[Codec]) -> GroupPlan:
     """Trace every task of a group."""
     slices = {
-        node: dataclasses.replace(
-            part, tasks=tuple(dataclasses.replace(t, fn=Traced(t, codecs)) for t in part.tasks)
+        node: structs.replace(
+            part, tasks=tuple(structs.replace(t, fn=Traced(t, codecs)) for t in part.tasks)
         )
         for node, part in group.slices.items()
     }
-    return dataclasses.replace(group, slices=slices)
+    return structs.replace(group, slices=slices)
 
 
 def read_trace(metrics: Mapping[str, Metric], group: str, epoch: int, step: int) -> Trace:
