@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jobrunner import KeepLast, MultiNodeCheckpointManager
+from jobrunner.checkpoint.log.epoch_map import EpochMap
 from jobrunner.checkpoint.log.state import Claim, make_entry
 from jobrunner.checkpoint.maintenance.inspect import _History
 from tests.cli.directories import ask, begin, invoke, lengthen_log, recorded, save
@@ -213,7 +214,7 @@ def test_copies_without_a_log_become_a_checkpoint_directory(runs: Path, tmp_path
 
 
 def test_fsck_looks_up_the_epochs_that_an_entry_removes_and_does_not_walk_all() -> None:
-    class Recorded(dict[int, Claim]):
+    class Recorded(EpochMap):
         def __iter__(self) -> Any:
             raise AssertionError("with each entry, it would be quadratic")
 
@@ -225,6 +226,7 @@ def test_fsck_looks_up_the_epochs_that_an_entry_removes_and_does_not_walk_all() 
         bodies.append(("commit", {**claim, "run_number": 0, "stores": {}, "details": {}}))
     bodies += [("retire", {"epochs": [0]}), ("rewind", {"only": 2, "reason": "damage"})]
     for number, (kind, body) in enumerate(bodies):
-        history.recorded = Recorded(history.recorded.items())
+        history.state.recorded = Recorded(history.state.recorded.runs())
         history.take_in(make_entry(number, kind, "r", body))
-    assert list(history.recorded.items()) == [(1, Claim(1, 0))]
+    assert history.state.retries == {1: 0}
+    assert history.ended.keys() == {Claim(0, 0), Claim(2, 0)}

@@ -119,6 +119,7 @@ class FileMetadataHandler:
         self._files = files if files is not None else PosixFiles()
         self._directory = ""
         self.stats: dict[str, dict[str, float]] = {}
+        self.mended: set[int] = set()  # entries read with one wrong bit, which was corrected
 
     def set_params(self, path: str, node_names: Sequence[str]) -> None:
         """See `MetadataHandler`."""
@@ -188,6 +189,7 @@ class FileMetadataHandler:
             mended = mend_bit(data)
             if mended is None:
                 raise
+            self.mended.add(number)
             logger.warning("One bit of %s is wrong; corrected it while reading.", path)
             return decode_entry(mended, number, path)
 

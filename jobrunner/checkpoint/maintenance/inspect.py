@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,6 +20,7 @@ from jobrunner.checkpoint.log import (
     BeginEntry,
     Claim,
     CommitEntry,
+    FileMetadataHandler,
     GapEntry,
     RepairEntry,
     RetireEntry,
@@ -29,14 +30,11 @@ from jobrunner.checkpoint.log import (
     StateEntry,
     StoreRecord,
     commits_in,
-    decode_entry,
+    each_entry,
     entry_to_json,
     given_up_by,
     is_known_dead,
-    mend_bit,
-    parse_entry,
 )
-from jobrunner.checkpoint.storage import Files
 from jobrunner.checkpoint.store import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT, StoreReader
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
 from jobrunner.names import StoreName, parse_store_name
@@ -67,22 +65,24 @@ class _History:
     state: State = field(default_factory=State)
     nodes: dict[Claim, set[str]] = field(default_factory=dict)
     ended: dict[Claim, AnyEntry] = field(default_factory=dict)
-    recorded: dict[int, Claim] = field(default_factory=dict)
     commits: dict[Claim, CommitEntry] = field(default_factory=dict)
     run_nodes: list[str] = field(default_factory=list)
 
     def take_in(self, entry: AnyEntry) -> None:
         """Apply the next entry."""
-        if isinstance(entry, CommitEntry) and entry.epoch in self.recorded:
-            self._end(entry.epoch, entry)
+        epochs: Collection[int] = ()
+        if isinstance(entry, CommitEntry):
+            epochs = [entry.epoch]
+        elif isinstance(entry, RetireEntry | RewindEntry):
+            epochs = given_up_by(entry, self.state.recorded)
+        retries = self.state.retries
+        claims = [Claim(epoch, retries[epoch]) for epoch in epochs if epoch in retries]
         self.state.apply(entry)
         self.note(entry)
-        if isinstance(entry, CommitEntry):
-            self.recorded[entry.epoch] = Claim(entry.epoch, entry.retry)
-        elif isinstance(entry, RetireEntry | RewindEntry):
-            for epoch in given_up_by(entry, self.recorded):
-                if epoch not in self.state.recorded:
-                    self._end(epoch, entry)
+        self.ended |= {claim: entry for claim in claims if not self.is_recorded(claim)}
+
+    def is_recorded(self, claim: Claim) -> bool:
+        return self.state.retries.get(claim.epoch) == claim.retry
 
     def note(self, entry: AnyEntry) -> None:
         """Note what an entry says by itself, in case entries before it are missing."""
@@ -94,16 +94,6 @@ class _History:
             claim = Claim(commit.epoch, commit.retry)
             self.commits[claim] = commit
             self.nodes[claim] = set(commit.stores)
-
-    def restart(self, entry: AnyEntry) -> None:
-        """Start again at a full state or a repair, because entries before it are missing."""
-        self.state.restart(entry)
-        self.note(entry)
-        retries = self.state.retries
-        self.recorded = {epoch: Claim(epoch, retries[epoch]) for epoch in self.state.recorded}
-
-    def _end(self, epoch: int, entry: AnyEntry) -> None:
-        self.ended[self.recorded.pop(epoch)] = entry
 
 
 def inspect_directory(directory: Epochs) -> list[Finding]:
@@ -125,7 +115,8 @@ def inspect_directory(directory: Epochs) -> list[Finding]:
             continue
         try:
             if isinstance(entry, RepairEntry) or (isinstance(entry, StateEntry) and not is_whole):
-                history.restart(entry)
+                history.state.restart(entry)
+                history.note(entry)
                 is_whole = True
                 found = [_replaced_by(finding, entry) for finding in found]
             elif is_whole:
@@ -168,62 +159,31 @@ def _replaced_by(finding: Finding, entry: AnyEntry) -> Finding:
 
 
 def _inspect_log(directory: Epochs) -> Iterator[tuple[Finding, AnyEntry | None]]:
-    files, root = directory.files, os.path.join(directory.path, LOG_DIRECTORY)
-
-    def path_of(number: int) -> str:
-        return os.path.join(root, f"{number:010d}.json")
-
-    numbers: list[int] = []
-    for name in files.list_names(root):
+    handler = FileMetadataHandler(directory.files)
+    handler.set_params(directory.path, ())
+    numbers: set[int] = set()
+    for name in directory.files.list_names(os.path.join(directory.path, LOG_DIRECTORY)):
         match = ENTRY_NAME.fullmatch(name)
-        if match and name == os.path.basename(path_of(int(match[1]))):
-            numbers.append(int(match[1]))
+        if match and name == os.path.basename(handler.path_of(int(match[1]))):
+            numbers.add(int(match[1]))
         elif TEMPORARY_NAME.fullmatch(name):
             why = "A process is writing this entry, or died doing so; a later run removes it."
             yield Finding(f"{LOG_DIRECTORY}/{name}", "pending", why), None
         else:
             yield Finding(f"{LOG_DIRECTORY}/{name}", "stray", _UNKNOWN), None
-    for number, listed, data in _read_files(files, path_of, sorted(numbers)):
-        path, full = f"{LOG_DIRECTORY}/{number:010d}.json", path_of(number)
-        if data is None:
-            why = f"Missing, like all before {listed:010d}.json. {_advice(directory)}"
-            yield Finding(path, "damaged", why), None
-            continue
-        try:
-            entry = parse_entry(decode_entry(data, number, full), full)
-        except CheckpointCorruptError as error:
-            mended = mend_bit(data)
-            if mended is None:
-                yield Finding(path, "damaged", str(error)), None
-            else:
-                why = "One bit is wrong; jobrunner corrects it when it reads the entry."
-                entry = parse_entry(decode_entry(mended, number, full), full)
-                yield Finding(path, "damaged", why), entry
-            continue
-        if isinstance(entry, GapEntry):
+    for number, entry in each_entry(handler):
+        path = f"{LOG_DIRECTORY}/{os.path.basename(handler.path_of(number))}"
+        if isinstance(entry, CheckpointCorruptError):
+            missing = f"Missing, although a later entry exists. {_advice(directory)}"
+            yield Finding(path, "damaged", str(entry) if number in numbers else missing), None
+        elif isinstance(entry, GapEntry):
             why = f"Stands for an entry that was lost. {_advice(directory)}"
             yield Finding(path, "damaged", why), None
+        elif number in handler.mended:
+            why = "One bit is wrong; jobrunner corrects it when it reads the entry."
+            yield Finding(path, "damaged", why), entry
         else:
             yield Finding(path, "live", _explain_entry(entry)), entry
-
-
-def _read_files(
-    files: Files, path_of: Callable[[int], str], numbers: Sequence[int]
-) -> Iterator[tuple[int, int, bytes | None]]:
-    """Yield each number, the next listed number from there on, and the content.
-
-    Of successive missing entries yields only the first.
-    """
-    number = 0
-    reads = files.each(files.read_if_there, map(path_of, numbers))
-    for listed, data in zip(numbers, reads, strict=True):
-        # An entry may have been written after the listing.
-        while number < listed:
-            found = files.read_if_there(path_of(number))
-            yield number, listed, found
-            number = listed if found is None else number + 1
-        yield listed, listed, data
-        number = listed + 1
 
 
 def _advice(directory: Epochs) -> str:
@@ -268,7 +228,7 @@ def _explain_store(
         )
         yield Finding(name, "stray", why)
         return
-    if history.recorded.get(claim.epoch) == claim:
+    if history.is_recorded(claim):
         if claim not in history.commits:
             why = f"Epoch {claim.epoch} is recorded, but the entry with its record is lost."
             yield Finding(name, "damaged", f"{why} {_advice(directory)}")
@@ -342,8 +302,9 @@ def _inspect_recorded(
 
 def _find_missing(history: _History, there: Collection[str]) -> Iterator[Finding]:
     there = frozenset(there)
-    for epoch, claim in history.recorded.items():
-        stores = history.commits[claim].stores if claim in history.commits else {}
+    for epoch, retry in history.state.retries.items():
+        commit = history.commits.get(Claim(epoch, retry))
+        stores = commit.stores if commit is not None else {}
         for node, about in stores.items():
             if about.store not in there:
                 why = f"Epoch {epoch} of node {node!r} is recorded, but its store is missing."
