@@ -129,15 +129,16 @@ def _split(step: Step, box: list[Any], arguments: tuple[Any, ...]) -> tuple[Any,
 
 def _capture(program: Program, step: Step, parts: tuple[Any, ...]) -> None:
     """Freeze the parts of a return value that tasks or the client read."""
-    for capture in step.captures:
+    for captured in step.captures:
+        capture = captured.capture
         try:
-            frozen = freeze(parts[capture.part], copy=capture.copy, move=capture.is_moved)
+            frozen = freeze(parts[capture.part], copy=capture.copy, move=captured.is_moved)
         except TypeError as error:
-            if capture.is_read:
+            if captured.is_read:
                 raise
             frozen = TypeError(str(error))  # for the client's fetch
-        if capture.is_read:
-            program.results[capture.key] = frozen
+        if captured.is_read:
+            program.results[captured.key] = frozen
         if capture.retain:
             retained = step.workspace.retained.setdefault(program.key, {})
             retained[step.name, capture.part] = frozen

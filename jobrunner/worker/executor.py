@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush, heapreplace
+from itertools import chain
 from threading import get_ident
 from time import perf_counter
 from typing import Any
 
-from jobrunner.worker.call import finish, gather, hand_over
+from jobrunner.worker.call import Send, finish, gather, hand_over
 from jobrunner.worker.outcome import Outcome, describe_failure, is_true
 from jobrunner.worker.program import InputMissing, Program, Step
-from jobrunner.worker.task_context import FRAME, CurrentTask, Metric, MetricEntry, RunInfo
-from jobrunner.workspace import IMMUTABLE
+from jobrunner.worker.task_context import FRAME, CurrentTask, Metric, MetricEntry
+from jobrunner.workspace import IMMUTABLE, WorkspaceView, view
 
 logger = logging.getLogger(__name__)
 
@@ -31,48 +32,27 @@ FIRST_TICK_SECONDS, SLOWEST_TICK_SECONDS = 0.002, 0.02
 LONG_TASK_SECONDS = 0.001
 
 
-@dataclass(slots=True)
-class _Instances:
-    """The instances of one task that are running."""
-
-    arguments: list[list[Any]]
-    results: list[Any]
-    left: int
-
-
+@dataclass(kw_only=True, eq=False)
 class GroupRun:
     """Runs a program once. No thread of an earlier run of the program may be left.
 
-    `submit` runs a call in a thread at once, and `timer` is like `loop.call_later`. `send` gets a
-    crossing and its frozen value, in the thread that made the value. `finished` is called once, in
-    any thread, as soon as the outcome is known; functions that cannot be stopped may still run. If
-    the outcome is not "done", `drained` is called once they have returned. `wait_to_start` is called
-    in a thread before it calls a task's function.
+    `finished` is called once, in any thread, as soon as the outcome is known; functions that cannot
+    be stopped may still run. If the outcome is not "done", `drained` is called once they have
+    returned.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        info: RunInfo,
-        *,
-        nthreads: int,  # besides those of instances and of reports
-        submit: Callable[[Callable[[], None]], None],
-        timer: Callable[[float, Callable[[], None]], TimerHandle],
-        send: Callable[[int, Any], None],
-        finished: Callable[[Outcome], None],
-        drained: Callable[[], None],
-        wait_to_start: Callable[[], None] | None = None,
-    ) -> None:
-        self._program = program
-        self._info = info
-        self._nthreads = nthreads
-        self._submit = submit
-        self._timer = timer
-        self._send = send
-        self._finished = finished
-        self._drained = drained
-        self._wait_to_start = wait_to_start
+    program: Program
+    current_task: Callable[..., CurrentTask]  # gets only what differs between tasks of the run
+    nthreads: int  # besides those of instances and of reports
+    submit: Callable[[Callable[[], None]], None]  # runs a call in a thread at once
+    timer: Callable[[float, Callable[[], None]], TimerHandle]  # like `loop.call_later`
+    send: Send
+    finished: Callable[[Outcome], None]
+    drained: Callable[[], None]
+    wait_to_start: Callable[[], None] | None = None  # called in a thread before a task's function
 
+    def __post_init__(self) -> None:
+        program = self.program
         self._lock = threading.Lock()
         self._counts = program.needs.copy()
         # A heap of positions, so that tasks run in order of definition as far as possible. Of the
@@ -100,12 +80,12 @@ class GroupRun:
 
     def start(self) -> None:
         """Begin, and return at once."""
-        self._program.arrived.clear()
-        self._program.results.clear()
+        self.program.arrived.clear()
+        self.program.results.clear()
         self._threads = self._pullers = 1
-        self._submit(self._open)
-        if self._nthreads > 1:
-            self._handles[-1] = self._timer(self._tick_seconds, self._tick)
+        self.submit(self._open)
+        if self.nthreads > 1:
+            self._handles[-1] = self.timer(self._tick_seconds, self._tick)
         for position in self._report_locks:
             self._schedule_report(position)
 
@@ -115,12 +95,12 @@ class GroupRun:
             if self._is_over:
                 return
             for crossing, value in values.items():
-                if crossing not in self._program.arrived:
-                    self._program.arrived[crossing] = value
-                    self._wake(self._program.waiters.get(crossing, ()))
+                if crossing not in self.program.arrived:
+                    self.program.arrived[crossing] = value
+                    self._wake(self.program.waiters.get(crossing, ()))
             if not self._ready or self._pullers or not self._claim_puller():
                 return
-        self._submit(self._pull)
+        self.submit(self._pull)
 
     def abort(self, reason: str) -> None:
         """Start nothing more, and drop the results of running functions."""
@@ -151,8 +131,8 @@ class GroupRun:
             elif not self._ready:
                 self._tick_seconds = min(self._tick_seconds * 1.5, SLOWEST_TICK_SECONDS)
         if helps:
-            self._submit(self._pull)
-        self._handles[-1] = self._timer(self._tick_seconds, self._tick)
+            self.submit(self._pull)
+        self._handles[-1] = self.timer(self._tick_seconds, self._tick)
 
     def _schedule_report(self, position: int) -> None:
         step = self._steps[position]
@@ -166,20 +146,20 @@ class GroupRun:
                 is_free = self._is_open and not self._report_locks[position].locked()
                 self._threads += is_free
             if is_free:
-                self._submit(partial(self._run_beside, step, partial(self._report, step)))
+                self.submit(partial(self._run_beside, step, partial(self._report, step)))
             self._schedule_report(position)
 
-        self._handles[position] = self._timer(step.report.interval_ms / 1000, fire)
+        self._handles[position] = self.timer(step.report.interval_ms / 1000, fire)
 
     # ---- called in threads
 
     def _open(self) -> None:
-        program = self._program
+        program = self.program
         try:
             for node, workspace in program.workspaces.items():
                 workspace.start_run(program.key, has_updates=program.has_updates[node])
             for handover in program.openings:
-                hand_over(program, handover, self._send)
+                hand_over(program, handover, self.send)
         except BaseException as error:
             self._fail("", "", error)
         self._is_open = True
@@ -187,7 +167,7 @@ class GroupRun:
 
     def _pull(self) -> None:
         """Run ready steps until there are none."""
-        program, thread = self._program, get_ident()
+        program, thread = self.program, get_ident()
         step = self._next(None, thread)
         while step is not None:
             is_done = True
@@ -205,7 +185,7 @@ class GroupRun:
                     elif step.sole is not None and type(box[0]) in IMMUTABLE:
                         step.sole[0][step.sole[1]] = box[0]  # what `finish` would do, but faster
                     else:
-                        finish(program, step, box, arguments, self._send)
+                        finish(program, step, box, arguments, self.send)
                     del arguments, box  # they would count as references to their items
             except BaseException as error:
                 self._fail(step.workspace.node, step.name, error)
@@ -217,38 +197,39 @@ class GroupRun:
 
     def _call(self, step: Step, arguments: list[Any], instance: int) -> Any:
         FRAME.set([self._make_current, step, instance, None])
-        if self._wait_to_start is not None:
-            self._wait_to_start()
+        if self.wait_to_start is not None:
+            self.wait_to_start()
             if self._is_over:
                 return None
         if not step.kwargs:
             return step.fn(*arguments)
-        if step.is_plain:
-            return step.fn(*arguments, **step.kwargs)
-        return step.fn(*arguments, **step.keywords())
+        return step.fn(*arguments, **{name: view(value) for name, value in step.kwargs.items()})
 
     def _run_instances(self, step: Step) -> bool:
         """Run all instances of a task at once; returns whether this thread's ended last."""
-        count = step.num_instances
-        instances = _Instances([gather(step, i) for i in range(count)], [None] * count, count)
+        count = left = step.num_instances
+        arguments = [gather(step, instance) for instance in range(count)]
+        results: list[Any] = [None] * count
+
+        def run(instance: int) -> bool:
+            nonlocal left
+            results[instance] = self._call(step, arguments[instance], instance)
+            with self._lock:
+                left -= 1
+                if left:
+                    return False
+            inputs, box = list(chain(*arguments)), [results.copy()]
+            arguments.clear()  # they would count as references to their items
+            results.clear()
+            if not self._is_over:
+                finish(self.program, step, box, inputs, self.send)
+            return True
+
         with self._lock:
             self._threads += count - 1
         for instance in range(1, count):
-            work = partial(self._run_instance, step, instances, instance)
-            self._submit(partial(self._run_beside, step, work))
-        return self._run_instance(step, instances, 0)
-
-    def _run_instance(self, step: Step, instances: _Instances, instance: int) -> bool:
-        instances.results[instance] = self._call(step, instances.arguments[instance], instance)
-        with self._lock:
-            instances.left -= 1
-            if instances.left:
-                return False
-        arguments = [value for some in instances.arguments for value in some]
-        box, instances.results, instances.arguments = [instances.results], [], []
-        if not self._is_over:
-            finish(self._program, step, box, arguments, self._send)
-        return True
+            self.submit(partial(self._run_beside, step, partial(run, instance)))
+        return run(0)
 
     def _report(self, step: Step) -> bool:
         with self._report_locks[step.position]:
@@ -299,7 +280,7 @@ class GroupRun:
             self._running[thread] = step = self._steps[position]
             if not (step.is_long and ready and self._claim_puller()):
                 return step
-        self._submit(self._pull)
+        self.submit(self._pull)
         return step
 
     def _wake(self, positions: Iterable[int]) -> None:
@@ -311,7 +292,7 @@ class GroupRun:
 
     def _claim_puller(self) -> bool:
         """Count one more thread that takes ready steps, if one more may run."""
-        is_free = self._pullers < self._nthreads
+        is_free = self._pullers < self.nthreads
         self._threads += is_free
         self._pullers += is_free
         return is_free
@@ -325,11 +306,11 @@ class GroupRun:
         if ends:
             self._conclude()
         elif is_drained:
-            self._drained()
+            self.drained()
 
     def _conclude(self) -> None:
         """End a run whose steps are all done: read the stop conditions, drop private values."""
-        program = self._program
+        program = self.program
         outcome = Outcome("done")
         for condition in program.conditions:
             try:
@@ -344,7 +325,7 @@ class GroupRun:
         program.results.clear()
         outcome.metrics = list(self._metrics.values())
         if not self._end(outcome):
-            self._drained()
+            self.drained()
 
     def _fail(self, node: str, task: str, error: BaseException) -> None:
         is_own = isinstance(error, InputMissing)
@@ -363,9 +344,9 @@ class GroupRun:
                 return False
             self._is_over = True
             is_drained = self._threads == 0
-        self._finished(outcome)
+        self.finished(outcome)
         if is_drained:
-            self._drained()
+            self.drained()
         return True
 
     def _make_task(self, step: Step, instance: int) -> CurrentTask:
@@ -379,4 +360,5 @@ class GroupRun:
                         entry = MetricEntry(name, node, step.index, instance, value)
                         self._metrics[name, node] = entry
 
-        return CurrentTask(self._info, step.workspace, step.name, instance, record)
+        blobs = WorkspaceView(step.workspace)
+        return self.current_task(node, step.name, instance, blobs, record)

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from jobrunner.worker.epoch_batch import EpochBatch, Grant
@@ -18,7 +19,7 @@ from jobrunner.worker.outbox import Message, Outbox, RunValues, frame_bytes
 from jobrunner.worker.outcome import Failure, Outcome, describe_failure
 from jobrunner.worker.program import Program
 from jobrunner.worker.start_gate import StartGate
-from jobrunner.worker.task_context import RunInfo
+from jobrunner.worker.task_context import CurrentTask
 from jobrunner.worker.thread_pool import ThreadPool, call_on_loop
 from jobrunner.workspace import MemoryLimit, Snapshot, WireSnapshot, to_frames
 
@@ -282,13 +283,14 @@ class GroupRuns:
     def _start_run(self) -> None:
         context, group, number = self._context, self._group, self._batch.run_number
         epoch, step = self._batch.epoch_and_step(self._epoch, self._step)
+        shared = (context.job, group.program.name, context.seed, epoch, step, context.attempt)
         gate = self._start_gate
         self._run_number = number
         self._drained.clear()
         self.is_running = True
         run = self._run = GroupRun(
-            group.program,
-            RunInfo(context.job, group.program.name, context.seed, epoch, step, context.attempt),
+            program=group.program,
+            current_task=partial(CurrentTask, *shared),
             nthreads=context.nthreads if gate is None else 1,
             submit=self._threads.submit,
             timer=self._loop.call_later,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from jobrunner.compile import (
@@ -60,10 +61,8 @@ class Handover:
 class CapturedPart:
     """A part of a return value to freeze under `key`."""
 
-    part: int
+    capture: Capture
     key: tuple[int, int]
-    copy: bool
-    retain: bool  # for the client to fetch
     is_read: bool  # by a task or a stop condition of the run
     is_moved: bool  # only one task reads it
 
@@ -78,8 +77,7 @@ class Step:
     name: str
     fn: Callable[..., Any]
     arguments: tuple[Source, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    is_plain: bool = True  # all of `kwargs` are immutable
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # if all are immutable, `fn` has them
     outputs: tuple[Target | None, ...] = ()  # None for an output that no blob takes
     output_names: tuple[str, ...] = ()
     sole: Target | None = None  # set if the return value goes into one blob and nowhere else
@@ -90,10 +88,6 @@ class Step:
     needs: int = 0  # how many steps and arrivals it waits for
     successors: list[int] = field(default_factory=list)  # positions of the steps that wait for it
     is_long: bool = False  # its function took long, in this or an earlier run
-
-    def keywords(self) -> dict[str, Any]:
-        """Keyword arguments for one call."""
-        return {name: view(value) for name, value in self.kwargs.items()}
 
 
 class Program:
@@ -164,20 +158,19 @@ class Program:
             raise InputMissing(condition.node, error) from None
 
     def _add_task(self, task: PlannedTask, workspace: Workspace) -> None:
+        node, fn, kwargs = workspace.node, task.fn, task.kwargs
+        if kwargs and all(type(value) in IMMUTABLE for value in kwargs.values()):
+            fn, kwargs = partial(fn, **kwargs), {}
         step = Step(
             len(self.steps),
             task.index,
             workspace,
             task.name,
-            task.fn,
-            arguments=tuple(self._source(workspace.node, a) for a in task.arguments),
-            kwargs=task.kwargs,
-            is_plain=all(type(value) in IMMUTABLE for value in task.kwargs.values()),
+            fn,
+            arguments=tuple(self._source(node, argument) for argument in task.arguments),
+            kwargs=kwargs,
             outputs=tuple(
-                (workspace.globals if o.is_global else workspace.private, o.name)
-                if o.is_kept
-                else None
-                for o in task.outputs
+                (self.blobs(node, o.name), o.name) if o.is_kept else None for o in task.outputs
             ),
             output_names=tuple(o.name for o in task.outputs),
             captures=tuple(self._captured(task, capture) for capture in task.captures),
@@ -187,18 +180,16 @@ class Program:
         if len(step.outputs) == 1 and not step.captures and not step.handovers:
             step.sole = step.outputs[0]
         updated = {a.name for a in task.arguments if isinstance(a, UpdateArgument)}
-        self.has_updates[workspace.node] |= bool(updated)
-        self.changes[workspace.node] |= updated | {o.name for o in task.outputs if o.is_kept}
+        self.has_updates[node] |= bool(updated)
+        self.changes[node] |= updated | {o.name for o in task.outputs if o.is_kept}
         self.steps.append(step)
 
     def _captured(self, task: PlannedTask, capture: Capture) -> CapturedPart:
         key = (task.index, capture.part)
         is_handed_over = any(self._crossings[c].part is not None for c in task.hands_over)
         return CapturedPart(
-            capture.part,
+            capture,
             key,
-            capture.copy,
-            capture.retain,
             is_read=key in self._readers,
             is_moved=self._readers[key] == 1
             and not (task.outputs or capture.retain or is_handed_over),
@@ -247,14 +238,15 @@ class Program:
                 index += 1
 
     def _source(self, node: str, argument: Argument) -> Source:
-        if isinstance(argument, BlobArgument):
-            return (self.blobs(node, argument.name), argument.name, False)
-        if isinstance(argument, UpdateArgument):
-            return (self.blobs(node, argument.name), argument.name, True)
-        if isinstance(argument, ResultArgument):
-            return (self.results, (argument.task, argument.part), False)
-        assert isinstance(argument, CrossingArgument)
-        return (self.arrived, argument.crossing, False)
+        match argument:
+            case BlobArgument(name):
+                return (self.blobs(node, name), name, False)
+            case UpdateArgument(name):
+                return (self.blobs(node, name), name, True)
+            case ResultArgument(task, part):
+                return (self.results, (task, part), False)
+            case CrossingArgument(crossing):
+                return (self.arrived, crossing, False)
 
     def _handover(self, crossing: Crossing) -> Handover:
         return Handover(

@@ -6,12 +6,13 @@ import hashlib
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jobrunner.errors import ExecutionError
-from jobrunner.workspace import Workspace, WorkspaceView
+from jobrunner.workspace import WorkspaceView
 
 Metric = bool | int | float | str
 
@@ -26,18 +27,7 @@ class MetricEntry(NamedTuple):
     value: Metric
 
 
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """What all tasks of one run share."""
-
-    job: str
-    group: str
-    seed: int  # the job's
-    epoch: int | None  # None outside a runner
-    step: int  # number of the run within the epoch, from 0
-    attempt: int  # how many times the runner has recovered
-
-
+@dataclass(repr=False, eq=False)
 class CurrentTask:
     """The task that runs in this thread: see `current_task`.
 
@@ -59,36 +49,23 @@ class CurrentTask:
         same after a restart and on any number of workers.
     """
 
-    def __init__(
-        self,
-        info: RunInfo,
-        workspace: Workspace,
-        name: str,
-        instance: int,
-        record: Callable[[dict[str, Metric]], None],
-    ) -> None:
-        self.job = info.job
-        self.node = workspace.node
-        self.group = info.group
-        self.epoch = info.epoch
-        self.step = info.step
-        self.attempt = info.attempt
-        self.instance = instance
-        self.name = name
-        self.workspace = WorkspaceView(workspace)
-        self._seed = info.seed
-        self._record = record
-        self._rng: np.random.Generator | None = None
+    job: str
+    group: str
+    _seed: int  # the job's
+    epoch: int | None
+    step: int
+    attempt: int
+    node: str
+    name: str
+    instance: int
+    workspace: WorkspaceView
+    _record: Callable[[dict[str, Metric]], None]
 
-    @property
+    @cached_property
     def rng(self) -> np.random.Generator:
         """The task's own random numbers."""
-        if self._rng is None:
-            self._rng = make_rng(
-                *(self._seed, self.group, self.node, self.name),
-                *(self.epoch, self.step, self.instance),
-            )
-        return self._rng
+        task = (self.group, self.node, self.name)
+        return make_rng(self._seed, *task, self.epoch, self.step, self.instance)
 
     def report(self, **metrics: Metric) -> None:
         """Add to the epoch's metrics. Of several values, the last in order of definition counts.

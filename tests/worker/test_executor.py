@@ -28,7 +28,7 @@ from jobrunner.errors import BlobNotFoundError, DefinitionError
 from jobrunner.worker.epoch_batch import merge_metrics
 from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.program import Program
-from jobrunner.worker.task_context import RunInfo, current_task
+from jobrunner.worker.task_context import CurrentTask, current_task
 from jobrunner.worker.thread_pool import ThreadPool
 from jobrunner.workspace.workspace import BlobUpdate, Workspace
 
@@ -128,8 +128,8 @@ class Bench:
             self.finished.set()
 
         self.run_ = GroupRun(
-            self.program,
-            RunInfo("job", "epoch", 0, epoch, 0, 0),
+            program=self.program,
+            current_task=partial(CurrentTask, "job", "epoch", 0, epoch, 0, 0),
             nthreads=self.nthreads,
             submit=submit,
             timer=self.timer,

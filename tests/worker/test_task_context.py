@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from jobrunner.errors import ExecutionError
-from jobrunner.worker.task_context import FRAME, CurrentTask, RunInfo, current_task, make_rng
-from jobrunner.workspace.workspace import Workspace
+from jobrunner.worker.task_context import FRAME, CurrentTask, current_task, make_rng
+from jobrunner.workspace.workspace import Workspace, WorkspaceView
 
-INFO = RunInfo(job="job", group="epoch", seed=7, epoch=3, step=1, attempt=2)
 KEY = {
     "seed": 7,
     "group": "epoch",
@@ -22,8 +21,9 @@ KEY = {
 }
 
 
-def make(record=lambda metrics: None, instance=0, info=INFO):
-    return CurrentTask(info, Workspace("a"), "t", instance, record)
+def make(record=lambda metrics: None, instance=0, attempt=2):
+    blobs = WorkspaceView(Workspace("a"))
+    return CurrentTask("job", "epoch", 7, 3, 1, attempt, "a", "t", instance, blobs, record)
 
 
 def test_outside_a_task_current_task_raises():
@@ -94,7 +94,7 @@ def test_parts_of_the_key_are_kept_apart():
 
 
 def test_random_numbers_go_on_within_a_task_and_do_not_depend_on_the_attempt():
-    task, again = make(), make(info=RunInfo("job", "epoch", 7, 3, 1, attempt=9))
+    task, again = make(), make(attempt=9)
     first, second = task.rng.random(), task.rng.random()
     assert first != second
     assert again.rng.random() == first
