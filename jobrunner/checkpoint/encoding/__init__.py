@@ -11,8 +11,8 @@ from jobrunner.checkpoint.encoding.dtypes import (
     without_padding,
     zarr_data_type,
 )
-from jobrunner.checkpoint.encoding.encode import child_names
-from jobrunner.checkpoint.encoding.node import encode_blobs, with_options
+from jobrunner.checkpoint.encoding.encode import ArrayPart, child_names
+from jobrunner.checkpoint.encoding.node import EncodedBlob, encode_blobs, with_options
 from jobrunner.checkpoint.encoding.schema import (
     Count,
     Document,
@@ -23,4 +23,3 @@ from jobrunner.checkpoint.encoding.schema import (
     read_document,
 )
 from jobrunner.checkpoint.encoding.stateful import StatefulBlob
-from jobrunner.checkpoint.encoding.tree import ArrayPart, EncodedBlob

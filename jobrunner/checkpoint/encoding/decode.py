@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import collections
+import inspect
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 import msgspec
 import numpy as np
 
-from jobrunner.checkpoint.encoding import tensors, tree
+from jobrunner.checkpoint.encoding import tensors
 from jobrunner.checkpoint.encoding.codecs import Codec
-from jobrunner.checkpoint.encoding.dtypes import Array, UnsupportedDtypeError, dtype_from_spec
+from jobrunner.checkpoint.encoding.dtypes import (
+    Array,
+    Spec,
+    UnsupportedDtypeError,
+    dtype_from_spec,
+)
+from jobrunner.checkpoint.encoding.encode import Tree
+from jobrunner.checkpoint.encoding.schema import Count, Shape
 from jobrunner.checkpoint.encoding.stateful import SavedState
 from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
 
@@ -33,6 +41,7 @@ _INVALID = (
 class Decoder:
     """Decodes one blob, which messages call `where`.
 
+    The parameters of a kind's method are the fields of its nodes, checked before the call.
     `array` returns the i-th array part, or raises IndexError; `leaf` a stand-in for it where the
     value is that array. With `keeps_states`, an object saved by its ``state_dict()`` becomes a
     `SavedState`, else the state.
@@ -57,7 +66,7 @@ class Decoder:
         self._keeps_states = keeps_states
         self.has_states = False  # whether the decoded value contains a `SavedState`
 
-    def decode(self, item: tree.Tree) -> Any:
+    def decode(self, item: Tree) -> Any:
         """Decode a tree.
 
         Raises
@@ -85,15 +94,14 @@ class Decoder:
                 result[key] = self.decode(value)
             return result
         try:
-            if kind in _PLAIN:
-                node_type, method = _PLAIN[kind]
-                return method(self, msgspec.convert(item, node_type))
-            if kind in _WITH_IDENTITY:
-                node_type, method = _WITH_IDENTITY[kind]
-                node = msgspec.convert(item, node_type)
+            if kind in _KINDS:
+                fields_type, method = _KINDS[kind]
+                fields = msgspec.structs.astuple(msgspec.convert(item, fields_type))
+                if kind in _PLAIN:
+                    return method(self, *fields)
                 number = len(self._made)  # before those of its items
                 self._made.append(None)
-                self._made[number] = value = method(self, node)
+                self._made[number] = value = method(self, *fields)
                 return value
         except (JobRunnerError, InvalidTreeError):
             raise
@@ -108,8 +116,10 @@ class Decoder:
 
     # --- parts
 
-    def _data(self, node: tree.DataNode) -> bytes:
-        return bytes.fromhex(node.hex) if node.at is None else self._array(node.at).tobytes()  # type: ignore[arg-type]  # one of both
+    def _data(self, digits: str | None, at: int | None) -> bytes:
+        if (digits is None) == (at is None):
+            raise ValueError("expected either `hex` or `at`")
+        return bytes.fromhex(digits) if at is None else self._array(at).tobytes()  # type: ignore[arg-type]
 
     def _undecodable(self, error: Exception) -> CheckpointError:
         return CheckpointError(
@@ -120,51 +130,68 @@ class Decoder:
 
     # --- values without an identity
 
-    def _same(self, node: tree.SameNode) -> Any:
-        return self._made[node.index]
+    def _same(self, number: Count) -> Any:
+        return self._made[number]
 
-    def _tuple(self, node: tree.TupleNode) -> tuple[Any, ...]:
-        if node.items is None:
-            return tuple(self._array(node.at).tolist())  # type: ignore[arg-type]  # one of both
-        return tuple(map(self.decode, node.items))
+    def _int(self, digits: str) -> int:
+        return int(digits, 16)
 
-    def _scalar(self, node: tree.ScalarNode) -> Any:
-        dtype = dtype_from_spec(node.dtype)
-        if not dtype.itemsize:
-            return np.zeros((), dtype)[()]
-        (scalar,) = np.frombuffer(bytearray.fromhex(node.hex), dtype)
+    def _tuple(self, items: list[Tree] | None = None, at: Count | None = None) -> tuple[Any, ...]:
+        if (items is None) == (at is None):
+            raise ValueError("expected either `items` or `at`")
+        return tuple(self._array(at).tolist() if items is None else map(self.decode, items))  # type: ignore[arg-type]
+
+    def _scalar(self, dtype: Spec, digits: str) -> Any:
+        found = dtype_from_spec(dtype)
+        if not found.itemsize:
+            return np.zeros((), found)[()]
+        (scalar,) = np.frombuffer(bytearray.fromhex(digits), found)
         return scalar
 
     # --- values with an identity
 
-    def _dict(self, node: tree.DictNode) -> dict[Any, Any]:
-        result: dict[Any, Any] = {} if node.kind == "dict" else collections.OrderedDict()
-        for key, item in node.items:
-            decoded = self.decode(key)
-            result[decoded] = self.decode(item)
-        if node.attributes is not None:
-            vars(result).update(self.decode(node.attributes))
+    def _dict(self, items: list[Tree]) -> dict[Any, Any]:
+        return {self.decode(key): self.decode(item) for key, item in items}
+
+    def _ordered_dict(self, items: list[Tree], attributes: Tree = None) -> dict[Any, Any]:
+        result = collections.OrderedDict(self._dict(items))
+        if attributes is not None:
+            vars(result).update(self.decode(attributes))
         return result
 
-    def _hollow(self, node: tree.HollowNode) -> Array:
-        return np.empty(node.shape, dtype_from_spec(node.dtype))
+    def _list(self, at: Count) -> list[Any]:
+        return self._array(at).tolist()  # type: ignore[no-any-return]
 
-    def _objects(self, node: tree.ObjectsNode) -> Array:
-        if node.at is not None:
-            return self._array(node.at).astype(object)
-        items = [self.decode(item) for item in node.items or ()]
+    def _plain_array(self, at: Count) -> object:
+        return self._leaf(at)
+
+    def _hollow(self, dtype: Spec, shape: Shape) -> Array:
+        return np.empty(shape, dtype_from_spec(dtype))
+
+    def _objects(
+        self,
+        at: Count | None = None,
+        items: list[Tree] | None = None,
+        shape: Shape | None = None,
+    ) -> Array:
+        if at is not None and items is None and shape is None:
+            return self._array(at).astype(object)
+        if at is not None or items is None or shape is None:
+            raise ValueError("expected either `at`, or `items` and `shape`")
         result = np.empty(len(items), object)
-        result[:] = items
-        return result.reshape(node.shape or ())
+        result[:] = [self.decode(item) for item in items]
+        return result.reshape(shape)
 
-    def _gaps(self, node: tree.GapsNode) -> Array:
-        texts, missing = self._array(node.at), self._array(node.missing)
-        full = np.empty_like(texts, dtype=dtype_from_spec(node.dtype))
+    def _gaps(self, dtype: Spec, at: Count, missing: Count) -> Array:
+        texts, gaps = self._array(at), self._array(missing)
+        full = np.empty_like(texts, dtype=dtype_from_spec(dtype))
         full[...] = texts
-        full[missing] = full.dtype.na_object  # type: ignore[attr-defined]
+        full[gaps] = full.dtype.na_object  # type: ignore[attr-defined]
         return full
 
-    def _tensor(self, node: tree.TensorNode) -> Any:
+    def _tensor(
+        self, at: Count | None, shape: Shape, dtype: str, requires_grad: bool, parameter: bool
+    ) -> Any:
         if "torch" not in sys.modules:
             try:
                 import torch  # noqa: F401
@@ -173,30 +200,31 @@ class Decoder:
                     f"{self._where} is a PyTorch tensor, but torch cannot be imported. Install it "
                     f"(pip install torch)."
                 ) from None
-        return tensors.from_array(None if node.at is None else self._array(node.at), node)
+        array = None if at is None else self._array(at)
+        return tensors.from_array(array, shape, dtype, requires_grad, parameter)
 
-    def _by_codec(self, node: tree.CodecNode) -> Any:
-        codec = self._codecs.get(node.name)
+    def _by_codec(self, name: str, value: Tree) -> Any:
+        codec = self._codecs.get(name)
         if codec is None:
             raise DefinitionError(
-                f"{self._where} was saved by the codec {node.name!r}, which is not registered. "
-                f"Register it first: register_codec(..., name={node.name!r})."
+                f"{self._where} was saved by the codec {name!r}, which is not registered. "
+                f"Register it first: register_codec(..., name={name!r})."
             )
-        value = self.decode(node.value)
+        encoded = self.decode(value)
         try:
-            return codec.decode(value)
+            return codec.decode(encoded)
         except Exception as error:
             raise self._undecodable(error) from error
 
-    def _state(self, node: tree.StateNode) -> Any:
-        state = self.decode(node.value)
+    def _state(self, cls: str, value: Tree) -> Any:
+        state = self.decode(value)
         if not self._keeps_states:
             return state
         self.has_states = True
-        return SavedState(node.cls, state)
+        return SavedState(cls, state)
 
-    def _pickle(self, node: tree.DataNode) -> Any:
-        data = self._data(node)
+    def _pickle(self, digits: str | None = None, at: Count | None = None) -> Any:
+        data = self._data(digits, at)
         if not self._allow_pickle:
             raise DefinitionError(
                 f"{self._where} contains a pickle, and unpickling runs code from the checkpoint. "
@@ -209,34 +237,61 @@ class Decoder:
             raise self._undecodable(error) from error
 
 
-def _data_as(convert: Callable[[bytes], Any]) -> tuple[type[tree.Node], Callable[..., Any]]:
-    return tree.DataNode, lambda decoder, node: convert(decoder._data(node))
+def _data_as(convert: Callable[[bytes], Any]) -> Callable[..., Any]:
+    """Return the method of text or bytes: ``hex`` if short, else an array of bytes."""
+
+    def method(decoder: Decoder, digits: str | None = None, at: Count | None = None) -> Any:
+        return convert(decoder._data(digits, at))
+
+    return method
 
 
-_PLAIN: dict[Any, tuple[type[tree.Node], Callable[..., Any]]] = {
-    "same": (tree.SameNode, Decoder._same),
+_PLAIN: Mapping[str, Callable[..., Any]] = {
+    "same": Decoder._same,
     "float": _data_as(lambda data: struct.unpack(">d", data)[0]),
     "complex": _data_as(lambda data: complex(*struct.unpack(">2d", data))),
     "str": _data_as(lambda data: data.decode("utf-8", "surrogatepass")),
     "bytes": _data_as(bytes),
     "np.str_": _data_as(lambda data: np.str_(data.decode("utf-8", "surrogatepass"))),
     "np.bytes_": _data_as(np.bytes_),
-    "int": (tree.IntNode, lambda _, node: int(node.hex, 16)),
-    "tuple": (tree.TupleNode, Decoder._tuple),
-    "scalar": (tree.ScalarNode, Decoder._scalar),
+    "int": Decoder._int,
+    "tuple": Decoder._tuple,
+    "scalar": Decoder._scalar,
 }
 
-_WITH_IDENTITY: dict[Any, tuple[type[tree.Node], Callable[..., Any]]] = {
-    "dict": (tree.DictNode, Decoder._dict),
-    "odict": (tree.DictNode, Decoder._dict),
-    "list": (tree.PartNode, lambda decoder, node: decoder._array(node.at).tolist()),
+_WITH_IDENTITY: Mapping[str, Callable[..., Any]] = {
+    "dict": Decoder._dict,
+    "odict": Decoder._ordered_dict,
+    "list": Decoder._list,
     "bytearray": _data_as(bytearray),
-    "array": (tree.PartNode, lambda decoder, node: decoder._leaf(node.at)),
-    "hollow": (tree.HollowNode, Decoder._hollow),
-    "objects": (tree.ObjectsNode, Decoder._objects),
-    "gaps": (tree.GapsNode, Decoder._gaps),
-    "tensor": (tree.TensorNode, Decoder._tensor),
-    "codec": (tree.CodecNode, Decoder._by_codec),
-    "state": (tree.StateNode, Decoder._state),
-    "pickle": (tree.DataNode, Decoder._pickle),
+    "array": Decoder._plain_array,
+    "hollow": Decoder._hollow,
+    "objects": Decoder._objects,
+    "gaps": Decoder._gaps,
+    "tensor": Decoder._tensor,
+    "codec": Decoder._by_codec,
+    "state": Decoder._state,
+    "pickle": Decoder._pickle,
+}
+
+
+def _fields_type(kind: str, method: Callable[..., Any]) -> type[msgspec.Struct]:
+    _, *parameters = inspect.signature(method, eval_str=True).parameters.values()
+    return msgspec.defstruct(
+        kind,
+        [
+            (it.name, it.annotation, msgspec.NODEFAULT if it.default is it.empty else it.default)
+            for it in parameters
+        ],
+        rename={"digits": "hex", "number": "as"},
+        forbid_unknown_fields=True,
+        tag_field="$",
+        tag=kind,
+        gc=False,
+    )
+
+
+_KINDS = {
+    kind: (_fields_type(kind, method), method)
+    for kind, method in {**_PLAIN, **_WITH_IDENTITY}.items()
 }

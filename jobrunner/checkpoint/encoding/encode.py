@@ -1,4 +1,10 @@
-"""Encode a value as a tree and the arrays that the tree refers to. Pure: no I/O."""
+"""Encode a value as a JSON tree, and arrays that the tree refers to. Pure: no I/O.
+
+JSON holds None, bool, small int, finite float, str, list, and dict with str keys as they are.
+Everything else is a node ``{"$": kind, ...}``. ``"at"`` is the index of an array part of the blob.
+Objects with an identity (list, dict, array, ...) are numbered in the order in which they appear, so
+that a second reference, ``{"$": "same", "as": n}``, decodes to the same object.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,9 @@ import math
 import struct
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -21,8 +29,13 @@ from jobrunner.checkpoint.encoding.dtypes import (
     dtype_to_spec,
 )
 from jobrunner.checkpoint.encoding.stateful import has_state, name_class
-from jobrunner.checkpoint.encoding.tree import ArrayPart, Trail, Tree
 from jobrunner.names import escape
+
+Tree = Any
+"""A JSON tree that stands for a value."""
+
+Trail = tuple[str, ...]
+"""Path within a blob: keys, escaped for file systems, and indices."""
 
 _EXACT_INT = 1 << 53  # JSON readers in other languages lose digits of larger ints
 _INLINE_BYTES = 1024
@@ -31,6 +44,16 @@ _PACKED_LENGTH = 256
 _MAX_DEPTH = 150
 _NAME_BYTES = 200
 _STATE = "the state of another object"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPart:
+    """One array of a value."""
+
+    data: Array  # axes in memory order, outermost first; not always contiguous
+    order: tuple[int, ...] | None  # `data == array.transpose(order)`; None: in memory order already
+    trail: Trail
+    holds: str  # type of the encoded value: ndarray, bytes, str, ...
 
 
 class UnsupportedValueError(Exception):
@@ -62,8 +85,7 @@ class Encoder:
     def encode(self, value: Any, trail: Trail = ()) -> Tree:
         """Encode the value at `trail` in the blob; may raise `UnsupportedValueError`."""
         cls = type(value)
-        method = _ENCODERS.get(cls)
-        if method is not None:
+        if method := _ENCODERS.get(cls):
             return method(self, value, trail)
         if codec := self._codecs.get(cls):
             return self._by_codec(value, trail, codec)
@@ -124,9 +146,6 @@ class Encoder:
             return value
         return {"$": "str", "hex": value.encode("utf-8", "surrogatepass").hex()}
 
-    def _bytearray(self, value: bytearray, trail: Trail) -> Tree:
-        return self._mutable(value) or self._data("bytearray", bytes(value), trail)
-
     def _data(self, kind: str, data: bytes, trail: Trail) -> Tree:
         if len(data) <= _INLINE_BYTES:
             return {"$": kind, "hex": data.hex()}
@@ -134,61 +153,66 @@ class Encoder:
 
     # --- containers
 
+    def _enter(self, value: object, trail: Trail) -> None:
+        """Enter a level of nesting, until removed from `_inside`; refuses cycles and excessive depth."""
+        if id(value) in self._inside:
+            raise UnsupportedValueError(trail, type(value), "it contains itself")
+        if len(self._inside) >= _MAX_DEPTH:
+            why = f"containers are nested more than {_MAX_DEPTH} deep"
+            raise UnsupportedValueError(trail[:8], type(value), why)
+        self._inside.add(id(value))
+
     def _list(self, value: list[Any], trail: Trail) -> Tree:
-        if same := self._mutable(value):
-            return same
-        packed = self._packed("list", value, trail)
-        return self._items(value, trail) if packed is None else packed
+        return (
+            self._mutable(value) or self._packed("list", value, trail) or self._items(value, trail)
+        )
 
     def _tuple(self, value: tuple[Any, ...], trail: Trail) -> Tree:
         packed = self._packed("tuple", value, trail)
-        return {"$": "tuple", "items": self._items(value, trail)} if packed is None else packed
+        return packed or {"$": "tuple", "items": self._items(value, trail)}
 
     def _packed(self, kind: str, value: Sequence[Any], trail: Trail) -> Tree | None:
         """Encode a long sequence of numbers of one type as an array."""
         if len(value) < _PACKED_LENGTH:
             return None
-        types = set(map(type, value))
-        dtype = {float: np.float64, int: np.int64, bool: np.bool_}.get(types.pop())
-        if types or dtype is None:
+        cls, *others = set(map(type, value))
+        if others or cls not in (float, int, bool):
             return None
         try:
-            data: Array = np.array(value, dtype)
+            data: Array = np.array(value, cls)
         except OverflowError:
             return None
         return {"$": kind, "at": self._part(data, trail, kind)}
 
     def _items(self, value: Sequence[Any], trail: Trail) -> list[Tree]:
-        with _Level(self, value, trail):
-            return [self.encode(item, (*trail, str(i))) for i, item in enumerate(value)]
+        self._enter(value, trail)
+        trees = [self.encode(item, (*trail, str(i))) for i, item in enumerate(value)]
+        self._inside.remove(id(value))
+        return trees
 
     def _dict(self, value: dict[Any, Any], trail: Trail) -> Tree:
         if same := self._mutable(value):
             return same
-        with _Level(self, value, trail):
-            if "$" not in value and all(type(key) is str and _is_clean(key) for key in value):
-                names = child_names(value)
-                return {
-                    key: self.encode(item, (*trail, name))
-                    for name, (key, item) in zip(names, value.items(), strict=True)
-                }
-            return {"$": "dict", "items": self._pairs(value, trail)}
-
-    def _ordered_dict(self, value: OrderedDict[Any, Any], trail: Trail) -> Tree:
-        if same := self._mutable(value):
-            return same
-        with _Level(self, value, trail):
-            tree = {"$": "odict", "items": self._pairs(value, trail)}
-            if vars(value):  # where torch keeps the versions of a state_dict's modules
+        self._enter(value, trail)
+        is_dict = type(value) is dict
+        named = zip(child_names(value), value.items(), strict=True)
+        tree: Tree
+        if (
+            is_dict
+            and "$" not in value
+            and all(type(key) is str and _is_clean(key) for key in value)
+        ):
+            tree = {key: self.encode(item, (*trail, name)) for name, (key, item) in named}
+        else:
+            items = []
+            for i, (name, (key, item)) in enumerate(named):
+                first = self._encode_within("a key", key, (*trail, f"_{i}_key"))
+                items.append([first, self.encode(item, (*trail, name))])
+            tree = {"$": "dict" if is_dict else "odict", "items": items}
+            if not is_dict and vars(value):  # where torch keeps a state_dict's versions
                 tree["attributes"] = self.encode(vars(value), (*trail, "_attributes"))
-            return tree
-
-    def _pairs(self, value: Mapping[Any, Any], trail: Trail) -> list[list[Tree]]:
-        pairs = []
-        for i, (name, key) in enumerate(zip(child_names(value), value, strict=True)):
-            first = self._encode_within("a key", key, (*trail, f"_{i}_key"))
-            pairs.append([first, self.encode(value[key], (*trail, name))])
-        return pairs
+        self._inside.remove(id(value))
+        return tree
 
     # --- arrays
 
@@ -230,8 +254,8 @@ class Encoder:
         return {"$": "objects", "items": trees, "shape": list(value.shape)}
 
     def _gaps(self, value: Array, spec: Any, trail: Trail) -> Tree:
-        gaps = np.array([type(item) is not str for item in value.ravel().tolist()], bool)
-        gaps = gaps.reshape(value.shape)
+        missing = [type(item) is not str for item in value.ravel().tolist()]
+        gaps = np.array(missing, bool).reshape(value.shape)
         plain = np.empty_like(value, dtype=np.dtypes.StringDType(coerce=value.dtype.coerce))
         plain[~gaps] = value[~gaps]
         return {
@@ -271,17 +295,15 @@ class Encoder:
     def _by_codec(self, value: object, trail: Trail, codec: Codec) -> Tree:
         if same := self._object(value):
             return same
-        try:
+        with _refusing(value, trail, f"the encode function of its codec {codec.name!r}"):
             inner = codec.encode(value)
-        except Exception as error:
-            why = f"the encode function of its codec {codec.name!r} raised {type(error).__name__}: {error}"
-            raise UnsupportedValueError(trail, type(value), why) from error
         if type(inner) is type(value):
             why = f"its codec {codec.name!r} returned a value of the same type"
             raise UnsupportedValueError(trail, type(value), why)
-        with _Level(self, value, trail):
-            tree = self._encode_within(f"the output of its codec {codec.name!r}", inner, trail)
-            return {"$": "codec", "name": codec.name, "value": tree}
+        self._enter(value, trail)
+        tree = self._encode_within(f"the output of its codec {codec.name!r}", inner, trail)
+        self._inside.remove(id(value))
+        return {"$": "codec", "name": codec.name, "value": tree}
 
     def _state(self, value: Any, trail: Trail) -> Tree:
         if same := self._mutable(value):
@@ -289,15 +311,13 @@ class Encoder:
         if self._holder:
             why = f"it is in {self._holder}, so its state_dict() could not be loaded into it"
             raise UnsupportedValueError(trail, type(value), why)
-        try:
+        with _refusing(value, trail, "its state_dict()"):
             state = value.state_dict()
-        except Exception as error:
-            why = f"its state_dict() raised {type(error).__name__}: {error}"
-            raise UnsupportedValueError(trail, type(value), why) from error
         self.has_state = True
         self._kept.append(state)
-        with _Level(self, value, trail):
-            tree = self._encode_within(_STATE, state, trail)
+        self._enter(value, trail)
+        tree = self._encode_within(_STATE, state, trail)
+        self._inside.remove(id(value))
         return {"$": "state", "cls": name_class(value), "value": tree}
 
     def _encode_within(self, holder: str, value: object, trail: Trail) -> Tree:
@@ -311,31 +331,19 @@ class Encoder:
             raise UnsupportedValueError(trail, type(value), why)
         if same := self._object(value):
             return same
-        try:
+        with _refusing(value, trail, "pickling it"):
             data = cloudpickle.dumps(value, protocol=5)
-        except Exception as error:
-            why = f"pickling it raised {type(error).__name__}: {error}"
-            raise UnsupportedValueError(trail, type(value), why) from error
         return self._data("pickle", data, trail)
 
 
-class _Level:
-    """One level of nesting; refuses cycles and excessive depth."""
-
-    def __init__(self, encoder: Encoder, value: object, trail: Trail) -> None:
-        self._inside = encoder._inside
-        if id(value) in self._inside:
-            raise UnsupportedValueError(trail, type(value), "it contains itself")
-        if len(self._inside) >= _MAX_DEPTH:
-            why = f"containers are nested more than {_MAX_DEPTH} deep"
-            raise UnsupportedValueError(trail[:8], type(value), why)
-        self._id = id(value)
-
-    def __enter__(self) -> None:
-        self._inside.add(self._id)
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._inside.discard(self._id)
+@contextmanager
+def _refusing(value: object, trail: Trail, what: str) -> Iterator[None]:
+    """Refuse the value if `what` raises."""
+    try:
+        yield
+    except Exception as error:
+        why = f"{what} raised {type(error).__name__}: {error}"
+        raise UnsupportedValueError(trail, type(value), why) from error
 
 
 _ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
@@ -346,11 +354,13 @@ _ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
     complex: lambda _, value, trail: {"$": "complex", "hex": _bits(value.real, value.imag)},
     str: Encoder._str,
     bytes: lambda encoder, value, trail: encoder._data("bytes", value, trail),
-    bytearray: Encoder._bytearray,
+    bytearray: lambda encoder, value, trail: (
+        encoder._mutable(value) or encoder._data("bytearray", bytes(value), trail)
+    ),
     list: Encoder._list,
     tuple: Encoder._tuple,
     dict: Encoder._dict,
-    OrderedDict: Encoder._ordered_dict,
+    OrderedDict: Encoder._dict,
     np.ndarray: Encoder._array,
 }
 

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from jobrunner.checkpoint.encoding.codecs import Codec
 from jobrunner.checkpoint.encoding.dtypes import Array
-from jobrunner.checkpoint.encoding.encode import Encoder, UnsupportedValueError
-from jobrunner.checkpoint.encoding.tree import EncodedBlob, Trail
-from jobrunner.define import ArrayOptions
+from jobrunner.checkpoint.encoding.encode import (
+    ArrayPart,
+    Encoder,
+    Trail,
+    Tree,
+    UnsupportedValueError,
+)
+from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import DefinitionError
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBlob:
+    """A blob as a tree and the arrays that it refers to."""
+
+    tree: Tree
+    parts: Sequence[ArrayPart]
+    has_state: bool = False  # contains objects saved by their ``state_dict()``
+    options: ArrayOptions = DEFAULT_ARRAY_OPTIONS
 
 
 class _View(NamedTuple):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from jobrunner.checkpoint.encoding.dtypes import NUMBERS, Array
-from jobrunner.checkpoint.encoding.tree import TensorNode
 
 # NumPy has no dtype for some of torch's; they are saved as integers of the same size.
 _AS_INTEGERS = {1: "uint8", 2: "int16"}
@@ -49,16 +49,18 @@ def to_array(tensor: Any, *, from_device: bool = False) -> tuple[Array, dict[str
     }
 
 
-def from_array(array: Array | None, node: TensorNode) -> Any:
+def from_array(
+    array: Array | None, shape: Sequence[int], dtype: str, requires_grad: bool, parameter: bool
+) -> Any:
     """Make the tensor again, on the memory of `array`; None if it has no elements."""
     torch = sys.modules["torch"]
-    dtype = getattr(torch, node.dtype)
+    torch_dtype = getattr(torch, dtype)
     if array is None:
-        tensor = torch.empty(node.shape, dtype=dtype)
+        tensor = torch.empty(shape, dtype=torch_dtype)
     else:
         tensor = torch.from_numpy(array)
-        if tensor.dtype != dtype:
-            tensor = tensor.view(dtype)
-    if node.parameter:
-        return torch.nn.Parameter(tensor, requires_grad=node.requires_grad)
-    return tensor.requires_grad_(node.requires_grad)
+        if tensor.dtype != torch_dtype:
+            tensor = tensor.view(torch_dtype)
+    if parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_(requires_grad)
