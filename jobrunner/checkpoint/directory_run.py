@@ -121,7 +121,9 @@ class DirectoryRun:
         Call it on every worker with its workspaces, and pass the answers to `check_probe`.
         """
         with writing(self.path, "the probe for the workers could not be written"):
-            return self._commits.held().ask()
+            probe = self._commits.held().probe
+            probe.ask()
+            return probe
 
     def check_probe(self, answers: Mapping[str, Any]) -> None:
         """Check the answers to `probe`, by address of the worker.
@@ -129,7 +131,7 @@ class DirectoryRun:
         Raises CheckpointError if a worker sees another directory under that path, and
         CheckpointWriteError if it cannot write there, or if its file cannot be read here.
         """
-        self._commits.held().check_answers(answers)
+        self._commits.held().probe.check(self.path, answers)
 
     def rewind(self, epoch: int | None, reason: str) -> None:
         """Set aside every epoch after `epoch`, or all if None; their stores stay, hidden.

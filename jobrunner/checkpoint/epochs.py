@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import compress
 from typing import Any
 
@@ -277,7 +278,9 @@ class Epochs:
                     f"{self.path} --repair`."
                 )
             elif problem is None:
-                if isinstance(entry, StateEntry) and not state.says(State.from_json(entry.state)):
+                if isinstance(entry, StateEntry) and state != replace(
+                    State.from_json(entry.state), number=state.number
+                ):
                     raise CheckpointCorruptError(
                         f"The full state in entry {number} of the log of {self.path} contradicts "
                         f"the entries before it. Restore it from a copy."

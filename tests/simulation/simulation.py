@@ -17,9 +17,10 @@ import hashlib
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 
-from jobrunner.checkpoint.log.state import State, fold, make_entry, store_names
+from jobrunner.checkpoint.log.entries import AnyEntry
+from jobrunner.checkpoint.log.state import State, make_entry, store_names
 from jobrunner.cluster.placement import WorkerInfo, within_reach
 from jobrunner.run.decisions import Boundary, next_step
 from jobrunner.run.losses import Losses
@@ -27,6 +28,14 @@ from jobrunner.run.losses import Losses
 NODES = ("a", "b", "c")
 EPOCHS = 6
 MAX_EVENTS = 20_000
+
+
+def fold(entries: Iterable[AnyEntry]) -> State:
+    """The state that `entries` give."""
+    state = State()
+    for entry in entries:
+        state.apply(entry)
+    return state
 
 
 def after_epoch(state: str, node: str, epoch: int) -> str:

@@ -41,7 +41,6 @@ from jobrunner.checkpoint.log.heartbeat import (
     own_process,
     read_process,
 )
-from jobrunner.checkpoint.log.mend import mend_bit
 from jobrunner.checkpoint.log.run_lock import RunLock, refuse_if_alive
 from jobrunner.checkpoint.log.state import (
     RESTARTS,

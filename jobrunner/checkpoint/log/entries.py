@@ -155,7 +155,8 @@ class RewindEntry(LogEntry, tag="rewind"):
         if (self.after is UNSET) == (self.only is UNSET):
             raise ValueError("A rewind has either `after` or `only`")
 
-    def named(self) -> list[int]:
+    @property
+    def epochs(self) -> list[int]:
         """The epochs listed one by one."""
         return [self.only] if isinstance(self.only, int) else []
 
@@ -164,10 +165,6 @@ class RetireEntry(LogEntry, tag="retire"):
     """The retention policy gave epochs up; pinned ones stay."""
 
     epochs: list[Natural]
-
-    def named(self) -> list[int]:
-        """The epochs listed one by one."""
-        return self.epochs
 
 
 class DoneEntry(LogEntry, tag="done"):
@@ -257,12 +254,10 @@ def nodes_of(entry: AnyEntry, epoch: int) -> list[str]:
 
 def given_up_by(entry: RetireEntry | RewindEntry, epochs: Collection[int]) -> list[int]:
     """Which of `epochs`, a fast container, a ``rewind`` or ``retire`` gives up."""
-    if isinstance(entry, RetireEntry):
-        return [epoch for epoch in entry.epochs if epoch in epochs]
-    if isinstance(entry.only, int):
-        return [entry.only] if entry.only in epochs else []
-    after = entry.after if isinstance(entry.after, int) else -1
-    return [epoch for epoch in epochs if epoch > after]
+    if isinstance(entry, RewindEntry) and entry.only is UNSET:
+        after = entry.after if isinstance(entry.after, int) else -1
+        return [epoch for epoch in epochs if epoch > after]
+    return [epoch for epoch in entry.epochs if epoch in epochs]
 
 
 def split_file(data: bytes) -> tuple[str, bytes, str]:
@@ -276,3 +271,33 @@ def split_file(data: bytes) -> tuple[str, bytes, str]:
 def frame(text: bytes, digest: str) -> bytes:
     """The content of a file of the log."""
     return f'{{"sha256":"{digest}","entry":'.encode() + text + b"}\n"
+
+
+_TRIED_BYTES = 16 << 10
+_PLAIN_BYTES = range(0x20, 0x80)  # JSON escapes all others
+
+
+def mend_bit(data: bytes) -> bytes | None:
+    """An entry's file as it was written, if one bit of `data` is wrong; the digest proves it.
+
+    A byte that JSON escapes must be the wrong one. Without one, every bit is tried, but only in
+    files up to 16 KiB.
+    """
+    named, text, digest = split_file(data)
+    whole = frame(text, digest)
+    wrong = int.from_bytes(whole) ^ int.from_bytes(data)
+    if len(whole) == len(data) and wrong.bit_count() == 1:
+        return whole  # the wrong bit is outside the entry
+    if data != frame(text, named):
+        return None
+    suspects = [at for at, byte in enumerate(text) if byte not in _PLAIN_BYTES]
+    if len(suspects) > 1 or (not suspects and len(data) > _TRIED_BYTES):
+        return None
+    for at in suspects or range(len(text)):
+        before = hashlib.sha256(text[:at])
+        for byte in (text[at] ^ 1 << bit for bit in range(8)):
+            tried = before.copy()
+            tried.update(bytes([byte]) + text[at + 1 :])
+            if byte in _PLAIN_BYTES and tried.hexdigest() == named:
+                return frame(text[:at] + bytes([byte]) + text[at + 1 :], named)
+    return None

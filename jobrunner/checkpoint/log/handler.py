@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from jobrunner.checkpoint.encoding import parse
-from jobrunner.checkpoint.log.entries import AnyEntry, Entry, frame, split_file
-from jobrunner.checkpoint.log.mend import mend_bit
+from jobrunner.checkpoint.log.entries import AnyEntry, Entry, frame, mend_bit, split_file
 from jobrunner.checkpoint.log.state import RESTARTS, STATE_INTERVAL, State, parse_entry
 from jobrunner.checkpoint.storage import Files, PosixFiles, files_of
 from jobrunner.errors import CheckpointCorruptError

@@ -7,7 +7,7 @@ import logging
 import os
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jobrunner.checkpoint.log.entries import Holder, RunEntry
@@ -25,7 +25,7 @@ from jobrunner.checkpoint.log.shared_probe import Probe
 from jobrunner.checkpoint.log.state import State
 from jobrunner.checkpoint.log.writer import LogWriter
 from jobrunner.checkpoint.storage import Files
-from jobrunner.errors import CheckpointError, CommitConflictError, DefinitionError
+from jobrunner.errors import CheckpointError, CommitConflictError
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class RunLock:
         self.run = uuid.uuid4().hex
         self.number = -1  # of the run's entry, once the lock is taken
         self._heartbeat = Heartbeat(files, path, self.run, beat_seconds)
-        self._probe: Probe | None = None
+        self.probe = Probe(files, self._heartbeat.directory, self.run.encode())
 
     def take(self, info: Any, patience: Patience, *, take_over: bool) -> None:
         """Append the ``run`` entry with `info` (JSON), unless another run is alive.
@@ -61,21 +61,23 @@ class RunLock:
         CheckpointWriteError, OSError
             The directory cannot be written.
         """
-        seen: set[str] = set()
+        overruled: set[str] = set()
 
         def judge(state: State) -> None:
-            if state.run is not None and not state.is_ended:
-                if take_over and state.run.run in seen:
-                    return  # the same run, which has appended meanwhile
-                seen.add(state.run.run)
-                number = state.number
-
-                def still_holds() -> bool:
-                    return self._log.refresh().number == number
-
+            holder, number = state.run, state.number
+            if holder is None or state.is_ended:
+                return
+            if not take_over:
                 refuse_if_alive(
-                    self._files, self._path, state.run, patience, take_over, still_holds
+                    self._files,
+                    self._path,
+                    holder,
+                    patience,
+                    lambda: self._log.refresh().number == number,
                 )
+            elif holder.run not in overruled:  # else it is the same run, which has appended
+                overruled.add(holder.run)
+                logger.warning("Taking %s over from %s, as requested.", self._path, holder)
 
         body = {
             "nodes": list(self.nodes),
@@ -95,17 +97,6 @@ class RunLock:
             raise
         # Without `leave`, the heartbeat stops when the manager is collected.
         weakref.finalize(self, self._heartbeat.stop)
-
-    def ask(self) -> Probe:
-        """Write the file that every worker must read, and return the call for the workers."""
-        self._probe = Probe.ask(self._files, self._heartbeat.directory)
-        return self._probe
-
-    def check_answers(self, answers: Mapping[str, Any]) -> None:
-        """Judge the workers' answers; see `Probe.check`."""
-        if self._probe is None:
-            raise DefinitionError("Call probe first: check_probe takes its answers.")
-        self._probe.check(self._path, answers)
 
     def remove_traces_of_others(self) -> None:
         """Remove the heartbeats and probes of earlier runs, not of one that waits or is later."""
@@ -148,17 +139,13 @@ def refuse_if_alive(
     path: str,
     holder: Holder,
     patience: Patience,
-    take_over: bool,
     still_holds: Callable[[], bool] = lambda: True,
 ) -> None:
     """Wait until it is clear whether the run that holds `path` is alive.
 
-    `take_over` skips the wait. `still_holds` reads the log again when the heartbeat disappears.
-    Raises CommitConflictError if the run is alive.
+    `still_holds` reads the log again when the heartbeat disappears. Raises CommitConflictError if
+    the run is alive.
     """
-    if take_over:
-        logger.warning("Taking %s over from %s, as requested.", path, holder)
-        return
     if is_known_dead(holder.process, holder.run):
         logger.info("Taking %s over from %s, which has ended.", path, holder)
         return

@@ -32,14 +32,11 @@ class Probe:
 
     files: Files
     directory: str  # the run's, in the checkpoint directory
-    token: bytes  # content of both files
+    token: bytes  # content of both files, which no other run has
 
-    @classmethod
-    def ask(cls, files: Files, directory: str) -> Probe:
+    def ask(self) -> None:
         """Write the client's file; called on the client."""
-        token = uuid.uuid4().hex.encode()
-        files.overwrite(os.path.join(directory, _QUESTION), token)
-        return cls(files, directory, token)
+        self.files.overwrite(os.path.join(self.directory, _QUESTION), self.token)
 
     def __call__(self, workspaces: Mapping[str, Any]) -> ProbeAnswer:
         """Read the client's file and write the worker's."""

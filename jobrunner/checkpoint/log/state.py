@@ -6,7 +6,7 @@ import datetime as dt
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -94,8 +94,7 @@ def entry_to_json(entry: LogEntry) -> Entry:
     return {**ordered, **settled} if entry.settled else ordered
 
 
-@dataclass(frozen=True, slots=True)
-class Chore:
+class Chore(NamedTuple):
     """Stores that are in no recorded checkpoint and may still exist."""
 
     action: Literal["delete", "hide"]  # hidden stores stay, but no longer open as live ones
@@ -252,7 +251,7 @@ class State:
 
     def _give_up_all(self, entry: RewindEntry | RetireEntry, is_strict: bool) -> None:
         epochs = given_up_by(entry, self.recorded)
-        if is_strict and (unknown := set(entry.named()) - set(epochs)):
+        if is_strict and (unknown := set(entry.epochs) - set(epochs)):
             raise ValueError(f"epochs {sorted(unknown)} are not recorded")
         for epoch in dict.fromkeys(epochs):
             if isinstance(entry, RewindEntry):
@@ -291,16 +290,10 @@ class State:
             "recorded": self.recorded.runs(),
             "retries": self.retries.runs(),
             "claims": self.claims.runs(),
-            "chores": [
-                [*claim, chore.action, chore.source] for claim, chore in self.chores.items()
-            ],
+            "chores": [[*claim, *chore] for claim, chore in self.chores.items()],
             "done": self.done,
             "pins": [[epoch, *labels] for epoch, labels in self.pins.items()],
         }
-
-    def says(self, other: State) -> bool:
-        """Whether this state and `other` are equal apart from `number`."""
-        return replace(self, number=other.number) == other
 
     @classmethod
     def from_json(cls, body: Summary) -> State:
@@ -316,10 +309,7 @@ class State:
             recorded=EpochMap(body.recorded),
             retries=EpochMap(body.retries),
             claims=EpochMap(body.claims),
-            chores={
-                Claim(epoch, retry): Chore(action, source)
-                for epoch, retry, action, source in body.chores
-            },
+            chores={Claim(*row[:2]): Chore(*row[2:]) for row in body.chores},
             done=body.done,
             pins=pins,
         )
@@ -335,14 +325,6 @@ RESTARTS = (StateEntry, RepairEntry)
 def _position(number: int) -> int:
     """Position of an entry among those that are no full states."""
     return number - number // STATE_INTERVAL
-
-
-def fold(entries: Iterable[AnyEntry], state: State | None = None) -> State:
-    """Apply entries to `state`, by default that of an empty log."""
-    state = State() if state is None else state
-    for entry in entries:
-        state.apply(entry)
-    return state
 
 
 def memory_key(directory: str, claim: Claim) -> str:

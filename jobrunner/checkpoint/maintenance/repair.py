@@ -90,7 +90,7 @@ def _refuse_if_held(directory: Epochs, repair: Repair, patience: Patience) -> No
             suspects[name] = runs.get(name) or _unknown_run(directory.files, root, name)
     for run in suspects.values():
         try:
-            refuse_if_alive(directory.files, directory.path, run, patience, take_over=False)
+            refuse_if_alive(directory.files, directory.path, run, patience)
         except CommitConflictError as error:
             raise CommitConflictError(
                 f"The log of {directory.path} was not repaired, because a run that is alive holds "

@@ -121,13 +121,13 @@ def test_this_process_is_known_dead_once_its_heartbeat_has_stopped(tmp_path: Pat
 
 def test_a_silent_run_elsewhere_is_taken_over_after_the_silence(tmp_path: Path) -> None:
     time = Time()
-    refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(**ELSEWHERE), time.patience(), False)
+    refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(**ELSEWHERE), time.patience())
     assert 115 <= time.now < 117
 
 
 def test_the_silence_is_never_shorter_than_five_of_the_runs_own_beats(tmp_path: Path) -> None:
     time = Time()
-    refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(**ELSEWHERE), time.patience(1), False)
+    refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(**ELSEWHERE), time.patience(1))
     assert time.now >= 110
 
 
@@ -138,7 +138,7 @@ def test_one_heartbeat_at_the_last_moment_refuses_the_newcomer(tmp_path: Path) -
     heartbeat.write_text("0")
     time = Time(lambda now: heartbeat.write_text("1") if now > 114.5 else None)
     with pytest.raises(CommitConflictError, match=r"process 1 on another.*alive.*--take-over"):
-        refuse_if_alive(files, str(tmp_path), run_entry(**ELSEWHERE), time.patience(), False)
+        refuse_if_alive(files, str(tmp_path), run_entry(**ELSEWHERE), time.patience())
 
 
 def test_clocks_of_machines_are_not_compared(tmp_path: Path) -> None:
@@ -147,14 +147,8 @@ def test_clocks_of_machines_are_not_compared(tmp_path: Path) -> None:
     heartbeat.write_text("0")
     os.utime(heartbeat, (4e9, 4e9))  # far in the future, and never touched again
     time = Time()
-    refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(**ELSEWHERE), time.patience(), False)
+    refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(**ELSEWHERE), time.patience())
     assert time.now >= 115
-
-
-def test_take_over_does_not_wait(tmp_path: Path) -> None:
-    time = Time()
-    refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(), time.patience(), True)
-    assert time.now == 100
 
 
 @pytest.fixture
@@ -179,6 +173,14 @@ def test_a_run_in_the_same_process_that_lives_is_refused(
     with pytest.raises(CommitConflictError, match="held by another run"):
         other.run.start(["a"], {})
     assert len(list(Path(holder.path).glob(f"{RUNS_DIRECTORY}/*"))) == 1
+
+
+def test_take_over_does_not_wait(holder: MultiNodeCheckpointManager) -> None:
+    time = Time()
+    other = MultiNodeCheckpointManager(holder.path, take_over=True, patience=time.patience())
+    other.run.start(["a"], {})
+    assert time.now == 100
+    other.run.end()
 
 
 def test_a_run_that_has_ended_is_followed_at_once(holder: MultiNodeCheckpointManager) -> None:
@@ -333,7 +335,7 @@ def test_a_heartbeat_removed_by_hand_is_silence(tmp_path: Path) -> None:
     heartbeat.parent.mkdir(parents=True)
     heartbeat.write_text("0")
     time = Time(lambda now: heartbeat.unlink(missing_ok=True))
-    refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(**ELSEWHERE), time.patience(), False)
+    refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(**ELSEWHERE), time.patience())
     assert time.now >= 115
 
 

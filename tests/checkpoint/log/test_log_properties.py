@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from jobrunner import CheckpointCorruptError
-from jobrunner.checkpoint.log.entries import AnyEntry, CommitEntry, StateEntry
+from jobrunner.checkpoint.log.entries import AnyEntry, CommitEntry, StateEntry, mend_bit
 from jobrunner.checkpoint.log.epoch_map import EpochMap
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
-from jobrunner.checkpoint.log.mend import mend_bit
 from jobrunner.checkpoint.log.state import (
     STATE_INTERVAL,
     Claim,
     State,
     entry_to_json,
-    fold,
     make_entry,
     parse_entry,
 )
@@ -90,6 +88,14 @@ def test_a_state_of_many_epochs_is_as_small_as_one_of_few() -> None:
 def test_an_epoch_map_of_a_hundred_thousand_epochs_is_read_from_both_ends_at_once() -> None:
     keys = EpochMap([[0, 1, 100_000, 2, 2]]).keys_in_order()
     assert (keys[-1], len(keys), list(keys[99_998:])) == (99_999, 100_000, [99_998, 99_999])
+
+
+def fold(entries: Iterable[AnyEntry]) -> State:
+    """The state that `entries` give."""
+    state = State()
+    for entry in entries:
+        state.apply(entry)
+    return state
 
 
 class History:

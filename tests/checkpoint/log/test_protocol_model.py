@@ -32,7 +32,6 @@ from jobrunner.checkpoint.log.state import (
     Chore,
     State,
     entry_to_json,
-    fold,
     make_entry,
     parse_entry,
 )
@@ -516,7 +515,9 @@ class Model:
     def check(self, world: World, promised: frozenset[str]) -> None:
         """What must hold at every moment, whoever is killed next."""
         try:
-            state = fold(parse_entry(self.entries[key], key) for key in world.log)
+            state = State()
+            for key in world.log:
+                state.apply(parse_entry(self.entries[key], key))
         except CheckpointCorruptError as error:
             raise BrokenError(f"the log cannot be read: {error}") from error
         known = {store_of(claim) for claim in state.chores}
