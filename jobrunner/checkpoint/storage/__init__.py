@@ -1,8 +1,7 @@
 """Bytes under names, in a file system or an object store."""
 
-from jobrunner.checkpoint.storage.backends import files_beside, files_of
+from jobrunner.checkpoint.storage.backends import absolute_path, files_beside, files_of, is_url
 from jobrunner.checkpoint.storage.object_store import ObjectFiles
-from jobrunner.checkpoint.storage.paths import absolute_path, is_url
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, PosixFiles, join_path
 from jobrunner.checkpoint.storage.protocol import Files, Result
 from jobrunner.checkpoint.storage.threads import THREADS, run_all, run_gently

@@ -1,14 +1,64 @@
-"""Choose the storage of a checkpoint directory by its path."""
+"""Paths and URLs of checkpoint directories, and the storage of each."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import urllib.parse
+import urllib.request
 
 from jobrunner.checkpoint.storage.object_store import MISSING, ObjectFiles
-from jobrunner.checkpoint.storage.paths import is_url
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.storage.protocol import Files
 from jobrunner.errors import DefinitionError
+
+_OBJECT_SCHEMES = ("s3", "gs", "az", "memory")
+
+_SAFE_NAME = re.compile(r"[\w.~!$&'()*+,;=:@-]+")
+
+
+def is_url(path: str) -> bool:
+    """Whether `path` is the URL of a directory in an object store."""
+    return path.partition("://")[0] in _OBJECT_SCHEMES and "://" in path
+
+
+def absolute_path(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a checkpoint directory, or its URL; raises DefinitionError for others."""
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        text = None
+    if not isinstance(text, str) or not text:
+        raise DefinitionError(f"path must be a directory (a str or os.PathLike); got {path!r}.")
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme.isalnum():
+        if scheme in _OBJECT_SCHEMES:
+            return _absolute_url(text, scheme, rest)
+        if scheme != "file":
+            raise DefinitionError(
+                f"{text}: checkpoints can be in directories and object stores "
+                f"({', '.join(f'{known}://' for known in _OBJECT_SCHEMES)}), not in {scheme}://. "
+                f"Use one that the client and all workers share."
+            )
+        host, _, _ = rest.partition("/")
+        if host not in ("", "localhost"):
+            raise DefinitionError(f"{text}: a file URL must have no host: file:///...")
+        text = urllib.request.url2pathname(urllib.parse.urlsplit(text).path)
+    return os.path.abspath(text)
+
+
+def _absolute_url(text: str, scheme: str, rest: str) -> str:
+    names = rest.rstrip("/").split("/")
+    if scheme == "memory" and names[0] == "":
+        names = names[1:]
+    for name in names:
+        if not _SAFE_NAME.fullmatch(name) or name in (".", ".."):
+            raise DefinitionError(
+                f"{text}: expected {scheme}://bucket/name/name, with names of letters, digits and "
+                f"-._~!$&'()*+,;=:@; found {name!r}."
+            )
+    return f"{scheme}://{'/'.join(names)}"
 
 
 def files_of(path: str, files: Files | None = None) -> Files:

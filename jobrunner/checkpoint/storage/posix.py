@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import io
 import os
 import re
 import sys
@@ -13,7 +14,6 @@ from typing import Any
 
 from crc32c import crc32c
 
-from jobrunner.checkpoint.storage.paths import is_url
 from jobrunner.checkpoint.storage.protocol import Item, Result
 
 BLOCK_BYTES = 1 << 20
@@ -60,7 +60,7 @@ class PosixFiles:
     digest_zeros = staticmethod(crc32c_of_zeros)
 
     def reaches(self, path: str) -> bool:
-        return not is_url(path)
+        return "://" not in path
 
     def before(self, operation: str, path: str) -> None:
         pass
@@ -77,18 +77,15 @@ class PosixFiles:
         os.mkdir(path)
 
     def make_directories(self, path: str) -> None:
-        missing = []
-        while not os.path.isdir(path):
-            missing.append(path)
-            parent = os.path.dirname(path)
-            if parent == path:
-                break
-            path = parent
-        for directory in reversed(missing):
-            self.before("mkdir", directory)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(directory)
-            self.sync_path(os.path.dirname(directory))
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(path)
+        if parent != path:
+            self.make_directories(parent)
+        self.before("mkdir", path)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+        self.sync_path(parent)
 
     def write(
         self,
@@ -248,15 +245,8 @@ class PosixFiles:
 
     def read(self, path: str) -> bytes:
         self.before("open", path)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            pieces = []
-            nbytes = os.fstat(descriptor).st_size + 1  # one read finds the end, too
-            while piece := os.read(descriptor, nbytes):
-                pieces.append(piece)
-            return b"".join(pieces)
-        finally:
-            os.close(descriptor)
+        with io.FileIO(path) as file:
+            return file.readall()
 
     def read_if_there(self, path: str) -> bytes | None:
         try:
@@ -268,9 +258,8 @@ class PosixFiles:
 
     def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
         self.before("open", path)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            size = os.fstat(descriptor).st_size
+        with io.FileIO(path) as file:
+            size = os.fstat(file.fileno()).st_size
             if size != nbytes:
                 return size, 0
             digest, position, spare = 0, 0, memoryview(b"")
@@ -282,28 +271,19 @@ class PosixFiles:
                     if not spare:
                         spare = memoryview(bytearray(min(BLOCK_BYTES, nbytes - position)))
                     block = spare[: nbytes - position]
-                count = os.readv(descriptor, [block])
-                if count == 0:  # cut while it was read
+                count = file.readinto(block)
+                if not count:  # cut while it was read
                     return position, 0
                 digest = crc32c(block[:count], digest)
                 position += count
             return size, digest
-        finally:
-            os.close(descriptor)
 
     def read_span(self, path: str, start: int, nbytes: int) -> tuple[int, bytes]:
         self.before("open", path)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            size = os.fstat(descriptor).st_size
-            pieces = []
-            while nbytes > 0 and (data := os.pread(descriptor, nbytes, start)):
-                pieces.append(data)
-                start += len(data)
-                nbytes -= len(data)
-            return size, b"".join(pieces)
-        finally:
-            os.close(descriptor)
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(start)
+            return size, file.read(nbytes)
 
     def list_names(self, path: str) -> list[str]:
         self.before("list", path)
@@ -372,27 +352,19 @@ def start_writing_back(descriptor: int, start: int, nbytes: int, path: str) -> N
             raise OSError(number, os.strerror(number), path)
 
 
-def _find(name: str, *arguments: Any) -> Any:
-    """A function of Linux's C library, if there is one."""
+def _find(name: str, since: tuple[int, int], *arguments: Any) -> Any:
+    """A function of Linux's C library, from a version of Linux on, if there is one."""
     if sys.platform != "linux":
         return None
-    try:
-        function = getattr(ctypes.CDLL(None, use_errno=True), name)
-    except (OSError, AttributeError):
+    if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < since:
         return None
-    function.argtypes = arguments
+    function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
+    if function is not None:
+        function.argtypes = arguments
     return function
 
 
-def _find_syncfs() -> Any:
-    """The C library's syncfs, if it reports errors: from Linux 5.8 on."""
-    if sys.platform != "linux":
-        return None
-    version = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
-    return _find("syncfs", ctypes.c_int) if version >= (5, 8) else None
-
-
-_syncfs = _find_syncfs()
+_syncfs = _find("syncfs", (5, 8), ctypes.c_int)  # reports errors from 5.8 on
 _sync_file_range = _find(
-    "sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
+    "sync_file_range", (2, 6), ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
 )

@@ -35,15 +35,13 @@ def run_all(jobs: Iterable[Callable[[], None]], threads: int, nbytes: int) -> No
     pending = list(jobs)
     if threads <= _NEAR_THREADS and nbytes < _WORTH_A_THREAD_BYTES:
         patience = time.perf_counter() + _TRIED_JOBS * _QUICK_SECONDS
-        tried = 0
-        for job in pending[:_TRIED_JOBS]:
+        for tried, job in enumerate(pending[:_TRIED_JOBS], 1):
             job()
-            tried += 1
             if time.perf_counter() > patience:
+                pending = pending[tried:]
                 break
         else:
-            threads = 1
-        pending = pending[tried:]
+            threads, pending = 1, pending[_TRIED_JOBS:]
     queue = iter(pending)
     failures: list[BaseException] = []
 
