@@ -7,7 +7,6 @@ from jobrunner.checkpoint.encoding import (
     encode_blobs,
     register_codec,
     registered_codecs,
-    without_padding,
 )
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.loader import PARTITIONS, Loader
@@ -62,7 +61,6 @@ from jobrunner.checkpoint.store import (
     Receipt,
     digest_blob,
     resolve_options,
-    to_json,
 )
 from jobrunner.checkpoint.worker_load import load_waiting_states
 from jobrunner.checkpoint.worker_save import Save

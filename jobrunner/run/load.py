@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,22 @@ def load(
     deadline_seconds = get_number("checkpoint.deadline-seconds")
     binding.run_group(group, epoch=epoch, deadline_seconds=deadline_seconds)
     return Loaded(group, resume_group, waiting)
+
+
+def finish_load(
+    binding: Binding, plan: Plan, loaded: Loaded, run: Callable[[str, int], object]
+) -> None:
+    """Run the init tasks that run again, and give the objects that waited for them their states.
+
+    `run` gets the key of a group and an epoch.
+    """
+    if loaded.waiting:
+        # Ship all groups at once: objects that their functions share stay shared.
+        binding.ship({**plan.groups, "resume": loaded.resume_group})
+    if loaded.resume_group.slices:
+        run("resume", 0)  # as epoch 0: init tasks draw the same random numbers
+    if loaded.waiting:
+        binding.apply(load_waiting_states)
 
 
 def required_blobs(plan: Plan, manager: Loader, epoch: int) -> dict[str, frozenset[str]]:

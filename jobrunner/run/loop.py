@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jobrunner.checkpoint import load_waiting_states
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan
 from jobrunner.config import get_number
@@ -23,7 +22,7 @@ from jobrunner.errors import (
     TaskFailedError,
 )
 from jobrunner.run.decisions import Boundary, State, next_step
-from jobrunner.run.load import load, recorded_stops, steps_done
+from jobrunner.run.load import finish_load, load, recorded_stops, steps_done
 from jobrunner.run.losses import Loss, Losses, await_scheduler, is_transient
 from jobrunner.run.options import Callbacks, Options, Requests
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport
@@ -152,13 +151,7 @@ class Run:
             if is_own:
                 self.saver.set_aside(damaged)
             return None
-        if loaded.waiting:
-            # Ship all groups at once: objects that their functions share stay shared.
-            self.binding.ship({**plan.groups, "resume": loaded.resume_group})
-        if loaded.resume_group.slices:
-            self._run_group("resume", 0)  # as epoch 0: init tasks draw the same random numbers
-        if loaded.waiting:
-            self.binding.apply(load_waiting_states)
+        finish_load(self.binding, plan, loaded, self._run_group)
         state = self.state
         record = manager.recorded.record(epoch)
         metrics = record["details"].get("metrics", {})

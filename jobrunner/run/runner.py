@@ -249,8 +249,8 @@ class JobRunner:
             self.job,
             self.checkpoint_manager.loader,
             epoch,
-            worker_wait_seconds=self.worker_wait_seconds,
-            epoch_deadline_seconds=self.epoch_deadline_seconds,
+            wait_seconds=self.worker_wait_seconds,
+            deadline_seconds=self.epoch_deadline_seconds,
             task_deadline_seconds=self.task_deadline_seconds,
         )
         replay.check()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +14,9 @@ from jobrunner.checkpoint import (
     Decoder,
     EncodedBlob,
     NodeCheckpoint,
+    PosixFiles,
+    digest_blob,
     encode_blobs,
-    to_json,
-    without_padding,
 )
 from jobrunner.errors import DefinitionError
 
@@ -181,13 +179,8 @@ def format_difference(difference: Mapping[str, Any]) -> str:
         return str(difference["what"])
     text = f"{difference['count']} of {difference['size']} elements differ"
     if "max_abs" in difference:
-        text += f", by at most {_number(difference['max_abs'])}"
-        text += f" (relative {_number(difference['max_rel'])})"
+        text += f", by at most {difference['max_abs']:.3g} (relative {difference['max_rel']:.3g})"
     return text
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else str(value)
 
 
 def _shorten(value: object) -> str:
@@ -202,16 +195,24 @@ def compare_bits(
     node: str, blob: str, recorded: Any, replayed: Any, codecs: Sequence[Codec] = ()
 ) -> Iterator[dict[str, Any]]:
     """All differences between a loaded value and a task's, in anything that a save records."""
-    loaded = encode(node, blob, recorded, codecs)
-    made = encode(node, blob, replayed, codecs)
-    if _is_same(loaded, made):
+    loaded, made = (_encode(value, codecs, node, blob) for value in (recorded, replayed))
+    if digest_blob(PosixFiles(), loaded) == digest_blob(PosixFiles(), made):
         return
     # The loaded value was encoded and decoded once already; do the same with the task's.
     one, other = (_decode(encoded, codecs) for encoded in (loaded, made))
-    if _is_same(encode(node, blob, one, codecs), encode(node, blob, other, codecs)):
+    if digest_value(one, codecs) == digest_value(other, codecs):
         return
     differences = list(compare_values(one, other))
     yield from differences or [{"where": "", "what": "content"}]
+
+
+def digest_value(value: Any, codecs: Sequence[Codec] = ()) -> str:
+    """Digest of all that a save records of a value."""
+    return digest_blob(PosixFiles(), _encode(value, codecs))
+
+
+def _encode(value: Any, codecs: Sequence[Codec], node: str = "", blob: str = "") -> EncodedBlob:
+    return encode_blobs(node, {blob: value}, codecs, allow_pickle=True)[blob]
 
 
 def _decode(blob: EncodedBlob, codecs: Sequence[Codec]) -> Any:
@@ -221,33 +222,3 @@ def _decode(blob: EncodedBlob, codecs: Sequence[Codec]) -> Any:
 
     # Unpickling is safe: this process pickled the value.
     return Decoder(array, codecs, allow_pickle=True).decode(blob.tree)
-
-
-def encode(node: str, blob: str, value: Any, codecs: Sequence[Codec]) -> EncodedBlob:
-    """Encode a value as a save does, with zeros as padding in the items of its arrays."""
-    encoded = encode_blobs(node, {blob: value}, codecs, allow_pickle=True)[blob]
-    parts = [replace(part, data=without_padding(part.data)) for part in encoded.parts]
-    return replace(encoded, parts=parts)
-
-
-def _is_same(one: EncodedBlob, other: EncodedBlob) -> bool:
-    return (
-        to_json(one.tree) == to_json(other.tree)
-        and len(one.parts) == len(other.parts)
-        and all(
-            a.order == b.order and _are_same_bits(a.data, b.data)
-            for a, b in zip(one.parts, other.parts, strict=True)
-        )
-    )
-
-
-def _are_same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    if isinstance(one.dtype, np.dtypes.StringDType):
-        return bool(np.array_equal(one, other))
-    return bool(np.array_equal(_bytes(one), _bytes(other)))
-
-
-def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

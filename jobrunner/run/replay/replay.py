@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 from msgspec import structs
 
-from jobrunner.checkpoint import Codec, Loader, load_waiting_states, registered_codecs
+from jobrunner.checkpoint import Codec, Loader, registered_codecs
 from jobrunner.cluster import Binding, Session
-from jobrunner.compile import GroupPlan, changes, describe
+from jobrunner.compile import changes, describe
 from jobrunner.define import Job
-from jobrunner.run.load import Loaded, load, rebuild, required_blobs, steps_done
+from jobrunner.run.load import Loaded, finish_load, load, rebuild, required_blobs, steps_done
 from jobrunner.run.replay.compare import compare_bits, format_difference
 from jobrunner.run.replay.tracing import Call, Dataflow, Trace, Value, read_trace, traced
+from jobrunner.worker import GroupResult
 from jobrunner.workspace import Workspace
 
 logger = logging.getLogger(__name__)
@@ -135,22 +136,17 @@ class Replay:
         manager: Loader,
         epoch: int,
         *,
-        worker_wait_seconds: float = 60,
-        epoch_deadline_seconds: float | None = None,
-        task_deadline_seconds: float | None = None,
+        wait_seconds: float = 60,
+        **deadlines: Any,  # see `Binding.run`
     ) -> None:
         self._job = job
         self._manager = manager
         self._epoch = epoch
-        self._wait_seconds = worker_wait_seconds
-        self._deadlines: dict[str, Any] = {
-            "deadline_seconds": epoch_deadline_seconds,
-            "task_deadline_seconds": task_deadline_seconds,
-        }
-        plan = self._plan = job.compile()
+        self._wait_seconds = wait_seconds
+        self._deadlines = deadlines
+        plan = job.compile()
         self._last_step = steps_done(plan, manager.recorded.record(epoch))
-        before = [recorded for recorded in manager.recorded.all() if recorded < epoch]
-        self._from = before[-1] if before else None
+        self._from = max((e for e in manager.recorded.all() if e < epoch), default=None)
         self._first_step = 0
         self._needed = [epoch] if self._from is None else [epoch, self._from]
         for needed in self._needed:
@@ -160,7 +156,7 @@ class Replay:
             self._first_step = steps_done(plan, manager.recorded.record(self._from))
         self._codecs = tuple(registered_codecs())
         groups = {key: traced(group, self._codecs) for key, group in plan.groups.items()}
-        self._traced = structs.replace(plan, groups=groups)
+        self._plan = structs.replace(plan, groups=groups)
         then = manager.recorded.run_info(epoch).get("plan")
         self._changes = tuple(changes(then, describe(plan))) if then else ()
 
@@ -191,27 +187,28 @@ class Replay:
 
     def _run_again(self) -> tuple[Trace, Dataflow]:
         """Run from the epoch recorded before this one, or from init, to the end of this one."""
-        self._binding: Binding = self._session.bind(self._traced, wait_seconds=self._wait_seconds)
-        trace, flow = Trace(), Dataflow()
+        self._binding: Binding = self._session.bind(self._plan, wait_seconds=self._wait_seconds)
+        trace, flow, groups = Trace(), Dataflow(), dict(self._plan.groups)
 
-        def run(group: str, plan: GroupPlan, epoch: int, step: int = 0) -> None:
+        def run(group: str, epoch: int, step: int = 0) -> None:
             logger.info("Replay: %s group, epoch %d, step %d", group, epoch, step)
-            result = self._binding.run(group, epoch=epoch, step=step, **self._deadlines)
+            result = self._run(group, epoch, step)
             trace.update(read_trace(result.metrics, group, epoch, step))
-            flow.add_run(plan, group, epoch, step)
+            flow.add_run(groups[group], group, epoch, step)
 
         if self._from is None:
-            run("init", self._plan.groups["init"], 0)
+            run("init", 0)
         else:
             loaded = self._load(self._from)
-            if loaded.resume_group.slices:
-                # As epoch 0: init tasks draw the same random numbers.
-                run("resume", loaded.resume_group, 0)
-            self._binding.apply(load_waiting_states)
+            groups["resume"] = loaded.resume_group
+            finish_load(self._binding, self._plan, loaded, run)
             flow.forget(loaded.waiting)
         for epoch, step in self._steps():
-            run("epoch", self._plan.groups["epoch"], epoch, step)
+            run("epoch", epoch, step)
         return trace, flow
+
+    def _run(self, group: str, epoch: int, step: int = 0) -> GroupResult:
+        return self._binding.run(group, epoch=epoch, step=step, **self._deadlines)
 
     def _steps(self) -> Iterator[tuple[int, int]]:
         """The epoch and step of each run of the epoch group."""
@@ -223,20 +220,17 @@ class Replay:
                 yield epoch, step
 
     def _load(self, epoch: int) -> Loaded:
-        """Load an epoch, and ship the init tasks that make its stateful objects."""
         loaded = load(self._binding, self._job, self._plan, self._manager, epoch)
         if loaded.waiting:
-            # Ship all groups at once: objects that their functions share stay shared.
-            group = traced(loaded.resume_group, self._codecs)
-            self._binding.ship({**self._traced.groups, "resume": group})
+            loaded = replace(loaded, resume_group=traced(loaded.resume_group, self._codecs))
         return loaded
 
     def _compare(self) -> Found:
         blobs = required_blobs(self._plan, self._manager, self._epoch)
         self._binding.apply(partial(_set_aside, blobs))
-        if self._load(self._epoch).waiting:
-            self._binding.run("resume", epoch=0, step=0, **self._deadlines)
-            self._binding.apply(load_waiting_states)
+        loaded = self._load(self._epoch)
+        if loaded.waiting:
+            finish_load(self._binding, self._plan, loaded, self._run)
         compare = partial(_compare, blobs, self._codecs)
         found: Found = {}
         for by_blob in self._binding.apply(compare).values():

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from jobrunner.checkpoint import Codec, PosixFiles, digest_blob
+from jobrunner.checkpoint import Codec
 from jobrunner.compile import (
     Argument,
     BlobArgument,
@@ -22,7 +22,7 @@ from jobrunner.compile import (
     ResultArgument,
     UpdateArgument,
 )
-from jobrunner.run.replay.compare import encode
+from jobrunner.run.replay.compare import digest_value
 from jobrunner.worker import Metric, current_task
 
 _PREFIX = "\0made "
@@ -79,16 +79,12 @@ class Traced:
         task = current_task()
         for what, part in made.items():
             name = json.dumps([task.node, task.name, what, task.instance])
-            task.report(**{_PREFIX + name: digest_value(part, self._codecs)})
+            try:
+                digest = digest_value(part, self._codecs)
+            except Exception:  # a socket, a model on a GPU, an array that another thread resizes
+                digest = ""
+            task.report(**{_PREFIX + name: digest})
         return value
-
-
-def digest_value(value: Any, codecs: Sequence[Codec] = ()) -> str:
-    """Digest of all that a save records of a value; "" if it cannot be saved."""
-    try:
-        return digest_blob(PosixFiles(), encode("", "", value, codecs))
-    except Exception:  # a socket, a model on a GPU, an array that another thread resizes
-        return ""
 
 
 def traced(group: GroupPlan, codecs: Sequence[Codec]) -> GroupPlan:

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from jobrunner import MultiNodeCheckpointManager
-from jobrunner.run.replay.compare import compare_bits
-from jobrunner.run.replay.tracing import digest_value
+from jobrunner.run.replay.compare import compare_bits, digest_value
 from jobrunner.workspace.workspace import Workspace
 
 ALIGNED = np.dtype([("a", "i1"), ("b", "f8")], align=True)
