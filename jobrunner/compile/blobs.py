@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from jobrunner.compile.group import Names, is_in
 from jobrunner.define import ArrayOptions, Blob, Job, Task, WorkspaceType
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_distinct
+
+Key = tuple[str, str]
+"""Node and name of a blob: `Blob.key`."""
+
+Names = Mapping[str, frozenset[str]]
+"""Node -> names of blobs."""
+
+
+def by_node(keys: Iterable[Key]) -> dict[str, frozenset[str]]:
+    """Group blobs by their node."""
+    found: dict[str, set[str]] = {}
+    for node, name in keys:
+        found.setdefault(node, set()).add(name)
+    return {node: frozenset(names) for node, names in found.items()}
+
+
+def keys_of(names: Names) -> set[Key]:
+    """Undo `by_node`."""
+    return {(node, blob) for node, blobs in names.items() for blob in blobs}
 
 
 def checkpointed_nodes(job: Job) -> tuple[str, ...]:
@@ -23,40 +41,33 @@ def checkpointed_nodes(job: Job) -> tuple[str, ...]:
     return tuple(node.name for node in nodes)
 
 
-def find_globals(tasks: Iterable[Task], *, is_init: bool = True) -> dict[str, frozenset[str]]:
+def find_globals(tasks: Iterable[Task], *, is_init: bool = True) -> Collection[Key]:
     """The blobs that init tasks make, if `is_init`, and those that tasks marked GLOBAL make."""
-    makers: dict[tuple[str, str], Task] = {}
-    tasks = list(tasks)
+    makers: dict[Key, Task] = {}
+    private: dict[Key, Task] = {}
+    names: dict[str, dict[str, None]] = {}
     for task in tasks:
         kind = task.blob_type
-        in_init = is_init and task.group is not None and task.group.name == "init"
-        if kind is WorkspaceType.GLOBAL or (kind is None and in_init):
-            for blob in task.output_blobs:
-                makers.setdefault((task.node.name, blob.name), task)
-    every: dict[str, dict[str, None]] = {}
-    for task in tasks:
-        is_private = task.blob_type is WorkspaceType.PRIVATE
+        if kind is None and is_init and task.group is not None and task.group.name == "init":
+            kind = WorkspaceType.GLOBAL
         for blob in task.output_blobs:
-            every.setdefault(task.node.name, {})[blob.name] = None
-            maker = makers.get((task.node.name, blob.name)) if is_private else None
-            if maker is not None:
-                raise DefinitionError(
-                    f"Blob {blob.name!r} is private in task {task.full_name!r} and global in task "
-                    f"{maker.full_name!r} of the same node. Rename one of the blobs."
-                )
+            names.setdefault(task.node.name, {})[blob.name] = None
+            if kind is not None:
+                found = makers if kind is WorkspaceType.GLOBAL else private
+                found.setdefault(blob.key, task)
+    if key := next((key for key in private if key in makers), None):
+        raise DefinitionError(
+            f"Blob {key[1]!r} is private in task {private[key].full_name!r} and global in task "
+            f"{makers[key].full_name!r} of the same node. Rename one of the blobs."
+        )
     # Many nodes have the same blobs: check them once.
-    for names, node in {tuple(blobs): node for node, blobs in every.items()}.items():
-        check_distinct(names, f"blobs of node {node!r}")
-    return _collect(makers)
-
-
-def find_transient(job: Job) -> dict[str, frozenset[str]]:
-    """The blobs that are not saved but made again at a resume."""
-    return _collect((task.node.name, blob.name) for task, blob in _outputs(job) if blob.transient)
+    for blobs, node in {tuple(blobs): node for node, blobs in names.items()}.items():
+        check_distinct(blobs, f"blobs of node {node!r}")
+    return makers.keys()
 
 
 def find_shared(
-    job: Job, checkpointed: Sequence[str], global_blobs: Names
+    job: Job, checkpointed: Collection[str], global_blobs: Collection[Key]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[int, tuple[str, ...]]]]:
     """The replicated blobs with their nodes, and the partitioned ones with axis and nodes."""
     nodes: dict[tuple[str, int | None], dict[str, None]] = {}
@@ -79,13 +90,8 @@ def find_shared(
     return replicated, partitions
 
 
-def find_updated(tasks: Iterable[Task]) -> set[tuple[str, str]]:
-    """The blobs that these tasks update in place, as (node, blob)."""
-    return {(task.node.name, blob.name) for task in tasks for blob in task.updates}
-
-
 def find_array_options(
-    job: Job, checkpointed: Sequence[str], global_blobs: Names
+    job: Job, checkpointed: Collection[str], global_blobs: Collection[Key]
 ) -> dict[str, dict[str, ArrayOptions]]:
     """The array options that the user chose: node -> blob -> options."""
     found: dict[str, dict[str, ArrayOptions]] = {}
@@ -103,16 +109,6 @@ def find_array_options(
     return found
 
 
-def made_by(tasks: Iterable[Task], global_blobs: Names) -> dict[str, frozenset[str]]:
-    """The global blobs that these tasks make."""
-    return _collect(
-        (task.node.name, blob.name)
-        for task in tasks
-        for blob in task.output_blobs
-        if is_in(global_blobs, task.node.name, blob.name)
-    )
-
-
 def all_tasks(job: Job) -> list[Task]:
     """The tasks of all groups, in order of definition."""
     return [task for group in job.groups.values() for task in group.tasks()]
@@ -122,18 +118,13 @@ def _outputs(job: Job) -> Iterator[tuple[Task, Blob]]:
     return ((task, blob) for task in all_tasks(job) for blob in task.output_blobs)
 
 
-def _check_saved(task: Task, blob: Blob, checkpointed: Sequence[str], global_blobs: Names) -> None:
+def _check_saved(
+    task: Task, blob: Blob, checkpointed: Collection[str], global_blobs: Collection[Key]
+) -> None:
     is_checkpointed = task.node.name in checkpointed
-    if not is_checkpointed or not is_in(global_blobs, task.node.name, blob.name):
+    if not is_checkpointed or blob.key not in global_blobs:
         raise DefinitionError(
             f"Task {task.full_name!r} makes {blob!r} with checkpoint options, but the "
             f"{'blob' if is_checkpointed else 'node'} is not checkpointed. Make the blob in the "
             f"init group, on a checkpointed node."
         )
-
-
-def _collect(blobs: Iterable[tuple[str, str]]) -> dict[str, frozenset[str]]:
-    found: dict[str, set[str]] = {}
-    for node, name in blobs:
-        found.setdefault(node, set()).add(name)
-    return {node: frozenset(names) for node, names in found.items()}

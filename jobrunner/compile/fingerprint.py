@@ -83,14 +83,14 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def structure_of(task: Task, global_blobs: Collection[str]) -> str:
+def structure_of(task: Task, global_blobs: Collection[tuple[str, str]]) -> str:
     """Digest of one task's structure: 16 hexadecimal digits."""
     return _digest(
         {
             "inputs": [_name_input(value) for value in task.inputs],
             "updates": [blob.name for blob in task.updates],
             "outputs": [
-                {"name": blob.name, "global": blob.name in global_blobs}
+                {"name": blob.name, "global": blob.key in global_blobs}
                 for blob in task.output_blobs
             ],
             "kwargs": sorted(task.kwargs),
@@ -136,7 +136,7 @@ def _name_input(value: Any) -> str:
     if isinstance(value, TaskOutput):
         group = value.task.group.name if value.task.group else ""
         return f"output {group}:{value.task.full_name}[{value.part}]"
-    return f"blob {value.node.name}/{value.name}"
+    return f"blob {'/'.join(value.key)}"
 
 
 def _digest(value: Any, size: int) -> str:

@@ -7,10 +7,11 @@ not wait for readers on other nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
+from jobrunner.compile.blobs import Key
 from jobrunner.compile.plan import (
     Argument,
     BlobArgument,
@@ -29,23 +30,8 @@ from jobrunner.compile.plan import (
 from jobrunner.define import Blob, Task, TaskGroup, TaskOutput
 from jobrunner.errors import DefinitionError
 
-Names = Mapping[str, frozenset[str]]
-"""Node -> names of blobs."""
-
 CrossingKey = tuple[str, int | None, str | None, int | None]
 """Source node, source task, blob, part."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A task of a group, and which of its outputs it writes."""
-
-    task: Task
-    kept: frozenset[str] | None = None  # None: all
-
-    def keeps(self, blob: str) -> bool:
-        """Whether the task writes this output."""
-        return self.kept is None or blob in self.kept
 
 
 @dataclass(slots=True)
@@ -57,45 +43,39 @@ class _Draft:
     read_parts: set[int] = field(default_factory=set)
 
 
+@dataclass
 class GroupCompiler:
-    """Compiles the calls of one group."""
+    """Compiles tasks of one group."""
 
-    def __init__(
-        self,
-        group: TaskGroup,
-        calls: Sequence[Call],  # in order of definition
-        global_blobs: Names,
-        *,
-        available: Names | None,  # the blobs that exist when the group starts; None: not known yet
-        members: set[int] | None,  # ids of the tasks whose outputs may be read; None: any
-        updated: set[tuple[str, str]],  # (node, blob) that any task of the job updates in place
-    ) -> None:
-        self._group = group
-        self._calls = calls
-        self._globals = global_blobs
-        self._available = available
-        self._members = members
-        self._updated = updated
-        self._index = {id(call.task): i for i, call in enumerate(calls)}
-        self._drafts = [_Draft() for _ in calls]
-        self._writer: dict[tuple[str, str], int] = {}
-        self._readers: dict[tuple[str, str], list[int]] = {}
+    group: TaskGroup
+    tasks: Sequence[Task]  # in order of definition
+    globals: Collection[Key]
+    available: Collection[Key] | None  # exist when the group starts; None: not known yet
+    updated: Collection[Key]  # any task of the job updates them in place
+    groups: Collection[TaskGroup] | None = None  # whose outputs may be read; None: any
+    loaded: Collection[Key] = ()  # are not written, because a checkpoint has them
+
+    def __post_init__(self) -> None:
+        self._index = {task: i for i, task in enumerate(self.tasks)}
+        self._drafts = [_Draft() for _ in self.tasks]
+        self._writer: dict[Key, int] = {}
+        self._readers: dict[Key, list[int]] = {}
         self._arguments: dict[str, BlobArgument] = {}
-        self._updates: dict[tuple[str, str], int] = {}  # the last task that updates the blob
+        self._updates: dict[Key, int] = {}  # the last task that updates the blob
         # -> id, and targets in order of first use
         self._crossings: dict[CrossingKey, tuple[int, dict[str, None]]] = {}
 
     def compile(self, conditions: Sequence[TaskOutput | Blob]) -> GroupPlan:
         """Compile the group and the stop conditions that are read after it."""
-        for i, call in enumerate(self._calls):
-            self._add(i, call)
-        for i, call in enumerate(self._calls):
-            for other in call.task.after:
-                self._add_after(i, call.task, other)
+        for i, task in enumerate(self.tasks):
+            self._add(i, task)
+        for i, task in enumerate(self.tasks):
+            for other in task.after:
+                self._add_after(i, task, other)
         self._check_cycles()
         compiled = tuple(self._condition(condition) for condition in conditions)
         return GroupPlan(
-            name=self._group.name,
+            name=self.group.name,
             slices=self._slices(),
             crossings=tuple(self._crossing(key) for key in self._crossings),
             conditions=compiled,
@@ -103,30 +83,29 @@ class GroupCompiler:
 
     # ---- one task's reads and writes
 
-    def _add(self, i: int, call: Call) -> None:
-        task, draft = call.task, self._drafts[i]
+    def _add(self, i: int, task: Task) -> None:
+        draft = self._drafts[i]
         if task.num_instances > 1 and len(task.output_blobs) > 1:
             raise DefinitionError(
-                f"Task {task.full_name!r} of the {self._group.name} group returns the values of "
+                f"Task {task.full_name!r} of the {self.group.name} group returns the values of "
                 f"{task.num_instances} instances as one list, so it can fill at most one blob; got "
                 f"{len(task.output_blobs)} outputs."
             )
         for value in task.inputs:
             draft.arguments.append(self._read(i, task, value))
         for blob in task.updates:
-            key = (task.node.name, blob.name)
-            self._check_exists(task, blob)
+            self._check_exists(blob, task)
             draft.arguments.append(UpdateArgument(blob.name))
-            self._write(i, key)
-            self._updates[key] = i
+            self._write(i, blob.key)
+            self._updates[blob.key] = i
         for blob in task.output_blobs:
-            if call.keeps(blob.name):
-                self._write(i, (task.node.name, blob.name))
+            if blob.key not in self.loaded:
+                self._write(i, blob.key)
 
     def _read(self, i: int, task: Task, value: Blob | TaskOutput) -> Argument:
         draft = self._drafts[i]
         if isinstance(value, TaskOutput):
-            source = self._index.get(id(value.task))
+            source = self._index.get(value.task)
             if source is not None:
                 if value.task.node == task.node:
                     draft.waits_for.add(source)
@@ -136,12 +115,11 @@ class GroupCompiler:
                 draft.crossings[crossing] = None
                 return CrossingArgument(crossing)
             value = self._blob_of(task, value)
-        self._check_exists(task, value)
-        node = value.node or task.node
-        key = (node.name, value.name)
+        self._check_exists(value, task)
+        key = value.key
         writer = self._writer.get(key)
-        if node != task.node:
-            crossing = self._cross(node.name, writer, value.name, None, task)
+        if value.node != task.node:
+            crossing = self._cross(key[0], writer, value.name, None, task)
             draft.crossings[crossing] = None
             return CrossingArgument(crossing)
         if writer is not None:
@@ -152,8 +130,8 @@ class GroupCompiler:
     def _blob_of(self, task: Task, value: TaskOutput) -> Blob:
         """The blob that the output of another group's task fills."""
         source = value.task
-        where = f"Task {task.full_name!r} of the {self._group.name} group reads {value}"
-        if source.group is None or (self._members is not None and id(source) not in self._members):
+        where = f"Task {task.full_name!r} of the {self.group.name} group reads {value}"
+        if source.group is None or (self.groups is not None and source.group not in self.groups):
             raise DefinitionError(f"{where}, but that task is not part of this job.")
         if value.blob is None:
             raise DefinitionError(
@@ -162,7 +140,7 @@ class GroupCompiler:
             )
         return value.blob
 
-    def _write(self, i: int, key: tuple[str, str]) -> None:
+    def _write(self, i: int, key: Key) -> None:
         waits_for = self._drafts[i].waits_for
         writer = self._writer.get(key)
         if writer is not None and writer != i:
@@ -170,13 +148,27 @@ class GroupCompiler:
         waits_for.update(reader for reader in self._readers.pop(key, ()) if reader != i)
         self._writer[key] = i
 
-    def _check_exists(self, task: Task, blob: Blob) -> None:
-        node = (blob.node or task.node).name
-        if self._available is None or (node, blob.name) in self._writer:
+    def _check_exists(self, blob: Blob, task: Task | None = None) -> None:
+        """Refuse a blob that `task`, or else a stop condition, reads before it exists."""
+        if self.available is None or blob.key in self._writer or blob.key in self.available:
             return
-        if not is_in(self._available, node, blob.name):
-            where = f"Task {task.full_name!r} of the {self._group.name} group"
-            raise DefinitionError(f"{where} uses {_missing(self._globals, node, blob.name)}")
+        what = "A stop condition reads"
+        if task is not None:
+            what = f"Task {task.full_name!r} of the {self.group.name} group uses"
+        node = blob.key[0]
+        what = f"{what} blob {blob.name!r} of node {node!r}"
+        if blob.key in self.globals:
+            raise DefinitionError(
+                f"{what} before any task makes it. Make it in the init group, or define the task "
+                f"that makes it earlier."
+            )
+        there = sorted(name for its_node, name in self.globals if its_node == node)
+        raise DefinitionError(
+            f"{what}, which does not exist then. Global blobs of that node: "
+            f"{', '.join(map(repr, there)) or 'none'}. Check the name and the node: write "
+            f"node[{blob.name!r}] for a blob of another node. A blob made outside the init group "
+            f"lasts longer than its group's run only with workspace_type=WorkspaceType.GLOBAL."
+        )
 
     # ---- edges between nodes
 
@@ -193,19 +185,19 @@ class GroupCompiler:
         return number
 
     def _add_after(self, i: int, task: Task, other: Task | str) -> None:
-        where = f"Task {task.full_name!r} of the {self._group.name} group: after="
+        where = f"Task {task.full_name!r} of the {self.group.name} group: after="
         if isinstance(other, str):
             node, _, name = other.rpartition("/")
-            found = self._group.find(node or task.node.name, name)
+            found = self.group.find(node or task.node.name, name)
             if found is None:
                 raise DefinitionError(
                     f"{where}{other!r} names no task of this group. Name a task of another node "
                     f"'node/task'; groups always run one after another."
                 )
             other = found
-        source = self._index.get(id(other))
+        source = self._index.get(other)
         if source is None:
-            if self._group.find(other.node.name, other.name) is other:
+            if self.group.find(other.node.name, other.name) is other:
                 return  # a resume runs only some of the tasks
             raise DefinitionError(
                 f"{where}{other.full_name!r} is a task of another group. Groups always run one "
@@ -220,7 +212,7 @@ class GroupCompiler:
             draft.crossings[self._cross(other.node.name, source, None, None, task)] = None
 
     def _check_cycles(self) -> None:
-        if not any(call.task.after for call in self._calls):
+        if not any(task.after for task in self.tasks):
             return  # all other edges follow the order of definition
         senders = [task for _, task, _, _ in self._crossings]  # by id
         sources = [
@@ -231,9 +223,9 @@ class GroupCompiler:
             tuple(TopologicalSorter(dict(enumerate(sources))).static_order())
         except CycleError as error:
             # The cycle goes from cause to effect; its first task is repeated at the end.
-            names = [repr(self._calls[i].task.full_name) for i in reversed(error.args[1])]
+            names = [repr(self.tasks[i].full_name) for i in reversed(error.args[1])]
             raise DefinitionError(
-                f"Tasks of the {self._group.name} group wait for each other: "
+                f"Tasks of the {self.group.name} group wait for each other: "
                 f"{' after '.join(names)}. Tasks that use the same blob keep the order of "
                 f"definition; remove an after= that contradicts it."
             ) from None
@@ -242,39 +234,26 @@ class GroupCompiler:
 
     def _condition(self, condition: TaskOutput | Blob) -> Condition:
         if isinstance(condition, TaskOutput):
-            source = self._index.get(id(condition.task))
+            task, part = condition.task, condition.part
+            source = self._index.get(task)
             if source is not None:
-                self._drafts[source].read_parts.add(condition.part)
-                return Condition(
-                    name=condition.task.full_name,
-                    node=condition.task.node.name,
-                    blob=None,
-                    task=source,
-                    part=condition.part,
-                )
-            if condition.blob is None or condition.task.group is None:
+                self._drafts[source].read_parts.add(part)
+                return Condition(task.full_name, task.node.name, task=source, part=part)
+            if condition.blob is None or task.group is None:
                 raise DefinitionError(
                     f"The stop condition {condition} has no value after an epoch: it is not the "
                     f"output of a task of the epoch group, and fills no blob."
                 )
             condition = condition.blob
-        node = condition.node.name if condition.node is not None else ""
-        if (node, condition.name) not in self._writer and not (
-            self._available is not None and is_in(self._available, node, condition.name)
-        ):
-            raise DefinitionError(
-                f"A stop condition reads {_missing(self._globals, node, condition.name)}"
-            )
-        return Condition(
-            name=f"{node}/{condition.name}", node=node, blob=condition.name, task=None, part=None
-        )
+        self._check_exists(condition)
+        return Condition("/".join(condition.key), *condition.key)
 
     def _crossing(self, key: CrossingKey) -> Crossing:
         source, task, blob, part = key
         number, targets = self._crossings[key]
         changed = blob
-        if part is not None and task is not None and self._calls[task].task.output_blobs:
-            changed = self._calls[task].task.output_blobs[part].name
+        if part is not None and task is not None and self.tasks[task].output_blobs:
+            changed = self.tasks[task].output_blobs[part].name
         return Crossing(
             id=number,
             source=source,
@@ -282,47 +261,42 @@ class GroupCompiler:
             blob=blob,
             part=part,
             targets=tuple(targets),
-            copy=changed is not None and self._is_updated_after(source, changed, task),
+            copy=changed is not None and self._is_updated_after((source, changed), task),
             is_reused=changed is not None and (source, changed) in self._updates,
         )
 
-    def _is_updated_after(self, node: str, blob: str, task: int | None) -> bool:
-        last = self._updates.get((node, blob), -1)
-        return last > (-1 if task is None else task)
+    def _is_updated_after(self, key: Key, task: int | None) -> bool:
+        return self._updates.get(key, -1) > (-1 if task is None else task)
 
     def _captures(self, i: int) -> tuple[Capture, ...]:
-        task, draft = self._calls[i].task, self._drafts[i]
-        if not (draft.read_parts or task.fetched_parts):
-            return ()
+        task = self.tasks[i]
         captures = []
-        for part in sorted(draft.read_parts | task.fetched_parts):
+        for part in sorted(self._drafts[i].read_parts | task.fetched_parts):
             retain = part in task.fetched_parts
             copy = False
             if task.output_blobs:
-                key = (task.node.name, task.output_blobs[part].name)
+                key = task.output_blobs[part].key
                 # A retained value outlives the run, in which other groups may update the blob.
-                copy = self._is_updated_after(*key, i) or (retain and key in self._updated)
+                copy = self._is_updated_after(key, i) or (retain and key in self.updated)
             captures.append(Capture(part, copy, retain))
         return tuple(captures)
 
     def _slices(self) -> dict[str, Slice]:
         tasks: dict[str, list[PlannedTask]] = {}
         outputs: dict[tuple[str, bool, bool], Output] = {}
-        for i, (call, draft) in enumerate(zip(self._calls, self._drafts, strict=True)):
-            task = call.task
-            node = task.node.name
-            lasting = self._globals.get(node, ())
-            made = [(b.name, b.name in lasting, call.keeps(b.name)) for b in task.output_blobs]
-            tasks.setdefault(node, []).append(
+        for i, (task, draft) in enumerate(zip(self.tasks, self._drafts, strict=True)):
+            made = [
+                (blob.name, blob.key in self.globals, blob.key not in self.loaded)
+                for blob in task.output_blobs
+            ]
+            tasks.setdefault(task.node.name, []).append(
                 PlannedTask(
                     index=i,
                     name=task.name,
                     fn=task.fn,
                     arguments=tuple(draft.arguments),
                     kwargs=task.kwargs,
-                    outputs=tuple(
-                        [outputs.get(its) or outputs.setdefault(its, Output(*its)) for its in made]
-                    ),
+                    outputs=tuple([outputs.setdefault(its, Output(*its)) for its in made]),
                     captures=self._captures(i),
                     waits_for=tuple(sorted(draft.waits_for)),
                     crossings=tuple(draft.crossings),
@@ -331,8 +305,8 @@ class GroupCompiler:
                 )
             )
         reports: dict[str, list[Report]] = {}
-        if self._calls or self._available is None:
-            for n, (reporter, fn, interval_ms) in enumerate(self._group.reports):
+        if self.tasks or self.available is None:
+            for n, (reporter, fn, interval_ms) in enumerate(self.group.reports):
                 name = f"report#{n + 1}"
                 reports.setdefault(reporter.name, []).append(Report(name, fn, interval_ms))
         nodes = [*tasks, *reports, *(key[0] for key in self._crossings)]
@@ -340,23 +314,3 @@ class GroupCompiler:
             node: Slice(node, tuple(tasks.get(node, ())), tuple(reports.get(node, ())))
             for node in dict.fromkeys(nodes)
         }
-
-
-def _missing(global_blobs: Names, node: str, blob: str) -> str:
-    there = sorted(global_blobs.get(node, ()))
-    if blob in there:
-        return (
-            f"blob {blob!r} of node {node!r} before any task makes it. Make it in the init group, "
-            f"or define the task that makes it earlier."
-        )
-    return (
-        f"blob {blob!r} of node {node!r}, which does not exist then. Global blobs of that node: "
-        f"{', '.join(map(repr, there)) or 'none'}. Check the name and the node: write "
-        f"node[{blob!r}] for a blob of another node. A blob made outside the init group lasts "
-        f"longer than its group's run only with workspace_type=WorkspaceType.GLOBAL."
-    )
-
-
-def is_in(names: Names, node: str, blob: str) -> bool:
-    """Whether `names` has this blob of this node."""
-    return blob in names.get(node, ())

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from jobrunner.compile.blobs import (
+    Key,
+    Names,
     all_tasks,
+    by_node,
     checkpointed_nodes,
     find_array_options,
     find_globals,
     find_shared,
-    find_transient,
-    find_updated,
-    made_by,
+    keys_of,
 )
 from jobrunner.compile.fingerprint import code_of, structure_of
 from jobrunner.compile.gc_pause import gc_paused
-from jobrunner.compile.group import Call, GroupCompiler, Names, is_in
+from jobrunner.compile.group import GroupCompiler
 from jobrunner.compile.plan import GroupPlan, Plan, PlannedNode
 from jobrunner.define import Blob, Job, Node, Task, TaskGroup, TaskOutput
 from jobrunner.errors import DefinitionError
@@ -28,39 +29,30 @@ def compile_job(job: Job) -> Plan:
     """See `Job.compile`."""
     tasks = {name: group.tasks() for name, group in job.groups.items()}
     every = all_tasks(job)
+    outputs = [blob for task in every for blob in task.output_blobs]
+    updated = {blob.key for task in every for blob in task.updates}
     global_blobs = find_globals(every)
-    made = {name: made_by(members, global_blobs) for name, members in tasks.items()}
-    initial = made["init"]
-    transient = find_transient(job)
     checkpointed = checkpointed_nodes(job)
     replicated, partitions = find_shared(job, checkpointed, global_blobs)
-    updated = find_updated(every)
-    members = {id(task) for task in every}
 
     groups: dict[str, GroupPlan] = {}
-    available: Names = {}
+    made: dict[str, set[Key]] = {}
     for name, group in job.groups.items():
         groups[name] = GroupCompiler(
             group,
-            [Call(task) for task in tasks[name]],
+            tasks[name],
             global_blobs,
-            available=available,
-            members=members,
+            available=set().union(*made.values()),
             updated=updated,
+            groups=job.groups.values(),
         ).compile(job.stop_conditions if name == "epoch" else ())
-        available = _union(available, made[name])
+        made[name] = {blob.key for task in tasks[name] for blob in task.output_blobs}.intersection(
+            global_blobs
+        )
 
-    structure: dict[str, str] = {}
-    code: dict[str, str] = {}
-    code_by_function: dict[int, str] = {}
-    for name, group_tasks in tasks.items():
-        for task in group_tasks:
-            key = f"{name}:{task.full_name}"
-            structure[key] = structure_of(task, global_blobs.get(task.node.name, ()))
-            if id(task.fn) not in code_by_function:
-                code_by_function[id(task.fn)] = code_of(task.fn)
-            code[key] = code_by_function[id(task.fn)]
-
+    functions = {id(task.fn): task.fn for task in every}
+    codes = {number: code_of(fn) for number, fn in functions.items()}
+    named = {f"{name}:{task.full_name}": task for name in tasks for task in tasks[name]}
     plan = Plan(
         job=job.name,
         seed=job.seed,
@@ -69,15 +61,15 @@ def compile_job(job: Job) -> Plan:
         nodes=planned_nodes(job.groups.values()),
         groups=groups,
         checkpointed=checkpointed,
-        globals=global_blobs,
-        initial=initial,
-        lasting=_union(initial, made["epoch"]),
-        transient=transient,
+        globals=by_node(global_blobs),
+        initial=by_node(made["init"]),
+        lasting=by_node(made["init"] | made["epoch"]),
+        transient=by_node(blob.key for blob in outputs if blob.transient),
         replicated=replicated,
         partitions=partitions,
         array_options=find_array_options(job, checkpointed, global_blobs),
-        structure=structure,
-        code=code,
+        structure={key: structure_of(task, global_blobs) for key, task in named.items()},
+        code={key: codes[id(task.fn)] for key, task in named.items()},
     )
     groups["resume"] = compile_resume(job, plan)
     for group in job.groups.values():
@@ -92,26 +84,24 @@ def compile_resume(
 
     The blobs of `anew` are made although a checkpoint has their state, which is then loaded into
     them. `present` are the blobs that exist, and only `anew` is made; None: the blobs of a
-    checkpoint exist, and all others are made.
-
-    Raises
-    ------
-    DefinitionError
-        One of these tasks updates a blob that exists, so it would be updated twice.
+    checkpoint exist, and all others are made. Raises `DefinitionError` if one of these tasks
+    updates a blob that exists, so it would be updated twice.
     """
-    anew = anew or {}
-    loaded = available = present or {}
+    remade = keys_of(anew or {})
+    global_blobs, transient = keys_of(plan.globals), keys_of(plan.transient)
     if present is None:
-        every = {node: plan.globals.get(node, frozenset()) for node in plan.checkpointed}
-        loaded, available = _minus(every, plan.transient), plan.saved_blobs(0)
-    calls = _resumed_calls(job, _minus(loaded, anew), anew, plan if present is None else None)
+        available = keys_of(plan.saved_blobs(0))
+        loaded = {key for key in global_blobs - transient if key[0] in plan.checkpointed}
+    else:
+        loaded = available = keys_of(present)
+    loaded -= remade
     return GroupCompiler(
         job.init_group,
-        calls,
-        plan.globals,
-        available=_minus(available, anew),
-        members=None,
-        updated=find_updated(all_tasks(job)),
+        _resumed_tasks(job, loaded, remade, plan if present is None else None),
+        global_blobs,
+        available=available - remade,
+        updated={blob.key for task in all_tasks(job) for blob in task.updates},
+        loaded=loaded,
     ).compile(())
 
 
@@ -121,85 +111,67 @@ def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
     Whether the other blobs that the group reads exist is checked when it runs.
     """
     tasks = group.tasks()
-    known = _union(global_blobs, find_globals(tasks, is_init=False))
     plan = GroupCompiler(
         group,
-        [Call(task) for task in tasks],
-        known,
+        tasks,
+        keys_of(global_blobs).union(find_globals(tasks, is_init=False)),
         available=None,
-        members=None,
-        updated=find_updated(tasks),
+        updated={blob.key for task in tasks for blob in task.updates},
     ).compile(())
     group.is_compiled = True
     return plan
 
 
-def _union(a: Names, b: Names) -> Names:
-    return {node: a.get(node, frozenset()) | b.get(node, frozenset()) for node in {**a, **b}}
-
-
-def _minus(a: Names, b: Names) -> Names:
-    return {node: frozenset(names) - frozenset(b.get(node, ())) for node, names in a.items()}
-
-
-def _resumed_calls(job: Job, loaded: Names, anew: Names, plan: Plan | None) -> list[Call]:
+def _resumed_tasks(
+    job: Job, loaded: Collection[Key], remade: set[Key], plan: Plan | None
+) -> list[Task]:
     """The init tasks that run again after a load, in order of definition.
 
-    - tasks that make the blobs of `anew`;
+    - tasks that make the blobs of `remade`;
     - with a plan, tasks of nodes that are not checkpointed, and tasks that make or update
       transient blobs;
     - tasks that make what these tasks read, unless it is `loaded`.
     """
     tasks = job.init_group.tasks()
+    transient = keys_of(plan.transient) if plan is not None else set()
 
     def is_wanted(task: Task) -> bool:
-        node, written = task.node.name, (*task.output_blobs, *task.updates)
-        if any(is_in(anew, node, blob.name) for blob in task.output_blobs):
+        outputs = {blob.key for blob in task.output_blobs}
+        if plan is not None and task.node.name not in plan.checkpointed:
             return True
-        return plan is not None and (
-            node not in plan.checkpointed
-            or any(is_in(plan.transient, node, blob.name) for blob in written)
-        )
+        written = outputs.union(blob.key for blob in task.updates)
+        return not (remade.isdisjoint(outputs) and transient.isdisjoint(written))
 
-    makers: dict[tuple[str, str], list[Task]] = {}
+    makers: dict[Key, list[Task]] = {}
     for task in tasks:
-        node = task.node.name
         # The loaded state would replace an update of these blobs.
-        updates = [blob for blob in task.updates if not is_in(anew, node, blob.name)]
+        updates = [blob for blob in task.updates if blob.key not in remade]
         for blob in (*task.output_blobs, *updates):
-            makers.setdefault((node, blob.name), []).append(task)
+            makers.setdefault(blob.key, []).append(task)
     wanted = [task for task in tasks if is_wanted(task)]
-    included = {id(task) for task in wanted}
+    included = set(wanted)
     while wanted:
         task = wanted.pop()
         needed: list[Task] = []
         for value in (*task.inputs, *task.updates):
             if isinstance(value, TaskOutput):
-                filled = value.blob
-                if filled is None or not is_in(loaded, value.task.node.name, filled.name):
+                if value.blob is None or value.blob.key not in loaded:
                     needed.append(value.task)
-            else:
-                node = (value.node or task.node).name
-                if not is_in(loaded, node, value.name):
-                    needed += makers.get((node, value.name), [])
-        for other in needed:
-            if id(other) not in included:
-                included.add(id(other))
-                wanted.append(other)
+            elif value.key not in loaded:
+                needed += makers.get(value.key, [])
+        wanted += [other for other in dict.fromkeys(needed) if other not in included]
+        included.update(needed)
 
-    calls = []
-    for task in (task for task in tasks if id(task) in included):
-        node = task.node.name
+    resumed = [task for task in tasks if task in included]
+    for task in resumed:
         for blob in task.updates:
-            if is_in(loaded, node, blob.name):
+            if blob.key in loaded:
                 raise DefinitionError(
                     f"Task {task.full_name!r} of the init group runs again at every resume, for its "
                     f"transient blobs, and would update blob {blob.name!r} twice: the checkpoint "
                     f"already has the update. Update that blob in another task."
                 )
-        kept = frozenset(b.name for b in task.output_blobs if not is_in(loaded, node, b.name))
-        calls.append(Call(task, kept))
-    return calls
+    return resumed
 
 
 def planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:

@@ -112,9 +112,9 @@ class Condition(Struct, frozen=True):
 
     name: str
     node: str
-    blob: str | None
-    task: int | None
-    part: int | None
+    blob: str | None = None
+    task: int | None = None
+    part: int | None = None
 
 
 class Slice(Struct, frozen=True):

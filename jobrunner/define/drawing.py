@@ -237,9 +237,7 @@ def _how_often(job: Job, group: str) -> str:
 
 def _end_of(job: Job) -> str:
     ends = [
-        end.task.full_name
-        if isinstance(end, TaskOutput)
-        else f"{end.node.name if end.node is not None else ''}/{end.name}"
+        end.task.full_name if isinstance(end, TaskOutput) else "/".join(end.key)
         for end in job.stop_conditions
     ]
     ends += [] if job.epoch_limit is None else [f"epoch {job.epoch_limit}"]

@@ -184,6 +184,11 @@ class Blob:
                 f"{where} combines transient, replicated and partition; give only one of them."
             )
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Names of its node ("" if it has none) and of itself."""
+        return "" if self.node is None else self.node.name, self.name
+
     def on(self, node: Node) -> Blob:
         """A copy of this reference for `node`."""
         blob = copy.copy(self)
@@ -191,10 +196,10 @@ class Blob:
         return blob
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Blob) and (other.name, other.node) == (self.name, self.node)
+        return isinstance(other, Blob) and other.key == self.key
 
     def __hash__(self) -> int:
-        return hash((self.name, self.node))
+        return hash(self.key)
 
     def __repr__(self) -> str:
         parts = [repr(self.name)]
