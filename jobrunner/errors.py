@@ -24,9 +24,14 @@ survives pickling, so an error of a worker reaches the client with all its attri
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, InitVar, dataclass
+
 
 class JobRunnerError(Exception):
     """Base class of every error that jobrunner raises on purpose."""
+
+    def __post_init__(self, message: str) -> None:
+        self.args = (message,)
 
     def __str__(self) -> str:
         # KeyError would print its repr, and OSError its errno.
@@ -48,6 +53,7 @@ class ExecutionError(JobRunnerError):
     """A group of tasks did not finish."""
 
 
+@dataclass(eq=False, repr=False)
 class TaskFailedError(ExecutionError):
     """A task's function raised.
 
@@ -64,30 +70,21 @@ class TaskFailedError(ExecutionError):
         The traceback, as the worker formatted it.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        job: str = "",
-        node: str = "",
-        task: str = "",
-        group: str = "",
-        epoch: int | None = None,
-        remote_traceback: str = "",
-    ) -> None:
-        super().__init__(message)
-        self.job = job
-        self.node = node
-        self.task = task
-        self.group = group
-        self.epoch = epoch
-        self.remote_traceback = remote_traceback
+    message: InitVar[str]
+    _: KW_ONLY
+    job: str = ""
+    node: str = ""
+    task: str = ""
+    group: str = ""
+    epoch: int | None = None
+    remote_traceback: str = ""
 
 
 class BlobNotFoundError(ExecutionError, KeyError):
     """The workspace or checkpoint of a node has no blob of this name."""
 
 
+@dataclass(eq=False, repr=False)
 class NodeLostError(ExecutionError):
     """A worker with nodes of the job died, restarted or stopped responding.
 
@@ -104,26 +101,19 @@ class NodeLostError(ExecutionError):
         The tasks that last ran on the worker, as ``node/task``.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        nodes: tuple[str, ...] = (),
-        worker: str = "",
-        epoch: int | None = None,
-        running: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__(message)
-        self.nodes = nodes
-        self.worker = worker
-        self.epoch = epoch
-        self.running = running
+    message: InitVar[str]
+    _: KW_ONLY
+    nodes: tuple[str, ...] = ()
+    worker: str = ""
+    epoch: int | None = None
+    running: tuple[str, ...] = ()
 
 
 class SchedulerLostError(ExecutionError):
     """Dask's scheduler does not respond, or the client was closed."""
 
 
+@dataclass(eq=False, repr=False)
 class RunStoppedError(ExecutionError):
     """A signal or `JobRunner.stop` ended the run; the same command resumes it.
 
@@ -136,10 +126,10 @@ class RunStoppedError(ExecutionError):
         The last epoch that ended.
     """
 
-    def __init__(self, message: str, *, reason: str = "", epoch: int | None = None) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.epoch = epoch
+    message: InitVar[str]
+    _: KW_ONLY
+    reason: str = ""
+    epoch: int | None = None
 
 
 class CheckpointError(JobRunnerError):
@@ -150,6 +140,7 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """The requested checkpoint does not exist."""
 
 
+@dataclass(eq=False, repr=False)
 class CheckpointCorruptError(CheckpointError):
     """A recorded checkpoint, or the log, differs from what was written.
 
@@ -160,9 +151,9 @@ class CheckpointCorruptError(CheckpointError):
         The damaged file or directory.
     """
 
-    def __init__(self, message: str, *, path: str = "") -> None:
-        super().__init__(message)
-        self.path = path
+    message: InitVar[str]
+    _: KW_ONLY
+    path: str = ""
 
 
 class CheckpointWriteError(CheckpointError):
