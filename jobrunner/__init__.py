@@ -1,26 +1,7 @@
 """Stateful, epoch-by-epoch jobs on Dask that checkpoint to Zarr and resume.
 
-The packages, in the order in which data passes through them. Each imports only packages above it,
-and only through their ``__init__.py``, which says what the package does and lists what others may
-use::
-
-    errors, names, config, signals
-                  for every package
-    define/       what users write: Node, Blob, Task, TaskGroup, Job
-    compile/      Job -> Plan: slices, edges, blob lifetimes, fingerprint
-    workspace/    one node's values in memory
-    worker/       what runs inside a worker process
-    cluster/      the client's side of Dask: sessions, placement, messages
-    checkpoint/   managers, which save and load epochs; policies: when to save, what to keep
-        storage/      bytes under names, in a file system or an object store
-        encoding/     values <-> JSON trees and arrays
-        store/        one node at one epoch
-        log/          which epochs exist
-        maintenance/  copy, inspect and repair a directory that no run uses
-    run/          the loop: init or resume, then epochs, then upload, download and exit
-        replay/       run a recorded epoch again and compare
-    cli/          the command line
-    testing/      faults to inject and contract suites, for users' tests
+``docs/design/README.md`` lists the packages in layers. Each imports only those above it there, and
+only through their ``__init__.py``, which says what the package does and lists what others may use.
 
 Names are imported on first use, so ``import jobrunner`` is quick.
 """
