@@ -4,66 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
+from typing import Any, TextIO, cast
 
-if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
-
-
-class Display(Protocol):
-    """Where progress is drawn."""
-
-    def open(self) -> None:
-        """Start drawing."""
-
-    def say(self, text: str) -> None:
-        """Write lines that stay."""
-
-    def draw(self, epoch: int, total_epochs: int | None, text: str) -> None:
-        """Show the state of the run."""
-
-    def close(self) -> None:
-        """Stop drawing; what was drawn last stays."""
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 
-def make_display(stream: TextIO) -> Display:
-    """A bar if `stream` is a terminal, else lines."""
-    tolerant = cast("TextIO", _TolerantStream(stream))
-    return _Bar(tolerant) if stream.isatty() else _Lines(tolerant)
-
-
-class _Lines:
-    """A line for each drawing: for files, pipes and the logs of batch systems."""
+class Display:
+    """A bar on a terminal's last line; a line for each drawing in files, pipes and batch logs."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def open(self) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        self._stream.write(f"{text}\n")
-        self._stream.flush()
-
-    def draw(self, epoch: int, total_epochs: int | None, text: str) -> None:
-        self.say(text)
-
-    def close(self) -> None:
-        pass
-
-
-class _Bar:
-    """A bar on the terminal's last line."""
-
-    def __init__(self, stream: TextIO) -> None:
-        # Slow to import, and only needed on a terminal.
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as RichProgress
-        from rich.table import Column
-
-        self._progress: RichProgress = RichProgress(
+        self._console = Console(
+            file=cast("TextIO", _TolerantStream(stream)), markup=False, emoji=False, highlight=False
+        )
+        self._bar = Progress(
             BarColumn(bar_width=16, table_column=Column(width=16)),
             TimeElapsedColumn(table_column=Column(width=8)),
             # A narrow terminal cuts the end of the text.
@@ -72,28 +27,33 @@ class _Bar:
                 markup=False,
                 table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
             ),
-            console=Console(file=stream),
+            console=self._console,
             expand=True,
+            disable=not stream.isatty(),
         )
-        self._task: TaskID
+        # Before the first epoch, only the time is shown.
+        self._task = self._bar.add_task("starting", total=None)
         self._is_drawn = False
 
     def open(self) -> None:
-        # Before the first epoch, only the time is shown.
-        self._task = self._progress.add_task("starting", total=None)
-        self._progress.start()
+        """Start drawing."""
+        self._bar.start()
 
     def say(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False)
+        """Write lines that stay."""
+        self._console.print(text, soft_wrap=self._bar.disable)  # a file has no width
 
     def draw(self, epoch: int, total_epochs: int | None, text: str) -> None:
+        """Show the state of the run."""
+        if self._bar.disable:
+            self.say(text)
         self._is_drawn = True
-        self._progress.update(self._task, completed=epoch, total=total_epochs, description=text)
+        self._bar.update(self._task, completed=epoch, total=total_epochs, description=text)
 
     def close(self) -> None:
-        if not self._is_drawn:
-            self._progress.update(self._task, visible=False)
-        self._progress.stop()
+        """Stop drawing; what was drawn last stays."""
+        self._bar.update(self._task, visible=self._is_drawn)
+        self._bar.stop()
 
 
 class WarningHandler(logging.Handler):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from dask.utils import format_bytes
 
-from jobrunner.cli.display import Display, WarningHandler, make_display
+from jobrunner.cli.display import Display, WarningHandler
 from jobrunner.cli.formatting import format_metrics, format_seconds
 
 if TYPE_CHECKING:
@@ -33,9 +33,10 @@ _SHOWN_TASKS = 3
 
 def show_progress(stream: TextIO) -> Progress:
     """A callback that shows progress on `stream`; it is also the context to run in."""
+    display = Display(stream)
     if stream.isatty():
-        return Progress(make_display(stream), interval_seconds=0.1)
-    return Progress(make_display(stream), interval_seconds=1.0, patience_seconds=10.0)
+        return Progress(display, interval_seconds=0.1)
+    return Progress(display, interval_seconds=1.0, patience_seconds=10.0)
 
 
 class Progress:
