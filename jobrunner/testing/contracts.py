@@ -12,13 +12,12 @@ Example
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
-import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ from jobrunner.workspace import Workspace
 
 _RIVALS = 4
 _ENTRIES_A_RIVAL = 10
+_PATIENCE_SECONDS = 60
 
 
 class MetadataHandlerContract:
@@ -98,45 +98,26 @@ class MetadataHandlerContract:
 
     def test_one_of_several_threads_gets_each_number(self, tmp_path: Path) -> None:
         """The log contains the entry of the thread whose `append` returned True."""
-        won: list[list[Entry]] = [[] for _ in range(_RIVALS)]
-        start = threading.Barrier(_RIVALS)
-
-        def race(rival: int) -> None:
-            handler = self._open(tmp_path)
-            start.wait()
-            won[rival] = compete(handler, f"rival {rival}")
-
-        threads = [threading.Thread(target=race, args=(i,)) for i in range(_RIVALS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        _check_race(self._open(tmp_path), won)
+        with ThreadPoolExecutor(_RIVALS) as pool:
+            self._race(tmp_path, pool, threading.Barrier(_RIVALS))
 
     def test_one_of_several_processes_gets_each_number(self, tmp_path: Path) -> None:
         """As with threads."""
-        work = pickle.dumps((self.make_handler, tmp_path))
+        spawn = multiprocessing.get_context("spawn")
+        with spawn.Manager() as manager, ProcessPoolExecutor(_RIVALS, spawn) as pool:
+            self._race(tmp_path, pool, manager.Barrier(_RIVALS))
+
+    def _race(self, tmp_path: Path, pool: Executor, start: threading.Barrier) -> None:
         rivals = [
-            subprocess.Popen(
-                [sys.executable, "-m", __name__, f"rival {i}"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
+            pool.submit(_compete, self.make_handler, tmp_path, start, f"rival {i}")
             for i in range(_RIVALS)
         ]
-        for rival in rivals:
-            _send(rival, work)
-        for rival in rivals:
-            _receive(rival)  # it is ready; all start together
-        for rival in rivals:
-            _send(rival, b"go\n")
-        won = []
-        for rival in rivals:
-            stdout, _ = rival.communicate()
-            _same(0, rival.returncode, "exit status of a process that appends")
-            won.append(json.loads(stdout))
-        _check_race(self._open(tmp_path), won)
+        won = sorted(
+            (entry for rival in rivals for entry in rival.result()), key=itemgetter("number")
+        )
+        _same(_RIVALS * _ENTRIES_A_RIVAL, len(won), "entries that were acknowledged")
+        entries = [dict(entry) for entry in self._open(tmp_path).entries()]
+        _same(won, entries, "entries() after the race")
 
     def test_write_makes_an_epoch_exist(self, tmp_path: Path) -> None:
         """Afterwards, `last_epoch` and `accessible` find it, in every handler."""
@@ -211,31 +192,21 @@ class MetadataHandlerContract:
         old.run.end()
 
 
-def _send(process: subprocess.Popen[bytes], what: bytes) -> None:
-    if process.stdin is not None:
-        process.stdin.write(what)
-        process.stdin.flush()
-
-
-def _receive(process: subprocess.Popen[bytes]) -> None:
-    if process.stdout is not None:
-        process.stdout.readline()
-
-
-def compete(handler: MetadataHandler, rival: str) -> list[Entry]:
+def _compete(
+    make_handler: Callable[[str], MetadataHandler],
+    tmp_path: Path,
+    start: threading.Barrier,
+    rival: str,
+) -> list[dict[str, Any]]:
     """Append entries in competition with others; return those that were appended."""
-    won: list[Entry] = []
+    handler = _open(make_handler, tmp_path)
+    start.wait(_PATIENCE_SECONDS)
+    won: list[dict[str, Any]] = []
     while len(won) < _ENTRIES_A_RIVAL:
         entry = _entry(handler.last_number() + 1, "run", rival, {"nodes": [], "info": {}})
         if handler.append(entry):
-            won.append(entry)
+            won.append(dict(entry))
     return won
-
-
-def _check_race(handler: MetadataHandler, won: list[list[Entry]]) -> None:
-    expected = sorted((dict(e) for some in won for e in some), key=lambda e: int(e["number"]))
-    _same(_RIVALS * _ENTRIES_A_RIVAL, len(expected), "entries that were acknowledged")
-    _same(expected, [dict(entry) for entry in handler.entries()], "entries() after the race")
 
 
 def _path(tmp_path: Path) -> str:
@@ -266,12 +237,3 @@ def _history(count: int) -> list[Entry]:
 def _same(expected: object, found: object, what: str) -> None:
     if expected != found:
         raise AssertionError(f"{what}: expected {expected!r:.500}, found {found!r:.500}")
-
-
-if __name__ == "__main__":
-    factory, where = pickle.load(sys.stdin.buffer)
-    competitor = _open(factory, where)
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    sys.stdin.buffer.readline()
-    sys.stdout.write(json.dumps([dict(entry) for entry in compete(competitor, sys.argv[1])]))
