@@ -89,14 +89,7 @@ class Loader:
                 with suppress(CheckpointError):
                     release()
             raise
-        return Checkpoint(
-            epoch,
-            record,
-            readers,
-            registered_codecs(),
-            allow_pickle=self._allow_pickle,
-            release=release,
-        )
+        return Checkpoint(epoch, record, readers, release)
 
     def load(
         self,
@@ -154,13 +147,7 @@ class Loader:
                 memory = readers.get(node) if from_memory else None
                 readings[node] = Reading(reader, own, borrowed, cut, key, memory)
             list(self.recorded.files.each(partial(self._check_blobs, epoch, readers), named))
-        group, seconds = load_group(
-            readings,
-            registered_codecs(),
-            replace=blobs is None,
-            allow_pickle=self._allow_pickle,
-            anew=anew or {},
-        )
+        group, seconds = load_group(readings, replace=blobs is None, anew=anew or {})
         action = "checkpoint_load" if blobs is None else "checkpoint_partial_load"
         self._load_seconds[group] = (action, seconds)
         self.recorded.loaded = epoch
@@ -192,8 +179,16 @@ class Loader:
                 f"{self.recorded.only_node!r}. Name a checkpointed node, or use a "
                 f"MultiNodeCheckpointManager."
             )
+        codecs = registered_codecs()
         return {
-            node: StoreReader(self.recorded.files, self.path, about["store"], about["manifest"])
+            node: StoreReader(
+                self.recorded.files,
+                self.path,
+                about["store"],
+                about["manifest"],
+                codecs,
+                self._allow_pickle,
+            )
             for node, about in stores.items()
         }
 

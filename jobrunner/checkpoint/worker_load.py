@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jobrunner.checkpoint.encoding import Codec, StatefulBlob
+from jobrunner.checkpoint.encoding import StatefulBlob
 from jobrunner.checkpoint.store import StoreReader
 from jobrunner.define import Task, TaskGroup, TaskOutput, WorkspaceType
 from jobrunner.worker import current_task
@@ -79,20 +79,16 @@ class Reading:
     memory: StoreReader | None
     """The node's store, whose states in memory are used instead of reading; None: read all."""
 
-    def load(self, codecs: Sequence[Codec], *, allow_pickle: bool) -> dict[str, Any]:
+    def load(self) -> dict[str, Any]:
         """Recall the blobs that are in memory; read and verify all others."""
         known = self._recall()
         values = dict(known)
         if self.own is not None:
             left = None if self.blobs is None else self.blobs - known.keys()
             if left is None or left:
-                values |= self.own.load(
-                    left, codecs=codecs, allow_pickle=allow_pickle, keeps_states=True
-                )
+                values |= self.own.load(left, keeps_states=True)
         for name in self.borrowed.keys() - known.keys():
-            values |= self.borrowed[name].load(
-                [name], codecs=codecs, allow_pickle=allow_pickle, keeps_states=True
-            )
+            values |= self.borrowed[name].load([name], keeps_states=True)
         for name, part in self.parts.items():
             values[name] = part.load(name)
         return values
@@ -117,12 +113,10 @@ class _Read:
     """The task that reads and verifies what one node loads."""
 
     reading: Reading
-    codecs: Sequence[Codec]
-    allow_pickle: bool
 
     def __call__(self) -> tuple[_Verified, float]:
         started = time.perf_counter()
-        values = self.reading.load(self.codecs, allow_pickle=self.allow_pickle)
+        values = self.reading.load()
         return _Verified(values), time.perf_counter() - started
 
 
@@ -163,12 +157,7 @@ def _all_verified() -> None:
 
 
 def load_group(
-    readings: Mapping[str, Reading],
-    codecs: Sequence[Codec],
-    *,
-    replace: bool,
-    allow_pickle: bool,
-    anew: Mapping[str, Collection[str]],
+    readings: Mapping[str, Reading], *, replace: bool, anew: Mapping[str, Collection[str]]
 ) -> tuple[TaskGroup, dict[str, TaskOutput]]:
     """Make the group for nodes' `readings`; also return the seconds that each node took to read.
 
@@ -178,7 +167,7 @@ def load_group(
     group.name = "load"
     reads = {
         node: Task(
-            _Read(reading, tuple(codecs), allow_pickle),
+            _Read(reading),
             outputs=[_VERIFIED, _SECONDS],
             node=node,
             group=group,

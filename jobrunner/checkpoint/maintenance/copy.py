@@ -229,7 +229,7 @@ class _StoreCopy:
 
     def _copy(self, path: str) -> None:
         name = self._root_name if path == ROOT_DOCUMENT else path
-        data = self._source.read_file(name, self._listed[path])
+        data = self._source.verified.read(name, self._listed[path])
         self._target.files.write(join_path(self._target.root, path), [data])
 
 

@@ -19,7 +19,6 @@ from jobrunner.checkpoint.store.manifest import (
     LONE_ARRAY,
     MANIFEST,
     ArrayEntry,
-    File,
     Manifest,
     Row,
     documents_of,
@@ -49,14 +48,16 @@ class ArrayOutline:
 class StoreReader:
     """Reads and verifies the store named `store` in a checkpoint `directory`; picklable.
 
-    `manifest` is the SHA-256 of its manifest, from the record. Errors name the file, and what was
-    expected and found.
+    `manifest` is the SHA-256 of its manifest, from the record; `codecs` and `allow_pickle` are for
+    its values. Errors name the file, and what was expected and found.
     """
 
     files: Files
     directory: str
     store: str
     manifest: str
+    codecs: Sequence[Codec] = ()
+    allow_pickle: bool = False
 
     @property
     def root(self) -> str:
@@ -64,7 +65,8 @@ class StoreReader:
         return os.path.join(self.directory, self.store)
 
     @property
-    def _verified(self) -> VerifiedFiles:
+    def verified(self) -> VerifiedFiles:
+        """Its files."""
         return VerifiedFiles(self.files, self.root)
 
     @property
@@ -75,7 +77,7 @@ class StoreReader:
     def read_manifest(self) -> Manifest:
         """Read the manifest and compare it with the record's digest."""
         path = join_path(self.root, MANIFEST)
-        with self._verified.reading(path):
+        with self.verified.reading(path):
             data = self.files.read(path)
         digest = hashlib.sha256(data).hexdigest()
         if digest != self.manifest:
@@ -91,8 +93,6 @@ class StoreReader:
         blobs: Collection[str] | None = None,
         *,
         manifest: Manifest | None = None,
-        codecs: Sequence[Codec] = (),
-        allow_pickle: bool = False,
         keeps_states: bool = False,
     ) -> dict[str, Any]:
         """Read some blobs, or all, and verify every byte of them and their Zarr documents.
@@ -110,7 +110,7 @@ class StoreReader:
         if blobs is None or len(blobs) > 1:
             blobs = [name for name in manifest.blobs if blobs is None or name in blobs]
         wanted = {name: manifest.blob(name) for name in blobs}
-        verified = self._verified
+        verified = self.verified
         loaded: dict[str, list[Any]] = {}
         rows: dict[str, WantedRows] = {}
         jobs: list[Callable[[], None]] = []
@@ -136,12 +136,7 @@ class StoreReader:
             name: arrays[0]
             if wanted[name].tree == LONE_ARRAY
             else self._decode(
-                name,
-                wanted[name].tree,
-                codecs,
-                array=arrays.__getitem__,
-                allow_pickle=allow_pickle,
-                keeps_states=keeps_states,
+                name, wanted[name].tree, arrays.__getitem__, keeps_states=keeps_states
             )
             for name, arrays in loaded.items()
         }
@@ -165,7 +160,7 @@ class StoreReader:
             raise DefinitionError(
                 f"Blob {name!r} in {self.root} is not an array, so it cannot be part of one."
             )
-        array = StoredArray(self._verified, blob.arrays[0])
+        array = StoredArray(self.verified, blob.arrays[0])
         if axis >= len(array.shape):
             raise DefinitionError(
                 f"Blob {name!r} in {self.root} has {len(array.shape)} axes, but is declared as a "
@@ -175,23 +170,11 @@ class StoreReader:
 
     def verify(self) -> None:
         """Read and verify every file of the store."""
-        files, verified = self.read_manifest().files(), self._verified
+        files, verified = self.read_manifest().files(), self.verified
         jobs = [partial(verified.read_into, path, None, file) for path, file in files.items()]
         run_all(jobs, self.files.threads, sum(size for size, _ in files.values()))
 
-    def read_file(self, path: str, file: File) -> bytes:
-        """Read and verify one file."""
-        return self._verified.read(path, file)
-
-    def peek(
-        self,
-        manifest: Manifest,
-        name: str,
-        *,
-        outline: bool = False,
-        codecs: Sequence[Codec] = (),
-        allow_pickle: bool = False,
-    ) -> Any:
+    def peek(self, manifest: Manifest, name: str, *, outline: bool = False) -> Any:
         """Read a blob with a `zarr.Array`, or an `ArrayOutline`, in place of each array.
 
         Arrays of other values (bytes, long texts, tensors) and rows of stacks are read and
@@ -200,25 +183,23 @@ class StoreReader:
         blob = manifest.blob(name)
 
         def read(i: int) -> Array:
-            array, jobs = StoredArray(self._verified, blob.arrays[i]).read()
+            array, jobs = StoredArray(self.verified, blob.arrays[i]).read()
             run_all(jobs, self.files.threads, array.nbytes)
             return array
 
         def leaf(i: int) -> Any:
             if not outline:
                 return self._open_lazily(blob.arrays[i])
-            stored = StoredArray(self._verified, blob.arrays[i])
+            stored = StoredArray(self.verified, blob.arrays[i])
             return ArrayOutline(stored.shape, str(stored.dtype))
 
-        return self._decode(
-            name, blob.tree, codecs, array=read, leaf=leaf, allow_pickle=allow_pickle
-        )
+        return self._decode(name, blob.tree, read, leaf=leaf)
 
     def _open_lazily(self, array: ArrayEntry | Row) -> Any:
         import zarr
 
         full = join_path(self.root, array.path)
-        with self._verified.reading(full), warnings.catch_warnings():
+        with self.verified.reading(full), warnings.catch_warnings():
             # Zarr warns of data types whose specification is young.
             warnings.simplefilter("ignore")
             try:
@@ -245,15 +226,17 @@ class StoreReader:
         entry = row.alone()
         data = {
             "zarr.json": describe_array(entry.dtype, entry.grid, "ndarray"),
-            entry.grid.key((0,) * len(entry.shape)): StoredArray(self._verified, row).read_alone(),
+            entry.grid.key((0,) * len(entry.shape)): StoredArray(self.verified, row).read_alone(),
         }
         buffers: dict[str, Any] = {name: cpu.Buffer.from_bytes(it) for name, it in data.items()}
         store = zarr.storage.MemoryStore(buffers, read_only=True)
         return zarr.open_array(store, mode="r", zarr_format=3)
 
-    def _decode(self, name: str, tree: Any, codecs: Sequence[Codec], **options: Any) -> Any:
+    def _decode(self, name: str, tree: Any, array: Callable[[int], Array], **options: Any) -> Any:
         where = f"Blob {name!r} in {self.root}"
-        decoder = Decoder(codecs=codecs, where=where, **options)
+        decoder = Decoder(
+            array, self.codecs, allow_pickle=self.allow_pickle, where=where, **options
+        )
         try:
             value = decoder.decode(tree)
         except InvalidTreeError as error:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Self
 
 import msgspec
 
-from jobrunner.checkpoint.encoding import Codec
 from jobrunner.checkpoint.storage import Result
 from jobrunner.checkpoint.store.manifest import Row
 from jobrunner.checkpoint.store.partitioned import PartitionedArray
@@ -29,21 +28,17 @@ class NodeCheckpoint(Mapping[str, Any]):
         self,
         node: str,
         reader: StoreReader,
-        codecs: Sequence[Codec],
-        *,
-        allow_pickle: bool,
-        borrowed: Mapping[str, NodeCheckpoint] | None = None,
+        borrowed: Mapping[str, NodeCheckpoint],
     ) -> None:
         self.node = node
         self.path = reader.root
         self._reader = reader
-        self._access: dict[str, Any] = {"codecs": codecs, "allow_pickle": allow_pickle}
         self._manifest = reader.read_manifest()
-        self._borrowed = dict(borrowed or {})  # replicated blobs, which are in other stores
+        self._borrowed = borrowed  # replicated blobs, which are in other stores
 
     def __getitem__(self, blob: str) -> Any:
         own = self._owner(blob)
-        return own._reader.peek(own._manifest, blob, **own._access)
+        return own._reader.peek(own._manifest, blob)
 
     def load(self, blob: str) -> Any:
         """Read a blob and verify every byte.
@@ -56,12 +51,12 @@ class NodeCheckpoint(Mapping[str, Any]):
             There is no such blob.
         """
         own = self._owner(blob)
-        return own._reader.load([blob], manifest=own._manifest, **own._access)[blob]
+        return own._reader.load([blob], manifest=own._manifest)[blob]
 
     def outline(self, blob: str) -> Any:
         """Return the blob with an `ArrayOutline`, shape and dtype, in place of each array."""
         own = self._owner(blob)
-        return own._reader.peek(own._manifest, blob, outline=True, **own._access)
+        return own._reader.peek(own._manifest, blob, outline=True)
 
     def digest(self, blob: str) -> str:
         """Return a SHA-256 of a blob's values, types and shapes.
@@ -119,16 +114,11 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         epoch: int,
         record: Mapping[str, Any],
         readers: Mapping[str, StoreReader],
-        codecs: Sequence[Codec] = (),
-        *,
-        allow_pickle: bool = False,
         release: Callable[[], object] | None = None,
     ) -> None:
         self.epoch = epoch
         self.record = record
         self._readers = readers
-        self._codecs = codecs
-        self._allow_pickle = allow_pickle
         self._release = release
         self._open: dict[str, NodeCheckpoint] = {}
 
@@ -168,9 +158,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
             self._open[node] = NodeCheckpoint(
                 node,
                 self._readers[node],
-                self._codecs,
-                allow_pickle=self._allow_pickle,
-                borrowed={
+                {
                     name: self[owner]
                     for name, (owner, *others) in replicated.items()
                     if node in others and owner in self._readers

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def save(directory: Path, blobs: dict[str, Any], **options: Any) -> StoreReader:
 def round_trip(directory: Path, value: Any, **options: Any) -> Any:
     reader = save(directory, {"x": value}, **options)
     reader.verify()
-    return reader.load(**options)["x"]
+    return replace(reader, **options).load()["x"]
 
 
 def nan(bits: int) -> float:
@@ -389,10 +390,10 @@ def test_an_error_in_a_codecs_decode_is_not_reported_as_damage(
     broken = Codec(Fraction, FRACTIONS.encode, fail, FRACTIONS.name)
     reader = save(tmp_path, {"x": Fraction(1, 3)}, codecs=[FRACTIONS])
     with pytest.raises(CheckpointError, match=r"Blob 'x'.*whole, but cannot be decoded") as caught:
-        reader.load(codecs=[broken])
+        replace(reader, codecs=[broken]).load()
     assert type(caught.value) is CheckpointError
     assert caught.value.__cause__ is error
-    assert_identical(reader.load(codecs=[FRACTIONS]), {"x": Fraction(1, 3)})
+    assert_identical(replace(reader, codecs=[FRACTIONS]).load(), {"x": Fraction(1, 3)})
 
 
 def test_a_dtype_that_the_platform_lacks_is_not_reported_as_damage(
@@ -436,7 +437,7 @@ def test_pickles_are_written_and_read_only_when_allowed(tmp_path: Path) -> None:
     reader = save(tmp_path, {"x": value}, allow_pickle=True)
     with pytest.raises(DefinitionError, match="allow_pickle=True"):
         reader.load()
-    loaded = reader.load(allow_pickle=True)["x"]
+    loaded = replace(reader, allow_pickle=True).load()["x"]
     assert loaded[:2] == value[:2]
     assert loaded[2].mask.tolist() == [True, False]
 
