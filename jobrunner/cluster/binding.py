@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from jobrunner.cluster.candidates import Candidates
 from jobrunner.cluster.leases import Leases
 from jobrunner.cluster.members import Members
 from jobrunner.cluster.messages import Request, pickle_function
@@ -40,26 +38,30 @@ class Binding:
         scheduler: SchedulerLink,
         name: str,  # unique on the cluster
         plan: Plan,
-        attempt: int,  # number of earlier bindings of this plan
-        run_in_session: RunInSession,  # a method of the session, referred to weakly
+        before: Binding | None,  # the session's binding before this one
         *,
         can_move: bool = False,  # workers that retire wait until their nodes are bound elsewhere
-        doubted: Collection[str] = (),  # see `Candidates`
-        is_cut: bool = False,  # see `Candidates`
-        previous: Mapping[str, str] | None = None,  # node -> the worker that it stays on if it can
+        stays: bool = False,  # nodes that `before` had placed stay on their workers if they can
     ) -> None:
         self.plan = plan
-        self.attempt = attempt
+        self.attempt = 0  # number of earlier bindings of this plan
         self.recorded = ""  # the recorded save whose states workers must keep; see `_run`
         self.placement: dict[str, str] = {}  # node -> address of its worker
-        self._run_in_session = weakref.WeakMethod(run_in_session)
         self._can_move = can_move
-        self._previous = previous or {}
+        self._previous: Mapping[str, str] = {}
+        if before is not None and before.plan is plan:
+            self.attempt = before.attempt + 1
+            self._previous = before.placement if stays else {}
         self._scheduler = scheduler
         self._members = Members(self.placement)
         self._messenger = Messenger(scheduler, name, self._members)
-        self._candidates = Candidates(scheduler, self._members, self._messenger, doubted, is_cut)
-        self._leases = Leases(scheduler, name, self._members, self._messenger)
+        self._leases = Leases(
+            self._messenger,
+            doubted=() if before is None else before.doubted,
+            is_cut=before is not None and before.is_cut,
+        )
+        self.lost = self._members.lost  # workers that this binding has lost: address -> cause
+        self.leaving = self._members.leaving  # workers in use about to leave: address -> cause
         self._groups = ShippedGroups()
         self._under_way: tuple[str, int | None, float] | None = None
         self._is_released = False
@@ -67,19 +69,14 @@ class Binding:
     # ---- for runners
 
     @property
-    def lost(self) -> dict[str, str]:
-        """Workers that this binding has lost: address -> cause."""
-        return self._members.lost
+    def doubted(self) -> set[str]:
+        """Workers that this binding or an earlier one has lost."""
+        return self._leases.doubted | self.lost.keys()
 
     @property
     def is_cut(self) -> bool:
         """Whether some workers that the scheduler can reach could not reach each other."""
-        return self._candidates.is_cut or bool(self._members.cut)
-
-    @property
-    def leaving(self) -> dict[str, str]:
-        """Workers in use that are about to leave: address -> cause."""
-        return self._members.leaving
+        return self._leases.is_cut or bool(self._members.cut)
 
     def check_fit(self, sizes: Mapping[str, int], what: str) -> None:
         """Refuse blobs that exceed workers' memory; see `placement.check_fit`."""
@@ -99,7 +96,7 @@ class Binding:
 
     def count_spread(self) -> int:
         """How many workers the nodes would use if they were placed again now."""
-        return int(self._messenger.sync(self._candidates.count_spread, self.plan.nodes))
+        return int(self._messenger.sync(self._leases.count_spread, self.plan.nodes))
 
     def run(
         self,
@@ -236,18 +233,10 @@ class Binding:
             return
         self._is_released = True
         with suppress(ExecutionError):  # without a scheduler, workers free everything themselves
-            self._messenger.sync(self._messenger.release, wait_seconds, heir)
+            release = {"call": "release", "heir": heir}
+            self._messenger.sync(self._messenger.tell, release, wait_seconds)
         self._messenger.close()
         self._leases.release(wait_seconds)
-
-    def run_group(
-        self, group: TaskGroup, epoch: int | None = None, deadline_seconds: float | None = None
-    ) -> GroupResult:
-        """Run a group that belongs to no job on this binding's workspaces; see `Session.run`."""
-        run = self._run_in_session()
-        if run is None:
-            raise self.replaced()
-        return run(self, group, epoch, deadline_seconds)
 
     def ship(self, plans: Mapping[str, GroupPlan]) -> None:
         """Send groups, by key, to the workers, unless they have them already."""
@@ -268,9 +257,7 @@ class Binding:
         Raises a `PlacementError` if no suitable workers have room within `wait_seconds`, or at once
         if the cluster already has `most_workers`.
         """
-        deadline = time.monotonic() + wait_seconds
         stays = {**self._previous, **self.placement}
-        placed = self._candidates.place_in_time(nodes, stays, deadline, most_workers)
         details = {
             "job": self.plan.job,
             "seed": self.plan.seed,
@@ -278,7 +265,7 @@ class Binding:
             "can_move": self._can_move,
             "silence_seconds": self._scheduler.silence_seconds,
         }
-        self._leases.take(nodes, placed, deadline, details)
+        placed = self._leases.take(nodes, stays, wait_seconds, most_workers, details)
         self.placement.update(placed)
         news: dict[str, Any] = {a: {"nodes": {}} for a in self._members.workers}
         for node, address in placed.items():
@@ -324,20 +311,10 @@ class Binding:
         keys = [key, "resume"] if key == "init" else [key]
         return self.fetch(task.node.name, task.name, keys, output.part)
 
-    def replaced(self) -> ExecutionError:
-        """The error for a use after the session has released this binding."""
-        return ExecutionError(
-            "The session has released this binding: it ran another job or was closed. Bind the "
-            "plan again."
-        )
-
     def _call(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
         replies = self._messenger.call(request, addresses)
         request.check(replies, self.plan.job)
         return replies
-
-
-RunInSession = Callable[[Binding, TaskGroup, int | None, float | None], GroupResult]
 
 
 def _own_value(frames: Sequence[Any]) -> Any:

@@ -1,46 +1,67 @@
-"""A binding's leases: Dask tasks that reserve its workers and their resources."""
+"""Finds workers for a binding's nodes, and reserves them by leases."""
 
 from __future__ import annotations
 
+import logging
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from distributed import wait
 
-from jobrunner.cluster.members import Members
 from jobrunner.cluster.messages import FIRST_WAIT_SECONDS
-from jobrunner.cluster.messenger import Messenger
-from jobrunner.cluster.scheduler import SchedulerLink
+from jobrunner.cluster.messenger import Messenger, ask_each, find_silent
+from jobrunner.cluster.placement import WorkerInfo, place, within_reach
+from jobrunner.cluster.scheduler import PING_SECONDS
 from jobrunner.compile import PlannedNode
 from jobrunner.errors import PlacementError
-from jobrunner.worker import Failure, lease_key, run_lease
+from jobrunner.worker import MOST_PINGS, Failure, lease_key, run_lease
+
+logger = logging.getLogger(__name__)
+
+PLACE_AGAIN_SECONDS = 0.1
 
 
 class Leases:
-    """The leases of one binding."""
+    """The workers of one binding, reserved: each runs a Dask task, its lease.
+
+    Nodes get workers that answer and that can reach each other. Coroutines run on the client's
+    event loop.
+    """
 
     def __init__(
-        self, scheduler: SchedulerLink, name: str, members: Members, messenger: Messenger
+        self,
+        messenger: Messenger,
+        doubted: Collection[str],  # workers that were lost before: they must answer first
+        is_cut: bool,  # some workers could not reach each other before: check whether they can
     ) -> None:
-        self._scheduler = scheduler
-        self._name = name
-        self._members = members
+        self._scheduler = messenger.scheduler
+        self._members = messenger.members
         self._messenger = messenger
+        self.doubted = set(doubted)
+        self._silent: set[str] = set()  # doubted ones that did not answer
+        self.is_cut = is_cut
+        self._cuts: set[frozenset[str]] = set()
+        self._checked: frozenset[str] = frozenset()  # the workers that `_cuts` covers
 
     def take(
         self,
         nodes: Sequence[PlannedNode],
-        placed: Mapping[str, str],
-        deadline: float,
+        stays: Mapping[str, str],
+        wait_seconds: float,
+        most_workers: float,
         details: Mapping[str, Any],
-    ) -> None:
-        """Take leases for placed nodes, and let their workers host the binding.
+    ) -> dict[str, str]:
+        """Place nodes on workers, which then host the binding; returns the placement.
 
-        `details` describe the binding. Raises a `PlacementError` if some lease tasks have not
-        started at monotonic time `deadline`.
+        Nodes in `stays` stay on these workers if they can. `details` describe the binding. Raises a
+        `PlacementError` if no suitable workers are there and idle within `wait_seconds`, or once
+        there are `most_workers`.
         """
+        deadline = time.monotonic() + wait_seconds
+        placed = self._place_in_time(nodes, stays, deadline, most_workers)
         needs: dict[str, dict[str, float]] = {address: {} for address in placed.values()}
         for node in nodes:
             need = needs[placed[node.name]]
@@ -49,6 +70,7 @@ class Leases:
         late = self._messenger.sync(self._bind, self._submit(needs), deadline, details)
         if late:
             raise self._give_up(late, needs)
+        return placed
 
     def release(self, wait_seconds: float) -> None:
         """End all leases."""
@@ -64,6 +86,98 @@ class Leases:
                 lease.release()
             worker.leases.clear()
 
+    async def count_spread(self, nodes: Sequence[PlannedNode]) -> int:
+        """How many workers the nodes would use if they were placed again now."""
+        try:
+            return len(set(self._place(nodes, await self._find(), {}).values()))
+        except PlacementError:
+            return 0
+
+    # ---- placing
+
+    def _place_in_time(
+        self,
+        nodes: Sequence[PlannedNode],
+        stays: Mapping[str, str],
+        deadline: float,
+        most_workers: float,
+    ) -> dict[str, str]:
+        has_warned = False
+        while True:
+            try:
+                placed: dict[str, str] = self._messenger.sync(self._place_on_members, nodes, stays)
+                return placed
+            except PlacementError as error:
+                there = len(self._messenger.sync(self._scheduler.workers))
+                left = deadline - time.monotonic()
+                if there >= most_workers or left <= 0:
+                    raise
+                if not has_warned:
+                    has_warned = True
+                    logger.warning("%s Waiting for at most %.0f s.", error, left)
+                # Dask does not report when other bindings free workers.
+                time.sleep(min(PLACE_AGAIN_SECONDS, left))
+
+    async def _place_on_members(
+        self, nodes: Sequence[PlannedNode], stays: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Place nodes, and add their workers to the members."""
+        workers = await self._find()
+        placed = self._place(nodes, workers, stays)
+        used = set(placed.values()) - self._members.workers.keys()
+        if used:
+            strange = await self._messenger.meet([w for w in workers if w.address in used])
+            self.doubted.update(strange)
+            for address, answer in strange.items():
+                raise PlacementError(
+                    f"Worker {address} does not answer jobrunner (found {answer!r}): it is gone "
+                    f"or hangs, or has another version of jobrunner or none. Install this version "
+                    f"there, or close the worker."
+                )
+        return placed
+
+    def _place(
+        self,
+        nodes: Sequence[PlannedNode],
+        workers: Sequence[WorkerInfo],
+        stays: Mapping[str, str],
+    ) -> dict[str, str]:
+        """Choose a worker for each node, if possible workers that reach each other."""
+        for some in within_reach(workers, self._cuts):
+            with suppress(PlacementError):
+                return place(nodes, some, stays)
+        return place(nodes, workers, stays)
+
+    async def _find(self) -> list[WorkerInfo]:
+        """The workers that nodes may be placed on now."""
+        there = await self._scheduler.workers()
+        workers = [w for w in there if w.address not in self._members.lost]
+        doubted = [w.address for w in workers if w.address in self.doubted - self._silent]
+        # Dask still lists a worker that hangs, so it would get nodes again and again.
+        self._silent.update(await find_silent(self._scheduler, doubted))
+        workers = [w for w in workers if w.address not in self._silent]
+        addresses = frozenset(w.address for w in workers)
+        if self.is_cut and not addresses <= self._checked:
+            self._cuts, self._checked = await self._find_cuts(addresses), addresses
+        return workers
+
+    async def _find_cuts(self, addresses: Collection[str]) -> set[frozenset[str]]:
+        """Pairs of workers that cannot reach each other, according to those that answer."""
+        patience = min(PING_SECONDS, self._scheduler.silence_seconds)
+        rounds = math.ceil(len(addresses) / MOST_PINGS)
+        message = {"call": "reach", "addresses": list(addresses), "wait_seconds": patience}
+        answers = await ask_each(
+            self._scheduler, message, addresses, rounds * patience + PING_SECONDS
+        )
+        return {
+            frozenset((address, other))
+            for address, answer in answers.items()
+            if isinstance(answer, Mapping)
+            for other in answer.get("cut", ())
+        }
+
+    # ---- reserving
+
     def _submit(self, needs: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
         """Submit the lease tasks; returns address -> key."""
         keys: dict[str, str] = {}
@@ -71,7 +185,8 @@ class Leases:
             worker = self._members.workers[address]
             if worker.leases and not need:
                 continue  # another lease is needed only for more resources
-            key = keys[address] = lease_key(self._name, worker.incarnation, len(worker.leases))
+            name = self._messenger.name
+            key = keys[address] = lease_key(name, worker.incarnation, len(worker.leases))
             worker.leases.append(
                 self._scheduler.client.submit(
                     run_lease,

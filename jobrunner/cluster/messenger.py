@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from itertools import compress
 from typing import Any
 
 from jobrunner.cluster.direct import DirectLines
@@ -52,10 +51,10 @@ class Messenger:
         self.run_number = 0  # of the latest run; 0 before the first
         self._number = 0
         self._numbering = threading.Lock()
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._client = scheduler.client
-        self._name = name
-        self._members = members
+        self.name = name
+        self.members = members
         self._lines = DirectLines(self._client, int(get_number("direct-workers")))
         self._is_in_doubt = False  # direct lines broke just now, perhaps since a worker is lost
         self._loss = asyncio.Event()
@@ -66,7 +65,7 @@ class Messenger:
     def sync(self, function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
         """Run a coroutine function on the client's loop and wait for it."""
         if self._client.status != "running":
-            self._scheduler.check_open()  # raises
+            self.scheduler.check_open()  # raises
         return self._client.sync(function, *args, **kwargs)
 
     def call(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
@@ -92,7 +91,7 @@ class Messenger:
     def close(self) -> None:
         """Close the direct lines and stop listening to news of the workers."""
         self._lines.close()
-        self._scheduler.unwatch(list(self._members.workers), self._hear)
+        self.scheduler.unwatch(list(self.members.workers), self._hear)
 
     # ---- on the client's event loop
 
@@ -100,7 +99,7 @@ class Messenger:
         """Add workers to the members if all answer; else return the wrong answers."""
         addresses = [info.address for info in infos]
         # Losses are reported from now on; a worker that was lost before does not answer.
-        self._scheduler.watch(addresses, self._hear)
+        self.scheduler.watch(addresses, self._hear)
         batches: list[Batch] = [({"call": "hello"}, addresses)]
         answers = await self._send_and_wait(batches, 0, asyncio.Event())
         if answers is None:
@@ -114,13 +113,13 @@ class Messenger:
             else:
                 strange[info.address] = answer
         if not strange:
-            self._members.workers.update((member.info.address, member) for member in met)
+            self.members.workers.update((member.info.address, member) for member in met)
             return {}
-        self._scheduler.unwatch(addresses, self._hear)
+        self.scheduler.unwatch(addresses, self._hear)
         for address in addresses:
-            self._members.lost.pop(address, None)
-            self._members.leaving.pop(address, None)
-        if not self._members.lost:
+            self.members.lost.pop(address, None)
+            self.members.leaving.pop(address, None)
+        if not self.members.lost:
             self._loss.clear()
         return strange
 
@@ -128,7 +127,7 @@ class Messenger:
         self, call: str, addresses: Sequence[str] | None = None, **details: Any
     ) -> dict[str, Message]:
         """Send workers, by default all, a request that they answer at once."""
-        members = self._members.workers
+        members = self.members.workers
         return await self._operate(Request(call, details), addresses or list(members))
 
     async def abort(
@@ -136,14 +135,18 @@ class Messenger:
     ) -> None:
         """Stop workers, by default all, from starting more tasks of the current run."""
         message = {"call": "abort", "number": self.run_number, "reason": reason}
-        await self._try_to_send(
-            message, self._members.alive if addresses is None else addresses, wait_seconds
-        )
+        await self.tell(message, wait_seconds, addresses)
 
-    async def release(self, wait_seconds: float, heir: str = "") -> None:
-        """Let workers free the binding, except for the kept states that its heir gets."""
-        message = {"call": "release", "heir": heir}
-        await self._try_to_send(message, self._members.alive, wait_seconds)
+    async def tell(
+        self, message: Message, wait_seconds: float, addresses: Collection[str] | None = None
+    ) -> None:
+        """Send workers, by default all, a message that need not reach them."""
+        addresses = self.members.alive if addresses is None else addresses
+        if addresses:
+            try:
+                await asyncio.wait_for(self._send(message, addresses), wait_seconds)
+            except OSError as error:
+                logger.info("%s may not have reached %s: %r", message["call"], addresses, error)
 
     # ---- requests
 
@@ -152,12 +155,12 @@ class Messenger:
     ) -> dict[str, Message] | None:
         """Run a group without the scheduler; None if not all are done, or did not get it."""
         if self._client.status != "running":
-            self._scheduler.check_open()  # raises
-        if self._members.lost or self._lines.is_over or self._lost_leases():
+            self.scheduler.check_open()  # raises
+        if self.members.lost or self._lines.is_over or self._lost_leases():
             return None
         [(message, _)] = request.begin(addresses, FIRST_WAIT_SECONDS)
-        message["binding"] = self._name
-        incarnations = {a: self._members.workers[a].incarnation for a in addresses}
+        message["binding"] = self.name
+        incarnations = {a: self.members.workers[a].incarnation for a in addresses}
         answers = self._lines.ask(message, incarnations, FIRST_WAIT_SECONDS)
         self._is_in_doubt = self._lines.is_over
         if answers is None or any(answer.get("status") != "done" for answer in answers.values()):
@@ -170,8 +173,8 @@ class Messenger:
         """Carry out an exchange."""
         if self._is_in_doubt:
             self._is_in_doubt = False
-            await self._await_any_news()
-        steps = exchange(request, addresses, self._members, started or time.monotonic())
+            await self._await_news(NEWS_SECONDS, lambda: self.members.leaving)
+        steps = exchange(request, addresses, self.members, started or time.monotonic())
         try:
             action = next(steps)
             while True:
@@ -198,22 +201,22 @@ class Messenger:
         if isinstance(action, Ask):
             lost = self._lost_leases()
             if lost:
-                self._scheduler.check_open()  # a client without a scheduler cancels leases
-            if not lost and not self._members.lost:
+                self.scheduler.check_open()  # a client without a scheduler cancels leases
+            if not lost and not self.members.lost:
                 answers, lost = await self._ask(action)
         elif isinstance(action, Abort):
             if self.run_number:
                 await self.abort(action.reason, ABORT_SECONDS, action.addresses)
         elif isinstance(action, AwaitNews):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._await_news(action.leaving), action.seconds)
+            leaving = action.leaving
+            await self._await_news(action.seconds, lambda: leaving in self.members.leaving)
         else:
             logger.warning("%s", action.text)
         return Heard(time.monotonic(), answers, lost)
 
     async def _ask(self, ask: Ask) -> tuple[Mapping[str, Answer], dict[str, str]]:
         """Send messages; returns the answers, and the workers found to be lost."""
-        leaving, lost = self._members.leaving, dict[str, str]()
+        leaving, lost = self.members.leaving, dict[str, str]()
 
         async def ask_leaving(address: str, message: Message) -> Answer:
             # Dask takes half a minute to notice that such a worker is gone.
@@ -244,9 +247,9 @@ class Messenger:
                 for address, task in asking.items():
                     found[address] = await task
                 return found, lost
-            await self._scheduler.identity()  # raises if the scheduler is silent
-            how = f"it has not answered for {self._scheduler.silence_seconds:g} s"
-            silent = await find_silent(self._scheduler, ask.addresses)
+            await self.scheduler.identity()  # raises if the scheduler is silent
+            how = f"it has not answered for {self.scheduler.silence_seconds:g} s"
+            silent = await find_silent(self.scheduler, ask.addresses)
             running: Message = {"status": "running", "tasks": []}
             return dict.fromkeys(ask.addresses, running), dict.fromkeys(silent, how)
         except OSError as error:
@@ -270,7 +273,7 @@ class Messenger:
         losing = asyncio.ensure_future(loss.wait())
         try:
             # Count only seconds in which this loop ran: the process may have been suspended.
-            for _ in range(int(wait_seconds + self._scheduler.silence_seconds) + 1):
+            for _ in range(int(wait_seconds + self.scheduler.silence_seconds) + 1):
                 await asyncio.wait(
                     (sending, losing), timeout=1.0, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -298,16 +301,7 @@ class Messenger:
     def _send(
         self, message: Message, addresses: Collection[str]
     ) -> Coroutine[Any, Any, dict[str, Answer]]:
-        return send(self._scheduler, {"binding": self._name, **message}, addresses)
-
-    async def _try_to_send(
-        self, message: Message, addresses: Collection[str], wait_seconds: float
-    ) -> None:
-        if addresses:
-            try:
-                await asyncio.wait_for(self._send(message, addresses), wait_seconds)
-            except (TimeoutError, OSError) as error:
-                logger.info("%s may not have reached %s: %r", message["call"], addresses, error)
+        return send(self.scheduler, {"binding": self.name, **message}, addresses)
 
     # ---- news of losses
 
@@ -315,7 +309,7 @@ class Messenger:
         """Workers whose lease tasks ended: address -> cause."""
         return {
             address: f"its lease task was {lease.status}"
-            for address, worker in self._members.workers.items()
+            for address, worker in self.members.workers.items()
             for lease in worker.leases
             if lease.status in ("cancelled", "lost", "error")
         }
@@ -323,26 +317,21 @@ class Messenger:
     def _hear(self, address: str, is_lost: bool) -> None:
         """Note that a worker is lost or about to leave, as the scheduler says."""
         if is_lost:
-            self._members.lost.setdefault(address, "the scheduler removed it")
+            self.members.lost.setdefault(address, "the scheduler removed it")
             self._loss.set()
-            if address in self._members.workers:
+            if address in self.members.workers:
                 self._lines.hang_up()
         else:
-            self._members.leaving.setdefault(address, "the scheduler retires it")
+            self.members.leaving.setdefault(address, "the scheduler retires it")
         self._news.set()
 
-    async def _await_news(self, leaving: str) -> None:
-        while leaving not in self._members.leaving and not self._members.lost:
-            self._news.clear()
-            await self._news.wait()
-
-    async def _await_any_news(self) -> None:
-        """Wait for news from the scheduler that explain why a direct line broke."""
-        deadline = time.monotonic() + NEWS_SECONDS
-        members = self._members
-        while not (members.lost or members.leaving) and time.monotonic() < deadline:
-            self._scheduler.check_open()
-            await asyncio.sleep(NEWS_SECONDS / 50)
+    async def _await_news(self, seconds: float, is_enough: Callable[[], object]) -> None:
+        """Wait for a loss, or for news that are enough."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not (self.members.lost or is_enough()):
+                    self._news.clear()
+                    await self._news.wait()
 
 
 async def send(
@@ -359,14 +348,22 @@ async def send(
 async def find_silent(scheduler: SchedulerLink, addresses: Collection[str]) -> list[str]:
     """Return those of the workers that do not answer a ping."""
     patience = min(PING_SECONDS, scheduler.silence_seconds)
+    answers = await ask_each(scheduler, {"call": "hello"}, addresses, patience)
+    return [address for address, answer in answers.items() if isinstance(answer, BaseException)]
 
-    async def is_silent(address: str) -> bool:
+
+async def ask_each(
+    scheduler: SchedulerLink, message: Message, addresses: Collection[str], patience: float
+) -> dict[str, Answer]:
+    """Send each worker a message of its own; an error is the answer of one that stays silent."""
+
+    async def ask(address: str) -> Answer:
         try:
-            sending = send(scheduler, {"call": "hello"}, [address])
-            answers = await asyncio.wait_for(sending, patience)
-        except (TimeoutError, OSError):
-            return True
-        return isinstance(answers[address], BaseException)
+            sending = send(scheduler, message, [address])
+            return (await asyncio.wait_for(sending, patience))[address]
+        except OSError as error:
+            logger.info("%s did not answer %r: %r", address, message["call"], error)
+            return error
 
-    silent = await asyncio.gather(*(is_silent(address) for address in addresses))
-    return list(compress(addresses, silent))
+    answers = await asyncio.gather(*map(ask, addresses))
+    return dict(zip(addresses, answers, strict=True))

@@ -16,7 +16,6 @@ from jobrunner.cluster.shipping import nodes_of
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
 from jobrunner.define import Blob, Task, TaskGroup, TaskOutput
 from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
-from jobrunner.worker import GroupResult
 
 DEFAULT_WAIT_SECONDS = 60.0
 HURRIED_RELEASE_SECONDS = 0.3
@@ -62,10 +61,8 @@ class Session:
         self._lock = threading.Lock()
         self._runner: tuple[str, int] | None = None  # what runs, and its thread
         self._binding: Binding | None = None
+        self._last_binding: Binding | None = None  # even if it failed or is released
         self._num_bindings = 0
-        self._attempts: tuple[Plan | None, int] = (None, 0)  # the plan bound last, and how often
-        self._doubted: set[str] = set()  # addresses of workers that were lost
-        self._is_cut = False  # some workers could not reach each other
         self._is_closed = False
 
     @classmethod
@@ -153,8 +150,7 @@ class Session:
         global blob of that name or the task or group is marked ``WorkspaceType.GLOBAL``.
         """
         if isinstance(task_or_group, TaskGroup):
-            with self._operation(f"run of the {task_or_group.name} group"):
-                self._run_group(task_or_group, None)
+            self.run_group(task_or_group)
             return None
         if not isinstance(task_or_group, Task):
             raise DefinitionError(
@@ -172,7 +168,7 @@ class Session:
             )
         outputs = task.outputs()
         with self._operation(f"run of task {task.full_name!r}"):
-            self._run_group(task.group, None)
+            self.run_group(task.group)
             values = tuple(self._fetch_output(output) for output in outputs)
         return values[0] if len(values) == 1 else values
 
@@ -256,34 +252,30 @@ class Session:
         with self._operation(f"binding of job {plan.job!r}"):
             self._num_bindings += 1
             name = f"{self._id}-{self._num_bindings}"
-            is_again = self._attempts[0] is plan
-            old, self._binding = self._binding, None
-            if old is not None:
-                old.release(heir=name if is_again else "")
-                self._doubted.update(old.lost)
-                self._is_cut = old.is_cut
-            attempt = self._attempts[1] + 1 if is_again else 0
-            self._attempts = (plan, attempt)
-            binding = Binding(
-                self._connection.scheduler,
-                name,
-                plan,
-                attempt,
-                self._run_on,
-                can_move=can_move,
-                doubted=self._doubted,
-                is_cut=self._is_cut,
-                previous=old.placement if stays and is_again and old is not None else None,
+            before, self._binding = self._last_binding, None
+            if before is not None:
+                before.release(heir=name if before.plan is plan else "")
+            binding = self._last_binding = Binding(
+                self._connection.scheduler, name, plan, before, can_move=can_move, stays=stays
             )
             try:
                 binding.extend(plan.nodes, wait_seconds, self._connection.most_workers)
                 binding.ship(plan.groups)
             except BaseException:
                 binding.release()
-                self._doubted.update(binding.lost)
                 raise
             self._binding = binding
             return binding
+
+    def run_group(
+        self, group: TaskGroup, epoch: int | None = None, deadline_seconds: float | None = None
+    ) -> None:
+        """Run a group that belongs to no job on the current workspaces; see `run`."""
+        with self._operation(f"run of the {group.name} group"):
+            binding = self._extend(planned_nodes([group]))
+            binding.run_alone(group, epoch, deadline_seconds)
+            for task in group.tasks():
+                task.session, task.plan = self, binding.plan
 
     def blob_names(self) -> dict[str, frozenset[str]]:
         """The names of the global blobs, by node."""
@@ -358,23 +350,6 @@ class Session:
         if new:
             binding.extend(new, DEFAULT_WAIT_SECONDS, self._connection.most_workers)
         return binding
-
-    def _run_on(
-        self, binding: Binding, group: TaskGroup, epoch: int | None, deadline_seconds: float | None
-    ) -> GroupResult:
-        if self._binding is not binding:
-            raise binding.replaced()
-        with self._operation(f"run of the {group.name} group"):
-            return self._run_group(group, epoch, deadline_seconds)
-
-    def _run_group(
-        self, group: TaskGroup, epoch: int | None, deadline_seconds: float | None = None
-    ) -> GroupResult:
-        binding = self._extend(planned_nodes([group]))
-        result = binding.run_alone(group, epoch, deadline_seconds)
-        for task in group.tasks():
-            task.session, task.plan = self, binding.plan
-        return result
 
     def _fetch_output(self, output: TaskOutput) -> Any:
         task = output.task

@@ -26,6 +26,7 @@ class Loaded:
 
 
 def load(
+    session: Session,
     binding: Binding,
     job: Job,
     plan: Plan,
@@ -54,7 +55,7 @@ def load(
         from_memory=from_memory,
     )
     deadline_seconds = get_number("checkpoint.deadline-seconds")
-    binding.run_group(group, epoch=epoch, deadline_seconds=deadline_seconds)
+    session.run_group(group, epoch, deadline_seconds)
     return Loaded(group, resume_group, waiting)
 
 

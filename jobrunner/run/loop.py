@@ -133,7 +133,9 @@ class Run:
         job, plan = self.options.job, self.plan
         for epoch in reversed(manager.recorded.all()) if named is None else [named]:
             try:
-                loaded = load(self.binding, job, plan, manager, epoch, from_memory=True)
+                loaded = load(
+                    self.session, self.binding, job, plan, manager, epoch, from_memory=True
+                )
                 self.binding.recorded = manager.memory_key(epoch)
                 manager.report_load(loaded.group, "checkpoint_load")
                 break
@@ -303,7 +305,7 @@ class Run:
                 f"Repair the storage. {self._how_to_resume()}"
             )
         elif builder is not None and manager is not None:
-            self.binding.run_group(builder.build(epoch, manager), epoch=epoch)
+            self.session.run_group(builder.build(epoch, manager), epoch)
         for group in ("download", "exit"):
             self._run_group(group, epoch)
         if is_recorded:

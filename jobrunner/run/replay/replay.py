@@ -220,7 +220,7 @@ class Replay:
                 yield epoch, step
 
     def _load(self, epoch: int) -> Loaded:
-        loaded = load(self._binding, self._job, self._plan, self._manager, epoch)
+        loaded = load(self._session, self._binding, self._job, self._plan, self._manager, epoch)
         if loaded.waiting:
             loaded = replace(loaded, resume_group=traced(loaded.resume_group, self._codecs))
         return loaded
