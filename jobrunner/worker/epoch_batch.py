@@ -53,6 +53,8 @@ class EpochBatch:
     followers: Collection[str] = ()  # addresses of the workers that this one leads
     is_judged: bool = False  # the group has stop conditions
     seconds: float = 0.0  # no epoch is granted after this time
+    epoch: int | None = None  # of the first run; None outside a runner
+    step: int = 0  # of the first run
     clock: Callable[[], float] = monotonic
     ended: list[EndedRun] = field(default_factory=list)
     abort_reason: str = ""
@@ -75,12 +77,13 @@ class EpochBatch:
         """Whether the run of that number belongs to this batch."""
         return self.number <= number < self.number + self.epochs * self.steps_per_epoch
 
-    def epoch_and_step(self, epoch: int | None, step: int) -> tuple[int | None, int]:
-        """Epoch and step of the next run, given those of the first."""
-        done = len(self.ended)
-        if epoch is None or not done:
-            return epoch, step
-        return epoch + (step + done) // self.steps_per_epoch, (step + done) % self.steps_per_epoch
+    @property
+    def epoch_and_step(self) -> tuple[int | None, int]:
+        """Epoch and step of the current or next run."""
+        if self.epoch is None or not self.ended:
+            return self.epoch, self.step
+        epochs, step = divmod(self.step + len(self.ended), self.steps_per_epoch)
+        return self.epoch + epochs, step
 
     def end_run(self, stopped: list[str], metrics: str) -> None:
         """Record the end of a run."""

@@ -9,7 +9,7 @@ import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,8 @@ from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.outbox import Message, Outbox, RunValues, frame_bytes
 from jobrunner.worker.outcome import Failure, Outcome, describe_failure
 from jobrunner.worker.program import Program
-from jobrunner.worker.start_gate import StartGate
 from jobrunner.worker.task_context import CurrentTask
-from jobrunner.worker.thread_pool import ThreadPool, call_on_loop
+from jobrunner.worker.threads import Operation, ThreadPool, call_on_loop
 from jobrunner.workspace import MemoryLimit, Snapshot, WireSnapshot, to_frames
 
 GRANT, REPORT = -1, -2
@@ -78,11 +77,7 @@ class GroupRuns:
         self._loop = asyncio.get_running_loop()
         self._group: HostedGroup
         self._batch = EpochBatch(0)
-        self._epoch: int | None = None
-        self._step = 0
-        self._reply: Callable[[Message], None] = _ignore
-        self._amend: Callable[[Message], None] = _ignore  # like `_reply`, but kept after a reply
-        self._start_gate: StartGate | None = None
+        self._operation = Operation(0)  # the batch's
         self._run: GroupRun | None = None
         self._run_number = 0
         self.is_running = False  # tasks may be running
@@ -100,30 +95,15 @@ class GroupRuns:
         self._run_ended = asyncio.Event()  # set and cleared whenever a run ends
         self._background: set[asyncio.Task[None]] = set()
 
-    def start(
-        self,
-        group: HostedGroup,
-        batch: EpochBatch,
-        epoch: int | None,
-        step: int,
-        reply: Callable[[Message], None],
-        start_gate: StartGate | None = None,
-    ) -> None:
-        """Begin a batch; `epoch` and `step` are its first run's.
-
-        `reply` gets the batch's result, and a second one if another worker then refuses values.
-        With a start gate, tasks run one at a time, and each waits at the gate first.
-        """
+    def start(self, group: HostedGroup, batch: EpochBatch, operation: Operation) -> None:
+        """Begin a batch. With a start gate, tasks run one at a time, and each waits at it first."""
 
         def begin() -> None:
-            self._group, self._batch = group, batch
-            self._reply = self._amend = reply
-            self._start_gate = start_gate
-            self._epoch, self._step = epoch, step
+            self._group, self._batch, self._operation = group, batch, operation
             group.program.may_overlap = batch.epochs * batch.steps_per_epoch > 1
             self._outbox.start(batch.number)
-            for number in [n for n in self._early if n < batch.number]:
-                del self._early[number]  # its run is over
+            # Those before it are over.
+            self._early = {n: early for n, early in self._early.items() if n >= batch.number}
             for number, early in self._early.items():
                 if batch.covers(number):
                     batch.abort_reason = early.abort_reason or batch.abort_reason
@@ -134,7 +114,7 @@ class GroupRuns:
         if self._drained.is_set():
             begin()
         else:
-            self._in_background(self._begin_later(begin, reply))
+            self._in_background(self._begin_later(begin, operation))
 
     def progress(self) -> tuple[int, list[tuple[str, str]]]:
         """Number of steps left in the run, and the running ones as (node, task)."""
@@ -153,7 +133,7 @@ class GroupRuns:
                 early.nbytes += sum(frame_bytes(frames) for c, frames in values if c >= 0)
             if notes and number == self._batch.number:
                 self._hear(notes)
-                if self._reply is not _ignore:
+                if not self._operation.is_done:
                     self._proceed()
             elif notes and number > self._batch.number:
                 self._early.setdefault(number, _Early()).notes.extend(notes)
@@ -184,7 +164,7 @@ class GroupRuns:
     def fail(self, error: BaseException) -> None:
         """End the batch with an error that no task raised."""
         failure = describe_failure("", "", error, is_own=True)
-        self._finish_failed(failure, failure.summary)
+        self._finish_failed(failure)
         self._abort(failure.summary)
 
     def close(self, reason: str) -> None:
@@ -198,9 +178,7 @@ class GroupRuns:
 
     # ---- a batch
 
-    async def _begin_later(
-        self, begin: Callable[[], None], reply: Callable[[Message], None]
-    ) -> None:
+    async def _begin_later(self, begin: Callable[[], None], operation: Operation) -> None:
         """Begin once no function of an aborted run still runs: it might change the blobs."""
         aborted = self._run
         seconds = self._context.straggler_seconds
@@ -212,7 +190,7 @@ class GroupRuns:
             reason = (
                 f"{names} of an aborted run still runs after {seconds:g} s and may change blobs"
             )
-            reply({"status": "aborted", "reason": reason})
+            operation.finish({"status": "aborted", "reason": reason})
         else:
             begin()
 
@@ -232,7 +210,7 @@ class GroupRuns:
             self._waits_for_sent = bool(peers) and self._outbox.waiting_bytes() > limit
             if not self._waits_for_sent:
                 self._start_run()
-        elif action == "end" and self._start_gate is not None and self._outbox.waiting_bytes():
+        elif action == "end" and self._operation.start_gate and self._outbox.waiting_bytes():
             # In a careful run the client does not ask a worker again after "done".
             self._waits_for_sent = True
         elif action == "end":
@@ -246,26 +224,20 @@ class GroupRuns:
             self._proceed()
 
     def _finish(self, reply: Message) -> None:
-        self._reply({**reply, "runs": list(self._batch.ended)})
-        self._reply = _ignore
-        self._open_start_gate()
+        self._operation.finish({**reply, "runs": list(self._batch.ended)})
 
-    def _finish_failed(self, failure: Failure, reason: str) -> None:
-        epoch, _ = self._batch.epoch_and_step(self._epoch, self._step)
-        self._finish({"status": "failed", "failure": failure.to_message(), "epoch": epoch})
-        self._abort_peers(self._batch.run_number, reason)
+    def _finish_failed(self, failure: Failure) -> None:
+        epoch, _ = self._batch.epoch_and_step
+        self._finish({"status": "failed", "failure": asdict(failure), "epoch": epoch})
+        where = f"{failure.node}/{failure.task} failed: " if failure.node else ""
+        self._abort_peers(self._batch.run_number, where + failure.summary)
 
     def _abort(self, reason: str) -> None:
         self._batch.abort_reason = self._batch.abort_reason or reason
         if self._run is not None:
             self._run.abort(reason)
-            self._open_start_gate()
         if not self.is_running:
             self._finish({"status": "aborted", "reason": reason})
-
-    def _open_start_gate(self) -> None:
-        if self._start_gate is not None:
-            self._start_gate.open()
 
     def _note(self, kind: int, addresses: Sequence[str], text: str) -> None:
         self._outbox.put(self._batch.number, tuple(addresses), kind, [text.encode()])
@@ -282,9 +254,9 @@ class GroupRuns:
 
     def _start_run(self) -> None:
         context, group, number = self._context, self._group, self._batch.run_number
-        epoch, step = self._batch.epoch_and_step(self._epoch, self._step)
+        epoch, step = self._batch.epoch_and_step
         shared = (context.job, group.program.name, context.seed, epoch, step, context.attempt)
-        gate = self._start_gate
+        gate = self._operation.start_gate
         self._run_number = number
         self._drained.clear()
         self.is_running = True
@@ -311,12 +283,11 @@ class GroupRuns:
         if run is not self._run:
             return
         self.is_running = False
-        if outcome.status == "done":
-            self._drained.set()
         self._run_ended.set()
         self._run_ended.clear()
         batch = self._batch
         if outcome.status == "done":
+            self._drained.set()
             metrics = json.dumps(outcome.metrics) if outcome.metrics else ""
             batch.end_run(outcome.stopped, metrics)
             done = batch.report()
@@ -324,9 +295,7 @@ class GroupRuns:
                 self._note(REPORT, [batch.lead], f"{done} {self._context.address}")
             self._proceed()
         elif outcome.failure is not None:
-            failure = outcome.failure
-            reason = f"{failure.node}/{failure.task} failed: {failure.summary}"
-            self._finish_failed(failure, reason)
+            self._finish_failed(outcome.failure)
         else:
             self._finish({"status": "aborted", "reason": outcome.reason})
 
@@ -345,7 +314,7 @@ class GroupRuns:
                 f"worker {self._context.address} could not send values to worker {address}: "
                 f"{problem}{self._group.program.name_crossings(crossings)}"
             )
-            self._reply = self._amend  # this reply replaces "done": the client asks once more
+            # This reply replaces "done": the client asks once more.
             self._finish({"status": "aborted", "reason": reason, "suspect": address})
             self._abort(reason)
             self._abort_peers(number, reason, but=address)
@@ -359,7 +328,3 @@ class GroupRuns:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def _ignore(reply: Message) -> None:
-    pass

@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -21,8 +22,7 @@ from jobrunner.worker.group_runs import BindingContext, GroupRuns, HostedGroup
 from jobrunner.worker.outbox import Message, RunValues, wrap_frames
 from jobrunner.worker.outcome import describe_failure
 from jobrunner.worker.program import Program
-from jobrunner.worker.start_gate import StartGate
-from jobrunner.worker.thread_pool import ThreadPool, call_on_loop
+from jobrunner.worker.threads import Operation, ThreadPool, call_on_loop
 from jobrunner.workspace import MEMORY_LIMIT, KeptStates, MemoryLimit, Workspace, to_frames
 
 SMALL_BYTES = 1 << 20
@@ -30,42 +30,6 @@ SMALL_BYTES = 1 << 20
 
 FULL_SECONDS = 0.5
 """How long the reply to another worker's values is delayed while there is no room for more."""
-
-
-class Operation:
-    """Work for the client, and its reply once it is done."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.start_gate: StartGate | None = None  # of a careful run
-        self._reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-
-    def finish(self, reply: Message) -> None:
-        """Set the reply. Only "done" can be replaced: when another worker then refuses values."""
-        if self._reply.done():
-            if self._reply.result()["status"] != "done" or "suspect" not in reply:
-                return
-            self._reply = asyncio.get_running_loop().create_future()
-        self._reply.set_result(reply)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the reply is set."""
-        return self._reply.done()
-
-    async def reply(self, wait_seconds: float) -> Message | None:
-        """Wait for the reply, at most until a task waits at the start gate."""
-        if not self._reply.done():
-            if self.start_gate is None:
-                await asyncio.wait((self._reply,), timeout=wait_seconds)
-            else:
-                self.start_gate.confirm()
-                news = asyncio.ensure_future(self.start_gate.has_news.wait())
-                waits = (self._reply, news)
-                await asyncio.wait(waits, timeout=wait_seconds, return_when="FIRST_COMPLETED")
-                news.cancel()
-                self.start_gate.report()
-        return self._reply.result() if self._reply.done() else None
 
 
 class HostedNodes:
@@ -147,26 +111,15 @@ class HostedNodes:
         Drops states kept for saves before `recorded`. If `is_careful`, tasks run one at a time, and
         each starts once the client knows that it will.
         """
-        operation = self._start("run", number)
+        operation = self._start("run", number, is_careful)
         if operation is not None:
             if recorded:
                 self._drop_kept_states(recorded)
-            group = self._groups[key]
-            batch = EpochBatch(number)
-            if epoch_batch is not None:
-                is_lead = epoch_batch["lead"] == self._address
-                batch = EpochBatch(
-                    number,
-                    epoch_batch["epochs"],
-                    epoch_batch["steps_per_epoch"],
-                    lead="" if is_lead else epoch_batch["lead"],
-                    followers=group.peers if is_lead else (),
-                    is_judged=epoch_batch["is_judged"],
-                    seconds=epoch_batch["seconds"],
-                )
-            if is_careful:
-                operation.start_gate = StartGate()
-            self._runs.start(group, batch, epoch, step, operation.finish, operation.start_gate)
+            group, options = self._groups[key], dict(epoch_batch or {})
+            if options.get("lead") == self._address:
+                options.update(lead="", followers=group.peers)
+            batch = EpochBatch(number, epoch=epoch, step=step, **options)
+            self._runs.start(group, batch, operation)
         return await self._poll("run", number, wait_seconds)
 
     async def apply(
@@ -267,7 +220,7 @@ class HostedNodes:
         else:
             self.kept_states.drop_before(save_id)
 
-    def _start(self, kind: str, number: int) -> Operation | None:
+    def _start(self, kind: str, number: int, is_careful: bool = False) -> Operation | None:
         """Make the operation of that number, or return None if it has started already."""
         if number <= self._numbers.get(kind, 0):
             return None
@@ -275,7 +228,7 @@ class HostedNodes:
         fetched = self._operations.get("fetch")
         if kind == "run" and fetched is not None and fetched.is_done:
             del self._operations["fetch"]  # its reply may refer to arrays that tasks update
-        operation = self._operations[kind] = Operation(number)
+        operation = self._operations[kind] = Operation(number, is_careful=is_careful)
         return operation
 
     async def _poll(self, kind: str, number: int, wait_seconds: float) -> Message:
@@ -338,5 +291,4 @@ class HostedNodes:
 
 def failed_reply(error: BaseException) -> Message:
     """The reply of an operation that failed outside of tasks."""
-    failure = describe_failure("", "", error, is_own=True)
-    return {"status": "failed", "failure": failure.to_message()}
+    return {"status": "failed", "failure": asdict(describe_failure("", "", error, is_own=True))}

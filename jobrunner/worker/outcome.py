@@ -42,10 +42,6 @@ class Failure:
                     return error
         return ExecutionError(self.summary)
 
-    def to_message(self) -> dict[str, Any]:
-        """Return the fields, for `Failure(**message)` on the client."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(slots=True)
 class Outcome:

@@ -90,13 +90,13 @@ def test_a_follower_waits_for_grants_and_reports_progress():
 
 
 def test_epochs_and_steps_count_up_from_the_first():
-    batch = EpochBatch(5, epochs=3, steps_per_epoch=2)
+    batch = EpochBatch(5, epoch=10, epochs=3, steps_per_epoch=2)
     moments = []
     for _ in range(5):
-        moments.append(batch.epoch_and_step(10, 0))
+        moments.append(batch.epoch_and_step)
         run(batch)
     assert moments == [(10, 0), (10, 1), (11, 0), (11, 1), (12, 0)]
-    assert batch.epoch_and_step(None, 0) == (None, 0)
+    assert EpochBatch(5).epoch_and_step == (None, 0)
     assert batch.covers(5)
     assert batch.covers(10)
     assert not batch.covers(11)

@@ -29,7 +29,7 @@ from jobrunner.worker.epoch_batch import merge_metrics
 from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.program import Program
 from jobrunner.worker.task_context import CurrentTask, current_task
-from jobrunner.worker.thread_pool import ThreadPool
+from jobrunner.worker.threads import ThreadPool
 from jobrunner.workspace.workspace import BlobUpdate, Workspace
 
 

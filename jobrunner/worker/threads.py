@@ -1,0 +1,180 @@
+"""Between a binding's threads and its event loop: a thread pool, replies, and a gate for tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jobrunner.worker.outbox import Message
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class ThreadPool:
+    """Daemon threads that run calls at once, each in a copy of one context.
+
+    If no thread is idle, another one starts, so no call waits; the caller limits how many run at
+    once. After `close`, each thread ends when its call returns.
+    """
+
+    # `distributed.threadpoolexecutor` does not serve: it queues calls beyond a fixed number of
+    # threads (instances that wait for each other would block), has no context for calls, cannot
+    # report its last thread's end, and makes a future for each call.
+
+    name: str
+    context: contextvars.Context
+    ended: Callable[[], object]  # called in any thread, once closed and the last thread has ended
+    # Gets an exception that a call raised, in its thread. Calls catch those of user functions, so it
+    # is a bug in this package.
+    failed: Callable[[BaseException], object]
+
+    def __post_init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._started = 0
+        self._alive = 0
+        self._is_closed = False
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Run `call()` in a thread; after `close`, do nothing."""
+        with self._lock:
+            if self._is_closed:
+                return
+            if self._idle:
+                self._idle -= 1
+            else:
+                threading.Thread(
+                    target=self.context.copy().run,
+                    args=(self._run,),
+                    name=f"{self.name}-{self._started}",
+                    daemon=True,  # a function that never returns must not keep the process alive
+                ).start()
+                self._started += 1
+                self._alive += 1
+            self._calls.put(call)
+
+    def close(self) -> None:
+        """Let every thread end once it is idle. Does not wait."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            for _ in range(self._alive):
+                self._calls.put(None)
+            is_empty = self._alive == 0
+        if is_empty:
+            self.ended()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except BaseException as error:
+                logger.exception("A call in thread pool %s failed", self.name)
+                self.failed(error)
+            del call  # it would keep its values alive until the next call
+            with self._lock:
+                self._idle += 1
+        with self._lock:
+            self._alive -= 1
+            is_last = self._alive == 0
+        if is_last:
+            self.ended()
+
+
+class StartGate:
+    """Makes a task wait until the client knows that it is about to run.
+
+    A task that kills its worker at once leaves no trace of having run. When workers die repeatedly,
+    tasks therefore run one at a time, and each waits until the client knows which one it is. Any
+    thread may call `wait`; the rest is for the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._changed = threading.Condition()
+        self._arrived = self._reported = self._passed = 0  # how many threads
+        self._is_open = False
+        self.has_news = asyncio.Event()  # a thread waits that no reply has named yet
+
+    def wait(self) -> None:
+        """Return once the client knows which task this thread is about to run."""
+        with self._changed:
+            self._arrived += 1
+            place = self._arrived
+            self._loop.call_soon_threadsafe(self.has_news.set)
+            self._changed.wait_for(lambda: self._is_open or place <= self._passed)
+
+    def report(self) -> None:
+        """Note that the next reply names the tasks of all threads that wait now."""
+        with self._changed:
+            self._reported = self._arrived
+            self.has_news.clear()
+
+    def confirm(self) -> None:
+        """Release the reported threads: the client asks again, so it has got the last reply."""
+        with self._changed:
+            self._passed = self._reported
+            self._changed.notify_all()
+
+    def open(self) -> None:
+        """Release all threads, now and later."""
+        with self._changed:
+            self._is_open = True
+            self._changed.notify_all()
+
+
+class Operation:
+    """Work for the client, and its reply once it is done."""
+
+    def __init__(self, number: int, *, is_careful: bool = False) -> None:
+        self.number = number
+        self.start_gate = StartGate() if is_careful else None
+        self._reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+    def finish(self, reply: Message) -> None:
+        """Set the reply. Only "done" can be replaced: when another worker then refuses values."""
+        if self._reply.done():
+            if self._reply.result()["status"] != "done" or "suspect" not in reply:
+                return
+            self._reply = asyncio.get_running_loop().create_future()
+        self._reply.set_result(reply)
+        if self.start_gate is not None:
+            self.start_gate.open()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the reply is set."""
+        return self._reply.done()
+
+    async def reply(self, wait_seconds: float) -> Message | None:
+        """Wait for the reply, at most until a task waits at the start gate."""
+        if not self._reply.done():
+            if self.start_gate is None:
+                await asyncio.wait((self._reply,), timeout=wait_seconds)
+            else:
+                self.start_gate.confirm()
+                news = asyncio.ensure_future(self.start_gate.has_news.wait())
+                waits = (self._reply, news)
+                await asyncio.wait(waits, timeout=wait_seconds, return_when="FIRST_COMPLETED")
+                news.cancel()
+                self.start_gate.report()
+        return self._reply.result() if self._reply.done() else None
+
+
+def call_on_loop(
+    loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: Any
+) -> None:
+    """Call back on an event loop, from any thread; do nothing if the loop has closed."""
+    try:
+        loop.call_soon_threadsafe(callback, *args)
+    except RuntimeError:
+        logger.debug("The worker closed before %r was called", callback, exc_info=True)
