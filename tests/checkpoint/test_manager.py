@@ -31,7 +31,7 @@ from jobrunner import (
     TaskGroup,
     register_codec,
 )
-from jobrunner.checkpoint.log.shared_probe import ProbeAnswer
+from jobrunner.checkpoint.log.run_lock import ProbeAnswer
 from jobrunner.checkpoint.log.state import STATE_INTERVAL
 from jobrunner.testing import FaultyFiles, assert_identical
 from jobrunner.workspace.workspace import BlobUpdate, Workspace

@@ -245,10 +245,7 @@ def decode_entry(data: bytes, number: int, path: str) -> dict[str, Any]:
         raise CheckpointCorruptError(
             f"Entry {number} of the log, {path}, {what}. {advise(path)}", path=path
         )
-    try:
-        entry: dict[str, Any] = parse(text, path, advice="")
-    except CheckpointCorruptError as error:
-        raise CheckpointCorruptError(f"{error}{advise(path)}", path=path) from None
+    entry: dict[str, Any] = parse(text, path, advice=advise(path))
     found = entry.get("number") if isinstance(entry, dict) else None
     if found != number:
         raise CheckpointCorruptError(
@@ -260,9 +257,7 @@ def decode_entry(data: bytes, number: int, path: str) -> dict[str, Any]:
 def read_content(data: bytes) -> dict[str, Any] | None:
     """The entry in a file, with any number; None if it is damaged."""
     _, text, digest = split_file(data)
-    if data != frame(text, digest):
-        return None
-    entry: dict[str, Any] = json.loads(text)
+    entry: dict[str, Any] | None = json.loads(text) if data == frame(text, digest) else None
     return entry
 
 
@@ -312,23 +307,12 @@ def read_on(handler: MetadataHandler, state: State, last: int = -1) -> list[AnyE
             if number and number % STATE_INTERVAL == 0:
                 state.number = number  # it is a full state, which is not needed here
                 continue
-            restart = _find_restart(handler, number + 1, handler.last_number())
+            later = (entry for _, entry in each_entry(handler, number + 1))
+            restart = next((entry for entry in later if isinstance(entry, RESTARTS)), None)
             if restart is None:
                 raise
             state.restart(restart)
             found.append(restart)
-
-
-def _find_restart(handler: MetadataHandler, first: int, last: int) -> AnyEntry | None:
-    """The next entry at which reading can start."""
-    for number in range(first, last + 1):
-        try:
-            entry = read_entry(handler, number)
-        except CheckpointCorruptError:
-            continue
-        if isinstance(entry, RESTARTS):
-            return entry
-    return None
 
 
 def read_entry(handler: MetadataHandler, number: int) -> AnyEntry:
@@ -340,9 +324,11 @@ def read_entry(handler: MetadataHandler, number: int) -> AnyEntry:
     raise CheckpointCorruptError(f"Entry {number} of the log is missing.")
 
 
-def each_entry(handler: MetadataHandler) -> Iterator[tuple[int, AnyEntry | CheckpointCorruptError]]:
-    """Iterate over all entries with their numbers; yields an error for a damaged one."""
-    number, last = 0, handler.last_number()
+def each_entry(
+    handler: MetadataHandler, number: int = 0
+) -> Iterator[tuple[int, AnyEntry | CheckpointCorruptError]]:
+    """Iterate over the entries from `number` on with their numbers; yields errors for damaged ones."""
+    last = handler.last_number()
     while number <= last:
         try:
             for entry in _typed(handler, number):

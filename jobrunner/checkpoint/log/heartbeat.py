@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -85,18 +86,15 @@ def _start_of(pid: int) -> str | None:
 
 
 def _read(path: str) -> str | None:
-    try:
-        with open(path) as file:
-            return file.read().strip()
-    except OSError:
-        return None
+    with contextlib.suppress(OSError), open(path) as file:
+        return file.read().strip()
+    return None
 
 
 def _read_link(path: str) -> str | None:
-    try:
+    with contextlib.suppress(OSError):
         return os.readlink(path)
-    except OSError:
-        return None
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""A run's lock on a checkpoint directory: take it, keep it alive, probe it, release it."""
+"""A run's lock on a checkpoint directory: take it, keep it alive, release it.
+
+Its probe checks that the client and every worker see the same directory.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ import logging
 import os
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 from jobrunner.checkpoint.log.entries import Holder, RunEntry
 from jobrunner.checkpoint.log.heartbeat import (
@@ -21,13 +26,15 @@ from jobrunner.checkpoint.log.heartbeat import (
     is_left_behind,
     own_process,
 )
-from jobrunner.checkpoint.log.shared_probe import Probe
 from jobrunner.checkpoint.log.state import State
 from jobrunner.checkpoint.log.writer import LogWriter
 from jobrunner.checkpoint.storage import Files
-from jobrunner.errors import CheckpointError, CommitConflictError
+from jobrunner.errors import CheckpointError, CheckpointWriteError, CommitConflictError
 
 logger = logging.getLogger(__name__)
+
+_QUESTION = "probe"
+_ADVICE = "Use a directory that the client and all workers share."
 
 
 class RunLock:
@@ -52,14 +59,10 @@ class RunLock:
         self.probe = Probe(files, self._heartbeat.directory, self.run.encode())
 
     def take(self, info: Any, patience: Patience, *, take_over: bool) -> None:
-        """Append the ``run`` entry with `info` (JSON), unless another run is alive.
+        """Append the ``run`` entry with `info` (JSON).
 
-        Raises
-        ------
-        CommitConflictError
-            Another run is alive; `take_over` takes the lock from it.
-        CheckpointWriteError, OSError
-            The directory cannot be written.
+        Raises CommitConflictError if another run is alive, unless `take_over`, and
+        CheckpointWriteError or OSError if the directory cannot be written.
         """
         overruled: set[str] = set()
 
@@ -103,25 +106,18 @@ class RunLock:
         runs = os.path.join(self._path, RUNS_DIRECTORY)
         try:
             others = [name for name in self._files.list_names(runs) if name != self.run]
-            earlier: set[str] | None = None
+            paths = {name: os.path.join(runs, name) for name in others}
+            alive = [name for name in others if not is_left_behind(self._files, paths[name])]
+            spared = set(alive) - self._earlier_runs() if alive else ()
             for name in others:
-                path = os.path.join(runs, name)
-                if not is_left_behind(self._files, path):
-                    earlier = self._earlier_runs() if earlier is None else earlier
-                    if name not in earlier:
-                        continue
-                self._files.remove_tree(path)
+                if name not in spared:
+                    self._files.remove_tree(paths[name])
         except (OSError, CheckpointError) as error:
             logger.warning("Cannot remove the files of earlier runs in %s: %s", runs, error)
 
     def _earlier_runs(self) -> set[str]:
-        found = set()
-        for entry in self._log.read_entries():
-            if entry.number >= self.number:
-                break
-            if isinstance(entry, RunEntry):
-                found.add(entry.run)
-        return found
+        entries = takewhile(lambda entry: entry.number < self.number, self._log.read_entries())
+        return {entry.run for entry in entries if isinstance(entry, RunEntry)}
 
     def leave(self) -> None:
         """Stop the heartbeat and remove its files."""
@@ -172,3 +168,78 @@ def refuse_if_alive(
                 f"take_over=True for the checkpoint manager, --take-over on the command line."
             )
     logger.warning("Taking %s over from %s, silent for %g s.", path, holder, silence_seconds)
+
+
+class ProbeAnswer(NamedTuple):
+    """What a worker read and wrote."""
+
+    saw: bytes | None = None  # content of the client's file
+    wrote: str | None = None  # name of the worker's file
+    error: str | None = None  # why it could not read or write
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Reads the client's file and writes another; called once on each worker, in a thread.
+
+    Picklable. Returns failures instead of raising.
+    """
+
+    files: Files
+    directory: str  # the run's, in the checkpoint directory
+    token: bytes  # content of both files, which no other run has
+
+    def ask(self) -> None:
+        """Write the client's file; called on the client."""
+        self.files.overwrite(os.path.join(self.directory, _QUESTION), self.token)
+
+    def __call__(self, workspaces: Mapping[str, Any]) -> ProbeAnswer:
+        """Read the client's file and write the worker's."""
+        try:
+            saw = self.files.read_if_there(os.path.join(self.directory, _QUESTION))
+            if saw != self.token:
+                return ProbeAnswer(saw=saw)
+            name = f"answer-{uuid.uuid4().hex}"
+            self.files.write(os.path.join(self.directory, name), [self.token])
+        except OSError as error:
+            return ProbeAnswer(saw=self.token, error=f"{type(error).__name__}: {error}")
+        return ProbeAnswer(saw=saw, wrote=name)
+
+    def check(self, path: str, answers: Mapping[str, Any]) -> None:
+        """Read the workers' files; called on the client with answers by the workers' addresses.
+
+        Raises
+        ------
+        CheckpointError
+            A worker sees another directory under `path`, the checkpoint directory.
+        CheckpointWriteError
+            A worker cannot write there, or its file cannot be read.
+        """
+        names = [answer.wrote for answer in answers.values() if answer.wrote is not None]
+        try:
+            paths = [os.path.join(self.directory, name) for name in names]
+            written = dict(
+                zip(names, self.files.each(self.files.read_if_there, paths), strict=True)
+            )
+        except OSError as error:
+            raise CheckpointWriteError(
+                f"{path}: cannot read the workers' files: {type(error).__name__}: {error}. Repair "
+                f"the storage and run again."
+            ) from error
+        for worker, answer in answers.items():
+            if answer.error is not None:
+                raise CheckpointWriteError(
+                    f"Worker {worker} cannot use the checkpoint directory {path}: "
+                    f"{answer.error}. Its user needs permission to read and write there."
+                )
+            if answer.wrote is None:
+                found = "nothing" if answer.saw is None else "something else"
+                raise CheckpointError(
+                    f"{path} is not shared: expected worker {worker} to find the client's file "
+                    f"there, but it found {found}. {_ADVICE}"
+                )
+            if written[answer.wrote] != self.token:
+                raise CheckpointError(
+                    f"{path} is not shared: expected to find the file of worker {worker} there, "
+                    f"but found nothing. {_ADVICE}"
+                )

@@ -43,12 +43,8 @@ class LogWriter:
     def refresh(self) -> State:
         """Read what was appended since the last call; returns the state.
 
-        Raises
-        ------
-        CheckpointCorruptError
-            An entry is damaged or missing.
-        CheckpointError
-            The log cannot be read. No log is an empty log.
+        Raises CheckpointCorruptError if an entry is damaged or missing, and CheckpointError if the
+        log cannot be read. No log is an empty log.
         """
         with self._lock, self._reading():
             if self._state is None:
@@ -93,12 +89,9 @@ class LogWriter:
     def append(self, kind: str, body: Mapping[str, Any]) -> AnyEntry:
         """Append an entry of this run; it is durable afterwards.
 
-        Raises
-        ------
-        CommitConflictError
-            Another run has taken the directory over; nothing was appended.
-        CheckpointWriteError
-            The entry may or may not be in the log; the next `refresh` tells.
+        Raises CommitConflictError if another run has taken the directory over, and
+        CheckpointWriteError if it is unknown whether the entry is in the log; the next `refresh`
+        tells.
         """
         with self._lock:
             if self._run is None:
@@ -106,7 +99,7 @@ class LogWriter:
                     f"No run of this manager holds {self._path}: call start_run first."
                 )
             while True:
-                self._check_held()
+                self._held(self.known())
                 entry = self._try_append(kind, self._run, body)
                 if entry is not None:
                     return entry
@@ -134,12 +127,10 @@ class LogWriter:
     def check_held(self) -> State:
         """Read on and return the state; raises CommitConflictError unless this run has the lock."""
         with self._lock:
-            self.refresh()
-            self._check_held()
-            return self.known()
+            return self._held(self.refresh())
 
-    def _check_held(self) -> None:
-        holder = self.known().run
+    def _held(self, state: State) -> State:
+        holder = state.run
         if holder is None or holder.run != self._run:
             by = "" if holder is None else f" ({holder})"
             raise CommitConflictError(
@@ -147,23 +138,23 @@ class LogWriter:
                 f"more; the epochs that it recorded stay. Let the other run continue, or stop it "
                 f"and start this one again."
             )
+        return state
 
     def _try_append(self, kind: str, run: str, body: Mapping[str, Any]) -> AnyEntry | None:
         """Append an entry, after a full state if one is due; None if another took the number."""
-        number = self.known().number + 1
-        if number and number % STATE_INTERVAL == 0:
-            summary = {"state": self.known().to_json()}
-            if not self._append(self._make("state", run, summary)):
-                return None
-        entry = self._make(kind, run, body)
-        return entry if self._append(entry) else None
+        state = self.known()
+        is_state_due = state.number >= 0 and (state.number + 1) % STATE_INTERVAL == 0
+        if is_state_due and self._append("state", run, {"state": state.to_json()}) is None:
+            return None
+        return self._append(kind, run, body)
 
     def _make(self, kind: str, run: str, body: Mapping[str, Any]) -> AnyEntry:
         return make_entry(self.known().number + 1, kind, run, body)
 
-    def _append(self, entry: AnyEntry) -> bool:
-        """Append `entry`; False if its number was taken, and that entry is read now."""
+    def _append(self, kind: str, run: str, body: Mapping[str, Any]) -> AnyEntry | None:
+        """Append an entry; None if its number was taken, and that entry is read now."""
         state = self.known()
+        entry = self._make(kind, run, body)
         with_entry = state.after(entry)  # raises before anything invalid is written
         tree = entry_to_json(entry)
         try:
@@ -179,7 +170,7 @@ class LogWriter:
             ) from error
         if created:
             self._state = with_entry
-            return True
+            return entry
         with self._reading():
             found = read_on(self._handler, state)
         if not found:
@@ -189,7 +180,7 @@ class LogWriter:
                 f"jobrunner.testing.contracts."
             )
         # It may be this very entry, if the reply to an earlier try was lost.
-        return any(other.id == entry.id for other in found)
+        return entry if any(other.id == entry.id for other in found) else None
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

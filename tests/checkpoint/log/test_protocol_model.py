@@ -191,8 +191,8 @@ class ModelWriter(LogWriter):
 class HeedlessWriter(ModelWriter):
     """A mutant's: goes on after it was taken over."""
 
-    def _check_held(self) -> None:
-        pass
+    def _held(self, state: State) -> State:
+        return state
 
 
 class Actor:
