@@ -90,22 +90,23 @@ def next_step(boundary: Boundary) -> Step:
     return "run an epoch"
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """The epoch to resume from, as the checkpoint directory records it."""
+def remainder(
+    epoch: int,
+    limit: int | None,
+    *,
+    step: int = 0,
+    fired: Sequence[str] = (),
+    later: Sequence[int] = (),
+    is_done: bool = False,
+) -> Literal["epochs", "last groups", "nothing"]:
+    """What is left to run after the load of a recorded epoch.
 
-    epoch: int
-    step: int = 0  # how many steps of it were done; 0: all
-    fired: Sequence[str] = ()  # stop conditions that were true, among those the job still has
-    later: Sequence[int] = ()  # recorded epochs after it
-    is_done: bool = False  # the last run ran its exit group
-
-
-def remainder(recorded: Recorded, limit: int | None) -> Literal["epochs", "last groups", "nothing"]:
-    """What is left to run after the load."""
-    if recorded.step or not (recorded.fired or is_reached(limit, recorded.epoch)):
+    `step` is how many steps of it were done, 0 for all; `fired` are the stop conditions that were
+    true, `later` the recorded epochs after it; `is_done`: the last run ran its exit group.
+    """
+    if step or not (fired or is_reached(limit, epoch)):
         return "epochs"
-    return "nothing" if recorded.is_done and not recorded.later else "last groups"
+    return "nothing" if is_done and not later else "last groups"
 
 
 def is_reached(limit: int | None, epoch: int) -> bool:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan
@@ -21,15 +21,18 @@ from jobrunner.errors import (
     SchedulerLostError,
     TaskFailedError,
 )
+from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import Boundary, State, next_step
 from jobrunner.run.load import finish_load, load, recorded_stops, steps_done
-from jobrunner.run.losses import Loss, Losses, await_scheduler, is_transient
-from jobrunner.run.options import Callbacks, Options, Requests
+from jobrunner.run.losses import Loss, Losses, is_transient
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport
-from jobrunner.run.resume import ResumeFrom, epoch_limit, plan_resume
+from jobrunner.run.resume import ResumeFrom, plan_resume
 from jobrunner.run.saver import NullSaver, Saver
 from jobrunner.signals import TerminatedError
 from jobrunner.worker import GroupResult
+
+if TYPE_CHECKING:
+    from jobrunner.run.runner import JobRunner
 
 logger = logging.getLogger(__name__)
 
@@ -41,23 +44,21 @@ SPARE_SECONDS = 1.0
 
 
 class Run:
-    """One run of a job; any thread may set `requests` at any time."""
+    """One run of a job; any thread may ask its runner to stop it or to save."""
 
-    def __init__(self, options: Options, requests: Requests, plan: Plan, session: Session) -> None:
-        self.options = options
-        self.requests = requests
+    def __init__(self, runner: JobRunner, plan: Plan, session: Session) -> None:
+        self.runner = runner
         self.plan = plan
         self.session = session
-        self.callbacks = Callbacks(options.callbacks)
-        self.state = State(Losses(options.max_restarts))
-        self.limit = epoch_limit(plan, options.num_epochs)
-        self.resume_from: ResumeFrom = options.resume_from_epoch
+        self.callbacks = Callbacks(runner.callbacks)
+        self.state = State(Losses(runner.max_restarts))
+        self.resume_from: ResumeFrom = runner.resume_from_epoch
         self.batch_seconds = get_number("stint-seconds")
         self.binding: Binding
         self.saver: Saver | NullSaver = NullSaver()
-        if (manager := options.checkpoint_manager) is not None:
-            warn, policy = self.callbacks.warn, options.on_save_error
-            self.saver = Saver(manager, plan, policy, warn, self._saved, requests.save)
+        if (manager := runner.checkpoint_manager) is not None:
+            warn, policy = self.callbacks.warn, runner.on_save_error
+            self.saver = Saver(manager, plan, policy, warn, self._saved, runner.save_asked)
 
     def run(self) -> RunResult:
         """See `JobRunner.run`."""
@@ -66,12 +67,12 @@ class Run:
             self._run_to_end()
         except KeyboardInterrupt as interrupt:
             self.binding.abort()
-            if isinstance(interrupt, TerminatedError) and self.requests.stop:
+            if isinstance(interrupt, TerminatedError) and self.runner.stop_reason:
                 raise self._stopped(None, "it had no more time for the epoch") from interrupt
             raise
         finally:
             self.saver.end()
-        result = self.state.result(self.limit, self.saver.saves, self.saver.failed_saves)
+        result = self.state.result(self.plan.epoch_limit, self.saver.saves, self.saver.failed_saves)
         self.callbacks.notify("on_finish", result)
         return result
 
@@ -89,7 +90,7 @@ class Run:
                     self._upload_download_exit()
                 return
             except (NodeLostError, SchedulerLostError, TaskFailedError) as error:
-                if isinstance(error, TaskFailedError) and not is_transient(self.options.job, error):
+                if isinstance(error, TaskFailedError) and not is_transient(self.runner.job, error):
                     raise
                 self._count(error)
                 loss = error
@@ -103,7 +104,7 @@ class Run:
         decision = self._decide()
         if not state.is_announced:
             state.is_announced = True
-            self.callbacks.notify("on_start", decision, self.limit)
+            self.callbacks.notify("on_start", decision, self.plan.epoch_limit)
             for warning in decision.warnings:
                 self.callbacks.warn(warning)
         state.recorded, state.steps_done = None, 0
@@ -125,12 +126,12 @@ class Run:
 
     def _load(self) -> int | None:
         """Load the named epoch, or for "latest" the newest whole one; None if there is none."""
-        assert self.options.checkpoint_manager is not None
-        manager = self.options.checkpoint_manager.source()
-        is_own = manager is self.options.checkpoint_manager.loader
+        assert self.runner.checkpoint_manager is not None
+        manager = self.runner.checkpoint_manager.source()
+        is_own = manager is self.runner.checkpoint_manager.loader
         named = self.resume_from if isinstance(self.resume_from, int) else None
         damaged: dict[int, str] = {}
-        job, plan = self.options.job, self.plan
+        job, plan = self.runner.job, self.plan
         for epoch in reversed(manager.recorded.all()) if named is None else [named]:
             try:
                 loaded = load(
@@ -177,7 +178,10 @@ class Run:
             if step == "move":
                 self._move()
             elif (count := self._batch_size()) > 1:
-                self._run_batch(count)
+                first = self.state.epoch + 1
+                self.state.begin(range(first, first + count))
+                self.binding.run_epochs(first, count, self.batch_seconds, self._note_end)
+                self._save_if_due()
             else:
                 self._run_epoch()
         state = self.state
@@ -190,29 +194,26 @@ class Run:
 
     def _batch_size(self) -> int:
         """How many epochs the workers may run without the client."""
-        state, options = self.state, self.options
+        state, runner = self.state, self.runner
         epoch = state.epoch + 1
         if (
             state.steps_done
-            or self.requests.stop
+            or self.runner.stop_reason
             or self.binding.leaving
-            or options.epoch_deadline_seconds is not None
-            or options.task_deadline_seconds is not None
+            or runner.epoch_deadline_seconds is not None
+            or runner.task_deadline_seconds is not None
             or 4 * state.epoch_seconds > self.batch_seconds
             or state.needs_care(epoch)
             or not self.callbacks.are_passive
         ):
             return 1
-        limit = MAX_BATCH_EPOCHS if self.limit is None else self.limit - state.epoch
+        limit = (
+            MAX_BATCH_EPOCHS
+            if self.plan.epoch_limit is None
+            else self.plan.epoch_limit - state.epoch
+        )
         until_save = self.saver.epochs_until(epoch)
         return min(MAX_BATCH_EPOCHS, limit, MAX_BATCH_EPOCHS if until_save is None else until_save)
-
-    def _run_batch(self, count: int) -> None:
-        """Run up to `count` epochs without the client in between."""
-        first = self.state.epoch + 1
-        self.state.begin(range(first, first + count))
-        self.binding.run_epochs(first, count, self.batch_seconds, self._note_end)
-        self._save_if_due()
 
     def _run_epoch(self) -> None:
         started = time.monotonic()
@@ -229,13 +230,13 @@ class Run:
                 "epoch",
                 epoch=epoch,
                 step=step,
-                deadline_seconds=self.options.epoch_deadline_seconds,
-                task_deadline_seconds=self.options.task_deadline_seconds,
+                deadline_seconds=self.runner.epoch_deadline_seconds,
+                task_deadline_seconds=self.runner.task_deadline_seconds,
                 is_careful=state.is_careful,
             )
             metrics.update(outcome.metrics)
             if step + 1 < last_step:
-                stops = bool(self.requests.stop) and self.saver.can_save
+                stops = bool(self.runner.stop_reason) and self.saver.can_save
                 if stops or self.saver.is_due(epoch, step + 1):
                     self._save(epoch, metrics, step + 1)
                 if stops:
@@ -263,8 +264,8 @@ class Run:
 
     def _boundary(self) -> Boundary:
         return Boundary(
-            stopped_by=self.state.stopped_by(self.limit),
-            stop_asked=self.requests.stop,
+            stopped_by=self.state.stopped_by(self.plan.epoch_limit),
+            stop_asked=self.runner.stop_reason,
             is_recorded=self.state.recorded == self.state.epoch,
             is_leaving=bool(self.binding.leaving),
             has_room=self._has_room(),
@@ -298,7 +299,7 @@ class Run:
         self.saver.wait()
         epoch = self.state.epoch
         is_recorded = self.state.recorded == epoch
-        builder, manager = self.options.upload_task_group_builder, self.options.checkpoint_manager
+        builder, manager = self.runner.upload_task_group_builder, self.runner.checkpoint_manager
         if builder is not None and not is_recorded:
             self.callbacks.warn(
                 f"The last epoch, {epoch}, could not be recorded, so nothing is uploaded. "
@@ -318,7 +319,7 @@ class Run:
         self.binding.run(
             group,
             epoch=epoch,
-            task_deadline_seconds=self.options.task_deadline_seconds,
+            task_deadline_seconds=self.runner.task_deadline_seconds,
             is_careful=self.state.is_careful,
         )
 
@@ -337,11 +338,11 @@ class Run:
         self.state.begin(range(0))
         self.binding = self.session.bind(
             self.plan,
-            wait_seconds=self.options.worker_wait_seconds,
+            wait_seconds=self.runner.worker_wait_seconds,
             can_move=self.saver.can_save,
             stays=stays,
         )
-        for group in self.options.job.groups.values():
+        for group in self.runner.job.groups.values():
             for task in group.tasks():
                 task.session, task.plan = self.session, self.plan
 
@@ -362,17 +363,22 @@ class Run:
             last = copy.copy(error)
             last.args = (f"{error} {losses.describe()} {self._how_to_resume()}",)
             raise last from error
-        if self.requests.stop:
+        if self.runner.stop_reason:
             raise self._stopped(None, "a loss ended its epoch") from error
-        seconds = self.options.scheduler_wait_seconds
-        try:
-            await_scheduler(self.session, seconds, error, self.callbacks.warn)
-        except SchedulerLostError as lost:
-            raise SchedulerLostError(f"{lost} {self._how_to_resume()}") from error
+        if isinstance(error, SchedulerLostError) or not self.session.is_connected:
+            seconds = self.runner.scheduler_wait_seconds
+            self.callbacks.warn(
+                f"The scheduler is lost. Waiting up to {seconds:g} s for it to return at its "
+                f"address."
+            )
+            try:
+                self.session.reconnect(seconds)
+            except SchedulerLostError as lost:
+                raise SchedulerLostError(f"{lost} {self._how_to_resume()}") from error
 
     def _decide(self) -> ResumePlan:
-        job, manager = self.options.job, self.options.checkpoint_manager
-        return plan_resume(job, self.plan, manager, self.resume_from, self.limit)
+        runner = self.runner
+        return plan_resume(runner.job, self.plan, runner.checkpoint_manager, self.resume_from)
 
     def _resume_point(self) -> str:
         """Where the same command would resume, for a message."""
@@ -387,7 +393,7 @@ class Run:
 
     def _stopped(self, epoch: int | None, why: str) -> RunStoppedError:
         """The error that ends a run on request."""
-        reason = self.requests.stop
+        reason = self.runner.stop_reason
         return RunStoppedError(
             f"Job {self.plan.job!r} stopped on request ({reason}): {why}. {self._how_to_resume()}",
             reason=reason,

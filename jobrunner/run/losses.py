@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from jobrunner.cluster import Session
 from jobrunner.define import Job
 from jobrunner.errors import NodeLostError, SchedulerLostError, TaskFailedError
-
-logger = logging.getLogger(__name__)
 
 Loss = NodeLostError | SchedulerLostError | TaskFailedError
 
@@ -102,13 +98,3 @@ def is_transient(job: Job, error: TaskFailedError) -> bool:
     group = job.groups.get(error.group)
     task = group.find(error.node, error.task) if group is not None else None
     return task is not None and isinstance(error.__cause__, task.transient_errors)
-
-
-def await_scheduler(
-    session: Session, seconds: float, loss: Loss, warn: Callable[[str], None]
-) -> None:
-    """Wait for the scheduler if it is lost; raise `SchedulerLostError` if it does not return."""
-    if isinstance(loss, SchedulerLostError) or not session.is_connected:
-        logger.info("The scheduler is lost: %s", loss)
-        warn(f"The scheduler is lost. Waiting up to {seconds:g} s for it to return at its address.")
-        session.reconnect(seconds)

@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import Literal
 
 from jobrunner.checkpoint import Loader, MultiNodeCheckpointManager
 from jobrunner.compile import Plan, changes, describe
 from jobrunner.define import Job
 from jobrunner.errors import CheckpointCorruptError
-from jobrunner.run.decisions import Recorded, remainder
+from jobrunner.run.decisions import remainder
 from jobrunner.run.load import rebuild, recorded_stops, required_blobs, steps_done
 from jobrunner.run.result import ResumePlan, format_ranges
 
 ResumeFrom = int | Literal["latest"] | None
 
 
-def epoch_limit(plan: Plan, num_epochs: int | None) -> int | None:
-    """The smaller of the job's limit and this run's."""
-    return min((n for n in (plan.epoch_limit, num_epochs) if n is not None), default=None)
-
-
 def plan_resume(
-    job: Job,
-    plan: Plan,
-    own: MultiNodeCheckpointManager | None,
-    resume_from: ResumeFrom,
-    limit: int | None,
+    job: Job, plan: Plan, own: MultiNodeCheckpointManager | None, resume_from: ResumeFrom
 ) -> ResumePlan:
     """Decide where a run of `plan` begins; see `JobRunner.plan_resume`."""
     if own is None:
-        return _word_start(plan, limit, "there is no checkpoint manager", is_saved=False)
+        return ResumePlan(None, "there is no checkpoint manager", _first_steps(plan))
     warnings = _warn_of_other_run(own)
     if resume_from is None:
-        start = _word_start(plan, limit, "resume_from_epoch is None")
-        return replace(start, sets_aside=tuple(own.epochs()), warnings=warnings)
+        return ResumePlan(
+            None,
+            "resume_from_epoch is None",
+            _first_steps(plan, "save epoch 0"),
+            sets_aside=tuple(own.epochs()),
+            warnings=warnings,
+        )
     is_latest = resume_from == "latest"
     if is_latest:
         warnings += _check_claimed(own.loader)
@@ -56,29 +51,46 @@ def plan_resume(
             reason += " that is not known to be damaged"
     if epoch is None:
         path = manager.path
-        why = (
-            f"no recorded epoch of {path} is whole" if epochs else f"nothing is recorded in {path}"
+        return ResumePlan(
+            None,
+            f"no recorded epoch of {path} is whole" if epochs else f"nothing is recorded in {path}",
+            _first_steps(plan, "save epoch 0"),
+            sets_aside=tuple(epochs) if manager is own.loader else (),
+            warnings=warnings,
+            damaged=damaged,
         )
-        start = _word_start(plan, limit, why)
-        aside = tuple(epochs) if manager is own.loader else ()
-        return replace(start, sets_aside=aside, warnings=warnings, damaged=damaged)
     record = manager.recorded.record(epoch)
     before = manager.recorded.run_info(epoch).get("plan")
-    recorded = Recorded(
+    step = steps_done(plan, record)
+    later = tuple(e for e in epochs if e > epoch)
+    left = remainder(
         epoch,
-        steps_done(plan, record),
-        recorded_stops(plan, record),
-        later=tuple(e for e in epochs if e > epoch),
+        plan.epoch_limit,
+        step=step,
+        fired=recorded_stops(plan, record),
+        later=later,
         is_done=manager.recorded.is_done(),
     )
-    return replace(
-        _word_resume(plan, limit, recorded, reason),
+    steps = [f"load epoch {epoch}" + (f", saved after step {step}" if step else "")]
+    if step:
+        steps.append(f"steps {step + 1} to {plan.steps_per_epoch} of epoch {epoch}")
+    if left == "epochs":
+        steps.append(_epochs(plan, epoch + 1))
+    if left != "nothing":
+        steps += _last_groups(plan)
+    return ResumePlan(
+        epoch,
+        reason if left != "nothing" else f"{reason}, and that run had finished",
+        tuple(steps),
         rebuilds=tuple(
             f"{node}/{task.name}"
             for node, part in rebuild(job, plan, manager, epoch)[0].slices.items()
             for task in part.tasks
         ),
+        sets_aside=later,
         changes=tuple(changes(before, describe(plan))) if before else (),
+        is_finished=left == "nothing",
+        step=step,
         warnings=warnings,
         damaged=damaged,
     )
@@ -133,37 +145,13 @@ def _check_claimed(directory: Loader) -> tuple[str, ...]:
 # ---- in words
 
 
-def _word_start(plan: Plan, limit: int | None, reason: str, *, is_saved: bool = True) -> ResumePlan:
-    save = ["save epoch 0"] if is_saved else []
-    steps = [_count(plan, "init"), *save, _epochs(plan, 1, limit), *_last_groups(plan)]
-    return ResumePlan(None, reason, steps=tuple(steps))
+def _first_steps(plan: Plan, *saves: str) -> tuple[str, ...]:
+    return (_count(plan, "init"), *saves, _epochs(plan, 1), *_last_groups(plan))
 
 
-def _word_resume(plan: Plan, limit: int | None, recorded: Recorded, reason: str) -> ResumePlan:
-    left = remainder(recorded, limit)
-    epoch, step = recorded.epoch, recorded.step
-    steps = [f"load epoch {epoch}" + (f", saved after step {step}" if step else "")]
-    if step:
-        steps.append(f"steps {step + 1} to {plan.steps_per_epoch} of epoch {epoch}")
-    if left == "epochs":
-        steps.append(_epochs(plan, epoch + 1, limit))
-    if left == "nothing":
-        reason += ", and that run had finished"
-    else:
-        steps += _last_groups(plan)
-    return ResumePlan(
-        epoch,
-        reason,
-        steps=tuple(steps),
-        sets_aside=tuple(recorded.later),
-        is_finished=left == "nothing",
-        step=step,
-    )
-
-
-def _epochs(plan: Plan, first: int, limit: int | None) -> str:
+def _epochs(plan: Plan, first: int) -> str:
     ends = [condition.name for condition in plan.groups["epoch"].conditions]
-    ends += [] if limit is None else [f"epoch {limit}"]
+    ends += [] if plan.epoch_limit is None else [f"epoch {plan.epoch_limit}"]
     return f"epochs from {first} until {' or '.join(ends)}"
 
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import KW_ONLY, dataclass
+from numbers import Real
+from typing import get_args
+
+from msgspec import structs
 
 from jobrunner.checkpoint import MultiNodeCheckpointManager, resolve_options
 from jobrunner.cluster import Session
 from jobrunner.compile import Plan
-from jobrunner.define import Blob, Job
+from jobrunner.define import Blob, Job, check_int
 from jobrunner.errors import DefinitionError
+from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.load import load_blobs
 from jobrunner.run.loop import Run
-from jobrunner.run.options import Callbacks, Options, Requests
 from jobrunner.run.replay import Replay, ReplayReport
 from jobrunner.run.result import ResumePlan, RunResult
-from jobrunner.run.resume import ResumeFrom, epoch_limit, plan_resume
+from jobrunner.run.resume import ResumeFrom, plan_resume
 from jobrunner.run.saver import SaveErrorPolicy
-from jobrunner.run.upload import UploadTaskGroupBuilder
+from jobrunner.run.upload import CopyTo, UploadTaskGroupBuilder
 from jobrunner.signals import stop_on_signals
 from jobrunner.worker import UnderWay
 
 
+@dataclass(eq=False, repr=False)
 class JobRunner:
     """Runs a job: from the start, or from the last recorded epoch.
 
@@ -57,7 +63,7 @@ class JobRunner:
     num_epochs : int, optional
         Stop after that many epochs in all, like `epoch_limiter`.
     callbacks : sequence of Callback
-        Objects with any of the methods of `jobrunner.run.options.Callback`.
+        Objects with any of the methods of `jobrunner.run.callbacks.Callback`.
 
     Raises
     ------
@@ -65,39 +71,26 @@ class JobRunner:
         An argument is invalid.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        checkpoint_manager: MultiNodeCheckpointManager | None = None,
-        resume_from_epoch: ResumeFrom = "latest",
-        upload_task_group_builder: UploadTaskGroupBuilder | None = None,
-        *,
-        max_restarts: int = 3,
-        on_save_error: SaveErrorPolicy = "warn",
-        worker_wait_seconds: float = 60,
-        scheduler_wait_seconds: float = 60,
-        epoch_deadline_seconds: float | None = None,
-        task_deadline_seconds: float | None = None,
-        grace_seconds: float | None = None,
-        num_epochs: int | None = None,
-        callbacks: Sequence[object] = (),
-    ) -> None:
-        self.job = job
-        self.checkpoint_manager = checkpoint_manager
-        self.resume_from_epoch = resume_from_epoch
-        self.upload_task_group_builder = upload_task_group_builder
-        self.max_restarts = max_restarts
-        self.on_save_error = on_save_error
-        self.worker_wait_seconds = worker_wait_seconds
-        self.scheduler_wait_seconds = scheduler_wait_seconds
-        self.epoch_deadline_seconds = epoch_deadline_seconds
-        self.task_deadline_seconds = task_deadline_seconds
-        self.grace_seconds = grace_seconds
-        self.num_epochs = num_epochs
-        self.callbacks: Sequence[object] = callbacks
-        self._options().check()
-        self.callbacks = tuple(callbacks)
-        self._requests = Requests()
+    job: Job
+    checkpoint_manager: MultiNodeCheckpointManager | None = None
+    resume_from_epoch: ResumeFrom = "latest"
+    upload_task_group_builder: UploadTaskGroupBuilder | None = None
+    _: KW_ONLY
+    max_restarts: int = 3
+    on_save_error: SaveErrorPolicy = "warn"
+    worker_wait_seconds: float = 60
+    scheduler_wait_seconds: float = 60
+    epoch_deadline_seconds: float | None = None
+    task_deadline_seconds: float | None = None
+    grace_seconds: float | None = None
+    num_epochs: int | None = None
+    callbacks: Sequence[object] = ()
+
+    def __post_init__(self) -> None:
+        self._check()
+        self.callbacks = tuple(self.callbacks)
+        self.stop_reason = ""  # why to stop after the epoch; empty: not asked
+        self.save_asked = threading.Event()  # to save after the current step
         self._run: Run | None = None
 
     def plan_resume(self) -> ResumePlan:
@@ -156,9 +149,9 @@ class JobRunner:
         _check_session(session, "run")
         plan = self._compile()
         self._plan_resume(plan)  # its errors come before anything is bound or written
-        self._requests.stop = ""
+        self.stop_reason = ""
         with session.exclusive(f"Job {plan.job!r}"):
-            self._run = Run(self._options(), self._requests, plan, session)
+            self._run = Run(self, plan, session)
             try:
                 with stop_on_signals(self._ask_to_stop, self.grace_seconds):
                     return self._run.run()
@@ -193,7 +186,7 @@ class JobRunner:
         Runs on the client, in any thread or callback, and returns at once. A job with several
         steps per epoch is saved and stops after the current step.
         """
-        self._requests.stop = reason or "JobRunner.stop"
+        self.stop_reason = reason or "JobRunner.stop"
 
     def save_now(self) -> None:
         """Ask the run to save when the current step ends, whatever its policy says.
@@ -203,7 +196,7 @@ class JobRunner:
         Runs on the client, in any thread or signal handler, and returns at once. To ask for the
         same from outside, create a file ``_save_now`` in the checkpoint directory.
         """
-        self._requests.save.set()
+        self.save_asked.set()
 
     def replay(self, session: Session, epoch: int) -> ReplayReport:
         """Run a recorded epoch again from the one before it, and compare the result.
@@ -297,6 +290,60 @@ class JobRunner:
         load_blobs(self.job, manager.loader, epoch, blob_names, session)
         return True
 
+    def _check(self) -> None:
+        if not isinstance(self.job, Job):
+            raise DefinitionError(f"JobRunner runs a Job; got {type(self.job).__name__}.")
+        where = f"JobRunner of job {self.job.name!r}"
+        if self.on_save_error not in get_args(SaveErrorPolicy):
+            raise DefinitionError(
+                f"{where}: on_save_error must be 'warn', 'refuse' or 'raise'; got "
+                f"{self.on_save_error!r}."
+            )
+        if self.resume_from_epoch not in ("latest", None):
+            what = f"{where}: resume_from_epoch, unless 'latest' or None,"
+            check_int(self.resume_from_epoch, 0, what)
+        check_int(self.max_restarts, 0, f"{where}: max_restarts")
+        if self.num_epochs is not None:
+            check_int(self.num_epochs, 1, f"{where}: num_epochs")
+        for name in vars(self):
+            if name.endswith("_seconds"):
+                seconds = getattr(self, name)
+                is_optional = not name.endswith("wait_seconds")
+                if not (is_optional and seconds is None) and not _is_duration(seconds):
+                    raise DefinitionError(
+                        f"{where}: {name} must be a number of seconds >= 0; got {seconds!r}."
+                    )
+        manager, builder = self.checkpoint_manager, self.upload_task_group_builder
+        if not isinstance(manager, MultiNodeCheckpointManager | None):
+            raise DefinitionError(
+                f"{where}: checkpoint_manager must be a MultiNodeCheckpointManager or a "
+                f"CheckpointManager; got {manager!r}. For a directory, write "
+                f"MultiNodeCheckpointManager(path)."
+            )
+        if isinstance(self.callbacks, str) or not isinstance(self.callbacks, Sequence):
+            raise DefinitionError(f"{where}: callbacks must be a list; got {self.callbacks!r}.")
+        for callback in self.callbacks:
+            if isinstance(callback, type):
+                raise DefinitionError(
+                    f"{where}: a callback must be an object; got the class {callback.__name__}. "
+                    f"Write {callback.__name__}()."
+                )
+        if manager is None:
+            for name, is_given in (
+                ("resume_from_epoch", isinstance(self.resume_from_epoch, int)),
+                ("upload_task_group_builder", builder is not None),
+            ):
+                if is_given:
+                    raise DefinitionError(f"{where}: {name} requires a checkpoint_manager.")
+        elif builder is not None:
+            if isinstance(builder, type) or not callable(getattr(builder, "build", None)):
+                raise DefinitionError(
+                    f"{where}: upload_task_group_builder must be an object with a method "
+                    f"build(epoch, manager), such as CopyTo(path); got {builder!r}."
+                )
+            if isinstance(builder, CopyTo):
+                builder.check(manager)
+
     def _compile(self) -> Plan:
         job = self.job
         # Check before the groups are compiled, so that the user can still add a condition.
@@ -309,14 +356,11 @@ class JobRunner:
         plan = job.compile()
         if self.checkpoint_manager is not None:
             resolve_options(plan.array_options)
-        return plan
-
-    def _options(self) -> Options:
-        return Options(**{field.name: getattr(self, field.name) for field in fields(Options)})
+        limits = [n for n in (job.epoch_limit, self.num_epochs) if n is not None]
+        return structs.replace(plan, epoch_limit=min(limits, default=None))
 
     def _plan_resume(self, plan: Plan) -> ResumePlan:
-        limit = epoch_limit(plan, self.num_epochs)
-        return plan_resume(self.job, plan, self.checkpoint_manager, self.resume_from_epoch, limit)
+        return plan_resume(self.job, plan, self.checkpoint_manager, self.resume_from_epoch)
 
     def _ask_to_stop(self, signal_name: str) -> None:
         self.stop(signal_name)
@@ -330,3 +374,8 @@ def _check_session(session: object, method: str) -> None:
             f"JobRunner.{method} takes a Session; got {type(session).__name__}. Write "
             f"Session(client), Session.local() or Session.connect(address)."
         )
+
+
+def _is_duration(value: object) -> bool:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return is_number and 0 <= float(value) < float("inf")  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 import pytest
 
 from jobrunner import NodeLostError
-from jobrunner.run.decisions import Recorded, State, remainder
+from jobrunner.run.decisions import State, remainder
 from jobrunner.run.losses import Losses
 
 
@@ -49,16 +49,16 @@ def test_a_loss_in_a_batch_after_a_careful_group_names_no_suspect():
 
 
 @pytest.mark.parametrize(
-    ("recorded", "left"),
+    ("epoch", "recorded", "left"),
     [
-        (Recorded(3), "epochs"),
-        (Recorded(5), "last groups"),
-        (Recorded(5, step=2), "epochs"),
-        (Recorded(3, fired=["a/met"]), "last groups"),
-        (Recorded(3, fired=["a/met"], is_done=True), "nothing"),
-        (Recorded(5, later=[6], is_done=True), "last groups"),
-        (Recorded(3, is_done=True), "epochs"),
+        (3, {}, "epochs"),
+        (5, {}, "last groups"),
+        (5, {"step": 2}, "epochs"),
+        (3, {"fired": ["a/met"]}, "last groups"),
+        (3, {"fired": ["a/met"], "is_done": True}, "nothing"),
+        (5, {"later": [6], "is_done": True}, "last groups"),
+        (3, {"is_done": True}, "epochs"),
     ],
 )
-def test_what_is_left_after_a_resume(recorded, left):
-    assert remainder(recorded, limit=5) == left
+def test_what_is_left_after_a_resume(epoch, recorded, left):
+    assert remainder(epoch, 5, **recorded) == left
