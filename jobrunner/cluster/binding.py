@@ -241,11 +241,10 @@ class Binding:
     def ship(self, plans: Mapping[str, GroupPlan]) -> None:
         """Send groups, by key, to the workers, unless they have them already."""
         parcel = Parcel(plans)
-        self._groups.add(plans, self.placement)
         if not self._groups.has(plans.keys(), parcel.digest):
             contents = parcel.by_worker(self.placement)
             self._call(Request("ship", per_worker=contents), list(contents))
-            self._groups.note_digest(plans.keys(), parcel.digest)
+            self._groups.add(plans, parcel.digest, self.placement)
 
     # ---- for the session
 

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 from distributed import Client
@@ -27,12 +28,17 @@ RECONNECT_POLL_SECONDS = 0.1
 class Connection:
     """A client, and the cluster that was started for it, if any."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        cluster: OwnCluster | None = None,
+        connect: Callable[..., Client] | None = None,  # makes such a client again
+    ) -> None:
         self.client = client  # `reconnect` may replace it
         self.scheduler = SchedulerLink(client)
-        self._is_own = False  # `close` closes the client
-        self._cluster: OwnCluster | None = None
-        self._connect: Callable[[float], Client] | None = None
+        self._cluster = cluster
+        self._connect = connect
 
     @classmethod
     def local(cls, workers: int | None, threads_per_worker: int | None, processes: bool) -> Self:
@@ -42,14 +48,11 @@ class Connection:
                 check_int(count, 1, f"Session.local: {what}")
         cluster = OwnCluster(workers, threads_per_worker, processes)
         try:
-            connection = cls(Client(cluster.cluster, set_as_default=False))
+            return cls(Client(cluster.cluster, set_as_default=False), cluster=cluster)
         except BaseException:
             cluster.kill()
             cluster.close()
             raise
-        connection._is_own = True
-        connection._cluster = cluster
-        return connection
 
     @classmethod
     def to(cls, address: str, **client_kwargs: Any) -> Self:
@@ -66,9 +69,9 @@ class Connection:
         )
         waiting.daemon = True
         waiting.start()
-        client_kwargs = {"set_as_default": False, **client_kwargs}
+        connect = partial(OwnClient, address, **{"set_as_default": False, **client_kwargs})
         try:
-            connection = cls(OwnClient(address, **client_kwargs))
+            return cls(connect(), connect=connect)
         except (OSError, TimeoutError) as error:
             raise ExecutionError(
                 f"No Dask scheduler answers at {address}: {error}. Check the address, and that "
@@ -76,11 +79,6 @@ class Connection:
             ) from error
         finally:
             waiting.cancel()
-        connection._is_own = True
-        connection._connect = lambda seconds: OwnClient(
-            address, **{**client_kwargs, "timeout": seconds}
-        )
-        return connection
 
     @property
     def most_workers(self) -> float:
@@ -105,7 +103,7 @@ class Connection:
                 if self._connect is None:
                     break
                 try:
-                    self.client = self._connect(left)
+                    self.client = self._connect(timeout=left)
                     self.scheduler = SchedulerLink(self.client)
                     continue
                 except (OSError, TimeoutError):
@@ -124,7 +122,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the client and the cluster that were opened here."""
-        if self._is_own:
+        if self._cluster is not None or self._connect is not None:
             self.client.close()
         if self._cluster is not None:
             self._cluster.close()

@@ -14,6 +14,8 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -22,8 +24,6 @@ from distributed import LocalCluster, Nanny, Status
 
 from jobrunner.errors import ExecutionError
 from jobrunner.worker import MemoryOnly
-
-logger = logging.getLogger(__name__)
 
 _ASYNCIO_LOG = logging.getLogger("asyncio")
 
@@ -51,14 +51,11 @@ class OwnCluster:
     ) -> None:
         if processes and getattr(multiprocessing.current_process(), "_inheriting", False):
             sys.exit(1)  # a worker process that imports the script; the client explains
-        self._processes = processes
         self._nannies: list[Nanny] = []
         self._filter = MemoryOnly()
         self._filter.start()
         self._is_killed = False
-        self._started: list[LocalCluster] = []
-        self._error: BaseException | None = None
-        self._is_started = threading.Event()
+        self._starting: Future[LocalCluster] = Future()
         options = {
             "n_workers": workers,
             "threads_per_worker": threads_per_worker,
@@ -69,24 +66,24 @@ class OwnCluster:
             target=self._start, args=(options,), name="jobrunner-cluster", daemon=True
         ).start()
         try:
-            if not self._is_started.wait(start_seconds):
+            wait([self._starting], start_seconds)
+            if not self._starting.done():
                 raise ExecutionError(
                     f"The local cluster did not start within {start_seconds:g} s. Worker processes "
                     f"import the script: check that it only defines things before its "
                     f"`if __name__ == '__main__':`, or use Session.local(processes=False)."
                 )
-            if isinstance(self._error, RuntimeError):
+            error = self._starting.exception()
+            if isinstance(error, RuntimeError):
                 raise ExecutionError(
-                    f"The local cluster did not start: {_innermost(self._error)}. Call "
+                    f"The local cluster did not start: {_innermost(error)}. Call "
                     f"Session.local under `if __name__ == '__main__':`, since worker processes "
                     f"import the script, or use Session.local(processes=False)."
-                ) from self._error
-            if self._error is not None:
-                raise self._error
+                ) from error
+            self.cluster = self._starting.result()
         except BaseException:
             self._give_up()
             raise
-        self.cluster = self._started[0]
 
     def close(self) -> None:
         """End the workers; Dask waits a while for their tasks."""
@@ -103,26 +100,22 @@ class OwnCluster:
         for nanny in self._nannies:
             pid = nanny.pid
             if pid is not None:
-                try:
+                with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    logger.debug("Worker process %d has ended already", pid)
 
     def _start(self, options: dict[str, Any]) -> None:
         settings: dict[str, Any] = {}
         try:
-            if self._processes:
+            if options["processes"]:
                 options["worker_class"] = self._nanny_class()
                 preload = dask.config.get("distributed.worker.preload")
                 settings["distributed.worker.preload"] = [*preload, "jobrunner.worker.preload"]
                 resource_tracker.ensure_running()  # starting it later would unblock signals
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             with dask.config.set(settings):
-                self._started.append(LocalCluster(**options))
+                self._starting.set_result(LocalCluster(**options))
         except BaseException as error:
-            self._error = error
-        finally:
-            self._is_started.set()
+            self._starting.set_exception(error)
 
     def _nanny_class(self) -> type[Nanny]:
         own = self
@@ -141,13 +134,13 @@ class OwnCluster:
 
     def _give_up(self) -> None:
         deadline = time.monotonic() + STOP_SECONDS
-        while not self._is_started.is_set() and time.monotonic() < deadline:
+        while not self._starting.done() and time.monotonic() < deadline:
             self.kill()
-            self._is_started.wait(KILL_AGAIN_SECONDS)
+            wait([self._starting], KILL_AGAIN_SECONDS)
         try:
-            for cluster in self._started:
+            if self._starting.done() and self._starting.exception() is None:
                 self.kill()
-                cluster.close()
+                self._starting.result().close()
         finally:
             self._restore_logs()
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from distributed import Client
@@ -49,85 +47,30 @@ class OwnClient(Client):
             raise
 
 
-class _Handler:
-    """Handles a topic of a client, and then calls the handler that it replaces."""
+class _Topic:
+    """Tells the sessions of a client what the scheduler logs of a worker, under its address.
 
-    def __init__(self, hear: Callable[[Any], None], before: Callable[[Any], Any] | None) -> None:
-        self._hear = hear
-        self.before: Callable[[Any], Any] | None
-        self.before = before.before if isinstance(before, _Handler) else before
+    A client has one handler of a topic: this also calls the handler that it replaces.
+    """
+
+    def __init__(self, address: str, before: Callable[[Any], Any] | None) -> None:
+        self._address = address
+        self.before = before
+        self.listeners: list[Listener] = []
 
     def __call__(self, event: tuple[float, Any]) -> Any:
-        self._hear(event)
+        message = event[1]
+        if isinstance(message, Mapping):
+            is_removed = message.get("action") == "remove-worker"
+            if is_removed or message.get("status") in LEAVING_STATUSES:
+                # A worker that is retired still serves until its nodes have moved.
+                is_lost = is_removed and not message.get("expected")
+                for listener in tuple(self.listeners):
+                    listener(self._address, is_lost)
         return None if self.before is None else self.before(event)
 
 
-class LossWatch:
-    """Reports workers that leave or are lost to all sessions of one client.
-
-    The scheduler logs the removal of a worker under the topic of its address.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._listeners: dict[str, list[Listener]] = {}
-        self._handlers: dict[str, _Handler] = {}
-
-    def add(self, client: Client, address: str, listener: Listener) -> None:
-        """Call a listener, on the client's event loop, if that worker leaves or is lost."""
-        with self._lock:
-            listeners = self._listeners.setdefault(address, [])
-            if not listeners:
-                before = _handlers_of(client).get(address)
-                handler = self._handlers[address] = _Handler(partial(self._hear, address), before)
-                client.subscribe_topic(address, handler)
-            listeners.append(listener)
-
-    def remove(self, client: Client, address: str, listener: Listener) -> None:
-        """Undo `add`."""
-        with self._lock:
-            listeners = self._listeners.get(address, [])
-            if listener in listeners:
-                listeners.remove(listener)
-                if not listeners:
-                    del self._listeners[address]
-                    self._unsubscribe(client, address)
-
-    def clear(self) -> None:
-        """Remove all listeners; a new scheduler has no subscriptions."""
-        with self._lock:
-            self._listeners.clear()
-            self._handlers.clear()
-
-    def _unsubscribe(self, client: Client, address: str) -> None:
-        handler = self._handlers.pop(address)
-        if client.status != "running":
-            return
-        if _handlers_of(client).get(address, handler) is not handler:
-            return  # other code has replaced it
-        if handler.before is not None:
-            client.subscribe_topic(address, handler.before)
-        else:
-            client.unsubscribe_topic(address)
-
-    def _hear(self, address: str, event: tuple[float, Any]) -> None:
-        message = event[1]
-        if not isinstance(message, Mapping):
-            return
-        is_removed = message.get("action") == "remove-worker"
-        if is_removed or message.get("status") in LEAVING_STATUSES:
-            # A worker that is retired still serves until its nodes have moved.
-            is_lost = is_removed and not message.get("expected")
-            for listener in tuple(self._listeners.get(address, ())):
-                listener(address, is_lost)
-
-
-def _handlers_of(client: Client) -> Mapping[str, Callable[[Any], Any]]:
-    handlers: Mapping[str, Callable[[Any], Any]] = getattr(client, "_event_handlers", {})
-    return handlers
-
-
-_watches: weakref.WeakKeyDictionary[Client, LossWatch] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()  # for the topics of all clients
 
 
 class SchedulerLink:
@@ -136,7 +79,6 @@ class SchedulerLink:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.silence_seconds = get_number("worker-silence-seconds")
-        self._watch = _watches.setdefault(client, LossWatch())
 
     def check_open(self) -> None:
         """Raise a `SchedulerLostError` if the client is closed or lost its scheduler."""
@@ -203,14 +145,33 @@ class SchedulerLink:
 
     def watch(self, addresses: Collection[str], listener: Listener) -> None:
         """Call a listener, on the client's event loop, if one of the workers leaves or is lost."""
-        for address in addresses:
-            self._watch.add(self.client, address, listener)
+        with _lock:
+            for address in addresses:
+                topic = self.client._event_handlers.get(address)
+                if not isinstance(topic, _Topic):
+                    topic = _Topic(address, topic)
+                if not topic.listeners:
+                    self.client.subscribe_topic(address, topic)
+                topic.listeners.append(listener)
 
     def unwatch(self, addresses: Collection[str], listener: Listener) -> None:
         """Undo `watch`."""
-        for address in addresses:
-            self._watch.remove(self.client, address, listener)
+        with _lock:
+            for address in addresses:
+                topic = self.client._event_handlers.get(address)
+                if not isinstance(topic, _Topic) or listener not in topic.listeners:
+                    continue
+                topic.listeners.remove(listener)
+                if topic.listeners or self.client.status != "running":
+                    continue
+                if topic.before is not None:
+                    self.client.subscribe_topic(address, topic.before)
+                else:
+                    self.client.unsubscribe_topic(address)
 
     def forget_watches(self) -> None:
-        """Undo every `watch`, after a new scheduler has started."""
-        self._watch.clear()
+        """Undo every `watch`; a new scheduler has no subscriptions."""
+        with _lock:
+            for topic in self.client._event_handlers.values():
+                if isinstance(topic, _Topic):
+                    topic.listeners.clear()

@@ -57,19 +57,18 @@ class ShippedGroups:
         self._num_keys = 0
         self._dead_keys: list[str] = []
 
-    def add(self, plans: Mapping[str, GroupPlan], placement: Mapping[str, str]) -> None:
-        """Add groups, and note which workers take part in them."""
+    def add(
+        self, plans: Mapping[str, GroupPlan], digest: str, placement: Mapping[str, str]
+    ) -> None:
+        """Add the groups of a parcel with that digest."""
         for key, plan in plans.items():
             addresses = dict.fromkeys(placement[node] for node in nodes_of(plan))
             self.plans[key] = (plan, list(addresses))
+            self._digests[key] = digest
 
     def has(self, keys: Collection[str], digest: str) -> bool:
         """Whether the workers have got these groups in a parcel with that digest."""
         return all(self._digests.get(key) == digest for key in keys)
-
-    def note_digest(self, keys: Collection[str], digest: str) -> None:
-        """Note that the workers have got these groups."""
-        self._digests.update(dict.fromkeys(keys, digest))
 
     def key_of(self, group: TaskGroup) -> str:
         """The key of a group; for a job's group, its name."""

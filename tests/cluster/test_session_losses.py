@@ -29,7 +29,7 @@ from jobrunner import (
     WorkspaceType,
 )
 from jobrunner.cluster.members import Members
-from jobrunner.cluster.scheduler import LossWatch
+from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.worker.plugin import OPERATION, PLUGIN_NAME, PROTOCOL_VERSION, lease_key, run_lease
 from tests.processes import await_file, start_dask
 
@@ -431,31 +431,34 @@ def test_losses_reach_every_listener_of_a_client():
         status = "running"
 
         def __init__(self):
-            self.topics = {}
+            self._event_handlers = {}
 
         def subscribe_topic(self, topic, handler):
-            self.topics[topic] = handler
+            self._event_handlers[topic] = handler
 
         def unsubscribe_topic(self, topic):
-            del self.topics[topic]
+            del self._event_handlers[topic]
 
-    heard, client, watch = [], FakeClient(), LossWatch()
-    for name in "xy":
-        watch.add(client, "tcp://a", lambda *news, name=name: heard.append((name, *news)))
+    heard, client = [], FakeClient()
+    for name in "xy":  # two sessions
+        SchedulerLink(client).watch(
+            ["tcp://a"], lambda *news, name=name: heard.append((name, *news))
+        )
 
     def listener(*news):
         heard.append(news)
 
-    watch.add(client, "tcp://b", listener)
-    client.topics["tcp://a"]((0.0, {"action": "remove-worker"}))
-    client.topics["tcp://a"]((0.0, {"action": "add-worker"}))
+    link, topics = SchedulerLink(client), client._event_handlers
+    link.watch(["tcp://b"], listener)
+    topics["tcp://a"]((0.0, {"action": "remove-worker"}))
+    topics["tcp://a"]((0.0, {"action": "add-worker"}))
     assert heard == [("x", "tcp://a", True), ("y", "tcp://a", True)]
-    client.topics["tcp://b"]((0.0, {"action": "remove-worker", "expected": True}))
-    client.topics["tcp://b"]((0.0, {"action": "worker-status-change", "status": "closing"}))
+    topics["tcp://b"]((0.0, {"action": "remove-worker", "expected": True}))
+    topics["tcp://b"]((0.0, {"action": "worker-status-change", "status": "closing"}))
     assert heard[2:] == [("tcp://b", False)] * 2
-    watch.remove(client, "tcp://b", listener)
-    watch.remove(client, "tcp://b", listener)
-    assert list(client.topics) == ["tcp://a"]
+    link.unwatch(["tcp://b"], listener)
+    link.unwatch(["tcp://b"], listener)
+    assert list(topics) == ["tcp://a"]
 
 
 def test_workers_that_are_lost_together_are_all_named_with_their_nodes():

@@ -124,8 +124,8 @@ def test_the_run_continues_when_the_scheduler_is_back(dask_processes, tmp_path, 
 def test_a_scheduler_that_refuses_at_once_is_asked_at_intervals(inproc_cluster):
     asked = []
 
-    def refuse(seconds):
-        asked.append(seconds)
+    def refuse(timeout):
+        asked.append(timeout)
         raise OSError("not any more")
 
     client = Client(inproc_cluster, set_as_default=False)
