@@ -1,7 +1,6 @@
 """One node at one epoch, on disk."""
 
 from jobrunner.checkpoint.store.array_reader import VerifiedFiles
-from jobrunner.checkpoint.store.chunk_writer import LINKED_BYTES, FormerStore, former_store
 from jobrunner.checkpoint.store.compression import check_compressors, resolve_options
 from jobrunner.checkpoint.store.layout import (
     RETIRED_DOCUMENT,
@@ -13,4 +12,11 @@ from jobrunner.checkpoint.store.manifest import MANIFEST, ROOT_DOCUMENT, RecordE
 from jobrunner.checkpoint.store.reader import ArrayOutline, StoreReader
 from jobrunner.checkpoint.store.stacks import LEAST_ALIKE, Alike, Rows, find_alike
 from jobrunner.checkpoint.store.view import Checkpoint, NodeCheckpoint
-from jobrunner.checkpoint.store.writer import Receipt, StoreBatch, digest_blob
+from jobrunner.checkpoint.store.writer import (
+    LINKED_BYTES,
+    FormerStore,
+    Receipt,
+    StoreBatch,
+    digest_blob,
+    former_store,
+)

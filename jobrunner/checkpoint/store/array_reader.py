@@ -133,8 +133,8 @@ class StoredArray:
             return result, [partial(self._read_row, flat)]
         jobs: Jobs = []
         start = 0
-        chunk_files = self._entry.chunk_files()
-        for corner, (path, file) in zip(self._grid.corners(), chunk_files, strict=True):
+        places = self._grid.files(self._entry.path)
+        for (path, corner), file in zip(places, self._entry.files, strict=True):
             if flat is None:
                 jobs.append(partial(self._read_file, path, file, corner, data))
                 continue
@@ -152,9 +152,8 @@ class StoredArray:
         data: Array = np.empty(shape, self.dtype)
         jobs: Jobs = []
         pieces = entry.pieces or [[file] for file in entry.files]
-        for corner, (path, (size, _)), spans in zip(
-            grid.corners(), entry.chunk_files(), pieces, strict=True
-        ):
+        places = grid.files(entry.path)
+        for (path, corner), (size, _), spans in zip(places, entry.files, pieces, strict=True):
             position = 0
             for piece, span in zip(grid.pieces(corner), spans, strict=True):
                 held = piece.part[along]

@@ -68,6 +68,11 @@ class Grid:
         """Yield the grid coordinates of all files; none if the array has no items."""
         return itertools.product(*map(range, map(_ceil_div, self.shape, self.chunk_shape)))
 
+    def files(self, path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield path, with ``/``, and grid coordinates of all files of the array at `path`."""
+        for corner in self.corners():
+            yield f"{path}/{self.key(corner)}", corner
+
     def key(self, corner: Sequence[int]) -> str:
         """Return the file name of the chunk at `corner`."""
         return ".".join(("c", *map(str, to_logical(corner, self.order))))

@@ -76,11 +76,6 @@ class PlannedArray:
     is_unchanged: bool = False
     """It is the array of the store before, and no task could have changed it since."""
 
-    def files(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield path within the store, with ``/``, and grid coordinates of every file."""
-        for corner in self.grid.corners():
-            yield f"{self.path}/{self.grid.key(corner)}", corner
-
 
 @dataclass(slots=True)
 class StoreLayout:

@@ -107,9 +107,8 @@ class ArrayEntry(Document, kw_only=True):
 
     def chunk_files(self) -> Iterator[tuple[str, File]]:
         """Yield path, size and crc32c of each file."""
-        grid = self.grid
-        for corner, file in zip(grid.corners(), self.files, strict=True):
-            yield f"{self.path}/{grid.key(corner)}", file
+        for (path, _), file in zip(self.grid.files(self.path), self.files, strict=True):
+            yield path, file
 
     def _check_sizes(self) -> None:
         chunk = math.prod(self.chunk_shape)

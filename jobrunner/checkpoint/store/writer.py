@@ -2,7 +2,7 @@
 
 First come directories, chunks and Zarr documents, then the manifest, then the root document;
 finally everything is made durable. The record of the epoch holds the manifest's SHA-256, the
-manifest the checksums of all files.
+manifest the checksums of all files. Chunks that have not changed since an earlier epoch are linked.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import hashlib
 import logging
 import os
 import time
+import zlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from jobrunner.checkpoint.encoding import EncodedBlob, without_padding
-from jobrunner.checkpoint.storage import Files, join_path, run_all
-from jobrunner.checkpoint.store.checksums import checksum_chunk
-from jobrunner.checkpoint.store.chunk_bytes import ChunkBytes, encode_texts
-from jobrunner.checkpoint.store.chunk_writer import LINKED_BYTES, ChunkWriter, FormerStore
+from jobrunner.checkpoint.encoding import Array, EncodedBlob, without_padding
+from jobrunner.checkpoint.storage import Files, PosixFiles, join_path, run_all
+from jobrunner.checkpoint.store.checksums import HEAD_BYTES, Sums, WrittenChunk, checksum_chunk
+from jobrunner.checkpoint.store.chunk_bytes import ChunkBytes, encode_chunk, encode_texts
 from jobrunner.checkpoint.store.layout import (
     PlannedArray,
     StoreLayout,
@@ -33,11 +33,38 @@ from jobrunner.checkpoint.store.layout import (
     seal,
     to_json,
 )
-from jobrunner.checkpoint.store.manifest import MANIFEST, ROOT_DOCUMENT
-from jobrunner.checkpoint.store.stacks import Alike
+from jobrunner.checkpoint.store.manifest import MANIFEST, ROOT_DOCUMENT, Manifest
+from jobrunner.checkpoint.store.stacks import Alike, Rows
 from jobrunner.workspace import ArrayPool
 
 logger = logging.getLogger(__name__)
+
+LINKED_BYTES = PosixFiles.linked_bytes
+"""Shorter chunks are never linked; their sums are not recorded."""
+
+READ_AGAIN_SAVES = 16
+"""One save in so many, on average, reads a file and its array before it links the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormerStore:
+    """A store of the same node at an earlier epoch, whose unchanged chunks can be linked."""
+
+    root: str
+    chunks: Mapping[str, WrittenChunk]
+
+
+def former_store(root: str, manifest: Manifest) -> FormerStore:
+    """Return the chunks of a store that can be linked."""
+    chunks: dict[str, WrittenChunk] = {}
+    for array in manifest.arrays():
+        if array.sums is not None:
+            pieces = array.pieces or [[]] * len(array.files)
+            for (path, (size, crc)), (total, head), spans in zip(
+                array.chunk_files(), array.sums, pieces, strict=True
+            ):
+                chunks[path] = WrittenChunk(size, crc, int(total, 16), head, tuple(spans))
+    return FormerStore(root, chunks)
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -50,15 +77,6 @@ class Receipt(msgspec.Struct, frozen=True):
     linked_bytes: int = 0  # how many of `nbytes` are in files shared with the epoch before
     replicas: Mapping[str, str] = {}  # replicated blobs: digests, which all nodes must share
     states: tuple[str, ...] = ()  # blobs that contain objects saved by their ``state_dict()``
-
-
-@dataclass(slots=True)
-class _OpenStore:
-    store: str
-    root: str
-    layout: StoreLayout
-    chunks: ChunkWriter
-    documents: dict[str, list[int]] = field(default_factory=dict)
 
 
 class StoreBatch:
@@ -84,19 +102,14 @@ class StoreBatch:
         self._stack = contextlib.ExitStack()
         self._is_open = False
         self._seconds = 0.0
-        self._stores = []
-        for store, (about, blobs) in stores.items():
-            root = os.path.join(directory, store)
-            layout = lay_out(blobs, about)
-            former_one = (former or {}).get(store)
-            chunks = ChunkWriter(
-                files, root, about.get("node", ""), about.get("epoch", 0), former_one
-            )
-            self._stores.append(_OpenStore(store, root, layout, chunks))
+        self._stores = [
+            StoreWriter(files, directory, store, lay_out(blobs, about), (former or {}).get(store))
+            for store, (about, blobs) in stores.items()
+        ]
 
     def arrays(self) -> dict[str, list[PlannedArray]]:
         """Return the arrays of each store, not yet written."""
-        return {store.store: store.layout.arrays for store in self._stores}
+        return {store.name: store.layout.arrays for store in self._stores}
 
     def write(self, arrays: Collection[PlannedArray] | None = None) -> None:
         """Write some arrays, or by default all and the Zarr documents.
@@ -113,16 +126,17 @@ class StoreBatch:
                 for array in store.layout.arrays:
                     if wanted is None or id(array) in wanted:
                         nbytes += array.data.nbytes
-                        chunks = [it for it in array.files() if it[0] not in store.chunks.written]
-                        written = _Written(array, len(chunks), self._array_pool)
+                        chunks = [
+                            it for it in array.grid.files(array.path) if it[0] not in store.chunks
+                        ]
+                        left = list(range(len(chunks)))
                         jobs += (
-                            partial(_write_chunk, store, array, *chunk, written) for chunk in chunks
+                            partial(self._write_chunk, store, array, *chunk, left)
+                            for chunk in chunks
                         )
                 if wanted is None:
-                    jobs += (
-                        partial(_write_document, self._files, store, path, document)
-                        for path, document in store.layout.documents.items()
-                    )
+                    documents = store.layout.documents.items()
+                    jobs += (partial(store.write_document, *document) for document in documents)
             run_all(jobs, self._files.threads, nbytes)
         except BaseException as error:
             self._stack.__exit__(type(error), error, error.__traceback__)
@@ -134,10 +148,10 @@ class StoreBatch:
         started = time.perf_counter()
         with self._stack:
             self._open()
-            digests = list(self._files.each(partial(_finish_store, self._files), self._stores))
+            digests = list(self._files.each(StoreWriter.finish, self._stores))
         seconds = self._seconds + time.perf_counter() - started
         return [
-            Receipt(store.store, digest, nbytes, seconds, store.chunks.linked_bytes)
+            Receipt(store.name, digest, nbytes, seconds, store.linked_bytes)
             for store, (digest, nbytes) in zip(self._stores, digests, strict=True)
         ]
 
@@ -145,39 +159,167 @@ class StoreBatch:
         if self._is_open:
             return
         self._is_open = True
-        names = [store.store for store in self._stores]
+        names = [store.name for store in self._stores]
         self._stack.enter_context(self._files.durable(self._directory, names))
         for store in self._stores:
             self._files.make_directory(store.root)
             for name in store.layout.directories:
                 self._files.make_directory(join_path(store.root, name))
 
-
-class _Written:
-    """Drops an array once all its chunks are written, so that tasks can change it uncopied."""
-
-    __slots__ = ("_array", "_array_pool", "_left")
-
-    def __init__(self, array: PlannedArray, num_chunks: int, array_pool: ArrayPool | None) -> None:
-        self._array = array
-        self._array_pool = array_pool
-        self._left = list(range(num_chunks))
-
-    def add_chunk(self) -> None:
-        if self._left.pop():  # each thread takes one, the last thread 0
+    def _write_chunk(
+        self,
+        store: StoreWriter,
+        array: PlannedArray,
+        path: str,
+        corner: tuple[int, ...],
+        left: list[int],
+    ) -> None:
+        store.write_chunk(array, path, corner)
+        if left.pop():  # each thread takes one, the last thread 0
             return
-        array = self._array
+        # Drop the array, so that tasks can change it uncopied.
         holder = {array.path: array.data}
         array.data = np.empty(0, array.data.dtype)
         if array.is_sole and self._array_pool is not None:
             self._array_pool.offer(holder)
 
 
-def _write_chunk(
-    store: _OpenStore, array: PlannedArray, path: str, corner: tuple[int, ...], written: _Written
-) -> None:
-    store.chunks.write(array, path, corner)
-    written.add_chunk()
+class StoreWriter:
+    """Writes one store, and links the chunks that `former` has unchanged."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        name: str,
+        layout: StoreLayout,
+        former: FormerStore | None,
+    ) -> None:
+        self.name = name
+        self.root = os.path.join(directory, name)
+        self.layout = layout
+        self.chunks: dict[str, WrittenChunk] = {}  # by path within the store
+        self.linked_bytes = 0
+        self._documents: dict[str, list[int]] = {}
+        self._files = files
+        self._former = former or FormerStore("", {})
+
+    def write_chunk(self, array: PlannedArray, path: str, corner: tuple[int, ...]) -> None:
+        """Write or link a chunk; called from several threads at once."""
+        data = array.data
+        if isinstance(data, Rows):
+            data = data.gather()
+        if array.is_stack:
+            self.chunks[path] = self._write_stack(array, path, data)
+            return
+        known = self._former.chunks.get(path)
+        if known is not None and known.size < self._files.linked_bytes:
+            known = None
+        written = None
+        if known is not None and array.compressors and array.is_unchanged:
+            # To compare it, it would have to be compressed again.
+            written = None if self._is_due(path) else self._link(path, known)
+        self.chunks[path] = written or self._link_or_write(
+            array, path, encode_chunk(data, array.grid, corner, array.compressors), known
+        )
+
+    def _write_stack(self, array: PlannedArray, path: str, data: Array) -> WrittenChunk:
+        """Write the one file of a stack, and record the checksum of each row."""
+        memory = memoryview(data.reshape(-1).view(np.uint8).data)
+        crc = self._files.write(join_path(self.root, path), [memory])
+        step = len(memory) // len(data)
+        digest = self._files.digest
+        array.entry["rows"] = [digest(memory[i : i + step]) for i in range(0, len(memory), step)]
+        return WrittenChunk(len(memory), crc, 0, 0)
+
+    def _link_or_write(
+        self, array: PlannedArray, path: str, chunk: ChunkBytes, known: WrittenChunk | None
+    ) -> WrittenChunk:
+        files, target = self._files, join_path(self.root, path)
+        size = chunk.size
+        if size < LINKED_BYTES and chunk.pieces is None:
+            crc = files.write(target, chunk.buffers, chunk.padding_bytes)
+            return WrittenChunk(size, crc, 0, 0)
+        head = files.digest(memoryview(chunk.buffers[0])[:HEAD_BYTES])
+        if known is not None:
+            is_due = self._is_due(path)
+            is_same = (known.size, known.head) == (size, head) and (
+                (array.is_unchanged and not is_due) or checksum_chunk(files, chunk, head) == known
+            )
+            if is_same and (not is_due or self._is_whole(path, known)):
+                linked = self._link(path, known)
+                if linked is not None:
+                    return linked
+            elif array.is_unchanged and not is_same:
+                logger.warning(
+                    "Blob %r of node %r has changed although no task that updates it has run. Its new "
+                    "value is saved; name it in the updates= of the task that changes it.",
+                    array.blob,
+                    self.layout.about["node"],
+                )
+        sums = Sums(chunk)
+        crc = files.write(target, chunk.buffers, chunk.padding_bytes, sums.add)
+        return WrittenChunk(size, crc, sums.total, head, tuple(sums.pieces))
+
+    def _link(self, path: str, known: WrittenChunk) -> WrittenChunk | None:
+        """Link a file of the former store; None if that is impossible."""
+        source, target = join_path(self._former.root, path), join_path(self.root, path)
+        if not self._files.link(source, target, known.size):
+            return None
+        self.linked_bytes += known.size
+        return known
+
+    def _is_due(self, path: str) -> bool:
+        """Whether this save reads array and file before it links the file.
+
+        Depends on name and epoch, so that each file's turn comes under any save policy.
+        """
+        return not zlib.crc32(f"{path} {self.layout.about['epoch']}".encode()) % READ_AGAIN_SAVES
+
+    def _is_whole(self, path: str, known: WrittenChunk) -> bool:
+        old = join_path(self._former.root, path)
+        try:
+            found = self._files.read_into(old, None, known.size)
+        except OSError as error:
+            logger.warning("Cannot read %s: %s. Its data is written again.", old, error)
+            return False
+        if found != (known.size, known.crc):
+            logger.warning("%s is not what was written. Its data is written again.", old)
+            return False
+        return True
+
+    def write_document(self, path: str, document: bytes) -> None:
+        """Write a Zarr document of the store."""
+        digest = self._files.write(join_path(self.root, path), [document])
+        self._documents[path] = [len(document), digest]
+
+    def finish(self) -> tuple[str, int]:
+        """Write manifest and root document; return the manifest's SHA-256 and the store's size."""
+        layout = self.layout
+        for array in layout.arrays:
+            chunks = [self.chunks[path] for path, _ in array.grid.files(array.path)]
+            array.entry["files"] = [[chunk.size, chunk.crc] for chunk in chunks]
+            if chunks and chunks[0].size >= LINKED_BYTES and not array.is_stack:
+                # Hexadecimal: JSON readers in other languages lose digits of such numbers.
+                array.entry["sums"] = [[f"{chunk.total:016x}", chunk.head] for chunk in chunks]
+            if array.grid.piece_shape is not None:
+                array.entry["pieces"] = [list(map(list, chunk.pieces)) for chunk in chunks]
+        # The manifest is written first, so that a root document proves a complete store.
+        documents = {path: self._documents[path] for path in layout.documents}
+        documents[ROOT_DOCUMENT] = [len(layout.root), self._files.digest(layout.root)]
+        stacks = [array.entry for array in layout.arrays if array.is_stack]
+        about = {
+            **layout.about,
+            "blobs": layout.blobs,
+            **({"stacks": stacks} if stacks else {}),
+            "documents": documents,
+        }
+        manifest = seal(group_document(about))
+        self._files.write(join_path(self.root, MANIFEST), [manifest])
+        self._files.write(os.path.join(self.root, ROOT_DOCUMENT), [layout.root])
+        nbytes = sum(chunk.size for chunk in self.chunks.values())
+        nbytes += sum(size for size, _ in documents.values())
+        return hashlib.sha256(manifest).hexdigest(), nbytes + len(manifest)
 
 
 def digest_blob(files: Files, blob: EncodedBlob) -> str:
@@ -192,37 +334,3 @@ def digest_blob(files: Files, blob: EncodedBlob) -> str:
             memory = memoryview(data.reshape(-1).view(np.uint8).data)
             digests += checksum_chunk(files, ChunkBytes([memory], 0, None), 0)
     return hashlib.sha256(to_json(digests)).hexdigest()
-
-
-def _write_document(files: Files, store: _OpenStore, path: str, document: bytes) -> None:
-    digest = files.write(join_path(store.root, path), [document])
-    store.documents[path] = [len(document), digest]
-
-
-def _finish_store(files: Files, store: _OpenStore) -> tuple[str, int]:
-    """Write manifest and root document; return the manifest's SHA-256 and the store's size."""
-    layout = store.layout
-    for array in layout.arrays:
-        chunks = [store.chunks.written[path] for path, _ in array.files()]
-        array.entry["files"] = [[chunk.size, chunk.crc] for chunk in chunks]
-        if chunks and chunks[0].size >= LINKED_BYTES and not array.is_stack:
-            # Hexadecimal: JSON readers in other languages lose digits of such numbers.
-            array.entry["sums"] = [[f"{chunk.total:016x}", chunk.head] for chunk in chunks]
-        if array.grid.piece_shape is not None:
-            array.entry["pieces"] = [list(map(list, chunk.pieces)) for chunk in chunks]
-    # The manifest is written first, so that a root document proves a complete store.
-    documents = {path: store.documents[path] for path in layout.documents}
-    documents[ROOT_DOCUMENT] = [len(layout.root), files.digest(layout.root)]
-    stacks = [array.entry for array in layout.arrays if array.is_stack]
-    about = {
-        **layout.about,
-        "blobs": layout.blobs,
-        **({"stacks": stacks} if stacks else {}),
-        "documents": documents,
-    }
-    manifest = seal(group_document(about))
-    files.write(join_path(store.root, MANIFEST), [manifest])
-    files.write(os.path.join(store.root, ROOT_DOCUMENT), [layout.root])
-    nbytes = sum(chunk.size for chunk in store.chunks.written.values())
-    nbytes += sum(size for size, _ in documents.values())
-    return hashlib.sha256(manifest).hexdigest(), nbytes + len(manifest)
