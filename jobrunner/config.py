@@ -18,6 +18,9 @@ import yaml
 
 from jobrunner.errors import DefinitionError
 
+format_bytes = dask.utils.format_bytes
+"""For messages of modules that do not import Dask."""
+
 
 def get_number(key: str) -> float:
     """Read a number >= 0; raises `DefinitionError` for anything else."""

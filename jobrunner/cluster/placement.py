@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jobrunner.compile import PlannedNode
+from jobrunner.config import format_bytes
 from jobrunner.errors import PlacementError
-from jobrunner.workspace import as_text, largest
+from jobrunner.workspace import largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +140,9 @@ def check_fit(
         over = sum(1 for filled in full.values() if filled > 1)
         raise PlacementError(
             f"{what} does not fit: it would fill {over} of {len(full)} workers beyond {share:.0%} "
-            f"of their memory. The fullest is {worst}, with {as_text(sum(nodes.values()))} in "
-            f"{len(nodes)} nodes and a limit of {as_text(limits[worst])}: {largest(nodes)}. Start "
-            f"more workers or workers with more memory, or place the nodes differently "
+            f"of their memory. The fullest is {worst}, with {format_bytes(sum(nodes.values()))} in "
+            f"{len(nodes)} nodes and a limit of {format_bytes(limits[worst])}: {largest(nodes)}. "
+            f"Start more workers or workers with more memory, or place the nodes differently "
             f"(Node(workers=...)), and run the same command again."
         )
 

@@ -2,7 +2,7 @@
 
 from jobrunner.workspace.array_pool import ArrayPool
 from jobrunner.workspace.kept_states import KeptStates
-from jobrunner.workspace.memory_limit import MEMORY_LIMIT, MemoryLimit, as_text, largest
+from jobrunner.workspace.memory_limit import MEMORY_LIMIT, MemoryLimit, largest
 from jobrunner.workspace.values import (
     IMMUTABLE,
     NotPicklableError,

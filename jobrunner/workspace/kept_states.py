@@ -85,7 +85,7 @@ class KeptStates:
                 keeper = _Keeper(
                     [other.arrays for other in self._saves.values()],
                     self.budget_bytes - save.nbytes,
-                    is_changing=name in changing,
+                    name in changing,
                 )
                 try:
                     kept[name] = keeper.keep(state, name)
@@ -152,19 +152,17 @@ class _NotKeptError(Exception):
     """A value cannot be kept exactly, or not within the budget."""
 
 
+@dataclass
 class _Keeper:
     """Keeps one blob."""
 
-    def __init__(
-        self, others: Collection[Collection[int]], left_bytes: int, *, is_changing: bool
-    ) -> None:
-        self.nbytes = 0
-        self.arrays: set[int] = set()
-        self._others = others
-        self._left_bytes = left_bytes
-        self._is_changing = is_changing
-        self._memo: dict[Hashable, Any] = {}
-        self._storages: dict[int, Hashable] = {}
+    others: Collection[Collection[int]]  # the arrays of each save
+    left_bytes: int
+    is_changing: bool
+    nbytes: int = 0
+    arrays: set[int] = field(default_factory=set)
+    _memo: dict[Hashable, Any] = field(default_factory=dict)
+    _storages: dict[int, Hashable] = field(default_factory=dict)
 
     def keep(self, holder: Any, key: Any, *, is_hidden: bool = False) -> Any:
         """Return what to keep of ``holder[key]``.
@@ -180,7 +178,7 @@ class _Keeper:
         if id(value) in self._memo:
             return self._memo[id(value)]
         if kind is np.ndarray and not value.dtype.hasobject:
-            held = sum(id(value) in arrays for arrays in self._others)
+            held = sum(id(value) in arrays for arrays in self.others)
             return self._array(value, references - held <= SOLE_ITEM and not is_hidden)
         is_hidden = is_hidden or references > SOLE_ITEM
         if kind is list or kind is tuple:
@@ -223,7 +221,7 @@ class _Keeper:
                 raise _NotKeptError
             self._spend(value.nbytes)
             value = self._remember(value, value.copy(order="K"))
-        elif self._is_changing:
+        elif self.is_changing:
             self._spend(value.nbytes)
         self.arrays.add(id(value))
         return value
@@ -247,7 +245,7 @@ class _Keeper:
 
     def _spend(self, nbytes: int) -> None:
         self.nbytes += int(nbytes)
-        if self.nbytes > self._left_bytes:
+        if self.nbytes > self.left_bytes:
             raise _NotKeptError
 
 
@@ -273,18 +271,12 @@ def _restored(kept: Any, memo: dict[int, Any], *, is_hidden: bool = False) -> An
         items = memo[id(kept)] = []
         items += [_restored(item, memo, is_hidden=is_hidden) for item in kept]
         return items
-    if kind is dict:
-        return _refilled(memo.setdefault(id(kept), {}), kept, memo, is_hidden=is_hidden)
-    if kind is collections.OrderedDict:
-        fields = memo[id(kept)] = collections.OrderedDict()
-        _refilled(vars(fields), vars(kept), memo, is_hidden=True)
-        return _refilled(fields, kept, memo, is_hidden=True)
+    if isinstance(kept, dict):
+        fields = memo[id(kept)] = kind()
+        if kind is not dict:
+            is_hidden = True
+            vars(fields).update(_restored(vars(kept), memo, is_hidden=True))
+        fields.update((name, _restored(kept[name], memo, is_hidden=is_hidden)) for name in kept)
+        return fields
     memo[id(kept)] = copy_tensor(kept) if _is_tensor(kept) else kept.copy()
     return memo[id(kept)]
-
-
-def _refilled(
-    fields: Any, kept: Mapping[Any, Any], memo: dict[int, Any], *, is_hidden: bool
-) -> Any:
-    fields.update((name, _restored(kept[name], memo, is_hidden=is_hidden)) for name in kept)
-    return fields

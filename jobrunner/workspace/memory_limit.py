@@ -7,14 +7,17 @@ before a copy that does not fit.
 
 from __future__ import annotations
 
+import heapq
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
+from jobrunner.config import format_bytes
 from jobrunner.errors import ExecutionError
 
 SLOWEST_LOOK_SECONDS = 0.1
@@ -30,33 +33,26 @@ WAITING_BYTES = 256 << 20
 """`MemoryLimit.waiting_bytes` of a worker without a limit."""
 
 
+@dataclass
 class MemoryLimit:
     """How much memory a worker's process uses, and how much it may use."""
 
-    def __init__(
-        self,
-        address: str,  # the worker's, for messages
-        *,
-        used_bytes: Callable[[], int],  # by the process, now
-        limit_bytes: int,  # 0 if unknown
-        share: float,  # of the limit, beyond which a run ends; 0 for never
-        sizes: Callable[[], Mapping[str, int]] = dict,  # of nodes' blobs, for messages
-        relieve: Callable[[], object] = bool,  # drops kept states
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
+    address: str  # the worker's, for messages
+    used_bytes: Callable[[], int]  # by the process, now
+    limit_bytes: int  # 0 if unknown
+    share: float  # of the limit, beyond which a run ends; 0 for never
+    sizes: Callable[[], Mapping[str, int]] = dict  # of nodes' blobs, for messages
+    relieve: Callable[[], object] = bool  # drops kept states
+    clock: Callable[[], float] = monotonic
+
+    def __post_init__(self) -> None:
         self.is_over = False  # at the last `look`: the run must end
         self.is_tight = False  # at the last `look`: keep no states
-        self._address = address
-        self._used_bytes = used_bytes
-        self._limit_bytes = limit_bytes
-        self._share = share
-        self._sizes = sizes
-        self._relieve = relieve
-        self._clock = clock
-        self.is_limited = limit_bytes > 0 and share > 0
+        self.is_limited = self.limit_bytes > 0 and self.share > 0
+        self.most_bytes = self.share * self.limit_bytes
         # How much may wait to be sent, and how much more for later runs.
-        self.waiting_bytes = limit_bytes // 16 if self.is_limited else WAITING_BYTES
-        self._last = (clock(), used_bytes() if self.is_limited else 0)
+        self.waiting_bytes = self.limit_bytes // 16 if self.is_limited else WAITING_BYTES
+        self._last = (self.clock(), self.used_bytes() if self.is_limited else 0)
 
     def look(self) -> float:
         """Check the memory in use; returns the seconds until the next look.
@@ -64,12 +60,12 @@ class MemoryLimit:
         That is half the time until memory runs out, if it grows as fast as since the last look.
         """
         before, then = self._last
-        now, used = self._last = (self._clock(), self._used_bytes())
-        left = self._share * self._limit_bytes - used
-        self.is_tight = used > TIGHT_SHARE * self._limit_bytes
+        now, used = self._last = (self.clock(), self.used_bytes())
+        left = self.most_bytes - used
+        self.is_tight = used > TIGHT_SHARE * self.limit_bytes
         if self.is_tight:
-            self._relieve()
-        self.is_over = left < 0 and self._used_bytes() > self._share * self._limit_bytes
+            self.relieve()
+        self.is_over = left < 0 and self.used_bytes() > self.most_bytes
         growth = (used - then) / max(now - before, 1e-6)
         if growth <= 0:
             return SLOWEST_LOOK_SECONDS
@@ -78,31 +74,30 @@ class MemoryLimit:
     def require(self, nbytes: int, what: str) -> None:
         """Raise an `ExecutionError` if that many bytes do not fit."""
         if self.is_limited and nbytes >= KNOWN_BYTES:
-            used = self._used_bytes()
-            if used + nbytes > self._share * self._limit_bytes:
-                self._relieve()
-                used = self._used_bytes()
-            if used + nbytes > self._share * self._limit_bytes:
+            if self.used_bytes() + nbytes > self.most_bytes:
+                self.relieve()
+            used = self.used_bytes()
+            if used + nbytes > self.most_bytes:
                 raise ExecutionError(
-                    f"{what} takes {as_text(nbytes)}, more than worker {self._address} has left: "
-                    f"{self._account(used)}"
+                    f"{what} takes {format_bytes(nbytes)}, more than worker {self.address} has "
+                    f"left: {self._account(used)}"
                 )
 
     def error(self) -> ExecutionError:
         """The error that ends a run when `is_over`."""
         return ExecutionError(
-            f"Worker {self._address} is about to exceed its memory limit: "
-            f"{self._account(self._used_bytes())}"
+            f"Worker {self.address} is about to exceed its memory limit: "
+            f"{self._account(self.used_bytes())}"
         )
 
     def _account(self, used: int) -> str:
-        sizes = self._sizes()
+        sizes = self.sizes()
         return (
-            f"it uses {as_text(used)} of its limit of {as_text(self._limit_bytes)}, and a run ends "
-            f"at {self._share:.0%}. The blobs of its {len(sizes)} nodes take "
-            f"{as_text(sum(sizes.values()))}: {largest(sizes)}. Values being sent, tasks and Python "
-            f"itself take the rest. Use more workers or workers with more memory, place fewer nodes "
-            f"on each, or make blobs smaller."
+            f"it uses {format_bytes(used)} of its limit of {format_bytes(self.limit_bytes)}, and a "
+            f"run ends at {self.share:.0%}. The blobs of its {len(sizes)} nodes take "
+            f"{format_bytes(sum(sizes.values()))}: {largest(sizes)}. Values being sent, tasks and "
+            f"Python itself take the rest. Use more workers or workers with more memory, place "
+            f"fewer nodes on each, or make blobs smaller."
         )
 
 
@@ -117,12 +112,9 @@ def copied(array: np.ndarray, why: str) -> np.ndarray:
     return array.copy(order="K")
 
 
-def size_of(values: Iterable[Any]) -> int:
-    """Approximate size of values in bytes. Shared memory counts once."""
-    return _size_of(list(values), set())
-
-
-def _size_of(value: Any, seen: set[int]) -> int:
+def size_of(value: Any, seen: set[int] | None = None) -> int:
+    """Approximate size of a value in bytes. Shared memory counts once."""
+    seen = set() if seen is None else seen
     while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray):
         value = value.base
     if id(value) in seen:
@@ -130,26 +122,16 @@ def _size_of(value: Any, seen: set[int]) -> int:
     seen.add(id(value))
     if isinstance(value, np.ndarray):
         return int(value.nbytes)
-    if isinstance(value, dict):
-        return sum(_size_of(item, seen) for item in list(value.values()))
-    if isinstance(value, list | tuple | set):
-        return sum(_size_of(item, seen) for item in list(value))
+    if isinstance(value, dict | list | tuple | set):
+        items = value.values() if isinstance(value, dict) else value
+        return sum(size_of(item, seen) for item in list(items))
     nbytes = getattr(value, "nbytes", None)  # tensors, frames of other libraries
     return nbytes if isinstance(nbytes, int) else sys.getsizeof(value)
 
 
 def largest(sizes: Mapping[str, int], count: int = 10) -> str:
     """List the largest nodes and their sizes, for a message."""
-    ordered = sorted(sizes.items(), key=lambda item: -item[1])
-    shown = ", ".join(f"{name!r} {as_text(size)}" for name, size in ordered[:count])
-    more = f" and {len(ordered) - count} more" if len(ordered) > count else ""
+    names = heapq.nlargest(count, sizes, key=sizes.__getitem__)
+    shown = ", ".join(f"{name!r} {format_bytes(sizes[name])}" for name in names)
+    more = f" and {len(sizes) - count} more" if len(sizes) > count else ""
     return f"{shown or 'none'}{more}"
-
-
-def as_text(nbytes: float) -> str:
-    """Format a number of bytes."""
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.2f} GiB"

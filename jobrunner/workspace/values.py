@@ -50,7 +50,7 @@ def view(value: Any) -> Any:
     kind = type(value)
     if kind in IMMUTABLE:
         return value
-    if kind is np.ndarray:
+    if isinstance(value, np.ndarray):
         value = value.view()
         value.setflags(write=False)
         return value
@@ -62,12 +62,7 @@ def view(value: Any) -> Any:
         return _same_if_unchanged(value, tuple(view(item) for item in value))
     if kind is set or kind is bytearray or kind is np.void:
         return value.copy()
-    if isinstance(value, Snapshot):
-        return value.open()
-    if isinstance(value, np.ndarray):
-        value = value.view()
-        value.flags.writeable = False
-    return value
+    return value.open() if isinstance(value, Snapshot) else value
 
 
 def own(holder: Any, key: Any, copy: Callable[[np.ndarray, str], np.ndarray] = copied) -> Any:

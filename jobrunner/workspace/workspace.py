@@ -26,6 +26,7 @@ class BlobUpdate:
     waiting: Mapping[str, Callable[[Any], Any]] | None = None
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Workspace:
     """The blobs of one node, on its worker.
 
@@ -33,41 +34,21 @@ class Workspace:
     runs one operation at a time uses it.
     """
 
-    __slots__ = (
-        "_detached",
-        "_waiting",
-        "companions",
-        "globals",
-        "kept_states",
-        "node",
-        "private",
-        "retained",
-        "transient",
-        "updated",
-    )
-
-    def __init__(
-        self,
-        node: str,
-        transient: frozenset[str] = frozenset(),
-        kept_states: KeptStates | None = None,
-    ) -> None:
-        self.node = node
-        self.transient = transient  # names of the global blobs that are never saved
-        self.kept_states = kept_states if kept_states is not None else KeptStates()
-        self.globals: dict[str, Any] = {}  # they outlive runs and are saved
-        self.private: dict[str, Any] = {}  # those of the current run
-        # For `TaskOutput.fetch`: group -> (task, part) -> frozen value of the last run, or an error.
-        self.retained: dict[str, dict[tuple[str, int], Any]] = {}
-        self.updated: set[str] = set()  # blobs that tasks have updated; a save clears it
-        self.companions: dict[str, Any] = {}  # data of other packages about this node
-        self._detached: set[str] = set()  # groups whose retained values share no memory with blobs
-        self._waiting: Mapping[str, Callable[[Any], Any]] = {}
+    node: str
+    transient: frozenset[str] = frozenset()  # names of the global blobs that are never saved
+    kept_states: KeptStates = field(default_factory=KeptStates)
+    globals: dict[str, Any] = field(default_factory=dict)  # they outlive runs and are saved
+    private: dict[str, Any] = field(default_factory=dict)  # those of the current run
+    # For `TaskOutput.fetch`: group -> (task, part) -> frozen value of the last run, or an error.
+    retained: dict[str, dict[tuple[str, int], Any]] = field(default_factory=dict)
+    updated: set[str] = field(default_factory=set)  # by tasks; a save clears it
+    companions: dict[str, Any] = field(default_factory=dict)  # what other packages keep here
+    _detached: set[str] = field(default_factory=set)  # groups whose retained values are copies
+    _waiting: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
 
     def nbytes(self) -> int:
         """Approximate size of the blobs and retained values."""
-        retained = [list(values.values()) for values in list(self.retained.values())]
-        return size_of([*list(self.globals.values()), *list(self.private.values()), *retained])
+        return size_of([self.globals, self.private, self.retained])
 
     def lookup(self, name: str) -> Any:
         """Return a blob's value itself; `BlobNotFoundError` if there is none."""
@@ -79,12 +60,7 @@ class Workspace:
     def result(self, groups: Iterable[str], task: str, part: int) -> Any:
         """Return part of a task's return value in the last run of one of the groups.
 
-        Raises
-        ------
-        ExecutionError
-            The value was not retained.
-        TypeError
-            It cannot be copied.
+        Raises `ExecutionError` if it was not retained, and `TypeError` if it cannot be copied.
         """
         for group in groups:
             values = self.retained.get(group, {})

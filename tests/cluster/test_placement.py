@@ -92,7 +92,7 @@ def test_nodes_that_do_not_fit_are_named_with_sizes_and_limit():
         check_fit(sizes, placement, limits, 0.9, "Epoch 7")
     text = str(caught.value)
     assert "Epoch 7 does not fit: it would fill 2 of 2 workers beyond 90%" in text
-    assert "tcp://w1, with 16 MiB in 12 nodes and a limit of 10 MiB: 'n3' 5 MiB" in text
+    assert "tcp://w1, with 16.00 MiB in 12 nodes and a limit of 10.00 MiB: 'n3' 5.00 MiB" in text
     assert "and 2 more" in text
     assert "Start more workers" in text
 

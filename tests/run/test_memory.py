@@ -48,7 +48,7 @@ def run_till_it_is_full(client, epoch_task):
             Task(lambda: [np.ones(45 << 20)], outputs="blocks", name="start")
         epoch_task()
     with Session(client) as session:
-        with pytest.raises(ExecutionError, match="of its limit of 600 MiB") as caught:
+        with pytest.raises(ExecutionError, match="of its limit of 600.00 MiB") as caught:
             JobRunner(job, num_epochs=1000, max_restarts=0).run(session)
         assert set(client.scheduler_info()["workers"]) == workers
         # The next job replaces the workspaces, which makes room again.
@@ -66,7 +66,7 @@ def test_a_task_whose_value_is_too_large_to_copy_is_named(client):
     text = run_till_it_is_full(client, lambda: Task(extend, inputs="blocks", outputs="blocks"))
     assert "Task 'extend' (node 'a'" in text
     assert "A copy of an array that a task returned" in text
-    assert "360 MiB" in text
+    assert "360.00 MiB" in text
 
 
 def keep(x):
@@ -91,6 +91,8 @@ def test_an_epoch_that_does_not_fit_the_workers_is_not_loaded(client, tmp_path):
             runner(2).run(session)
         with pytest.raises(PlacementError, match="Epoch 0 of .* does not fit"):
             runner(2).replay(session, 1)
-        assert "16 MiB in 2 nodes and a limit of 600 MiB: 'a' 8 MiB, 'b' 8 MiB" in str(caught.value)
+        assert "16.00 MiB in 2 nodes and a limit of 600.00 MiB: 'a' 8.00 MiB, 'b' 8.00 MiB" in str(
+            caught.value
+        )
     with Session(client) as session:
         assert runner(2).run(session).resumed_from == 1

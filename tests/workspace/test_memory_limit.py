@@ -56,11 +56,11 @@ def test_the_error_names_the_largest_nodes_the_limit_and_what_to_do():
     sizes = {f"n{i}": 0 for i in range(12)} | {"n7": 8 * MIB}
     text = str(Process(95, 100, sizes=lambda: sizes).limit.error())
     assert (
-        "tcp://w is about to exceed its memory limit: it uses 95 MiB of its limit of 100 MiB"
+        "tcp://w is about to exceed its memory limit: it uses 95.00 MiB of its limit of 100.00 MiB"
         in text
     )
     assert "ends at 90%" in text
-    assert "12 nodes take 8 MiB: 'n7' 8 MiB" in text
+    assert "12 nodes take 8.00 MiB: 'n7' 8.00 MiB" in text
     assert "and 2 more" in text
     assert "more workers" in text
 
@@ -89,7 +89,9 @@ def test_a_copy_that_does_not_fit_is_refused_before_it_is_made():
     limit = Process(880, sizes=lambda: {"a": 32 * MIB}).limit
     token = MEMORY_LIMIT.set(limit)
     try:
-        with pytest.raises(ExecutionError, match="A copy of an array that is shared takes 32 MiB"):
+        with pytest.raises(
+            ExecutionError, match="A copy of an array that is shared takes 32.00 MiB"
+        ):
             copied(array, "that is shared")
         assert copied(array[1:], "that is smaller than what is known to be fresh").flags.owndata
     finally:
