@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import uuid
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -15,13 +14,18 @@ from jobrunner.checkpoint.encoding import registered_codecs
 from jobrunner.checkpoint.epochs import Epochs, name_some
 from jobrunner.checkpoint.log import Claim, memory_key
 from jobrunner.checkpoint.store import Checkpoint, StoreReader
-from jobrunner.checkpoint.worker_load import Part, Reading, cut_evenly, load_group
-from jobrunner.define import TaskGroup, TaskOutput
+from jobrunner.checkpoint.worker_load import (
+    Part,
+    Reading,
+    cut_evenly,
+    load_group,
+    seconds_of_reading,
+)
+from jobrunner.define import TaskGroup
 from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointError,
     CheckpointNotFoundError,
-    DefinitionError,
 )
 
 REPLICATED = "replicated"
@@ -40,22 +44,20 @@ class Loader:
         self.recorded = recorded
         self.path = recorded.path
         self._allow_pickle = allow_pickle
-        self._load_seconds: weakref.WeakKeyDictionary[
-            TaskGroup, tuple[str, dict[str, TaskOutput]]
-        ] = weakref.WeakKeyDictionary()
 
     def blobs(self, epoch: int) -> dict[str, list[str]]:
         """The names of the blobs of each node at a recorded epoch; verifies the manifests."""
+        record = self.recorded.record(epoch)
+        readers = self.readers(record)
         with self.recorded.reading(epoch):
-            readers = self.readers(epoch)
             manifests = self.recorded.files.each(StoreReader.read_manifest, readers.values())
             found = {
                 node: list(manifest.blobs)
                 for node, manifest in zip(readers, manifests, strict=True)
             }
-        for name, nodes in self.recorded.record(epoch)["details"].get(REPLICATED, {}).items():
-            for node in nodes[1:]:
-                if node in found and nodes[0] in found:
+        for name, (owner, *others) in record["details"].get(REPLICATED, {}).items():
+            for node in others:
+                if node in found and owner in found:
                     found[node].append(name)
         return found
 
@@ -72,7 +74,7 @@ class Loader:
     def verify(self, epoch: int) -> None:
         """See `MultiNodeCheckpointManager.verify`."""
         with self.recorded.reading(epoch):
-            readers = self.readers(epoch).values()
+            readers = self.readers(self.recorded.record(epoch)).values()
             list(self.recorded.files.each(StoreReader.verify, readers, _VERIFIED_AT_ONCE))
 
     def open(self, epoch: int, *, pin: bool = False) -> Checkpoint:
@@ -83,7 +85,8 @@ class Loader:
             self.recorded.pin(epoch, label)
             release = partial(self.recorded.unpin, epoch, label)
         try:
-            record, readers = self.recorded.record(epoch), self.readers(epoch)
+            record = self.recorded.record(epoch)
+            readers = self.readers(record)
         except BaseException:
             if release is not None:
                 with suppress(CheckpointError):
@@ -103,18 +106,13 @@ class Loader:
     ) -> TaskGroup:
         """See `MultiNodeCheckpointManager.load`.
 
-        Parameters
-        ----------
-        anew : mapping of str to collection of str, optional
-            Node -> blobs whose objects are made only after the group has run;
-            `load_waiting_states` then loads their states. By default a state is loaded into the
-            existing object.
-        from_memory : bool
-            Use the states that workers still have in memory instead of reading and verifying them.
+        For blobs named in `anew`, by node, objects are made only after the group has run;
+        `load_waiting_states` then loads their states. By default a state is loaded into the
+        existing object. With `from_memory`, states that workers still have in memory are used
+        instead of read and verified.
         """
-        readers = self.readers(epoch)
-        details = self.recorded.record(epoch)["details"]
-        key = self.memory_key(epoch)
+        record = self.recorded.record(epoch)
+        readers, details = self.readers(record), record["details"]
         named_alone = [node for node, names in (blobs or {}).items() if not names]
         for node in (*(nodes or ()), *named_alone):
             if node not in readers:
@@ -122,14 +120,12 @@ class Loader:
                     f"Epoch {epoch} of {self.path} has no node {node!r}. It has "
                     f"{name_some(readers)}."
                 )
-        wanted = [
-            node for node in (readers if blobs is None else blobs) if nodes is None or node in nodes
-        ]
+        readings: dict[str, Reading] = {}
         with self.recorded.reading(epoch):
             parts = self._cut(readers, details.get(PARTITIONS, {}), partitions or {})
-            readings = {}
-            named: list[tuple[str, Collection[str]]] = []
-            for node in wanted:
+            for node in readers if blobs is None else blobs:
+                if nodes is not None and node not in nodes:
+                    continue
                 asked = None if blobs is None else frozenset(blobs[node])
                 borrowed = {
                     name: self._reader_of(readers, owner, name)
@@ -142,40 +138,36 @@ class Loader:
                     if asked is None or name in asked
                 }
                 own = None if asked is None else asked - borrowed.keys() - cut.keys()
-                named.append((node, own or ()))
-                reader = None if own is not None and not own else readers.get(node)
-                memory = readers.get(node) if from_memory else None
-                readings[node] = Reading(reader, own, borrowed, cut, key, memory)
-            list(self.recorded.files.each(partial(self._check_blobs, epoch, readers), named))
-        group, seconds = load_group(readings, replace=blobs is None, anew=anew or {})
-        action = "checkpoint_load" if blobs is None else "checkpoint_partial_load"
-        self._load_seconds[group] = (action, seconds)
+                if own and node not in readers:
+                    raise BlobNotFoundError(
+                        f"Epoch {epoch} of {self.path} has no node {node!r}, so blob "
+                        f"{next(iter(own))!r} cannot be loaded there."
+                    )
+                key = self.memory_key(record) if from_memory else None
+                readings[node] = Reading(readers.get(node), own, borrowed, cut, key)
+            check = partial(self._check_blobs, epoch)
+            list(self.recorded.files.each(check, readings.items()))
+        group = load_group(readings, replace=blobs is None, anew=anew or {})
         self.recorded.loaded = epoch
         return group
 
-    def memory_key(self, epoch: int) -> str:
+    def memory_key(self, record: Mapping[str, Any]) -> str:
         """The key under which workers keep the states of a recorded epoch in memory."""
-        return memory_key(self.path, Claim(epoch, self.recorded.record(epoch)["retry"]))
+        return memory_key(self.path, Claim(record["epoch"], record["retry"]))
 
-    def report_load(self, group: TaskGroup, action: str | None = None) -> None:
+    def report_load(self, group: TaskGroup, action: str) -> None:
         """Report to the metadata handler how long each node took to run a group that `load` made.
 
-        By default `action` is ``checkpoint_partial_load`` if `load` got `blobs`, else
-        ``checkpoint_load``. Raises ExecutionError if the group has not run.
+        Raises ExecutionError if the group has not run.
         """
-        if group not in self._load_seconds:
-            raise DefinitionError(f"{group!r} was not made by this manager's load().")
-        default, seconds = self._load_seconds[group]
-        self.recorded.handler.report(
-            action or default, {node: output.fetch() for node, output in seconds.items()}
-        )
+        self.recorded.handler.report(action, seconds_of_reading(group))
 
-    def readers(self, epoch: int) -> dict[str, StoreReader]:
-        """The readers of an epoch's stores, by node."""
-        stores = self.recorded.record(epoch)["stores"]
+    def readers(self, record: Mapping[str, Any]) -> dict[str, StoreReader]:
+        """The readers of a recorded epoch's stores, by node."""
+        stores = record["stores"]
         if not stores and self.recorded.only_node is not None:
             raise CheckpointNotFoundError(
-                f"Epoch {epoch} of {self.path} has no store of node "
+                f"Epoch {record['epoch']} of {self.path} has no store of node "
                 f"{self.recorded.only_node!r}. Name a checkpointed node, or use a "
                 f"MultiNodeCheckpointManager."
             )
@@ -221,23 +213,12 @@ class Loader:
                 parts.setdefault(node, {})[name] = Part(axis, found)
         return parts
 
-    def _check_blobs(
-        self,
-        epoch: int,
-        readers: Mapping[str, StoreReader],
-        named: tuple[str, Collection[str]],
-    ) -> None:
-        node, blobs = named
-        reader = readers.get(node)
-        if not blobs:
+    def _check_blobs(self, epoch: int, named: tuple[str, Reading]) -> None:
+        node, reading = named
+        if not reading.blobs or reading.own is None:
             return
-        if reader is None:
-            raise BlobNotFoundError(
-                f"Epoch {epoch} of {self.path} has no node {node!r}, so blob "
-                f"{next(iter(blobs))!r} cannot be loaded there."
-            )
-        there = reader.read_manifest().blobs
-        for blob in blobs:
+        there = reading.own.read_manifest().blobs
+        for blob in reading.blobs:
             if blob not in there:
                 raise BlobNotFoundError(
                     f"Node {node!r} has no blob {blob!r} at epoch {epoch} of {self.path}. "

@@ -11,10 +11,11 @@ import numpy as np
 
 from jobrunner.checkpoint.encoding import StatefulBlob
 from jobrunner.checkpoint.store import StoreReader
-from jobrunner.define import Task, TaskGroup, TaskOutput, WorkspaceType
+from jobrunner.define import Task, TaskGroup, WorkspaceType
 from jobrunner.worker import current_task
 from jobrunner.workspace import BlobUpdate, Workspace
 
+_READ = "read and verify"
 _VERIFIED = "verified checkpoint"
 _SECONDS = "seconds of reading"
 
@@ -67,57 +68,43 @@ class Reading:
     """What a node loads, and from where."""
 
     own: StoreReader | None
-    """The node's store, if anything is read from it."""
+    """The node's store, if the node was saved."""
     blobs: frozenset[str] | None
     """The blobs to load from `own`; None: all."""
     borrowed: Mapping[str, StoreReader]
     """Replicated blobs, which are in another node's store."""
     parts: Mapping[str, Part]
     """Partitioned blobs whose parts differ from those that were saved."""
-    memory_key: str
-    """The key under which workers keep the states of this epoch in memory."""
-    memory: StoreReader | None
-    """The node's store, whose states in memory are used instead of reading; None: read all."""
+    memory_key: str | None
+    """The key under which workers keep the states of this epoch in memory; None: read all."""
 
-    def load(self) -> dict[str, Any]:
-        """Recall the blobs that are in memory; read and verify all others."""
-        known = self._recall()
+    def load(self) -> tuple[_Verified, float]:
+        """Recall the blobs that are in memory; read and verify all others. Returns the seconds too.
+
+        A task on the node calls this.
+        """
+        started = time.perf_counter()
+        known: Mapping[str, Any] = {}
+        if self.memory_key is not None and self.own is not None and self.blobs is not None:
+            task = current_task()
+            names = self.blobs | self.borrowed.keys()
+            known = task.workspace.kept_states.recall(task.node, self.own.identity, names)
         values = dict(known)
-        if self.own is not None:
-            left = None if self.blobs is None else self.blobs - known.keys()
-            if left is None or left:
-                values |= self.own.load(left, keeps_states=True)
+        left = None if self.blobs is None else self.blobs - known.keys()
+        if self.own is not None and left != frozenset():
+            values |= self.own.load(left, keeps_states=True)
         for name in self.borrowed.keys() - known.keys():
             values |= self.borrowed[name].load([name], keeps_states=True)
         for name, part in self.parts.items():
             values[name] = part.load(name)
-        return values
-
-    def _recall(self) -> Mapping[str, Any]:
-        if self.memory is None or self.blobs is None:
-            return {}
-        task = current_task()
-        names = self.blobs | self.borrowed.keys()
-        return task.workspace.kept_states.recall(task.node, self.memory.identity, names)
+        return _Verified(values), time.perf_counter() - started
 
     def keep(self, values: Mapping[str, Any]) -> None:
         """Keep the loaded values in the memory of this task's worker, for a later recovery."""
-        if self.memory is not None and not self.parts:
+        if self.memory_key is not None and self.own is not None and not self.parts:
             task = current_task()
             kept_states = task.workspace.kept_states
-            kept_states.keep(self.memory_key, task.node, values, values, self.memory.identity)
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """The task that reads and verifies what one node loads."""
-
-    reading: Reading
-
-    def __call__(self) -> tuple[_Verified, float]:
-        started = time.perf_counter()
-        values = self.reading.load()
-        return _Verified(values), time.perf_counter() - started
+            kept_states.keep(self.memory_key, task.node, values, values, self.own.identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,31 +145,28 @@ def _all_verified() -> None:
 
 def load_group(
     readings: Mapping[str, Reading], *, replace: bool, anew: Mapping[str, Collection[str]]
-) -> tuple[TaskGroup, dict[str, TaskOutput]]:
-    """Make the group for nodes' `readings`; also return the seconds that each node took to read.
+) -> TaskGroup:
+    """Make the group for nodes' `readings`.
 
     With `replace`, drop the nodes' other blobs. For `anew` see `Loader.load`.
     """
     group = TaskGroup(WorkspaceType.PRIVATE)
     group.name = "load"
-    reads = {
-        node: Task(
-            _Read(reading),
+    reads = [
+        Task(
+            reading.load,
             outputs=[_VERIFIED, _SECONDS],
             node=node,
             group=group,
-            name="read and verify",
+            name=_READ,
         )
         for node, reading in readings.items()
-    }
-    first = next(iter(readings), None)
-    if first is not None:
+    ]
+    for read in reads:
+        read.output(1)  # before the run, so that workers retain it for `seconds_of_reading`
+    if reads:
         verified = Task(
-            _all_verified,
-            node=first,
-            group=group,
-            name="all verified",
-            after=list(reads.values()),
+            _all_verified, node=reads[0].node, group=group, name="all verified", after=reads
         )
         for node, reading in readings.items():
             Task(
@@ -193,4 +177,9 @@ def load_group(
                 name="update",
                 after=verified,
             )
-    return group, {node: task.output(1) for node, task in reads.items()}
+    return group
+
+
+def seconds_of_reading(group: TaskGroup) -> dict[str, float]:
+    """How long each node took to read, once a group of `load_group` has run."""
+    return {task.node.name: task.output(1).fetch() for task in group.tasks() if task.name == _READ}

@@ -156,7 +156,7 @@ def load_blobs(
         }
         group = manager.load(epoch, blobs=wanted, anew=waiting)
         session.run(group)
-        manager.report_load(group)
+        manager.report_load(group, "checkpoint_partial_load")
         if waiting:
             plan = job.compile()
             resume_group = compile_resume(job, plan, waiting, session.blob_names())

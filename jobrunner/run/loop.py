@@ -137,7 +137,8 @@ class Run:
                 loaded = load(
                     self.session, self.binding, job, plan, manager, epoch, from_memory=True
                 )
-                self.binding.recorded = manager.memory_key(epoch)
+                record = manager.recorded.record(epoch)
+                self.binding.recorded = manager.memory_key(record)
                 manager.report_load(loaded.group, "checkpoint_load")
                 break
             except CheckpointCorruptError as error:
@@ -156,7 +157,6 @@ class Run:
             return None
         finish_load(self.binding, plan, loaded, self._run_group)
         state = self.state
-        record = manager.recorded.record(epoch)
         metrics = record["details"].get("metrics", {})
         state.fired, state.steps_done = recorded_stops(plan, record), steps_done(plan, record)
         if state.steps_done:

@@ -572,7 +572,7 @@ def test_leftovers_of_a_run_that_died_are_removed_at_the_next_start(rig: Rig) ->
 def test_an_epoch_retired_while_it_is_read_is_not_called_damaged(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "k", keep=KeepLast(1)).start()
     rig.save(0)
-    checkpoint = rig.manager.loader.readers(0)
+    checkpoint = rig.manager.loader.readers(rig.manager.record(0))
     rig.save(1)
     with (
         pytest.raises(CheckpointNotFoundError, match="retired while it was read"),

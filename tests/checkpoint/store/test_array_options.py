@@ -231,7 +231,7 @@ def test_a_part_is_read_by_its_pieces_and_verified(
     rig = Rig(tmp_path, compressors=compressors)
     array = ARRAYS[name]
     rig.save(0, w=array)
-    reader = rig.manager.loader.readers(0)["a"]
+    reader = rig.manager.loader.readers(rig.manager.record(0))["a"]
     for axis, length in enumerate(array.shape):
         for start, stop in ((0, length), (length // 3, 2 * length // 3), (1, 1)):
             part = reader.load_slice("w", axis, start, stop)
@@ -244,7 +244,7 @@ def test_a_part_of_a_large_array_reads_little_more_than_the_part(rig: Rig) -> No
     rig.save(0, w=array)
     assert len(rig.stored(0)) == 1
     CountingFiles.nbytes = 0
-    part = rig.manager.loader.readers(0)["a"].load_slice("w", 0, 3_000, 5_000)
+    part = rig.manager.loader.readers(rig.manager.record(0))["a"].load_slice("w", 0, 3_000, 5_000)
     assert np.array_equal(part, array[3_000:5_000])
     assert part.nbytes <= CountingFiles.nbytes <= part.nbytes + 2 * (4 << 20)
 
@@ -275,7 +275,7 @@ def test_every_read_of_a_piece_finds_a_flipped_bit(tmp_path: Path, compressors: 
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    reader = rig.manager.loader.readers(0)["a"]
+    reader = rig.manager.loader.readers(rig.manager.record(0))["a"]
     with pytest.raises(CheckpointCorruptError, match=r"c\.0\.0 is not what was written"):
         reader.load()
     with pytest.raises(CheckpointCorruptError, match=r"c\.0\.0 is not what was written"):
@@ -292,7 +292,9 @@ def test_unchanged_pieces_are_linked_with_their_checksums(tmp_path: Path, compre
     array = np.random.default_rng(1).random(2 << 20)
     rig.save(0, w=array)
     assert rig.save(1).linked_bytes > 12 << 20
-    part = rig.manager.loader.readers(1)["a"].load_slice("w", 0, 1_000_000, 1_000_010)
+    part = rig.manager.loader.readers(rig.manager.record(1))["a"].load_slice(
+        "w", 0, 1_000_000, 1_000_010
+    )
     assert np.array_equal(part, array[1_000_000:1_000_010])
     rig.check(1)
     rig.manager.run.end()
@@ -301,7 +303,10 @@ def test_unchanged_pieces_are_linked_with_their_checksums(tmp_path: Path, compre
 def test_a_store_without_newer_features_has_the_older_format(rig: Rig) -> None:
     rig.save(0, w=np.arange(3))
     rig.save(1, {"w": ArrayOptions(chunks=(1,), shards=(2,))})
-    formats = [rig.manager.loader.readers(e)["a"].read_manifest().format for e in (0, 1)]
+    formats = [
+        rig.manager.loader.readers(rig.manager.record(e))["a"].read_manifest().format
+        for e in (0, 1)
+    ]
     assert formats == [1, 2]
 
 
