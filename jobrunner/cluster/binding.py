@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from jobrunner.cluster.leases import Leases
@@ -20,7 +21,7 @@ from jobrunner.compile import GroupPlan, Plan, PlannedNode, compile_group
 from jobrunner.config import get_number
 from jobrunner.define import TaskGroup, TaskOutput
 from jobrunner.errors import ExecutionError, NodeLostError
-from jobrunner.worker import GroupResult, Message, UnderWay, merge_runs
+from jobrunner.worker import FETCH, GroupResult, Message, UnderWay, fetch, merge_runs
 from jobrunner.workspace import from_frames
 
 ABORT_SECONDS = 2.0
@@ -199,12 +200,13 @@ class Binding:
     def apply(
         self,
         fn: Callable[[dict[str, Any]], Any],
+        addresses: Sequence[str] | None = None,
         *,
         channel: str = "apply",
         what: str = "a call on the workers",
         deadline_seconds: float | None = None,
     ) -> dict[str, Any]:
-        """Call ``fn(workspaces)`` once on each worker in use; returns the results by address.
+        """Call ``fn(workspaces)`` once on each worker, by default all in use; returns by address.
 
         `fn` must be picklable, gets the workspaces by node, and runs in a thread. Its exception is
         raised here, the first worker's if there are several. Meanwhile other threads of the client
@@ -215,7 +217,7 @@ class Binding:
         request = Request(
             "apply", details, channel=channel, what=what, deadline_seconds=deadline_seconds
         )
-        replies = self._call(request, list(self._members.workers))
+        replies = self._call(request, addresses or list(self._members.workers))
         return {address: _own_value(reply["frames"]) for address, reply in replies.items()}
 
     def abort(self, reason: str = "the client asked for it") -> None:
@@ -273,7 +275,7 @@ class Binding:
 
     def blob_names(self) -> dict[str, frozenset[str]]:
         """The names of the global blobs, by node."""
-        replies = self._messenger.sync(self._messenger.query, "blob names").values()
+        replies = self._messenger.sync(self._messenger.query, "blob_names").values()
         return {
             node: frozenset(names) for reply in replies for node, names in reply["names"].items()
         }
@@ -291,9 +293,9 @@ class Binding:
 
     def fetch(self, node: str, name: str, groups: Sequence[str] = (), part: int = 0) -> Any:
         """Return a blob; with `groups`, part of task `name`'s return value in one of these."""
-        details = {"node": node, "name": name, "groups": list(groups), "part": part}
-        address = self.placement[node]
-        return _own_value(self._call(Request("fetch", details), [address])[address]["frames"])
+        read = partial(fetch, node=node, name=name, groups=groups, part=part)
+        [value] = self.apply(read, [self.placement[node]], channel=FETCH, what="").values()
+        return value
 
     def fetch_output(self, output: TaskOutput) -> Any:
         """Return a task's output in its group's last run."""

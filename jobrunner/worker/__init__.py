@@ -1,6 +1,7 @@
 """What runs inside a worker process."""
 
 from jobrunner.worker.epoch_batch import GroupResult, UnderWay, merge_runs
+from jobrunner.worker.hosted_nodes import FETCH, fetch
 from jobrunner.worker.outbox import Message
 from jobrunner.worker.outcome import Failure
 from jobrunner.worker.plugin import (

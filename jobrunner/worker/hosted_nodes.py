@@ -31,6 +31,9 @@ SMALL_BYTES = 1 << 20
 FULL_SECONDS = 0.5
 """How long the reply to another worker's values is delayed while there is no room for more."""
 
+FETCH = "fetch"
+"""The channel on which the client applies `fetch`."""
+
 
 class HostedNodes:
     """The nodes of one binding on one worker.
@@ -40,12 +43,9 @@ class HostedNodes:
     """
 
     def __init__(
-        self,
-        context: BindingContext,
-        task_context: contextvars.Context,
-        kept_states: KeptStates | None = None,
+        self, context: BindingContext, task_context: contextvars.Context, kept_states: KeptStates
     ) -> None:
-        self.kept_states = kept_states if kept_states is not None else KeptStates()
+        self.kept_states = kept_states
         self.can_move = context.can_move
         self.workspaces: dict[str, Workspace] = {}
         self.ended = asyncio.Event()  # set once this is closed and its last thread has ended
@@ -113,8 +113,10 @@ class HostedNodes:
         """
         operation = self._start("run", number, is_careful)
         if operation is not None:
-            if recorded:
-                self._drop_kept_states(recorded)
+            if recorded and self.kept_states.nbytes > SMALL_BYTES:
+                self.threads.submit(partial(self.kept_states.drop_before, recorded))
+            elif recorded:
+                self.kept_states.drop_before(recorded)
             group, options = self._groups[key], dict(epoch_batch or {})
             if options.get("lead") == self._address:
                 options.update(lead="", followers=group.peers)
@@ -126,36 +128,14 @@ class HostedNodes:
         self, number: int, wait_seconds: float, fn: bytes = b"", channel: str = "apply"
     ) -> Message:
         """Call the pickled ``fn(workspaces)`` in a thread."""
-        kind = f"apply, {channel}"
-        operation = self._start(kind, number)
+        operation = self._start(channel, number)
         if operation is not None:
 
             def call() -> Message:
                 return {"frames": wrap_frames(to_frames(pickle.loads(fn)(dict(self.workspaces))))}
 
             self._in_thread(operation, call)
-        return await self._poll(kind, number, wait_seconds)
-
-    async def fetch(
-        self,
-        number: int,
-        wait_seconds: float,
-        node: str = "",
-        name: str = "",
-        groups: Sequence[str] = (),
-        part: int = 0,
-    ) -> Message:
-        """Return a blob; with `groups`, part of task `name`'s return value in one of these."""
-        operation = self._start("fetch", number)
-        if operation is not None:
-
-            def read() -> Message:
-                workspace = self.workspaces[node]
-                value = workspace.result(groups, name, part) if groups else workspace.lookup(name)
-                return {"frames": wrap_frames(to_frames(value))}
-
-            self._in_thread(operation, read)
-        return await self._poll("fetch", number, wait_seconds)
+        return await self._poll(channel, number, wait_seconds)
 
     # ---- messages with an immediate reply
 
@@ -214,20 +194,14 @@ class HostedNodes:
         if self._runs.is_running:
             self._runs.fail(error)
 
-    def _drop_kept_states(self, save_id: str) -> None:
-        if self.kept_states.nbytes > SMALL_BYTES:
-            self.threads.submit(partial(self.kept_states.drop_before, save_id))
-        else:
-            self.kept_states.drop_before(save_id)
-
     def _start(self, kind: str, number: int, is_careful: bool = False) -> Operation | None:
         """Make the operation of that number, or return None if it has started already."""
         if number <= self._numbers.get(kind, 0):
             return None
         self._numbers[kind] = number
-        fetched = self._operations.get("fetch")
+        fetched = self._operations.get(FETCH)
         if kind == "run" and fetched is not None and fetched.is_done:
-            del self._operations["fetch"]  # its reply may refer to arrays that tasks update
+            del self._operations[FETCH]  # its reply may refer to arrays that tasks update
         operation = self._operations[kind] = Operation(number, is_careful=is_careful)
         return operation
 
@@ -287,6 +261,14 @@ class HostedNodes:
                 routes[crossing.id] = tuple(addresses - {self._address})
         peers = {self._placement[node] for node in nodes} - {self._address}
         return HostedGroup(program, routes, tuple(peers))
+
+
+def fetch(
+    workspaces: Mapping[str, Workspace], node: str, name: str, groups: Sequence[str], part: int
+) -> Any:
+    """Return a blob; with `groups`, part of task `name`'s return value in one of these."""
+    workspace = workspaces[node]
+    return workspace.result(groups, name, part) if groups else workspace.lookup(name)
 
 
 def failed_reply(error: BaseException) -> Message:

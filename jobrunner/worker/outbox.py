@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from distributed.protocol.serialize import to_serialize
@@ -25,28 +26,21 @@ PING_SECONDS = 5.0
 ABORT_SECONDS = 5.0
 
 
+@dataclass(eq=False)
 class Outbox:
     """Sends values to other workers: to each address one message at a time.
 
-    Values made meanwhile travel together in the next message. A worker that leaves a message
-    unanswered for `silence_seconds` must answer a ping. `failed(address, values, problem)` is called
-    if a worker did not take `values`, and `sent` each time a worker has taken a message. Any thread
-    may call `put`; everything else runs on the event loop that the outbox was made on.
+    Values made meanwhile travel together in the next message. Any thread may call `put`; everything
+    else runs on the event loop that the outbox was made on.
     """
 
-    def __init__(
-        self,
-        binding: str,
-        call_peer: Callable[[str, Message], Awaitable[Message]],
-        silence_seconds: float,
-        failed: Callable[[str, RunValues, str], None],
-        sent: Callable[[], None],
-    ) -> None:
-        self._binding = binding
-        self._call_peer = call_peer
-        self._silence_seconds = silence_seconds
-        self._failed = failed
-        self._sent = sent
+    binding: str
+    call_peer: Callable[[str, Message], Awaitable[Message]]
+    silence_seconds: float  # a worker that leaves a message unanswered so long must answer a ping
+    failed: Callable[[str, RunValues, str], None]  # gets the address, values not taken, the problem
+    sent: Callable[[], None]  # called each time a worker has taken a message
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._made: list[tuple[int, tuple[str, ...], int, list[Any]]] = []
@@ -80,9 +74,9 @@ class Outbox:
 
     async def abort(self, address: str, number: int, reason: str) -> None:
         """Ask another worker to start nothing more of a run."""
-        message = {"call": "abort", "binding": self._binding, "number": number, "reason": reason}
+        message = {"call": "abort", "binding": self.binding, "number": number, "reason": reason}
         try:
-            await asyncio.wait_for(self._call_peer(address, message), ABORT_SECONDS)
+            await asyncio.wait_for(self.call_peer(address, message), ABORT_SECONDS)
         except Exception:  # the client also aborts it
             logger.info("Could not abort the run on %s (%s)", address, reason, exc_info=True)
 
@@ -114,16 +108,16 @@ class Outbox:
                 problem = await self._push(address, values)
                 del self._sending_bytes[address]
                 if problem is None:
-                    self._sent()
+                    self.sent()
         finally:
             self._sending_bytes.pop(address, None)
             del self._sending[address]
         if problem is not None and max(number for number, _ in values) >= self._number:
-            self._failed(address, values, problem)
+            self.failed(address, values, problem)
 
     async def _push(self, address: str, values: RunValues) -> str | None:
         """Send values and wait until the worker has room for more; returns any problem."""
-        message = {"call": "push", "binding": self._binding, "values": values}
+        message = {"call": "push", "binding": self.binding, "values": values}
         try:
             reply = await self._ask(address, message)
             while reply.get("is_full"):
@@ -134,15 +128,15 @@ class Outbox:
 
     async def _ask(self, address: str, message: Message) -> Message:
         """Return a worker's reply. Large values may take any time, as long as pings are answered."""
-        asking = asyncio.ensure_future(self._call_peer(address, message))
-        ping_seconds = min(PING_SECONDS, self._silence_seconds)
+        asking = asyncio.ensure_future(self.call_peer(address, message))
+        ping_seconds = min(PING_SECONDS, self.silence_seconds)
         try:
-            while not (await asyncio.wait((asking,), timeout=self._silence_seconds))[0]:
-                ping = self._call_peer(address, {"call": "hello"})
+            while not (await asyncio.wait((asking,), timeout=self.silence_seconds))[0]:
+                ping = self.call_peer(address, {"call": "hello"})
                 try:
                     await asyncio.wait_for(ping, ping_seconds)
                 except TimeoutError:
-                    seconds = self._silence_seconds + ping_seconds
+                    seconds = self.silence_seconds + ping_seconds
                     raise TimeoutError(f"it did not answer within {seconds:g} s") from None
             return asking.result()
         finally:

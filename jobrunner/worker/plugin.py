@@ -9,7 +9,9 @@ import secrets
 import sys
 import threading
 from collections.abc import Awaitable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -32,16 +34,10 @@ logger = logging.getLogger(__name__)
 
 # Increase it with every change of the messages: a client and workers of different versions then
 # share no handler, and the client reports that the plugin is missing.
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 PLUGIN_NAME = f"jobrunner-{PROTOCOL_VERSION}"
 OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
 LEASE_PREFIX = f"{PLUGIN_NAME}-lease"
-
-# The kinds of messages that `HostedNodes` handles, and its methods.
-HANDLERS = {
-    "blob names": "blob_names",
-    **{name: name for name in ("ship", "run", "apply", "fetch", "forget", "push", "abort")},
-}
 
 HEIR_SECONDS = 60.0
 """How long a released binding's kept states wait for the next binding."""
@@ -53,12 +49,10 @@ CLOSE_SECONDS = 2.0
 """How long a release waits for a binding's threads to end."""
 
 
+@dataclass(frozen=True, slots=True)
 class _Lease:
-    def __init__(self) -> None:
-        self.context: asyncio.Future[contextvars.Context] = (
-            asyncio.get_running_loop().create_future()
-        )
-        self.ended = threading.Event()
+    context: Future[contextvars.Context] = field(default_factory=Future)
+    ended: threading.Event = field(default_factory=threading.Event)
 
 
 class WorkspaceHost(WorkerPlugin):
@@ -129,7 +123,7 @@ class WorkspaceHost(WorkerPlugin):
                 return {"status": "unknown"}
             if call == "release":
                 return await self._release(binding, hosted, **details)
-            reply: Message = await getattr(hosted, HANDLERS[call])(**details)
+            reply: Message = await getattr(hosted, call)(**details)
             return reply
         except Exception as error:
             logger.exception("Message %r of binding %s failed", call, binding)
@@ -147,7 +141,7 @@ class WorkspaceHost(WorkerPlugin):
             await asyncio.sleep(min(0.005, wait_seconds))
             lease = self._leases.get(key)
         if lease is not None:
-            await asyncio.wait((lease.context,), timeout=wait_seconds)
+            await asyncio.wait((asyncio.wrap_future(lease.context),), timeout=wait_seconds)
         if lease is None or key not in self._leases or not lease.context.done():
             return {"status": "running", "tasks": []}
         if binding not in self.bindings:
@@ -231,13 +225,8 @@ class WorkspaceHost(WorkerPlugin):
         lease = self._leases.get(key)
         if lease is None:  # cancelled before this thread started
             return
-        context = contextvars.copy_context()
-
-        def give() -> None:
-            if not lease.context.done():
-                lease.context.set_result(context)
-
-        self._worker.loop.add_callback(give)
+        with suppress(InvalidStateError):  # cancelled meanwhile
+            lease.context.set_result(contextvars.copy_context())
         lease.ended.wait()
 
     async def _call_peer(self, address: str, message: Message) -> Message:

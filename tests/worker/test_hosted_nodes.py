@@ -25,6 +25,7 @@ from jobrunner.worker.group_runs import BindingContext
 from jobrunner.worker.hosted_nodes import HostedNodes
 from jobrunner.worker.outbox import Outbox
 from jobrunner.worker.outcome import Failure
+from jobrunner.workspace.kept_states import KeptStates
 from jobrunner.workspace.values import from_frames, to_frames
 
 HERE, THERE = "tcp://here", "tcp://there"
@@ -104,7 +105,7 @@ class Host:
             call_peer=self.peers,
             **self.options,
         )
-        self.hosted = HostedNodes(context, contextvars.copy_context())
+        self.hosted = HostedNodes(context, contextvars.copy_context(), KeptStates())
         placement = {"a": HERE, "b": THERE}
         await self.hosted.ship(1, 5, nodes={"a": ["t"]}, placement=placement)
         parcel = Parcel({"epoch": self.plan})
