@@ -9,6 +9,7 @@ from jobrunner.checkpoint.log.entries import (
     Entry,
     GapEntry,
     Holder,
+    RebuiltRecord,
     RepairEntry,
     RetireEntry,
     RewindEntry,

@@ -7,8 +7,9 @@ commit. Each file is verified while it is copied.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import PurePosixPath
 
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
@@ -18,6 +19,7 @@ from jobrunner.checkpoint.log import (
     commits_in,
     loose_json,
 )
+from jobrunner.checkpoint.maintenance.repair_plan import reading
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage import Files, absolute_path, files_beside, join_path, run_all
 from jobrunner.checkpoint.store import (
@@ -45,25 +47,13 @@ def restore_epoch(
 ) -> CommitEntry:
     """Record an epoch again that a run has set aside; return the ``commit`` that was restored.
 
-    The epoch's stores are copied to new names.
+    The epoch's stores are copied to new names. `number` is that of the ``commit``, if the epoch was
+    set aside more than once; by default the last. `take_over` takes the directory even from a run
+    that is alive.
 
-    Parameters
-    ----------
-    number : int, optional
-        Of the ``commit`` entry, if the epoch was set aside more than once; by default the last.
-    take_over : bool
-        Take the directory even from a run that is alive.
-
-    Raises
-    ------
-    DefinitionError
-        The epoch is recorded.
-    CheckpointNotFoundError
-        The epoch was never set aside, or its stores are gone.
-    CheckpointCorruptError
-        Its stores are damaged; nothing is recorded.
-    CommitConflictError
-        A run holds the directory and is alive.
+    Raises DefinitionError if the epoch is recorded, CheckpointNotFoundError if it was never set
+    aside or its stores are gone, CheckpointCorruptError if they are damaged, and
+    CommitConflictError if a run holds the directory and is alive.
     """
     if epoch in directory.log.refresh().recorded:
         raise DefinitionError(
@@ -86,13 +76,8 @@ def restore_epoch(
 def _find_set_aside(directory: Epochs) -> list[CommitEntry]:
     """The commits whose epochs are not recorded any more but whose stores all still exist."""
     state = directory.log.refresh()
-    try:
+    with reading(directory):
         names = set(directory.files.list_names(directory.path))
-    except OSError as error:
-        raise CheckpointError(
-            f"{directory.path} cannot be listed: {type(error).__name__}: {error}. Nothing was "
-            f"changed. Repair the storage and try again."
-        ) from error
     found = []
     for commit in itertools.chain.from_iterable(map(commits_in, directory.log.read_entries())):
         epoch = commit.epoch
@@ -107,21 +92,11 @@ def _find_set_aside(directory: Epochs) -> list[CommitEntry]:
 def copy_epoch(directory: Epochs, epoch: int, target: str, *, take_over: bool = False) -> None:
     """Record an epoch also in directory `target`, from which a job can resume.
 
-    Parameters
-    ----------
-    take_over : bool
-        Take the other directory even from a run that is alive.
+    `take_over` takes that directory even from a run that is alive.
 
-    Raises
-    ------
-    DefinitionError
-        The epoch is recorded there already.
-    CheckpointNotFoundError
-        The epoch is not recorded, or was retired while it was copied.
-    CheckpointCorruptError
-        The epoch is damaged; nothing is recorded in the other directory.
-    CommitConflictError
-        A run holds the other directory and is alive.
+    Raises DefinitionError if the epoch is recorded there already, CheckpointNotFoundError if it is
+    not recorded here, or was retired meanwhile, CheckpointCorruptError if it is damaged, and
+    CommitConflictError if a run holds the other directory and is alive.
     """
     files = files_beside(absolute_path(target), directory.files)
     other = Epochs(target, None, files)
@@ -211,8 +186,10 @@ class _StoreCopy:
 
     def make_directories(self) -> None:
         self._target.files.make_directory(self._target.root)
-        for path in _directories((MANIFEST, *self._listed)):
-            self._target.files.make_directory(join_path(self._target.root, path))
+        paths = map(PurePosixPath, (MANIFEST, *self._listed))
+        parents = {parent for path in paths for parent in path.parents}
+        for parent in sorted(parents - {PurePosixPath()}):
+            self._target.files.make_directory(join_path(self._target.root, str(parent)))
 
     def jobs(self) -> list[Callable[[], None]]:
         """Jobs that each copy one file, except the root document and the manifest."""
@@ -231,10 +208,3 @@ class _StoreCopy:
         name = self._root_name if path == ROOT_DOCUMENT else path
         data = self._source.verified.read(name, self._listed[path])
         self._target.files.write(join_path(self._target.root, path), [data])
-
-
-def _directories(paths: Iterable[str]) -> list[str]:
-    """The directories of `paths`, parents first."""
-    pieces = [path.split("/") for path in paths]
-    found = dict.fromkeys("/".join(p[:depth]) for p in pieces for depth in range(1, len(p)))
-    return sorted(found, key=lambda path: path.count("/"))

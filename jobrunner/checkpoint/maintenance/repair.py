@@ -35,12 +35,8 @@ from jobrunner.errors import CheckpointWriteError, CommitConflictError
 def repair_log(directory: Epochs, patience: Patience | None = None) -> Repair | None:
     """Append the entry from which the log can be read again; return None if none is necessary.
 
-    Raises
-    ------
-    CommitConflictError
-        A run holds the directory and is alive, or took it in the meantime; nothing was repaired.
-    CheckpointWriteError
-        The entry could not be written.
+    Raises CommitConflictError if a run that is alive holds the directory or took it meanwhile, and
+    CheckpointWriteError if the entry cannot be written.
     """
     repair = plan_repair(directory)
     if repair is None:
@@ -55,7 +51,7 @@ def repair_log(directory: Epochs, patience: Patience | None = None) -> Repair | 
         number = max(number, gap + 1)
     body = {
         "state": repair.state.to_json(),
-        "commits": repair.commits,
+        "commits": [repair.commits[epoch] for epoch in repair.rebuilt],
         "lost": sorted(repair.lost),
         "process": own_process(),
     }

@@ -14,7 +14,8 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+
+import msgspec
 
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
@@ -27,12 +28,13 @@ from jobrunner.checkpoint.log import (
     CommitEntry,
     FileMetadataHandler,
     GapEntry,
+    RebuiltRecord,
     RewindEntry,
     RunEntry,
     State,
+    StoreRecord,
     commit_in,
     each_entry,
-    entry_to_json,
     given_up_by,
     parse_entry,
     read_content,
@@ -62,18 +64,21 @@ class Repair:
     """Number of an entry whose file has another entry's name -> that name."""
     kept: list[int] = field(default_factory=list)
     """Epochs that stay recorded."""
-    rebuilt: list[int] = field(default_factory=list)
-    """Epochs whose lost record is rebuilt from their stores, every byte verified."""
     given_up: dict[int, str] = field(default_factory=dict)
     """Epochs that are no longer recorded -> why."""
     unproven: dict[str, str] = field(default_factory=dict)
     """Stores of which no record can be rebuilt -> why."""
     state: State = field(default_factory=State)
     """What the repair's entry says, besides `commits`."""
-    commits: list[dict[str, Any]] = field(default_factory=list)
-    """The records of the `rebuilt` epochs."""
+    commits: dict[int, RebuiltRecord] = field(default_factory=dict)
+    """Epoch -> its record, rebuilt from its stores, every byte verified."""
     entries: dict[int, AnyEntry] = field(default_factory=dict)
     """The remaining entries, by number."""
+
+    @property
+    def rebuilt(self) -> list[int]:
+        """Epochs whose lost record is rebuilt."""
+        return sorted(self.commits)
 
     @property
     def gaps(self) -> list[int]:
@@ -82,7 +87,6 @@ class Repair:
 
 
 _MISSING = "missing"
-_RECORD = ("epoch", "retry", "run", "run_number", "time", "stores", "details")
 
 
 def plan_repair(directory: Epochs) -> Repair | None:
@@ -106,7 +110,7 @@ def reading(directory: Epochs) -> Iterator[None]:
             raise
         raise CheckpointError(
             f"{directory.path} cannot be read: {type(error).__name__}: {error}. This does not mean "
-            f"that it is damaged, so nothing was repaired. Repair the storage and try again."
+            f"that it is damaged, so nothing was changed. Repair the storage and try again."
         ) from error
 
 
@@ -145,16 +149,16 @@ class _Planner:
                 if why := self._given_up(epoch):
                     self._drop(epoch, why)
         self._make_records()
-        if not self._holes and not repair.rebuilt and not repair.given_up:
+        if not self._holes and not repair.commits and not repair.given_up:
             return None
         self._finish_state(is_exact=is_exact)
         return repair
 
     def _read_entries(self, handler: FileMetadataHandler) -> None:
-        repair, root = self._repair, os.path.join(self._path, LOG_DIRECTORY)
+        repair = self._repair
         for number, entry in each_entry(handler):
             if isinstance(entry, CheckpointCorruptError):
-                is_there = self._files.is_taken(os.path.join(root, f"{number:010d}.json"))
+                is_there = self._files.is_taken(handler.path_of(number))
                 repair.lost[number] = str(entry) if is_there else _MISSING
             elif isinstance(entry, GapEntry):
                 repair.lost[number] = "lost before"
@@ -162,6 +166,7 @@ class _Planner:
                 repair.entries[number] = entry
         if not repair.lost:
             return
+        root = os.path.join(self._path, LOG_DIRECTORY)
         for name in sorted(self._files.list_names(root)):
             # An entry whose file has another name was moved there after it was written.
             if ENTRY_NAME.fullmatch(name):
@@ -175,25 +180,28 @@ class _Planner:
     def _follow(self) -> bool:
         """Apply the remaining entries; return whether the log had no others."""
         repair, base, holes = self._repair, self._base, self._holes
-        if base >= 0:
-            self._state.restart(repair.entries[base])
         later = [repair.entries[n] for n in sorted(repair.entries) if n > base]
         if all(hole in repair.elsewhere for hole in holes):
-            exact = State()
-            if base >= 0:
-                exact.restart(repair.entries[base])
+            self._state = self._state_at_base()
             try:
                 for entry in later:
-                    exact.apply(entry)
-                self._state = exact
+                    self._state.apply(entry)
                 return True
             except CheckpointCorruptError as error:
-                repair.lost[exact.number + 1] = str(error)
-                holes.append(exact.number + 1)
+                number = self._state.number + 1
+                repair.lost[number] = str(error)
+                holes.append(number)
+        self._state = self._state_at_base()
         for entry in later:
             is_sure = not any(n < entry.number and n not in repair.elsewhere for n in holes)
             self._state.follow(entry, is_sure=is_sure)
         return False
+
+    def _state_at_base(self) -> State:
+        state = State()
+        if self._base >= 0:
+            state.restart(self._repair.entries[self._base])
+        return state
 
     def _record_of(self, epoch: int) -> CommitEntry | None:
         """The record of an epoch, if its entry remains."""
@@ -227,35 +235,29 @@ class _Planner:
         for claim in sorted(self._stores, reverse=True):
             epoch, retry = claim
             own = state.retries[epoch] if epoch in state.recorded else -1
-            if epoch in repair.rebuilt or retry < own:
+            if epoch in repair.commits or retry < own:
                 continue
-            commit = None
-            if retry == own:
-                commit = self._record_of(epoch)
-                if commit is not None and commit.number not in repair.lost:
-                    continue
-            elif retry < state.claims.get(epoch, 0) and not self._may_be_committed(claim):
+            commit = self._record_of(epoch) if retry == own else None
+            if commit is not None and commit.number not in repair.lost:
+                continue
+            is_claimed = retry < state.claims.get(epoch, 0)
+            if retry > own and is_claimed and not self._may_be_committed(claim):
                 continue
             try:
-                if commit is None:
-                    record = self._rebuild_record(claim)
-                else:
-                    whole = entry_to_json(commit)
-                    record = {key: whole[key] for key in _RECORD}
+                repair.commits[epoch] = (
+                    self._rebuild_record(claim)
+                    if commit is None
+                    else msgspec.convert(commit, RebuiltRecord, from_attributes=True)
+                )
             except CheckpointCorruptError as error:
                 failed[claim] = str(error)
-                continue
-            repair.rebuilt.append(epoch)
-            repair.commits.append(record)
-        repair.rebuilt.sort()
-        repair.commits.sort(key=lambda commit: int(commit["epoch"]))
         for epoch in list(state.recorded):
-            if epoch not in repair.rebuilt and self._record_of(epoch) is None:
+            if epoch not in repair.commits and self._record_of(epoch) is None:
                 why = failed.pop(Claim(epoch, state.retries[epoch]), "its stores are gone")
                 self._drop(epoch, f"its record is lost, and {why}")
         for claim, why in failed.items():
             repair.unproven |= dict.fromkeys(self._stores[claim].values(), why)
-        repair.kept = [epoch for epoch in state.recorded if epoch not in repair.rebuilt]
+        repair.kept = [epoch for epoch in state.recorded if epoch not in repair.commits]
 
     def _may_be_committed(self, claim: Claim) -> bool:
         """Whether a lost entry may have recorded a claim."""
@@ -272,10 +274,10 @@ class _Planner:
                 covered = number
         return any(max(begun, covered) < hole < ends for hole in self._holes)
 
-    def _rebuild_record(self, claim: Claim) -> dict[str, Any]:
+    def _rebuild_record(self, claim: Claim) -> RebuiltRecord:
         """The record that a claim's stores prove; raises CheckpointCorruptError if they do not."""
         names = self._stores[claim]
-        abouts: dict[str, dict[str, Any]] = {}
+        abouts: dict[str, StoreRecord] = {}
         record: RecordEntry | None = None
         runs = set()
         newest = 0.0
@@ -305,9 +307,7 @@ class _Planner:
                 )
             reader.verify()
             nbytes = sum(size for size, _ in manifest.files().values())
-            abouts[node] = {"store": name, "manifest": digest, "nbytes": nbytes, "seconds": 0.0}
-            if manifest.states is not None:
-                abouts[node]["states"] = manifest.states
+            abouts[node] = StoreRecord(name, digest, nbytes, 0.0, manifest.states or [])
             record = manifest.record or record
             runs.add(manifest.run)
             newest = max(newest, self._files.modified_seconds(path))
@@ -328,15 +328,15 @@ class _Planner:
         entries = self._repair.entries.items()
         numbers = [n for n, e in entries if isinstance(e, RunEntry) and e.run == run]
         is_known = bool(numbers) and numbers[0] not in self._repair.lost
-        return {
-            "epoch": claim.epoch,
-            "retry": claim.retry,
-            "run": run,
-            "run_number": numbers[0] if is_known else None,
-            "time": dt.datetime.fromtimestamp(newest, dt.UTC).isoformat(timespec="milliseconds"),
-            "stores": {node: abouts[node] for node in record.nodes},
-            "details": record.details,
-        }
+        return RebuiltRecord(
+            epoch=claim.epoch,
+            retry=claim.retry,
+            run=run,
+            run_number=numbers[0] if is_known else None,
+            time=dt.datetime.fromtimestamp(newest, dt.UTC).isoformat(timespec="milliseconds"),
+            stores={node: abouts[node] for node in record.nodes},
+            details=record.details,
+        )
 
     def _finish_state(self, *, is_exact: bool) -> None:
         """Make the state of the repair's entry, without the epochs that it rebuilds."""
@@ -344,14 +344,13 @@ class _Planner:
         for epoch, retry in self._stores:
             if retry >= state.claims.get(epoch, 0):
                 state.claims[epoch] = retry + 1
-        for commit in repair.commits:
-            epoch = commit["epoch"]
-            state.chores.pop(Claim(epoch, commit["retry"]), None)
+        for epoch, commit in repair.commits.items():
+            state.chores.pop(Claim(epoch, commit.retry), None)
             if epoch in state.recorded:
                 del state.recorded[epoch], state.retries[epoch]
         if not is_exact:
             state.chores = {}  # delete no store that a lost entry may have recorded
-        epochs = {*repair.kept, *repair.rebuilt}
+        epochs = {*repair.kept, *repair.commits}
         state.pins = {epoch: labels for epoch, labels in state.pins.items() if epoch in epochs}
         if state.done != max(epochs, default=None):
             state.done = None
