@@ -1,11 +1,9 @@
-"""Checks of what users pass: to the classes of this package, and to a task's function."""
+"""Checks of what users pass."""
 
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from jobrunner.errors import DefinitionError
 
@@ -15,41 +13,6 @@ def check_int(value: object, least: int, what: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise DefinitionError(f"{what} must be an int >= {least}; got {value!r}.")
     return value
-
-
-def check_constants(where: str, fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse Dask collections and futures among the constant arguments of a task."""
-    if any(not isinstance(key, str) for key in kwargs):
-        raise DefinitionError(f"{where}: the keys of kwargs must be str; got {list(kwargs)}.")
-    for value in [*kwargs.values(), *_partial_values(fn)]:
-        for item in _items(value):
-            if hint := dask_hint(item):
-                raise DefinitionError(
-                    f"{where}: got a {type(item).__name__} as a constant argument. "
-                    f"To fix it, {hint}."
-                )
-
-
-def check_call(
-    where: str,
-    name: str,
-    fn: Callable[..., Any],
-    inputs: Sequence[object],
-    updates: Sequence[object],
-    kwargs: Mapping[str, Any],
-) -> None:
-    """Refuse a function whose signature does not accept these arguments."""
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # a builtin without a signature
-        return
-    try:
-        signature.bind(*inputs, *updates, **kwargs)
-    except TypeError as error:
-        raise DefinitionError(
-            f"{where}: {name}{signature} cannot be called with {len(inputs)} inputs, "
-            f"{len(updates)} updates and the keywords {sorted(kwargs)}: {error}."
-        ) from None
 
 
 def dask_hint(value: object) -> str | None:
@@ -66,15 +29,16 @@ def dask_hint(value: object) -> str | None:
     return None
 
 
-def _partial_values(fn: object) -> list[object]:
-    values: list[object] = []
+def constants_of(fn: object, kwargs: Mapping[str, object]) -> Iterator[object]:
+    """The constant arguments of a task's function, and their items."""
+    values = list(kwargs.values())
     while isinstance(fn, functools.partial):
         values += [*fn.args, *fn.keywords.values()]
         fn = fn.func
-    return values
-
-
-def _items(value: object) -> Sequence[Any]:
-    if type(value) is dict:
-        return tuple(value.values())
-    return value if isinstance(value, list | tuple) else (value,)
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from value
+        elif type(value) is dict:
+            yield from value.values()
+        else:
+            yield value

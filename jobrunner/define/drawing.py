@@ -34,7 +34,6 @@ def find_edges(group: TaskGroup) -> list[Edge]:
     """Which task waits for which: a read follows the last write defined before it."""
     edges: list[Edge] = []
     writers: dict[Blob, Task] = {}
-    by_name = {task.full_name: task for task in group.tasks()}
     for task in group.tasks():
         for value in (*task.inputs, *task.updates):
             if isinstance(value, TaskOutput):
@@ -45,8 +44,8 @@ def find_edges(group: TaskGroup) -> list[Edge]:
                 edges.append(Edge(writer, task, value.name))
         for other in task.after:
             if isinstance(other, str):
-                name = other if "/" in other else f"{task.node.name}/{other}"
-                other = by_name.get(name, task)
+                node, _, name = other.rpartition("/")
+                other = group.find(node or task.node.name, name) or task
             if other is not task and other.group is group:
                 edges.append(Edge(other, task, "after"))
         for blob in (*task.output_blobs, *task.updates):

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
 from jobrunner.define.arguments import check_int
-from jobrunner.define.node import Blob, Node, WorkspaceType, as_node
+from jobrunner.define.node import Active, Blob, Node, WorkspaceType, as_node
 from jobrunner.define.task import Task, TaskGroup, TaskOutput
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
@@ -16,10 +16,8 @@ from jobrunner.names import check_name
 if TYPE_CHECKING:
     from jobrunner.compile import Plan
 
-_active_jobs: ContextVar[tuple[Job, ...]] = ContextVar("jobrunner_jobs", default=())
 
-
-class Job:
+class Job(Active):
     """A stateful job: init once, epochs until a stop condition, download, exit.
 
     Tasks defined inside ``with job:`` join its epoch group.
@@ -48,6 +46,8 @@ class Job:
     >>> [task.name for task in job.epoch_group.tasks()]
     ['lambda']
     """
+
+    _active = ContextVar("jobrunner_jobs", default=())
 
     def __init__(
         self,
@@ -90,17 +90,11 @@ class Job:
 
     @classmethod
     def current(cls) -> Job:
-        """The job of the innermost ``with`` block.
-
-        Raises
-        ------
-        DefinitionError
-            There is no such block.
-        """
-        active = _active_jobs.get()
-        if not active:
+        """The job of the innermost ``with`` block; `DefinitionError` if there is none."""
+        job = cls._innermost()
+        if job is None:
             raise DefinitionError("No job is active. Enter one first: with Job(...) as job: ...")
-        return active[-1]
+        return job
 
     def add_stop_condition(self, condition: TaskOutput | Blob | Task) -> None:
         """Stop after the first epoch that ends with ``bool(condition)`` true.
@@ -187,13 +181,12 @@ class Job:
         return to_html(self)
 
     def __enter__(self) -> Self:
-        _active_jobs.set((*_active_jobs.get(), self))
         self.epoch_group.__enter__()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *exc_info: object) -> None:
+        super().__exit__()
         self.epoch_group.__exit__()
-        _active_jobs.set(_active_jobs.get()[:-1])
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name} {len(group.tasks())}" for name, group in self.groups.items())

@@ -6,14 +6,30 @@ import copy
 import enum
 from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Self
+from typing import Any, ClassVar, Self
 
 from jobrunner.define.arguments import check_int
 from jobrunner.define.array_options import read_array_options
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
 
-_active_nodes: ContextVar[tuple[Node, ...]] = ContextVar("jobrunner_nodes", default=())
+
+class Active:
+    """Is active inside its ``with`` block."""
+
+    _active: ClassVar[ContextVar[tuple[Any, ...]]]  # of each class, innermost last
+
+    @classmethod
+    def _innermost(cls) -> Self | None:
+        """The active instance of this class, if any."""
+        return next(reversed(cls._active.get()), None)
+
+    def __enter__(self) -> Self:
+        self._active.set((*self._active.get(), self))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._active.set(self._active.get()[:-1])
 
 
 class WorkspaceType(enum.Enum):
@@ -28,7 +44,7 @@ class WorkspaceType(enum.Enum):
     PRIVATE = "private"
 
 
-class Node:
+class Node(Active):
     """A logical place that tasks run on. It has one workspace, on one Dask worker at a time.
 
     Two `Node` objects of the same name are the same node.
@@ -49,6 +65,8 @@ class Node:
     >>> node["w"]
     Blob('w', 'trainer:0')
     """
+
+    _active = ContextVar("jobrunner_nodes", default=())
 
     def __init__(
         self,
@@ -82,8 +100,7 @@ class Node:
     @classmethod
     def current(cls) -> Node:
         """The node of the innermost ``with`` block, else ``Node("local")``."""
-        active = _active_nodes.get()
-        return active[-1] if active else cls()
+        return cls._innermost() or cls()
 
     def blob(self, name: str, *, transient: bool = False) -> Blob:
         """The blob `name` of this node."""
@@ -91,13 +108,6 @@ class Node:
 
     def __getitem__(self, name: str) -> Blob:
         return Blob(name, self)
-
-    def __enter__(self) -> Self:
-        _active_nodes.set((*_active_nodes.get(), self))
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        _active_nodes.set(_active_nodes.get()[:-1])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Node) and other.name == self.name

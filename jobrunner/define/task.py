@@ -10,14 +10,12 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import Any
 
-from jobrunner.define.arguments import check_call, check_constants, check_int, dask_hint
-from jobrunner.define.node import Blob, Node, WorkspaceType, as_node
+from jobrunner.define.arguments import check_int, constants_of, dask_hint
+from jobrunner.define.node import Active, Blob, Node, WorkspaceType, as_node
 from jobrunner.errors import DefinitionError, ExecutionError
 from jobrunner.names import check_name
-
-_active_groups: ContextVar[tuple[TaskGroup, ...]] = ContextVar("jobrunner_groups", default=())
 
 
 class TaskOutput:
@@ -146,9 +144,7 @@ class Task:
         self.after: tuple[Task | str, ...] = tuple(_sequence(after))
         self._check()
 
-        if group is None:
-            active = _active_groups.get()
-            group = active[-1] if active else None
+        group = TaskGroup._innermost() if group is None else group
         if not isinstance(group, TaskGroup | None):
             raise DefinitionError(
                 f"Task {self.full_name!r}: group must be a TaskGroup (job.init_group); got {group!r}."
@@ -187,24 +183,26 @@ class Task:
         if isinstance(value, str | Blob):
             blob = Blob(value) if isinstance(value, str) else value
             return Blob(blob.name, blob.node if blob.node is not None else self.node)
-        if isinstance(value, Task):
-            hint = "pass task.output()"
-        else:
-            hint = dask_hint(value) or "pass constants in kwargs= or with functools.partial"
-        raise DefinitionError(
-            f"Task {self.full_name!r}: an input must be a blob's name, a Blob or a TaskOutput; got "
-            f"{type(value).__name__}. To fix it, {hint}."
+        raise self._wrong_type(
+            "an input must be a blob's name, a Blob or a TaskOutput",
+            value,
+            "pass task.output()"
+            if isinstance(value, Task)
+            else "pass constants in kwargs= or with functools.partial",
+        )
+
+    def _wrong_type(self, expected: str, value: object, advice: str = "") -> DefinitionError:
+        hint = dask_hint(value) or advice
+        return DefinitionError(
+            f"Task {self.full_name!r}: {expected}; got {type(value).__name__}."
+            f"{f' To fix it, {hint}.' if hint else ''}"
         )
 
     def _own_blobs(self, values: object, what: str) -> tuple[Blob, ...]:
         blobs = []
         for value in _sequence(values):
             if not isinstance(value, str | Blob):
-                hint = dask_hint(value)
-                raise DefinitionError(
-                    f"Task {self.full_name!r}: {what} must be names or Blobs; got "
-                    f"{type(value).__name__}{f'. To fix it, {hint}' if hint else ''}."
-                )
+                raise self._wrong_type(f"{what} must be names or Blobs", value)
             blob = Blob(value) if isinstance(value, str) else value
             if blob.node is not None and blob.node != self.node:
                 raise DefinitionError(
@@ -218,10 +216,7 @@ class Task:
     def _check(self) -> None:
         where = f"Task {self.full_name!r}"
         if not callable(self.fn):
-            hint = dask_hint(self.fn) or "pass a function"
-            raise DefinitionError(
-                f"{where}: fn must be callable; got {type(self.fn).__name__}. To fix it, {hint}."
-            )
+            raise self._wrong_type("fn must be callable", self.fn, "pass a function")
         if inspect.iscoroutinefunction(self.fn):
             raise DefinitionError(
                 f"{where}: fn is a coroutine function, but tasks run in threads. Pass a plain function."
@@ -235,9 +230,7 @@ class Task:
                 )
         for other in self.after:
             if not isinstance(other, Task | str):
-                raise DefinitionError(
-                    f"{where}: after must be tasks or their names; got {type(other).__name__}."
-                )
+                raise self._wrong_type("after must be tasks or their names", other)
         for what, blobs in (("updates", self.updates), ("outputs", self.output_blobs)):
             if len(set(blobs)) < len(blobs):
                 raise DefinitionError(f"{where}: {what} name a blob twice: {list(blobs)}.")
@@ -248,11 +241,30 @@ class Task:
                         f"{where}: blob {blob.name!r} is in {what} and in updates. An updated blob "
                         f"is passed to fn and counts as written: name it in updates only."
                     )
-        check_constants(where, self.fn, self.kwargs)
-        check_call(where, self.name, self.fn, self.inputs, self.updates, self.kwargs)
+        if any(not isinstance(key, str) for key in self.kwargs):
+            raise DefinitionError(
+                f"{where}: the keys of kwargs must be str; got {list(self.kwargs)}."
+            )
+        for value in constants_of(self.fn, self.kwargs):
+            if hint := dask_hint(value):
+                raise DefinitionError(
+                    f"{where}: got a {type(value).__name__} as a constant argument. "
+                    f"To fix it, {hint}."
+                )
+        try:
+            signature = inspect.signature(self.fn)
+        except (TypeError, ValueError):  # a builtin without a signature
+            return
+        try:
+            signature.bind(*self.inputs, *self.updates, **self.kwargs)
+        except TypeError as error:
+            raise DefinitionError(
+                f"{where}: {self.name}{signature} cannot be called with {len(self.inputs)} inputs, "
+                f"{len(self.updates)} updates and the keywords {sorted(self.kwargs)}: {error}."
+            ) from None
 
 
-class TaskGroup:
+class TaskGroup(Active):
     """Tasks that run together: each starts as soon as its inputs are available.
 
     Parameters
@@ -260,6 +272,8 @@ class TaskGroup:
     workspace_type : WorkspaceType, optional
         The default for its tasks.
     """
+
+    _active = ContextVar("jobrunner_groups", default=())
 
     def __init__(self, workspace_type: WorkspaceType | None = None) -> None:
         _check_workspace_type(workspace_type, "TaskGroup")
@@ -337,13 +351,6 @@ class TaskGroup:
                 f"Cannot add {what}: the {self.name} group is already compiled. Define all tasks "
                 f"before compile() or run()."
             )
-
-    def __enter__(self) -> Self:
-        _active_groups.set((*_active_groups.get(), self))
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        _active_groups.set(_active_groups.get()[:-1])
 
     def __repr__(self) -> str:
         return f"<TaskGroup {self.name!r}: {len(self._tasks)} tasks>"
