@@ -21,11 +21,10 @@ from jobrunner.errors import (
     SchedulerLostError,
     TaskFailedError,
 )
-from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import Boundary, State, next_step
 from jobrunner.run.load import finish_load, load, recorded_stops, steps_done
 from jobrunner.run.losses import Loss, Losses, is_transient
-from jobrunner.run.result import ResumePlan, RunResult, SaveReport
+from jobrunner.run.result import Callbacks, ResumePlan, RunResult, SaveReport
 from jobrunner.run.resume import ResumeFrom, plan_resume
 from jobrunner.run.saver import NullSaver, Saver
 from jobrunner.signals import TerminatedError

@@ -15,11 +15,10 @@ from jobrunner.cluster import Session
 from jobrunner.compile import Plan
 from jobrunner.define import Blob, Job, check_int
 from jobrunner.errors import DefinitionError
-from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.load import load_blobs
 from jobrunner.run.loop import Run
 from jobrunner.run.replay import Replay, ReplayReport
-from jobrunner.run.result import ResumePlan, RunResult
+from jobrunner.run.result import Callbacks, ResumePlan, RunResult
 from jobrunner.run.resume import ResumeFrom, plan_resume
 from jobrunner.run.saver import SaveErrorPolicy
 from jobrunner.run.upload import CopyTo, UploadTaskGroupBuilder
@@ -63,7 +62,7 @@ class JobRunner:
     num_epochs : int, optional
         Stop after that many epochs in all, like `epoch_limiter`.
     callbacks : sequence of Callback
-        Objects with any of the methods of `jobrunner.run.callbacks.Callback`.
+        Objects with any of the methods of `jobrunner.run.result.Callback`.
 
     Raises
     ------
@@ -305,14 +304,12 @@ class JobRunner:
         check_int(self.max_restarts, 0, f"{where}: max_restarts")
         if self.num_epochs is not None:
             check_int(self.num_epochs, 1, f"{where}: num_epochs")
-        for name in vars(self):
-            if name.endswith("_seconds"):
-                seconds = getattr(self, name)
-                is_optional = not name.endswith("wait_seconds")
-                if not (is_optional and seconds is None) and not _is_duration(seconds):
-                    raise DefinitionError(
-                        f"{where}: {name} must be a number of seconds >= 0; got {seconds!r}."
-                    )
+        for name, value in vars(self).items():
+            is_unlimited = value is None and not name.endswith("wait_seconds")
+            if name.endswith("_seconds") and not is_unlimited and not _is_duration(value):
+                raise DefinitionError(
+                    f"{where}: {name} must be a number of seconds >= 0; got {value!r}."
+                )
         manager, builder = self.checkpoint_manager, self.upload_task_group_builder
         if not isinstance(manager, MultiNodeCheckpointManager | None):
             raise DefinitionError(

@@ -247,20 +247,19 @@ class Saver:
                 name: {"axis": axis, "nodes": list(nodes)}
                 for name, (axis, nodes) in self._plan.partitions.items()
             }
-        binding = self._binding
-        committed = {**details, "placement": dict(binding.placement)}
+        committed = {**details, "placement": dict(self._binding.placement)}
         try:
             order = self._begin(epoch, details)
             if self._manager.asynchronous:
                 with self._abandons(order):
                     copy = partial(order.copy, budget_bytes=self._manager.budget_bytes)
-                    self._apply(binding, copy, f"the copy of epoch {epoch}")
+                    self._apply(copy, f"the copy of epoch {epoch}")
                 write = partial(order.write, is_copied=True)
                 save.stall_seconds = time.monotonic() - save.started
-                save.start(lambda: self._write(binding, committed, order, write))
+                save.start(lambda: self._write(committed, order, write))
                 self._in_flight = save
                 return
-            save.nodes = self._write(binding, committed, order, order.write)
+            save.nodes = self._write(committed, order, order.write)
         except CheckpointWriteError as error:
             save.error = error
         save.seconds = save.stall_seconds = time.monotonic() - save.started
@@ -326,27 +325,24 @@ class Saver:
 
     def _write(
         self,
-        binding: Binding,
         details: Mapping[str, Any],
         order: Save,
         write: Callable[..., dict[str, Receipt]],
     ) -> dict[str, NodeSave]:
         """Let the workers write, and record the epoch. Runs in any thread."""
         with self._abandons(order):
-            replies = self._apply(binding, write, f"the save of epoch {order.epoch}", "save")
+            replies = self._apply(write, f"the save of epoch {order.epoch}", "save")
             receipts = dict(chain.from_iterable(reply.items() for reply in replies.values()))
             self._manager.commits.commit(order, receipts, details)
-            binding.recorded = order.memory_key
+            self._binding.recorded = order.memory_key
         return {
             node: NodeSave(receipt.seconds, receipt.nbytes - receipt.linked_bytes)
             for node, receipt in receipts.items()
         }
 
-    def _apply(
-        self, binding: Binding, fn: Callable[..., Any], what: str, channel: str = "apply"
-    ) -> dict[str, Any]:
+    def _apply(self, fn: Callable[..., Any], what: str, channel: str = "apply") -> dict[str, Any]:
         """Call `fn` on all workers with a deadline, because storage may hang without an error."""
-        return binding.apply(
+        return self._binding.apply(
             fn, channel=channel, what=what, deadline_seconds=self._deadline_seconds
         )
 
@@ -368,5 +364,5 @@ class Saver:
         if not self._is_shared:
             probe = self._manager.run.probe()
             what = "the check that the workers share the directory"
-            self._manager.run.check_probe(self._apply(self._binding, probe, what))
+            self._manager.run.check_probe(self._apply(probe, what))
             self._is_shared = True

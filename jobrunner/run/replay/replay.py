@@ -16,7 +16,7 @@ from jobrunner.compile import changes, describe
 from jobrunner.define import Job
 from jobrunner.run.load import Loaded, finish_load, load, rebuild, required_blobs, steps_done
 from jobrunner.run.replay.compare import compare_bits, format_difference
-from jobrunner.run.replay.tracing import Call, Dataflow, Trace, Value, read_trace, traced
+from jobrunner.run.replay.tracing import Call, Dataflow, Trace, read_trace, traced
 from jobrunner.worker import GroupResult
 from jobrunner.workspace import Workspace
 
@@ -246,31 +246,18 @@ class Replay:
         unrepeatable = flow.unrepeatable(trace, second)
         differences = []
         for (node, blob), how in found.items():
-            if how:
-                value = last.get((node, blob))
-                calls, is_repeatable = _blame(value, flow, unrepeatable, equal, other)
-                tasks = tuple(dict.fromkeys(call.name for call in calls))
-                epoch = calls[0].epoch if calls else None
-                differences.append(
-                    BlobDifference(node, blob, tuple(how), tasks, epoch, is_repeatable)
-                )
+            if not how:
+                continue
+            calls: list[Call] = []  # that may be the first to differ
+            causes: list[Call] = []
+            if (value := last.get((node, blob))) is not None:
+                makers = {value.call, *(made.call for made in flow.made_of(value))}
+                causes = [call for call in unrepeatable if call in makers]
+                calls = causes or flow.suspects(value, equal, other)
+            tasks = tuple(dict.fromkeys(call.name for call in calls))
+            epoch = calls[0].epoch if calls else None
+            differences.append(BlobDifference(node, blob, tuple(how), tasks, epoch, not causes))
         return differences
-
-
-def _blame(
-    value: Value | None,
-    flow: Dataflow,
-    unrepeatable: Sequence[Call],
-    equal: set[Value],
-    other: set[Value],
-) -> tuple[list[Call], bool]:
-    """The calls that may be the first to differ, and whether they are repeatable."""
-    if value is None:
-        return [], True
-    makers = {value.call, *(made.call for made in flow.made_of(value))}
-    if causes := [call for call in unrepeatable if call in makers]:
-        return causes, False
-    return flow.suspects(value, equal, other), True
 
 
 def _set_aside(blobs: Mapping[str, frozenset[str]], workspaces: Mapping[str, Workspace]) -> None:

@@ -123,10 +123,24 @@ class Dataflow:
         before = dict(self.blobs)
         made: dict[tuple[int, int | str], Value] = {}  # by a task's index, and part or blob
         private: set[tuple[str, str]] = set()
+
+        def source(node: str, argument: Argument) -> Value | None:
+            if isinstance(argument, BlobArgument | UpdateArgument):
+                return self.blobs.get((node, argument.name))
+            if isinstance(argument, ResultArgument):
+                return made[argument.task, argument.part]
+            assert isinstance(argument, CrossingArgument)
+            crossing = plan.crossings[argument.crossing]
+            what = crossing.part if crossing.blob is None else crossing.blob
+            assert what is not None  # a crossing without a value is no argument
+            if crossing.source_task is None:
+                return before.get((crossing.source, str(what)))
+            return made[crossing.source_task, what]
+
         tasks = [(node, task) for node, part in plan.slices.items() for task in part.tasks]
         for node, task in sorted(tasks, key=lambda pair: pair[1].index):
             call = Call(group, epoch, step, node, task.name)
-            sources = (self._source(a, node, plan, made, before) for a in task.arguments)
+            sources = [source(node, argument) for argument in task.arguments]
             self.reads[call] = [value for value in sources if value is not None]
             for argument in task.arguments:
                 if isinstance(argument, UpdateArgument):
@@ -148,26 +162,6 @@ class Dataflow:
         for node, names in blobs.items():
             for name in names:
                 self.blobs.pop((node, name), None)
-
-    def _source(
-        self,
-        argument: Argument,
-        node: str,
-        plan: GroupPlan,
-        made: Mapping[tuple[int, int | str], Value],
-        before: Mapping[tuple[str, str], Value],
-    ) -> Value | None:
-        if isinstance(argument, BlobArgument | UpdateArgument):
-            return self.blobs.get((node, argument.name))
-        if isinstance(argument, ResultArgument):
-            return made[argument.task, argument.part]
-        assert isinstance(argument, CrossingArgument)
-        crossing = plan.crossings[argument.crossing]
-        what = crossing.part if crossing.blob is None else crossing.blob
-        assert what is not None  # a crossing without a value is no argument
-        if crossing.source_task is None:
-            return before.get((crossing.source, str(what)))
-        return made[crossing.source_task, what]
 
     def unrepeatable(self, one: Trace, other: Trace) -> list[Call]:
         """The calls that made different values from equal inputs in two traces, in order."""
