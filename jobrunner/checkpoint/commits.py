@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from jobrunner.checkpoint.encoding import registered_codecs
@@ -20,7 +21,6 @@ from jobrunner.checkpoint.store import Receipt, resolve_options
 from jobrunner.checkpoint.worker_save import BlobEncoder, Save
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import (
-    CheckpointCorruptError,
     CheckpointError,
     CheckpointWriteError,
     DefinitionError,
@@ -32,42 +32,34 @@ SAVE_REQUEST = "_save_now"
 """A file of this name in the directory asks the run to save at the end of the next step."""
 
 
+@dataclass(eq=False)
 class Commits:
     """The saves of the run that holds the directory."""
 
-    def __init__(
-        self,
-        recorded: Epochs,
-        retention: Retention,
-        default_options: ArrayOptions,
-        *,
-        allow_pickle: bool,
-    ) -> None:
-        self.path = recorded.path
-        self.lock: RunLock | None = None  # of the current run
-        self._recorded = recorded
-        self._retention = retention
-        self._sweeper = retention.sweeper
-        self._files = recorded.files
-        self._default_options = default_options
-        self._allow_pickle = allow_pickle
-        self._next_look = -math.inf
-        self._unfinished: dict[Claim, Save] = {}
-        self._abandoned: dict[Claim, Save] = {}
-        # The newest commit entry: its number, and node -> store and digest of its manifest.
-        self._newest: tuple[int, dict[str, tuple[str, str]]] | None = None
+    path: str
+    recorded: Epochs
+    retention: Retention
+    default_options: ArrayOptions
+    allow_pickle: bool
+    lock: RunLock | None = field(default=None, init=False)
+    """Of the current run."""
+    _next_look: float = field(default=-math.inf, init=False)
+    _unfinished: dict[Claim, Save] = field(default_factory=dict, init=False)
+    _abandoned: dict[Claim, Save] = field(default_factory=dict, init=False)
+    _newest: tuple[int, dict[str, tuple[str, str]]] | None = field(default=None, init=False)
+    """The newest commit entry: its number, and node -> store and digest of its manifest."""
 
     def take_request(self) -> bool:
         """Whether the file `SAVE_REQUEST` was there; removes it."""
         now = time.monotonic()
         if now < self._next_look:
             return False
-        self._next_look = now + self._files.poll_seconds
+        self._next_look = now + self.recorded.files.poll_seconds
         path = os.path.join(self.path, SAVE_REQUEST)
         try:
-            if not self._files.is_taken(path):
+            if not self.recorded.files.is_taken(path):
                 return False
-            self._files.remove_file(path)
+            self.recorded.files.remove_file(path)
         except OSError as error:
             logger.warning("%s cannot be read or removed: %s", path, error)
             return False
@@ -85,67 +77,63 @@ class Commits:
         """Claim the names of an epoch's stores.
 
         Call `write` of the save on every worker with its workspaces, then `commit` with all
-        receipts, or else `abandon`.
+        receipts, or else `abandon`. For `replicated` see `Save`. `initial` names the blobs that
+        each node's init tasks make: only these may contain objects that are saved by their state.
+        `details` is JSON that `commit` will get, at least in part; it may contain NaN and
+        infinities. A store has a copy, from which a repair rebuilds the record.
 
-        Parameters
-        ----------
-        replicated : mapping of str to sequence of str, optional
-            Name of a blob -> the nodes that have it. The first one saves it.
-        initial : mapping of str to collection of str, optional
-            Node -> the blobs that its init tasks make: only these may contain objects that are
-            saved by their state.
-        details : mapping, optional
-            JSON that `commit` will get, at least in part; may contain NaN and infinities. A store
-            has a copy, from which a repair rebuilds the record.
-
-        Raises
-        ------
-        CommitConflictError
-            Another run has taken the directory over.
-        CheckpointWriteError
-            The claim could not be recorded.
+        Raises CommitConflictError if another run has taken the directory over, and
+        CheckpointWriteError if the claim could not be recorded.
         """
         lock = self.held()
         shared = {name: list(nodes) for name, nodes in (replicated or {}).items()}
         stored = as_json({**(details or {}), **({REPLICATED: shared} if shared else {})}, "details")
         encoder = BlobEncoder(
             registered_codecs(),
-            self._allow_pickle,
+            self.allow_pickle,
             initial,
             resolve_options(array_options) if array_options else {},
-            self._default_options,
+            self.default_options,
         )
         for unfinished in list(self._unfinished.values()):
             self.abandon(unfinished)
         # The disk needs room for the epochs that are kept and one more, even if deletion is slow.
-        self._sweeper.drain()
+        self.retention.sweeper.drain()
         with writing(self.path, f"the save of epoch {epoch} could not be begun"):
-            retry = self._recorded.log.check_held().claims.get(epoch, 0)
+            retry = self.recorded.log.check_held().claims.get(epoch, 0)
             # A store that exists unclaimed is not ours: it stays.
             while self._is_any_taken(names := store_names(lock.nodes, epoch, retry)):
                 retry += 1
-            self._retention.append("begin", {"epoch": epoch, "retry": retry})
+            self.retention.append("begin", {"epoch": epoch, "retry": retry})
         claim = Claim(epoch, retry)
         save = Save(
-            self.path, lock.run, claim, names, encoder, self._files, self._former(), shared, stored
+            self.path,
+            lock.run,
+            claim,
+            names,
+            encoder,
+            self.recorded.files,
+            self._former(),
+            shared,
+            stored,
         )
         self._unfinished[claim] = save
         return save
 
     def _is_any_taken(self, names: Mapping[str, str]) -> bool:
         paths = [os.path.join(self.path, store) for store in names.values()]
-        return any(self._files.each(self._files.is_taken, paths))
+        return any(self.recorded.files.each(self.recorded.files.is_taken, paths))
 
     def _former(self) -> dict[str, tuple[str, str]]:
         """Node -> its newest recorded store and digest; the next one may link unchanged chunks."""
-        state = self._recorded.log.known()  # as of the claim: reading again could fail
+        state = self.recorded.log.known()  # as of the claim: reading again could fail
         latest = state.latest
         if latest is None:
             return {}
         number = state.commit_number(latest)
         if self._newest is None or self._newest[0] != number:
             try:
-                stores = self._recorded.record(latest)["stores"]
+                stores = self.recorded.record(latest)["stores"]
             except CheckpointError as error:
                 logger.info("Nothing is linked to epoch %d: %s", latest, error)
                 stores = {}
@@ -158,14 +146,10 @@ class Commits:
     ) -> None:
         """Record an epoch, with one ``commit`` entry of the log; then retire others by policy.
 
-        `details` is JSON for the record; it may contain NaN and infinities.
-
-        Raises
-        ------
-        CommitConflictError
-            Another run has taken the directory over; the epoch is not recorded.
-        CheckpointWriteError
-            A receipt is missing, or it is unknown whether the epoch was recorded.
+        `details` is JSON for the record; it may contain NaN and infinities. Raises
+        CommitConflictError, and does not record the epoch, if another run has taken the directory
+        over, and CheckpointWriteError if a receipt is missing, or if it is unknown whether the
+        epoch was recorded.
         """
         missing = [node for node in save.stores if node not in receipts]
         if missing:
@@ -196,33 +180,26 @@ class Commits:
             "details": as_json(details, "details"),
         }
         with writing(self.path, f"epoch {epoch} could not be recorded"):
-            state = self._recorded.log.check_held()
+            state = self.recorded.log.check_held()
             if save.claim not in self._unfinished:
                 raise CheckpointWriteError(
                     f"The save of epoch {epoch} in {self.path} was abandoned. Begin it again."
                 )
-            replaced = None
-            if epoch in state.recorded:
-                try:
-                    replaced = self._retention.name_stores(state, epoch)
-                except CheckpointCorruptError as error:
-                    logger.warning(
-                        "The stores that epoch %d replaces are not deleted: %s", epoch, error
-                    )
-            entry = self._retention.append("commit", body)
+            replaced = self.retention.name_stores(state, epoch) if epoch in state.recorded else None
+            entry = self.retention.append("commit", body)
         # The epoch is recorded: nothing that fails below may raise.
         found = {node: (receipt.store, receipt.manifest) for node, receipt in stores.items()}
         self._newest = (entry.number, found)
         del self._unfinished[save.claim]
         if replaced is not None:
-            self._retention.sweep(replaced)
+            self.retention.sweep(*replaced)
         try:
             seconds = {node: receipt.seconds for node, receipt in stores.items()}
-            self._recorded.handler.report("checkpoint_save", seconds)
+            self.recorded.handler.report("checkpoint_save", seconds)
         except Exception:
             logger.warning("The metadata handler's report() failed", exc_info=True)
         try:
-            self._retention.retire()
+            self.retention.retire()
         except Exception as error:  # a policy is the user's code
             logger.warning(
                 "%s: no epoch was retired after epoch %d: %s: %s",
@@ -236,7 +213,7 @@ class Commits:
         """Delete the stores of a failed save, if possible; their names stay claimed."""
         self._unfinished.pop(save.claim, None)
         try:
-            state = self._recorded.log.check_held()
+            state = self.recorded.log.check_held()
         except CheckpointError as error:
             logger.warning(
                 "%s: the stores of the failed save of epoch %d are not deleted: %s",
@@ -250,7 +227,9 @@ class Commits:
             # A slow worker may still write. The end of this run sweeps the stores once more, and
             # the next run settles the claim.
             self._abandoned[save.claim] = save
-            self._sweeper.add(save.claim, "delete", list(save.stores.values()), is_final=False)
+            self.retention.sweeper.add(
+                save.claim, "delete", list(save.stores.values()), is_final=False
+            )
 
     def abandon_all(self) -> None:
         """Abandon every save that was not committed, again if it was abandoned before."""

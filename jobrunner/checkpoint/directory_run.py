@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jobrunner.checkpoint.commits import Commits, as_json, writing
@@ -17,42 +18,27 @@ from jobrunner.names import check_distinct, check_name
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class DirectoryRun:
     """A run that holds the directory, from `start` to `end`; one run at a time."""
 
-    def __init__(
-        self,
-        recorded: Epochs,
-        retention: Retention,
-        commits: Commits,
-        *,
-        delete_on_success: bool,
-        take_over: bool,
-        patience: Patience | None,
-    ) -> None:
-        self.path = recorded.path
-        self._recorded = recorded
-        self._retention = retention
-        self._commits = commits
-        self._delete_on_success = delete_on_success
-        self._take_over = take_over
-        self._patience = patience
+    path: str
+    recorded: Epochs
+    retention: Retention
+    commits: Commits
+    delete_on_success: bool
+    take_over: bool
+    patience: Patience | None
 
     def start(self, nodes: Sequence[str], info: Mapping[str, Any]) -> None:
         """Take the directory, with a ``run`` entry in the log, for a run that saves `nodes`.
 
         `info` is JSON for that entry; `Epochs.run_info` returns it. Stores that earlier runs did
-        not commit are deleted in the background.
-
-        Raises
-        ------
-        CommitConflictError
-            Another run holds the directory and is alive.
-        CheckpointWriteError
-            The directory cannot be created or written.
+        not commit are deleted in the background. Raises CommitConflictError if another run holds
+        the directory and is alive, and CheckpointWriteError if it cannot be created or written.
         """
-        recorded = self._recorded
-        if self._commits.lock is not None:
+        recorded = self.recorded
+        if self.commits.lock is not None:
             raise DefinitionError(
                 f"This checkpoint manager already serves a run in {self.path}. Wait until that run "
                 f"ends, or make another manager for another directory."
@@ -68,21 +54,21 @@ class DirectoryRun:
         check_distinct(nodes, "node")
         recorded.handler.set_params(self.path, tuple(nodes))
         beat_seconds = _configured_seconds("checkpoint.heartbeat-seconds")
-        patience = self._patience or Patience(_configured_seconds("checkpoint.silence-seconds"))
+        patience = self.patience or Patience(_configured_seconds("checkpoint.silence-seconds"))
         lock = RunLock(recorded.files, self.path, recorded.log, nodes, beat_seconds)
         try:
             with writing(self.path, "the directory could not be locked"):
-                lock.take(as_json(info, "info"), patience, take_over=self._take_over)
-            self._commits.lock = lock
+                lock.take(as_json(info, "info"), patience, take_over=self.take_over)
+            self.commits.lock = lock
             recorded.mark_run(is_running=True)
             with writing(self.path, "leftovers of earlier runs could not be removed"):
-                self._retention.start_run()
+                self.retention.start_run()
                 lock.remove_traces_of_others()
                 if isinstance(recorded.handler, FileMetadataHandler):
                     recorded.handler.remove_leftovers(lock.number)
         except BaseException:
             # Also on Ctrl-C: a run that did not begin must not look alive to the next one.
-            if self._commits.lock is not None:
+            if self.commits.lock is not None:
                 self.end()
             else:
                 lock.leave()
@@ -95,25 +81,25 @@ class DirectoryRun:
         minute at most for deletions.
         """
         try:
-            self._commits.abandon_all()
+            self.commits.abandon_all()
         finally:
-            if self._commits.lock is not None:
-                self._release(self._commits.lock)
+            if self.commits.lock is not None:
+                self._release(self.commits.lock)
 
     def _release(self, lock: RunLock) -> None:
         try:
-            if not self._retention.sweeper.drain():
+            if not self.retention.sweeper.drain():
                 logger.warning(
                     "%s: some stores are not deleted yet; the next run deletes them.", self.path
                 )
-            self._retention.sweeper.confirm()
-            self._retention.append("end", {})
+            self.retention.sweeper.confirm()
+            self.retention.append("end", {})
         except CheckpointError as error:
             logger.warning("%s: the end of the run could not be recorded: %s", self.path, error)
         finally:
             lock.leave()
-            self._commits.lock = None
-            self._recorded.mark_run(is_running=False)
+            self.commits.lock = None
+            self.recorded.mark_run(is_running=False)
 
     def probe(self) -> Callable[[Mapping[str, Any]], Any]:
         """Make the probe that shows whether workers share the directory; picklable.
@@ -121,47 +107,43 @@ class DirectoryRun:
         Call it on every worker with its workspaces, and pass the answers to `check_probe`.
         """
         with writing(self.path, "the probe for the workers could not be written"):
-            probe = self._commits.held().probe
+            probe = self.commits.held().probe
             probe.ask()
             return probe
 
     def check_probe(self, answers: Mapping[str, Any]) -> None:
-        """Check the answers to `probe`, by address of the worker.
-
-        Raises CheckpointError if a worker sees another directory under that path, and
-        CheckpointWriteError if it cannot write there, or if its file cannot be read here.
-        """
-        self._commits.held().probe.check(self.path, answers)
+        """Check the answers to `probe`, by address of the worker; raises what its `check` does."""
+        self.commits.held().probe.check(self.path, answers)
 
     def rewind(self, epoch: int | None, reason: str) -> None:
         """Set aside every epoch after `epoch`, or all if None; their stores stay, hidden.
 
         `reason` is for people who read the log.
         """
-        self._commits.held()
-        self._recorded.loaded = epoch
-        state = self._recorded.log.check_held()
+        self.commits.held()
+        self.recorded.loaded = epoch
+        state = self.recorded.log.check_held()
         later = [e for e in state.recorded if epoch is None or e > epoch]
         if later:
-            self._retention.give_up(state, later, "rewind", {"after": epoch, "reason": reason})
-            self._retention.sweeper.drain()
+            self.retention.give_up(state, later, "rewind", {"after": epoch, "reason": reason})
+            self.retention.sweeper.drain()
 
     def set_aside(self, epoch: int, reason: str) -> None:
         """Set one damaged epoch aside; its stores stay, hidden."""
-        self._commits.held()
-        state = self._recorded.log.check_held()
-        self._recorded.check_recorded(epoch, state)
-        self._retention.give_up(state, [epoch], "rewind", {"only": epoch, "reason": reason})
-        self._retention.sweeper.drain()
+        self.commits.held()
+        state = self.recorded.log.check_held()
+        self.recorded.check_recorded(epoch, state)
+        self.retention.give_up(state, [epoch], "rewind", {"only": epoch, "reason": reason})
+        self.retention.sweeper.drain()
 
     def finish(self, epoch: int) -> None:
         """Record that the job ended after `epoch`, exit group included; see `delete_on_success`."""
-        self._commits.held()
-        self._retention.append("done", {"epoch": epoch})
-        if self._delete_on_success:
-            state = self._recorded.log.refresh()
+        self.commits.held()
+        self.retention.append("done", {"epoch": epoch})
+        if self.delete_on_success:
+            state = self.recorded.log.refresh()
             epochs = list(state.recorded)
-            self._retention.give_up(state, epochs, "retire", {"epochs": epochs})
+            self.retention.give_up(state, epochs, "retire", {"epochs": epochs})
 
 
 def _configured_seconds(key: str) -> float:

@@ -38,7 +38,6 @@ from jobrunner.names import StoreName, format_store_name, parse_store_name
 
 logger = logging.getLogger(__name__)
 
-_NAMED = 12
 _EPOCH_AND_RETRY = re.compile(r"\.(\d+)(?:\.r(\d+))?$")
 
 
@@ -296,9 +295,6 @@ class Epochs:
             raise DefinitionError(f"An epoch must be an int; got {epoch!r}.")
         if epoch in state.recorded:
             return
-        shown = [*map(str, state.recorded)]
-        if len(shown) > 12:
-            shown[4:-4] = ["…"]
         remedy = "Choose one of these, or 'latest'."
         if epoch in self.unclaimed():
             remedy = (
@@ -307,12 +303,13 @@ class Epochs:
             )
         raise CheckpointNotFoundError(
             f"Epoch {epoch} of {self.path} is not recorded; recorded epochs: "
-            f"{', '.join(shown) or 'none'}. {remedy}"
+            f"{name_some(state.recorded)}. {remedy}"
         )
 
 
 def name_some(items: Iterable[Any]) -> str:
-    """The last few of `items`, for a message."""
-    listed = list(items)
-    before = "... " if len(listed) > _NAMED else ""
-    return before + ", ".join(map(str, listed[-_NAMED:])) or "none"
+    """The items, for a message; of many, the first and the last few."""
+    names = [*map(str, items)]
+    if len(names) > 12:
+        names[6:-6] = ["…"]
+    return ", ".join(names) or "none"

@@ -135,15 +135,16 @@ class MultiNodeCheckpointManager:
             compressors = check_compressors(given, "compressors")
         self.retention = Retention(self.recorded, keep)
         self.commits = Commits(
-            self.recorded, self.retention, ArrayOptions(compressors), allow_pickle=allow_pickle
+            self.path, self.recorded, self.retention, ArrayOptions(compressors), allow_pickle
         )
         self.run = DirectoryRun(
+            self.path,
             self.recorded,
             self.retention,
             self.commits,
-            delete_on_success=bool(delete_on_success),
-            take_over=take_over,
-            patience=patience,
+            bool(delete_on_success),
+            take_over,
+            patience,
         )
 
     def epochs(self) -> list[int]:

@@ -21,14 +21,11 @@ from jobrunner.checkpoint.policies import (
 )
 from jobrunner.checkpoint.storage import Files, run_all
 from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT
-from jobrunner.errors import CheckpointCorruptError, CheckpointError, DefinitionError
+from jobrunner.errors import CheckpointError, DefinitionError
 
 logger = logging.getLogger(__name__)
 
 _DRAIN_SECONDS = 30.0
-
-Stores = tuple[Claim, list[str]]
-"""A claim, and the names of its stores."""
 
 
 class Retention:
@@ -53,20 +50,9 @@ class Retention:
         self._has_warned = False
         # `check_held` raises if another run has just taken over: the chores are then its own.
         for claim, chore in self._recorded.log.check_held().chores.items():
-            try:
-                stores = self._stores_of(claim, chore.source)
-            except CheckpointError as error:
-                self._warn_of_unnamed(claim.epoch, error)
-                continue
-            self.sweeper.add(claim, chore.action, stores)
-
-    def _warn_of_unnamed(self, epoch: int, error: CheckpointError) -> None:
-        logger.warning(
-            "%s: stores of epoch %d stay, because their names are unknown: %s",
-            self._recorded.path,
-            epoch,
-            error,
-        )
+            stores = self._find_stores(claim, chore.source)
+            if stores is not None:
+                self.sweeper.add(claim, chore.action, stores)
 
     def append(self, kind: str, body: Mapping[str, Any]) -> AnyEntry:
         """Append an entry of the run, with the claims that are settled since the last one."""
@@ -95,41 +81,36 @@ class Retention:
         self, state: State, epochs: Sequence[int], kind: str, body: Mapping[str, Any]
     ) -> None:
         """Append the entry that gives up epochs, then hide or delete their stores."""
-
-        def name(epoch: int) -> Stores | None:
-            try:
-                return self.name_stores(state, epoch)
-            except CheckpointError as error:
-                self._warn_of_unnamed(epoch, error)
-                return None
-
-        named = [found for found in self._recorded.files.each(name, epochs) if found is not None]
+        named = list(self._recorded.files.each(partial(self.name_stores, state), epochs))
         self.append(kind, body)
-        for stores in named:
-            self.sweep(stores)
+        for claim, names in named:
+            self.sweep(claim, names)
 
-    def sweep(self, stores: Stores) -> None:
+    def sweep(self, claim: Claim, stores: Sequence[str] | None) -> None:
         """Hide or delete stores that the log gives up; not if the epoch was pinned just before."""
-        claim, names = stores
         chore = self._recorded.log.known().chores.get(claim)
-        if chore is not None:
-            self.sweeper.add(claim, chore.action, names)
+        if chore is not None and stores is not None:
+            self.sweeper.add(claim, chore.action, stores)
 
-    def name_stores(self, state: State, epoch: int) -> Stores:
-        """The claim of a recorded epoch, and the names of its stores."""
+    def name_stores(self, state: State, epoch: int) -> tuple[Claim, list[str] | None]:
+        """The claim of a recorded epoch, and the names of its stores; None if they are unknown."""
         claim = Claim(epoch, state.retries[epoch])
-        return claim, self._stores_of(claim, state.commit_number(epoch))
+        return claim, self._find_stores(claim, state.commit_number(epoch))
 
-    def _stores_of(self, claim: Claim, source: int) -> list[str]:
-        """The names of a claim's stores; entry `source` names their nodes."""
-        entry = self._recorded.log.read_entry(source)
+    def _find_stores(self, claim: Claim, source: int) -> list[str] | None:
+        """The names of a claim's stores, whose nodes entry `source` names; None if it is damaged."""
         try:
+            entry = self._recorded.log.read_entry(source)
             return list(store_names(nodes_of(entry, claim.epoch), *claim).values())
-        except ValueError as error:
-            raise CheckpointCorruptError(
-                f"{self._recorded.path}: entry {source} of the log does not name the stores of "
-                f"claim {list(claim)}: {error}."
-            ) from error
+        except (CheckpointError, ValueError) as error:
+            logger.warning(
+                "%s: stores of epoch %d stay, because entry %d of the log does not name them: %s",
+                self._recorded.path,
+                claim.epoch,
+                source,
+                error,
+            )
+            return None
 
     def _choose(self, state: State) -> list[int]:
         epochs = state.recorded.keys_in_order()
