@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -212,30 +212,26 @@ class StoredArray:
             ) from error
 
 
-class WantedRows:
-    """Rows to read of one stack."""
+def read_rows(files: VerifiedFiles, wanted: Sequence[tuple[list[Any], int, Row]]) -> Jobs:
+    """Return the jobs that read rows of one stack, or the whole stack if many of them are wanted.
 
-    def __init__(self, stack: ArrayEntry) -> None:
-        self._stack = stack
-        self._wanted: list[tuple[list[Any], int, Row]] = []
+    Each row becomes item ``i`` of a list: ``(list, i, row)``.
+    """
+    stack = wanted[0][2].stack
+    if len(wanted) * _WHOLE_STACK >= stack.shape[0]:
+        return [partial(_split_stack, files, stack, wanted)]
+    jobs: Jobs = []
+    for found, i, row in wanted:
+        found[i], row_jobs = StoredArray(files, row).read()
+        jobs += row_jobs
+    return jobs
 
-    def add(self, found: list[Any], i: int, row: Row) -> None:
-        """Add a row, to become ``found[i]``."""
-        self._wanted.append((found, i, row))
 
-    def read(self, files: VerifiedFiles) -> Jobs:
-        """Return the jobs that read them, or the whole stack if many of its rows are wanted."""
-        if len(self._wanted) * _WHOLE_STACK >= self._stack.shape[0]:
-            return [partial(self._split, files)]
-        jobs: Jobs = []
-        for found, i, row in self._wanted:
-            found[i], row_jobs = StoredArray(files, row).read()
-            jobs += row_jobs
-        return jobs
-
-    def _split(self, files: VerifiedFiles) -> None:
-        data, jobs = StoredArray(files, self._stack).read()
-        for job in jobs:
-            job()
-        for found, i, row in self._wanted:
-            found[i] = data[row.number, ...].copy(order="K")
+def _split_stack(
+    files: VerifiedFiles, stack: ArrayEntry, wanted: Sequence[tuple[list[Any], int, Row]]
+) -> None:
+    data, jobs = StoredArray(files, stack).read()
+    for job in jobs:
+        job()
+    for found, i, row in wanted:
+        found[i] = data[row.number, ...].copy(order="K")

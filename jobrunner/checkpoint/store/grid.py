@@ -87,17 +87,9 @@ class Grid:
     def pieces(self, corner: Sequence[int]) -> Iterator[Piece]:
         """Yield the pieces of a file in order, but those beyond the array; or the file itself."""
         inner = self.stored_shape
-        first = [
-            place * size // step
-            for place, size, step in zip(corner, self.chunk_shape, inner, strict=True)
-        ]
         along = self._pieces_along()
-        strides = [math.prod(along[axis + 1 :]) for axis in range(len(along))]
-        if self.order:
-            # The index is in the order of the array's own axes.
-            logical = to_logical(along, self.order)
-            own = [math.prod(logical[axis + 1 :]) for axis in range(len(logical))]
-            strides = [own[axis] for axis in self.order]
+        first = [place * count for place, count in zip(corner, along, strict=True)]
+        logical = to_logical(along, self.order)
         for at in itertools.product(*map(range, along)):
             index = []
             for start, step, place, length in zip(first, inner, at, self.shape, strict=True):
@@ -106,7 +98,9 @@ class Grid:
                     break
                 index.append(slice(low, min(low + step, length)))
             else:
-                place = sum(a * b for a, b in zip(at, strides, strict=True))
+                place = 0  # in the index, which is in the order of the array's own axes
+                for position, count in zip(to_logical(at, self.order), logical, strict=True):
+                    place = place * count + position
                 yield Piece(tuple(index), place)
 
     def _pieces_along(self) -> list[int]:

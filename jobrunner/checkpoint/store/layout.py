@@ -31,14 +31,7 @@ from jobrunner.checkpoint.encoding import (
 from jobrunner.checkpoint.store.compression import suit_dtype
 from jobrunner.checkpoint.store.grid import Grid, plan_grid, to_logical
 from jobrunner.checkpoint.store.manifest import MANIFEST, STORE_FORMAT
-from jobrunner.checkpoint.store.stacks import (
-    LEAST_ALIKE,
-    MOST_BYTES,
-    Alike,
-    Rows,
-    cut_stacks,
-    is_stackable,
-)
+from jobrunner.checkpoint.store.stacks import Alike, Rows, cut_stacks, group_alike
 from jobrunner.define import ArrayOptions
 
 RETIRED_DOCUMENT = "zarr.retired.json"
@@ -161,20 +154,18 @@ def _stack_parts(
     stacks: list[PlannedArray], blobs: Mapping[str, EncodedBlob]
 ) -> dict[tuple[str, int], list[int]]:
     """Stack short arrays of which many are alike; return each one's place, by blob and index."""
-    classes: dict[tuple[Any, ...], dict[tuple[str, int], ArrayPart]] = {}
-    for name, blob in blobs.items():
-        if blob.options.compressors or blob.options.chunks is not None:
-            continue
-        for i, part in enumerate(blob.parts):
-            data = part.data
-            if 0 < data.nbytes <= MOST_BYTES and data.flags.c_contiguous:
-                parts = classes.setdefault((data.dtype, data.shape, part.order), {})
-                parts[name, i] = part
+    parts = (
+        ((name, i), part.data, part.order)
+        for name, blob in blobs.items()
+        if not blob.options.compressors and blob.options.chunks is None
+        for i, part in enumerate(blob.parts)
+    )
     places: dict[tuple[str, int], list[int]] = {}
-    for (dtype, _, order), parts in classes.items():
-        if len(parts) >= LEAST_ALIKE and is_stackable(dtype):
-            arrays = {"/".join((name, *part.trail)): part.data for (name, _), part in parts.items()}
-            places |= zip(parts, _stack(stacks, arrays, order), strict=True)
+    for alike, order in group_alike(parts):
+        arrays = {
+            "/".join((name, *blobs[name].parts[i].trail)): data for (name, i), data in alike.items()
+        }
+        places |= zip(alike, _stack(stacks, arrays, order), strict=True)
     return places
 
 
@@ -185,15 +176,12 @@ def _stack(
 ) -> Iterator[list[int]]:
     """Stack arrays that are alike; yield the indices of each one's stack and row."""
     names, members = list(arrays), list(arrays.values())
-    spec = dtype_to_spec(members[0].dtype)
     for cut in cut_stacks(len(members), members[0].nbytes):
         rows = Rows(members[cut])
         grid = Grid(rows.shape, rows.shape, None, order and (0, *(axis + 1 for axis in order)))
-        path = f"{STACKS}/{len(stacks)}"
-        document = describe_array(spec, grid, "stack", names=names[cut])
-        entry = _entry(path, spec, grid)
-        stacks.append(PlannedArray("", path, rows, grid, (), entry, document, is_stack=True))
-        yield from ([len(stacks) - 1, row] for row in range(len(names[cut])))
+        number = len(stacks)
+        stacks.append(_plan("", f"{STACKS}/{number}", rows, grid, "stack", names=names[cut]))
+        yield from ([number, row] for row in range(rows.shape[0]))
 
 
 def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) -> PlannedArray:
@@ -209,22 +197,25 @@ def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) ->
         grid = plan_grid(data.shape, _mean_text_bytes(data), part.order, in_pieces=False)
     else:
         grid = plan_grid(data.shape, item_bytes, part.order)
+    compressors = suit_dtype(options.compressors or (), item_bytes)
+    return _plan(blob, path, data, grid, part.holds, compressors)
+
+
+def _plan(
+    blob: str,
+    path: str,
+    data: Array | Rows,
+    grid: Grid,
+    holds: str,
+    compressors: Sequence[dict[str, Any]] = (),
+    names: Sequence[str] = (),
+) -> PlannedArray:
     spec = data.dtype.str if data.dtype.isbuiltin == 1 else dtype_to_spec(data.dtype)
-    given = options.compressors
-    compressors = tuple(suit_dtype(given, item_bytes)) if given else ()
-    if isinstance(spec, str) and not compressors:
-        document = describe_usual_array(spec, grid, part.holds)
+    if isinstance(spec, str) and not compressors and not names:
+        document = _describe_usual_array(spec, grid, holds)
     else:
-        document = describe_array(spec, grid, part.holds, compressors)
-    entry = _entry(path, spec, grid, compressors)
-    return PlannedArray(blob, path, data, grid, compressors, entry, document)
-
-
-def _entry(
-    path: str, spec: Spec, grid: Grid, compressors: Sequence[dict[str, Any]] = ()
-) -> dict[str, Any]:
-    """Return what `manifest.ArrayEntry` reads, without the files."""
-    return {
+        document = describe_array(spec, grid, holds, compressors, names)
+    entry = {  # what `manifest.ArrayEntry` reads, without the files
         "path": path,
         "dtype": spec,
         "shape": list(grid.shape),
@@ -233,6 +224,7 @@ def _entry(
         **({"piece_shape": list(grid.piece_shape)} if grid.piece_shape else {}),
         **({"compressors": compressors} if compressors else {}),
     }
+    return PlannedArray(blob, path, data, grid, compressors, entry, document, bool(names))
 
 
 def _mean_text_bytes(data: Array) -> int:
@@ -293,7 +285,7 @@ def describe_array(
     )
 
 
-describe_usual_array = lru_cache(maxsize=4096)(describe_array)
+_describe_usual_array = lru_cache(maxsize=4096)(describe_array)
 """`describe_array`, cached: the arrays of an epoch are often those of the one before."""
 
 

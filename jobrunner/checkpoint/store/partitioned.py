@@ -52,50 +52,33 @@ class PartitionedArray:
         return self.shape[0]
 
     def __getitem__(self, key: Any) -> Any:
-        index, flipped = self._normal(key)
+        index: list[range] = []  # of each axis, forward
+        finish: list[int | slice] = []  # drops axes given by an int, and flips others
+        for item, length in zip(self._full(key), self.shape, strict=True):
+            try:
+                places = range(length)[item]
+            except IndexError:
+                raise IndexError(
+                    f"index {item} is out of range for an axis of {self.name!r} of length {length}"
+                ) from None
+            if isinstance(places, int):
+                places = range(places, places + 1)
+                finish.append(0)
+            else:
+                finish.append(slice(None, None, -1 if places.step < 0 else 1))
+            index.append(places if places.step > 0 else places[::-1])
         along = index[self.axis]
-        if isinstance(along, int):
-            for part, start in zip(self.parts, self._starts, strict=True):
-                if start <= along < start + part.shape[self.axis]:
-                    index[self.axis] = along - start
-                    return np.flip(part[tuple(index)], tuple(flipped))
         pieces = []
         for part, start in zip(self.parts, self._starts, strict=True):
-            stop = min(along.stop, start + part.shape[self.axis])
-            skipped = max(0, -(-(start - along.start) // along.step))
-            first = along.start + skipped * along.step
-            if first < stop:
-                index[self.axis] = slice(first - start, stop - start, along.step)
-                pieces.append(np.asarray(part[tuple(index)]))
+            stop = start + part.shape[self.axis]
+            low, high = (max(0, -(-(end - along.start) // along.step)) for end in (start, stop))
+            if inside := along[low:high]:
+                index[self.axis] = range(inside.start - start, inside.stop - start, inside.step)
+                pieces.append(_read(part, index))
         if not pieces:
-            index[self.axis] = slice(0, 0)
-            pieces = [np.asarray(self.parts[0][tuple(index)])]
-        at = sum(isinstance(item, slice) for item in index[: self.axis])
-        return np.flip(np.concatenate(pieces, at), tuple(flipped))
-
-    def _normal(self, key: Any) -> tuple[list[Any], list[int]]:
-        """Return an index with nonnegative ints and forward slices, and the axes to flip."""
-        index: list[Any] = []
-        flipped: list[int] = []
-        axes = 0
-        for item, length in zip(self._full(key), self.shape, strict=True):
-            if isinstance(item, slice):
-                places = range(*item.indices(length))
-                if places.step < 0:
-                    places = places[::-1]
-                    flipped.append(axes)
-                # An empty range may start anywhere.
-                ends = (places.start, places.stop) if places else (0, 0)
-                index.append(slice(*ends, places.step))
-                axes += 1
-            else:
-                place = operator.index(item)
-                if not -length <= place < length:
-                    raise IndexError(
-                        f"index {place} is out of range for an axis of {self.name!r} of length {length}"
-                    )
-                index.append(place % length)
-        return index, flipped
+            index[self.axis] = range(0)
+            pieces = [_read(self.parts[0], index)]
+        return np.concatenate(pieces, self.axis)[tuple(finish)]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self[...], dtype)
@@ -110,20 +93,27 @@ class PartitionedArray:
         )
 
     def _full(self, key: Any) -> list[Any]:
+        """Return an index of every axis."""
         items = list(key) if isinstance(key, tuple) else [key]
         for item in items:
             if item is not Ellipsis and not isinstance(item, slice):
                 operator.index(item)
         if Ellipsis not in items:
             items.append(Ellipsis)
-        at = items.index(Ellipsis)
-        missing = self.ndim - len(items) + 1
-        if missing < 0:
+        if len(items) - 1 > self.ndim:
             raise IndexError(f"{len(items) - 1} indices for {self.ndim} axes of {self.name!r}")
-        return [*items[:at], *[slice(None)] * missing, *items[at + 1 :]]
+        at = items.index(Ellipsis)
+        items[at : at + 1] = [slice(None)] * (self.ndim - len(items) + 1)
+        return items
 
     def __repr__(self) -> str:
         return f"<PartitionedArray {self.name!r} {self.dtype}{list(self.shape)}, {len(self.parts)} parts>"
+
+
+def _read(part: Any, index: Sequence[range]) -> Array:
+    # An empty range may start anywhere.
+    ends = ((it.start, it.stop, it.step) if it else (0, 0) for it in index)
+    return np.asarray(part[tuple(slice(*end) for end in ends)])
 
 
 def _describe_but(part: Any, axis: int) -> tuple[Any, ...] | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from jobrunner.checkpoint.encoding import Array, Codec, Decoder, InvalidTreeError, StatefulBlob
 from jobrunner.checkpoint.storage import Files, join_path, run_all
-from jobrunner.checkpoint.store.array_reader import StoredArray, VerifiedFiles, WantedRows
+from jobrunner.checkpoint.store.array_reader import StoredArray, VerifiedFiles, read_rows
 from jobrunner.checkpoint.store.layout import describe_array
 from jobrunner.checkpoint.store.manifest import (
     ADVICE,
@@ -112,7 +112,7 @@ class StoreReader:
         wanted = {name: manifest.blob(name) for name in blobs}
         verified = self.verified
         loaded: dict[str, list[Any]] = {}
-        rows: dict[str, WantedRows] = {}
+        rows: dict[str, list[tuple[list[Any], int, Row]]] = {}
         jobs: list[Callable[[], None]] = []
         paths: set[str] = set()
         nbytes = 0
@@ -123,12 +123,12 @@ class StoreReader:
                 paths.add(array.path)
                 nbytes += array.nbytes
                 if isinstance(array, Row):
-                    rows.setdefault(array.path, WantedRows(array.stack)).add(found, i, array)
+                    rows.setdefault(array.path, []).append((found, i, array))
                 else:
                     found[i], array_jobs = StoredArray(verified, array).read()
                     jobs += array_jobs
-        for stack in rows.values():
-            jobs += stack.read(verified)
+        for wanted_rows in rows.values():
+            jobs += read_rows(verified, wanted_rows)
         for document in documents_of(paths):
             jobs.append(partial(verified.read_into, document, None, manifest.documents[document]))
         run_all(jobs, self.files.threads, nbytes)

@@ -6,7 +6,8 @@ along a new first axis, up to a megabyte at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,11 @@ _STACK_BYTES = 1 << 20
 _KINDS = "biufcmMSU"
 
 
+@dataclass(slots=True)
 class Alike:
     """Stands for several blobs: arrays of one dtype and shape, in C order, that own their memory."""
 
-    __slots__ = ("arrays",)
-
-    def __init__(self, arrays: dict[str, Array]) -> None:
-        self.arrays = arrays  # by blob
+    arrays: dict[str, Array]  # by blob
 
 
 def find_alike(blobs: Mapping[str, object], apart: Collection[str] = ()) -> dict[str, Alike]:
@@ -37,22 +36,29 @@ def find_alike(blobs: Mapping[str, object], apart: Collection[str] = ()) -> dict
 
     Skips arrays that are not in C order or do not own their memory.
     """
-    classes: dict[tuple[Any, ...], dict[str, Array]] = {}
-    for name, value in blobs.items():
-        if type(value) is np.ndarray and 0 < value.nbytes <= MOST_BYTES and name not in apart:
-            flags = value.flags
-            if flags.c_contiguous and flags.owndata:
-                classes.setdefault((value.dtype, value.shape), {})[name] = value
+    arrays = (
+        (name, value, None)
+        for name, value in blobs.items()
+        if type(value) is np.ndarray and value.flags.owndata and name not in apart
+    )
     found: dict[str, Alike] = {}
-    for (dtype, _), arrays in classes.items():
-        if len(arrays) >= LEAST_ALIKE and is_stackable(dtype):
-            found |= dict.fromkeys(arrays, Alike(arrays))
+    for alike, _ in group_alike(arrays):
+        found |= dict.fromkeys(alike, Alike(alike))
     return found
 
 
-def is_stackable(dtype: np.dtype[Any]) -> bool:
-    """Whether arrays of a dtype can be stacked: it is one of NumPy's own, of items without gaps."""
-    return dtype.kind in _KINDS and dtype.isbuiltin < 2
+def group_alike(arrays: Iterable[tuple[Any, Array, Any]]) -> Iterator[tuple[dict[Any, Array], Any]]:
+    """Group short arrays in C order that are alike; `arrays` are given with a key and their order.
+
+    They can be stacked: their dtype is one of NumPy's own, of items without gaps.
+    """
+    groups: dict[tuple[Any, ...], dict[Any, Array]] = {}
+    for key, array, order in arrays:
+        if 0 < array.nbytes <= MOST_BYTES and array.flags.c_contiguous:
+            groups.setdefault((array.dtype, array.shape, order), {})[key] = array
+    for (dtype, _, order), alike in groups.items():
+        if len(alike) >= LEAST_ALIKE and dtype.kind in _KINDS and dtype.isbuiltin < 2:
+            yield alike, order
 
 
 def cut_stacks(count: int, nbytes: int) -> Iterator[slice]:
