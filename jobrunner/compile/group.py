@@ -197,7 +197,7 @@ class GroupCompiler:
             other = found
         source = self._index.get(other)
         if source is None:
-            if self.group.find(other.node.name, other.name) is other:
+            if other.group is self.group:
                 return  # a resume runs only some of the tasks
             raise DefinitionError(
                 f"{where}{other.full_name!r} is a task of another group. Groups always run one "

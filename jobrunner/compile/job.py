@@ -178,15 +178,12 @@ def planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
     """The nodes that these groups use, with what they require of their workers."""
     found: dict[str, PlannedNode] = {}
     for group in groups:
-        references: dict[int, Node] = {}
+        nodes: list[Node | None] = []
         for task in group.tasks():
-            references[id(task.node)] = task.node
-            for value in task.inputs:
-                node = value.node if isinstance(value, Blob) else value.task.node
-                if node is not None:
-                    references[id(node)] = node
-        references.update((id(node), node) for node, _, _ in group.reports)
-        for node in references.values():
+            owners = [value if isinstance(value, Blob) else value.task for value in task.inputs]
+            nodes += [task.node, *(owner.node for owner in owners)]
+        nodes += [node for node, _, _ in group.reports]
+        for node in {id(node): node for node in nodes if node is not None}.values():
             asked = PlannedNode(node.name, node.workers, node.resources)
             known = found.setdefault(node.name, asked)
             if known.workers is None and known.resources is None:

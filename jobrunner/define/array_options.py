@@ -48,13 +48,8 @@ def read_array_options(
 
 def read_compressors(compressors: object, where: str) -> tuple[Compressor, ...]:
     """Convert names, mappings or Zarr codecs to the form of a Zarr document."""
-    items: Sequence[Any]
-    if isinstance(compressors, str | Mapping) or hasattr(compressors, "to_dict"):
-        items = [compressors]
-    elif isinstance(compressors, Sequence):
-        items = compressors
-    else:
-        raise _refused(compressors, where)
+    is_one = isinstance(compressors, str) or not isinstance(compressors, Sequence)
+    items: Sequence[Any] = [compressors] if is_one else compressors  # type: ignore[assignment]
     return tuple(_read_compressor(item, where) for item in items)
 
 
@@ -67,18 +62,14 @@ def _read_compressor(item: Any, where: str) -> Compressor:
         item = item.to_dict()
     configuration = item.get("configuration", {}) if isinstance(item, Mapping) else None
     if not isinstance(configuration, Mapping) or not isinstance(item.get("name"), str):
-        raise _refused(item, where)
+        raise DefinitionError(
+            f"{where}: compressors must be names ('zstd') or Zarr codecs "
+            f"(zarr.codecs.BloscCodec(cname='lz4')), one or several; got {item!r}."
+        )
     return {
         "name": item["name"],
         "configuration": {key: value for key, value in configuration.items() if key not in unset},
     }
-
-
-def _refused(found: object, where: str) -> DefinitionError:
-    return DefinitionError(
-        f"{where}: compressors must be names ('zstd') or Zarr codecs "
-        f"(zarr.codecs.BloscCodec(cname='lz4')), one or several; got {found!r}."
-    )
 
 
 def _read_shape(shape: object, what: str) -> tuple[int, ...] | None:

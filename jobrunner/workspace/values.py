@@ -76,10 +76,8 @@ def own(holder: Any, key: Any, copy: Callable[[np.ndarray, str], np.ndarray] = c
     value = holder[key]
     kind = type(value)
     if issubclass(kind, np.ndarray):
-        del value  # it would count
-        if not _is_own(holder[key], is_sole, ()):
-            holder[key] = copy(holder[key], "that something else refers to and a task updates")
-        value = holder[key]
+        if not _is_own(value, is_sole, ()):
+            value = holder[key] = copy(value, "that something else refers to and a task updates")
     elif kind is dict:
         if not IMMUTABLE.issuperset(map(type, value.values())):
             for name in value:
@@ -116,8 +114,10 @@ def _adopt(holder: Any, key: Any, is_sole: bool, arguments: Iterable[Any]) -> An
     kind = type(value)
     if kind in IMMUTABLE:
         return value
-    if kind is np.ndarray:
-        return _adopt_array(value, is_sole, arguments)
+    if isinstance(value, np.ndarray):
+        if _is_own(value, is_sole, arguments):
+            return value
+        return copied(value, "that a task returned and something else can reach")
     if kind is list or kind is tuple:
         items = [_adopt(value, i, is_sole, arguments) for i in range(len(value))]
         adopted = items if kind is list else tuple(items)
@@ -129,18 +129,7 @@ def _adopt(holder: Any, key: Any, is_sole: bool, arguments: Iterable[Any]) -> An
         return value if is_sole else value.copy()
     if kind is np.void:
         return value.copy()
-    if isinstance(value, np.ndarray):
-        del value  # it would count
-        return _adopt_array(holder[key], is_sole, arguments)
-    if is_tensor(value):
-        return copy_tensor(value) if _overlaps(value, arguments) else value
-    return value
-
-
-def _adopt_array(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) -> np.ndarray:
-    if _is_own(array, is_sole, arguments):
-        return array
-    return copied(array, "that a task returned and something else can reach")
+    return copy_tensor(value) if is_tensor(value) and _overlaps(value, arguments) else value
 
 
 def _is_own(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) -> bool:
@@ -273,9 +262,6 @@ class TensorSnapshot(Snapshot):
     def open(self) -> Any:
         """Return a copy of the value."""
         return copy_tensor(self.tensor)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (TensorSnapshot, (self.tensor,))
 
 
 def to_frames(value: Any) -> list[Any]:

@@ -103,8 +103,7 @@ class Workspace:
     def start_run(self, group: str, *, has_updates: bool) -> None:
         """Drop private blobs and the values of the group's last run."""
         self.private.clear()
-        self.retained.pop(group, None)
-        self._detached.discard(group)
+        self.forget(group)
         if has_updates and len(self._detached) < len(self.retained):
             self._detach()
 
