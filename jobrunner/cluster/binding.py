@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from jobrunner.cluster.leases import Leases
-from jobrunner.cluster.members import Members
-from jobrunner.cluster.messages import Request, pickle_function
+from jobrunner.cluster.messages import Members, Request, pickle_function
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
 from jobrunner.cluster.scheduler import SchedulerLink
@@ -123,16 +122,14 @@ class Binding:
             A blob is missing (`BlobNotFoundError`), a worker is lost (`NodeLostError`), or the run
             or one of its tasks passed its deadline. Changes by tasks that ran remain.
         """
-        results: list[GroupResult] = []
-        self._run(
+        [(_, result)] = self._run(
             group,
             {"epoch": epoch, "step": step, **({"is_careful": True} if is_careful else {})},
-            lambda _, result: results.append(result),
             deadline_seconds=deadline_seconds,
             task_deadline_seconds=task_deadline_seconds,
             is_careful=is_careful,
         )
-        return results[0]
+        return result
 
     def run_epochs(
         self, first: int, epochs: int, seconds: float, ended: Callable[[int, GroupResult], None]
@@ -153,21 +150,20 @@ class Binding:
             "is_judged": bool(judges),
             "seconds": seconds,
         }
-        self._run("epoch", {"epoch": first, "step": 0, "epoch_batch": batch}, ended)
+        details = {"epoch": first, "step": 0, "epoch_batch": batch}
+        for epoch, result in self._run("epoch", details):
+            ended(epoch, result)
 
     def _run(
-        self,
-        group: str,
-        details: dict[str, Any],
-        ended: Callable[[int, GroupResult], None],
-        **options: Any,
-    ) -> None:
+        self, group: str, details: dict[str, Any], **options: Any
+    ) -> Iterator[tuple[int, GroupResult]]:
+        """Run epochs, and yield each with its result; raises afterwards what made them fail."""
         plan, addresses = self._groups.plans[group]
         epoch = details["epoch"]
         batch = details.get("epoch_batch", {"epochs": 1, "steps_per_epoch": 1})
         if not addresses:
             for i in range(batch["epochs"]):
-                ended((epoch or 0) + i, GroupResult(0.0, (), {}))
+                yield (epoch or 0) + i, GroupResult(0.0, (), {})
             return
         started = time.perf_counter()
         recorded, self.recorded = self.recorded, ""  # other threads set it, too
@@ -194,7 +190,7 @@ class Binding:
             result = merge_runs(rows, [condition.name for condition in plan.conditions])
             if "epoch_batch" not in details:
                 result = dataclasses.replace(result, seconds=wall_seconds)
-            ended((epoch or 0) + i, result)
+            yield (epoch or 0) + i, result
         request.check(replies, self.plan.job)
 
     def apply(

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Self
 
@@ -35,6 +36,17 @@ class Connection:
         cluster: OwnCluster | None = None,
         connect: Callable[..., Client] | None = None,  # makes such a client again
     ) -> None:
+        if not isinstance(client, Client):
+            raise DefinitionError(
+                f"A session needs a dask.distributed Client; got {type(client).__name__}. Use "
+                f"Session.local() for a cluster on this machine, or Session.connect(address)."
+            )
+        if client.asynchronous:
+            raise DefinitionError(
+                "A session needs a synchronous client; this one is asynchronous. Make one with "
+                "Client(..., asynchronous=False). If an event loop is running, run the session in "
+                "another thread: await asyncio.to_thread(...)."
+            )
         self.client = client  # `reconnect` may replace it
         self.scheduler = SchedulerLink(client)
         self._cluster = cluster
@@ -93,7 +105,9 @@ class Connection:
         deadline = time.monotonic() + wait_seconds
         while True:
             left = deadline - time.monotonic()
-            if self.scheduler.responds():
+            with suppress(SchedulerLostError):
+                self.scheduler.check_open()
+                self.client.sync(self.scheduler.identity)
                 self.scheduler.forget_watches()
                 self.scheduler.install()
                 return
@@ -126,18 +140,3 @@ class Connection:
             self.client.close()
         if self._cluster is not None:
             self._cluster.close()
-
-
-def check_client(client: Any) -> None:
-    """Refuse a client that a session cannot use."""
-    if not isinstance(client, Client):
-        raise DefinitionError(
-            f"A session needs a dask.distributed Client; got {type(client).__name__}. Use "
-            f"Session.local() for a cluster on this machine, or Session.connect(address)."
-        )
-    if client.asynchronous:
-        raise DefinitionError(
-            "A session needs a synchronous client; this one is asynchronous. Make one with "
-            "Client(..., asynchronous=False). If an event loop is running, run the session in "
-            "another thread: await asyncio.to_thread(...)."
-        )

@@ -69,7 +69,19 @@ class Leases:
                 need[resource] = need.get(resource, 0) + amount
         late = self._messenger.sync(self._bind, self._submit(needs), deadline, details)
         if late:
-            raise self._give_up(late, needs)
+            workers = self._members.workers
+            for address in late:
+                workers[address].leases.pop().release()
+            offers = "; ".join(
+                f"{address} offers {dict(workers[address].info.resources) or 'none'}, requested: "
+                f"{needs[address] or 'none'}"
+                for address in late
+            )
+            raise PlacementError(
+                f"Workers did not start this session's lease tasks in time. They are paused or "
+                f"closing, or other sessions or tasks use their resources: {offers}. Close these, "
+                f"start more workers, or wait longer."
+            )
         return placed
 
     def release(self, wait_seconds: float) -> None:
@@ -218,21 +230,3 @@ class Leases:
             if not left:
                 break
         return waiting
-
-    def _give_up(
-        self, late: Sequence[str], needs: Mapping[str, Mapping[str, float]]
-    ) -> PlacementError:
-        """Release the leases that did not start in time; returns the error to raise."""
-        workers = self._members.workers
-        for address in late:
-            workers[address].leases.pop().release()
-        offers = "; ".join(
-            f"{address} offers {dict(workers[address].info.resources) or 'none'}, requested: "
-            f"{needs[address] or 'none'}"
-            for address in late
-        )
-        return PlacementError(
-            f"Workers did not start this session's lease tasks in time. They are paused or "
-            f"closing, or other sessions or tasks use their resources: {offers}. Close these, "
-            f"start more workers, or wait longer."
-        )

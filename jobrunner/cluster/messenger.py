@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import Any
 
 from jobrunner.cluster.direct import DirectLines
-from jobrunner.cluster.members import Member, Members
 from jobrunner.cluster.messages import (
     FIRST_WAIT_SECONDS,
     NEWS_SECONDS,
@@ -22,6 +21,8 @@ from jobrunner.cluster.messages import (
     AwaitNews,
     Batch,
     Heard,
+    Member,
+    Members,
     Request,
     exchange,
 )
@@ -101,19 +102,17 @@ class Messenger:
         # Losses are reported from now on; a worker that was lost before does not answer.
         self.scheduler.watch(addresses, self._hear)
         batches: list[Batch] = [({"call": "hello"}, addresses)]
-        answers = await self._send_and_wait(batches, 0, asyncio.Event())
-        if answers is None:
-            logger.info("Not all of %s answer", addresses)
+        answers = await self._send_and_wait(batches, 0, asyncio.Event()) or {}
         strange: dict[str, Answer] = {}
-        met: list[Member] = []
+        met: dict[str, Member] = {}
         for info in infos:
-            answer = (answers or {}).get(info.address, {})
+            answer = answers.get(info.address, {})
             if isinstance(answer, dict) and "incarnation" in answer:
-                met.append(Member(info, answer["incarnation"]))
+                met[info.address] = Member(info, answer["incarnation"])
             else:
                 strange[info.address] = answer
         if not strange:
-            self.members.workers.update((member.info.address, member) for member in met)
+            self.members.workers.update(met)
             return {}
         self.scheduler.unwatch(addresses, self._hear)
         for address in addresses:

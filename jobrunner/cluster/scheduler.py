@@ -32,9 +32,6 @@ Listener = Callable[[str, bool], None]
 class OwnClient(Client):
     """A client that ends its thread if no scheduler answers."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
-
     def start(self, **kwargs: Any) -> None:
         """Connect."""
         try:
@@ -88,15 +85,6 @@ class SchedulerLink:
                 f"workers: it was closed, or the scheduler is gone. Connect again and start the "
                 f"same command again; it resumes from the last recorded epoch."
             )
-
-    def responds(self) -> bool:
-        """Whether the scheduler answers now."""
-        try:
-            self.check_open()
-            self.client.sync(self.identity)
-        except SchedulerLostError:
-            return False
-        return True
 
     async def identity(self, n_workers: int = 0, patience: float = PING_SECONDS) -> dict[str, Any]:
         """The scheduler's description of itself and of `n_workers` workers; -1 for all.

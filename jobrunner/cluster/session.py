@@ -11,7 +11,7 @@ from typing import Any, Self
 from distributed import Client
 
 from jobrunner.cluster.binding import RELEASE_SECONDS, Binding
-from jobrunner.cluster.connection import Connection, check_client
+from jobrunner.cluster.connection import Connection
 from jobrunner.cluster.shipping import nodes_of
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
 from jobrunner.define import Blob, Task, TaskGroup, TaskOutput
@@ -51,7 +51,6 @@ class Session:
     """
 
     def __init__(self, client: Client) -> None:
-        check_client(client)
         self._connection = Connection(client)
         self._connection.scheduler.check_open()
         self._connection.scheduler.install()
@@ -64,6 +63,7 @@ class Session:
         self._last_binding: Binding | None = None  # even if it failed or is released
         self._num_bindings = 0
         self._is_closed = False
+        self._release_seconds = RELEASE_SECONDS
 
     @classmethod
     def local(
@@ -198,15 +198,12 @@ class Session:
 
     def close(self) -> None:
         """Free the session's data on the workers; close the client and cluster that it opened."""
-        self._close(RELEASE_SECONDS)
-
-    def _close(self, release_seconds: float) -> None:
         if self._is_closed:
             return
         self._is_closed = True
         try:
             if self._binding is not None:
-                self._binding.release(release_seconds)
+                self._binding.release(self._release_seconds)
         finally:
             self._connection.close()
 
@@ -214,12 +211,11 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        if kind is None or not issubclass(kind, KeyboardInterrupt):
-            self.close()
-            return
-        # A task that does not return must not make a user press Ctrl-C again.
-        self._connection.kill()
-        self._close(HURRIED_RELEASE_SECONDS)
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            # A task that does not return must not make a user press Ctrl-C again.
+            self._connection.kill()
+            self._release_seconds = HURRIED_RELEASE_SECONDS
+        self.close()
 
     def __repr__(self) -> str:
         state = "closed " if self._is_closed else ""
@@ -238,16 +234,10 @@ class Session:
     ) -> Binding:
         """Place a plan's nodes on workers, with empty workspaces, and drop the previous binding.
 
-        If that was of the same plan, workers keep the states that they have for recovery.
-
-        Parameters
-        ----------
-        wait_seconds : float
-            How long to wait for suitable workers before raising a `PlacementError`.
-        can_move : bool
-            The caller binds again when `Binding.leaving` names a worker, which waits for that.
-        stays : bool
-            Nodes stay on their workers if these still exist.
+        If that was of the same plan, workers keep the states that they have for recovery, and with
+        `stays`, nodes stay on their workers if these still exist. With `can_move`, the caller binds
+        again when `Binding.leaving` names a worker, which waits for that. Raises a `PlacementError`
+        if no suitable workers are there within `wait_seconds`.
         """
         with self._operation(f"binding of job {plan.job!r}"):
             self._num_bindings += 1
@@ -358,14 +348,14 @@ class Session:
         return self._holder_of(task.node.name, task.name).fetch_output(output)
 
     def _holder_of(self, node: str, name: str) -> Binding:
-        binding = self._binding
-        if binding is None or node not in binding.placement:
-            there = ", ".join(map(repr, binding.placement)) if binding is not None else ""
+        there = {} if self._binding is None else self._binding.placement
+        if self._binding is None or node not in there:
             raise BlobNotFoundError(
-                f"No {name!r} of node {node!r}: the session's nodes are {there or 'none'}. Check "
-                f"the name, or run a task on that node first."
+                f"No {name!r} of node {node!r}: the session's nodes are "
+                f"{', '.join(map(repr, there)) or 'none'}. Check the name, or run a task on that "
+                f"node first."
             )
-        return binding
+        return self._binding
 
 
 _EMPTY_PLAN = Plan("session", 0, 1, None, nodes=(), groups={}, checkpointed=(), globals={})

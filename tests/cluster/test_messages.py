@@ -5,7 +5,6 @@ from dataclasses import asdict
 import pytest
 
 from jobrunner import BlobNotFoundError, ExecutionError, NodeLostError, TaskFailedError
-from jobrunner.cluster.members import Member, Members
 from jobrunner.cluster.messages import (
     FIRST_WAIT_SECONDS,
     LOSS_SECONDS,
@@ -16,6 +15,8 @@ from jobrunner.cluster.messages import (
     Ask,
     AwaitNews,
     Heard,
+    Member,
+    Members,
     Request,
     Warn,
     exchange,
