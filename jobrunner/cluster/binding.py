@@ -113,14 +113,9 @@ class Binding:
         A careful run runs one task at a time on each worker, and the client knows of each before it
         starts: if a worker dies, `NodeLostError.running` is exact. It costs two messages a task.
 
-        Raises
-        ------
-        TaskFailedError
-            A task raised; its exception is the cause. A task's `CheckpointError` or
-            `DefinitionError` is raised itself.
-        ExecutionError
-            A blob is missing (`BlobNotFoundError`), a worker is lost (`NodeLostError`), or the run
-            or one of its tasks passed its deadline. Changes by tasks that ran remain.
+        A task's exception is the cause of a `TaskFailedError`; only a `CheckpointError` or
+        `DefinitionError` is raised itself. An `ExecutionError` tells of a missing blob, a lost
+        worker, or a passed deadline. Changes by tasks that ran remain.
         """
         [(_, result)] = self._run(
             group,

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
+import multiprocessing
+import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
+from multiprocessing import resource_tracker
 from typing import Any, Self
 
-from distributed import Client
+import dask
+from distributed import Client, LocalCluster, Nanny, Status
 from distributed.comm.addressing import get_address_host
 
-from jobrunner.cluster.local import OwnCluster
 from jobrunner.cluster.scheduler import OwnClient, SchedulerLink
 from jobrunner.define import check_int
 from jobrunner.errors import DefinitionError, ExecutionError, SchedulerLostError
+from jobrunner.worker import MemoryOnly
 
 logger = logging.getLogger(__name__)
+_ASYNCIO_LOG = logging.getLogger("asyncio")
 
 WARN_AFTER_SECONDS = 1.5
 """How long to wait for a scheduler before a warning."""
 RECONNECT_POLL_SECONDS = 0.1
+START_SECONDS = 300.0
+"""How long workers may take to start; they import the script and its modules."""
+STOP_SECONDS = 2.0
+"""How long to wait for the end of a start that failed or was interrupted."""
+KILL_AGAIN_SECONDS = 0.02
 
 
 class Connection:
@@ -59,12 +73,7 @@ class Connection:
             if count is not None:
                 check_int(count, 1, f"Session.local: {what}")
         cluster = OwnCluster(workers, threads_per_worker, processes)
-        try:
-            return cls(Client(cluster.cluster, set_as_default=False), cluster=cluster)
-        except BaseException:
-            cluster.kill()
-            cluster.close()
-            raise
+        return cls(cluster.client, cluster=cluster)
 
     @classmethod
     def to(cls, address: str, **client_kwargs: Any) -> Self:
@@ -140,3 +149,119 @@ class Connection:
             self.client.close()
         if self._cluster is not None:
             self._cluster.close()
+
+
+class OwnCluster:
+    """A `LocalCluster` for one session; no worker is left if it is interrupted while it starts.
+
+    A terminal's Ctrl-C reaches every process of a group. Only the client reacts to it, even while
+    the workers start or while a task does not return. Processes start from a thread that blocks SIGINT, and inherit that: until they load
+    `jobrunner.worker.preload`, they would print a traceback. Until `close`, Dask logs only about
+    memory.
+    """
+
+    def __init__(
+        self,
+        workers: int | None,
+        threads_per_worker: int | None,
+        processes: bool,
+        start_seconds: float = START_SECONDS,
+    ) -> None:
+        if processes and getattr(multiprocessing.current_process(), "_inheriting", False):
+            sys.exit(1)  # a worker process that imports the script; the client explains
+        self._nannies: list[Nanny] = []
+        self._filter = MemoryOnly()
+        self._filter.start()
+        self._is_killed = False
+        self._starting: Future[LocalCluster] = Future()
+        options = {
+            "n_workers": workers,
+            "threads_per_worker": threads_per_worker,
+            "processes": processes,
+            "dashboard_address": ":0",  # any free port
+        }
+        threading.Thread(
+            target=self._start, args=(options,), name="jobrunner-cluster", daemon=True
+        ).start()
+        try:
+            wait([self._starting], start_seconds)
+            if not self._starting.done():
+                raise ExecutionError(
+                    f"The local cluster did not start within {start_seconds:g} s. Worker processes "
+                    f"import the script: check that it only defines things before its "
+                    f"`if __name__ == '__main__':`, or use Session.local(processes=False)."
+                )
+            error = self._starting.exception()
+            if isinstance(error, RuntimeError):
+                raise ExecutionError(
+                    f"The local cluster did not start: {_innermost(error)}. Call "
+                    f"Session.local under `if __name__ == '__main__':`, since worker processes "
+                    f"import the script, or use Session.local(processes=False)."
+                ) from error
+            self.cluster = self._starting.result()
+            self.client = Client(self.cluster, set_as_default=False)
+        except BaseException:
+            deadline = time.monotonic() + STOP_SECONDS
+            while not self._starting.done() and time.monotonic() < deadline:
+                self.kill()
+                wait([self._starting], KILL_AGAIN_SECONDS)
+            self.kill()
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the workers, if they have started; Dask waits a while for their tasks."""
+        try:
+            if self._starting.done() and self._starting.exception() is None:
+                self._starting.result().close()
+        finally:
+            if self._is_killed:
+                gc.collect()  # or abandoned futures would be reported later
+                _ASYNCIO_LOG.removeFilter(self._filter)
+            self._filter.stop()
+
+    def kill(self) -> None:
+        """End the worker processes at once, so that `close` does not wait for them."""
+        if not self._is_killed:
+            self._is_killed = True
+            _ASYNCIO_LOG.addFilter(self._filter)  # it would report abandoned futures
+        for nanny in self._nannies:
+            pid = nanny.pid
+            if pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _start(self, options: dict[str, Any]) -> None:
+        settings: dict[str, Any] = {}
+        try:
+            if options["processes"]:
+                options["worker_class"] = self._nanny_class()
+                preload = dask.config.get("distributed.worker.preload")
+                settings["distributed.worker.preload"] = [*preload, "jobrunner.worker.preload"]
+                resource_tracker.ensure_running()  # starting it later would unblock signals
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            with dask.config.set(settings):
+                self._starting.set_result(LocalCluster(**options))
+        except BaseException as error:
+            self._starting.set_exception(error)
+
+    def _nanny_class(self) -> type[Nanny]:
+        own = self
+
+        class OwnNanny(Nanny):
+            """A nanny that `kill` knows from the beginning, and that then restarts no worker."""
+
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                own._nannies.append(self)
+
+            async def instantiate(self) -> Status:
+                return Status.failed if own._is_killed else await super().instantiate()
+
+        return OwnNanny
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

@@ -157,17 +157,10 @@ class DirectLines:
     async def _exchange(
         self, message: Message, addresses: Sequence[str], wait_seconds: float
     ) -> dict[str, Message]:
-        task = asyncio.current_task()
-        assert task is not None
-        timer = task.get_loop().call_later(wait_seconds + self._late_seconds, task.cancel)
-        comms = [self._comms[address] for address in addresses]
-        for comm in comms:
-            await comm.write({"op": OPERATION, "reply": True, **message})
-        answers = {
-            address: await comm.read() for address, comm in zip(addresses, comms, strict=True)
-        }
-        timer.cancel()
-        return answers
+        async with asyncio.timeout(wait_seconds + self._late_seconds):
+            for address in addresses:
+                await self._comms[address].write({"op": OPERATION, "reply": True, **message})
+            return {address: await self._comms[address].read() for address in addresses}
 
 
 def _is_on_loop() -> bool:

@@ -117,8 +117,7 @@ class Leases:
         has_warned = False
         while True:
             try:
-                placed: dict[str, str] = self._messenger.sync(self._place_on_members, nodes, stays)
-                return placed
+                return self._messenger.sync(self._place_on_members, nodes, stays)
             except PlacementError as error:
                 there = len(self._messenger.sync(self._scheduler.workers))
                 left = deadline - time.monotonic()

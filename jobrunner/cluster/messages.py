@@ -260,13 +260,8 @@ def exchange(
     Yields actions, and takes their results. Returns the replies in the order of `addresses`. Notes
     in `members` which tasks run and which workers are lost; other code may add losses at any time.
 
-    Raises
-    ------
-    NodeLostError
-        A worker is lost: the scheduler removed it, it stays silent, its answer is an error, or
-        it restarted.
-    ExecutionError
-        A deadline passed.
+    Raises an `ExecutionError` if a deadline passed; `NodeLostError` if a worker is lost: the
+    scheduler removed it, it stays silent, its answer is an error, or it restarted.
     """
     is_run = request.call == "run"
     started, warn_seconds, wait_seconds = now, WARN_SECONDS, FIRST_WAIT_SECONDS

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from jobrunner.cluster.direct import DirectLines
 from jobrunner.cluster.messages import (
@@ -33,6 +33,9 @@ from jobrunner.errors import SchedulerLostError
 from jobrunner.worker import OPERATION, Message
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 ABORT_SECONDS = 0.3
 """How long to wait until workers have got an abort, before a more urgent error."""
@@ -63,11 +66,12 @@ class Messenger:
 
     # ---- for any thread except the client's event loop
 
-    def sync(self, function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+    def sync(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a coroutine function on the client's loop and wait for it."""
         if self._client.status != "running":
             self.scheduler.check_open()  # raises
-        return self._client.sync(function, *args, **kwargs)
+        result: T = self._client.sync(function, *args, **kwargs)
+        return result
 
     def call(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
         """Send workers a request, and wait until each has replied; see `exchange`."""
@@ -82,7 +86,7 @@ class Messenger:
             if replies is not None:
                 return replies
         operate = self._operate_each if request.is_careful else self._operate
-        return self.sync(operate, request, addresses, started)  # type: ignore[no-any-return]
+        return self.sync(operate, request, addresses, started)
 
     def skip_numbers(self, count: int) -> None:
         """Reserve numbers: each run of an epoch batch has its own."""

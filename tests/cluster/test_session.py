@@ -28,7 +28,7 @@ from jobrunner import (
     WorkspaceType,
     current_task,
 )
-from jobrunner.cluster.local import OwnCluster
+from jobrunner.cluster.connection import OwnCluster
 from jobrunner.worker.plugin import PLUGIN_NAME
 
 A, B = Node("a"), Node("b")
