@@ -42,7 +42,7 @@ class Grant:
     is_final: bool  # no more will be granted
 
 
-@dataclass(slots=True)
+@dataclass
 class EpochBatch:
     """The state of one batch of runs on one worker."""
 
@@ -58,10 +58,6 @@ class EpochBatch:
     clock: Callable[[], float] = monotonic
     ended: list[EndedRun] = field(default_factory=list)
     abort_reason: str = ""
-    _grant: Grant = field(init=False)
-    _started: float = field(init=False)
-    _last_end: float = field(init=False)
-    _reported: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self._grant = Grant(self.steps_per_epoch, self.epochs == 1)

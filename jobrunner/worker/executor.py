@@ -113,10 +113,9 @@ class GroupRun:
             handle.cancel()
         self._handles.clear()
 
-    def progress(self) -> tuple[int, list[tuple[str, str]]]:
-        """Number of steps left, and the running ones as (node, task)."""
-        running = list(self._running.values())
-        return self._remaining, [(step.workspace.node, step.name) for step in running]
+    def running_tasks(self) -> list[tuple[str, str]]:
+        """The running tasks, as (node, task)."""
+        return [(step.workspace.node, step.name) for step in list(self._running.values())]
 
     def _tick(self) -> None:
         with self._lock:

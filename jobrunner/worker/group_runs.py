@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -46,15 +47,6 @@ class BindingContext:
     memory_share: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class HostedGroup:
-    """A group on this worker."""
-
-    program: Program
-    routes: Mapping[int, tuple[str, ...]]  # crossing -> addresses of the other workers that need it
-    peers: tuple[str, ...]  # addresses of the other workers that take part
-
-
 @dataclass(slots=True)
 class _Early:
     """What arrived for a run, or for the batch that begins with it, before it started here."""
@@ -75,7 +67,7 @@ class GroupRuns:
         self._threads = threads
         self._memory_limit = memory_limit
         self._loop = asyncio.get_running_loop()
-        self._group: HostedGroup
+        self._program: Program
         self._batch = EpochBatch(0)
         self._operation = Operation(0)  # the batch's
         self._run: GroupRun | None = None
@@ -95,12 +87,12 @@ class GroupRuns:
         self._run_ended = asyncio.Event()  # set and cleared whenever a run ends
         self._background: set[asyncio.Task[None]] = set()
 
-    def start(self, group: HostedGroup, batch: EpochBatch, operation: Operation) -> None:
+    def start(self, program: Program, batch: EpochBatch, operation: Operation) -> None:
         """Begin a batch. With a start gate, tasks run one at a time, and each waits at it first."""
 
         def begin() -> None:
-            self._group, self._batch, self._operation = group, batch, operation
-            group.program.may_overlap = batch.epochs * batch.steps_per_epoch > 1
+            self._program, self._batch, self._operation = program, batch, operation
+            program.may_overlap = batch.epochs * batch.steps_per_epoch > 1
             self._outbox.start(batch.number)
             # Those before it are over.
             self._early = {n: early for n, early in self._early.items() if n >= batch.number}
@@ -116,9 +108,9 @@ class GroupRuns:
         else:
             self._in_background(self._begin_later(begin, operation))
 
-    def progress(self) -> tuple[int, list[tuple[str, str]]]:
-        """Number of steps left in the run, and the running ones as (node, task)."""
-        return (0, []) if self._run is None else self._run.progress()
+    def running_tasks(self) -> list[tuple[str, str]]:
+        """The running tasks, as (node, task)."""
+        return [] if self._run is None else self._run.running_tasks()
 
     def push(self, pushed: RunValues) -> None:
         """Take values and notes from another worker."""
@@ -147,11 +139,10 @@ class GroupRuns:
         early_bytes = sum(early.nbytes for early in self._early.values())
         if not self.is_running or early_bytes <= self._memory_limit.waiting_bytes:
             return True
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._run_ended.wait(), wait_seconds)
-        except TimeoutError:
-            return False
-        return True
+            return True
+        return False
 
     def abort(self, number: int, reason: str) -> None:
         """Start nothing more of the batch with a run of that number."""
@@ -185,8 +176,8 @@ class GroupRuns:
         try:
             await asyncio.wait_for(self._drained.wait(), seconds)
         except TimeoutError:
-            tasks = aborted.progress()[1] if aborted is not None else []
-            names = ", ".join(f"{node}/{task}" for node, task in tasks)
+            tasks = aborted.running_tasks() if aborted is not None else []
+            names = ", ".join(map("/".join, tasks))
             reason = (
                 f"{names} of an aborted run still runs after {seconds:g} s and may change blobs"
             )
@@ -196,7 +187,7 @@ class GroupRuns:
 
     def _proceed(self) -> None:
         """Decide what comes next, after the end of a run or a note from another worker."""
-        batch, peers = self._batch, self._group.peers
+        batch, peers = self._batch, self._program.peers
         grant = batch.extend()
         if grant is not None and peers:
             self._note(GRANT, peers, f"{grant.runs} {grant.is_final:d}")
@@ -253,21 +244,21 @@ class GroupRuns:
     # ---- a run
 
     def _start_run(self) -> None:
-        context, group, number = self._context, self._group, self._batch.run_number
+        context, program, number = self._context, self._program, self._batch.run_number
         epoch, step = self._batch.epoch_and_step
-        shared = (context.job, group.program.name, context.seed, epoch, step, context.attempt)
+        shared = (context.job, program.name, context.seed, epoch, step, context.attempt)
         gate = self._operation.start_gate
         self._run_number = number
         self._drained.clear()
         self.is_running = True
         run = self._run = GroupRun(
-            program=group.program,
+            program=program,
             current_task=partial(CurrentTask, *shared),
             nthreads=context.nthreads if gate is None else 1,
             submit=self._threads.submit,
             timer=self._loop.call_later,
             send=lambda crossing, value: self._outbox.put(
-                number, group.routes[crossing], crossing, to_frames(value)
+                number, program.routes[crossing], crossing, to_frames(value)
             ),
             finished=lambda outcome: call_on_loop(self._loop, self._end_run, run, outcome),
             drained=lambda: call_on_loop(self._loop, self._drained.set),
@@ -312,7 +303,7 @@ class GroupRuns:
             ]
             reason = (
                 f"worker {self._context.address} could not send values to worker {address}: "
-                f"{problem}{self._group.program.name_crossings(crossings)}"
+                f"{problem}{self._program.name_crossings(crossings)}"
             )
             # This reply replaces "done": the client asks once more.
             self._finish({"status": "aborted", "reason": reason, "suspect": address})
@@ -320,7 +311,7 @@ class GroupRuns:
             self._abort_peers(number, reason, but=address)
 
     def _abort_peers(self, number: int, reason: str, but: str = "") -> None:
-        for address in self._group.peers:
+        for address in self._program.peers:
             if address != but:
                 self._in_background(self._outbox.abort(address, number, reason))
 

@@ -15,10 +15,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from jobrunner.compile import Crossing, Slice, gc_paused
+from jobrunner.compile import GroupPlan, Slice, gc_paused
 from jobrunner.errors import ExecutionError
 from jobrunner.worker.epoch_batch import EpochBatch
-from jobrunner.worker.group_runs import BindingContext, GroupRuns, HostedGroup
+from jobrunner.worker.group_runs import BindingContext, GroupRuns
 from jobrunner.worker.outbox import Message, RunValues, wrap_frames
 from jobrunner.worker.outcome import describe_failure
 from jobrunner.worker.program import Program
@@ -67,7 +67,7 @@ class HostedNodes:
             failed=lambda error: call_on_loop(self._loop, self._fail_run, error),
         )
         self._placement: dict[str, str] = {}
-        self._groups: dict[str, HostedGroup] = {}
+        self._programs: dict[str, Program] = {}
         self._operations: dict[str, Operation] = {}  # the latest of each kind
         self._numbers: dict[str, int] = {}  # those of the latest operations, deleted ones too
         self._runs = GroupRuns(context, self.threads, self._memory_limit)
@@ -117,11 +117,11 @@ class HostedNodes:
                 self.threads.submit(partial(self.kept_states.drop_before, recorded))
             elif recorded:
                 self.kept_states.drop_before(recorded)
-            group, options = self._groups[key], dict(epoch_batch or {})
+            program, options = self._programs[key], dict(epoch_batch or {})
             if options.get("lead") == self._address:
-                options.update(lead="", followers=group.peers)
+                options.update(lead="", followers=program.peers)
             batch = EpochBatch(number, epoch=epoch, step=step, **options)
-            self._runs.start(group, batch, operation)
+            self._runs.start(program, batch, operation)
         return await self._poll("run", number, wait_seconds)
 
     async def apply(
@@ -147,7 +147,7 @@ class HostedNodes:
     async def forget(self, keys: Sequence[str]) -> Message:
         """Drop groups and their retained values."""
         for key in keys:
-            self._groups.pop(key, None)
+            self._programs.pop(key, None)
             for workspace in self.workspaces.values():
                 workspace.forget(key)
         return {"status": "done"}
@@ -173,12 +173,12 @@ class HostedNodes:
             operation.finish({"status": "unknown"})
         self.threads.close()
         # Reference cycles would keep the values alive until the garbage collector runs.
-        for group in self._groups.values():
-            group.program.arrived.clear()
-            group.program.results.clear()
+        for program in self._programs.values():
+            program.arrived.clear()
+            program.results.clear()
         for workspace in self.workspaces.values():
             workspace.clear()
-        self._groups.clear()
+        self._programs.clear()
         self.workspaces.clear()
 
     # ---- inside
@@ -212,8 +212,8 @@ class HostedNodes:
         reply = await operation.reply(wait_seconds)
         if reply is not None:
             return reply  # and keep it: a client that lost this message asks again
-        left, tasks = self._runs.progress() if kind == "run" else (0, [])
-        return {"status": "running", "left": left, "tasks": tasks}
+        tasks = self._runs.running_tasks() if kind == "run" else []
+        return {"status": "running", "tasks": tasks}
 
     def _in_thread(self, operation: Operation, work: Callable[[], Message]) -> None:
         def call() -> None:
@@ -232,8 +232,9 @@ class HostedNodes:
         for key, (name, crossings, conditions, nodes) in outline.items():
             own = {node: part[key] for node, part in parts.items() if key in part}
             if own:
-                program = Program(key, name, own, crossings, conditions, self.workspaces)
-                self._groups[key] = self._route(program, crossings, nodes)
+                plan = GroupPlan(name, own, crossings, conditions)
+                others = {n: self._placement[n] for n in nodes if n not in self.workspaces}
+                program = self._programs[key] = Program(key, plan, self.workspaces, others)
                 if name not in ("init", "resume"):
                     for node, changed in program.changes.items():
                         self.kept_states.changing.setdefault(node, set()).update(changed)
@@ -250,17 +251,6 @@ class HostedNodes:
                 f"cloudpickle.register_pickle_by_value(module)."
             ) from error
         return slices
-
-    def _route(
-        self, program: Program, crossings: Sequence[Crossing], nodes: Sequence[str]
-    ) -> HostedGroup:
-        routes = {}
-        for crossing in crossings:
-            if crossing.source in program.workspaces:
-                addresses = {self._placement[node] for node in crossing.targets}
-                routes[crossing.id] = tuple(addresses - {self._address})
-        peers = {self._placement[node] for node in nodes} - {self._address}
-        return HostedGroup(program, routes, tuple(peers))
 
 
 def fetch(

@@ -32,15 +32,13 @@ class Failure:
 
     def exception(self) -> BaseException:
         """The exception itself, or an `ExecutionError` with its summary."""
+        error = None
         if self.error is not None:
             try:
                 error = pickle.loads(self.error)
             except Exception:  # the client may lack a module that it needs
                 logger.info("Could not unpickle %s", self.summary, exc_info=True)
-            else:
-                if isinstance(error, BaseException):
-                    return error
-        return ExecutionError(self.summary)
+        return error if isinstance(error, BaseException) else ExecutionError(self.summary)
 
 
 @dataclass(slots=True)

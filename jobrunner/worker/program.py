@@ -7,7 +7,7 @@ but values.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,10 +19,10 @@ from jobrunner.compile import (
     Condition,
     Crossing,
     CrossingArgument,
+    GroupPlan,
     PlannedTask,
     Report,
     ResultArgument,
-    Slice,
     UpdateArgument,
 )
 from jobrunner.errors import BlobNotFoundError
@@ -96,20 +96,25 @@ class Program:
     def __init__(
         self,
         key: str,  # unique among the groups of the binding
-        name: str,
-        slices: Mapping[str, Slice],  # of the nodes on this worker
-        crossings: Sequence[Crossing],  # all of the group
-        conditions: Sequence[Condition],  # all of the group
+        plan: GroupPlan,  # with the slices of this worker's nodes only
         workspaces: Mapping[str, Workspace],
+        others: Mapping[str, str],  # the group's nodes on other workers, and their addresses
     ) -> None:
+        slices, crossings = plan.slices, plan.crossings
         self.key = key
-        self.name = name
+        self.name = plan.name
+        self.peers = tuple(set(others.values()))  # addresses of the other workers that take part
+        self.routes = {  # crossing -> addresses of the other workers that need it
+            crossing.id: tuple({others[node] for node in crossing.targets if node in others})
+            for crossing in crossings
+            if crossing.source in slices
+        }
         self.workspaces = {node: workspaces[node] for node in slices}
         self.arrived: dict[int, Any] = {}
         self.results: dict[tuple[int | None, int | None], Any] = {}
         self.steps: list[Step] = []
         self.waiters: dict[int, list[int]] = {}
-        self.conditions = [c for c in conditions if c.node in slices]
+        self.conditions = [c for c in plan.conditions if c.node in slices]
         self.may_overlap = False  # the next run may begin before other workers end this one
         self.has_updates = dict.fromkeys(slices, False)
         self.changes: dict[str, set[str]] = {node: set() for node in slices}  # blobs that tasks set
@@ -134,7 +139,6 @@ class Program:
         self._positions = {task.index: i for i, (task, _) in enumerate(planned)}
         for task, workspace in planned:
             self._add_task(task, workspace)
-        for task, _ in planned:
             self._connect(task)
         self._add_reports()
         self.openings = [

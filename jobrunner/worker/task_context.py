@@ -31,22 +31,9 @@ class MetricEntry(NamedTuple):
 class CurrentTask:
     """The task that runs in this thread: see `current_task`.
 
-    Attributes
-    ----------
-    job, node, group, name : str
-    epoch : int or None
-        The current epoch; None outside a runner.
-    step : int
-        Number of the epoch group's run within the epoch, from 0.
-    attempt : int
-        How many times the runner has recovered.
-    instance : int
-        From 0 to `num_instances` - 1.
-    workspace : mapping
-        The node's blobs, private ones of this run included, read-only.
-    rng : numpy.random.Generator
-        Depends on job seed, group, node, task, epoch, step and instance alone: its numbers are the
-        same after a restart and on any number of workers.
+    `epoch` is None outside a runner. `step` counts the epoch group's runs within the epoch, from 0;
+    `attempt` how many times the runner has recovered. `instance` goes from 0 to `num_instances` - 1.
+    `workspace` has the node's blobs, private ones of this run included, read-only.
     """
 
     job: str
@@ -63,7 +50,11 @@ class CurrentTask:
 
     @cached_property
     def rng(self) -> np.random.Generator:
-        """The task's own random numbers."""
+        """The task's own random numbers.
+
+        They depend on job seed, group, node, task, epoch, step and instance alone: they are the same
+        after a restart and on any number of workers.
+        """
         task = (self.group, self.node, self.name)
         return make_rng(self._seed, *task, self.epoch, self.step, self.instance)
 

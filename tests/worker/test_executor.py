@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from jobrunner.compile.job import compile_group
 from jobrunner.compile.plan import (
@@ -97,11 +98,9 @@ class Bench:
             self.workspaces[node].globals.update(values)
         self.program = Program(
             "epoch",
-            plan.name,
-            {node: plan.slices[node] for node in held},
-            plan.crossings,
-            plan.conditions,
+            replace(plan, slices={node: plan.slices[node] for node in held}),
             self.workspaces,
+            others={node: "tcp://there" for node in plan.slices if node not in held},
         )
         self.nthreads = nthreads
         self.timer = ManualTimer()
@@ -564,7 +563,7 @@ def test_no_thread_waits_for_a_value_from_another_worker(bench):
     idle = threading.Event()
     one.threads.submit(idle.set)
     assert idle.wait(10)
-    assert run.progress() == (1, [])
+    assert (run._remaining, run.running_tasks()) == (1, [])
     run.deliver({0: 5})
     assert one.end().status == "done"
     assert one.workspaces["b"].globals == {"y": 5}
@@ -681,7 +680,7 @@ def test_progress_counts_steps_left_and_names_running_ones(bench):
     one = bench(group({"a": [task(0, gate, name="slow"), task(1, abs, after=[0])]}))
     run = one.start()
     assert gate.begun.wait(10)
-    assert run.progress() == (2, [("a", "slow")])
+    assert (run._remaining, run.running_tasks()) == (2, [("a", "slow")])
     run.abort("enough")
     gate.opened.set()
     one.end()

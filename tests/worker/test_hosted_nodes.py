@@ -162,7 +162,7 @@ async def test_a_run_starts_once_and_its_reply_can_be_asked_again_until_the_next
 async def test_a_poll_of_a_long_run_names_running_tasks():
     async with Host(receiver()) as hosted:
         reply = await hosted.run(3, 0.01, key="epoch")
-        assert reply == {"status": "running", "left": 1, "tasks": []}
+        assert reply == {"status": "running", "tasks": []}
         await hosted.push([[3, [(0, frames(1)), (1, frames(2))]]])
         reply = await hosted.run(3, 5)
         assert reply["status"] == "done"
@@ -281,7 +281,7 @@ async def test_no_run_begins_while_too_many_values_wait_to_be_sent():
 
     plan = sender(make)
     async with Host(plan, peers, **SMALL) as hosted:
-        hosted._groups["epoch"].program.steps[0].fn = make  # what was shipped is a copy
+        hosted._programs["epoch"].steps[0].fn = make  # what was shipped is a copy
         batch = {"epochs": 3, "steps_per_epoch": 1, "lead": HERE, "is_judged": False, "seconds": 9}
         await hosted.run(3, 0, key="epoch", epoch=1, epoch_batch=batch)
         while not hosted._runs._waits_for_sent:
