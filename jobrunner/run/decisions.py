@@ -22,6 +22,7 @@ class State:
     recorded: int | None = None  # the epoch in the workspaces, if it is recorded
     fired: tuple[str, ...] = ()  # stop conditions that were true when `epoch` ended
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)  # by epoch
+    saves: list[SaveReport] = field(default_factory=list)  # successful or not
     epoch_seconds: float = float("inf")  # the last epoch's
     under_way: range = range(0)  # the epochs that workers run now; empty: nodes are placed
     is_careful: bool = False  # workers run one task at a time and report it before it begins
@@ -49,9 +50,7 @@ class State:
             return self.fired[0]
         return "epoch_limiter" if is_reached(limit, self.epoch) else ""
 
-    def result(
-        self, limit: int | None, saves: list[SaveReport], failed_saves: list[SaveReport]
-    ) -> RunResult:
+    def result(self, limit: int | None) -> RunResult:
         """The result for the user."""
         return RunResult(
             epoch=self.epoch,
@@ -59,33 +58,29 @@ class State:
             stopped_by=self.stopped_by(limit),
             restarts=self.losses.in_all,
             metrics=[{**self.metrics[epoch], "epoch": epoch} for epoch in sorted(self.metrics)],
-            saves=saves,
-            failed_saves=failed_saves,
+            saves=[report for report in self.saves if report.error is None],
+            failed_saves=[report for report in self.saves if report.error is not None],
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Boundary:
-    """What a run knows after an epoch has ended or was loaded."""
-
-    stopped_by: str = ""  # the stop condition or limit that ends the job here; empty: it continues
-    stop_asked: str = ""  # the reason of a request to stop; empty: no request
-    is_recorded: bool = False
-    is_leaving: bool = False  # a worker in use has announced that it retires
-    has_room: bool = False  # new workers replace some that were lost
-
-
-def next_step(boundary: Boundary) -> Step:
-    """Decide what comes after an epoch.
+def next_step(
+    *,
+    stopped_by: str = "",  # the stop condition or limit that ends the job here
+    stop_asked: str = "",  # the reason of a request to stop
+    is_recorded: bool = False,
+    is_leaving: bool = False,  # a worker in use has announced that it retires
+    has_room: bool = False,  # new workers replace some that were lost
+) -> Step:
+    """Decide what comes after an epoch that has ended or was loaded.
 
     A job at its end runs its last groups even if it was asked to stop. Nodes move only after a
     recorded epoch, so that nothing runs twice.
     """
-    if boundary.stopped_by:
+    if stopped_by:
         return "finish"
-    if boundary.stop_asked:
+    if stop_asked:
         return "stop"
-    if boundary.is_recorded and (boundary.is_leaving or boundary.has_room):
+    if is_recorded and (is_leaving or has_room):
         return "move"
     return "run an epoch"
 

@@ -21,7 +21,7 @@ from jobrunner.errors import (
     SchedulerLostError,
     TaskFailedError,
 )
-from jobrunner.run.decisions import Boundary, State, next_step
+from jobrunner.run.decisions import State, Step, next_step
 from jobrunner.run.load import finish_load, load, recorded_stops, steps_done
 from jobrunner.run.losses import Loss, Losses, is_transient
 from jobrunner.run.result import Callbacks, ResumePlan, RunResult, SaveReport
@@ -71,7 +71,7 @@ class Run:
             raise
         finally:
             self.saver.end()
-        result = self.state.result(self.plan.epoch_limit, self.saver.saves, self.saver.failed_saves)
+        result = self.state.result(self.plan.epoch_limit)
         self.callbacks.notify("on_finish", result)
         return result
 
@@ -173,7 +173,7 @@ class Run:
 
     def _run_epochs(self) -> None:
         """Run epochs until the job reaches its end, or the user stops the run."""
-        while (step := next_step(self._boundary())) not in ("finish", "stop"):
+        while (step := self._next_step()) not in ("finish", "stop"):
             if step == "move":
                 self._move()
             elif (count := self._batch_size()) > 1:
@@ -255,17 +255,17 @@ class Run:
         """Save the epoch that ended if the policy or the next step asks for it."""
         epoch = self.state.epoch
         # The state must be recorded before the nodes leave their workspaces.
-        then = next_step(replace(self._boundary(), is_recorded=True))
+        then = self._next_step(is_recorded=True)
         if self.saver.is_due(epoch, self.plan.steps_per_epoch) or then != "run an epoch":
             self._save(epoch, self.state.metrics[epoch])
         if then in ("stop", "move"):
             self.saver.wait()
 
-    def _boundary(self) -> Boundary:
-        return Boundary(
+    def _next_step(self, *, is_recorded: bool = False) -> Step:
+        return next_step(
             stopped_by=self.state.stopped_by(self.plan.epoch_limit),
             stop_asked=self.runner.stop_reason,
-            is_recorded=self.state.recorded == self.state.epoch,
+            is_recorded=is_recorded or self.state.recorded == self.state.epoch,
             is_leaving=bool(self.binding.leaving),
             has_room=self._has_room(),
         )
@@ -327,6 +327,7 @@ class Run:
 
     def _saved(self, report: SaveReport, step: int | None) -> None:
         state = self.state
+        state.saves.append(report)
         if report.error is None:
             if state.losses.in_a_row:
                 state.losses = state.losses.after_record()

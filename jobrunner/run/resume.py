@@ -22,7 +22,13 @@ def plan_resume(
     """Decide where a run of `plan` begins; see `JobRunner.plan_resume`."""
     if own is None:
         return ResumePlan(None, "there is no checkpoint manager", _first_steps(plan))
-    warnings = _warn_of_other_run(own)
+    warnings: tuple[str, ...] = ()
+    if (other := own.recorded.held_by()) is not None:
+        in_use = (
+            f"According to its log, another run uses {own.path} ({other}). A new run waits for "
+            f"that run's heartbeat, and does not begin if it sees one."
+        )
+        warnings = (in_use,)
     if resume_from is None:
         return ResumePlan(
             None,
@@ -111,17 +117,6 @@ def _find_newest(
         else:
             return epoch
     return None
-
-
-def _warn_of_other_run(own: MultiNodeCheckpointManager) -> tuple[str, ...]:
-    other = own.recorded.held_by()
-    if other is None:
-        return ()
-    warning = (
-        f"According to its log, another run uses {own.path} ({other}). A new run waits for that "
-        f"run's heartbeat, and does not begin if it sees one."
-    )
-    return (warning,)
 
 
 def _check_claimed(directory: Loader) -> tuple[str, ...]:

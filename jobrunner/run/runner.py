@@ -10,7 +10,7 @@ from typing import get_args
 
 from msgspec import structs
 
-from jobrunner.checkpoint import MultiNodeCheckpointManager, resolve_options
+from jobrunner.checkpoint import Loader, MultiNodeCheckpointManager, resolve_options
 from jobrunner.cluster import Session
 from jobrunner.compile import Plan
 from jobrunner.define import Blob, Job, check_int
@@ -231,15 +231,9 @@ class JobRunner:
         repeat their side effects. If a blob differs, everything runs a second time, to tell tasks
         that are not repeatable from tasks that have changed. *Safe to retry*: yes.
         """
-        _check_session(session, "replay")
-        if self.checkpoint_manager is None:
-            raise DefinitionError(
-                f"JobRunner of job {self.job.name!r} has no checkpoint_manager, so there is no "
-                f"recorded epoch to replay."
-            )
         replay = Replay(
             self.job,
-            self.checkpoint_manager.loader,
+            self._loader(session, "replay"),
             epoch,
             wait_seconds=self.worker_wait_seconds,
             deadline_seconds=self.epoch_deadline_seconds,
@@ -276,17 +270,12 @@ class JobRunner:
         CheckpointCorruptError
             A store is damaged. No blob was loaded.
         """
-        _check_session(session, "load_blobs_from_checkpoints")
-        manager = self.checkpoint_manager
-        if manager is None:
-            raise DefinitionError(
-                f"JobRunner of job {self.job.name!r} has no checkpoint_manager to load blobs from."
-            )
+        loader = self._loader(session, "load_blobs_from_checkpoints")
         if type(epoch) is not int:
             raise DefinitionError(f"epoch must be an int; got {epoch!r}.")
-        if epoch not in manager.epochs():
+        if epoch not in loader.recorded.all():
             return False
-        load_blobs(self.job, manager.loader, epoch, blob_names, session)
+        load_blobs(self.job, loader, epoch, blob_names, session)
         return True
 
     def _check(self) -> None:
@@ -340,6 +329,15 @@ class JobRunner:
                 )
             if isinstance(builder, CopyTo):
                 builder.check(manager)
+
+    def _loader(self, session: object, method: str) -> Loader:
+        _check_session(session, method)
+        if self.checkpoint_manager is None:
+            raise DefinitionError(
+                f"JobRunner of job {self.job.name!r} has no checkpoint_manager, so {method} has "
+                f"nothing to load."
+            )
+        return self.checkpoint_manager.loader
 
     def _compile(self) -> Plan:
         job = self.job

@@ -100,10 +100,6 @@ class NullSaver:
 
     can_save = False
 
-    def __init__(self) -> None:
-        self.saves: list[SaveReport] = []
-        self.failed_saves: list[SaveReport] = []
-
     def start(self, *args: object) -> None:
         """Do nothing."""
 
@@ -149,8 +145,6 @@ class Saver:
         self._deadline_seconds = get_number("checkpoint.deadline-seconds")
         self._is_shared = False  # the directory, with all workers of the binding
         self._binding: Binding
-        self.saves: list[SaveReport] = []
-        self.failed_saves: list[SaveReport] = []
 
     def start(self, binding: Binding) -> None:
         """Save from these workers from now on; check that they share the directory with us.
@@ -296,12 +290,10 @@ class Saver:
         )
         self._stalls.append(report.stall_seconds)
         if error is None:
-            self.saves.append(report)
             self._failures.close()
+        elif self._on_save_error == "raise":
+            raise error
         else:
-            self.failed_saves.append(report)
-            if self._on_save_error == "raise":
-                raise error
             self._failures.add(save.epoch, error)
         self._saved(report, save.step)
 

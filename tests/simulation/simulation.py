@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Iterable
 from jobrunner.checkpoint.log.entries import AnyEntry
 from jobrunner.checkpoint.log.state import State, make_entry, store_names
 from jobrunner.cluster.placement import WorkerInfo, within_reach
-from jobrunner.run.decisions import Boundary, next_step
+from jobrunner.run.decisions import next_step
 from jobrunner.run.losses import Losses
 
 NODES = ("a", "b", "c")
@@ -149,13 +149,12 @@ class Driver:
                     yield from self.bind()
                     epoch = yield from self.start()
                     lost = False
-                boundary = Boundary(
+                step = next_step(
                     stopped_by="limit" if epoch >= EPOCHS else "",
                     stop_asked=self.stop_asked,
                     is_recorded=self.state.latest == epoch,
                     is_leaving=bool(self.leaving()),
                 )
-                step = next_step(boundary)
                 if step in ("finish", "stop"):
                     self.append(*(("done", {"epoch": epoch}) if step == "finish" else ("end", {})))
                     return

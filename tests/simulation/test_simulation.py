@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobrunner.run.decisions import Boundary, next_step
+from jobrunner.run.decisions import next_step
 from jobrunner.run.losses import Losses
 from tests.sampling import sampled
 
@@ -53,12 +53,12 @@ def test_the_simulation_finds_omissions_in_the_protocol(mutation):
 
 
 def test_what_comes_after_an_epoch():
-    assert next_step(Boundary()) == "run an epoch"
-    assert next_step(Boundary(stopped_by="a/met", stop_asked="SIGTERM")) == "finish"
-    assert next_step(Boundary(stop_asked="SIGTERM", is_leaving=True)) == "stop"
-    assert next_step(Boundary(is_leaving=True)) == "run an epoch"  # moving would undo one
-    assert next_step(Boundary(is_leaving=True, is_recorded=True)) == "move"
-    assert next_step(Boundary(has_room=True, is_recorded=True)) == "move"
+    assert next_step() == "run an epoch"
+    assert next_step(stopped_by="a/met", stop_asked="SIGTERM") == "finish"
+    assert next_step(stop_asked="SIGTERM", is_leaving=True) == "stop"
+    assert next_step(is_leaving=True) == "run an epoch"  # moving would undo one
+    assert next_step(is_leaving=True, is_recorded=True) == "move"
+    assert next_step(has_room=True, is_recorded=True) == "move"
 
 
 def test_a_task_that_ran_at_every_loss_is_a_suspect():

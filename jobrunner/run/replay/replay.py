@@ -226,7 +226,7 @@ class Replay:
         return loaded
 
     def _compare(self) -> Found:
-        blobs = required_blobs(self._plan, self._manager, self._epoch)
+        blobs = self._plan.saved_blobs(self._epoch)
         self._binding.apply(partial(_set_aside, blobs))
         loaded = self._load(self._epoch)
         if loaded.waiting:
