@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from jobrunner.checkpoint.epochs import Epochs
-from jobrunner.checkpoint.log import AnyEntry, Claim, State, nodes_of, store_names
+from jobrunner.checkpoint.log import Claim, LogEntry, State, nodes_of, store_names
 from jobrunner.checkpoint.policies import (
     KeepAll,
     RetentionPolicy,
@@ -54,7 +54,7 @@ class Retention:
             if stores is not None:
                 self.sweeper.add(claim, chore.action, stores)
 
-    def append(self, kind: str, body: Mapping[str, Any]) -> AnyEntry:
+    def append(self, kind: str, body: Mapping[str, Any]) -> LogEntry:
         """Append an entry of the run, with the claims that are settled since the last one."""
         settled = [list(claim) for claim in self.sweeper.take_settled()]
         return self._recorded.log.append(kind, {**body, "settled": settled} if settled else body)

@@ -19,7 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 
-from jobrunner.checkpoint.log.entries import AnyEntry
+from jobrunner.checkpoint.log.entries import LogEntry
 from jobrunner.checkpoint.log.state import State, make_entry, store_names
 from jobrunner.cluster.placement import WorkerInfo, within_reach
 from jobrunner.run.decisions import next_step
@@ -30,7 +30,7 @@ EPOCHS = 6
 MAX_EVENTS = 20_000
 
 
-def fold(entries: Iterable[AnyEntry]) -> State:
+def fold(entries: Iterable[LogEntry]) -> State:
     """The state that `entries` give."""
     state = State()
     for entry in entries:

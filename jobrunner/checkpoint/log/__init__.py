@@ -1,7 +1,6 @@
 """Which epochs exist."""
 
 from jobrunner.checkpoint.log.entries import (
-    AnyEntry,
     BeginEntry,
     Claim,
     CommitEntry,
@@ -9,6 +8,7 @@ from jobrunner.checkpoint.log.entries import (
     Entry,
     GapEntry,
     Holder,
+    LogEntry,
     RebuiltRecord,
     RepairEntry,
     RetireEntry,
@@ -28,7 +28,6 @@ from jobrunner.checkpoint.log.handler import (
     TEMPORARY_NAME,
     FileMetadataHandler,
     MetadataHandler,
-    decode_entry,
     each_entry,
     read_content,
     read_state,

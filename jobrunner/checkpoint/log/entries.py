@@ -210,28 +210,12 @@ class GapEntry(LogEntry, tag="gap"):
     """The entry with this number was lost; the number stays taken."""
 
 
-AnyEntry: TypeAlias = (
-    RunEntry
-    | BeginEntry
-    | CommitEntry
-    | RewindEntry
-    | RetireEntry
-    | DoneEntry
-    | EndEntry
-    | PinEntry
-    | UnpinEntry
-    | StateEntry
-    | RepairEntry
-    | GapEntry
-)
-
-
 def holder_of(entry: RunEntry | RepairEntry) -> Holder:
     """The run that an entry gives the directory to; after a repair no run has it."""
     return msgspec.convert(entry, Holder, from_attributes=True)
 
 
-def commits_in(entry: AnyEntry) -> list[CommitEntry]:
+def commits_in(entry: LogEntry) -> list[CommitEntry]:
     """The records of epochs in an entry: a ``commit`` itself, or those that a ``repair`` rebuilt."""
     if isinstance(entry, RepairEntry):
         head: dict[str, Any] = {"format": entry.format, "number": entry.number, "id": entry.id}
@@ -239,7 +223,7 @@ def commits_in(entry: AnyEntry) -> list[CommitEntry]:
     return [entry] if isinstance(entry, CommitEntry) else []
 
 
-def commit_in(entry: AnyEntry, epoch: int) -> CommitEntry:
+def commit_in(entry: LogEntry, epoch: int) -> CommitEntry:
     """The record of an epoch in an entry; raises ValueError if there is none."""
     for commit in commits_in(entry):
         if commit.epoch == epoch:
@@ -247,7 +231,7 @@ def commit_in(entry: AnyEntry, epoch: int) -> CommitEntry:
     raise ValueError(f"it is a {entry.kind} of epoch {getattr(entry, 'epoch', None)}")
 
 
-def nodes_of(entry: AnyEntry, epoch: int) -> list[str]:
+def nodes_of(entry: LogEntry, epoch: int) -> list[str]:
     """The nodes of an epoch's stores, from the ``run`` that claimed or the entry that recorded it."""
     return list(entry.nodes if isinstance(entry, RunEntry) else commit_in(entry, epoch).stores)
 

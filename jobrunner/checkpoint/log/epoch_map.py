@@ -110,16 +110,12 @@ class EpochSequence(Sequence[int]):
     def __getitem__(self, index: slice) -> Sequence[int]: ...
     def __getitem__(self, index: int | slice) -> int | Sequence[int]:
         if isinstance(index, slice):
-            start, stop, step = index.indices(self._length)
-            if step == 1:
-                return list(islice(self._from(start), max(0, stop - start)))
-            return [self[i] for i in range(start, stop, step)]
-        place = index + self._length if index < 0 else index
-        if not 0 <= place < self._length:
-            raise IndexError(f"index {index} of {self._length} epochs")
-        if index == -1:
-            return _last(self._runs[-1])
-        return next(self._from(place))
+            places = range(self._length)[index]
+            if places.step == 1:
+                return list(islice(self._from(places.start), len(places)))
+            return [self[place] for place in places]
+        place = range(self._length)[index]  # raises IndexError
+        return _last(self._runs[-1]) if index == -1 else next(self._from(place))
 
     def __len__(self) -> int:
         return self._length
@@ -131,9 +127,7 @@ class EpochSequence(Sequence[int]):
         for first, step, count, *_ in self._runs:
             if place < count:
                 yield from range(first + place * step, first + count * step, step)
-                place = 0
-            else:
-                place -= count
+            place = max(0, place - count)
 
 
 def _last(run: Sequence[int]) -> int:

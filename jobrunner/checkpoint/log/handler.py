@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from jobrunner.checkpoint.encoding import parse
-from jobrunner.checkpoint.log.entries import AnyEntry, Entry, frame, mend_bit, split_file
+from jobrunner.checkpoint.log.entries import Entry, LogEntry, frame, mend_bit, split_file
 from jobrunner.checkpoint.log.state import RESTARTS, STATE_INTERVAL, State, parse_entry
 from jobrunner.checkpoint.storage import Files, PosixFiles, files_of
 from jobrunner.errors import CheckpointCorruptError
@@ -274,22 +274,20 @@ def read_state(handler: MetadataHandler) -> State:
     """Read the log from the last full state on; raises CheckpointCorruptError if it cannot."""
     last = handler.last_number()
     state = State()
-    first = last - last % STATE_INTERVAL
-    while first > 0:
+    for first in range(last - last % STATE_INTERVAL, 0, -STATE_INTERVAL):
         try:
             state.restart(read_entry(handler, first))
             break
         except CheckpointCorruptError as error:
             # A full state only repeats what other entries say: an earlier one will do.
             logger.warning("Reading the log from an earlier full state: %s", error)
-            first -= STATE_INTERVAL
     read_on(handler, state, last)
     return state
 
 
-def read_on(handler: MetadataHandler, state: State, last: int = -1) -> list[AnyEntry]:
+def read_on(handler: MetadataHandler, state: State, last: int = -1) -> list[LogEntry]:
     """Apply the entries after `state`, at least up to `last`, and return them."""
-    found: list[AnyEntry] = []
+    found: list[LogEntry] = []
     while True:
         try:
             for entry in _typed(handler, state.number + 1):
@@ -315,7 +313,7 @@ def read_on(handler: MetadataHandler, state: State, last: int = -1) -> list[AnyE
             found.append(restart)
 
 
-def read_entry(handler: MetadataHandler, number: int) -> AnyEntry:
+def read_entry(handler: MetadataHandler, number: int) -> LogEntry:
     """Read entry `number`; raises CheckpointCorruptError if it is missing or damaged."""
     if isinstance(handler, FileMetadataHandler):
         return _check(handler, number, handler.entry(number))  # `entries` looks ahead
@@ -326,7 +324,7 @@ def read_entry(handler: MetadataHandler, number: int) -> AnyEntry:
 
 def each_entry(
     handler: MetadataHandler, number: int = 0
-) -> Iterator[tuple[int, AnyEntry | CheckpointCorruptError]]:
+) -> Iterator[tuple[int, LogEntry | CheckpointCorruptError]]:
     """Iterate over the entries from `number` on with their numbers; yields errors for damaged ones."""
     last = handler.last_number()
     while number <= last:
@@ -341,12 +339,12 @@ def each_entry(
         number += 1
 
 
-def _typed(handler: MetadataHandler, first: int) -> Iterator[AnyEntry]:
+def _typed(handler: MetadataHandler, first: int) -> Iterator[LogEntry]:
     for number, tree in enumerate(handler.entries(first), first):
         yield _check(handler, number, tree)
 
 
-def _check(handler: MetadataHandler, number: int, tree: Entry) -> AnyEntry:
+def _check(handler: MetadataHandler, number: int, tree: Entry) -> LogEntry:
     try:
         return parse_entry(tree, f"Entry {number} of the log")
     except CheckpointCorruptError:

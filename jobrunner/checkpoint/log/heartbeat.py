@@ -14,10 +14,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from jobrunner.checkpoint.encoding import convert, parse
 from jobrunner.checkpoint.log.entries import Process
 from jobrunner.checkpoint.storage import Files
-from jobrunner.errors import CheckpointCorruptError
 
 logger = logging.getLogger(__name__)
 
@@ -60,19 +58,15 @@ def is_known_dead(process: Process | None, run: str) -> bool:
 
 def is_left_behind(files: Files, directory: str) -> bool:
     """Whether the run that made a heartbeat's directory has certainly ended, or never began."""
-    path = os.path.join(directory, HEARTBEAT)
-    if not (data := files.read_if_there(path)):
-        return True
-    return is_known_dead(read_process(data, path), os.path.basename(directory))
+    data = files.read_if_there(os.path.join(directory, HEARTBEAT))
+    return not data or is_known_dead(read_process(data), os.path.basename(directory))
 
 
-def read_process(data: bytes, path: str) -> Process | None:
+def read_process(data: bytes) -> Process | None:
     """The process that wrote a heartbeat; None if the file is damaged."""
-    try:
-        tree = parse(data.partition(b"\n")[2], path, advice="")
-        return convert(tree, Process, path, advice="")
-    except CheckpointCorruptError:
-        return None
+    with contextlib.suppress(ValueError, RecursionError):
+        return msgspec.json.decode(data.partition(b"\n")[2], type=Process)
+    return None
 
 
 def _start_of(pid: int) -> str | None:
@@ -128,7 +122,6 @@ class Heartbeat:
     def restore(self) -> None:
         """Write the heartbeat again if a process removed it as that of a dead run."""
         if not self._files.is_taken(os.path.join(self.directory, HEARTBEAT)):
-            self._files.make_directories(self.directory)
             self._write(0)
 
     def stop(self) -> None:

@@ -208,12 +208,8 @@ class Probe:
     def check(self, path: str, answers: Mapping[str, Any]) -> None:
         """Read the workers' files; called on the client with answers by the workers' addresses.
 
-        Raises
-        ------
-        CheckpointError
-            A worker sees another directory under `path`, the checkpoint directory.
-        CheckpointWriteError
-            A worker cannot write there, or its file cannot be read.
+        Raises CheckpointError if a worker sees another directory under `path`, the checkpoint
+        directory, and CheckpointWriteError if it cannot write there or its file cannot be read.
         """
         names = [answer.wrote for answer in answers.values() if answer.wrote is not None]
         try:

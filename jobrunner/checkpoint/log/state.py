@@ -6,13 +6,14 @@ import datetime as dt
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import reduce
+from operator import or_
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from jobrunner.checkpoint.encoding import convert
 from jobrunner.checkpoint.log.entries import (
-    AnyEntry,
     BeginEntry,
     Claim,
     CommitEntry,
@@ -44,17 +45,18 @@ STATE_INTERVAL = 128
 """The entries whose number is a multiple of it (but not 0) are ``state`` entries."""
 
 _KINDS = {str(kind.__struct_config__.tag): kind for kind in LogEntry.__subclasses__()}
+_ANY_KIND: Any = reduce(or_, _KINDS.values())
 _HEAD = ("format", "number", "kind", "run", "id", "time")
 
 
-def make_entry(number: int, kind: str, run: str, body: Mapping[str, Any]) -> AnyEntry:
+def make_entry(number: int, kind: str, run: str, body: Mapping[str, Any]) -> LogEntry:
     """Make an entry to append, with a new ``id``."""
     now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
     head = (FORMAT, number, kind, run, uuid.uuid4().hex, now)
     return parse_entry({**dict(zip(_HEAD, head, strict=True)), **body}, f"New entry {number}")
 
 
-def parse_entry(tree: object, where: str, advice: str = "") -> AnyEntry:
+def parse_entry(tree: object, where: str, advice: str = "") -> LogEntry:
     """Check an entry that was read as JSON; errors begin with `where` and end with `advice`.
 
     Raises
@@ -62,7 +64,7 @@ def parse_entry(tree: object, where: str, advice: str = "") -> AnyEntry:
     CheckpointCorruptError
         A field is missing, unknown or has an invalid value, or a later version wrote the entry.
     """
-    expected: Any = AnyEntry
+    expected = _ANY_KIND
     if isinstance(tree, Mapping):
         version, kind = tree.get("format"), tree.get("kind")
         if isinstance(version, int) and version > FORMAT:
@@ -77,21 +79,21 @@ def parse_entry(tree: object, where: str, advice: str = "") -> AnyEntry:
                     f"Use a later version."
                 )
             expected = _KINDS[kind]  # msgspec would inspect the whole union for each entry
-    found: AnyEntry = convert(tree, expected, where, advice=advice)
+    found: LogEntry = convert(tree, expected, where, advice=advice)
     return found
 
 
 def entry_to_json(entry: LogEntry) -> Entry:
     """An entry as a `MetadataHandler` stores it: dicts and lists."""
-    tree = msgspec.to_builtins(entry)
-    settled = {"settled": [list(claim) for claim in tree.pop("settled", ())]}
+    tree: dict[str, Any] = dict.fromkeys(_HEAD) | msgspec.to_builtins(entry)
     if "state" in tree:
         tree["state"] = {
             key: [list(row) for row in value] if isinstance(value, list) else value
             for key, value in tree["state"].items()
         }
-    ordered = {**{key: tree.pop(key) for key in _HEAD}, **tree}
-    return {**ordered, **settled} if entry.settled else ordered
+    if entry.settled:
+        tree["settled"] = [list(claim) for claim in tree.pop("settled")]  # as the last
+    return tree
 
 
 class Chore(NamedTuple):
@@ -134,7 +136,7 @@ class State:
         position = self.recorded[epoch]
         return position + max(0, position - 1) // (STATE_INTERVAL - 1)
 
-    def after(self, entry: AnyEntry) -> State:
+    def after(self, entry: LogEntry) -> State:
         """A copy of this state with `entry` applied."""
         state = replace(
             self,
@@ -147,7 +149,7 @@ class State:
         state.apply(entry)
         return state
 
-    def apply(self, entry: AnyEntry) -> None:
+    def apply(self, entry: LogEntry) -> None:
         """Take in the next entry; raises CheckpointCorruptError if it cannot be the next."""
         number = entry.number
         starts_here = isinstance(entry, RepairEntry) or (
@@ -175,7 +177,7 @@ class State:
             ) from error
         self.number = number
 
-    def follow(self, entry: AnyEntry, *, is_sure: bool) -> None:
+    def follow(self, entry: LogEntry, *, is_sure: bool) -> None:
         """Take in an entry of a log that has lost others; `chores` become incomplete.
 
         A ``retire`` has no effect unless all entries before it are there (`is_sure`): a lost pin
@@ -185,13 +187,13 @@ class State:
             self._take_in(entry, is_strict=False)
         self.number = entry.number
 
-    def restart(self, entry: AnyEntry) -> None:
+    def restart(self, entry: LogEntry) -> None:
         """Start over at a ``state`` or ``repair`` entry, whatever came before."""
         found = State()
         found.apply(entry)
         self._copy(found)
 
-    def _take_in(self, entry: AnyEntry, *, is_strict: bool = True) -> None:
+    def _take_in(self, entry: LogEntry, *, is_strict: bool = True) -> None:
         match entry:
             case RunEntry():
                 self.run = holder_of(entry)
@@ -220,8 +222,6 @@ class State:
                 self._repair(entry)
             case StateEntry() if self.number < 0:  # later ones repeat what is known
                 self._copy(State.from_json(entry.state))
-            case _:
-                pass
         for claim in entry.settled:
             self.chores.pop(claim, None)
 
@@ -285,7 +285,7 @@ class State:
     def to_json(self) -> dict[str, Any]:
         """The body of a ``state`` entry."""
         return {
-            "run": None if self.run is None else msgspec.to_builtins(self.run),
+            "run": msgspec.to_builtins(self.run),
             "is_ended": self.is_ended,
             "recorded": self.recorded.runs(),
             "retries": self.retries.runs(),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from jobrunner.checkpoint.log.entries import AnyEntry, CommitEntry
+from jobrunner.checkpoint.log.entries import CommitEntry, LogEntry
 from jobrunner.checkpoint.log.handler import (
     MetadataHandler,
     each_entry,
@@ -57,12 +57,12 @@ class LogWriter:
         """The state as last read or written; reads only if there is none."""
         return self.refresh() if self._state is None else self._state
 
-    def read_entry(self, number: int) -> AnyEntry:
+    def read_entry(self, number: int) -> LogEntry:
         """Read entry `number`, which must exist."""
         with self._reading():
             return read_entry(self._handler, number)
 
-    def read_entries(self) -> Iterator[AnyEntry]:
+    def read_entries(self) -> Iterator[LogEntry]:
         """Iterate over all entries that are not damaged, in order."""
         with self._reading():
             for _, entry in each_entry(self._handler):
@@ -86,7 +86,7 @@ class LogWriter:
                         self._run = run
                         return entry.number
 
-    def append(self, kind: str, body: Mapping[str, Any]) -> AnyEntry:
+    def append(self, kind: str, body: Mapping[str, Any]) -> LogEntry:
         """Append an entry of this run; it is durable afterwards.
 
         Raises CommitConflictError if another run has taken the directory over, and
@@ -106,7 +106,7 @@ class LogWriter:
 
     def note(
         self, kind: str, decide: Callable[[State], Mapping[str, Any] | None]
-    ) -> AnyEntry | None:
+    ) -> LogEntry | None:
         """Append a ``pin`` or ``unpin``, whichever run holds the directory; durable afterwards.
 
         `decide` gets the state and returns the entry's body, or None to append nothing. It is
@@ -140,7 +140,7 @@ class LogWriter:
             )
         return state
 
-    def _try_append(self, kind: str, run: str, body: Mapping[str, Any]) -> AnyEntry | None:
+    def _try_append(self, kind: str, run: str, body: Mapping[str, Any]) -> LogEntry | None:
         """Append an entry, after a full state if one is due; None if another took the number."""
         state = self.known()
         is_state_due = state.number >= 0 and (state.number + 1) % STATE_INTERVAL == 0
@@ -148,10 +148,10 @@ class LogWriter:
             return None
         return self._append(kind, run, body)
 
-    def _make(self, kind: str, run: str, body: Mapping[str, Any]) -> AnyEntry:
+    def _make(self, kind: str, run: str, body: Mapping[str, Any]) -> LogEntry:
         return make_entry(self.known().number + 1, kind, run, body)
 
-    def _append(self, kind: str, run: str, body: Mapping[str, Any]) -> AnyEntry | None:
+    def _append(self, kind: str, run: str, body: Mapping[str, Any]) -> LogEntry | None:
         """Append an entry; None if its number was taken, and that entry is read now."""
         state = self.known()
         entry = self._make(kind, run, body)

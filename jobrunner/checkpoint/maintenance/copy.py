@@ -161,9 +161,7 @@ def _copy_stores(
     threads = max(source.files.threads, files.threads)
     with files.durable(target, list(names.values())):
         copies = list(farther.each(_StoreCopy, readers))
-        for copy in copies:
-            copy.make_directories()
-        jobs = [job for copy in copies for job in copy.jobs()]
+        jobs = [job for copy in copies for job in copy.begin()]
         run_all(jobs, threads, sum(about.nbytes for about in commit.stores.values()))
         list(farther.each(_StoreCopy.finish, copies))
     return {
@@ -184,15 +182,13 @@ class _StoreCopy:
         root = join_path(self._source.root, ROOT_DOCUMENT)
         self._root_name = ROOT_DOCUMENT if self._source.files.is_taken(root) else RETIRED_DOCUMENT
 
-    def make_directories(self) -> None:
+    def begin(self) -> list[Callable[[], None]]:
+        """Make the directories; returns a job for each file but the root document and manifest."""
         self._target.files.make_directory(self._target.root)
         paths = map(PurePosixPath, (MANIFEST, *self._listed))
         parents = {parent for path in paths for parent in path.parents}
         for parent in sorted(parents - {PurePosixPath()}):
             self._target.files.make_directory(join_path(self._target.root, str(parent)))
-
-    def jobs(self) -> list[Callable[[], None]]:
-        """Jobs that each copy one file, except the root document and the manifest."""
         return [partial(self._copy, path) for path in self._listed if path != ROOT_DOCUMENT]
 
     def finish(self) -> None:

@@ -16,12 +16,12 @@ from jobrunner.checkpoint.log import (
     LOG_DIRECTORY,
     RUNS_DIRECTORY,
     TEMPORARY_NAME,
-    AnyEntry,
     BeginEntry,
     Claim,
     CommitEntry,
     FileMetadataHandler,
     GapEntry,
+    LogEntry,
     RepairEntry,
     RetireEntry,
     RewindEntry,
@@ -64,11 +64,11 @@ class _History:
 
     state: State = field(default_factory=State)
     nodes: dict[Claim, set[str]] = field(default_factory=dict)
-    ended: dict[Claim, AnyEntry] = field(default_factory=dict)
+    ended: dict[Claim, LogEntry] = field(default_factory=dict)
     commits: dict[Claim, CommitEntry] = field(default_factory=dict)
     run_nodes: list[str] = field(default_factory=list)
 
-    def take_in(self, entry: AnyEntry) -> None:
+    def take_in(self, entry: LogEntry) -> None:
         """Apply the next entry."""
         epochs: Collection[int] = ()
         if isinstance(entry, CommitEntry):
@@ -84,7 +84,7 @@ class _History:
     def is_recorded(self, claim: Claim) -> bool:
         return self.state.retries.get(claim.epoch) == claim.retry
 
-    def note(self, entry: AnyEntry) -> None:
+    def note(self, entry: LogEntry) -> None:
         """Note what an entry says by itself, in case entries before it are missing."""
         if isinstance(entry, RunEntry):
             self.run_nodes = entry.nodes
@@ -151,14 +151,14 @@ def inspect_directory(directory: Epochs) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.path)
 
 
-def _replaced_by(finding: Finding, entry: AnyEntry) -> Finding:
+def _replaced_by(finding: Finding, entry: LogEntry) -> Finding:
     if finding.status != "damaged":
         return finding
     why = f"Damaged or lost; entry {entry.number} replaces it. It stays as it is."
     return Finding(finding.path, "aside", why)
 
 
-def _inspect_log(directory: Epochs) -> Iterator[tuple[Finding, AnyEntry | None]]:
+def _inspect_log(directory: Epochs) -> Iterator[tuple[Finding, LogEntry | None]]:
     handler = FileMetadataHandler(directory.files)
     handler.set_params(directory.path, ())
     numbers: set[int] = set()
@@ -193,7 +193,7 @@ def _advice(directory: Epochs) -> str:
     )
 
 
-def _explain_entry(entry: AnyEntry) -> str:
+def _explain_entry(entry: LogEntry) -> str:
     tree = entry_to_json(entry)
     words = [f"{entry.kind} of run {entry.run[:8]}, {entry.time}"]
     words += [
@@ -257,7 +257,7 @@ def _explain_store(
         yield Finding(name, "stray", why)
 
 
-def _explain_end(entry: AnyEntry | None) -> str:
+def _explain_end(entry: LogEntry | None) -> str:
     if entry is None:
         return "Its save was abandoned."
     if isinstance(entry, CommitEntry):

@@ -13,10 +13,10 @@ from jobrunner.checkpoint.log import (
     HEARTBEAT,
     RUNS_DIRECTORY,
     STATE_INTERVAL,
-    AnyEntry,
     EndEntry,
     FileMetadataHandler,
     Holder,
+    LogEntry,
     Patience,
     RunEntry,
     entry_to_json,
@@ -60,7 +60,7 @@ def repair_log(directory: Epochs, patience: Patience | None = None) -> Repair | 
     return repair
 
 
-def _append(directory: Epochs, handler: FileMetadataHandler, entry: AnyEntry) -> None:
+def _append(directory: Epochs, handler: FileMetadataHandler, entry: LogEntry) -> None:
     try:
         is_ours = handler.append(entry_to_json(entry))
     except OSError as error:
@@ -97,6 +97,6 @@ def _refuse_if_held(directory: Epochs, repair: Repair, patience: Patience) -> No
 def _unknown_run(files: Files, root: str, name: str) -> Holder:
     """A run whose entry is lost, as its heartbeat describes it."""
     path = os.path.join(root, name, HEARTBEAT)
-    process = read_process(files.read_if_there(path) or b"", path)
+    process = read_process(files.read_if_there(path) or b"")
     time = "an unknown time"
     return Holder(format=1, number=0, kind="run", run=name, id="", time=time, process=process)

@@ -22,12 +22,12 @@ from jobrunner.checkpoint.log import (
     ENTRY_NAME,
     LOG_DIRECTORY,
     RESTARTS,
-    AnyEntry,
     BeginEntry,
     Claim,
     CommitEntry,
     FileMetadataHandler,
     GapEntry,
+    LogEntry,
     RebuiltRecord,
     RewindEntry,
     RunEntry,
@@ -72,7 +72,7 @@ class Repair:
     """What the repair's entry says, besides `commits`."""
     commits: dict[int, RebuiltRecord] = field(default_factory=dict)
     """Epoch -> its record, rebuilt from its stores, every byte verified."""
-    entries: dict[int, AnyEntry] = field(default_factory=dict)
+    entries: dict[int, LogEntry] = field(default_factory=dict)
     """The remaining entries, by number."""
 
     @property
@@ -139,13 +139,12 @@ class _Planner:
         entries = self._repair.entries
         self._base = max((n for n, e in entries.items() if isinstance(e, RESTARTS)), default=-1)
         self._holes = [number for number in self._repair.lost if number > self._base]
-        self._state = State()
 
     def plan(self) -> Repair | None:
         repair = self._repair
         is_exact = self._follow()
         if not is_exact:
-            for epoch in list(self._state.recorded):
+            for epoch in list(repair.state.recorded):
                 if why := self._given_up(epoch):
                     self._drop(epoch, why)
         self._make_records()
@@ -182,19 +181,19 @@ class _Planner:
         repair, base, holes = self._repair, self._base, self._holes
         later = [repair.entries[n] for n in sorted(repair.entries) if n > base]
         if all(hole in repair.elsewhere for hole in holes):
-            self._state = self._state_at_base()
+            repair.state = self._state_at_base()
             try:
                 for entry in later:
-                    self._state.apply(entry)
+                    repair.state.apply(entry)
                 return True
             except CheckpointCorruptError as error:
-                number = self._state.number + 1
+                number = repair.state.number + 1
                 repair.lost[number] = str(error)
                 holes.append(number)
-        self._state = self._state_at_base()
+        repair.state = self._state_at_base()
         for entry in later:
             is_sure = not any(n < entry.number and n not in repair.elsewhere for n in holes)
-            self._state.follow(entry, is_sure=is_sure)
+            repair.state.follow(entry, is_sure=is_sure)
         return False
 
     def _state_at_base(self) -> State:
@@ -205,7 +204,7 @@ class _Planner:
 
     def _record_of(self, epoch: int) -> CommitEntry | None:
         """The record of an epoch, if its entry remains."""
-        entry = self._repair.entries.get(self._state.commit_number(epoch))
+        entry = self._repair.entries.get(self._repair.state.commit_number(epoch))
         try:
             return None if entry is None else commit_in(entry, epoch)
         except ValueError:
@@ -226,11 +225,11 @@ class _Planner:
 
     def _drop(self, epoch: int, why: str) -> None:
         self._repair.given_up[epoch] = why
-        del self._state.recorded[epoch], self._state.retries[epoch]
+        del self._repair.state.recorded[epoch], self._repair.state.retries[epoch]
 
     def _make_records(self) -> None:
         """Rebuild lost records, for each epoch that of its newest whole attempt."""
-        repair, state = self._repair, self._state
+        repair, state = self._repair, self._repair.state
         failed: dict[Claim, str] = {}
         for claim in sorted(self._stores, reverse=True):
             epoch, retry = claim
@@ -340,7 +339,7 @@ class _Planner:
 
     def _finish_state(self, *, is_exact: bool) -> None:
         """Make the state of the repair's entry, without the epochs that it rebuilds."""
-        repair, state = self._repair, self._state
+        repair, state = self._repair, self._repair.state
         for epoch, retry in self._stores:
             if retry >= state.claims.get(epoch, 0):
                 state.claims[epoch] = retry + 1
@@ -354,4 +353,3 @@ class _Planner:
         state.pins = {epoch: labels for epoch, labels in state.pins.items() if epoch in epochs}
         if state.done != max(epochs, default=None):
             state.done = None
-        repair.state = state

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from jobrunner import CheckpointCorruptError
-from jobrunner.checkpoint.log.entries import AnyEntry, CommitEntry, StateEntry, mend_bit
+from jobrunner.checkpoint.log.entries import CommitEntry, LogEntry, StateEntry, mend_bit
 from jobrunner.checkpoint.log.epoch_map import EpochMap
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.checkpoint.log.state import (
@@ -90,7 +90,7 @@ def test_an_epoch_map_of_a_hundred_thousand_epochs_is_read_from_both_ends_at_onc
     assert (keys[-1], len(keys), list(keys[99_998:])) == (99_999, 100_000, [99_998, 99_999])
 
 
-def fold(entries: Iterable[AnyEntry]) -> State:
+def fold(entries: Iterable[LogEntry]) -> State:
     """The state that `entries` give."""
     state = State()
     for entry in entries:
@@ -102,7 +102,7 @@ class History:
     """Draws entries that a run may append, and keeps a plain model of what they mean."""
 
     def __init__(self) -> None:
-        self.entries: list[AnyEntry] = []
+        self.entries: list[LogEntry] = []
         self.run = ""
         self.recorded: dict[int, int] = {}
         self.claims: dict[int, int] = {}

@@ -27,7 +27,7 @@ import msgspec
 import pytest
 
 from jobrunner import CheckpointCorruptError, CheckpointError, CommitConflictError, KeepLast
-from jobrunner.checkpoint.log.entries import AnyEntry, Claim, Entry, Summary
+from jobrunner.checkpoint.log.entries import Claim, Entry, LogEntry, Summary
 from jobrunner.checkpoint.log.state import (
     Chore,
     State,
@@ -183,7 +183,7 @@ class ModelWriter(LogWriter):
         super().__init__(storage, "k")  # type: ignore[arg-type]
         self._name = name
 
-    def _make(self, kind: str, run: str, body: Mapping[str, Any]) -> AnyEntry:
+    def _make(self, kind: str, run: str, body: Mapping[str, Any]) -> LogEntry:
         entry = msgspec.structs.replace(super()._make(kind, self._name, body), time="", id="")
         return msgspec.structs.replace(entry, id=json.dumps(entry_to_json(entry), sort_keys=True))
 
