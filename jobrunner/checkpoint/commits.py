@@ -36,7 +36,6 @@ SAVE_REQUEST = "_save_now"
 class Commits:
     """The saves of the run that holds the directory."""
 
-    path: str
     recorded: Epochs
     retention: Retention
     default_options: ArrayOptions
@@ -55,7 +54,7 @@ class Commits:
         if now < self._next_look:
             return False
         self._next_look = now + self.recorded.files.poll_seconds
-        path = os.path.join(self.path, SAVE_REQUEST)
+        path = os.path.join(self.recorded.path, SAVE_REQUEST)
         try:
             if not self.recorded.files.is_taken(path):
                 return False
@@ -99,7 +98,7 @@ class Commits:
             self.abandon(unfinished)
         # The disk needs room for the epochs that are kept and one more, even if deletion is slow.
         self.retention.sweeper.drain()
-        with writing(self.path, f"the save of epoch {epoch} could not be begun"):
+        with writing(self.recorded.path, f"the save of epoch {epoch} could not be begun"):
             retry = self.recorded.log.check_held().claims.get(epoch, 0)
             # A store that exists unclaimed is not ours: it stays.
             while self._is_any_taken(names := store_names(lock.nodes, epoch, retry)):
@@ -107,7 +106,7 @@ class Commits:
             self.retention.append("begin", {"epoch": epoch, "retry": retry})
         claim = Claim(epoch, retry)
         save = Save(
-            self.path,
+            self.recorded.path,
             lock.run,
             claim,
             names,
@@ -121,7 +120,7 @@ class Commits:
         return save
 
     def _is_any_taken(self, names: Mapping[str, str]) -> bool:
-        paths = [os.path.join(self.path, store) for store in names.values()]
+        paths = [os.path.join(self.recorded.path, store) for store in names.values()]
         return any(self.recorded.files.each(self.recorded.files.is_taken, paths))
 
     def _former(self) -> dict[str, tuple[str, str]]:
@@ -154,7 +153,7 @@ class Commits:
         missing = [node for node in save.stores if node not in receipts]
         if missing:
             raise CheckpointWriteError(
-                f"Epoch {save.epoch} of {self.path} cannot be recorded: expected a receipt from "
+                f"Epoch {save.epoch} of {self.recorded.path} cannot be recorded: expected a receipt from "
                 f"each of {len(save.stores)} nodes, found none from {', '.join(missing[:8])}. "
                 f"Check that they are placed on workers, and save again."
             )
@@ -179,11 +178,11 @@ class Commits:
             },
             "details": as_json(details, "details"),
         }
-        with writing(self.path, f"epoch {epoch} could not be recorded"):
+        with writing(self.recorded.path, f"epoch {epoch} could not be recorded"):
             state = self.recorded.log.check_held()
             if save.claim not in self._unfinished:
                 raise CheckpointWriteError(
-                    f"The save of epoch {epoch} in {self.path} was abandoned. Begin it again."
+                    f"The save of epoch {epoch} in {self.recorded.path} was abandoned. Begin it again."
                 )
             replaced = self.retention.name_stores(state, epoch) if epoch in state.recorded else None
             entry = self.retention.append("commit", body)
@@ -203,7 +202,7 @@ class Commits:
         except Exception as error:  # a policy is the user's code
             logger.warning(
                 "%s: no epoch was retired after epoch %d: %s: %s",
-                self.path,
+                self.recorded.path,
                 epoch,
                 type(error).__name__,
                 error,
@@ -217,7 +216,7 @@ class Commits:
         except CheckpointError as error:
             logger.warning(
                 "%s: the stores of the failed save of epoch %d are not deleted: %s",
-                self.path,
+                self.recorded.path,
                 save.epoch,
                 error,
             )
@@ -244,7 +243,7 @@ class Commits:
         """The lock of the current run; raises DefinitionError if there is none."""
         if self.lock is None:
             raise DefinitionError(
-                f"No run of this manager holds {self.path}. Call run.start() first, as a JobRunner "
+                f"No run of this manager holds {self.recorded.path}. Call run.start() first, as a JobRunner "
                 f"does."
             )
         return self.lock

@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 class DirectoryRun:
     """A run that holds the directory, from `start` to `end`; one run at a time."""
 
-    path: str
     recorded: Epochs
     retention: Retention
     commits: Commits
@@ -40,7 +39,7 @@ class DirectoryRun:
         recorded = self.recorded
         if self.commits.lock is not None:
             raise DefinitionError(
-                f"This checkpoint manager already serves a run in {self.path}. Wait until that run "
+                f"This checkpoint manager already serves a run in {self.recorded.path}. Wait until that run "
                 f"ends, or make another manager for another directory."
             )
         if recorded.only_node is not None and tuple(nodes) != (recorded.only_node,):
@@ -52,16 +51,16 @@ class DirectoryRun:
         for node in nodes:
             check_name(node, "node")
         check_distinct(nodes, "node")
-        recorded.handler.set_params(self.path, tuple(nodes))
+        recorded.handler.set_params(self.recorded.path, tuple(nodes))
         beat_seconds = _configured_seconds("checkpoint.heartbeat-seconds")
         patience = self.patience or Patience(_configured_seconds("checkpoint.silence-seconds"))
-        lock = RunLock(recorded.files, self.path, recorded.log, nodes, beat_seconds)
+        lock = RunLock(recorded.files, self.recorded.path, recorded.log, nodes, beat_seconds)
         try:
-            with writing(self.path, "the directory could not be locked"):
+            with writing(self.recorded.path, "the directory could not be locked"):
                 lock.take(as_json(info, "info"), patience, take_over=self.take_over)
             self.commits.lock = lock
             recorded.mark_run(is_running=True)
-            with writing(self.path, "leftovers of earlier runs could not be removed"):
+            with writing(self.recorded.path, "leftovers of earlier runs could not be removed"):
                 self.retention.start_run()
                 lock.remove_traces_of_others()
                 if isinstance(recorded.handler, FileMetadataHandler):
@@ -90,12 +89,15 @@ class DirectoryRun:
         try:
             if not self.retention.sweeper.drain():
                 logger.warning(
-                    "%s: some stores are not deleted yet; the next run deletes them.", self.path
+                    "%s: some stores are not deleted yet; the next run deletes them.",
+                    self.recorded.path,
                 )
             self.retention.sweeper.confirm()
             self.retention.append("end", {})
         except CheckpointError as error:
-            logger.warning("%s: the end of the run could not be recorded: %s", self.path, error)
+            logger.warning(
+                "%s: the end of the run could not be recorded: %s", self.recorded.path, error
+            )
         finally:
             lock.leave()
             self.commits.lock = None
@@ -106,14 +108,14 @@ class DirectoryRun:
 
         Call it on every worker with its workspaces, and pass the answers to `check_probe`.
         """
-        with writing(self.path, "the probe for the workers could not be written"):
+        with writing(self.recorded.path, "the probe for the workers could not be written"):
             probe = self.commits.held().probe
             probe.ask()
             return probe
 
     def check_probe(self, answers: Mapping[str, Any]) -> None:
         """Check the answers to `probe`, by address of the worker; raises what its `check` does."""
-        self.commits.held().probe.check(self.path, answers)
+        self.commits.held().probe.check(self.recorded.path, answers)
 
     def rewind(self, epoch: int | None, reason: str) -> None:
         """Set aside every epoch after `epoch`, or all if None; their stores stay, hidden.

@@ -92,22 +92,6 @@ class Epochs:
         self.check_recorded(epoch, state)
         return self.read_record(epoch, state.commit_number(epoch))
 
-    def records(
-        self, epochs: Iterable[int] | None = None
-    ) -> Iterator[tuple[int, Mapping[str, Any] | CheckpointCorruptError]]:
-        """See `MultiNodeCheckpointManager.records`."""
-        state = self.log.refresh()
-        wanted = state.recorded if epochs is None else epochs
-        numbers = {epoch: state.commit_number(epoch) for epoch in wanted}
-
-        def read(epoch: int) -> Mapping[str, Any] | CheckpointCorruptError:
-            try:
-                return self.read_record(epoch, numbers[epoch])
-            except CheckpointCorruptError as error:
-                return error
-
-        return zip(numbers, self.files.each(read, numbers), strict=True)
-
     def read_record(self, epoch: int, number: int) -> Mapping[str, Any]:
         """Read the record of an epoch from entry `number` of the log."""
         entry = self.log.read_entry(number)
@@ -174,16 +158,6 @@ class Epochs:
         stores = [(name, store) for name in names if (store := parse_store_name(name)) is not None]
         manifests = [os.path.join(self.path, name, MANIFEST) for name, _ in stores]
         return list(compress(stores, self.files.each(self.files.is_taken, manifests)))
-
-    def get_ckpt_db_name(self, node: str, epoch: int) -> str:
-        """See `MultiNodeCheckpointManager.get_ckpt_db_name`."""
-        state = self.log.refresh()
-        retry = state.retries.get(epoch, state.claims.get(epoch, 0))
-        return os.path.join(self.path, format_store_name(node, epoch, retry))
-
-    def pins(self) -> dict[int, list[str]]:
-        """See `MultiNodeCheckpointManager.pins`."""
-        return {e: list(labels) for e, labels in sorted(self.log.refresh().pins.items())}
 
     def pin(self, epoch: int, label: str) -> None:
         """See `MultiNodeCheckpointManager.pin`."""

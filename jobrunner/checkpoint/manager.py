@@ -17,7 +17,7 @@ from jobrunner.checkpoint.storage import Files, absolute_path, files_beside
 from jobrunner.checkpoint.store import Checkpoint, check_compressors
 from jobrunner.define import ArrayOptions, TaskGroup, check_int, read_compressors
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
-from jobrunner.names import check_name
+from jobrunner.names import check_name, format_store_name
 
 
 class ManagerOptions(TypedDict, total=False):
@@ -134,11 +134,9 @@ class MultiNodeCheckpointManager:
             given = read_compressors(compressors, "compressors")
             compressors = check_compressors(given, "compressors")
         self.retention = Retention(self.recorded, keep)
-        self.commits = Commits(
-            self.path, self.recorded, self.retention, ArrayOptions(compressors), allow_pickle
-        )
+        options = ArrayOptions(compressors)
+        self.commits = Commits(self.recorded, self.retention, options, allow_pickle)
         self.run = DirectoryRun(
-            self.path,
             self.recorded,
             self.retention,
             self.commits,
@@ -180,41 +178,50 @@ class MultiNodeCheckpointManager:
     def records(
         self, epochs: Iterable[int] | None = None
     ) -> Iterator[tuple[int, Mapping[str, Any] | CheckpointCorruptError]]:
-        """Each recorded epoch with its record, or with the error if its record is damaged.
+        """Each epoch with its record, or with the error if its record is damaged.
 
         Parameters
         ----------
         epochs : iterable of int, optional
-            By default all, in ascending order.
+            By default all recorded ones, in ascending order.
 
         Raises
         ------
         CheckpointError
             The storage fails.
         """
-        return self.recorded.records(epochs)
+        state = self.recorded.log.refresh()
+        wanted = state.recorded if epochs is None else epochs
+        numbers = {epoch: state.commit_number(epoch) for epoch in wanted}
+
+        def read(epoch: int) -> Mapping[str, Any] | CheckpointCorruptError:
+            try:
+                return self.recorded.read_record(epoch, numbers[epoch])
+            except CheckpointCorruptError as error:
+                return error
+
+        return zip(numbers, self.recorded.files.each(read, numbers), strict=True)
 
     def get_ckpt_db_name(self, node: str, epoch: int) -> str:
-        """The path of the store of `node` at `epoch`: the recorded one, or else the next one.
+        """The absolute path of the store of `node` at `epoch`: the recorded one, or else the next.
 
-        Returns
-        -------
-        str
-            ``path/node.epoch``, absolute; with ``.r1``, ``.r2``, ... if earlier attempts to save
-            the epoch have claimed that name.
+        That is ``path/node.epoch``, with ``.r1``, ``.r2``, ... if earlier attempts to save the
+        epoch have claimed that name.
         """
-        return self.recorded.get_ckpt_db_name(node, epoch)
+        state = self.recorded.log.refresh()
+        retry = state.retries.get(epoch, state.claims.get(epoch, 0))
+        return os.path.join(self.path, format_store_name(node, epoch, retry))
 
     def pins(self) -> dict[int, list[str]]:
         """The pinned epochs in ascending order, each with its labels."""
-        return self.recorded.pins()
+        pins = self.recorded.log.refresh().pins
+        return {epoch: list(labels) for epoch, labels in sorted(pins.items())}
 
     def pin(self, epoch: int, label: str = "kept") -> None:
         """Keep a recorded epoch whatever the retention policy says.
 
         Parameters
         ----------
-        epoch : int
         label : str
             Whose pin it is. An epoch may have pins with different labels, and is kept until the
             last one is removed.
@@ -235,23 +242,10 @@ class MultiNodeCheckpointManager:
         self.recorded.pin(epoch, label)
 
     def unpin(self, epoch: int, label: str | None = None) -> bool:
-        """Remove a pin.
+        """Remove the pin with a label, or by default all pins of an epoch.
 
-        Parameters
-        ----------
-        epoch : int
-        label : str, optional
-            By default all pins of the epoch are removed.
-
-        Returns
-        -------
-        bool
-            Whether there was one.
-
-        Notes
-        -----
-        Raises, runs and retries as `pin` does. From the next commit on, the retention policy may
-        retire the epoch.
+        Returns whether there was one. Raises, runs and retries as `pin` does. From the next commit
+        on, the retention policy may retire the epoch.
         """
         return self.recorded.unpin(epoch, label)
 
@@ -307,7 +301,6 @@ class MultiNodeCheckpointManager:
 
         Parameters
         ----------
-        epoch : int
         pin : bool
             Pin the epoch until `Checkpoint.close`; the checkpoint is a context manager.
 
@@ -330,7 +323,6 @@ class MultiNodeCheckpointManager:
 
         Parameters
         ----------
-        epoch : int
         nodes : collection of str, optional
             Load only these nodes; by default all.
         blobs : mapping of str to collection of str, optional

@@ -185,11 +185,7 @@ class Save:
             for node, blobs in encoded.items()
         }
         known = self.files.each(lambda node: self._former(node, encoded[node]), encoded)
-        former = {
-            self.stores[node]: found
-            for node, found in zip(encoded, known, strict=True)
-            if found is not None
-        }
+        former = dict(zip(stores, known, strict=True))
         array_pool = next(
             (workspace.kept_states.array_pool for workspace in workspaces.values()), None
         )

@@ -93,7 +93,7 @@ class StoreBatch:
         files: Files,
         directory: str,
         stores: Mapping[str, tuple[Mapping[str, Any], Mapping[str, EncodedBlob | Alike]]],
-        former: Mapping[str, FormerStore] | None = None,
+        former: Mapping[str, FormerStore | None] | None = None,
         array_pool: ArrayPool | None = None,
     ) -> None:
         self._files = files
