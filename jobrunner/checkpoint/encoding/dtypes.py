@@ -41,19 +41,8 @@ class StructSpec(Document):
 
 NUMBERS = [
     "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+    *("float16", "float32", "float64", "complex64", "complex128"),
 ]
 """Names of dtypes that NumPy, Zarr and PyTorch share."""
 
@@ -232,16 +221,8 @@ def _fill(clean: Array, array: Array) -> None:
         for name in array.dtype.names:
             _fill(clean[name], array[name])
         return
-    clean[...] = array
     if array.dtype.char in "gG" and np.finfo(array.dtype).nmant == _X87_MANTISSA_BITS:
+        array = np.array(array, order="C")
         width = np.dtype(np.longdouble).itemsize
-        offsets = range(_X87_BYTES, array.itemsize, width)
-        padding = np.dtype(
-            {
-                "names": [str(offset) for offset in offsets],
-                "formats": [f"V{width - _X87_BYTES}"] * len(offsets),
-                "offsets": list(offsets),
-                "itemsize": array.itemsize,
-            }
-        )
-        clean.view(padding)[...] = np.zeros((), padding)
+        array.reshape(-1).view(np.uint8).reshape(-1, width)[:, _X87_BYTES:] = 0
+    clean[...] = array

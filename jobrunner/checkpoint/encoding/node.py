@@ -117,8 +117,10 @@ def _explain(node: str, blob: str, error: UnsupportedValueError) -> str:
 
 
 def _refuse_shared_memory(node: str, memory: Sequence[_View], beside: Mapping[str, Array]) -> None:
-    if _all_apart(memory, beside):
-        return
+    arrays = [*(view.array for view in memory), *beside.values()]
+    is_once = len(set(map(id, arrays))) == len(arrays)
+    if is_once and all(view.array.flags.owndata for view in memory):
+        return  # arrays that own their memory share none
     memory = [*memory, *(_View(name, (), array) for name, array in beside.items())]
     spans = sorted(
         (
@@ -141,14 +143,6 @@ def _refuse_shared_memory(node: str, memory: Sequence[_View], beside: Mapping[st
                     f"one and derive the other from it."
                 )
         reaching.append((high, index))
-
-
-def _all_apart(memory: Sequence[_View], beside: Mapping[str, Array]) -> bool:
-    """Whether each array owns its memory and appears once; if so, none share any."""
-    arrays = [*(array for _, _, array in memory), *beside.values()]
-    return len(set(map(id, arrays))) == len(arrays) and all(
-        array.flags.owndata for _, _, array in memory
-    )
 
 
 def _overlap(one: Array, other: Array) -> bool:

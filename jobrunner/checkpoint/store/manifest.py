@@ -208,7 +208,19 @@ class Manifest(Document, kw_only=True):
 
     def __post_init__(self) -> None:
         for i, stack in enumerate(self.stacks):
-            _check_stack(i, stack)
+            rows = stack.rows or ()
+            is_cut = stack.chunk_shape != stack.shape or stack.pieces is not None
+            is_moved = stack.order is not None and stack.order[:1] != (0,)
+            if (
+                not rows
+                or stack.shape[:1] != (len(rows),)
+                or is_moved
+                or is_cut
+                or stack.compressors
+            ):
+                raise ValueError(
+                    f"stack {i}: `rows`, `shape`, `order` and `chunk_shape` do not fit together"
+                )
         lengths = [stack.shape[0] for stack in self.stacks]
         for name, blob in self.blobs.items():
             if isinstance(blob, tuple):
@@ -221,7 +233,9 @@ class Manifest(Document, kw_only=True):
                     _check_place(name, array, lengths)
         missing = documents_of(it.path for it in self.arrays()).difference(self.documents)
         for path in (*self.documents, *missing):
-            _check_path(path)
+            outside = not {"", ".", ".."}.isdisjoint(path.split("/"))
+            if outside or (os.sep != "/" and os.sep in path):
+                raise ValueError(f"the path {path!r} leads out of the store")
         if missing:
             raise ValueError(f"`documents` lacks {min(missing)!r}")
 
@@ -285,16 +299,6 @@ class _AnyDocument(msgspec.Struct):
     attributes: _AnyAttributes
 
 
-def _check_stack(i: int, stack: ArrayEntry) -> None:
-    rows = stack.rows or ()
-    order = stack.order or (0,)
-    is_cut = stack.chunk_shape != stack.shape or stack.pieces is not None
-    if not rows or stack.shape[:1] != (len(rows),) or order[0] or is_cut or stack.compressors:
-        raise ValueError(
-            f"stack {i}: `rows`, `shape`, `order` and `chunk_shape` do not fit together"
-        )
-
-
 def _check_place(blob: str, place: Place, lengths: Sequence[int]) -> None:
     stack, row = place
     if stack >= len(lengths) or row >= lengths[stack]:
@@ -309,11 +313,6 @@ def documents_of(paths: Iterable[str]) -> set[str]:
             documents.add(document)
             path = path.rpartition("/")[0]
     return documents
-
-
-def _check_path(path: str) -> None:
-    if not {"", ".", ".."}.isdisjoint(path.split("/")) or (os.sep != "/" and os.sep in path):
-        raise ValueError(f"the path {path!r} leads out of the store")
 
 
 def _item_bytes(spec: Spec) -> int:

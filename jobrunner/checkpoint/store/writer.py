@@ -23,8 +23,15 @@ import numpy as np
 
 from jobrunner.checkpoint.encoding import Array, EncodedBlob, without_padding
 from jobrunner.checkpoint.storage import Files, PosixFiles, join_path, run_all
-from jobrunner.checkpoint.store.checksums import HEAD_BYTES, Sums, WrittenChunk, checksum_chunk
-from jobrunner.checkpoint.store.chunk_bytes import ChunkBytes, encode_chunk, encode_texts
+from jobrunner.checkpoint.store.chunk_bytes import (
+    HEAD_BYTES,
+    ChunkBytes,
+    Sums,
+    WrittenChunk,
+    checksum_chunk,
+    encode_chunk,
+    encode_texts,
+)
 from jobrunner.checkpoint.store.layout import (
     PlannedArray,
     StoreLayout,

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, PosixFiles
-from jobrunner.checkpoint.store.checksums import Sums, checksum_chunk, combine
-from jobrunner.checkpoint.store.chunk_bytes import ChunkBytes
+from jobrunner.checkpoint.store.chunk_bytes import ChunkBytes, Sums, checksum_chunk, combine
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
