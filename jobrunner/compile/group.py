@@ -65,7 +65,7 @@ class GroupCompiler:
         # -> id, and targets in order of first use
         self._crossings: dict[CrossingKey, tuple[int, dict[str, None]]] = {}
 
-    def compile(self, conditions: Sequence[TaskOutput | Blob]) -> GroupPlan:
+    def compile(self, conditions: Sequence[TaskOutput | Blob] = ()) -> GroupPlan:
         """Compile the group and the stop conditions that are read after it."""
         for i, task in enumerate(self.tasks):
             self._add(i, task)
@@ -111,20 +111,17 @@ class GroupCompiler:
                     draft.waits_for.add(source)
                     self._drafts[source].read_parts.add(value.part)
                     return ResultArgument(source, value.part)
-                crossing = self._cross(value.task.node.name, source, None, value.part, task)
-                draft.crossings[crossing] = None
-                return CrossingArgument(crossing)
+                key = (value.task.node.name, source, None, value.part)
+                return CrossingArgument(self._cross(key, i))
             value = self._blob_of(task, value)
         self._check_exists(value, task)
-        key = value.key
-        writer = self._writer.get(key)
+        blob_key = value.key
+        writer = self._writer.get(blob_key)
         if value.node != task.node:
-            crossing = self._cross(key[0], writer, value.name, None, task)
-            draft.crossings[crossing] = None
-            return CrossingArgument(crossing)
+            return CrossingArgument(self._cross((blob_key[0], writer, value.name, None), i))
         if writer is not None:
             draft.waits_for.add(writer)
-        self._readers.setdefault(key, []).append(i)
+        self._readers.setdefault(blob_key, []).append(i)
         return self._arguments.setdefault(value.name, BlobArgument(value.name))
 
     def _blob_of(self, task: Task, value: TaskOutput) -> Blob:
@@ -172,16 +169,13 @@ class GroupCompiler:
 
     # ---- edges between nodes
 
-    def _cross(
-        self, source: str, task: int | None, blob: str | None, part: int | None, reader: Task
-    ) -> int:
-        key = (source, task, blob, part)
-        if key not in self._crossings:
-            self._crossings[key] = (len(self._crossings), {})
-            if task is not None:
-                self._drafts[task].hands_over.append(self._crossings[key][0])
-        number, targets = self._crossings[key]
-        targets[reader.node.name] = None
+    def _cross(self, key: CrossingKey, reader: int) -> int:
+        is_new = key not in self._crossings
+        number, targets = self._crossings.setdefault(key, (len(self._crossings), {}))
+        if is_new and key[1] is not None:
+            self._drafts[key[1]].hands_over.append(number)
+        targets[self.tasks[reader].node.name] = None
+        self._drafts[reader].crossings[number] = None
         return number
 
     def _add_after(self, i: int, task: Task, other: Task | str) -> None:
@@ -205,11 +199,10 @@ class GroupCompiler:
             )
         if source == i:
             raise DefinitionError(f"{where}{other.full_name!r} names the task itself.")
-        draft = self._drafts[i]
         if other.node == task.node:
-            draft.waits_for.add(source)
+            self._drafts[i].waits_for.add(source)
         else:
-            draft.crossings[self._cross(other.node.name, source, None, None, task)] = None
+            self._cross((other.node.name, source, None, None), i)
 
     def _check_cycles(self) -> None:
         if not any(task.after for task in self.tasks):

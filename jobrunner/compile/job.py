@@ -102,7 +102,7 @@ def compile_resume(
         available=available - remade,
         updated={blob.key for task in all_tasks(job) for blob in task.updates},
         loaded=loaded,
-    ).compile(())
+    ).compile()
 
 
 def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
@@ -117,7 +117,7 @@ def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
         keys_of(global_blobs).union(find_globals(tasks, is_init=False)),
         available=None,
         updated={blob.key for task in tasks for blob in task.updates},
-    ).compile(())
+    ).compile()
     group.is_compiled = True
     return plan
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobrunner.define.node import Blob
+from jobrunner.define.node import Blob, Node
 from jobrunner.define.task import Task, TaskGroup, TaskOutput
 from jobrunner.errors import DefinitionError
 
@@ -69,15 +70,19 @@ def draw(job: Job, path: str | os.PathLike[str]) -> None:
 
 
 def _to_svg(job: Job) -> str:
-    nodes = list(dict.fromkeys(t.node.name for g in job.groups.values() for t in g.tasks()))
-    ends = _conditions(job)
+    nodes = dict.fromkeys(t.node.name for g in job.groups.values() for t in g.tasks())
     lane = {name: i for i, name in enumerate(nodes)}
-    shapes: list[str] = []
+    ends = _conditions(job)
     top = MARGIN + HEAD
     width = 2 * MARGIN + max(1, len(nodes)) * LANE
+    shapes = [
+        f'<text class="lane" x="{MARGIN + i * LANE + LANE / 2}" y="{MARGIN + 16}">'
+        f"{_text(name)}</text>"
+        for name, i in lane.items()
+    ]
     for name, group in job.groups.items():
         edges = find_edges(group)
-        rows = _rows(group, edges, lane)
+        rows = _rows(group, edges)
         depth = max(rows.values(), default=-1) + 1
         height = HEAD + (depth * ROW - (ROW - HEIGHT) + 14 if depth else 4)
         count = len(group.tasks())
@@ -94,11 +99,6 @@ def _to_svg(job: Job) -> str:
         shapes += [_arrow(edge, place) for edge in edges]
         shapes += [_box(task, place[task], task in ends) for task in group.tasks()]
         top += height + MARGIN // 2
-    heads = [
-        f'<text class="lane" x="{MARGIN + i * LANE + LANE / 2}" y="{MARGIN + 16}">'
-        f"{_text(name)}</text>"
-        for name, i in lane.items()
-    ]
     height = top + MARGIN
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"',
@@ -106,7 +106,6 @@ def _to_svg(job: Job) -> str:
         f"<title>{escape(f'Job {job.name}')}</title>",
         _STYLE,
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
-        *heads,
         *shapes,
         f'<text x="{MARGIN}" y="{height - 10}">{escape(_end_of(job))}</text>',
         "</svg>\n",
@@ -122,17 +121,16 @@ middle} .blobs{text-anchor:middle;font-size:10px;fill:#557} .edge{fill:none;stro
 stroke-width:1.2;marker-end:url(#tip)}</style>"""
 
 
-def _rows(group: TaskGroup, edges: list[Edge], lane: dict[str, int]) -> dict[Task, int]:
-    waits: dict[Task, list[Task]] = {}
+def _rows(group: TaskGroup, edges: list[Edge]) -> dict[Task, int]:
+    waits = defaultdict[Task, list[Task]](list)
     for edge in edges:
-        waits.setdefault(edge.target, []).append(edge.source)
+        waits[edge.target].append(edge.source)
     rows: dict[Task, int] = {}
-    free: dict[int, int] = {}  # lane -> its first free row
+    free = defaultdict[Node, int](int)  # node -> first free row of its lane
     for task in group.tasks():
-        own = lane[task.node.name]
-        below = [rows[other] + 1 for other in waits.get(task, ()) if other in rows]
-        rows[task] = max(free.get(own, 0), *below, 0)
-        free[own] = rows[task] + 1
+        below = [rows[other] + 1 for other in waits[task] if other in rows]
+        rows[task] = max([free[task.node], *below])
+        free[task.node] = rows[task] + 1
     return rows
 
 

@@ -135,9 +135,12 @@ def _adopt(holder: Any, key: Any, is_sole: bool, arguments: Iterable[Any]) -> An
 def _is_own(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) -> bool:
     if array.base is None or type(array.base) is np.ndarray:
         return has_own_memory(array, is_sole)
-    # What else refers to memory of a buffer or of another library is unknown. Such memory is copied,
-    # unless it is a map, since that could read in a large file.
-    return _is_steady(array) and not _overlaps(array, arguments)
+    # What else refers to memory of a buffer or of another library is unknown, and a library may
+    # reuse it. So it is copied, but not bytes, nor a map, since that could read in a large file.
+    base: Any = array.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base, mmap.mmap | bytes) and not _overlaps(array, arguments)
 
 
 def has_own_memory(array: np.ndarray, is_sole: bool) -> bool:
@@ -173,14 +176,6 @@ def sole_arrays(
         if not IMMUTABLE.issuperset(map(type, items)):
             for name in value if kind is dict else range(len(value)):
                 yield from sole_arrays(value, name, least_bytes, held)
-
-
-def _is_steady(array: np.ndarray) -> bool:
-    """Whether its memory is of a map or of bytes, which no library reuses for other values."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    return isinstance(base, mmap.mmap | bytes)
 
 
 def freeze(value: Any, *, copy: bool, move: bool = False) -> Any:
