@@ -173,7 +173,6 @@ class Messenger:
     async def _operate(
         self, request: Request, addresses: Sequence[str], started: float | None = None
     ) -> dict[str, Message]:
-        """Carry out an exchange."""
         if self._is_in_doubt:
             self._is_in_doubt = False
             await self._await_news(NEWS_SECONDS, lambda: self.members.leaving)
@@ -238,18 +237,14 @@ class Messenger:
             if address in leaving
         }
         staying: list[Batch] = [
-            (message, [a for a in addresses if a not in asking])
+            (message, others)
             for message, addresses in ask.batches
+            if (others := [a for a in addresses if a not in asking])
         ]
         try:
-            answers = await self._send_and_wait(
-                [batch for batch in staying if batch[1]], ask.wait_seconds, self._loss
-            )
+            answers = await self._send_and_wait(staying, ask.wait_seconds, self._loss)
             if answers is not None:
-                found = dict(answers)
-                for address, task in asking.items():
-                    found[address] = await task
-                return found, lost
+                return answers | {address: await task for address, task in asking.items()}, lost
             await self.scheduler.identity()  # raises if the scheduler is silent
             how = f"it has not answered for {self.scheduler.silence_seconds:g} s"
             silent = await find_silent(self.scheduler, ask.addresses)
