@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import FrameType
 
 SEND_AGAIN_SECONDS = 1.0
@@ -88,19 +89,24 @@ def stop_on_signals(
 
 
 @contextlib.contextmanager
-def terminated_as_interrupt() -> Iterator[None]:
+def handled(name: str, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle a signal in the block, where the system has it and this is the main thread."""
+    try:
+        before = signal.signal(getattr(signal, name), handler)
+    except (AttributeError, ValueError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(getattr(signal, name), before)
+
+
+def terminated_as_interrupt() -> AbstractContextManager[None]:
     """Raise `TerminatedError` at SIGTERM, unless a `stop_on_signals` block handles it."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise TerminatedError
 
     stop.is_replaceable = True  # type: ignore[attr-defined]  # `stop_on_signals` may replace it
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return handled("SIGTERM", stop)

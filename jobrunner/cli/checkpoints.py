@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
+from jobrunner.cli.command import main
 from jobrunner.cli.options import (
-    check_cluster,
     cluster_options,
     directory_argument,
     epoch_argument,
     open_directory,
-    open_session,
     read_epoch,
     take_over_option,
 )
-from jobrunner.cli.output import DIFFERENT, Output, command, exit_code_of
+from jobrunner.cli.output import DIFFERENT, Output, exit_code_of
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -32,8 +30,10 @@ if TYPE_CHECKING:
     from jobrunner.checkpoint import Checkpoint, MultiNodeCheckpointManager
     from jobrunner.cluster import Session
 
+_REPLAY_OPTIONS = ("target", "allow_pickle", "workers", "threads", "scheduler")
 
-@command("verify")
+
+@main.command("verify")
 @directory_argument
 @click.argument("epoch", metavar="[EPOCH]", required=False)
 @click.option(
@@ -64,9 +64,7 @@ def verify_command(
     replay: str | None,
     target: str | None,
     allow_pickle: bool,
-    workers: int | None,
-    threads: int | None,
-    scheduler: str | None,
+    cluster: Callable[[], Session],
 ) -> Output:
     """Compare every byte of an epoch with its record.
 
@@ -75,46 +73,28 @@ def verify_command(
     --replay verifies an epoch, runs it again, and compares the result with the record, bit for bit.
     It writes nothing to DIR.
     """
-    if replay is not None:
-        if target is None or epoch is not None or is_deep:
-            raise click.UsageError(
-                "--replay EPOCH needs --job FILE_OR_MODULE[:JOB], because a checkpoint contains no "
-                "code. It cannot be combined with another EPOCH or with --deep."
-            )
-        check_cluster(scheduler, workers, threads)
-        cluster = partial(open_session, scheduler, workers, threads)
-        return _replay(directory, replay, target, cluster, allow_pickle=allow_pickle)
-    for option, value in (
-        ("--job", target),
-        ("--allow-pickle", allow_pickle or None),
-        ("--workers", workers),
-        ("--threads", threads),
-        ("--scheduler", scheduler),
-    ):
-        if value is not None:
-            raise click.UsageError(f"{option} requires --replay EPOCH.")
-    manager = open_directory(directory)
-    epochs = manager.epochs() if epoch is None else [read_epoch(epoch, manager)]
-    return verify_epochs(manager, epochs, is_all=epoch is None, is_deep=is_deep)
-
-
-def _replay(
-    directory: str,
-    epoch: str,
-    target: str,
-    cluster: Callable[[], Session],
-    *,
-    allow_pickle: bool,
-) -> Output:
+    if replay is None:
+        ctx = click.get_current_context()
+        for param in ctx.command.params:
+            if param.name in _REPLAY_OPTIONS and ctx.params[param.name]:
+                raise click.UsageError(f"{param.opts[0]} requires --replay EPOCH.")
+        manager = open_directory(directory)
+        epochs = manager.epochs() if epoch is None else [read_epoch(epoch, manager)]
+        return verify_epochs(manager, epochs, is_all=epoch is None, is_deep=is_deep)
+    if target is None or epoch is not None or is_deep:
+        raise click.UsageError(
+            "--replay EPOCH needs --job FILE_OR_MODULE[:JOB], because a checkpoint contains no "
+            "code. It cannot be combined with another EPOCH or with --deep."
+        )
     from jobrunner.cli.script import load_job
     from jobrunner.run import Replay
 
     job = load_job(target)
     manager = open_directory(directory, allow_pickle=allow_pickle)
-    replay = Replay(job, manager.loader, read_epoch(epoch, manager))
-    replay.check()  # before a cluster starts
+    again = Replay(job, manager.loader, read_epoch(replay, manager))
+    again.check()  # before a cluster starts
     with terminated_as_interrupt(), cluster() as session:
-        report = replay.run(session)
+        report = again.run(session)
     data = {"job": job.name, "path": manager.path, **report.to_dict()}
     return Output(data, str(report), 0 if report.is_equal else DIFFERENT)
 
@@ -181,7 +161,7 @@ def _load_all(checkpoint: Checkpoint) -> None:
                 node.load(blob)
 
 
-@command("diff")
+@main.command("diff")
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @click.option("--deep", "is_deep", is_flag=True, help="Also read blobs whose digests are equal.")
@@ -220,7 +200,7 @@ def _open_checkpoint(text: str, directory: str, epoch: str) -> Iterator[Checkpoi
         yield manager.open(number)
 
 
-@command("pin")
+@main.command("pin")
 @directory_argument
 @epoch_argument
 @click.option("--label", default="kept", show_default=True, help="Who pins it, or why.")
@@ -234,7 +214,7 @@ def pin_command(*, directory: str, epoch: str, label: str) -> Output:
     return Output(data, f"Epoch {number} is pinned: {', '.join(labels)}.")
 
 
-@command("unpin")
+@main.command("unpin")
 @directory_argument
 @epoch_argument
 @click.option("--label", help="Remove only the pin with this label. [default: all]")
@@ -251,7 +231,7 @@ def unpin_command(*, directory: str, epoch: str, label: str | None) -> Output:
     return Output(data, f"Epoch {number} is {state}.")
 
 
-@command("restore")
+@main.command("restore")
 @directory_argument
 @click.argument("epoch", metavar="EPOCH", type=click.IntRange(min=0))
 @click.option(
@@ -278,7 +258,7 @@ def restore_command(*, directory: str, epoch: int, number: int | None, take_over
     )
 
 
-@command("copy")
+@main.command("copy")
 @directory_argument
 @epoch_argument
 @click.argument("target", metavar="TARGET")
@@ -324,13 +304,3 @@ def copy_epochs(
     data = {"path": manager.path, "target": path, "epochs": copied}
     but = f" (deleted meanwhile: {format_ranges(deleted)})" if deleted else ""
     return Output(data, f"Copied to {path}: {format_ranges(copied)}{but}")
-
-
-COMMANDS = (
-    verify_command,
-    diff_command,
-    pin_command,
-    unpin_command,
-    restore_command,
-    copy_command,
-)

@@ -1,13 +1,11 @@
-"""``jobrunner``: the group of all commands. They import heavy modules when they run."""
+"""``jobrunner``: the group that all commands join. They import heavy modules when they run."""
 
 from __future__ import annotations
 
 import click
 
 from jobrunner._version import __version__
-from jobrunner.cli import checkpoints, listing, maintenance
 from jobrunner.cli.output import EPILOG, Commands
-from jobrunner.cli.run import run
 
 
 @click.group(
@@ -19,7 +17,3 @@ from jobrunner.cli.run import run
 @click.version_option(__version__, prog_name="jobrunner")
 def main() -> None:
     """Run stateful jobs on Dask, epoch by epoch, and resume them."""
-
-
-for _command in (run, *listing.COMMANDS, *checkpoints.COMMANDS, *maintenance.COMMANDS):
-    main.add_command(_command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from jobrunner.cli.command import main
 from jobrunner.cli.formatting import format_metrics, format_seconds, format_table, format_time
 from jobrunner.cli.options import (
     count_option,
@@ -13,7 +14,7 @@ from jobrunner.cli.options import (
     open_directory,
     read_epoch,
 )
-from jobrunner.cli.output import Output, command
+from jobrunner.cli.output import Output
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _SHOWN_VALUE_LENGTH = 48
 
 
-@command("ls")
+@main.command("ls")
 @directory_argument
 @count_option("--last", "List only the newest N epochs.")
 def list_command(*, directory: str, last: int | None) -> Output:
@@ -87,7 +88,7 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
     return Output(data, "\n".join((*lines, *notes, state)))
 
 
-@command("info")
+@main.command("info")
 @directory_argument
 @epoch_argument
 def info_command(*, directory: str, epoch: str) -> Output:
@@ -170,6 +171,3 @@ def _format_blob(blob: Mapping[str, Any]) -> tuple[str, str]:
     if len(value) > _SHOWN_VALUE_LENGTH:
         value = f"{value[: _SHOWN_VALUE_LENGTH - 3]}..."
     return str(blob["type"]), value
-
-
-COMMANDS = (list_command, info_command)

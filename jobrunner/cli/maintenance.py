@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobrunner.cli.command import main
 from jobrunner.cli.formatting import format_table
 from jobrunner.cli.options import (
     count_option,
@@ -17,7 +19,7 @@ from jobrunner.cli.options import (
     open_directory,
     take_over_option,
 )
-from jobrunner.cli.output import Output, command, exit_code_of
+from jobrunner.cli.output import Output, exit_code_of
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
 
 if TYPE_CHECKING:
@@ -29,10 +31,11 @@ if TYPE_CHECKING:
     )
 
 _MAX_SIMILAR = 3
+_BEST = re.compile(r"(?P<metric>[^:]+)(:(?P<mode>min|max))?(:(?P<count>\d+))?")
 _NUMBER = re.compile(r"[0-9a-f]{8,}|\d+")
 
 
-@command("prune")
+@main.command("prune")
 @directory_argument
 @count_option("--keep-last", "Keep the newest N epochs.")
 @count_option("--keep-every", "Keep epochs that are multiples of N.")
@@ -59,12 +62,10 @@ def prune_command(
     """
     from dask.utils import format_bytes
 
-    from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.run import format_ranges
 
     policy = _read_policy(keep_last, keep_every, keep_best)
-    path = open_directory(directory).path
-    manager = MultiNodeCheckpointManager(path, keep=policy, take_over=take_over)
+    manager = open_directory(directory, keep=policy, take_over=take_over)
     _check_records(manager, policy)
     if dry_run or manager.recorded.log.refresh().number < 0:
         retired = manager.retention.retirable()
@@ -104,15 +105,13 @@ def _read_policy(last: int | None, every: int | None, best: Sequence[str]) -> Ke
     if every is not None:
         policies.append(KeepEvery(every))
     for text in best:
-        metric, *words = text.split(":")
-        modes = [word for word in words if word in ("min", "max")]
-        counts = [int(word) for word in words if word.isdecimal()]
-        if len(modes) > 1 or len(counts) > 1 or len(words) != len(modes) + len(counts):
+        match = _BEST.fullmatch(text)
+        if match is None:
             raise DefinitionError(
                 f"--keep-best {text}: expected METRIC[:min|max][:N], for example loss:min:3."
             )
-        count = counts[0] if counts else 1
-        policies.append(KeepBest(metric, count, "max" if modes == ["max"] else "min"))
+        metric, count = match["metric"], int(match["count"] or 1)
+        policies.append(KeepBest(metric, count, "max" if match["mode"] == "max" else "min"))
     if not policies:
         raise DefinitionError(
             "Give at least one of --keep-last N, --keep-every N and --keep-best METRIC. An epoch "
@@ -161,7 +160,7 @@ def _sum_sizes(manager: MultiNodeCheckpointManager, epochs: Sequence[int]) -> in
     return nbytes
 
 
-@command("fsck")
+@main.command("fsck")
 @directory_argument
 @click.option("--brief", "is_brief", is_flag=True, help="Show only stray and damaged objects.")
 @click.option(
@@ -189,9 +188,7 @@ def _inspect(manager: MultiNodeCheckpointManager, *, is_brief: bool) -> Output:
     data = {
         "path": manager.path,
         "counts": dict(counts),
-        "objects": [
-            {"path": f.path, "status": f.status, "explanation": f.explanation} for f in found
-        ],
+        "objects": [asdict(finding) for finding in found],
         "repair": None if plan is None else _describe_repair(plan),
     }
     shown = ("stray", "damaged") if is_brief else ("stray", "damaged", "pending", "aside")
@@ -218,14 +215,8 @@ def _repair(manager: MultiNodeCheckpointManager) -> Output:
 
 
 def _describe_repair(plan: Repair) -> dict[str, Any]:
-    return {
-        "lost": {str(number): why for number, why in sorted(plan.lost.items())},
-        "elsewhere": {str(number): name for number, name in sorted(plan.elsewhere.items())},
-        "kept": plan.kept,
-        "rebuilt": plan.rebuilt,
-        "given_up": {str(epoch): why for epoch, why in sorted(plan.given_up.items())},
-        "unproven": plan.unproven,
-    }
+    told = ("lost", "elsewhere", "kept", "rebuilt", "given_up", "unproven")
+    return {name: getattr(plan, name) for name in told}
 
 
 def _format_repair(plan: Repair) -> list[str]:
@@ -266,6 +257,3 @@ def _join_similar(rows: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, 
             status, path, why = group[0]
             joined.append((status, f"{path} ... {group[-1][1]}", f"({len(group)} alike) {why}"))
     return joined
-
-
-COMMANDS = (prune_command, fsck_command)

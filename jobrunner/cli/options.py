@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.cluster import Session
 
+Function = Callable[..., Output]
+
 directory_argument = click.argument("directory", metavar="DIR")
 epoch_argument = click.argument("epoch", metavar="EPOCH")
 take_over_option = click.option(
@@ -21,37 +24,35 @@ take_over_option = click.option(
 )
 
 
-def count_option(name: str, help: str) -> Callable[..., Any]:
+def count_option(name: str, help: str) -> Callable[[Function], Function]:
     """Make an option that takes an integer >= 1."""
     return click.option(name, type=click.IntRange(min=1), metavar="N", help=help)
 
 
-def cluster_options(function: Callable[..., Output]) -> Callable[..., Output]:
-    """Add ``--workers``, ``--threads`` and ``--scheduler``."""
-    for option in (
-        click.option(
-            "--scheduler",
-            metavar="ADDR",
-            help="Run on the Dask cluster with the scheduler at ADDR.",
-        ),
-        count_option("--threads", "Threads per worker process."),
-        count_option("--workers", "Start N worker processes on this machine."),
-    ):
-        function = option(function)
-    return function
+def cluster_options(function: Function) -> Function:
+    """Add ``--workers``, ``--threads`` and ``--scheduler``; pass `cluster`, which opens a session."""
+
+    @count_option("--workers", "Start N worker processes on this machine.")
+    @count_option("--threads", "Threads per worker process.")
+    @click.option(
+        "--scheduler", metavar="ADDR", help="Run on the Dask cluster with the scheduler at ADDR."
+    )
+    @functools.wraps(function)
+    def call(
+        *, workers: int | None, threads: int | None, scheduler: str | None, **others: Any
+    ) -> Output:
+        if scheduler is not None and (workers is not None or threads is not None):
+            raise click.UsageError(
+                "--workers and --threads start workers on this machine, but --scheduler uses the "
+                "workers of that cluster. Give one or the other."
+            )
+        cluster = functools.partial(_open_session, workers, threads, scheduler)
+        return function(cluster=cluster, **others)
+
+    return call
 
 
-def check_cluster(scheduler: str | None, workers: int | None, threads: int | None) -> None:
-    """Refuse ``--scheduler`` together with options for workers on this machine."""
-    if scheduler is not None and (workers is not None or threads is not None):
-        raise click.UsageError(
-            "--workers and --threads start workers on this machine, but --scheduler uses the "
-            "workers of that cluster. Give one or the other."
-        )
-
-
-def open_session(scheduler: str | None, workers: int | None, threads: int | None) -> Session:
-    """Connect to a cluster, or start one on this machine."""
+def _open_session(workers: int | None, threads: int | None, scheduler: str | None) -> Session:
     from jobrunner.cluster import Session
 
     if scheduler is None:
@@ -62,11 +63,11 @@ def open_session(scheduler: str | None, workers: int | None, threads: int | None
         raise errors.PlacementError(str(error)) from error
 
 
-def open_directory(directory: str, *, allow_pickle: bool = False) -> MultiNodeCheckpointManager:
+def open_directory(directory: str, **options: Any) -> MultiNodeCheckpointManager:
     """Make a manager for a directory that exists; a typo must not pass for an empty directory."""
     from jobrunner.checkpoint import MultiNodeCheckpointManager
 
-    manager = MultiNodeCheckpointManager(directory, allow_pickle=allow_pickle)
+    manager = MultiNodeCheckpointManager(directory, **options)
     try:
         files = manager.recorded.files
         if files.is_directory(manager.path):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -69,8 +68,30 @@ class Output:
     is_error: bool = False
 
 
+class Command(click.Command):
+    """A command with ``--json``: prints the `Output` that its function returns, or its error."""
+
+    def __init__(self, name: str, **attributes: Any) -> None:
+        super().__init__(name, epilog=EPILOG, **attributes)
+        help = "Print one JSON object on stdout."
+        self.params.append(click.Option(["--json", "as_json"], is_flag=True, help=help))
+
+    def invoke(self, ctx: click.Context) -> NoReturn:
+        """Run the command and exit."""
+        as_json = ctx.params.pop("as_json")
+        with _stdout_to_stderr() if as_json else contextlib.nullcontext():
+            output = _attempt(super().invoke, ctx)
+        if as_json:
+            _print(json.dumps(_to_json(output.data), indent=2, allow_nan=False))
+        if output.is_error or not as_json:
+            _print(output.text, err=output.is_error)
+        sys.exit(output.exit_code)
+
+
 class Commands(click.Group):
     """A group that reports wrong usage as JSON with ``--json``."""
+
+    command_class = Command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Look for ``--json`` first: wrong usage may stop click before it reads the option."""
@@ -88,28 +109,6 @@ class Commands(click.Group):
             raise
 
 
-def command(name: str) -> Callable[[Callable[..., Output]], click.Command]:
-    """Make a function a command with ``--json`` that prints its output or error."""
-
-    def decorate(function: Callable[..., Output]) -> click.Command:
-        @click.command(name, epilog=EPILOG)
-        @functools.wraps(function)
-        def call(*, as_json: bool, **arguments: Any) -> None:
-            with _stdout_to_stderr() if as_json else contextlib.nullcontext():
-                output = _attempt(function, arguments)
-            if as_json:
-                _print(json.dumps(_to_json(output.data), indent=2, allow_nan=False))
-            if output.is_error or not as_json:
-                _print(output.text, err=output.is_error)
-            sys.exit(output.exit_code)
-
-        help = "Print one JSON object on stdout."
-        call.params.append(click.Option(["--json", "as_json"], is_flag=True, help=help))
-        return call
-
-    return decorate
-
-
 def exit_code_of(error: BaseException | None) -> int:
     """The exit code for an error; 0 for None."""
     if error is None:
@@ -119,9 +118,9 @@ def exit_code_of(error: BaseException | None) -> int:
     return next((EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES), 1)
 
 
-def _attempt(function: Callable[..., Output], arguments: Mapping[str, Any]) -> Output:
+def _attempt(invoke: Callable[[click.Context], Output], ctx: click.Context) -> Output:
     try:
-        return function(**arguments)
+        return invoke(ctx)
     except (errors.JobRunnerError, OSError) as error:
         # A run that stopped as requested has not failed.
         text = str(error) if isinstance(error, errors.RunStoppedError) else f"Error: {error}"

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from jobrunner import errors
+from jobrunner.cli.command import main
 from jobrunner.cli.options import (
-    check_cluster,
     cluster_options,
     count_option,
-    open_session,
     take_over_option,
 )
-from jobrunner.cli.output import SAVES_FAILED, Output, command
-from jobrunner.signals import terminated_as_interrupt
+from jobrunner.cli.output import SAVES_FAILED, Output
+from jobrunner.signals import handled, terminated_as_interrupt
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager
-    from jobrunner.run import JobRunner, ResumeFrom, RunResult, SaveErrorPolicy
+    from jobrunner.cluster import Session
+    from jobrunner.run import ResumeFrom, RunResult, SaveErrorPolicy
 
 
 _NOT_REPEATED = {"resume", "take_over", "as_json"}
@@ -43,7 +41,7 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     )
 
 
-@command("run")
+@main.command("run")
 @click.argument("target", metavar="FILE_OR_MODULE[:JOB]")
 @click.option(
     "--checkpoint",
@@ -98,9 +96,7 @@ def run(
     allow_pickle: bool,
     resume: ResumeFrom,
     epochs: int | None,
-    workers: int | None,
-    threads: int | None,
-    scheduler: str | None,
+    cluster: Callable[[], Session],
     grace: float | None,
     dry_run: bool,
     take_over: bool,
@@ -110,7 +106,6 @@ def run(
     FILE_OR_MODULE is a Python file or an importable module. JOB names a variable of type Job, or a
     function without arguments that returns one. Omit JOB if there is only one such variable.
     """
-    check_cluster(scheduler, workers, threads)
     from jobrunner.checkpoint import KeepLast, MultiNodeCheckpointManager, SaveEvery
     from jobrunner.cli.progress import show_progress
     from jobrunner.cli.script import load_job
@@ -141,9 +136,10 @@ def run(
             callbacks=[progress],
         )
         progress.under_way = runner.under_way
+        save_on_usr1 = handled("SIGUSR1", lambda number, frame: runner.save_now())
         runner.plan_resume()  # report mistakes before a cluster starts
         try:
-            with open_session(scheduler, workers, threads) as session, _save_on_usr1(runner):
+            with cluster() as session, save_on_usr1:
                 result = runner.run(session)
         except KeyboardInterrupt as interrupt:
             raise type(interrupt)(_advise(manager, again)) from interrupt
@@ -155,19 +151,6 @@ def run(
     text = _summarize(job.name, result, manager.path)
     code = SAVES_FAILED if result.failed_saves else 0
     return Output({**about, **result.to_dict()}, text, code)
-
-
-@contextlib.contextmanager
-def _save_on_usr1(runner: JobRunner) -> Iterator[None]:
-    try:
-        before = signal.signal(signal.SIGUSR1, lambda number, frame: runner.save_now())
-    except (AttributeError, ValueError):  # Windows, or not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 def _command_again() -> str:

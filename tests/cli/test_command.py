@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -20,8 +21,8 @@ from jobrunner.cli.output import (
     DIFFERENT,
     EXIT_CODES,
     SAVES_FAILED,
+    Command,
     Output,
-    command,
     exit_code_of,
 )
 from jobrunner.workspace.workspace import Workspace
@@ -258,7 +259,7 @@ def test_the_exit_codes_are_in_the_help_and_in_the_guide() -> None:
 
 
 def test_a_bug_is_not_hidden() -> None:
-    @command("broken")
+    @click.command("broken", cls=Command)
     def broken() -> Output:
         raise ZeroDivisionError
 
