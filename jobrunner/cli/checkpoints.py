@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobrunner.cli.command import main
+from jobrunner.cli.command import DIFFERENT, Output, exit_code_of, main
 from jobrunner.cli.options import (
     cluster_options,
     directory_argument,
@@ -17,7 +17,6 @@ from jobrunner.cli.options import (
     read_epoch,
     take_over_option,
 )
-from jobrunner.cli.output import DIFFERENT, Output, exit_code_of
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,

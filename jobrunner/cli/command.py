@@ -1,11 +1,116 @@
-"""``jobrunner``: the group that all commands join. They import heavy modules when they run."""
+"""``jobrunner``: the group that all commands join, and what prints their output or error.
+
+Commands import heavy modules when they run, so that help is quick.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
 import click
 
+from jobrunner import errors
 from jobrunner._version import __version__
-from jobrunner.cli.output import EPILOG, Commands
+from jobrunner.signals import TerminatedError
+
+EXIT_CODES: Mapping[type[BaseException], int] = {
+    # The most derived class decides.
+    errors.DefinitionError: 2,
+    errors.ExecutionError: 3,
+    errors.NodeLostError: 4,
+    errors.SchedulerLostError: 5,
+    errors.RunStoppedError: 75,
+    errors.PlacementError: 5,
+    errors.CheckpointNotFoundError: 6,
+    errors.CheckpointCorruptError: 7,
+    errors.CheckpointError: 8,
+    errors.CheckpointWriteError: 8,
+    errors.CommitConflictError: 9,
+    errors.PlanMismatchError: 10,
+    OSError: 8,
+}
+DIFFERENT = 11
+SAVES_FAILED = 12
+INTERRUPTED, TERMINATED = 130, 143
+
+EPILOG = """\b
+Exit codes:
+    0  done
+    1  a bug in jobrunner; please report it with its traceback
+    2  wrong usage, or an invalid job
+    3  a task raised, or a blob is missing
+    4  a worker was lost
+    5  no suitable workers, or no scheduler
+    6  no such checkpoint
+    7  a checkpoint is damaged
+    8  a checkpoint cannot be read or written
+    9  another run uses the checkpoint directory
+   10  the checkpoint does not fit the job
+   11  the checkpoints differ, or the replayed epoch differs
+   12  the job has ended, but some epochs could not be saved
+   75  stopped by SIGTERM; run the same command again to resume
+  130  interrupted (143: terminated before the run began)
+"""
+
+_AS_JSON = "jobrunner.json"
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a command prints: `data` with ``--json``, else `text`."""
+
+    data: Mapping[str, Any]
+    text: str
+    exit_code: int = 0
+    is_error: bool = False
+
+
+class Command(click.Command):
+    """A command with ``--json``: prints the `Output` that its function returns, or its error."""
+
+    def __init__(self, name: str, **attributes: Any) -> None:
+        super().__init__(name, epilog=EPILOG, **attributes)
+        help = "Print one JSON object on stdout."
+        self.params.append(click.Option(["--json", "as_json"], is_flag=True, help=help))
+
+    def invoke(self, ctx: click.Context) -> NoReturn:
+        """Run the command and exit."""
+        as_json = ctx.params.pop("as_json")
+        with _stdout_to_stderr() if as_json else contextlib.nullcontext():
+            output = _attempt(super().invoke, ctx)
+        if as_json:
+            _print(json.dumps(_to_json(output.data), indent=2, allow_nan=False))
+        if output.is_error or not as_json:
+            _print(output.text, err=output.is_error)
+        sys.exit(output.exit_code)
+
+
+class Commands(click.Group):
+    """A group that reports wrong usage as JSON with ``--json``."""
+
+    command_class = Command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Look for ``--json`` first: wrong usage may stop click before it reads the option."""
+        ctx.meta[_AS_JSON] = "--json" in args
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; click itself prints wrong usage on stderr."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            if ctx.meta[_AS_JSON]:
+                failure = _failure("UsageError", error.format_message(), "", error.exit_code)
+                _print(json.dumps(failure.data, indent=2))
+            raise
 
 
 @click.group(
@@ -17,3 +122,88 @@ from jobrunner.cli.output import EPILOG, Commands
 @click.version_option(__version__, prog_name="jobrunner")
 def main() -> None:
     """Run stateful jobs on Dask, epoch by epoch, and resume them."""
+
+
+def exit_code_of(error: BaseException | None) -> int:
+    """The exit code for an error; 0 for None."""
+    if error is None:
+        return 0
+    if isinstance(error, errors.RunStoppedError) and error.reason == "SIGINT":
+        return INTERRUPTED
+    return next((EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES), 1)
+
+
+def _attempt(invoke: Callable[[click.Context], Output], ctx: click.Context) -> Output:
+    try:
+        return invoke(ctx)
+    except (errors.JobRunnerError, OSError) as error:
+        # A run that stopped as requested has not failed.
+        text = str(error) if isinstance(error, errors.RunStoppedError) else f"Error: {error}"
+        trace = getattr(error, "remote_traceback", "")
+        if trace and trace not in text:
+            text = f"{text}\n\n{trace.rstrip()}"
+        details = {
+            name: value
+            for name, value in vars(error).items()
+            if not name.startswith("_") and isinstance(value, str | int | list | tuple)
+        }
+        return _failure(type(error).__name__, str(error), text, exit_code_of(error), details)
+    except KeyboardInterrupt as interrupt:
+        is_terminated = isinstance(interrupt, TerminatedError)
+        kind = "Terminated" if is_terminated else "Interrupted"
+        message = str(interrupt) or "Nothing was left incomplete."
+        code = TERMINATED if is_terminated else INTERRUPTED
+        return _failure(kind, message, f"{kind}. {message}", code)
+
+
+def _failure(
+    kind: str, message: str, text: str, exit_code: int, details: Mapping[str, Any] | None = None
+) -> Output:
+    error = {"type": kind, "message": message, **(details or {})}
+    return Output({"error": error, "exit_code": exit_code}, text, exit_code, is_error=True)
+
+
+def _print(text: str, *, err: bool = False) -> None:
+    try:
+        click.echo(text, err=err)
+    except BrokenPipeError:  # the reader, for example `head`, has ended
+        # Otherwise, Python flushes again at exit and reports the error.
+        stream = sys.stderr if err else sys.stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _to_json(value: Any) -> Any:
+    """Convert to strict JSON; NaN and infinities become null."""
+    if isinstance(value, Mapping):
+        return {str(key): _to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_to_json(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    unpacked = value.item() if hasattr(value, "item") and getattr(value, "size", 0) == 1 else value
+    return str(value) if unpacked is value else _to_json(unpacked)
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send all output to stderr, including that of worker processes and C libraries."""
+    stdout = sys.stdout
+    try:
+        is_descriptor_1 = stdout.fileno() == 1
+    except (AttributeError, OSError):  # replaced by an object that is not a file
+        is_descriptor_1 = False
+    with contextlib.redirect_stdout(sys.stderr):
+        if not is_descriptor_1:
+            yield
+            return
+        stdout.flush()
+        original = os.dup(1)
+        try:
+            os.dup2(2, 1)
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(original, 1)
+            os.close(original)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from jobrunner.cli.command import main
+from jobrunner.cli.command import Output, main
 from jobrunner.cli.formatting import format_metrics, format_seconds, format_table, format_time
 from jobrunner.cli.options import (
     count_option,
@@ -14,7 +14,6 @@ from jobrunner.cli.options import (
     open_directory,
     read_epoch,
 )
-from jobrunner.cli.output import Output
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
 
 if TYPE_CHECKING:

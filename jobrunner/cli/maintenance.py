@@ -11,24 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobrunner.cli.command import main
+from jobrunner.cli.command import Output, exit_code_of, main
 from jobrunner.cli.formatting import format_table
-from jobrunner.cli.options import (
-    count_option,
-    directory_argument,
-    open_directory,
-    take_over_option,
-)
-from jobrunner.cli.output import Output, exit_code_of
+from jobrunner.cli.options import count_option, directory_argument, open_directory, take_over_option
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint import (
-        KeepAny,
-        MultiNodeCheckpointManager,
-        Repair,
-        RetentionPolicy,
-    )
+    from jobrunner.checkpoint import KeepAny, MultiNodeCheckpointManager, Repair, RetentionPolicy
 
 _MAX_SIMILAR = 3
 _BEST = re.compile(r"(?P<metric>[^:]+)(:(?P<mode>min|max))?(:(?P<count>\d+))?")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobrunner import errors
-from jobrunner.cli.output import Output
+from jobrunner.cli.command import Output
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager

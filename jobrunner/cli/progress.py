@@ -1,4 +1,4 @@
-"""Show the progress of a run: a callback of `JobRunner` that draws on a display.
+"""Show the progress of a run: a callback of `JobRunner`, and the display that it draws on.
 
 An epoch may take less than a millisecond, so most calls only note what is new.
 """
@@ -11,12 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO, cast
 
+import rich.progress
 from dask.utils import format_bytes
+from rich.console import Console
+from rich.table import Column
 
-from jobrunner.cli.display import Display, WarningHandler
 from jobrunner.cli.formatting import format_metrics, format_seconds
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._display = display
-        self._warnings = WarningHandler(display)
+        self._warnings = _WarningHandler(display)
         self._interval_seconds = interval_seconds
         self._patience_seconds = patience_seconds
         self._clock = clock
@@ -73,8 +74,7 @@ class Progress:
         self.epoch_seconds = 0.0
         self.save_seconds = 0.0
         self.metrics: Mapping[str, object] = {}
-        self.saved_epoch: int | None = None
-        self.saved_bytes = 0
+        self.saved: SaveReport | None = None
         self.failed_saves = 0
 
     def on_start(self, plan: ResumePlan, total_epochs: int | None) -> None:
@@ -96,8 +96,7 @@ class Progress:
         stall = report.stall_seconds
         self.save_seconds = _mean(self.save_seconds, stall) if self.save_seconds else stall
         if report.error is None:
-            self.saved_epoch = report.epoch
-            self.saved_bytes = report.nbytes
+            self.saved = report
         else:
             self.failed_saves += 1
 
@@ -120,12 +119,12 @@ class Progress:
             parts.append(_describe_run(run))
         if self.epoch:
             pace = f"{format_seconds(self.epoch_seconds)} each"
-            if self.saved_epoch is not None:
+            if self.saved is not None:
                 pace += f" + {format_seconds(self.save_seconds)} a save"
             parts.append(pace)
         parts += format_metrics(self.metrics)
-        if self.saved_epoch is not None:
-            parts.append(f"saved {self.saved_epoch} ({format_bytes(self.saved_bytes)})")
+        if self.saved is not None:
+            parts.append(f"saved {self.saved.epoch} ({format_bytes(self.saved.nbytes)})")
         if self.failed_saves:
             parts.append(f"saves failed: {self.failed_saves}")
         return "  ".join(parts)
@@ -159,12 +158,7 @@ class Progress:
         self._watcher.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._is_over.set()
         self._watcher.join()
         logging.getLogger("jobrunner").removeHandler(self._warnings)
@@ -184,3 +178,79 @@ def _describe_run(run: UnderWay) -> str:
     more = len(run.tasks) - _SHOWN_TASKS
     tasks += f" and {more} more" if more > 0 else ""
     return f"[{what} for {format_seconds(run.seconds)}{f': {tasks}' if tasks else ''}]"
+
+
+class Display:
+    """A bar on a terminal's last line; a line for each drawing in files, pipes and batch logs."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(
+            file=cast("TextIO", _TolerantStream(stream)), markup=False, emoji=False, highlight=False
+        )
+        self._bar = rich.progress.Progress(
+            rich.progress.BarColumn(bar_width=16, table_column=Column(width=16)),
+            rich.progress.TimeElapsedColumn(table_column=Column(width=8)),
+            # A narrow terminal cuts the end of the text.
+            rich.progress.TextColumn(
+                "{task.description}",
+                markup=False,
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
+            console=self._console,
+            expand=True,
+            disable=not stream.isatty(),
+        )
+        # Before the first epoch, only the time is shown.
+        self._task = self._bar.add_task("starting", total=None)
+        self._is_drawn = False
+
+    def open(self) -> None:
+        """Start drawing."""
+        self._bar.start()
+
+    def say(self, text: str) -> None:
+        """Write lines that stay."""
+        self._console.print(text, soft_wrap=self._bar.disable)  # a file has no width
+
+    def draw(self, epoch: int, total_epochs: int | None, text: str) -> None:
+        """Show the state of the run."""
+        if self._bar.disable:
+            self.say(text)
+        self._is_drawn = True
+        self._bar.update(self._task, completed=epoch, total=total_epochs, description=text)
+
+    def close(self) -> None:
+        """Stop drawing; what was drawn last stays."""
+        self._bar.update(self._task, visible=self._is_drawn)
+        self._bar.stop()
+
+
+class _WarningHandler(logging.Handler):
+    """Shows logged warnings on the display, so that they do not cut through a bar."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__(logging.WARNING)
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one warning."""
+        self._display.say(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+class _TolerantStream:
+    """A stream that ignores errors: a job continues when the reader of its output is gone."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

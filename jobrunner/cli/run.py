@@ -11,13 +11,8 @@ import click
 from click.core import ParameterSource
 
 from jobrunner import errors
-from jobrunner.cli.command import main
-from jobrunner.cli.options import (
-    cluster_options,
-    count_option,
-    take_over_option,
-)
-from jobrunner.cli.output import SAVES_FAILED, Output
+from jobrunner.cli.command import SAVES_FAILED, Output, main
+from jobrunner.cli.options import cluster_options, count_option, take_over_option
 from jobrunner.signals import handled, terminated_as_interrupt
 
 if TYPE_CHECKING:

@@ -121,12 +121,11 @@ def _find_job(module: ModuleType, target: Target) -> Job:
     if target.name is None:
         return _find_only_job(module, target.source)
     where = f"{target.source}:{target.name}"
-    try:
-        found = getattr(module, target.name)
-    except AttributeError:
+    if not hasattr(module, target.name):
         raise DefinitionError(
             f"{target.source} has no {target.name!r}.{_offer(module, target.source)}"
-        ) from None
+        )
+    found = getattr(module, target.name)
     if isinstance(found, Job):
         return found
     signature = None

@@ -62,6 +62,10 @@ class MetadataHandlerContract:
     def _open(self, tmp_path: Path) -> MetadataHandler:
         return _open(self.make_handler, tmp_path)
 
+    def _manager(self, tmp_path: Path, *, take_over: bool = False) -> MultiNodeCheckpointManager:
+        handler = self.make_handler(str(tmp_path))
+        return MultiNodeCheckpointManager(_path(tmp_path), handler, take_over=take_over)
+
     def test_a_new_log_is_empty(self, tmp_path: Path) -> None:
         """An empty log is not an error."""
         handler = self._open(tmp_path)
@@ -144,7 +148,7 @@ class MetadataHandlerContract:
 
     def test_the_state_can_be_read_from_the_last_full_state_on(self, tmp_path: Path) -> None:
         """That gives the same state as reading all entries."""
-        manager = MultiNodeCheckpointManager(_path(tmp_path), self.make_handler(str(tmp_path)))
+        manager = self._manager(tmp_path)
         manager.run.start([], {})
         for epoch in range(STATE_INTERVAL + 10):
             manager.commits.commit(manager.commits.begin(epoch), {}, {})
@@ -160,24 +164,19 @@ class MetadataHandlerContract:
         """Managers work with the handler as with the default one."""
         workspace = Workspace("a")
         workspace.globals["x"] = np.arange(5)
-        manager = MultiNodeCheckpointManager(_path(tmp_path), self.make_handler(str(tmp_path)))
+        manager = self._manager(tmp_path)
         manager.run.start(["a"], {"why": "contract"})
         save = manager.commits.begin(0)
         manager.commits.commit(save, save.write({"a": workspace}), {"stopped_by": []})
         manager.run.end()
-        reader = MultiNodeCheckpointManager(_path(tmp_path), self.make_handler(str(tmp_path)))
+        reader = self._manager(tmp_path)
         _same([0], reader.epochs(), "epochs() of a second manager")
         _same({"why": "contract"}, reader.recorded.run_info(0), "run_info(0)")
         assert_identical(np.arange(5), reader.open(0)["a"].load("x"))
 
     def test_a_run_that_was_taken_over_cannot_commit(self, tmp_path: Path) -> None:
         """Its commit fails, and the epoch does not exist."""
-        old, new = (
-            MultiNodeCheckpointManager(
-                _path(tmp_path), self.make_handler(str(tmp_path)), take_over=True
-            )
-            for _ in range(2)
-        )
+        old, new = (self._manager(tmp_path, take_over=True) for _ in range(2))
         old.run.start([], {})
         save = old.commits.begin(0)
         new.run.start([], {})

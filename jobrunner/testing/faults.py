@@ -28,13 +28,7 @@ class PowerCutError(BaseException):
 class _Faults:
     """Counts operations on storage and fails at the k-th; see `FaultyFiles`."""
 
-    def __init__(
-        self,
-        at: int | None,
-        how: How,
-        *,
-        number: int,
-    ) -> None:
+    def __init__(self, at: int | None, how: How, *, number: int) -> None:
         self.at = at
         self.how = how
         self.number = number

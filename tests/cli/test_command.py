@@ -16,14 +16,14 @@ from click.testing import CliRunner, Result
 
 from jobrunner import errors
 from jobrunner.checkpoint import MultiNodeCheckpointManager
-from jobrunner.cli.command import main
-from jobrunner.cli.output import (
+from jobrunner.cli.command import (
     DIFFERENT,
     EXIT_CODES,
     SAVES_FAILED,
     Command,
     Output,
     exit_code_of,
+    main,
 )
 from jobrunner.workspace.workspace import Workspace
 
