@@ -23,19 +23,14 @@ class Arena:
     """
 
     def __init__(self) -> None:
-        self._memory: np.ndarray[Any, Any] = np.empty(0, np.uint8)
-
-    @property
-    def nbytes(self) -> int:
-        """How much memory it has."""
-        return int(self._memory.nbytes)
+        self.memory: np.ndarray[Any, Any] = np.empty(0, np.uint8)
 
     def reserve(self, nbytes: int) -> np.ndarray[Any, Any]:
         """Return memory of this size; it overlaps what earlier calls returned."""
-        if not nbytes <= self._memory.nbytes <= 2 * nbytes:
-            self._memory = np.empty(0, np.uint8)  # free it first
-            self._memory = np.empty(nbytes, np.uint8)
-        return self._memory[:nbytes]
+        if not nbytes <= self.memory.nbytes <= 2 * nbytes:
+            self.memory = np.empty(0, np.uint8)  # free it first
+            self.memory = np.empty(nbytes, np.uint8)
+        return self.memory[:nbytes]
 
 
 def copy_arrays(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,13 +23,8 @@ _LAST = "last written arrays"
 _Arrays = dict[str, tuple[weakref.ref[np.ndarray[Any, Any]], dict[str, Any]]]
 """Path within the store -> the array, and its entry in the manifest without its files."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """A store, and the arrays that were written to it."""
-
-    store: StoreIdentity
-    arrays: _Arrays
+_Written = tuple[StoreIdentity | None, _Arrays]
+"""A store, and the arrays that were written to it."""
 
 
 class UnchangedArrays:
@@ -43,7 +37,7 @@ class UnchangedArrays:
     """
 
     def __init__(self, workspace: Workspace, names: Collection[str]) -> None:
-        self._last: _Written | None = workspace.companions.pop(_LAST, None)
+        self._last: _Written = workspace.companions.pop(_LAST, (None, {}))
         changing = workspace.kept_states.changing
         # Without a plan, any blob may change.
         self._changing = changing.get(workspace.node, ()) if changing else names
@@ -60,7 +54,8 @@ class UnchangedArrays:
 
     def mark(self, arrays: Iterable[PlannedArray], former: StoreIdentity | None) -> None:
         """Set `is_sole`, `is_constant` and, since store `former`, `is_unchanged` on each array."""
-        last = self._last.arrays if self._last and self._last.store == former else {}
+        last_store, last_arrays = self._last
+        last = last_arrays if last_store == former else {}
         for array in arrays:
             if isinstance(array.data, Rows) or array.data.nbytes < LINKED_BYTES:
                 continue
@@ -78,7 +73,7 @@ class UnchangedArrays:
 
     def remember(self, workspace: Workspace, store: StoreIdentity) -> None:
         """Note, for the next save, the arrays of this store, which is now durable."""
-        workspace.companions[_LAST] = _Written(store, self._arrays)
+        workspace.companions[_LAST] = (store, self._arrays)
 
 
 def _is_short(value: object) -> bool:

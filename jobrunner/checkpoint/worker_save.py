@@ -186,9 +186,7 @@ class Save:
         }
         known = self.files.each(lambda node: self._former(node, encoded[node]), encoded)
         former = dict(zip(stores, known, strict=True))
-        array_pool = next(
-            (workspace.kept_states.array_pool for workspace in workspaces.values()), None
-        )
+        array_pool = next((w.kept_states.array_pool for w in workspaces.values()), None)
         batch = StoreBatch(self.files, self.path, stores, former, array_pool)
         arrays = batch.arrays()
         for node in nodes:

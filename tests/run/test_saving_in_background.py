@@ -221,7 +221,7 @@ class Snapshot:
 
     @property
     def copied_bytes(self):
-        return self.workspace.companions["copies to be saved"].arena.nbytes
+        return self.workspace.companions["copies to be saved"].arena.memory.nbytes
 
     def update(self, name):
         return own(self.workspace.globals, name, self.workspace.kept_states.array_pool.copy)
@@ -315,9 +315,9 @@ def test_copies_stay_within_the_budget_and_memory_is_freed():
     arena = Arena()
     left = copy_arrays(planned(*[np.ones(100)] * 4), arena, 1700)
     assert [array.path for array in left] == ["2", "3"]
-    assert arena.nbytes <= 1700
+    assert arena.memory.nbytes <= 1700
     copy_arrays(planned(np.ones(10)), arena, None)
-    assert arena.nbytes < 200
+    assert arena.memory.nbytes < 200
 
 
 def test_blobs_written_at_once_are_not_held_while_copies_are_written(tmp_path):

@@ -21,12 +21,12 @@ BLOCK_BYTES = 1 << 20
 
 _WRITTEN_BACK_BYTES = 128 << 10  # for less, the call costs more than it saves
 _ZEROS = bytes(BLOCK_BYTES)
-_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR)
+_NOTHING_THERE = (FileNotFoundError, NotADirectoryError)
 _SYNC_FILE_RANGE_WRITE = 2
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EPERM, errno.EOPNOTSUPP)
 _NO_LINK = (
-    *_NOTHING_THERE,
-    *(errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.EACCES, errno.ENOSYS),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EOPNOTSUPP),
+    *(errno.EMLINK, errno.EXDEV, errno.EACCES, errno.ENOSYS),
 )
 
 
@@ -251,10 +251,8 @@ class PosixFiles:
     def read_if_there(self, path: str) -> bytes | None:
         try:
             return self.read(path)
-        except OSError as error:
-            if error.errno in _NOTHING_THERE:
-                return None
-            raise
+        except _NOTHING_THERE:
+            return None
 
     def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
         self.before("open", path)
@@ -289,18 +287,14 @@ class PosixFiles:
         self.before("list", path)
         try:
             return os.listdir(path)
-        except OSError as error:
-            if error.errno in _NOTHING_THERE:
-                return []
-            raise
+        except _NOTHING_THERE:
+            return []
 
     def is_taken(self, path: str) -> bool:
         try:
             os.lstat(path)
-        except OSError as error:
-            if error.errno in _NOTHING_THERE:
-                return False
-            raise
+        except _NOTHING_THERE:
+            return False
         return True
 
     def is_directory(self, path: str) -> bool:
@@ -327,7 +321,7 @@ def _raise(error: OSError) -> None:
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    if error.errno not in _NOTHING_THERE:
+    if not isinstance(error, _NOTHING_THERE):
         raise error
 
 
