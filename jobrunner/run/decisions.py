@@ -48,7 +48,7 @@ class State:
             return ""
         if self.fired:
             return self.fired[0]
-        return "epoch_limiter" if is_reached(limit, self.epoch) else ""
+        return "epoch_limiter" if limit is not None and self.epoch >= limit else ""
 
     def result(self, limit: int | None) -> RunResult:
         """The result for the user."""
@@ -99,11 +99,7 @@ def remainder(
     `step` is how many steps of it were done, 0 for all; `fired` are the stop conditions that were
     true, `later` the recorded epochs after it; `is_done`: the last run ran its exit group.
     """
-    if step or not (fired or is_reached(limit, epoch)):
+    is_reached = limit is not None and epoch >= limit
+    if step or not (fired or is_reached):
         return "epochs"
     return "nothing" if is_done and not later else "last groups"
-
-
-def is_reached(limit: int | None, epoch: int) -> bool:
-    """Whether `epoch` is the last that may run."""
-    return limit is not None and epoch >= limit

@@ -172,7 +172,6 @@ class Run:
     # ---- epochs
 
     def _run_epochs(self) -> None:
-        """Run epochs until the job reaches its end, or the user stops the run."""
         while (step := self._next_step()) not in ("finish", "stop"):
             if step == "move":
                 self._move()
@@ -392,7 +391,6 @@ class Run:
         return f"Run the same command again to resume from {self._resume_point()}."
 
     def _stopped(self, epoch: int | None, why: str) -> RunStoppedError:
-        """The error that ends a run on request."""
         reason = self.runner.stop_reason
         return RunStoppedError(
             f"Job {self.plan.job!r} stopped on request ({reason}): {why}. {self._how_to_resume()}",

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import Any, Literal
 
 from jobrunner.checkpoint import (
@@ -324,7 +323,7 @@ class Saver:
         """Let the workers write, and record the epoch. Runs in any thread."""
         with self._abandons(order):
             replies = self._apply(write, f"the save of epoch {order.epoch}", "save")
-            receipts = dict(chain.from_iterable(reply.items() for reply in replies.values()))
+            receipts = {node: one for reply in replies.values() for node, one in reply.items()}
             self._manager.commits.commit(order, receipts, details)
             self._binding.recorded = order.memory_key
         return {

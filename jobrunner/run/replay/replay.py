@@ -202,7 +202,9 @@ class Replay:
             loaded = self._load(self._from)
             groups["resume"] = loaded.resume_group
             finish_load(self._binding, self._plan, loaded, run)
-            flow.forget(loaded.waiting)
+            for node, names in loaded.waiting.items():
+                for name in names:  # no run made the state that was loaded into this object
+                    flow.blobs.pop((node, name), None)
         for epoch, step in self._steps():
             run("epoch", epoch, step)
         return trace, flow

@@ -6,8 +6,9 @@ Tasks report digests of the values they make as metrics; the plan says which val
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from msgspec import structs
@@ -54,33 +55,32 @@ Trace = dict[Value, tuple[str, ...]]
 """Digests of each value, one for each instance of the task; "" if it cannot be digested."""
 
 
+@dataclass(frozen=True, slots=True)
 class Traced:
     """A task's function that also reports digests of the values it returns and updates."""
 
-    def __init__(self, task: PlannedTask, codecs: Sequence[Codec]) -> None:
-        self._fn: Callable[..., Any] = task.fn
-        self._num_parts = max(1, len(task.outputs))
-        self._updates = [
-            (place, argument.name)
-            for place, argument in enumerate(task.arguments)
-            if isinstance(argument, UpdateArgument)
-        ]
-        self._codecs = codecs
+    task: PlannedTask
+    codecs: Sequence[Codec]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
-        value = self._fn(*args, **kwargs)
-        made: dict[int | str, Any] = {name: args[place] for place, name in self._updates}
-        if self._num_parts == 1:
+        value = self.task.fn(*args, **kwargs)
+        made: dict[int | str, Any] = {
+            argument.name: args[place]
+            for place, argument in enumerate(self.task.arguments)
+            if isinstance(argument, UpdateArgument)
+        }
+        num_parts = len(self.task.outputs)
+        if num_parts <= 1:
             made[0] = value
         else:
             with suppress(Exception):  # the run raises if the value is no such sequence
-                made.update((part, value[part]) for part in range(self._num_parts))
+                made.update((part, value[part]) for part in range(num_parts))
         task = current_task()
         for what, part in made.items():
             name = json.dumps([task.node, task.name, what, task.instance])
             try:
-                digest = digest_value(part, self._codecs)
+                digest = digest_value(part, self.codecs)
             except Exception:  # a socket, a model on a GPU, an array that another thread resizes
                 digest = ""
             task.report(**{_PREFIX + name: digest})
@@ -156,12 +156,6 @@ class Dataflow:
                     private.add((node, output.name))
         for key in private:
             self.blobs.pop(key, None)
-
-    def forget(self, blobs: Mapping[str, Collection[str]]) -> None:
-        """Forget blobs, by node, that were loaded: no run made their values."""
-        for node, names in blobs.items():
-            for name in names:
-                self.blobs.pop((node, name), None)
 
     def unrepeatable(self, one: Trace, other: Trace) -> list[Call]:
         """The calls that made different values from equal inputs in two traces, in order."""
