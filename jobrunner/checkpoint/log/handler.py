@@ -153,8 +153,8 @@ class FileMetadataHandler:
             found = [*self._files.each(self._files.read_if_there, paths)]
             for i, data in enumerate(found):
                 if data is None:
-                    more = found[i + 1 : i + 2] or [None]
-                    if more[0] is None and not self._files.is_taken(self.path_of(number + 1)):
+                    is_last = not any(found[i + 1 : i + 2])
+                    if is_last and not self._files.is_taken(self.path_of(number + 1)):
                         return
                     yield self.entry(number, f", because entry {number + 1} exists")
                 else:
@@ -162,14 +162,9 @@ class FileMetadataHandler:
                 number += 1
 
     def entry(self, number: int, why: str = "") -> Entry:
-        """One entry.
+        """One entry; `why` says why it must exist.
 
-        Raises
-        ------
-        CheckpointCorruptError
-            It is missing or damaged; `why` says why it must exist.
-        OSError
-            Reading failed.
+        Raises CheckpointCorruptError if it is missing or damaged, OSError if it cannot be read.
         """
         path = self.path_of(number)
         data = self._files.read_if_there(path)

@@ -59,10 +59,8 @@ def make_entry(number: int, kind: str, run: str, body: Mapping[str, Any]) -> Log
 def parse_entry(tree: object, where: str, advice: str = "") -> LogEntry:
     """Check an entry that was read as JSON; errors begin with `where` and end with `advice`.
 
-    Raises
-    ------
-    CheckpointCorruptError
-        A field is missing, unknown or has an invalid value, or a later version wrote the entry.
+    Raises CheckpointCorruptError if a field is missing, unknown or has an invalid value, or if a
+    later version wrote the entry.
     """
     expected = _ANY_KIND
     if isinstance(tree, Mapping):

@@ -221,8 +221,5 @@ def loose_json(value: Any) -> Any:
             return float(value["$float"])
         if value.keys() == {"$plain"}:
             value = value["$plain"]
-        return {
-            key: loose_json(item) if isinstance(item, dict | list) else item
-            for key, item in value.items()
-        }
+        return {key: loose_json(item) for key, item in value.items()}
     return [loose_json(item) for item in value] if isinstance(value, list) else value

@@ -28,7 +28,6 @@ from jobrunner.checkpoint.store import (
     ROOT_DOCUMENT,
     Receipt,
     StoreReader,
-    VerifiedFiles,
 )
 from jobrunner.errors import (
     CheckpointError,
@@ -125,7 +124,7 @@ def _save_again(
     try:
         save = manager.commits.begin(commit.epoch)
         try:
-            receipts = _copy_stores(source, commit, files, target, save.stores)
+            receipts = _copy_stores(source, commit, manager.recorded, save.stores)
         except BaseException as error:
             manager.commits.abandon(save)
             if isinstance(error, OSError) and not isinstance(error, CheckpointError):
@@ -145,21 +144,20 @@ def _save_again(
 def _copy_stores(
     source: Epochs,
     commit: CommitEntry,
-    files: Files,
-    target: str,
+    target: Epochs,
     names: Mapping[str, str],
 ) -> dict[str, Receipt]:
     """Copy all stores of an epoch to `names`, by node, and make them durable."""
     readers = [
         (
             StoreReader(source.files, source.path, about.store, about.manifest),
-            StoreReader(files, target, names[node], about.manifest),
+            StoreReader(target.files, target.path, names[node], about.manifest),
         )
         for node, about in commit.stores.items()
     ]
-    farther = max(source.files, files, key=lambda it: it.lookups)
-    threads = max(source.files.threads, files.threads)
-    with files.durable(target, list(names.values())):
+    farther = max(source.files, target.files, key=lambda it: it.lookups)
+    threads = max(source.files.threads, target.files.threads)
+    with target.files.durable(target.path, list(names.values())):
         copies = list(farther.each(_StoreCopy, readers))
         jobs = [job for copy in copies for job in copy.begin()]
         run_all(jobs, threads, sum(about.nbytes for about in commit.stores.values()))
@@ -194,7 +192,7 @@ class _StoreCopy:
     def finish(self) -> None:
         """Copy the manifest and the root document, after all other files."""
         path = join_path(self._source.root, MANIFEST)
-        with VerifiedFiles(self._source.files, self._source.root).reading(path):
+        with self._source.verified.reading(path):
             manifest = self._source.files.read(path)
         self._target.files.write(join_path(self._target.root, MANIFEST), [manifest])
         self._copy(ROOT_DOCUMENT)

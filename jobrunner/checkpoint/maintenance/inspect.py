@@ -147,7 +147,7 @@ def inspect_directory(directory: Epochs) -> list[Finding]:
 
     found += itertools.chain.from_iterable(directory.files.each(explain, stores))
     if is_whole:
-        found += _find_missing(history, [*names, *directory.files.list_names(directory.path)])
+        found += _find_missing(history, {*names, *directory.files.list_names(directory.path)})
     return sorted(found, key=lambda finding: finding.path)
 
 
@@ -279,10 +279,9 @@ def _inspect_recorded(
     except CheckpointError as error:
         yield Finding(name, "damaged", str(error))
         return
-    expected = {path: size for path, (size, _) in listed.items()}
     there = dict(directory.files.walk(reader.root))
     problems = 0
-    for path, size in expected.items():
+    for path, (size, _) in listed.items():
         found = there.pop(path, None)
         if found != size:
             problems += 1
@@ -296,16 +295,13 @@ def _inspect_recorded(
         why = f"Not in the manifest of this store of epoch {epoch}. jobrunner never reads it."
         yield Finding(f"{name}/{path}", "stray", why)
     if not problems:
-        why = f"Epoch {epoch} of node {manifest.node!r}, {len(expected) + 1} files."
+        why = f"Epoch {epoch} of node {manifest.node!r}, {len(listed) + 1} files."
         yield Finding(name, "live", why)
 
 
 def _find_missing(history: _History, there: Collection[str]) -> Iterator[Finding]:
-    there = frozenset(there)
-    for epoch, retry in history.state.retries.items():
-        commit = history.commits.get(Claim(epoch, retry))
-        stores = commit.stores if commit is not None else {}
-        for node, about in stores.items():
-            if about.store not in there:
-                why = f"Epoch {epoch} of node {node!r} is recorded, but its store is missing."
+    for claim, commit in history.commits.items():
+        for node, about in commit.stores.items():
+            if history.is_recorded(claim) and about.store not in there:
+                why = f"Epoch {claim.epoch} of node {node!r} is recorded, but its store is missing."
                 yield Finding(about.store, "damaged", why)
