@@ -21,7 +21,7 @@ from jobrunner.worker.outcome import Failure, Outcome, describe_failure
 from jobrunner.worker.program import Program
 from jobrunner.worker.task_context import CurrentTask
 from jobrunner.worker.threads import Operation, ThreadPool, call_on_loop
-from jobrunner.workspace import MemoryLimit, Snapshot, WireSnapshot, to_frames
+from jobrunner.workspace import MemoryLimit, Snapshot, open_frames, to_frames
 
 GRANT, REPORT = -1, -2
 """Notes between a batch's lead and its followers travel under these in place of a crossing."""
@@ -115,7 +115,7 @@ class GroupRuns:
     def push(self, pushed: RunValues) -> None:
         """Take values and notes from another worker."""
         for number, values in pushed:
-            arrived = {c: WireSnapshot(frames) for c, frames in values if c >= 0}
+            arrived = {c: Snapshot(frames, open_frames) for c, frames in values if c >= 0}
             notes = [(c, frames) for c, frames in values if c < 0]
             if number == self._run_number and self._run is not None:
                 self._run.deliver(arrived)

@@ -18,6 +18,8 @@ import pickle
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -190,7 +192,9 @@ def freeze(value: Any, *, copy: bool, move: bool = False) -> Any:
     except _NotPlainError:
         if move:
             return value
-    return TensorSnapshot(value) if is_tensor(value) else PickledSnapshot(value)
+    if is_tensor(value):
+        return Snapshot(copy_tensor(value), copy_tensor)
+    return Snapshot(_pickle(value), pickle.loads)
 
 
 class NotPicklableError(TypeError):
@@ -218,45 +222,16 @@ def _freeze_plain(value: Any, copy: bool) -> Any:
     raise _NotPlainError
 
 
+@dataclass(eq=False, slots=True)
 class Snapshot:
     """A frozen value of which every reader gets a copy."""
 
-    def open(self) -> Any:
-        """Return a copy of the value."""
-        raise TypeError(f"{type(self).__name__} cannot be opened")
-
-
-class PickledSnapshot(Snapshot):
-    """A snapshot of any object, as a pickle."""
-
-    __slots__ = ("data",)
-
-    def __init__(self, value: Any) -> None:
-        try:
-            self.data = _pickle(value)
-        except Exception as error:
-            raise NotPicklableError(
-                f"A value of type {type(value).__qualname__} cannot be pickled, so it cannot be "
-                f"copied for another node or a TaskOutput ({type(error).__name__}: {error}). Store "
-                f"it in a blob, and read that by name in tasks of its own node."
-            ) from None
+    data: Any
+    restore: Callable[[Any], Any]
 
     def open(self) -> Any:
         """Return a copy of the value."""
-        return pickle.loads(self.data)
-
-
-class TensorSnapshot(Snapshot):
-    """A snapshot of a PyTorch tensor, on the device where it is."""
-
-    __slots__ = ("tensor",)
-
-    def __init__(self, tensor: Any) -> None:
-        self.tensor = copy_tensor(tensor)
-
-    def open(self) -> Any:
-        """Return a copy of the value."""
-        return copy_tensor(self.tensor)
+        return self.restore(self.data)
 
 
 def to_frames(value: Any) -> list[Any]:
@@ -278,17 +253,9 @@ def from_frames(frames: Sequence[Any]) -> Any:
     return pickle.loads(frames[0], buffers=frames[1:])
 
 
-class WireSnapshot(Snapshot):
-    """A received value. Each reader unpickles it, over the same memory."""
-
-    __slots__ = ("frames",)
-
-    def __init__(self, frames: Sequence[Any]) -> None:
-        self.frames = frames
-
-    def open(self) -> Any:
-        """Return a copy of the value."""
-        return view(from_frames(self.frames))
+def open_frames(frames: Sequence[Any]) -> Any:
+    """Unpickle a received value for one of its readers; all use the same memory."""
+    return view(from_frames(frames))
 
 
 def is_tensor(value: object) -> bool:
@@ -298,10 +265,16 @@ def is_tensor(value: object) -> bool:
 
 
 def _pickle(value: Any) -> bytes:
-    try:
+    with suppress(Exception):
         return pickle.dumps(value, protocol=5)
-    except Exception:  # definitions of a script or a notebook are pickled by value
+    try:  # definitions of a script or a notebook are pickled by value
         return bytes(cloudpickle.dumps(value, protocol=5))
+    except Exception as error:
+        raise NotPicklableError(
+            f"A value of type {type(value).__qualname__} cannot be pickled, so it cannot be "
+            f"copied for another node or a TaskOutput ({type(error).__name__}: {error}). Store "
+            f"it in a blob, and read that by name in tasks of its own node."
+        ) from None
 
 
 def _same_if_unchanged(old: Any, new: Any) -> Any:
