@@ -18,8 +18,7 @@ MAX_NAME_LENGTH = 128
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # Characters that some file systems refuse or that paths use, and "%", which begins an escape.
-_UNSAFE = re.compile(r'[%/\\<>"|?*\x00-\x1f\x7f]')
-_UNSAFE_WINDOWS = re.compile(r'[%/\\<>"|?*:\x00-\x1f\x7f]')
+_UNSAFE = re.compile(rf'[%/\\<>"|?*{":" if os.name == "nt" else ""}\x00-\x1f\x7f]')
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|$)")
 _STORE = re.compile(r"(?P<stem>.+)\.(?P<epoch>0|[1-9][0-9]*)(?:\.r(?P<retry>[1-9][0-9]*))?", re.S)
 
@@ -74,8 +73,7 @@ def check_distinct(names: Iterable[str], what: str) -> None:
 @lru_cache(maxsize=1 << 14)
 def escape(name: str) -> str:
     """Escape a name for file systems; `unescape` undoes it."""
-    unsafe = _UNSAFE_WINDOWS if os.name == "nt" else _UNSAFE
-    text = unsafe.sub(lambda match: f"%{ord(match[0]):02X}", name)
+    text = _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", name)
     if _RESERVED.match(text) or text.startswith((".", "_")) or text in ("zarr.json", "c"):
         text = f"%{ord(text[0]):02X}{text[1:]}"
     if text.endswith((".", " ")):

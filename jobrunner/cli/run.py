@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from jobrunner.cluster import Session
     from jobrunner.run import ResumeFrom, RunResult, SaveErrorPolicy
 
-
 _NOT_REPEATED = {"resume", "take_over", "as_json"}
 
 
