@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import inspect
 import struct
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -67,16 +66,11 @@ class Decoder:
         self.has_states = False  # whether the decoded value contains a `SavedState`
 
     def decode(self, item: Tree) -> Any:
-        """Decode a tree.
+        """Decode a tree; raises `InvalidTreeError` if no encoder produces it.
 
-        Raises
-        ------
-        InvalidTreeError
-            No encoder produces such a tree.
-        DefinitionError
-            It needs a codec that is not registered, or unpickling, which is not allowed.
-        CheckpointError
-            The codec or the class of a pickled object raised, or this platform lacks a dtype.
+        Raises `DefinitionError` if it needs a codec that is not registered, or unpickling that is
+        not allowed; `CheckpointError` if a codec or the class of a pickled object raised, or this
+        platform lacks a dtype.
         """
         cls = type(item)
         if cls is list:
@@ -192,14 +186,13 @@ class Decoder:
     def _tensor(
         self, at: Count | None, shape: Shape, dtype: str, requires_grad: bool, parameter: bool
     ) -> Any:
-        if "torch" not in sys.modules:
-            try:
-                import torch  # noqa: F401
-            except ImportError:
-                raise DefinitionError(
-                    f"{self._where} is a PyTorch tensor, but torch cannot be imported. Install it "
-                    f"(pip install torch)."
-                ) from None
+        try:
+            import torch  # noqa: F401
+        except ImportError:
+            raise DefinitionError(
+                f"{self._where} is a PyTorch tensor, but torch cannot be imported. Install it "
+                f"(pip install torch)."
+            ) from None
         array = None if at is None else self._array(at)
         return tensors.from_array(array, shape, dtype, requires_grad, parameter)
 

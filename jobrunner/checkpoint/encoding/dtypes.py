@@ -109,12 +109,8 @@ def _missing_value(dtype: Any) -> str | None:
 def dtype_from_spec(spec: Spec) -> np.dtype[Any]:
     """Make the dtype that `dtype_to_spec` described.
 
-    Raises
-    ------
-    UnsupportedDtypeError
-        This platform lacks it.
-    msgspec.ValidationError
-        `spec` does not describe a dtype.
+    Raises `UnsupportedDtypeError` if this platform lacks it, `msgspec.ValidationError` if `spec`
+    does not describe a dtype.
     """
     try:
         return _make(spec)

@@ -47,12 +47,9 @@ def encode_blobs(
 ) -> dict[str, EncodedBlob]:
     """Encode the blobs of a node; write them before the values, whose memory they share, change.
 
-    `beside` are the node's other blobs: arrays that own their memory and need no encoding.
-
-    Raises
-    ------
-    DefinitionError
-        A blob cannot be encoded, or two share an object or memory, and would load as two.
+    `beside` are the node's other blobs: arrays that own their memory and need no encoding. Raises
+    `DefinitionError` if a blob cannot be encoded, or two share an object or memory, and would load
+    as two.
     """
     by_type = {codec.cls: codec for codec in codecs}
     encoded: dict[str, EncodedBlob] = {}

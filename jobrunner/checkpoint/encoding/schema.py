@@ -24,10 +24,8 @@ class Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, g
 def read_document(data: bytes | str, kind: type[T], path: str, *, advice: str) -> T:
     """Read a JSON document as `kind`, with exactly its fields; `path` and `advice` are for messages.
 
-    Raises
-    ------
-    CheckpointCorruptError
-        It is not JSON, or a field is missing, unknown, repeated, of another type or out of range.
+    Raises `CheckpointCorruptError` if it is not JSON, or a field is missing, unknown, repeated, of
+    another type or out of range.
     """
     with contextlib.suppress(ValueError, RecursionError):
         document = msgspec.json.decode(data, type=kind)

@@ -44,14 +44,9 @@ class StatefulBlob:
     def load_into(self, made: Any) -> Any:
         """Load each state into the object at its place in `made`, the blob that the init task made.
 
-        Return the value with these objects.
-
-        Raises
-        ------
-        PlanMismatchError
-            There is no object for a state, or one of another class.
-        CheckpointError
-            A ``load_state_dict`` raised. Do not use the blob's objects any more.
+        Return the value with these objects. Raises `PlanMismatchError` if there is no object for a
+        state, or one of another class; `CheckpointError` if a ``load_state_dict`` raised: then do
+        not use the blob's objects any more.
         """
         return _Merge(self.where).merge(self.value, made, "")
 

@@ -38,15 +38,10 @@ def check_compressors(compressors: Sequence[Compressor], where: str) -> tuple[Co
                 f"{where}: the compressor {about['name']!r} does not accept the settings {asked}: "
                 f"{type(error).__name__}: {error}. See zarr.codecs for its settings."
             ) from error
-        configuration = {**known.get("configuration", {}), **asked}
-        if about["name"] == "blosc":
-            # By default, these depend on the dtype of each array.
-            configuration = {
-                key: value
-                for key, value in configuration.items()
-                if key not in ("typesize", "shuffle") or key in asked
-            }
-        full.append({"name": about["name"], "configuration": configuration})
+        defaults = dict(known.get("configuration", {}))
+        for of_dtype in ("typesize", "shuffle"):  # of blosc; added by `suit_dtype`
+            defaults.pop(of_dtype, None)
+        full.append({"name": about["name"], "configuration": {**defaults, **asked}})
     return tuple(full)
 
 

@@ -194,7 +194,9 @@ def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) ->
         shards = options.shards and tuple(options.shards[axis] for axis in order)
         grid = Grid(data.shape, shards or chunks, chunks if shards else None, part.order)
     elif is_text:
-        grid = plan_grid(data.shape, _mean_text_bytes(data), part.order, in_pieces=False)
+        characters = int(np.strings.str_len(data).sum())
+        mean_bytes = 4 + math.ceil(characters / data.size) if data.size else 1
+        grid = plan_grid(data.shape, mean_bytes, part.order, in_pieces=False)
     else:
         grid = plan_grid(data.shape, item_bytes, part.order)
     compressors = suit_dtype(options.compressors or (), item_bytes)
@@ -225,12 +227,6 @@ def _plan(
         **({"compressors": compressors} if compressors else {}),
     }
     return PlannedArray(blob, path, data, grid, compressors, entry, document, bool(names))
-
-
-def _mean_text_bytes(data: Array) -> int:
-    if not data.size:
-        return 1
-    return 4 + math.ceil(int(np.strings.str_len(data).sum()) / data.size)
 
 
 # --- Zarr documents

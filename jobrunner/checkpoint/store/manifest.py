@@ -265,12 +265,8 @@ class Manifest(Document, kw_only=True):
 def read_manifest(data: bytes, path: str) -> Manifest:
     """Read a manifest; `path` is for messages.
 
-    Raises
-    ------
-    CheckpointCorruptError
-        No version of jobrunner writes such a manifest; names the field.
-    CheckpointError
-        A later version wrote it.
+    Raises `CheckpointCorruptError`, which names the field, if no version of jobrunner writes such a
+    manifest; `CheckpointError` if a later version wrote it.
     """
     found = 0
     with contextlib.suppress(ValueError, RecursionError):  # raised by `read_document` below
