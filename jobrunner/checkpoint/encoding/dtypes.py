@@ -176,13 +176,14 @@ def zarr_data_type(dtype: np.dtype[Any]) -> tuple[Any, Any, str | None]:
         name = "numpy.datetime64" if dtype.kind == "M" else "numpy.timedelta64"
         configuration = {"unit": unit, "scale_factor": count}
         return {"name": name, "configuration": configuration}, "NaT", _endian(dtype)
+    zeros = base64.b64encode(bytes(dtype.itemsize)).decode()
     if dtype.names:
         fields = [[name, _simple_field(dtype, name)] for name in dtype.names]
         packed = np.dtype([(name, dtype.fields[name][0]) for name in dtype.names])  # type: ignore[index]
         if all(kind for _, kind in fields) and dtype == packed:
             data_type = {"name": "structured", "configuration": {"fields": fields}}
-            return data_type, _zeros_base64(dtype.itemsize), None
-    return {"name": "raw_bytes", "configuration": size}, _zeros_base64(dtype.itemsize), None
+            return data_type, zeros, None
+    return {"name": "raw_bytes", "configuration": size}, zeros, None
 
 
 def _endian(dtype: np.dtype[Any]) -> str | None:
@@ -197,10 +198,6 @@ def _simple_field(dtype: np.dtype[Any], name: str) -> Any:
     data_type, _, endian = zarr_data_type(field)
     is_raw = isinstance(data_type, dict) and data_type["name"] == "raw_bytes"
     return None if endian == "big" or (is_raw and field.kind != "V") else data_type
-
-
-def _zeros_base64(count: int) -> str:
-    return base64.b64encode(bytes(count)).decode()
 
 
 def without_padding(array: Array) -> Array:

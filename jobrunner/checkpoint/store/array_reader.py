@@ -18,6 +18,9 @@ from jobrunner.checkpoint.store.grid import Piece, to_logical
 from jobrunner.checkpoint.store.manifest import ADVICE, MANIFEST, ArrayEntry, File, Row
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
 
+WantedRow = tuple[list[Any], int, Row]
+"""A list, the index in it of an array to be read, and its place."""
+
 Jobs = list[Callable[[], None]]
 """Work that several threads may do in any order."""
 
@@ -212,11 +215,8 @@ class StoredArray:
             ) from error
 
 
-def read_rows(files: VerifiedFiles, wanted: Sequence[tuple[list[Any], int, Row]]) -> Jobs:
-    """Return the jobs that read rows of one stack, or the whole stack if many of them are wanted.
-
-    Each row becomes item ``i`` of a list: ``(list, i, row)``.
-    """
+def read_rows(files: VerifiedFiles, wanted: Sequence[WantedRow]) -> Jobs:
+    """Return the jobs that read rows of one stack, or the whole stack if many of them are wanted."""
     stack = wanted[0][2].stack
     if len(wanted) * _WHOLE_STACK >= stack.shape[0]:
         return [partial(_split_stack, files, stack, wanted)]
@@ -227,9 +227,7 @@ def read_rows(files: VerifiedFiles, wanted: Sequence[tuple[list[Any], int, Row]]
     return jobs
 
 
-def _split_stack(
-    files: VerifiedFiles, stack: ArrayEntry, wanted: Sequence[tuple[list[Any], int, Row]]
-) -> None:
+def _split_stack(files: VerifiedFiles, stack: ArrayEntry, wanted: Sequence[WantedRow]) -> None:
     data, jobs = StoredArray(files, stack).read()
     for job in jobs:
         job()

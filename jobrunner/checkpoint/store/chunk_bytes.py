@@ -58,19 +58,19 @@ def encode_chunk(
     if grid.piece_shape is None:
         # Without the ellipsis, an array of no axes would give a scalar.
         part = data[(*grid.part(corner), ...)]
-        buffers, padding_bytes = _encode(part, grid.chunk_shape, compressors)
-        return ChunkBytes(buffers, padding_bytes, None)
-    buffers = []
+        encoded, padding_bytes = _encode(part, grid.chunk_shape, compressors)
+        return ChunkBytes([encoded], padding_bytes, None)
+    buffers: list[bytes | memoryview] = []
     lengths = []
     index = np.full((grid.num_places, 2), _NOWHERE, "<u8")
     start = 0
     for piece in grid.pieces(corner):
         part = data[(*piece.part, ...)]
         encoded, padding_bytes = _encode(part, grid.piece_shape, compressors)
-        buffers += encoded
+        buffers.append(encoded)
         if padding_bytes:
             buffers.append(bytes(padding_bytes))
-        length = sum(map(len, encoded)) + padding_bytes
+        length = len(encoded) + padding_bytes
         index[piece.place] = start, length
         lengths.append(length)
         start += length
@@ -81,7 +81,7 @@ def encode_chunk(
 
 def _encode(
     part: Array, shape: tuple[int, ...], compressors: Sequence[Compressor]
-) -> tuple[list[bytes | memoryview], int]:
+) -> tuple[bytes | memoryview, int]:
     """Return the bytes of a piece, and how many zero bytes fill it up."""
     if part.shape != shape and not _is_padded_at_the_end(part.shape, shape):
         whole = np.zeros(shape, part.dtype)
@@ -98,8 +98,8 @@ def _encode(
     if compressors:
         if padding_bytes:
             data = bytes(data) + bytes(padding_bytes)
-        return [compress(data, compressors)], 0
-    return [data], padding_bytes
+        return compress(data, compressors), 0
+    return data, padding_bytes
 
 
 def _is_padded_at_the_end(part: Sequence[int], whole: Sequence[int]) -> bool:

@@ -74,17 +74,13 @@ class PlannedArray:
 class StoreLayout:
     """All files of a store except the manifest."""
 
-    directories: dict[str, None] = field(
+    directories: dict[str, None] = field(  # within the store, parents first
         default_factory=lambda: dict.fromkeys([os.path.dirname(MANIFEST)])
     )
-    """Within the store, parents first."""
-    documents: dict[str, bytes] = field(default_factory=dict)
-    """Zarr documents by path within the store, except the root's."""
+    documents: dict[str, bytes] = field(default_factory=dict)  # by path, except the root's
     root: bytes = b""
-    arrays: list[PlannedArray] = field(default_factory=list)
-    """Stacks come last."""
-    blobs: dict[str, Any] = field(default_factory=dict)
-    """Each blob's entry in the manifest."""
+    arrays: list[PlannedArray] = field(default_factory=list)  # stacks come last
+    blobs: dict[str, Any] = field(default_factory=dict)  # their entries in the manifest
     about: dict[str, Any] = field(default_factory=dict)
     """What root document and manifest say of the store: format, node, epoch and run."""
 

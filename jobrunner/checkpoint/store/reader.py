@@ -12,7 +12,7 @@ from typing import Any
 
 from jobrunner.checkpoint.encoding import Array, Codec, Decoder, InvalidTreeError, StatefulBlob
 from jobrunner.checkpoint.storage import Files, join_path, run_all
-from jobrunner.checkpoint.store.array_reader import StoredArray, VerifiedFiles, read_rows
+from jobrunner.checkpoint.store.array_reader import StoredArray, VerifiedFiles, WantedRow, read_rows
 from jobrunner.checkpoint.store.layout import describe_array
 from jobrunner.checkpoint.store.manifest import (
     ADVICE,
@@ -112,7 +112,7 @@ class StoreReader:
         wanted = {name: manifest.blob(name) for name in blobs}
         verified = self.verified
         loaded: dict[str, list[Any]] = {}
-        rows: dict[str, list[tuple[list[Any], int, Row]]] = {}
+        rows: dict[str, list[WantedRow]] = {}
         jobs: list[Callable[[], None]] = []
         paths: set[str] = set()
         nbytes = 0
@@ -133,12 +133,8 @@ class StoreReader:
             jobs.append(partial(verified.read_into, document, None, manifest.documents[document]))
         run_all(jobs, self.files.threads, nbytes)
         return {
-            name: arrays[0]
-            if wanted[name].tree == LONE_ARRAY
-            else self._decode(
-                name, wanted[name].tree, arrays.__getitem__, keeps_states=keeps_states
-            )
-            for name, arrays in loaded.items()
+            name: self._decode(name, blob.tree, loaded[name].__getitem__, keeps_states=keeps_states)
+            for name, blob in wanted.items()
         }
 
     def axis_length(self, blob: str, axis: int) -> int:
@@ -233,6 +229,8 @@ class StoreReader:
         return zarr.open_array(store, mode="r", zarr_format=3)
 
     def _decode(self, name: str, tree: Any, array: Callable[[int], Array], **options: Any) -> Any:
+        if tree == LONE_ARRAY:
+            return options.get("leaf", array)(0)
         where = f"Blob {name!r} in {self.root}"
         decoder = Decoder(
             array, self.codecs, allow_pickle=self.allow_pickle, where=where, **options
