@@ -102,7 +102,7 @@ def _crossing_value(
 def _pass_on(program: Program, handover: Handover, frozen: Any, send: Send) -> None:
     if handover.is_local:
         program.arrived[handover.crossing.id] = frozen
-    if handover.is_remote:
+    if program.routes[handover.crossing.id]:
         send(handover.crossing.id, frozen)
 
 
@@ -138,7 +138,7 @@ def _capture(program: Program, step: Step, parts: tuple[Any, ...]) -> None:
                 raise
             frozen = TypeError(str(error))  # for the client's fetch
         if captured.is_read:
-            program.results[captured.key] = frozen
+            program.results[step.index, capture.part] = frozen
         if capture.retain:
             retained = step.workspace.retained.setdefault(program.key, {})
             retained[step.name, capture.part] = frozen

@@ -38,13 +38,10 @@ class BindingContext:
     address: str  # this worker's
     nthreads: int  # this worker's
     call_peer: Callable[[str, Message], Awaitable[Message]]  # returns another worker's reply
+    memory_limit: MemoryLimit  # ends a run if memory is short
     silence_seconds: float = math.inf  # how long another worker may be silent: see `Outbox`
     straggler_seconds: float = 30.0  # how long a run waits for functions of an aborted one
     can_move: bool = False  # the client binds the nodes elsewhere before this worker closes
-    # When to end a run because memory is short: see `MemoryLimit`.
-    used_bytes: Callable[[], int] = int
-    limit_bytes: int = 0
-    memory_share: float = 0.0
 
 
 @dataclass(slots=True)
@@ -171,13 +168,11 @@ class GroupRuns:
 
     async def _begin_later(self, begin: Callable[[], None], operation: Operation) -> None:
         """Begin once no function of an aborted run still runs: it might change the blobs."""
-        aborted = self._run
         seconds = self._context.straggler_seconds
         try:
             await asyncio.wait_for(self._drained.wait(), seconds)
         except TimeoutError:
-            tasks = aborted.running_tasks() if aborted is not None else []
-            names = ", ".join(map("/".join, tasks))
+            names = ", ".join(map("/".join, self.running_tasks()))
             reason = (
                 f"{names} of an aborted run still runs after {seconds:g} s and may change blobs"
             )

@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from jobrunner.worker.outbox import Message, RunValues, wrap_frames
 from jobrunner.worker.outcome import describe_failure
 from jobrunner.worker.program import Program
 from jobrunner.worker.threads import Operation, ThreadPool, call_on_loop
-from jobrunner.workspace import MEMORY_LIMIT, KeptStates, MemoryLimit, Workspace, to_frames
+from jobrunner.workspace import MEMORY_LIMIT, KeptStates, Workspace, to_frames
 
 SMALL_BYTES = 1 << 20
 """To free more memory than this takes milliseconds, too long for the event loop."""
@@ -51,11 +51,8 @@ class HostedNodes:
         self.ended = asyncio.Event()  # set once this is closed and its last thread has ended
         self._address = context.address
         self._loop = asyncio.get_running_loop()
-        self._memory_limit = MemoryLimit(
-            context.address,
-            used_bytes=context.used_bytes,
-            limit_bytes=context.limit_bytes,
-            share=context.memory_share,
+        self._memory_limit = replace(
+            context.memory_limit,
             sizes=lambda: {space.node: space.nbytes() for space in list(self.workspaces.values())},
             relieve=self.kept_states.drop_all,
         )
@@ -227,7 +224,17 @@ class HostedNodes:
 
     @gc_paused()
     def _load_groups(self, groups: bytes | None, slices: Mapping[str, bytes]) -> Message:
-        parts = {node: self._load_slices(node, data) for node, data in slices.items()}
+        parts: dict[str, dict[str, Slice]] = {}
+        for node, data in slices.items():
+            try:
+                parts[node] = pickle.loads(data)
+            except Exception as error:
+                raise ExecutionError(
+                    f"Worker {self._address} could not unpickle the tasks of node {node!r}: "
+                    f"{type(error).__name__}: {error}. Install the modules that the tasks need on "
+                    f"the worker, in the client's versions, or let cloudpickle send your module by "
+                    f"value: cloudpickle.register_pickle_by_value(module)."
+                ) from error
         outline = pickle.loads(groups) if groups else {}
         for key, (name, crossings, conditions, nodes) in outline.items():
             own = {node: part[key] for node, part in parts.items() if key in part}
@@ -239,18 +246,6 @@ class HostedNodes:
                     for node, changed in program.changes.items():
                         self.kept_states.changing.setdefault(node, set()).update(changed)
         return {}
-
-    def _load_slices(self, node: str, data: bytes) -> dict[str, Slice]:
-        try:
-            slices: dict[str, Slice] = pickle.loads(data)
-        except Exception as error:
-            raise ExecutionError(
-                f"Worker {self._address} could not unpickle the tasks of node {node!r}: "
-                f"{type(error).__name__}: {error}. Install the modules that the tasks need on the "
-                f"worker, in the client's versions, or let cloudpickle send your module by value: "
-                f"cloudpickle.register_pickle_by_value(module)."
-            ) from error
-        return slices
 
 
 def fetch(

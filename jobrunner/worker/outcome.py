@@ -64,11 +64,9 @@ def describe_failure(
         trace = trace.tb_next  # frames of this package do not help the user
     # The message of an error that this package raised says everything without a traceback.
     is_plain = trace is None and isinstance(error, JobRunnerError | NotPicklableError)
-    lines = (
-        []
-        if is_plain and error.__cause__ is None
-        else traceback.format_exception(type(error), error, trace or error.__traceback__)
-    )
+    lines: list[str] = []
+    if not is_plain or error.__cause__ is not None:
+        lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
     return Failure(
         node=node,
         task=task,

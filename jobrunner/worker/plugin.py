@@ -8,11 +8,10 @@ import logging
 import secrets
 import sys
 import threading
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from dask.system import CPU_COUNT
@@ -25,7 +24,7 @@ from jobrunner.errors import DefinitionError
 from jobrunner.worker.group_runs import BindingContext
 from jobrunner.worker.hosted_nodes import HostedNodes, failed_reply
 from jobrunner.worker.outbox import Message
-from jobrunner.workspace import KeptStates
+from jobrunner.workspace import KeptStates, MemoryLimit
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -75,24 +74,14 @@ class WorkspaceHost(WorkerPlugin):
         self._inherited: dict[str, KeptStates] = {}  # by the binding that will get them
         worker.handlers[OPERATION] = self.call
 
-    def teardown(self, worker: Worker) -> Awaitable[None] | None:
+    async def teardown(self, worker: Worker) -> None:
         """Drop everything; a worker that is retired first lets its nodes move to other workers."""
         moving = [hosted for hosted in self.bindings.values() if hosted.can_move]
         if moving and worker.status == Status.closing and not worker.batched_stream.closed():
-            return self._teardown_later(worker, moving)
-        self._drop_all(worker)
-        return None
-
-    async def _teardown_later(self, worker: Worker, moving: Sequence[HostedNodes]) -> None:
-        logger.info("Worker %s stays until its nodes have moved to other workers", worker.address)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(
-                asyncio.gather(*(hosted.ended.wait() for hosted in moving)),
-                get_number("departure-seconds"),
-            )
-        self._drop_all(worker)
-
-    def _drop_all(self, worker: Worker) -> None:
+            logger.info("Worker %s stays until its nodes have moved elsewhere", worker.address)
+            moves = asyncio.gather(*(hosted.ended.wait() for hosted in moving))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(moves, get_number("departure-seconds"))
         worker.handlers.pop(OPERATION, None)
         self._inherited.clear()
         for name in list(self.bindings):
@@ -151,10 +140,13 @@ class WorkspaceHost(WorkerPlugin):
                 address=worker.address,
                 nthreads=worker.state.nthreads,
                 call_peer=self._call_peer,
-                used_bytes=worker.monitor.get_process_memory,
-                # Without a nanny, nothing kills the process, and others may share it.
-                limit_bytes=(worker.nanny and worker.memory_manager.memory_limit) or 0,
-                memory_share=get_number("memory-share"),
+                memory_limit=MemoryLimit(
+                    worker.address,
+                    worker.monitor.get_process_memory,
+                    # Without a nanny, nothing kills the process, and others may share it.
+                    limit_bytes=(worker.nanny and worker.memory_manager.memory_limit) or 0,
+                    share=get_number("memory-share"),
+                ),
                 **options,
             )
             kept_states = self._inherited.pop(binding, None) or self._make_kept_states()
@@ -172,19 +164,18 @@ class WorkspaceHost(WorkerPlugin):
     async def _reach(self, addresses: Sequence[str], wait_seconds: float) -> Message:
         """Ping other workers; ``"cut"`` in the reply lists those that do not answer."""
         slots = asyncio.Semaphore(MOST_PINGS)
+        cut: list[str] = []
 
-        async def is_cut(address: str) -> bool:
+        async def ping(address: str) -> None:
             async with slots:
                 try:
-                    ping = self._call_peer(address, {"call": "hello"})
-                    await asyncio.wait_for(ping, wait_seconds)
+                    reply = self._call_peer(address, {"call": "hello"})
+                    await asyncio.wait_for(reply, wait_seconds)
                 except (OSError, TimeoutError):
-                    return True
-            return False
+                    cut.append(address)
 
-        others = [address for address in addresses if address != self._worker.address]
-        found = await asyncio.gather(*map(is_cut, others))
-        return {"status": "done", "cut": list(compress(others, found))}
+        await asyncio.gather(*(ping(a) for a in addresses if a != self._worker.address))
+        return {"status": "done", "cut": cut}
 
     async def _release(self, binding: str, hosted: HostedNodes, heir: str = "") -> Message:
         self._drop(binding, "the session released it")

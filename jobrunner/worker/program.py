@@ -29,7 +29,7 @@ from jobrunner.errors import BlobNotFoundError
 from jobrunner.workspace import IMMUTABLE, Workspace, view
 
 REPORT_INDEX = 1 << 31
-"""Index of the first report: in order of definition, reports come after all tasks."""
+"""Reports' indices begin here: in order of definition, they come after all tasks."""
 
 Source = tuple[dict[Any, Any], Any, bool]
 """Where an argument is: a dictionary and a key, and whether the task updates the value."""
@@ -54,15 +54,13 @@ class Handover:
     crossing: Crossing
     blobs: dict[str, Any]  # where its blob is, if it has one
     is_local: bool  # a target is on this worker
-    is_remote: bool  # a target is on another worker
 
 
 @dataclass(slots=True)
 class CapturedPart:
-    """A part of a return value to freeze under `key`."""
+    """A part of a return value to freeze."""
 
     capture: Capture
-    key: tuple[int, int]
     is_read: bool  # by a task or a stop condition of the run
     is_moved: bool  # only one task reads it
 
@@ -139,7 +137,6 @@ class Program:
         self._positions = {task.index: i for i, (task, _) in enumerate(planned)}
         for task, workspace in planned:
             self._add_task(task, workspace)
-            self._connect(task)
         self._add_reports()
         self.openings = [
             self._handover(c) for c in crossings if c.source in slices and c.source_task is None
@@ -187,17 +184,13 @@ class Program:
         self.has_updates[node] |= bool(updated)
         self.changes[node] |= updated | {o.name for o in task.outputs if o.is_kept}
         self.steps.append(step)
+        self._connect(step, task)
 
     def _captured(self, task: PlannedTask, capture: Capture) -> CapturedPart:
-        key = (task.index, capture.part)
+        num_readers = self._readers[task.index, capture.part]
         is_handed_over = any(self._crossings[c].part is not None for c in task.hands_over)
-        return CapturedPart(
-            capture,
-            key,
-            is_read=key in self._readers,
-            is_moved=self._readers[key] == 1
-            and not (task.outputs or capture.retain or is_handed_over),
-        )
+        is_kept = bool(task.outputs) or capture.retain or is_handed_over
+        return CapturedPart(capture, num_readers > 0, num_readers == 1 and not is_kept)
 
     def name_crossings(self, crossings: Collection[int]) -> str:
         """Name the values of crossings, for the end of a message; ids below 0 are notes."""
@@ -211,35 +204,32 @@ class Program:
         listed = ", ".join([*list(names)[:3], *(["…"] if len(names) > 3 else [])])
         return f" (sending: {listed})" if names else ""
 
-    def _connect(self, task: PlannedTask) -> None:
-        position = self._positions[task.index]
+    def _connect(self, step: Step, task: PlannedTask) -> None:
         sources = {self._positions[index] for index in task.waits_for}
-        arrivals = 0
         for crossing in (self._crossings[c] for c in task.crossings):
             if crossing.source not in self._slices:
-                self.waiters.setdefault(crossing.id, []).append(position)
-                arrivals += 1
+                self.waiters.setdefault(crossing.id, []).append(step.position)
+                step.needs += 1
             elif crossing.source_task is not None:
                 sources.add(self._positions[crossing.source_task])
-        self._wait_for(position, sources, arrivals)
+        self._wait_for(step, sources)
 
-    def _wait_for(self, position: int, sources: Collection[int], arrivals: int = 0) -> None:
-        self.steps[position].needs = len(sources) + arrivals
+    def _wait_for(self, step: Step, sources: Collection[int]) -> None:
+        step.needs += len(sources)
         for source in sources:
-            self.steps[source].successors.append(position)
+            self.steps[source].successors.append(step.position)
 
     def _add_reports(self) -> None:
         """Add each report's last run: after its node's tasks, or after all if its node has none."""
         num_tasks = len(self.steps)
-        index = REPORT_INDEX
         for node, part in self._slices.items():
             own = [self._positions[task.index] for task in part.tasks]
             for report in part.reports:
-                step = Step(len(self.steps), index, self.workspaces[node], report.name, report.fn)
+                position, workspace = len(self.steps), self.workspaces[node]
+                step = Step(position, REPORT_INDEX + position, workspace, report.name, report.fn)
                 step.report = report
                 self.steps.append(step)
-                self._wait_for(step.position, own or range(num_tasks))
-                index += 1
+                self._wait_for(step, own or range(num_tasks))
 
     def _source(self, node: str, argument: Argument) -> Source:
         match argument:
@@ -257,5 +247,4 @@ class Program:
             crossing,
             {} if crossing.blob is None else self.blobs(crossing.source, crossing.blob),
             is_local=any(node in self._slices for node in crossing.targets),
-            is_remote=any(node not in self._slices for node in crossing.targets),
         )

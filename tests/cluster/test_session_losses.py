@@ -240,9 +240,9 @@ def test_a_worker_that_lost_the_sessions_state_is_a_loss(session, client):
         binding.run("init", epoch=0)
 
 
-def forget_everything(dask_worker):
+async def forget_everything(dask_worker):
     host = dask_worker.plugins[PLUGIN_NAME]
-    host.teardown(dask_worker)
+    await host.teardown(dask_worker)
     host.setup(dask_worker)
 
 

@@ -26,6 +26,7 @@ from jobrunner.worker.hosted_nodes import HostedNodes
 from jobrunner.worker.outbox import Outbox
 from jobrunner.worker.outcome import Failure
 from jobrunner.workspace.kept_states import KeptStates
+from jobrunner.workspace.memory_limit import MemoryLimit
 from jobrunner.workspace.values import from_frames, to_frames
 
 HERE, THERE = "tcp://here", "tcp://there"
@@ -103,7 +104,7 @@ class Host:
             address=HERE,
             nthreads=2,
             call_peer=self.peers,
-            **self.options,
+            **{"memory_limit": MemoryLimit(HERE, int, 0, 0), **self.options},
         )
         self.hosted = HostedNodes(context, contextvars.copy_context(), KeptStates())
         placement = {"a": HERE, "b": THERE}
@@ -235,7 +236,7 @@ async def test_closing_a_binding_frees_its_blobs_without_the_garbage_collector()
 @in_a_loop
 async def test_no_run_begins_while_memory_is_over_its_limit():
     async with Host(
-        count(), blobs={"x": 0}, used_bytes=lambda: 95, limit_bytes=100, memory_share=0.9
+        count(), blobs={"x": 0}, memory_limit=MemoryLimit(HERE, lambda: 95, 100, 0.9)
     ) as hosted:
         reply = await hosted.run(3, 5, key="epoch")
         error = Failure(**reply["failure"]).exception()
@@ -247,7 +248,7 @@ async def test_no_run_begins_while_memory_is_over_its_limit():
 # ---- values from other workers
 
 
-SMALL = {"used_bytes": lambda: 0, "limit_bytes": 16_000, "memory_share": 0.9}  # 1,000 may wait
+SMALL = {"memory_limit": MemoryLimit(HERE, lambda: 0, 16_000, 0.9)}  # 1,000 may wait
 
 
 @in_a_loop

@@ -39,7 +39,7 @@ async def test_messages_for_unknown_bindings_and_failures_are_answered():
     reply = await call("bind", binding="b")
     logging.disable(logging.NOTSET)
     assert isinstance(Failure(**reply["failure"]).exception(), TypeError)
-    host.teardown(worker)
+    await host.teardown(worker)
     assert worker.handlers == {}
 
 
