@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import Claim, LogEntry, State, nodes_of, store_names
@@ -170,11 +170,7 @@ class _RecordedMetrics(Mapping[int, Mapping[str, Any]]):
         return len(self._state.recorded)
 
 
-class _Sweep(NamedTuple):
-    claim: Claim
-    action: Literal["delete", "hide"]
-    stores: Sequence[str]
-    is_final: bool
+Action = Literal["delete", "hide"]
 
 
 class Sweeper:
@@ -187,7 +183,7 @@ class Sweeper:
     def __init__(self, files: Files, path: str) -> None:
         self._files = files
         self._path = path
-        self._waiting: deque[_Sweep] = deque()
+        self._waiting: deque[tuple[Claim, Action, Sequence[str], bool]] = deque()
         self._removed: list[Claim] = []
         self._settled: list[Claim] = []
         self._changed = threading.Condition()
@@ -196,7 +192,7 @@ class Sweeper:
     def add(
         self,
         claim: Claim,
-        action: Literal["delete", "hide"],
+        action: Action,
         stores: Sequence[str],
         *,
         is_final: bool = True,
@@ -206,7 +202,7 @@ class Sweeper:
         It is not final while a slow worker may still write the stores.
         """
         with self._changed:
-            self._waiting.append(_Sweep(claim, action, stores, is_final))
+            self._waiting.append((claim, action, stores, is_final))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="jobrunner-sweeper", daemon=True

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from jobrunner.checkpoint.copies import Arena, copy_arrays
+from jobrunner.checkpoint.arrays import Arena, UnchangedArrays, copy_arrays
 from jobrunner.checkpoint.encoding import Codec, EncodedBlob, encode_blobs, with_options
 from jobrunner.checkpoint.log import Claim, memory_key
 from jobrunner.checkpoint.storage import Files, run_gently
@@ -26,7 +26,6 @@ from jobrunner.checkpoint.store import (
     find_alike,
     former_store,
 )
-from jobrunner.checkpoint.unchanged import UnchangedArrays
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.workspace import Workspace

@@ -24,7 +24,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
-from jobrunner.checkpoint.copies import Arena, copy_arrays
+from jobrunner.checkpoint.arrays import Arena, copy_arrays
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store.layout import PlannedArray
 from jobrunner.workspace.values import SOLE_ITEM, own

@@ -118,10 +118,10 @@ class ObjectFiles:
             raise FileNotFoundError(errno.ENOENT, f"no such {what}", path) from error
         except exceptions.AlreadyExistsError as error:
             raise FileExistsError(errno.EEXIST, "the object exists", path) from error
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-            raise PermissionError(errno.EACCES, _first_line(error), path) from error
         except exceptions.BaseError as error:
-            raise OSError(errno.EIO, _first_line(error), path) from error
+            refusals = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+            number = errno.EACCES if isinstance(error, refusals) else errno.EIO
+            raise OSError(number, str(error).partition("\n")[0], path) from error
 
     # --- writing
 
@@ -321,7 +321,3 @@ class ObjectFiles:
     def _list(self, path: str, count: int = 1000) -> Iterator[Sequence[Any]]:
         with self._asking("list", path) as store:
             yield from store.list(self._key(path) or None, chunk_size=count)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
