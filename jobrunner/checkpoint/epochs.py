@@ -166,9 +166,8 @@ class Epochs:
 
         def decide(state: State) -> Mapping[str, Any] | None:
             self.check_recorded(epoch, state)
-            if label in state.pins.get(epoch, ()):
-                return None
-            return {"epoch": epoch, "label": label}
+            is_pinned = label in state.pins.get(epoch, ())
+            return None if is_pinned else {"epoch": epoch, "label": label}
 
         self.log.note("pin", decide)
 
@@ -178,9 +177,8 @@ class Epochs:
         def decide(state: State) -> Mapping[str, Any] | None:
             self.check_recorded(epoch, state)
             labels = state.pins.get(epoch, ())
-            if not labels if label is None else label not in labels:
-                return None
-            return {"epoch": epoch, "label": label}
+            is_pinned = bool(labels) if label is None else label in labels
+            return {"epoch": epoch, "label": label} if is_pinned else None
 
         return self.log.note("unpin", decide) is not None
 

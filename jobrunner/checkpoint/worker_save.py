@@ -176,7 +176,7 @@ class Save:
             for node in (first, *others):
                 blob = encoded.get(node, {}).get(name)
                 if isinstance(blob, EncodedBlob):
-                    replicas.setdefault(node, {})[name] = digest_blob(self.files, blob)
+                    replicas.setdefault(node, {})[name] = digest_blob(blob)
                     if node != first:
                         del encoded[node][name]
         stores = {

@@ -2,6 +2,6 @@
 
 from jobrunner.checkpoint.storage.backends import absolute_path, files_beside, files_of, is_url
 from jobrunner.checkpoint.storage.object_store import ObjectFiles
-from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, PosixFiles, join_path
+from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, PosixFiles, crc32c_of_zeros, join_path
 from jobrunner.checkpoint.storage.protocol import Files, Result
 from jobrunner.checkpoint.storage.threads import THREADS, run_all, run_gently

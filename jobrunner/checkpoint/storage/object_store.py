@@ -59,8 +59,6 @@ class ObjectFiles:
     removals = lookups = 32
     linked_bytes = 4 << 20  # a link waits for the store twice, a write only once
     poll_seconds = 2.0
-    digest = staticmethod(crc32c)
-    digest_zeros = staticmethod(crc32c_of_zeros)
 
     def __init__(self, root: str, open_store: Callable[[str], ObjectStore] = open_store) -> None:
         self.root = root

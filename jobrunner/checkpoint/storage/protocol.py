@@ -70,12 +70,6 @@ class Files(Protocol):
         crc32c of all blocks so far. Returns its last result, with the padding added by crc32c.
         """
 
-    def digest(self, data: bytes | memoryview, before: int = 0) -> int:
-        """The crc32c of `data`, appended to bytes whose crc32c is `before`."""
-
-    def digest_zeros(self, nbytes: int, before: int) -> int:
-        """The crc32c of `nbytes` zero bytes, appended to bytes whose crc32c is `before`."""
-
     def link(self, source: str, target: str, nbytes: int) -> bool:
         """Give a file of `nbytes` bytes a second name (copy an object).
 

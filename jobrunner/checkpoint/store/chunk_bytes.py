@@ -12,7 +12,7 @@ import numpy as np
 from crc32c import crc32c
 
 from jobrunner.checkpoint.encoding import Array
-from jobrunner.checkpoint.storage import BLOCK_BYTES, Files
+from jobrunner.checkpoint.storage import BLOCK_BYTES, crc32c_of_zeros
 from jobrunner.checkpoint.store.compression import compress, decompress
 from jobrunner.checkpoint.store.grid import Grid, Piece
 from jobrunner.define import Compressor
@@ -223,14 +223,14 @@ class Sums:
         return after
 
 
-def checksum_chunk(files: Files, chunk: ChunkBytes, head: int) -> WrittenChunk:
+def checksum_chunk(chunk: ChunkBytes, head: int) -> WrittenChunk:
     """Describe a chunk as a manifest would if it were written."""
     sums, crc = Sums(chunk), 0
     for buffer in chunk.buffers:
         view = memoryview(buffer)
         for start in range(0, len(view), BLOCK_BYTES):
             crc = sums.add(view[start : start + BLOCK_BYTES], crc)
-    crc = files.digest_zeros(chunk.padding_bytes, crc)
+    crc = crc32c_of_zeros(chunk.padding_bytes, crc)
     return WrittenChunk(chunk.size, crc, sums.total, head, tuple(sums.pieces))
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from crc32c import crc32c
 
 from jobrunner.checkpoint.encoding import Array, EncodedBlob, without_padding
 from jobrunner.checkpoint.storage import Files, PosixFiles, join_path, run_all
@@ -235,8 +236,7 @@ class StoreWriter:
         memory = memoryview(data.reshape(-1).view(np.uint8).data)
         crc = self._files.write(join_path(self.root, path), [memory])
         step = len(memory) // len(data)
-        digest = self._files.digest
-        array.entry["rows"] = [digest(memory[i : i + step]) for i in range(0, len(memory), step)]
+        array.entry["rows"] = [crc32c(memory[i : i + step]) for i in range(0, len(memory), step)]
         return WrittenChunk(len(memory), crc, 0, 0)
 
     def _link_or_write(
@@ -247,11 +247,11 @@ class StoreWriter:
         if size < LINKED_BYTES and chunk.pieces is None:
             crc = files.write(target, chunk.buffers, chunk.padding_bytes)
             return WrittenChunk(size, crc, 0, 0)
-        head = files.digest(memoryview(chunk.buffers[0])[:HEAD_BYTES])
+        head = crc32c(memoryview(chunk.buffers[0])[:HEAD_BYTES])
         if known is not None:
             is_due = self._is_due(path)
             is_same = (known.size, known.head) == (size, head) and (
-                (array.is_unchanged and not is_due) or checksum_chunk(files, chunk, head) == known
+                (array.is_unchanged and not is_due) or checksum_chunk(chunk, head) == known
             )
             if is_same and (not is_due or self._is_whole(path, known)):
                 linked = self._link(path, known)
@@ -313,7 +313,7 @@ class StoreWriter:
                 array.entry["pieces"] = [list(map(list, chunk.pieces)) for chunk in chunks]
         # The manifest is written first, so that a root document proves a complete store.
         documents = {path: self._documents[path] for path in layout.documents}
-        documents[ROOT_DOCUMENT] = [len(layout.root), self._files.digest(layout.root)]
+        documents[ROOT_DOCUMENT] = [len(layout.root), crc32c(layout.root)]
         stacks = [array.entry for array in layout.arrays if array.is_stack]
         about = {
             **layout.about,
@@ -329,15 +329,15 @@ class StoreWriter:
         return hashlib.sha256(manifest).hexdigest(), nbytes + len(manifest)
 
 
-def digest_blob(files: Files, blob: EncodedBlob) -> str:
+def digest_blob(blob: EncodedBlob) -> str:
     """Return a digest of a blob's value, types and shapes, equal for equal blobs."""
     about = [[str(part.data.dtype), part.data.shape, part.order] for part in blob.parts]
-    digests: list[Any] = [files.digest(to_json([blob.tree, about]))]
+    digests: list[Any] = [crc32c(to_json([blob.tree, about]))]
     for part in blob.parts:
         if isinstance(part.data.dtype, np.dtypes.StringDType):
-            digests.append(files.digest(encode_texts(part.data, part.data.size)))
+            digests.append(crc32c(encode_texts(part.data, part.data.size)))
         else:
             data = np.ascontiguousarray(without_padding(part.data))
             memory = memoryview(data.reshape(-1).view(np.uint8).data)
-            digests += checksum_chunk(files, ChunkBytes([memory], 0, None), 0)
+            digests += checksum_chunk(ChunkBytes([memory], 0, None), 0)
     return hashlib.sha256(to_json(digests)).hexdigest()

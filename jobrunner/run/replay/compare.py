@@ -14,7 +14,6 @@ from jobrunner.checkpoint import (
     Decoder,
     EncodedBlob,
     NodeCheckpoint,
-    PosixFiles,
     digest_blob,
     encode_blobs,
 )
@@ -196,7 +195,7 @@ def compare_bits(
 ) -> Iterator[dict[str, Any]]:
     """All differences between a loaded value and a task's, in anything that a save records."""
     loaded, made = (_encode(value, codecs, node, blob) for value in (recorded, replayed))
-    if digest_blob(PosixFiles(), loaded) == digest_blob(PosixFiles(), made):
+    if digest_blob(loaded) == digest_blob(made):
         return
     # The loaded value was encoded and decoded once already; do the same with the task's.
     one, other = (_decode(encoded, codecs) for encoded in (loaded, made))
@@ -208,7 +207,7 @@ def compare_bits(
 
 def digest_value(value: Any, codecs: Sequence[Codec] = ()) -> str:
     """Digest of all that a save records of a value."""
-    return digest_blob(PosixFiles(), _encode(value, codecs))
+    return digest_blob(_encode(value, codecs))
 
 
 def _encode(value: Any, codecs: Sequence[Codec], node: str = "", blob: str = "") -> EncodedBlob:
