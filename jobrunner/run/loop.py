@@ -196,7 +196,7 @@ class Run:
         epoch = state.epoch + 1
         if (
             state.steps_done
-            or self.runner.stop_reason
+            or runner.stop_reason
             or self.binding.leaving
             or runner.epoch_deadline_seconds is not None
             or runner.task_deadline_seconds is not None
@@ -205,13 +205,10 @@ class Run:
             or not self.callbacks.are_passive
         ):
             return 1
-        limit = (
-            MAX_BATCH_EPOCHS
-            if self.plan.epoch_limit is None
-            else self.plan.epoch_limit - state.epoch
-        )
-        until_save = self.saver.epochs_until(epoch)
-        return min(MAX_BATCH_EPOCHS, limit, MAX_BATCH_EPOCHS if until_save is None else until_save)
+        limit = self.plan.epoch_limit
+        until_end = None if limit is None else limit - state.epoch
+        counts = (MAX_BATCH_EPOCHS, until_end, self.saver.epochs_until(epoch))
+        return min(count for count in counts if count is not None)
 
     def _run_epoch(self) -> None:
         started = time.monotonic()

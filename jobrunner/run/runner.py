@@ -110,7 +110,8 @@ class JobRunner:
         -----
         Runs on the client; needs no cluster. Only `run` finds out whether the stores are whole.
         """
-        return self._plan_resume(self._compile())
+        plan = self._compile()
+        return plan_resume(self.job, plan, self.checkpoint_manager, self.resume_from_epoch)
 
     def run(self, session: Session) -> RunResult:
         """Run the job to its end.
@@ -147,7 +148,8 @@ class JobRunner:
         """
         _check_session(session, "run")
         plan = self._compile()
-        self._plan_resume(plan)  # its errors come before anything is bound or written
+        # Its errors come before anything is bound or written.
+        plan_resume(self.job, plan, self.checkpoint_manager, self.resume_from_epoch)
         self.stop_reason = ""
         with session.exclusive(f"Job {plan.job!r}"):
             self._run = Run(self, plan, session)
@@ -353,9 +355,6 @@ class JobRunner:
             resolve_options(plan.array_options)
         limits = [n for n in (job.epoch_limit, self.num_epochs) if n is not None]
         return structs.replace(plan, epoch_limit=min(limits, default=None))
-
-    def _plan_resume(self, plan: Plan) -> ResumePlan:
-        return plan_resume(self.job, plan, self.checkpoint_manager, self.resume_from_epoch)
 
     def _ask_to_stop(self, signal_name: str) -> None:
         self.stop(signal_name)
