@@ -41,19 +41,17 @@ def checkpointed_nodes(job: Job) -> tuple[str, ...]:
     return tuple(node.name for node in nodes)
 
 
-def find_globals(tasks: Iterable[Task], *, is_init: bool = True) -> Collection[Key]:
+def find_globals(tasks: Collection[Task], *, is_init: bool = True) -> Collection[Key]:
     """The blobs that init tasks make, if `is_init`, and those that tasks marked GLOBAL make."""
     makers: dict[Key, Task] = {}
     private: dict[Key, Task] = {}
-    names: dict[str, dict[str, None]] = {}
     for task in tasks:
         kind = task.blob_type
         if kind is None and is_init and task.group is not None and task.group.name == "init":
             kind = WorkspaceType.GLOBAL
-        for blob in task.output_blobs:
-            names.setdefault(task.node.name, {})[blob.name] = None
-            if kind is not None:
-                found = makers if kind is WorkspaceType.GLOBAL else private
+        if kind is not None:
+            found = makers if kind is WorkspaceType.GLOBAL else private
+            for blob in task.output_blobs:
                 found.setdefault(blob.key, task)
     if key := next((key for key in private if key in makers), None):
         raise DefinitionError(
@@ -61,8 +59,9 @@ def find_globals(tasks: Iterable[Task], *, is_init: bool = True) -> Collection[K
             f"{makers[key].full_name!r} of the same node. Rename one of the blobs."
         )
     # Many nodes have the same blobs: check them once.
-    for blobs, node in {tuple(blobs): node for node, blobs in names.items()}.items():
-        check_distinct(blobs, f"blobs of node {node!r}")
+    names = by_node(blob.key for task in tasks for blob in task.output_blobs)
+    for blobs, node in {blobs: node for node, blobs in names.items()}.items():
+        check_distinct(sorted(blobs), f"blobs of node {node!r}")
     return makers.keys()
 
 

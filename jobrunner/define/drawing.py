@@ -100,17 +100,16 @@ def _to_svg(job: Job) -> str:
         shapes += [_box(task, place[task], task in ends) for task in group.tasks()]
         top += height + MARGIN // 2
     height = top + MARGIN
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"',
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
-        f"<title>{escape(f'Job {job.name}')}</title>",
-        _STYLE,
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-        *shapes,
-        f'<text x="{MARGIN}" y="{height - 10}">{escape(_end_of(job))}</text>',
-        "</svg>\n",
-    ]
-    return "\n".join(lines)
+    drawn = "\n".join(shapes)
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"
+viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">
+<title>{escape(f"Job {job.name}")}</title>
+{_STYLE}
+<rect width="{width}" height="{height}" fill="#fff"/>
+{drawn}
+<text x="{MARGIN}" y="{height - 10}">{escape(_end_of(job))}</text>
+</svg>
+"""
 
 
 _STYLE = """<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"
@@ -177,10 +176,8 @@ def _to_dot(job: Job) -> str:
     ends = _conditions(job)
     for name, group in job.groups.items():
         number = {task: f"{name}{i}" for i, task in enumerate(group.tasks())}
-        lines += [
-            f"  subgraph cluster_{name} {{",
-            f"    label={quote(name + _how_often(job, name))}",
-        ]
+        title = quote(name + _how_often(job, name))
+        lines.append(f"  subgraph cluster_{name} {{\n    label={title}")
         for task, key in number.items():
             style = ", style=filled, fillcolor=moccasin" if task in ends else ""
             lines.append(f"    {key} [label={quote(task.full_name)}{style}]")

@@ -134,10 +134,6 @@ class Job(Active):
     def compile(self) -> Plan:
         """Check the whole job and plan what runs on which node, and in which order.
 
-        Returns
-        -------
-        Plan
-
         Raises
         ------
         DefinitionError
@@ -198,9 +194,8 @@ class Job(Active):
         raise DefinitionError(f"Job {self.name!r}: {what} must be a list; got {values!r}.")
 
     def _adopt(self, group: TaskGroup | None, name: str) -> TaskGroup:
-        if group is None:
-            group = TaskGroup()
-        elif not isinstance(group, TaskGroup):
+        group = TaskGroup() if group is None else group
+        if not isinstance(group, TaskGroup):
             raise DefinitionError(
                 f"Job {self.name!r}: the {name} group must be a TaskGroup; got {type(group).__name__}."
             )

@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from jobrunner.define.arguments import check_int, constants_of, dask_hint
@@ -18,6 +19,7 @@ from jobrunner.errors import DefinitionError, ExecutionError
 from jobrunner.names import check_name
 
 
+@dataclass(eq=False, slots=True)
 class TaskOutput:
     """The value that a task returns in one run of its group, or one part of it.
 
@@ -25,11 +27,8 @@ class TaskOutput:
     A task of another group reads the blob's current value; the blob must be global.
     """
 
-    __slots__ = ("part", "task")
-
-    def __init__(self, task: Task, part: int) -> None:
-        self.task = task
-        self.part = part
+    task: Task
+    part: int
 
     @property
     def blob(self) -> Blob | None:
@@ -180,9 +179,10 @@ class Task:
     def _input(self, value: object) -> Blob | TaskOutput:
         if isinstance(value, TaskOutput):
             return value
-        if isinstance(value, str | Blob):
-            blob = Blob(value) if isinstance(value, str) else value
-            return Blob(blob.name, blob.node if blob.node is not None else self.node)
+        if isinstance(value, str):
+            return Blob(value, self.node)
+        if isinstance(value, Blob):
+            return Blob(value.name, value.node or self.node)
         raise self._wrong_type(
             "an input must be a blob's name, a Blob or a TaskOutput",
             value,
