@@ -155,39 +155,39 @@ def _plain(spec: str) -> np.dtype[Any]:
     return dtype
 
 
-def zarr_data_type(dtype: np.dtype[Any]) -> tuple[Any, Any, str | None]:
-    """Return the Zarr v3 data type that holds items of `dtype` unchanged, its fill value and endian.
+def zarr_data_type(dtype: np.dtype[Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """Return the Zarr v3 data type that holds items of `dtype` unchanged, its fill value and codec.
 
-    Items must have at least one byte; a StringDType is Zarr's ``string``. Long doubles and
-    big-endian, nested or padded structures have no Zarr type: they are stored as raw bytes, which
-    any reader can view as the dtype.
+    Items must have at least one byte. Long doubles and big-endian, nested or padded structures have
+    no Zarr type: they are stored as raw bytes, which any reader can view as the dtype.
     """
+    if isinstance(dtype, np.dtypes.StringDType):
+        return "string", "", {"name": "vlen-utf8"}
+    raw = {"name": "bytes"}
+    endian = {"<": "little", ">": "big"}.get(dtype.str[0])
+    codec = {**raw, "configuration": {"endian": endian}} if endian else raw
     base = _ZARR_NAMES.get(dtype.str[1:])
     if base is not None:
         fill = [0.0, 0.0] if dtype.kind == "c" else 0.0 if dtype.kind == "f" else 0
-        return base, False if dtype.kind == "b" else fill, _endian(dtype)
+        return base, False if dtype.kind == "b" else fill, codec
     size = {"length_bytes": dtype.itemsize}
     if dtype.kind == "U":
-        return {"name": "fixed_length_utf32", "configuration": size}, "", _endian(dtype)
+        return {"name": "fixed_length_utf32", "configuration": size}, "", codec
     if dtype.kind == "S":
-        return {"name": "null_terminated_bytes", "configuration": size}, "", None
+        return {"name": "null_terminated_bytes", "configuration": size}, "", raw
     if dtype.kind in "mM":
         unit, count = np.datetime_data(dtype)
         name = "numpy.datetime64" if dtype.kind == "M" else "numpy.timedelta64"
         configuration = {"unit": unit, "scale_factor": count}
-        return {"name": name, "configuration": configuration}, "NaT", _endian(dtype)
+        return {"name": name, "configuration": configuration}, "NaT", codec
     zeros = base64.b64encode(bytes(dtype.itemsize)).decode()
     if dtype.names:
         fields = [[name, _simple_field(dtype, name)] for name in dtype.names]
         packed = np.dtype([(name, dtype.fields[name][0]) for name in dtype.names])  # type: ignore[index]
         if all(kind for _, kind in fields) and dtype == packed:
             data_type = {"name": "structured", "configuration": {"fields": fields}}
-            return data_type, zeros, None
-    return {"name": "raw_bytes", "configuration": size}, zeros, None
-
-
-def _endian(dtype: np.dtype[Any]) -> str | None:
-    return {"<": "little", ">": "big"}.get(dtype.str[0])
+            return data_type, zeros, raw
+    return {"name": "raw_bytes", "configuration": size}, zeros, raw
 
 
 def _simple_field(dtype: np.dtype[Any], name: str) -> Any:
@@ -195,9 +195,9 @@ def _simple_field(dtype: np.dtype[Any], name: str) -> Any:
     field = entry[0]
     if field.subdtype or field.names or field.itemsize == 0 or len(entry) > 2:
         return None
-    data_type, _, endian = zarr_data_type(field)
+    data_type, _, _ = zarr_data_type(field)
     is_raw = isinstance(data_type, dict) and data_type["name"] == "raw_bytes"
-    return None if endian == "big" or (is_raw and field.kind != "V") else data_type
+    return None if field.str[0] == ">" or (is_raw and field.kind != "V") else data_type
 
 
 def without_padding(array: Array) -> Array:

@@ -54,21 +54,21 @@ class StatefulBlob:
 @dataclass(slots=True)
 class _Merge:
     where: str
-    objects: dict[int, Any] = field(default_factory=dict)
-    containers: dict[int, Any] = field(default_factory=dict)
+    merged: dict[int, Any] = field(default_factory=dict)  # by `id` of what was saved
 
     def merge(self, saved: Any, made: Any, place: str) -> Any:
         cls = type(saved)
-        if cls is SavedState:
-            if id(saved) not in self.objects:
-                self.objects[id(saved)] = self._load(saved, made, place)
-            return self.objects[id(saved)]
         if cls is tuple:
             return tuple(
                 self.merge(item, _item(made, i), f"{place}[{i}]") for i, item in enumerate(saved)
             )
-        if (cls is list or isinstance(saved, dict)) and id(saved) not in self.containers:
-            self.containers[id(saved)] = saved
+        if id(saved) in self.merged:
+            return self.merged[id(saved)]
+        if cls is SavedState:
+            self.merged[id(saved)] = made = self._load(saved, made, place)
+            return made
+        if cls is list or isinstance(saved, dict):
+            self.merged[id(saved)] = saved
             for key, item in enumerate(saved) if cls is list else list(saved.items()):
                 saved[key] = self.merge(item, _item(made, key), f"{place}[{key!r}]")
         return saved

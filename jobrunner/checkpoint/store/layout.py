@@ -240,15 +240,8 @@ def describe_array(
     codecs: list[dict[str, Any]] = []
     if grid.order:
         codecs.append({"name": "transpose", "configuration": {"order": list(grid.order)}})
-    if isinstance(dtype, np.dtypes.StringDType):
-        data_type: Any = "string"
-        fill: Any = ""
-        codecs.append({"name": "vlen-utf8"})
-    else:
-        data_type, fill, endian = zarr_data_type(dtype)
-        configuration = {"configuration": {"endian": endian}} if endian else {}
-        codecs.append({"name": "bytes", **configuration})
-    codecs += compressors
+    data_type, fill, codec = zarr_data_type(dtype)
+    codecs += [codec, *compressors]
     if grid.piece_shape is not None:
         shard = {
             "chunk_shape": to_logical(grid.piece_shape, grid.order),
