@@ -148,8 +148,6 @@ def _copy_jobs(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> li
     """Split a copy along the first axis, for several threads."""
     if source.nbytes <= _COPY_BYTES or not source.ndim:
         return [partial(np.copyto, target, source)]
-    rows = max(1, _COPY_BYTES * len(source) // source.nbytes)
-    return [
-        partial(np.copyto, target[start : start + rows], source[start : start + rows])
-        for start in range(0, len(source), rows)
-    ]
+    count = min(len(source), -(-source.nbytes // _COPY_BYTES))
+    pieces = zip(np.array_split(target, count), np.array_split(source, count), strict=True)
+    return [partial(np.copyto, *piece) for piece in pieces]

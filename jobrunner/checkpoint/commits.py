@@ -153,9 +153,9 @@ class Commits:
         missing = [node for node in save.stores if node not in receipts]
         if missing:
             raise CheckpointWriteError(
-                f"Epoch {save.epoch} of {self.recorded.path} cannot be recorded: expected a receipt from "
-                f"each of {len(save.stores)} nodes, found none from {', '.join(missing[:8])}. "
-                f"Check that they are placed on workers, and save again."
+                f"Epoch {save.epoch} of {self.recorded.path} cannot be recorded: expected a "
+                f"receipt from each of {len(save.stores)} nodes, found none from "
+                f"{', '.join(missing[:8])}. Check that they are placed on workers, and save again."
             )
         _check_replicas(save, receipts)
         epoch, retry = save.claim
@@ -182,7 +182,8 @@ class Commits:
             state = self.recorded.log.check_held()
             if save.claim not in self._unfinished:
                 raise CheckpointWriteError(
-                    f"The save of epoch {epoch} in {self.recorded.path} was abandoned. Begin it again."
+                    f"The save of epoch {epoch} in {self.recorded.path} was abandoned. Begin it "
+                    f"again."
                 )
             replaced = self.retention.name_stores(state, epoch) if epoch in state.recorded else None
             entry = self.retention.append("commit", body)
@@ -243,8 +244,8 @@ class Commits:
         """The lock of the current run; raises DefinitionError if there is none."""
         if self.lock is None:
             raise DefinitionError(
-                f"No run of this manager holds {self.recorded.path}. Call run.start() first, as a JobRunner "
-                f"does."
+                f"No run of this manager holds {self.recorded.path}. Call run.start() first, as a "
+                f"JobRunner does."
             )
         return self.lock
 

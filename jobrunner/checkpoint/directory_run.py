@@ -39,8 +39,8 @@ class DirectoryRun:
         recorded = self.recorded
         if self.commits.lock is not None:
             raise DefinitionError(
-                f"This checkpoint manager already serves a run in {self.recorded.path}. Wait until that run "
-                f"ends, or make another manager for another directory."
+                f"This checkpoint manager already serves a run in {self.recorded.path}. Wait until "
+                f"that run ends, or make another manager for another directory."
             )
         if recorded.only_node is not None and tuple(nodes) != (recorded.only_node,):
             raise DefinitionError(

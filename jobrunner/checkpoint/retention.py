@@ -98,7 +98,7 @@ class Retention:
         return claim, self._find_stores(claim, state.commit_number(epoch))
 
     def _find_stores(self, claim: Claim, source: int) -> list[str] | None:
-        """The names of a claim's stores, whose nodes entry `source` names; None if it is damaged."""
+        """The names of a claim's stores; None if entry `source` does not name their nodes."""
         try:
             entry = self._recorded.log.read_entry(source)
             return list(store_names(nodes_of(entry, claim.epoch), *claim).values())

@@ -99,13 +99,6 @@ class Reading:
             values[name] = part.load(name)
         return _Verified(values), time.perf_counter() - started
 
-    def keep(self, values: Mapping[str, Any]) -> None:
-        """Keep the loaded values in the memory of this task's worker, for a later recovery."""
-        if self.memory_key is not None and self.own is not None and not self.parts:
-            task = current_task()
-            kept_states = task.workspace.kept_states
-            kept_states.keep(self.memory_key, task.node, values, values, self.own.identity)
-
 
 @dataclass(frozen=True, slots=True)
 class _Update:
@@ -116,14 +109,19 @@ class _Update:
     anew: frozenset[str]
 
     def __call__(self, verified: _Verified) -> BlobUpdate:
-        self.reading.keep(verified.values)
+        values, reading = verified.values, self.reading
+        if reading.memory_key is not None and reading.own is not None and not reading.parts:
+            # For a later recovery.
+            task = current_task()
+            kept_states = task.workspace.kept_states
+            kept_states.keep(reading.memory_key, task.node, values, values, reading.own.identity)
         states = {
             name: value.load_into
-            for name, value in verified.values.items()
+            for name, value in values.items()
             if isinstance(value, StatefulBlob)
         }
         return BlobUpdate(
-            {name: value for name, value in verified.values.items() if name not in states},
+            {name: value for name, value in values.items() if name not in states},
             replace=self.replace,
             changes={name: load for name, load in states.items() if name not in self.anew},
             waiting={name: load for name, load in states.items() if name in self.anew},
