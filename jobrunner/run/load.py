@@ -29,13 +29,13 @@ def load(
     session: Session,
     binding: Binding,
     job: Job,
-    plan: Plan,
     manager: Loader,
     epoch: int,
     *,
     from_memory: bool = False,
 ) -> Loaded:
     """Load an epoch into workspaces; `from_memory`: use states that workers kept in memory."""
+    plan = binding.plan
     blobs = required_blobs(plan, manager, epoch)
     # Bytes on disk of the nodes that load their whole store.
     stores = manager.recorded.record(epoch)["stores"]
@@ -54,21 +54,18 @@ def load(
         anew=waiting,
         from_memory=from_memory,
     )
-    deadline_seconds = get_number("checkpoint.deadline-seconds")
-    session.run_group(group, epoch, deadline_seconds)
+    session.run_group(group, epoch, get_number("checkpoint.deadline-seconds"))
     return Loaded(group, resume_group, waiting)
 
 
-def finish_load(
-    binding: Binding, plan: Plan, loaded: Loaded, run: Callable[[str, int], object]
-) -> None:
+def finish_load(binding: Binding, loaded: Loaded, run: Callable[[str, int], object]) -> None:
     """Run the init tasks that run again, and give the objects that waited for them their states.
 
     `run` gets the key of a group and an epoch.
     """
     if loaded.waiting:
         # Ship all groups at once: objects that their functions share stay shared.
-        binding.ship({**plan.groups, "resume": loaded.resume_group})
+        binding.ship({**binding.plan.groups, "resume": loaded.resume_group})
     if loaded.resume_group.slices:
         run("resume", 0)  # as epoch 0: init tasks draw the same random numbers
     if loaded.waiting:

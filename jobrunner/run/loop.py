@@ -133,9 +133,7 @@ class Run:
         job, plan = self.runner.job, self.plan
         for epoch in reversed(manager.recorded.all()) if named is None else [named]:
             try:
-                loaded = load(
-                    self.session, self.binding, job, plan, manager, epoch, from_memory=True
-                )
+                loaded = load(self.session, self.binding, job, manager, epoch, from_memory=True)
                 record = manager.recorded.record(epoch)
                 self.binding.recorded = manager.memory_key(record)
                 manager.report_load(loaded.group, "checkpoint_load")
@@ -154,7 +152,7 @@ class Run:
             if is_own:
                 self.saver.set_aside(damaged)
             return None
-        finish_load(self.binding, plan, loaded, self._run_group)
+        finish_load(self.binding, loaded, self._run_group)
         state = self.state
         metrics = record["details"].get("metrics", {})
         state.fired, state.steps_done = recorded_stops(plan, record), steps_done(plan, record)

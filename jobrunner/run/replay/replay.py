@@ -201,7 +201,7 @@ class Replay:
         else:
             loaded = self._load(self._from)
             groups["resume"] = loaded.resume_group
-            finish_load(self._binding, self._plan, loaded, run)
+            finish_load(self._binding, loaded, run)
             for node, names in loaded.waiting.items():
                 for name in names:  # no run made the state that was loaded into this object
                     flow.blobs.pop((node, name), None)
@@ -222,7 +222,7 @@ class Replay:
                 yield epoch, step
 
     def _load(self, epoch: int) -> Loaded:
-        loaded = load(self._session, self._binding, self._job, self._plan, self._manager, epoch)
+        loaded = load(self._session, self._binding, self._job, self._manager, epoch)
         if loaded.waiting:
             loaded = replace(loaded, resume_group=traced(loaded.resume_group, self._codecs))
         return loaded
@@ -232,7 +232,7 @@ class Replay:
         self._binding.apply(partial(_set_aside, blobs))
         loaded = self._load(self._epoch)
         if loaded.waiting:
-            finish_load(self._binding, self._plan, loaded, self._run)
+            finish_load(self._binding, loaded, self._run)
         compare = partial(_compare, blobs, self._codecs)
         found: Found = {}
         for by_blob in self._binding.apply(compare).values():
