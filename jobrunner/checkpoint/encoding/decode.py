@@ -14,12 +14,7 @@ import numpy as np
 
 from jobrunner.checkpoint.encoding import tensors
 from jobrunner.checkpoint.encoding.codecs import Codec
-from jobrunner.checkpoint.encoding.dtypes import (
-    Array,
-    Spec,
-    UnsupportedDtypeError,
-    dtype_from_spec,
-)
+from jobrunner.checkpoint.encoding.dtypes import Array, Spec, UnsupportedDtypeError, dtype_from_spec
 from jobrunner.checkpoint.encoding.encode import Tree
 from jobrunner.checkpoint.encoding.schema import Count, Shape
 from jobrunner.checkpoint.encoding.stateful import SavedState
@@ -163,10 +158,7 @@ class Decoder:
         return np.empty(shape, dtype_from_spec(dtype))
 
     def _objects(
-        self,
-        at: Count | None = None,
-        items: list[Tree] | None = None,
-        shape: Shape | None = None,
+        self, at: Count | None = None, items: list[Tree] | None = None, shape: Shape | None = None
     ) -> Array:
         if at is not None and items is None and shape is None:
             return self._array(at).astype(object)

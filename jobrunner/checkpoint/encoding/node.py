@@ -124,7 +124,7 @@ def _refuse_shared_memory(node: str, memory: Sequence[_View], beside: Mapping[st
             (*np.lib.array_utils.byte_bounds(array), index)
             for index, (_, _, array) in enumerate(memory)
             if array.size and array.itemsize
-        ),
+        )
     )
     reaching: list[tuple[int, int]] = []  # (end, index) of spans that the next one may overlap
     for low, high, index in spans:

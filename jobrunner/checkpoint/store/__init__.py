@@ -2,12 +2,7 @@
 
 from jobrunner.checkpoint.store.array_reader import VerifiedFiles
 from jobrunner.checkpoint.store.compression import check_compressors, resolve_options
-from jobrunner.checkpoint.store.layout import (
-    RETIRED_DOCUMENT,
-    PlannedArray,
-    is_sealed,
-    to_json,
-)
+from jobrunner.checkpoint.store.layout import RETIRED_DOCUMENT, PlannedArray, is_sealed, to_json
 from jobrunner.checkpoint.store.manifest import MANIFEST, ROOT_DOCUMENT, RecordEntry, read_manifest
 from jobrunner.checkpoint.store.reader import ArrayOutline, StoreReader
 from jobrunner.checkpoint.store.stacks import LEAST_ALIKE, Alike, Rows, find_alike

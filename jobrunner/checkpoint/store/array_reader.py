@@ -189,11 +189,7 @@ class StoredArray:
                 data[(*piece.part, ...)] = self._decode(encoded, piece)
 
     def _read_piece(
-        self,
-        read: Callable[[], bytes],
-        piece: Piece,
-        inside: tuple[slice, ...],
-        target: Array,
+        self, read: Callable[[], bytes], piece: Piece, inside: tuple[slice, ...], target: Array
     ) -> None:
         encoded = read()
         with self._decoding():

@@ -43,10 +43,7 @@ OWN_KEY = "/jobrunner"
 """The attribute for jobrunner's own metadata; no blob can have this name."""
 
 _ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
-_INDEX_CODECS = [
-    {"name": "bytes", "configuration": {"endian": "little"}},
-    {"name": "crc32c"},
-]
+_INDEX_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 _SEAL = b',"sha256":"%s"}}'
 
 
@@ -166,9 +163,7 @@ def _stack_parts(
 
 
 def _stack(
-    stacks: list[PlannedArray],
-    arrays: Mapping[str, Array],
-    order: tuple[int, ...] | None,
+    stacks: list[PlannedArray], arrays: Mapping[str, Array], order: tuple[int, ...] | None
 ) -> Iterator[list[int]]:
     """Stack arrays that are alike; yield the indices of each one's stack and row."""
     names, members = list(arrays), list(arrays.values())

@@ -50,8 +50,6 @@ Place = tuple[Count, Count]
 
 Axes = Annotated[tuple[Length, ...], msgspec.Meta(max_length=64)]
 Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
-
-
 Path = Annotated[str, msgspec.Meta(min_length=1)]
 
 

@@ -27,10 +27,7 @@ class NodeCheckpoint(Mapping[str, Any]):
     """
 
     def __init__(
-        self,
-        node: str,
-        reader: StoreReader,
-        borrowed: Mapping[str, NodeCheckpoint],
+        self, node: str, reader: StoreReader, borrowed: Mapping[str, NodeCheckpoint]
     ) -> None:
         self.node = node
         self.path = reader.root
