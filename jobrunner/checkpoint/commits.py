@@ -20,11 +20,7 @@ from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.store import Receipt, resolve_options
 from jobrunner.checkpoint.worker_save import BlobEncoder, Save
 from jobrunner.define import ArrayOptions
-from jobrunner.errors import (
-    CheckpointError,
-    CheckpointWriteError,
-    DefinitionError,
-)
+from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 
 logger = logging.getLogger(__name__)
 

@@ -29,11 +29,7 @@ from jobrunner.checkpoint.log import (
 )
 from jobrunner.checkpoint.storage import Files, absolute_path, files_of
 from jobrunner.checkpoint.store import MANIFEST
-from jobrunner.errors import (
-    CheckpointCorruptError,
-    CheckpointNotFoundError,
-    DefinitionError,
-)
+from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import StoreName, format_store_name, parse_store_name
 
 logger = logging.getLogger(__name__)

@@ -14,19 +14,9 @@ from jobrunner.checkpoint.encoding import registered_codecs
 from jobrunner.checkpoint.epochs import Epochs, name_some
 from jobrunner.checkpoint.log import Claim, memory_key
 from jobrunner.checkpoint.store import Checkpoint, StoreReader
-from jobrunner.checkpoint.worker_load import (
-    Part,
-    Reading,
-    cut_evenly,
-    load_group,
-    seconds_of_reading,
-)
+from jobrunner.checkpoint.worker_load import Part, Reading, cut_evenly, load_group, reading_seconds
 from jobrunner.define import TaskGroup
-from jobrunner.errors import (
-    BlobNotFoundError,
-    CheckpointError,
-    CheckpointNotFoundError,
-)
+from jobrunner.errors import BlobNotFoundError, CheckpointError, CheckpointNotFoundError
 
 REPLICATED = "replicated"
 """Detail of a record: name of a blob -> the nodes that have it. The first node's store has it."""
@@ -160,7 +150,7 @@ class Loader:
 
         Raises ExecutionError if the group has not run.
         """
-        self.recorded.handler.report(action, seconds_of_reading(group))
+        self.recorded.handler.report(action, reading_seconds(group))
 
     def readers(self, record: Mapping[str, Any]) -> dict[str, StoreReader]:
         """The readers of a recorded epoch's stores, by node."""

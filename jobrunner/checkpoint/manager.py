@@ -367,16 +367,7 @@ class MultiNodeCheckpointManager:
 
 
 class CheckpointManager(MultiNodeCheckpointManager):
-    """Saves and loads one node of a job; otherwise as `MultiNodeCheckpointManager`.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-    node_name : str
-    metadata_handler : MetadataHandler, optional
-    **options
-        As for `MultiNodeCheckpointManager`.
-    """
+    """Saves and loads the node `node_name` of a job; otherwise as `MultiNodeCheckpointManager`."""
 
     def __init__(
         self,

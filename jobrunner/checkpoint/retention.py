@@ -13,12 +13,7 @@ from typing import Any, Literal
 
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import Claim, LogEntry, State, nodes_of, store_names
-from jobrunner.checkpoint.policies import (
-    KeepAll,
-    RetentionPolicy,
-    find_unreported,
-    name_reported,
-)
+from jobrunner.checkpoint.policies import KeepAll, RetentionPolicy, find_unreported, name_reported
 from jobrunner.checkpoint.storage import Files, run_all
 from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT
 from jobrunner.errors import CheckpointError, DefinitionError
@@ -190,12 +185,7 @@ class Sweeper:
         self._thread: threading.Thread | None = None
 
     def add(
-        self,
-        claim: Claim,
-        action: Action,
-        stores: Sequence[str],
-        *,
-        is_final: bool = True,
+        self, claim: Claim, action: Action, stores: Sequence[str], *, is_final: bool = True
     ) -> None:
         """Hide, or hide and delete, the stores of a claim; settle it if `is_final`.
 
