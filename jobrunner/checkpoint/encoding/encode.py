@@ -133,11 +133,6 @@ class Encoder:
 
     # --- plain values
 
-    def _int(self, value: int, trail: Trail) -> Tree:
-        if -_EXACT_INT <= value <= _EXACT_INT:
-            return value
-        return {"$": "int", "hex": hex(value)}
-
     def _str(self, value: str, trail: Trail) -> Tree:
         if len(value) > _INLINE_CHARACTERS:
             data = np.frombuffer(value.encode("utf-8", "surrogatepass"), np.uint8)
@@ -349,7 +344,7 @@ def _refusing(value: object, trail: Trail, what: str) -> Iterator[None]:
 _ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
     type(None): lambda _, value, trail: value,
     bool: lambda _, value, trail: value,
-    int: Encoder._int,
+    int: lambda _, v, trail: v if abs(v) <= _EXACT_INT else {"$": "int", "hex": hex(v)},
     float: lambda _, v, trail: v if math.isfinite(v) else {"$": "float", "hex": _bits(v)},
     complex: lambda _, value, trail: {"$": "complex", "hex": _bits(value.real, value.imag)},
     str: Encoder._str,
