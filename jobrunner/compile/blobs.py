@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from jobrunner.define import ArrayOptions, Blob, Job, Task, WorkspaceType
 from jobrunner.errors import DefinitionError
@@ -65,15 +65,34 @@ def find_globals(tasks: Collection[Task], *, is_init: bool = True) -> Collection
     return makers.keys()
 
 
-def find_shared(
+def find_configured(
     job: Job, checkpointed: Collection[str], global_blobs: Collection[Key]
+) -> list[Blob]:
+    """The outputs that declare how to save them; raises `DefinitionError` if one is not saved."""
+    found = []
+    for task in all_tasks(job):
+        for blob in task.output_blobs:
+            if not (blob.replicated or blob.partition is not None or blob.array_options):
+                continue
+            is_checkpointed = task.node.name in checkpointed
+            if not is_checkpointed or blob.key not in global_blobs:
+                raise DefinitionError(
+                    f"Task {task.full_name!r} makes {blob!r} with checkpoint options, but the "
+                    f"{'blob' if is_checkpointed else 'node'} is not checkpointed. Make the blob "
+                    f"in the init group, on a checkpointed node."
+                )
+            found.append(blob)
+    return found
+
+
+def find_shared(
+    job: Job, configured: Iterable[Blob]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[int, tuple[str, ...]]]]:
     """The replicated blobs with their nodes, and the partitioned ones with axis and nodes."""
     nodes: dict[tuple[str, int | None], dict[str, None]] = {}
-    for task, blob in _outputs(job):
+    for blob in configured:
         if blob.replicated or blob.partition is not None:
-            _check_saved(task, blob, checkpointed, global_blobs)
-            nodes.setdefault((blob.name, blob.partition), {})[task.node.name] = None
+            nodes.setdefault((blob.name, blob.partition), {})[blob.key[0]] = None
     replicated: dict[str, tuple[str, ...]] = {}
     partitions: dict[str, tuple[int, tuple[str, ...]]] = {}
     for (name, axis), members in nodes.items():
@@ -89,41 +108,21 @@ def find_shared(
     return replicated, partitions
 
 
-def find_array_options(
-    job: Job, checkpointed: Collection[str], global_blobs: Collection[Key]
-) -> dict[str, dict[str, ArrayOptions]]:
+def find_array_options(job: Job, configured: Iterable[Blob]) -> dict[str, dict[str, ArrayOptions]]:
     """The array options that the user chose: node -> blob -> options."""
     found: dict[str, dict[str, ArrayOptions]] = {}
-    for task, blob in _outputs(job):
-        if blob.array_options is None:
-            continue
-        _check_saved(task, blob, checkpointed, global_blobs)
-        node = task.node.name
-        known = found.setdefault(node, {}).setdefault(blob.name, blob.array_options)
-        if known != blob.array_options:
-            raise DefinitionError(
-                f"Job {job.name!r}: blob {blob.name!r} of node {node!r} has two different array "
-                f"options, {known} and {blob.array_options}. Declare them once."
-            )
+    for blob in configured:
+        if (options := blob.array_options) is not None:
+            node, name = blob.key
+            known = found.setdefault(node, {}).setdefault(name, options)
+            if known != options:
+                raise DefinitionError(
+                    f"Job {job.name!r}: blob {name!r} of node {node!r} has two different array "
+                    f"options, {known} and {options}. Declare them once."
+                )
     return found
 
 
 def all_tasks(job: Job) -> list[Task]:
     """The tasks of all groups, in order of definition."""
     return [task for group in job.groups.values() for task in group.tasks()]
-
-
-def _outputs(job: Job) -> Iterator[tuple[Task, Blob]]:
-    return ((task, blob) for task in all_tasks(job) for blob in task.output_blobs)
-
-
-def _check_saved(
-    task: Task, blob: Blob, checkpointed: Collection[str], global_blobs: Collection[Key]
-) -> None:
-    is_checkpointed = task.node.name in checkpointed
-    if not is_checkpointed or blob.key not in global_blobs:
-        raise DefinitionError(
-            f"Task {task.full_name!r} makes {blob!r} with checkpoint options, but the "
-            f"{'blob' if is_checkpointed else 'node'} is not checkpointed. Make the blob in the "
-            f"init group, on a checkpointed node."
-        )

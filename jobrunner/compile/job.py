@@ -11,6 +11,7 @@ from jobrunner.compile.blobs import (
     by_node,
     checkpointed_nodes,
     find_array_options,
+    find_configured,
     find_globals,
     find_shared,
     keys_of,
@@ -33,7 +34,8 @@ def compile_job(job: Job) -> Plan:
     updated = {blob.key for task in every for blob in task.updates}
     global_blobs = find_globals(every)
     checkpointed = checkpointed_nodes(job)
-    replicated, partitions = find_shared(job, checkpointed, global_blobs)
+    configured = find_configured(job, checkpointed, global_blobs)
+    replicated, partitions = find_shared(job, configured)
 
     groups: dict[str, GroupPlan] = {}
     made: dict[str, set[Key]] = {}
@@ -67,7 +69,7 @@ def compile_job(job: Job) -> Plan:
         transient=by_node(blob.key for blob in outputs if blob.transient),
         replicated=replicated,
         partitions=partitions,
-        array_options=find_array_options(job, checkpointed, global_blobs),
+        array_options=find_array_options(job, configured),
         structure={key: structure_of(task, global_blobs) for key, task in named.items()},
         code={key: codes[id(task.fn)] for key, task in named.items()},
     )

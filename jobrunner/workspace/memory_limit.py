@@ -29,9 +29,6 @@ KNOWN_BYTES = 32 << 20
 TIGHT_SHARE = 0.7
 """Share of a worker's limit. At 0.8 Dask pauses the worker, and then it starts no lease task."""
 
-WAITING_BYTES = 256 << 20
-"""`MemoryLimit.waiting_bytes` of a worker without a limit."""
-
 
 @dataclass
 class MemoryLimit:
@@ -51,7 +48,7 @@ class MemoryLimit:
         self.is_limited = self.limit_bytes > 0 and self.share > 0
         self.most_bytes = self.share * self.limit_bytes
         # How much may wait to be sent, and how much more for later runs.
-        self.waiting_bytes = self.limit_bytes // 16 if self.is_limited else WAITING_BYTES
+        self.waiting_bytes = self.limit_bytes // 16 if self.is_limited else 256 << 20
         self._last = (self.clock(), self.used_bytes() if self.is_limited else 0)
 
     def look(self) -> float:

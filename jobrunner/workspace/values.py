@@ -80,14 +80,10 @@ def own(holder: Any, key: Any, copy: Callable[[np.ndarray, str], np.ndarray] = c
     if issubclass(kind, np.ndarray):
         if not _is_own(value, is_sole, ()):
             value = holder[key] = copy(value, "that something else refers to and a task updates")
-    elif kind is dict:
-        if not IMMUTABLE.issuperset(map(type, value.values())):
-            for name in value:
+    elif kind is dict or kind is list:
+        if not IMMUTABLE.issuperset(map(type, value.values() if kind is dict else value)):
+            for name in value if kind is dict else range(len(value)):
                 own(value, name, copy)
-    elif kind is list:
-        if not IMMUTABLE.issuperset(map(type, value)):
-            for i in range(len(value)):
-                own(value, i, copy)
     elif kind is tuple and not IMMUTABLE.issuperset(map(type, value)):
         items = list(value)
         del value  # it would count for each item
@@ -187,11 +183,10 @@ def freeze(value: Any, *, copy: bool, move: bool = False) -> Any:
     raises `NotPicklableError` if neither is possible. `copy`: copy arrays, since a task updates
     them later. `move`: one reader on the same node gets the value, so it needs no `Snapshot`.
     """
-    try:
+    with suppress(_NotPlainError):
         return _freeze_plain(value, copy)
-    except _NotPlainError:
-        if move:
-            return value
+    if move:
+        return value
     if is_tensor(value):
         return Snapshot(copy_tensor(value), copy_tensor)
     return Snapshot(_pickle(value), pickle.loads)
