@@ -190,7 +190,7 @@ def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) ->
         grid = plan_grid(data.shape, mean_bytes, part.order, in_pieces=False)
     else:
         grid = plan_grid(data.shape, item_bytes, part.order)
-    compressors = suit_dtype(options.compressors or (), item_bytes)
+    compressors = suit_dtype(options.compressors, item_bytes) if options.compressors else ()
     return _plan(blob, path, data, grid, part.holds, compressors)
 
 
