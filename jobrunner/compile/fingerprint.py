@@ -46,13 +46,10 @@ def fingerprint(plan: Plan) -> str:
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """List the differences between a recorded plan's description and the current one's."""
+    labels = {"job": "the job's name", "seed": "the seed", "steps_per_epoch": "steps_per_epoch"}
     found = [
         f"{what} was {then.get(key)!r} and is {now.get(key)!r}"
-        for key, what in (
-            ("job", "the job's name"),
-            ("seed", "the seed"),
-            ("steps_per_epoch", "steps_per_epoch"),
-        )
+        for key, what in labels.items()
         if then.get(key) != now.get(key)
     ]
     old_nodes, new_nodes = then.get("nodes", {}), now["nodes"]

@@ -83,10 +83,8 @@ class Job(Active):
     @property
     def groups(self) -> dict[str, TaskGroup]:
         """The four groups, in the order they run."""
-        return {
-            group.name: group
-            for group in (self.init_group, self.epoch_group, self.download_group, self.exit_group)
-        }
+        groups = (self.init_group, self.epoch_group, self.download_group, self.exit_group)
+        return {group.name: group for group in groups}
 
     @classmethod
     def current(cls) -> Job:

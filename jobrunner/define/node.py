@@ -121,8 +121,7 @@ class Node(Active):
 
 def as_node(node: object, where: str) -> Node:
     """Return a `Node`, or make one from its name."""
-    if isinstance(node, str):
-        return Node(node)
+    node = Node(node) if isinstance(node, str) else node
     if not isinstance(node, Node):
         raise DefinitionError(f"{where}: node must be a Node or a name; got {node!r}.")
     return node

@@ -183,13 +183,11 @@ class Task:
             return Blob(value, self.node)
         if isinstance(value, Blob):
             return Blob(value.name, value.node or self.node)
-        raise self._wrong_type(
-            "an input must be a blob's name, a Blob or a TaskOutput",
-            value,
-            "pass task.output()"
-            if isinstance(value, Task)
-            else "pass constants in kwargs= or with functools.partial",
-        )
+        advice = "pass constants in kwargs= or with functools.partial"
+        if isinstance(value, Task):
+            advice = "pass task.output()"
+        expected = "an input must be a blob's name, a Blob or a TaskOutput"
+        raise self._wrong_type(expected, value, advice)
 
     def _wrong_type(self, expected: str, value: object, advice: str = "") -> DefinitionError:
         hint = dask_hint(value) or advice
@@ -321,10 +319,7 @@ class TaskGroup(Active):
         return list(dict.fromkeys([*nodes, *(node for node, _, _ in self.reports)]))
 
     def report_step(
-        self,
-        fn: Callable[[], Any],
-        node: Node | str | None = None,
-        interval_ms: int = 1000,
+        self, fn: Callable[[], Any], node: Node | str | None = None, interval_ms: int = 1000
     ) -> None:
         """Call `fn()` on `node` periodically while the group runs, and after the node's last task.
 

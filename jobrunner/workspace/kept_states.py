@@ -185,11 +185,9 @@ class _Keeper:
             self._spend(sys.getsizeof(value))
             if IMMUTABLE.issuperset(map(type, value)):
                 return self._remember(value, kind(value))
-            if kind is list:
-                items = self._remember(value, [])
-                items += [self.keep(value, i, is_hidden=is_hidden) for i in range(len(value))]
-                return items
-            return tuple(self.keep(value, i, is_hidden=is_hidden) for i in range(len(value)))
+            items: list[Any] = self._remember(value, []) if kind is list else []
+            items += [self.keep(value, i, is_hidden=is_hidden) for i in range(len(value))]
+            return items if kind is list else tuple(items)
         if kind is dict:
             return self._fill(self._remember(value, {}), value, is_hidden=is_hidden)
         if kind is collections.OrderedDict:
