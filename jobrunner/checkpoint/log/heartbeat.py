@@ -106,6 +106,7 @@ class Heartbeat:
     def __init__(self, files: Files, path: str, run: str, interval_seconds: float) -> None:
         self._files = files
         self.directory = os.path.join(path, RUNS_DIRECTORY, run)
+        self._path = os.path.join(self.directory, HEARTBEAT)
         self._interval_seconds = interval_seconds
         self._process = json.dumps(msgspec.to_builtins(own_process())).encode()
         self._stopped = threading.Event()
@@ -121,7 +122,7 @@ class Heartbeat:
 
     def restore(self) -> None:
         """Write the heartbeat again if a process removed it as that of a dead run."""
-        if not self._files.is_taken(os.path.join(self.directory, HEARTBEAT)):
+        if not self._files.is_taken(self._path):
             self._write(0)
 
     def stop(self) -> None:
@@ -141,11 +142,10 @@ class Heartbeat:
 
     def _write(self, count: int) -> None:
         # Only the count changes, not its length: readers never see a partial file.
-        path = os.path.join(self.directory, HEARTBEAT)
         data = b"%020d\n" % count + self._process
         try:
-            self._files.overwrite(path, data)
+            self._files.overwrite(self._path, data)
         except FileNotFoundError:
             # Another run may have removed the directory before it contained a heartbeat.
             self._files.make_directories(self.directory)
-            self._files.overwrite(path, data)
+            self._files.overwrite(self._path, data)

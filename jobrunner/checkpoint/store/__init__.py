@@ -1,6 +1,5 @@
 """One node at one epoch, on disk."""
 
-from jobrunner.checkpoint.store.array_reader import VerifiedFiles
 from jobrunner.checkpoint.store.compression import check_compressors, resolve_options
 from jobrunner.checkpoint.store.layout import RETIRED_DOCUMENT, PlannedArray, is_sealed, to_json
 from jobrunner.checkpoint.store.manifest import MANIFEST, ROOT_DOCUMENT, RecordEntry, read_manifest
