@@ -256,7 +256,7 @@ def test_a_missing_value_is_an_error_that_lists_what_exists(session):
 def test_groups_that_are_gone_are_forgotten_on_the_workers(session):
     def groups(dask_worker):
         hosted = dask_worker.plugins[PLUGIN_NAME].bindings
-        return [key for binding in hosted.values() for key in binding._groups]
+        return [key for binding in hosted.values() for key in binding._programs]
 
     for _ in range(5):
         session.run(Task(lambda: 1, node=A))
