@@ -20,7 +20,7 @@ from jobrunner.compile.fingerprint import code_of, structure_of
 from jobrunner.compile.gc_pause import gc_paused
 from jobrunner.compile.group import GroupCompiler
 from jobrunner.compile.plan import GroupPlan, Plan, PlannedNode
-from jobrunner.define import Blob, Job, Node, Task, TaskGroup, TaskOutput
+from jobrunner.define import Blob, Job, Node, Task, TaskGroup, TaskOutput, check_orphans
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_distinct
 
@@ -28,6 +28,8 @@ from jobrunner.names import check_distinct
 @gc_paused()
 def compile_job(job: Job) -> Plan:
     """See `Job.compile`."""
+    since = min((group.made for group in job.groups.values()), key=lambda made: made.number)
+    check_orphans(since, f"Job {job.name!r}")
     tasks = {name: group.tasks() for name, group in job.groups.items()}
     every = all_tasks(job)
     outputs = [blob for task in every for blob in task.output_blobs]
@@ -112,6 +114,7 @@ def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
 
     Whether the other blobs that the group reads exist is checked when it runs.
     """
+    check_orphans(group.made, f"The {group.name} group")
     tasks = group.tasks()
     plan = GroupCompiler(
         group,

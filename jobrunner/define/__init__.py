@@ -1,6 +1,6 @@
 """What users write: nodes, blobs, tasks, groups and jobs. No I/O, no Dask."""
 
-from jobrunner.define.arguments import check_int
+from jobrunner.define.arguments import check_int, check_runs
 from jobrunner.define.array_options import (
     DEFAULT_ARRAY_OPTIONS,
     ArrayOptions,
@@ -9,4 +9,5 @@ from jobrunner.define.array_options import (
 )
 from jobrunner.define.job import Job, epoch_limiter
 from jobrunner.define.node import Blob, Node, WorkspaceType
+from jobrunner.define.orphans import check_orphans
 from jobrunner.define.task import Task, TaskGroup, TaskOutput

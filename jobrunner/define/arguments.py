@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from jobrunner.errors import DefinitionError
 
@@ -29,12 +31,17 @@ def dask_hint(value: object) -> str | None:
     return None
 
 
-def constants_of(fn: object, kwargs: Mapping[str, object]) -> Iterator[object]:
-    """The constant arguments of a task's function, and their items."""
+def constants_of(fn: object, kwargs: Mapping[str, object]) -> list[object]:
+    """The constant arguments of a task's function."""
     values = list(kwargs.values())
     while isinstance(fn, functools.partial):
         values += [*fn.args, *fn.keywords.values()]
         fn = fn.func
+    return values
+
+
+def with_items(values: Iterable[object]) -> Iterator[object]:
+    """Values, and the items of those that are built-in containers."""
     for value in values:
         if isinstance(value, list | tuple):
             yield from value
@@ -42,3 +49,49 @@ def constants_of(fn: object, kwargs: Mapping[str, object]) -> Iterator[object]:
             yield from value.values()
         else:
             yield value
+
+
+def contains_itself(value: object) -> bool:
+    """Whether a built-in container is inside itself."""
+    above: set[int] = set()
+    done: set[int] = set()
+    left: list[tuple[Any, bool]] = [(value, False)]
+    while left:
+        item, is_end = left.pop()
+        if is_end:
+            above.remove(id(item))
+            done.add(id(item))
+        elif type(item) in (list, tuple, dict) and id(item) not in done:
+            if id(item) in above:
+                return True
+            above.add(id(item))
+            left.append((item, True))
+            left += [(it, False) for it in (item.values() if type(item) is dict else item)]
+    return False
+
+
+def check_runs(fn: object, where: str) -> None:
+    """Raise `DefinitionError` if a call of `fn` only makes a coroutine or a generator."""
+    fn = _without_partials(fn)
+    found = _lazy_kind(fn)
+    if found is None and callable(fn) and not inspect.isroutine(fn):
+        found = _lazy_kind(_without_partials(type(fn).__call__))
+    if found is not None:
+        kind, remedy = found
+        raise DefinitionError(f"{where} is {kind}, so calling it runs nothing. {remedy}")
+
+
+def _without_partials(fn: object) -> object:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return fn
+
+
+def _lazy_kind(fn: Any) -> tuple[str, str] | None:
+    if inspect.iscoroutinefunction(fn):
+        return "a coroutine function", "Pass a plain function; it may call asyncio.run(...)."
+    if inspect.isasyncgenfunction(fn):
+        return "an async generator function", "Pass a plain function that returns a list."
+    if inspect.isgeneratorfunction(fn):
+        return "a generator function", "Return a list or a tuple instead of yielding."
+    return None

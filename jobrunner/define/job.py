@@ -79,6 +79,7 @@ class Job(Active):
             listed = self._listed("nodes_to_checkpoint", nodes_to_checkpoint)
             where = f"{where}: nodes_to_checkpoint"
             self._nodes_to_checkpoint = [as_node(node, where) for node in listed]
+        self._give_roles()
 
     @property
     def groups(self) -> dict[str, TaskGroup]:
@@ -193,12 +194,32 @@ class Job(Active):
 
     def _adopt(self, group: TaskGroup | None, name: str) -> TaskGroup:
         group = TaskGroup() if group is None else group
+        where = f"Job {self.name!r}: the {name} group"
         if not isinstance(group, TaskGroup):
+            raise DefinitionError(f"{where} must be a TaskGroup; got {type(group).__name__}.")
+        if group.job_name and group.name != name:
             raise DefinitionError(
-                f"Job {self.name!r}: the {name} group must be a TaskGroup; got {type(group).__name__}."
+                f"{where} is already the {group.name} group of job {group.job_name!r}. A group has "
+                f"one role: make another TaskGroup, with tasks of its own."
             )
-        group.name = name
         return group
+
+    def _give_roles(self) -> None:
+        """Name the groups by their roles; last, so that a job that is refused takes no group."""
+        roles = {
+            "init": self.init_group,
+            "epoch": self.epoch_group,
+            "download": self.download_group,
+            "exit": self.exit_group,
+        }
+        for name, group in roles.items():
+            if other := next((r for r, g in roles.items() if g is group and r != name), None):
+                raise DefinitionError(
+                    f"Job {self.name!r}: its {name} group is also its {other} group. A group has "
+                    f"one role: make another TaskGroup, with tasks of its own."
+                )
+        for name, group in roles.items():
+            group.name, group.job_name = name, self.name
 
 
 def epoch_limiter(job: Job, num_epochs: int) -> None:

@@ -6,7 +6,7 @@ import copy
 import enum
 from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from jobrunner.define.arguments import check_int
 from jobrunner.define.array_options import read_array_options
@@ -42,6 +42,9 @@ class WorkspaceType(enum.Enum):
 
     GLOBAL = "global"
     PRIVATE = "private"
+
+
+WorkspaceTypeName = Literal["global", "private"]
 
 
 class Node(Active):

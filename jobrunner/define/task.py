@@ -13,8 +13,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from jobrunner.define.arguments import check_int, constants_of, dask_hint
-from jobrunner.define.node import Active, Blob, Node, WorkspaceType, as_node
+from jobrunner.define.arguments import (
+    check_int,
+    check_runs,
+    constants_of,
+    contains_itself,
+    dask_hint,
+    with_items,
+)
+from jobrunner.define.node import Active, Blob, Node, WorkspaceType, WorkspaceTypeName, as_node
+from jobrunner.define.orphans import Mark, forget_orphan, note_orphan
 from jobrunner.errors import DefinitionError, ExecutionError
 from jobrunner.names import check_name
 
@@ -84,8 +92,9 @@ class Task:
     node : Node or str, optional
         By default `Node.current()`.
     group : TaskGroup, optional
-        By default the active one, if any. `Session.run` accepts a task without a group.
-    workspace_type : WorkspaceType, optional
+        By default the active one of this thread, if any. `Session.run` accepts a task without a
+        group; a job compiled meanwhile warns of it, and refuses to if it is gone already.
+    workspace_type : WorkspaceType, "global" or "private", optional
         Overrides the group's.
     num_instances : int
         Number of calls, which run concurrently in threads. ``current_task().instance`` is the
@@ -114,7 +123,7 @@ class Task:
         name: str | None = None,
         node: Node | str | None = None,
         group: TaskGroup | None = None,
-        workspace_type: WorkspaceType | None = None,
+        workspace_type: WorkspaceType | WorkspaceTypeName | None = None,
         num_instances: int = 1,
         transient_errors: type[BaseException] | tuple[type[BaseException], ...] = (),
         after: Task | str | Sequence[Task | str] = (),
@@ -137,7 +146,7 @@ class Task:
                 f"Task {self.full_name!r}: kwargs must map names to values; got {kwargs!r}."
             )
         self.kwargs: Mapping[str, Any] = dict(kwargs or {})
-        self.workspace_type = workspace_type
+        self.workspace_type = _as_workspace_type(workspace_type, f"Task {self.full_name!r}")
         self.num_instances = num_instances
         self.transient_errors = tuple(_sequence(transient_errors))
         self.after: tuple[Task | str, ...] = tuple(_sequence(after))
@@ -148,7 +157,9 @@ class Task:
             raise DefinitionError(
                 f"Task {self.full_name!r}: group must be a TaskGroup (job.init_group); got {group!r}."
             )
-        if group is not None:
+        if group is None:
+            note_orphan(self)
+        else:
             group.add(self)
 
     @property
@@ -175,6 +186,10 @@ class Task:
 
     def __repr__(self) -> str:
         return f"Task({self.full_name!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What ran it stays in this process.
+        return {**vars(self), "session": None, "plan": None}
 
     def _input(self, value: object) -> Blob | TaskOutput:
         if isinstance(value, TaskOutput):
@@ -215,12 +230,8 @@ class Task:
         where = f"Task {self.full_name!r}"
         if not callable(self.fn):
             raise self._wrong_type("fn must be callable", self.fn, "pass a function")
-        if inspect.iscoroutinefunction(self.fn):
-            raise DefinitionError(
-                f"{where}: fn is a coroutine function, but tasks run in threads. Pass a plain function."
-            )
+        check_runs(self.fn, f"{where}: fn")
         check_int(self.num_instances, 1, f"{where}: num_instances")
-        _check_workspace_type(self.workspace_type, where)
         for kind in self.transient_errors:
             if not (isinstance(kind, type) and issubclass(kind, Exception)):
                 raise DefinitionError(
@@ -243,7 +254,13 @@ class Task:
             raise DefinitionError(
                 f"{where}: the keys of kwargs must be str; got {list(self.kwargs)}."
             )
-        for value in constants_of(self.fn, self.kwargs):
+        constants = constants_of(self.fn, self.kwargs)
+        if any(map(contains_itself, constants)):
+            raise DefinitionError(
+                f"{where}: a constant argument contains itself, so no value of its own can be made "
+                f"of it. Pass one that does not."
+            )
+        for value in with_items(constants):
             if hint := dask_hint(value):
                 raise DefinitionError(
                     f"{where}: got a {type(value).__name__} as a constant argument. "
@@ -267,16 +284,17 @@ class TaskGroup(Active):
 
     Parameters
     ----------
-    workspace_type : WorkspaceType, optional
+    workspace_type : WorkspaceType, "global" or "private", optional
         The default for its tasks.
     """
 
     _active = ContextVar("jobrunner_groups", default=())
 
-    def __init__(self, workspace_type: WorkspaceType | None = None) -> None:
-        _check_workspace_type(workspace_type, "TaskGroup")
-        self.workspace_type = workspace_type
+    def __init__(self, workspace_type: WorkspaceType | WorkspaceTypeName | None = None) -> None:
+        self.workspace_type = _as_workspace_type(workspace_type, "TaskGroup")
         self.name = "group"
+        self.job_name = ""  # of the job that it belongs to
+        self.made = Mark()
         self.reports: list[tuple[Node, Callable[[], Any], int]] = []
         self.is_compiled = False
         self._tasks: dict[tuple[str, str], Task] = {}
@@ -304,6 +322,7 @@ class TaskGroup(Active):
             task.name = key[1]
         self._tasks[key] = task
         task.group = self
+        forget_orphan(task)
 
     def tasks(self) -> list[Task]:
         """Its tasks, in order of definition."""
@@ -336,6 +355,7 @@ class TaskGroup(Active):
         node = Node.current() if node is None else as_node(node, "report_step")
         if not callable(fn):
             raise DefinitionError(f"report_step: fn must be callable; got {type(fn).__name__}.")
+        check_runs(fn, "report_step: fn")
         check_int(interval_ms, 1, "report_step: interval_ms")
         self.reports.append((node, fn, interval_ms))
 
@@ -351,9 +371,13 @@ class TaskGroup(Active):
         return f"<TaskGroup {self.name!r}: {len(self._tasks)} tasks>"
 
 
-def _check_workspace_type(value: object, where: str) -> None:
-    if not (value is None or isinstance(value, WorkspaceType)):
-        raise DefinitionError(f"{where}: workspace_type must be a WorkspaceType; got {value!r}.")
+def _as_workspace_type(value: object, where: str) -> WorkspaceType | None:
+    try:
+        return None if value is None else WorkspaceType(value)
+    except ValueError:
+        raise DefinitionError(
+            f"{where}: workspace_type must be a WorkspaceType, 'global' or 'private'; got {value!r}."
+        ) from None
 
 
 def _sequence(value: object) -> Sequence[Any]:

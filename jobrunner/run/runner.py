@@ -13,12 +13,12 @@ from msgspec import structs
 from jobrunner.checkpoint import Loader, MultiNodeCheckpointManager, resolve_options
 from jobrunner.cluster import Session
 from jobrunner.compile import Plan
-from jobrunner.define import Blob, Job, check_int
+from jobrunner.define import Blob, Job, check_int, check_runs
 from jobrunner.errors import DefinitionError
 from jobrunner.run.load import load_blobs
 from jobrunner.run.loop import Run
 from jobrunner.run.replay import Replay, ReplayReport
-from jobrunner.run.result import Callbacks, ResumePlan, RunResult
+from jobrunner.run.result import Callback, Callbacks, ResumePlan, RunResult
 from jobrunner.run.resume import ResumeFrom, plan_resume
 from jobrunner.run.saver import SaveErrorPolicy
 from jobrunner.run.upload import CopyTo, UploadTaskGroupBuilder
@@ -316,6 +316,9 @@ class JobRunner:
                     f"{where}: a callback must be an object; got the class {callback.__name__}. "
                     f"Write {callback.__name__}()."
                 )
+            for event in (name for name in vars(Callback) if name.startswith("on_")):
+                if (handle := getattr(callback, event, None)) is not None:
+                    check_runs(handle, f"{where}: {event} of {type(callback).__name__}")
         if manager is None:
             for name, is_given in (
                 ("resume_from_epoch", isinstance(self.resume_from_epoch, int)),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from jobrunner.errors import DefinitionError
@@ -11,6 +12,9 @@ from jobrunner.workspace import IMMUTABLE, BlobUpdate, adopt, freeze, own, view
 
 Send = Callable[[int, Any], None]
 """Sends a crossing's frozen value, given the crossing's id, to other workers."""
+
+_LAZY = (GeneratorType, CoroutineType, AsyncGeneratorType, map, filter)
+"""Types of values that run code of the task only when somebody takes their items."""
 
 
 def gather(step: Step, instance: int = 0) -> list[Any]:
@@ -50,6 +54,8 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
         Another node or task reads the value, and it cannot be copied.
     """
     parts: tuple[Any, ...] = ()
+    if type(box[0]) in _LAZY or step.num_instances > 1:
+        _refuse_lazy(step, box[0] if step.num_instances > 1 else box)
     if type(box[0]) is BlobUpdate:
         if step.outputs:
             raise DefinitionError(
@@ -121,10 +127,20 @@ def _split(step: Step, box: list[Any], arguments: tuple[Any, ...]) -> tuple[Any,
             f"so it must return a sequence of that length; it returned {found}. Return a tuple, "
             f'or name one output, as in outputs=["w"], to store the whole value in it.'
         )
+    _refuse_lazy(step, value)
     if type(value) in (list, tuple):
         del value  # it would count as another reference to the items
         return tuple(adopt(box, arguments))
     return tuple(adopt([value[i]], arguments) for i in range(count))
+
+
+def _refuse_lazy(step: Step, values: Iterable[Any]) -> None:
+    kind = next((type(value) for value in values if type(value) in _LAZY), None)
+    if kind is not None:
+        raise DefinitionError(
+            f"Task {step.workspace.node}/{step.name} returned a {kind.__qualname__}, which runs "
+            f"only when somebody takes its items, and only once. Return a list or a tuple of them."
+        )
 
 
 def _capture(program: Program, step: Step, parts: tuple[Any, ...]) -> None:

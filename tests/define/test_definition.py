@@ -113,7 +113,7 @@ REFUSED = [
     (lambda: Task(one, num_instances=0), "num_instances"),
     (lambda: Task(one, num_instances=True), "num_instances"),
     (lambda: Task(one, after=3), "after must be tasks"),
-    (lambda: Task(one, workspace_type="global"), "WorkspaceType"),
+    (lambda: Task(one, workspace_type="lokal"), "WorkspaceType"),
     (lambda: Task(one, node=3), "node must be a Node"),
     (lambda: Task(one).output(1), "1 output"),
     (lambda: Node(""), "is empty"),
@@ -150,14 +150,6 @@ def test_invalid_arguments_are_refused_at_once(make, says):
     with pytest.raises(DefinitionError) as caught:
         make()
     assert says in str(caught.value)
-
-
-def test_coroutine_functions_are_refused():
-    async def work():
-        return None
-
-    with pytest.raises(DefinitionError, match="coroutine"):
-        Task(work)
 
 
 @pytest.mark.parametrize("how", ["input", "kwargs", "list", "dict", "partial", "fn"])
