@@ -2,6 +2,7 @@
 
 from jobrunner.checkpoint.encoding import (
     Codec,
+    CodecTable,
     Decoder,
     EncodedBlob,
     encode_blobs,

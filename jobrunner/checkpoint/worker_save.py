@@ -160,9 +160,16 @@ class Save:
             unchanged[node] = UnchangedArrays(workspace, names)
         # Encode everything before writing anything: a blob that cannot be saved is an error of the
         # job, not of the storage.
-        encoded = {
-            node: self.encoder.encode(node, workspaces[node], self.replicated) for node in nodes
-        }
+        encoded: dict[str, dict[str, EncodedBlob | Alike]] = {}
+        refused: list[DefinitionError] = []
+        for node in nodes:
+            try:
+                encoded[node] = self.encoder.encode(node, workspaces[node], self.replicated)
+            except DefinitionError as error:
+                refused.append(error)
+        if refused:
+            lines = "\n".join(map(str, refused))
+            raise DefinitionError(lines) from refused[0].__cause__
         states = {
             node: tuple(
                 name

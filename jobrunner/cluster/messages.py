@@ -130,11 +130,16 @@ class Request:
         return [(first, addresses)] if addresses else []
 
     def check(self, replies: Mapping[str, Message], job: str) -> None:
-        """Raise a worker's error, if any."""
-        for reply in replies.values():
-            if reply["status"] == "failed":
-                epoch = reply.get("epoch", self.epoch)
-                raise self._failed(Failure(**reply["failure"]), job, epoch)
+        """Raise a worker's error, if any; what several workers refuse is one error."""
+        failed = [
+            self._failed(Failure(**reply["failure"]), job, reply.get("epoch", self.epoch))
+            for reply in replies.values()
+            if reply["status"] == "failed"
+        ]
+        if failed:
+            if self.call == "apply" and all(type(error) is DefinitionError for error in failed):
+                failed[0].args = ("\n".join(dict.fromkeys(map(str, failed))),)
+            raise failed[0]
         for address, reply in replies.items():
             if reply["status"] != "done":
                 reason = reply.get("reason") or f"it answered {reply['status']!r}"

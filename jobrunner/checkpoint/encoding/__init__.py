@@ -1,6 +1,11 @@
 """Values to JSON trees and arrays, and back. Pure: no I/O."""
 
-from jobrunner.checkpoint.encoding.codecs import Codec, register_codec, registered_codecs
+from jobrunner.checkpoint.encoding.codecs import (
+    Codec,
+    CodecTable,
+    register_codec,
+    registered_codecs,
+)
 from jobrunner.checkpoint.encoding.decode import Decoder, InvalidTreeError
 from jobrunner.checkpoint.encoding.dtypes import (
     Array,

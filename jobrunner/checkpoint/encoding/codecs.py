@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,19 +28,37 @@ class Codec:
     Parameters
     ----------
     cls : type
-        Exactly this type, not its subclasses.
+        Exactly this type, or with `subclasses` also its subclasses.
     encode : callable
         Converts a value to one that can be saved (arrays, containers, scalars).
     decode : callable
-        Makes an equal value from what `encode` returned.
+        Makes an equal value, of the same type, from what `encode` returned.
     name : str
         Its name in checkpoints; keep it as long as you read them.
+    subclasses : bool
+        Whether it also converts values of subclasses that have no codec of their own.
     """
 
     cls: type
     encode: Callable[[Any], object]
     decode: Callable[[Any], object]
     name: str
+    subclasses: bool = False
+
+
+class CodecTable:
+    """The codec of each type: its own, or that of its nearest base class with `subclasses`."""
+
+    def __init__(self, codecs: Iterable[Codec]) -> None:
+        self._found: dict[type, Codec | None] = {codec.cls: codec for codec in codecs}
+        self._bases = {cls: it for cls, it in self._found.items() if it and it.subclasses}
+
+    def get(self, cls: type) -> Codec | None:
+        """The codec of a type, if any."""
+        if cls not in self._found:
+            bases = (self._bases[base] for base in cls.__mro__ if base in self._bases)
+            self._found[cls] = next(bases, None) if self._bases else None
+        return self._found[cls]
 
 
 _registered: dict[type, Codec] = {}
@@ -51,17 +70,23 @@ def register_codec(
     decode: Callable[[Any], object],
     *,
     name: str | None = None,
+    subclasses: bool = False,
 ) -> Codec:
     """Save values of a type by a codec.
 
     Parameters
     ----------
     cls : type
-        Exactly this type, not its subclasses.
+        Exactly this type, unless `subclasses` is true.
     encode, decode : callable
-        To a value that can be saved, and back; sent to the workers with cloudpickle.
+        Of one argument: to a value that can be saved, and back. Sent to the workers with
+        cloudpickle.
     name : str, optional
         Its name in checkpoints; by default the type's module and qualified name.
+    subclasses : bool, optional
+        Also save values of its subclasses, except those that have a codec of their own. `encode`
+        must save, and `decode` restore, what says which subclass a value is of. For a type that is
+        saved without a codec, such as ``dict``, the codec is for its subclasses only.
 
     Returns
     -------
@@ -70,7 +95,8 @@ def register_codec(
     Raises
     ------
     DefinitionError
-        The type needs no codec, or another type's codec has the name.
+        An argument is not what it should be, the type needs no codec, or another type's codec has
+        the name.
 
     Examples
     --------
@@ -86,9 +112,18 @@ def register_codec(
     """
     if not isinstance(cls, type):
         raise DefinitionError(f"register_codec: expected a class for cls, got {cls!r}.")
-    if cls in EXACT_TYPES or issubclass(cls, np.generic) or cls.__module__ == "torch":
+    if not isinstance(subclasses, bool):
+        raise DefinitionError(
+            f"register_codec: expected True or False for subclasses, got {subclasses!r}."
+        )
+    for role, function in (("encode", encode), ("decode", decode)):
+        _check_function(role, function)
+    if name is not None and (not isinstance(name, str) or not name):
+        raise DefinitionError(f"register_codec: expected a text for name, got {name!r}.")
+    if not subclasses and needs_no_codec(cls):
         raise DefinitionError(f"register_codec: {cls.__name__} is saved exactly without a codec.")
-    codec = Codec(cls, encode, decode, name or f"{cls.__module__}.{cls.__qualname__}")
+    full_name = name or f"{cls.__module__}.{cls.__qualname__}"
+    codec = Codec(cls, encode, decode, full_name, subclasses)
     for other in _registered.values():
         if other.name == codec.name and other.cls is not cls and name is not None:
             raise DefinitionError(
@@ -97,6 +132,24 @@ def register_codec(
             )
     _registered[cls] = codec
     return codec
+
+
+def needs_no_codec(cls: type) -> bool:
+    """Whether `register_codec` refuses the type, because it is saved exactly without a codec."""
+    return cls in EXACT_TYPES or issubclass(cls, np.generic) or cls.__module__ == "torch"
+
+
+def _check_function(role: str, function: object) -> None:
+    if not callable(function):
+        raise DefinitionError(f"register_codec: expected a function for {role}, got {function!r}.")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise DefinitionError(
+            f"register_codec: {role} must take one argument, and cannot be called so: {error}."
+        ) from None
+    except ValueError:  # a function written in C
+        pass
 
 
 def registered_codecs() -> tuple[Codec, ...]:

@@ -12,7 +12,7 @@ import math
 import struct
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ import cloudpickle
 import numpy as np
 
 from jobrunner.checkpoint.encoding import tensors
-from jobrunner.checkpoint.encoding.codecs import Codec
+from jobrunner.checkpoint.encoding.codecs import Codec, CodecTable
 from jobrunner.checkpoint.encoding.dtypes import (
     Array,
     UnsupportedDtypeError,
@@ -44,6 +44,8 @@ _PACKED_LENGTH = 256
 _MAX_DEPTH = 150
 _NAME_BYTES = 200
 _STATE = "the state of another object"
+_LOOP = "it contains itself"
+_NO_LOOP = "Refer to the outer object by a name or an index instead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +61,15 @@ class ArrayPart:
 class UnsupportedValueError(Exception):
     """A value inside a blob cannot be saved."""
 
-    def __init__(self, trail: Trail, cls: type, why: str) -> None:
+    def __init__(self, trail: Trail, cls: type, why: str, remedy: str = "") -> None:
         super().__init__(why)
-        self.trail, self.cls, self.why = trail, cls, why
+        self.trail, self.cls, self.why, self.remedy = trail, cls, why, remedy
 
 
 class Encoder:
     """Encodes one blob."""
 
-    def __init__(self, codecs: Mapping[type, Codec], allow_pickle: bool) -> None:
+    def __init__(self, codecs: CodecTable, allow_pickle: bool) -> None:
         self.parts: list[ArrayPart] = []
         # Each array as the value holds it, with its trail.
         self.memory: list[tuple[Trail, Array]] = []
@@ -109,7 +111,7 @@ class Encoder:
     def _number(self, key: object, value: object) -> Tree | None:
         """Number an object with an identity; return a ``same`` node if it has a number already."""
         if id(value) in self._inside:
-            raise UnsupportedValueError((), type(value), "it contains itself")
+            raise UnsupportedValueError((), type(value), _LOOP, _NO_LOOP)
         known = self._numbers.get(key)
         if known is not None:
             return {"$": "same", "as": known}
@@ -151,10 +153,10 @@ class Encoder:
     def _enter(self, value: object, trail: Trail) -> None:
         """Enter a level of nesting, until removed from `_inside`; refuses cycles and excessive depth."""
         if id(value) in self._inside:
-            raise UnsupportedValueError(trail, type(value), "it contains itself")
+            raise UnsupportedValueError(trail, type(value), _LOOP, _NO_LOOP)
         if len(self._inside) >= _MAX_DEPTH:
             why = f"containers are nested more than {_MAX_DEPTH} deep"
-            raise UnsupportedValueError(trail[:8], type(value), why)
+            raise UnsupportedValueError(trail[:8], type(value), why, "Store it less deep")
         self._inside.add(id(value))
 
     def _list(self, value: list[Any], trail: Trail) -> Tree:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jobrunner.checkpoint.encoding.codecs import Codec
+from jobrunner.checkpoint.encoding.codecs import Codec, CodecTable, needs_no_codec
 from jobrunner.checkpoint.encoding.dtypes import Array
 from jobrunner.checkpoint.encoding.encode import (
     ArrayPart,
@@ -48,19 +48,21 @@ def encode_blobs(
     """Encode the blobs of a node; write them before the values, whose memory they share, change.
 
     `beside` are the node's other blobs: arrays that own their memory and need no encoding. Raises
-    `DefinitionError` if a blob cannot be encoded, or two share an object or memory, and would load
-    as two.
+    `DefinitionError` if blobs cannot be encoded, with a line for each, or two share an object or
+    memory, and would load as two.
     """
-    by_type = {codec.cls: codec for codec in codecs}
+    table = CodecTable(codecs)
+    refused: dict[str, UnsupportedValueError] = {}
     encoded: dict[str, EncodedBlob] = {}
     memory: list[_View] = []
     owners: dict[int, tuple[str, object]] = {}
     for name, value in blobs.items():
-        encoder = Encoder(by_type, allow_pickle)
+        encoder = Encoder(table, allow_pickle)
         try:
             tree = encoder.encode(value)
         except UnsupportedValueError as error:
-            raise DefinitionError(_explain(node, name, error)) from error.__cause__
+            refused[name] = error
+            continue
         encoded[name] = EncodedBlob(tree, encoder.parts, encoder.has_state)
         memory += [_View(name, trail, array) for trail, array in encoder.memory]
         for identity, held in encoder.identities.items():
@@ -71,6 +73,10 @@ def encode_blobs(
                     f"{type(held).__name__} object, and would contain two after a resume. "
                     f"Copy one of them, or put both in one blob (a dict or a list)."
                 )
+    if refused:
+        lines = [_explain(node, name, error) for name, error in refused.items()]
+        causes = (error.__cause__ for error in refused.values())
+        raise DefinitionError("\n".join(lines)) from next(filter(None, causes), None)
     _refuse_shared_memory(node, memory, beside or {})
     return encoded
 
@@ -102,12 +108,21 @@ def _explain(node: str, blob: str, error: UnsupportedValueError) -> str:
     name = error.cls.__qualname__
     if error.cls.__module__ != "builtins":
         name = f"{error.cls.__module__}.{name}"
+    remedy = error.remedy
+    if not remedy:
+        # A codec for such a type would be refused.
+        codec = (
+            f"Register a codec for it, register_codec({error.cls.__name__}, encode, decode); or "
+        )
+        codec = _CONVERT if needs_no_codec(error.cls) else codec
+        remedy = f"{codec}pickle it, allow_pickle=True for the checkpoint manager (--allow-pickle)"
     return (
-        f"Node {node!r}, blob {blob!r}{item}: a {name} cannot be saved: {error.why}. Register a "
-        f"codec for it, register_codec({error.cls.__name__}, encode, decode); or exclude the blob "
-        f"from checkpoints, outputs=Blob({blob!r}, transient=True); or pickle it, "
-        f"allow_pickle=True for the checkpoint manager (--allow-pickle)."
+        f"Node {node!r}, blob {blob!r}{item}: a {name} cannot be saved: {error.why}. {remedy}; or "
+        f"exclude the blob from checkpoints, outputs=Blob({blob!r}, transient=True)."
     )
+
+
+_CONVERT = "Convert it to a type that can be saved, such as an array of numbers or a list; or "
 
 
 # --- shared memory

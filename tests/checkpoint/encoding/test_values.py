@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import re
 import struct
 import subprocess
 import sys
@@ -339,14 +340,10 @@ class MyList(list[int]):
 def test_an_unsupported_value_is_an_error_that_names_the_ways_out(value: Any, why: str) -> None:
     with pytest.raises(DefinitionError, match=why) as caught:
         encode_blobs("trainer:0", {"model": value})
-    for words in (
-        "'trainer:0'",
-        "'model'",
-        "register_codec(",
-        "transient=True",
-        "allow_pickle=True",
-    ):
+    for words in ("'trainer:0'", "'model'", "transient=True", "allow_pickle=True"):
         assert words in str(caught.value)
+    is_refused = re.search(r"numpy.(ndarray|record) cannot", str(caught.value))  # by register_codec
+    assert ("register_codec(" in str(caught.value)) is (is_refused is None)
 
 
 def test_a_container_that_contains_itself_is_refused() -> None:

@@ -1,0 +1,114 @@
+"""Codecs of types and of their subclasses, and what `register_codec` and a save refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobrunner import (
+    DefinitionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    Session,
+    Task,
+    epoch_limiter,
+    register_codec,
+)
+from jobrunner.checkpoint import Codec, CodecTable, encode_blobs
+from jobrunner.testing.codecs import CodecContract
+
+
+class Shape:
+    def __init__(self, sides: list[int]) -> None:
+        self.sides = sides
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Square(Shape):
+    pass
+
+
+class Cube(Square):
+    pass
+
+
+SHAPES = {cls.__name__: cls for cls in (Shape, Square, Cube)}
+
+
+class TestShapes(CodecContract):
+    codec = Codec(
+        Shape,
+        lambda shape: {"kind": type(shape).__name__, "sides": shape.sides},
+        lambda saved: SHAPES[saved["kind"]](saved["sides"]),
+        "shape",
+        subclasses=True,
+    )
+    values = (Shape([1, 2]), Square([3]), Cube([4]))
+
+
+def test_the_codec_of_the_nearest_class_saves_a_subclass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobrunner.checkpoint.encoding.codecs._registered", {})
+
+    def codec(cls: type, **options: Any) -> Any:
+        return register_codec(cls, vars, cls, name=cls.__name__, **options)
+
+    shape, square, odd = codec(Shape, subclasses=True), codec(Square), codec(dict, subclasses=True)
+    table = CodecTable([shape, square, odd])
+    assert [table.get(cls) for cls in (Shape, Square, Cube)] == [shape, square, shape]
+    assert table.get(int) is None
+    tree = encode_blobs("n", {"x": [{}, type("Odd", (dict,), {})()]}, [odd])["x"].tree
+    assert tree == [{}, {"$": "codec", "name": "dict", "value": {}}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "why"),
+    [
+        ((3, vars, Shape), {}, "expected a class for cls, got 3"),
+        ((Shape, "vars", Shape), {}, "expected a function for encode, got 'vars'"),
+        ((Shape, vars, None), {}, "expected a function for decode, got None"),
+        ((Shape, lambda: 1, Shape), {}, "encode must take one argument"),
+        ((Shape, vars, lambda a, b: 1), {}, "decode must take one argument"),
+        ((Shape, vars, Shape), {"name": ""}, "expected a text for name, got ''"),
+        ((Shape, vars, Shape), {"name": 5}, "expected a text for name, got 5"),
+        ((Shape, vars, Shape), {"subclasses": "yes"}, "expected True or False for subclasses"),
+        ((np.ndarray, vars, Shape), {}, "ndarray is saved exactly without a codec"),
+    ],
+    ids=lambda it: str(it)[:40],
+)
+def test_register_codec_checks_what_it_gets(
+    arguments: tuple[Any, ...], options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(DefinitionError, match=why):
+        register_codec(*arguments, **options)
+
+
+def test_all_blobs_that_cannot_be_saved_are_named_at_once(tmp_path: Path) -> None:
+    with Job("refused") as job:
+        for i in range(2):
+            with Node(f"n{i}"), job.init_group:
+                for name in ("first", "second"):
+                    Task(lambda: [print, {}.keys()], outputs=name, name=name)
+                Task(lambda: 1, outputs="fine")
+        epoch_limiter(job, 1)
+    manager = MultiNodeCheckpointManager(tmp_path)
+    with (
+        Session.local(workers=2, processes=False) as session,
+        pytest.raises(DefinitionError) as caught,
+    ):
+        JobRunner(job, manager).run(session)
+    lines = str(caught.value).splitlines()
+    named = [line.split(", item")[0] for line in lines]
+    expected = [
+        f"Node {f'n{i}'!r}, blob {name!r}" for i in range(2) for name in ("first", "second")
+    ]
+    assert sorted(named) == expected
+    assert manager.epochs() == []
