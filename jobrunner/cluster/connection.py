@@ -118,7 +118,6 @@ class Connection:
                 self.scheduler.check_open()
                 self.client.sync(self.scheduler.identity)
                 self.scheduler.forget_watches()
-                self.scheduler.install()
                 return
             if left <= 0:
                 break

@@ -12,12 +12,12 @@ from typing import Any
 from distributed import wait
 
 from jobrunner.cluster.messages import FIRST_WAIT_SECONDS
-from jobrunner.cluster.messenger import Messenger, ask_each, find_silent
+from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import WorkerInfo, place, within_reach
-from jobrunner.cluster.scheduler import PING_SECONDS
+from jobrunner.cluster.scheduler import PING_SECONDS, SILENT, describe_unfit
 from jobrunner.compile import PlannedNode
 from jobrunner.errors import PlacementError
-from jobrunner.worker import MOST_PINGS, Failure, lease_key, run_lease
+from jobrunner.worker import MOST_PINGS, Failure, find_cut, lease_key, run_lease
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,8 @@ class Leases:
         self._members = messenger.members
         self._messenger = messenger
         self.doubted = set(doubted)
-        self._silent: set[str] = set()  # doubted ones that did not answer
+        self._silent: set[str] = set()  # workers that did not answer
+        self._unfit: Mapping[str, str] = {}  # workers that cannot run nodes: address -> reason
         self.is_cut = is_cut
         self._cuts: set[frozenset[str]] = set()
         self._checked: frozenset[str] = frozenset()  # the workers that `_cuts` covers
@@ -139,11 +140,12 @@ class Leases:
         if used:
             strange = await self._messenger.meet([w for w in workers if w.address in used])
             self.doubted.update(strange)
+            self._scheduler.forget(strange)
             for address, answer in strange.items():
                 raise PlacementError(
-                    f"Worker {address} does not answer jobrunner (found {answer!r}): it is gone "
-                    f"or hangs, or has another version of jobrunner or none. Install this version "
-                    f"there, or close the worker."
+                    f"Worker {address} could not host nodes (found {answer!r}): it is gone or "
+                    f"hangs, or has another version of jobrunner. Install this version there, or "
+                    f"close the worker."
                 )
         return placed
 
@@ -157,7 +159,17 @@ class Leases:
         for some in within_reach(workers, self._cuts):
             with suppress(PlacementError):
                 return place(nodes, some, stays)
-        return place(nodes, workers, stays)
+        try:
+            return place(nodes, workers, stays)
+        except PlacementError as error:
+            if not self._unfit:
+                raise
+            if workers:
+                raise PlacementError(f"{error} {describe_unfit(self._unfit)}") from None
+            raise PlacementError(
+                f"Cannot place {len(nodes)} nodes: no worker of the cluster can run them. "
+                f"{describe_unfit(self._unfit)}"
+            ) from None
 
     async def _find(self) -> list[WorkerInfo]:
         """The workers that nodes may be placed on now."""
@@ -165,8 +177,15 @@ class Leases:
         workers = [w for w in there if w.address not in self._members.lost]
         doubted = [w.address for w in workers if w.address in self.doubted - self._silent]
         # Dask still lists a worker that hangs, so it would get nodes again and again.
-        self._silent.update(await find_silent(self._scheduler, doubted))
-        workers = [w for w in workers if w.address not in self._silent]
+        self._silent.update(await self._scheduler.find_silent(doubted))
+        asked = [w.address for w in workers if w.address not in self._silent]
+        unfit = await self._scheduler.unfit(asked)
+        # Only this binding does without those that answer too late.
+        late = {address for address, why in unfit.items() if why == SILENT}
+        self._scheduler.forget(late)
+        self._silent |= late
+        workers = [w for w in workers if w.address not in self._silent | unfit.keys()]
+        self._unfit = dict.fromkeys(self._silent, SILENT) | unfit
         addresses = frozenset(w.address for w in workers)
         if self.is_cut and not addresses <= self._checked:
             self._cuts, self._checked = await self._find_cuts(addresses), addresses
@@ -176,15 +195,18 @@ class Leases:
         """Pairs of workers that cannot reach each other, according to those that answer."""
         patience = min(PING_SECONDS, self._scheduler.silence_seconds)
         rounds = math.ceil(len(addresses) / MOST_PINGS)
-        message = {"call": "reach", "addresses": list(addresses), "wait_seconds": patience}
-        answers = await ask_each(
-            self._scheduler, message, addresses, rounds * patience + PING_SECONDS
+        answers = await self._scheduler.run_each(
+            find_cut,
+            addresses,
+            list(addresses),
+            patience,
+            patience=rounds * patience + PING_SECONDS,
         )
         return {
             frozenset((address, other))
             for address, answer in answers.items()
-            if isinstance(answer, Mapping)
-            for other in answer.get("cut", ())
+            if not isinstance(answer, BaseException)
+            for other in answer
         }
 
     # ---- reserving

@@ -27,10 +27,10 @@ from jobrunner.cluster.messages import (
     exchange,
 )
 from jobrunner.cluster.placement import WorkerInfo
-from jobrunner.cluster.scheduler import PING_SECONDS, SchedulerLink
+from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.config import get_number
 from jobrunner.errors import SchedulerLostError
-from jobrunner.worker import OPERATION, Message
+from jobrunner.worker import OPERATION, Message, host
 
 logger = logging.getLogger(__name__)
 
@@ -100,21 +100,21 @@ class Messenger:
 
     # ---- on the client's event loop
 
-    async def meet(self, infos: Collection[WorkerInfo]) -> dict[str, Answer]:
-        """Add workers to the members if all answer; else return the wrong answers."""
+    async def meet(self, infos: Collection[WorkerInfo]) -> dict[str, Any]:
+        """Make workers members if all get ready to host the binding; else return what is wrong."""
         addresses = [info.address for info in infos]
         # Losses are reported from now on; a worker that was lost before does not answer.
         self.scheduler.watch(addresses, self._hear)
-        batches: list[Batch] = [({"call": "hello"}, addresses)]
-        answers = await self._send_and_wait(batches, 0, asyncio.Event()) or {}
-        strange: dict[str, Answer] = {}
+        hosting = self.scheduler.run(host, addresses, self.name)
+        answers = await self._wait_for(hosting, 0, asyncio.Event()) or {}
+        strange: dict[str, Any] = {}
         met: dict[str, Member] = {}
         for info in infos:
-            answer = answers.get(info.address, {})
-            if isinstance(answer, dict) and "incarnation" in answer:
-                met[info.address] = Member(info, answer["incarnation"])
-            else:
+            answer = answers.get(info.address, "no answer")
+            if isinstance(answer, BaseException) or info.address not in answers:
                 strange[info.address] = answer
+            else:
+                met[info.address] = Member(info, answer)
         if not strange:
             self.members.workers.update(met)
             return {}
@@ -242,12 +242,13 @@ class Messenger:
             if (others := [a for a in addresses if a not in asking])
         ]
         try:
-            answers = await self._send_and_wait(staying, ask.wait_seconds, self._loss)
+            sending = self._send_all(staying)
+            answers = await self._wait_for(sending, ask.wait_seconds, self._loss)
             if answers is not None:
                 return answers | {address: await task for address, task in asking.items()}, lost
             await self.scheduler.identity()  # raises if the scheduler is silent
             how = f"it has not answered for {self.scheduler.silence_seconds:g} s"
-            silent = await find_silent(self.scheduler, ask.addresses)
+            silent = await self.scheduler.find_silent(ask.addresses)
             running: Message = {"status": "running", "tasks": []}
             return dict.fromkeys(ask.addresses, running), dict.fromkeys(silent, how)
         except OSError as error:
@@ -261,13 +262,11 @@ class Messenger:
 
     # ---- messages
 
-    async def _send_and_wait(
-        self, batches: Sequence[Batch], wait_seconds: float, loss: asyncio.Event
-    ) -> dict[str, Answer] | None:
-        """Send messages; returns the answers: none after a loss, None if workers stay silent."""
-        if not batches:
-            return {}
-        sending = asyncio.ensure_future(self._send_all(batches))
+    async def _wait_for(
+        self, answers: Coroutine[Any, Any, dict[str, T]], wait_seconds: float, loss: asyncio.Event
+    ) -> dict[str, T] | None:
+        """Wait for answers; returns them: none after a loss, None if workers stay silent."""
+        sending = asyncio.ensure_future(answers)
         losing = asyncio.ensure_future(loss.wait())
         try:
             # Count only seconds in which this loop ran: the process may have been suspended.
@@ -299,7 +298,13 @@ class Messenger:
     def _send(
         self, message: Message, addresses: Collection[str]
     ) -> Coroutine[Any, Any, dict[str, Answer]]:
-        return send(self.scheduler, {"binding": self.name, **message}, addresses)
+        """Send a message through the scheduler; returns each worker's answer or an exception."""
+        rpc: Any = self._client.scheduler
+        message = {"op": OPERATION, "binding": self.name, **message}
+        sending: Coroutine[Any, Any, dict[str, Answer]] = rpc.broadcast(
+            msg=message, workers=list(addresses), on_error="return"
+        )
+        return sending
 
     # ---- news of losses
 
@@ -330,38 +335,3 @@ class Messenger:
                 while not (self.members.lost or is_enough()):
                     self._news.clear()
                     await self._news.wait()
-
-
-async def send(
-    scheduler: SchedulerLink, message: Message, addresses: Collection[str]
-) -> dict[str, Answer]:
-    """Send a message through the scheduler; returns each worker's answer or an exception."""
-    rpc: Any = scheduler.client.scheduler
-    answers: dict[str, Answer] = await rpc.broadcast(
-        msg={"op": OPERATION, **message}, workers=list(addresses), on_error="return"
-    )
-    return answers
-
-
-async def find_silent(scheduler: SchedulerLink, addresses: Collection[str]) -> list[str]:
-    """Return those of the workers that do not answer a ping."""
-    patience = min(PING_SECONDS, scheduler.silence_seconds)
-    answers = await ask_each(scheduler, {"call": "hello"}, addresses, patience)
-    return [address for address, answer in answers.items() if isinstance(answer, BaseException)]
-
-
-async def ask_each(
-    scheduler: SchedulerLink, message: Message, addresses: Collection[str], patience: float
-) -> dict[str, Answer]:
-    """Send each worker a message of its own; an error is the answer of one that stays silent."""
-
-    async def ask(address: str) -> Answer:
-        try:
-            sending = send(scheduler, message, [address])
-            return (await asyncio.wait_for(sending, patience))[address]
-        except OSError as error:
-            logger.info("%s did not answer %r: %r", address, message["call"], error)
-            return error
-
-    answers = await asyncio.gather(*map(ask, addresses))
-    return dict(zip(addresses, answers, strict=True))

@@ -8,6 +8,9 @@ handler, and an earlier one must still be called.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import pydoc
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -15,18 +18,52 @@ from typing import Any
 
 from distributed import Client
 
+from jobrunner._version import __version__
 from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.config import get_number
-from jobrunner.errors import ExecutionError, SchedulerLostError
-from jobrunner.worker import PLUGIN_NAME, WorkspaceHost
+from jobrunner.errors import SchedulerLostError
+from jobrunner.worker import PLUGIN_NAME
+
+logger = logging.getLogger(__name__)
 
 PING_SECONDS = 5.0
 """How long the scheduler or a worker may take to answer a ping."""
 CLOSE_SECONDS = 2.0
+SHOWN = 5
+"""How many workers an error lists."""
 LEAVING_STATUSES = ("closing_gracefully", "closing")
 
 Listener = Callable[[str, bool], None]
 """Called with a worker's address and True if it is lost, False if it is about to leave."""
+
+
+SILENT = "it does not answer"
+"""Why a worker is unfit that may be asked again."""
+
+_VERSION = "jobrunner.worker.plugin.PLUGIN_NAME"
+
+
+def _reason(answer: object) -> str:
+    """Why nodes cannot run on a worker, given what it has under `_VERSION`; empty if they can."""
+    if answer == PLUGIN_NAME:
+        return ""
+    if isinstance(answer, OSError):
+        return SILENT
+    if answer is None:
+        return "jobrunner is not installed there"
+    if isinstance(answer, BaseException):
+        return f"jobrunner cannot be imported there: {answer}"
+    return f"another version of jobrunner is there, which is {answer!r} and not {PLUGIN_NAME!r}"
+
+
+def describe_unfit(unfit: Mapping[str, str]) -> str:
+    """Name workers that cannot run nodes, by address, with the reasons."""
+    shown = "; ".join(f"{address}: {why}" for address, why in [*unfit.items()][:SHOWN])
+    more = f"; and {len(unfit) - SHOWN} more" if len(unfit) > SHOWN else ""
+    return (
+        f"{len(unfit)} of the cluster's workers cannot run nodes ({shown}{more}). To use them, "
+        f"install jobrunner {__version__} there and restart them."
+    )
 
 
 class OwnClient(Client):
@@ -76,6 +113,7 @@ class SchedulerLink:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.silence_seconds = get_number("worker-silence-seconds")
+        self._reasons: dict[str, str] = {}  # of workers asked: why nodes cannot run there, or ""
 
     def check_open(self) -> None:
         """Raise a `SchedulerLostError` if the client is closed or lost its scheduler."""
@@ -104,19 +142,67 @@ class SchedulerLink:
             ) from error
         return found
 
-    def install(self) -> None:
-        """Install the plugin on all workers, future ones too, unless it is there already."""
-        try:
-            self.client.register_plugin(WorkspaceHost(), name=PLUGIN_NAME)
-        except Exception as error:
-            raise ExecutionError(
-                f"The workers could not load jobrunner's plugin: {type(error).__name__}: {error}. "
-                f"Install the same version of jobrunner on the cluster's workers."
-            ) from error
+    async def run(
+        self, function: Callable[..., Any], addresses: Collection[str], *arguments: Any
+    ) -> dict[str, Any]:
+        """Call a function on workers; returns by address what it returned, or an exception."""
+        running: Any = self.client.run(
+            function, *arguments, workers=list(addresses), on_error="return"
+        )
+        results: dict[str, Any] = await running
+        return results
+
+    async def run_each(
+        self,
+        function: Callable[..., Any],
+        addresses: Collection[str],
+        *arguments: Any,
+        patience: float,
+    ) -> dict[str, Any]:
+        """`run`, with a message to each worker; an error is the result of one that stays silent."""
+
+        async def run(address: str) -> Any:
+            try:
+                running = self.run(function, [address], *arguments)
+                return (await asyncio.wait_for(running, patience))[address]
+            except OSError as error:
+                logger.info("%s did not answer %s: %r", address, function.__name__, error)
+                return error
+
+        return dict(zip(addresses, await asyncio.gather(*map(run, addresses)), strict=True))
+
+    async def find_silent(self, addresses: Collection[str]) -> list[str]:
+        """Return those of the workers that do not answer a ping."""
+        patience = min(PING_SECONDS, self.silence_seconds)
+        answers = await self.run_each(os.getpid, addresses, patience=patience)
+        return [address for address, answer in answers.items() if isinstance(answer, BaseException)]
+
+    async def unfit(self, addresses: Collection[str]) -> dict[str, str]:
+        """Return those of the workers that cannot run nodes, and why: by address.
+
+        Others' workers need not have jobrunner: nothing that they must import is sent to them.
+        """
+        if new := [address for address in addresses if address not in self._reasons]:
+            try:
+                # Importing the package may take long.
+                running = self.run(pydoc.locate, new, _VERSION)
+                found = await asyncio.wait_for(running, max(PING_SECONDS, self.silence_seconds))
+            except TimeoutError:
+                found = await self.run_each(pydoc.locate, new, _VERSION, patience=PING_SECONDS)
+            self._reasons |= {address: _reason(answer) for address, answer in found.items()}
+            if unfit := {address: why for address in new if (why := self._reasons[address])}:
+                logger.warning("%s", describe_unfit(unfit))
+        return {address: why for address in addresses if (why := self._reasons[address])}
+
+    def forget(self, addresses: Collection[str]) -> None:
+        """Ask these workers again whether they can run nodes, if they are asked for again."""
+        for address in addresses:
+            self._reasons.pop(address, None)
 
     async def workers(self) -> list[WorkerInfo]:
         """The running workers, in order of their names and addresses."""
         identity = await self.identity(-1, max(PING_SECONDS, self.silence_seconds))
+        self.forget(self._reasons.keys() - identity["workers"].keys())
         found = [
             WorkerInfo(
                 address=address,

@@ -35,7 +35,7 @@ class Session:
     DefinitionError
         `client` is not a client, or is asynchronous.
     ExecutionError
-        The client is closed, or its workers cannot import jobrunner.
+        The client is closed.
 
     Notes
     -----
@@ -53,7 +53,6 @@ class Session:
     def __init__(self, client: Client) -> None:
         self._connection = Connection(client)
         self._connection.scheduler.check_open()
-        self._connection.scheduler.install()
         scheduler: Any = client.scheduler
         self._address = str(scheduler.address)
         self._id = secrets.token_hex(6)

@@ -8,7 +8,8 @@ from jobrunner.worker.plugin import (
     MOST_PINGS,
     OPERATION,
     PLUGIN_NAME,
-    WorkspaceHost,
+    find_cut,
+    host,
     lease_key,
     run_lease,
 )

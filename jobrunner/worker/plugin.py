@@ -8,7 +8,7 @@ import logging
 import secrets
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,15 +31,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Increase it with every change of the messages: a client and workers of different versions then
-# share no handler, and the client reports that the plugin is missing.
-PROTOCOL_VERSION = 4
+# Increase it with every change of the messages: a client then leaves out workers of other versions.
+PROTOCOL_VERSION = 5
 PLUGIN_NAME = f"jobrunner-{PROTOCOL_VERSION}"
 OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
 LEASE_PREFIX = f"{PLUGIN_NAME}-lease"
 
-HEIR_SECONDS = 60.0
-"""How long a released binding's kept states wait for the next binding."""
+EXPECT_SECONDS = 60.0
+"""How long a worker stays ready for a binding, with the kept states of the one before."""
+
+LINGER_SECONDS = 2.0
+"""How long a plugin without bindings still answers late messages, before it removes itself."""
 
 MOST_PINGS = 64
 """How many other workers a worker pings at the same time."""
@@ -54,24 +56,36 @@ class _Lease:
     ended: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """A binding that is about to come."""
+
+    kept_states: KeptStates | None  # of the binding before it
+    timer: asyncio.TimerHandle  # gives up
+
+
 class WorkspaceHost(WorkerPlugin):
     """Hosts the bindings of all sessions on one worker. Runs on the worker's event loop.
 
     A binding lives as long as its lease task: when the client releases it or disconnects, Dask
-    cancels the task, and `transition` drops the binding.
+    cancels the task, and `transition` drops the binding. The scheduler does not know the plugin, or
+    it would send it to workers without jobrunner: `host` installs it, and it removes itself.
     """
 
-    idempotent = True  # or another client's registration would replace this host by an empty one
-    name = PLUGIN_NAME
+    def __init__(
+        self, expect_seconds: float = EXPECT_SECONDS, linger_seconds: float = LINGER_SECONDS
+    ) -> None:
+        self._expect_seconds, self._linger_seconds = expect_seconds, linger_seconds
 
     def setup(self, worker: Worker) -> None:
         """Start to handle messages."""
         self._worker = worker
+        self._loop = asyncio.get_running_loop()
         self.incarnation = secrets.token_hex(8)
         self.bindings: dict[str, HostedNodes] = {}
         self._leases: dict[str, _Lease] = {}
         self._own_switch_seconds = 0.0  # the process's switch interval, while it is changed
-        self._inherited: dict[str, KeptStates] = {}  # by the binding that will get them
+        self._expected: dict[str, _Expected] = {}
         worker.handlers[OPERATION] = self.call
 
     async def teardown(self, worker: Worker) -> None:
@@ -83,7 +97,8 @@ class WorkspaceHost(WorkerPlugin):
             with suppress(TimeoutError):
                 await asyncio.wait_for(moves, get_number("departure-seconds"))
         worker.handlers.pop(OPERATION, None)
-        self._inherited.clear()
+        for name in list(self._expected):
+            self._stop_expecting(name)
         for name in list(self.bindings):
             self._drop(name, "its worker closed")
         for key in list(self._leases):
@@ -103,15 +118,13 @@ class WorkspaceHost(WorkerPlugin):
         try:
             if call == "hello":
                 return {"status": "done", "incarnation": self.incarnation}
-            if call == "reach":
-                return await self._reach(**details)
             if call == "bind":
                 return await self._bind(binding, **details)
+            if call == "release":
+                return await self._release(binding, **details)
             hosted = self.bindings.get(binding)
             if hosted is None:
                 return {"status": "unknown"}
-            if call == "release":
-                return await self._release(binding, hosted, **details)
             reply: Message = await getattr(hosted, call)(**details)
             return reply
         except Exception as error:
@@ -123,6 +136,8 @@ class WorkspaceHost(WorkerPlugin):
     ) -> Message:
         """Host a binding, once its lease task runs here; `options` are for its `BindingContext`."""
         worker = self._worker
+        if binding not in self.bindings:
+            self.expect(binding)
         key = leases[worker.address]
         lease = self._leases.get(key)
         if lease is None:
@@ -149,7 +164,7 @@ class WorkspaceHost(WorkerPlugin):
                 ),
                 **options,
             )
-            kept_states = self._inherited.pop(binding, None) or self._make_kept_states()
+            kept_states = self._stop_expecting(binding) or self._make_kept_states()
             self.bindings[binding] = HostedNodes(context, lease.context.result(), kept_states)
         return {"status": "done"}
 
@@ -161,29 +176,41 @@ class WorkspaceHost(WorkerPlugin):
         except ValueError as error:
             raise DefinitionError(f"On worker {self._worker.address}: {error}") from None
 
-    async def _reach(self, addresses: Sequence[str], wait_seconds: float) -> Message:
-        """Ping other workers; ``"cut"`` in the reply lists those that do not answer."""
-        slots = asyncio.Semaphore(MOST_PINGS)
-        cut: list[str] = []
+    def expect(self, binding: str, kept_states: KeptStates | None = None) -> None:
+        """Stay, with the kept states of the binding before, until a binding comes, for a while."""
+        kept_states = self._stop_expecting(binding) or kept_states
+        timer = self._loop.call_later(self._expect_seconds, self._stop_expecting, binding)
+        self._expected[binding] = _Expected(kept_states, timer)
 
-        async def ping(address: str) -> None:
-            async with slots:
-                try:
-                    reply = self._call_peer(address, {"call": "hello"})
-                    await asyncio.wait_for(reply, wait_seconds)
-                except (OSError, TimeoutError):
-                    cut.append(address)
+    def _stop_expecting(self, binding: str) -> KeptStates | None:
+        expected = self._expected.pop(binding, None)
+        if expected is None:
+            return None
+        expected.timer.cancel()
+        self._leave_later()
+        return expected.kept_states
 
-        await asyncio.gather(*(ping(a) for a in addresses if a != self._worker.address))
-        return {"status": "done", "cut": cut}
+    def _leave_later(self) -> None:
+        self._loop.call_later(self._linger_seconds, self._leave)
 
-    async def _release(self, binding: str, hosted: HostedNodes, heir: str = "") -> Message:
+    def _leave(self) -> None:
+        """Remove the plugin from its worker, unless it is in use."""
+        worker = self._worker
+        is_in_use = self.bindings or self._leases or self._expected
+        if not is_in_use and worker.plugins.get(PLUGIN_NAME) is self:
+            del worker.plugins[PLUGIN_NAME], worker.handlers[OPERATION]
+
+    async def _release(self, binding: str, heir: str = "") -> Message:
+        hosted = self.bindings.get(binding)
+        self._stop_expecting(binding)
+        if hosted is None:
+            return {"status": "unknown"}
+        if heir:
+            self.expect(heir, hosted.kept_states if len(hosted.kept_states) else None)
         self._drop(binding, "the session released it")
-        if heir and len(hosted.kept_states):
-            self._inherited[heir] = hosted.kept_states
-            self._worker.loop.call_later(HEIR_SECONDS, self._inherited.pop, heir, None)
         with suppress(TimeoutError):
             await asyncio.wait_for(hosted.ended.wait(), CLOSE_SECONDS)
+        self._leave()
         return {"status": "done"}
 
     def _drop(self, binding: str, reason: str) -> None:
@@ -195,6 +222,7 @@ class WorkspaceHost(WorkerPlugin):
                 self._own_switch_seconds = 0.0
         for key in [key for key in self._leases if binding_of(key) == binding]:
             self._end_lease(key)
+        self._leave_later()
 
     def _switch_sooner(self) -> None:
         """Shorten the time for which a busy thread may delay the event loop."""
@@ -223,6 +251,34 @@ class WorkspaceHost(WorkerPlugin):
     async def _call_peer(self, address: str, message: Message) -> Message:
         reply: Message = await getattr(self._worker.rpc(address), OPERATION)(**message)
         return reply
+
+
+async def host(binding: str, dask_worker: Worker) -> str:
+    """Make a worker ready for a binding that is about to come; returns its incarnation."""
+    plugin = dask_worker.plugins.get(PLUGIN_NAME)
+    if not isinstance(plugin, WorkspaceHost):
+        plugin = WorkspaceHost()
+        await dask_worker.plugin_add(plugin, name=PLUGIN_NAME, catch_errors=False)
+    plugin.expect(binding)
+    return plugin.incarnation
+
+
+async def find_cut(
+    addresses: Collection[str], wait_seconds: float, dask_worker: Worker
+) -> list[str]:
+    """Ping other workers from one; returns those that do not answer."""
+    slots = asyncio.Semaphore(MOST_PINGS)
+    cut: list[str] = []
+
+    async def ping(address: str) -> None:
+        async with slots:
+            try:
+                await asyncio.wait_for(dask_worker.rpc(address).identity(), wait_seconds)
+            except (OSError, TimeoutError):
+                cut.append(address)
+
+    await asyncio.gather(*(ping(a) for a in addresses if a != dask_worker.address))
+    return cut
 
 
 def lease_key(binding: str, incarnation: str, number: int) -> str:

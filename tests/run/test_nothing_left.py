@@ -24,7 +24,6 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
-from jobrunner.worker.plugin import PLUGIN_NAME
 
 PATIENCE_SECONDS = 20
 
@@ -57,6 +56,21 @@ def on_the_scheduler(dask_scheduler):
     topics = dask_scheduler._broker._topics.items()
     return {
         "tasks": sorted(map(str, dask_scheduler.tasks)),
+        "groups": sorted(dask_scheduler.task_groups),
+        "plugins": sorted(
+            [*dask_scheduler.plugins, *dask_scheduler.worker_plugins, *dask_scheduler.nanny_plugins]
+        ),
+        "extensions": sorted(dask_scheduler.extensions),
+        "handlers": sorted([*dask_scheduler.handlers, *dask_scheduler.stream_handlers]),
+        "clients": len(dask_scheduler.clients),
+        "with jobrunner in it": sorted(
+            str(name)
+            for name in [
+                *dask_scheduler._broker._topics,
+                *dask_scheduler.extensions["variables"].variables,
+            ]
+            if "jobrunner" in str(name)
+        ),
         "wanted keys": sorted(
             str(task.key) for c in dask_scheduler.clients.values() for task in c.wants_what
         ),
@@ -76,10 +90,10 @@ def on_the_scheduler(dask_scheduler):
 
 
 def on_a_worker(dask_worker):
-    host = dask_worker.plugins[PLUGIN_NAME]
     return {
-        "bindings": sorted(host.bindings),
-        "leases": sorted(host._leases),
+        "plugins": sorted(dask_worker.plugins),
+        "messages": sorted(name for name in dask_worker.handlers if "jobrunner" in name),
+        "rest": [sys.getswitchinterval()],
         "data": sorted(map(str, dask_worker.data)),
         "tasks": sorted(map(str, dask_worker.state.tasks)),
         "threads": sorted(t.name for t in threading.enumerate() if "jobrunner" in t.name),
@@ -99,13 +113,16 @@ def measure(client):
 def left(process_cluster):
     """A function that waits until the cluster is as before, or fails with what is left."""
     with Client(process_cluster, set_as_default=False) as client:
-        # What Dask starts once per process stays, and so does our plugin.
+        # What Dask starts once per process stays.
         with Session.connect(process_cluster.scheduler_address) as session:
             JobRunner(build()).run(session)
         before = measure(client)
         workers = [found for address, found in before.items() if address != "scheduler"]
         assert before["scheduler"]["tasks"] == []
-        assert all(w["bindings"] == w["leases"] == w["threads"] == [] for w in workers)
+        assert all(w["messages"] == w["threads"] == [] for w in workers)
+        assert not any(
+            "jobrunner" in name for found in before.values() for name in found["plugins"]
+        )
 
         def check():
             deadline = time.monotonic() + PATIENCE_SECONDS

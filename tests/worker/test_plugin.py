@@ -3,10 +3,9 @@
 import asyncio
 import json
 import logging
-import pickle
 
 from jobrunner.worker.outcome import Failure
-from jobrunner.worker.plugin import PLUGIN_NAME, WorkspaceHost, binding_of, lease_key
+from jobrunner.worker.plugin import PLUGIN_NAME, WorkspaceHost, binding_of, host, lease_key
 
 HERE = "tcp://here"
 
@@ -25,7 +24,11 @@ class FakeWorker:
     address = HERE
 
     def __init__(self):
-        self.handlers = {}
+        self.handlers, self.plugins = {}, {}
+
+    async def plugin_add(self, plugin, name, catch_errors):
+        self.plugins[name] = plugin
+        plugin.setup(self)
 
 
 @in_a_loop
@@ -57,10 +60,22 @@ async def test_a_lease_cancelled_before_its_thread_starts_does_not_block():
     assert host._leases == {}
 
 
-def test_the_plugin_is_idempotent_and_pickles_small():
-    assert WorkspaceHost.idempotent is True  # from the class is where Dask takes it
-    assert WorkspaceHost.name == PLUGIN_NAME
-    assert len(pickle.dumps(WorkspaceHost())) < 200
+@in_a_loop
+async def test_the_plugin_stays_until_nothing_is_expected():
+    worker = FakeWorker()
+    plugin = WorkspaceHost(expect_seconds=0.02, linger_seconds=0)
+    await worker.plugin_add(plugin, PLUGIN_NAME, catch_errors=False)
+    first, second = await host("a", worker), await host("b", worker)
+    assert first == second == worker.plugins[PLUGIN_NAME].incarnation
+    [call] = worker.handlers.values()
+    await call("release", binding="a")
+    assert PLUGIN_NAME in worker.plugins
+    await asyncio.sleep(0)
+    assert PLUGIN_NAME in worker.plugins  # b may still come
+    while worker.plugins:
+        await asyncio.sleep(0.005)
+    assert worker.handlers == {}
+    assert await host("c", worker) != first
 
 
 def test_metrics_survive_json_exactly():
