@@ -12,6 +12,7 @@ import numpy as np
 from jobrunner.checkpoint.encoding import StatefulBlob
 from jobrunner.checkpoint.store import StoreReader
 from jobrunner.define import Task, TaskGroup, WorkspaceType
+from jobrunner.errors import DefinitionError
 from jobrunner.worker import current_task
 from jobrunner.workspace import BlobUpdate, Workspace
 
@@ -33,11 +34,40 @@ class Part:
     pieces: Sequence[tuple[StoreReader, int, int]]
 
     def load(self, blob: str) -> np.ndarray[Any, Any]:
-        """Read the pieces and join them."""
+        """Read the pieces and join them, in the dtype that they were saved in."""
         arrays = [
             reader.load_slice(blob, self.axis, start, stop) for reader, start, stop in self.pieces
         ]
-        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, self.axis)
+        first, *others = arrays
+        if not others:
+            return first
+        # Without `out`, NumPy joins in native byte order, and closes the gaps of records.
+        whole = np.empty_like(first, _common_dtype(arrays), shape=self._shape(blob, arrays))
+        return np.concatenate(arrays, self.axis, out=whole)
+
+    def _shape(self, blob: str, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[int, ...]:
+        length = sum(array.shape[self.axis] for array in arrays)
+        shapes = {
+            (*array.shape[: self.axis], length, *array.shape[self.axis + 1 :]) for array in arrays
+        }
+        if len(shapes) > 1 or _common_dtype(arrays) is None:
+            found = ", ".join(
+                f"{array.dtype}{list(array.shape)} in {reader.root}"
+                for array, (reader, _, _) in zip(arrays, self.pieces, strict=True)
+            )
+            raise DefinitionError(
+                f"The parts of {blob!r} do not fit together along axis {self.axis}: {found}. They "
+                f"must have the same dtype and differ only in their length along it. Resume on as "
+                f"many nodes as saved them, and let their tasks make them alike."
+            )
+        return shapes.pop()
+
+
+def _common_dtype(arrays: Sequence[np.ndarray[Any, Any]]) -> np.dtype[Any] | None:
+    """Return the dtype of all; the widest of fixed-width texts or bytes; None if they differ."""
+    widest = max((array.dtype for array in arrays), key=lambda dtype: dtype.itemsize)
+    kinds = {array.dtype.str[:2] if widest.kind in "SU" else array.dtype for array in arrays}
+    return widest if len(kinds) == 1 else None
 
 
 def cut_evenly(lengths: Sequence[int], count: int) -> list[list[tuple[int, int, int]]]:

@@ -43,8 +43,11 @@ class ArrayPool:
 
     def copy(self, array: np.ndarray, why: str) -> np.ndarray:
         """Copy an array, into an unused one of the same form if there is one: see `copied`."""
-        if array.nbytes < LEAST_BYTES or array.dtype.hasobject or not array.flags.forc:
+        dtype = array.dtype
+        if array.nbytes < LEAST_BYTES or dtype.hasobject or not array.flags.forc:
             return copied(array, why)
+        if dtype.names is not None or dtype.metadata:
+            return copied(array, why)  # equal dtypes may differ in alignment or metadata
         key = _key(array)
         with self._lock:
             alike = self._old.get(key) or self._new.get(key)

@@ -9,6 +9,7 @@ from jobrunner import (
     DefinitionError,
     Job,
     JobRunner,
+    JobRunnerError,
     MultiNodeCheckpointManager,
     Node,
     PlanMismatchError,
@@ -172,3 +173,64 @@ def test_a_node_that_lacks_more_than_shared_blobs_is_refused(inproc_session, tmp
         Task(lambda: 1, outputs="mine", node="c")
     with pytest.raises(PlanMismatchError, match="node 'c'"):
         JobRunner(wider, manager).run(inproc_session)
+
+
+RECORDS = np.dtype([("a", "i1"), ("b", ">f8"), ("c", "<U3")], align=True)
+PARTS = [
+    *(">i4", ">f8", ">c16", ">U4", ">M8[s]", "<i2", "g", "T", RECORDS),
+    *(("<U2", "<U5"), ("S5", "S2")),  # of the inner node, of the others
+]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_parts_cut_anew_keep_byte_order_and_gaps(inproc_session, tmp_path, count):
+    def part(dtype, i):
+        form = dtype[i == 1] if isinstance(dtype, tuple) else dtype
+        return np.asfortranarray(np.arange(24).reshape(6, 4) + 10 + 24 * i).astype(form)
+
+    def job(count, limit):
+        with Job("cut") as job:
+            for i in range(count):
+                with job.init_group:
+                    outputs = [Blob(f"u{k}", partition=0) for k in range(len(PARTS))]
+                    Task(
+                        lambda i: [part(dtype, i % 3) for dtype in PARTS],
+                        outputs=outputs,
+                        kwargs={"i": i},
+                        node=f"n{i}",
+                    )
+                Task(lambda u: None, inputs="u0", node=f"n{i}", name="look")
+            epoch_limiter(job, limit)
+        return job
+
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    JobRunner(job(3, 1), manager).run(inproc_session)
+    JobRunner(job(count, 2), manager).run(inproc_session)
+    for k, dtype in enumerate(PARTS):
+        rows = [row for i in range(3) for row in part(dtype, i).tolist()]
+        for i, places in enumerate(np.array_split(range(len(rows)), count)):
+            found = manager.open(2)[f"n{i}"].load(f"u{k}")
+            assert found.tolist() == [rows[place] for place in places]
+            forms = dtype if isinstance(dtype, tuple) else (dtype,)
+            assert repr(found.dtype) in {repr(np.dtype(form)) for form in forms}
+
+
+def test_parts_of_different_dtypes_are_not_joined(inproc_session, tmp_path):
+    def job(count, limit):
+        with Job("cut") as job:
+            for i in range(count):
+                with job.init_group:
+                    Task(
+                        lambda i: np.arange(4, dtype="i4" if i else "f4"),
+                        outputs=Blob("u", partition=0),
+                        kwargs={"i": i},
+                        node=f"n{i}",
+                    )
+                Task(lambda u: None, inputs="u", node=f"n{i}", name="look")
+            epoch_limiter(job, limit)
+        return job
+
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    JobRunner(job(2, 1), manager).run(inproc_session)
+    with pytest.raises(JobRunnerError, match=r"'u' do not fit.*float32\[4\] in .*n0.*int32\[4\]"):
+        JobRunner(job(1, 2), manager).run(inproc_session)

@@ -79,3 +79,14 @@ def test_small_and_unusual_arrays_are_just_copied(array_pool, array):
     assert not np.shares_memory(copy, array)
     array_pool.offer({"x": array})
     assert array_pool.nbytes == 0
+
+
+def test_a_copy_keeps_the_alignment_of_records(array_pool):
+    packed = np.dtype([("a", "i1"), ("_", "V7"), ("b", "i8")])[["a", "b"]]
+    aligned = np.dtype([("a", "i1"), ("b", "i8")], align=True)
+    assert packed == aligned  # which NumPy does not tell apart
+    blobs, held = {"x": np.zeros(LENGTH, packed)}, {}
+    update(array_pool, blobs, held)
+    array_pool.offer(held)
+    blobs, held = {"x": np.zeros(LENGTH, aligned)}, {}
+    assert update(array_pool, blobs, held).dtype.isalignedstruct
