@@ -25,17 +25,39 @@ survives pickling, so an error of a worker reaches the client with all its attri
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, InitVar, dataclass
+from typing import Self
+
+LONGEST_TEXT = 20_000
+"""Characters of a message or a traceback that are shown."""
 
 
 class JobRunnerError(Exception):
-    """Base class of every error that jobrunner raises on purpose."""
+    """Base class of every error that jobrunner raises on purpose.
+
+    Attributes
+    ----------
+    advice : str
+        The end of the message, if it says what to do and a caller may do it by itself.
+    """
+
+    advice: str = ""
 
     def __post_init__(self, message: str) -> None:
         self.args = (message,)
 
     def __str__(self) -> str:
         # KeyError would print its repr, and OSError its errno.
-        return str(self.args[0]) if self.args else ""
+        return shorten(str(self.args[0])) if self.args else ""
+
+    def without_advice(self) -> str:
+        """The message, without its `advice`."""
+        return str(self).removesuffix(self.advice).rstrip()
+
+    def advise(self, advice: str) -> Self:
+        """End the message by this `advice`, in place of what it advised before."""
+        self.args = (f"{self.without_advice()} {advice}",)
+        self.advice = advice
+        return self
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.args, self.__dict__))
@@ -166,6 +188,15 @@ class CommitConflictError(CheckpointError):
 
 class PlanMismatchError(CheckpointError):
     """The checkpoint lacks nodes or blobs that the job needs, so the run cannot resume from it."""
+
+
+def shorten(text: str, length: int = LONGEST_TEXT) -> str:
+    """Leave out the middle of a text that is longer than `length`, and say how long it was."""
+    if len(text) <= length:
+        return text
+    half = length // 2
+    left_out = f"[{len(text):,} characters, of which the middle is left out]"
+    return f"{text[:half]}\n... {left_out} ...\n{text[-half:]}"
 
 
 def _rebuild(

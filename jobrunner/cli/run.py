@@ -140,7 +140,10 @@ def run(
         except errors.ExecutionError as error:
             # A run that was stopped says itself where the same command resumes.
             is_stopped = isinstance(error, errors.RunStoppedError)
-            error.args = (f"{error}\n{f'    {again}' if is_stopped else _advise(manager, again)}",)
+            what = str(error) if is_stopped else error.without_advice()
+            hint = "Fix the task. " if isinstance(error, errors.TaskFailedError) else ""
+            then = f"    {again}" if is_stopped else f"{hint}{_advise(manager, again)}"
+            error.args = (f"{what}\n{then}",)
             raise
     text = _summarize(job.name, result, manager.path)
     code = SAVES_FAILED if result.failed_saves else 0

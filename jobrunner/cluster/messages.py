@@ -176,17 +176,17 @@ class Request:
                 error.args = (f"Job {job!r}, group {self.group!r}{_at(epoch)}: {error}",)
         else:
             where = f"node {failure.node!r}, group {self.group!r}, job {job!r}"
-            hint = "The remote traceback shows where; fix" if failure.traceback else "Fix"
+            hint = " The remote traceback shows where." if failure.traceback else ""
             error = TaskFailedError(
                 f"Task {failure.task!r} ({where}) failed{_at(epoch)}: "
-                f"{failure.summary.rstrip('.')}. {hint} the task and start the same command again.",
+                f"{failure.summary.rstrip('.')}.{hint}",
                 job=job,
                 node=failure.node,
                 task=failure.task,
                 group=self.group,
                 epoch=epoch,
                 remote_traceback=failure.traceback,
-            )
+            ).advise("Fix the task and start the same command again.")
             error.__cause__ = cause
         if failure.traceback:
             error.add_note(f"On the worker:\n{failure.traceback}")

@@ -27,7 +27,7 @@ from jobrunner.cluster.messages import (
     exchange,
 )
 from jobrunner.cluster.placement import WorkerInfo
-from jobrunner.cluster.scheduler import SchedulerLink
+from jobrunner.cluster.scheduler import START_AGAIN, SchedulerLink
 from jobrunner.config import get_number
 from jobrunner.errors import SchedulerLostError
 from jobrunner.worker import OPERATION, Message, host
@@ -253,9 +253,8 @@ class Messenger:
             return dict.fromkeys(ask.addresses, running), dict.fromkeys(silent, how)
         except OSError as error:
             raise SchedulerLostError(
-                f"Lost the connection to the scheduler of {self._client!r}: {error}. Start the "
-                f"same command again; it resumes from the last recorded epoch."
-            ) from error
+                f"Lost the connection to the scheduler of {self._client!r}: {error}."
+            ).advise(START_AGAIN) from error
         finally:
             for task in asking.values():
                 task.cancel()

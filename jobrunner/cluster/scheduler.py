@@ -26,6 +26,8 @@ from jobrunner.worker import PLUGIN_NAME
 
 logger = logging.getLogger(__name__)
 
+START_AGAIN = "Start the same command again; it resumes from the last recorded epoch."
+
 PING_SECONDS = 5.0
 """How long the scheduler or a worker may take to answer a ping."""
 CLOSE_SECONDS = 2.0
@@ -120,9 +122,8 @@ class SchedulerLink:
         if self.client.status != "running":
             raise SchedulerLostError(
                 f"The client of this session is {self.client.status}, so it cannot reach its "
-                f"workers: it was closed, or the scheduler is gone. Connect again and start the "
-                f"same command again; it resumes from the last recorded epoch."
-            )
+                f"workers: it was closed, or the scheduler is gone."
+            ).advise(f"Connect again. {START_AGAIN}")
 
     async def identity(self, n_workers: int = 0, patience: float = PING_SECONDS) -> dict[str, Any]:
         """The scheduler's description of itself and of `n_workers` workers; -1 for all.
@@ -137,9 +138,8 @@ class SchedulerLink:
         except (OSError, TimeoutError) as error:
             raise SchedulerLostError(
                 f"The scheduler of {self.client!r} did not answer within {patience:g} s "
-                f"({type(error).__name__}: {error}): it hangs, is gone, or cannot be reached. "
-                f"Start the same command again; it resumes from the last recorded epoch."
-            ) from error
+                f"({type(error).__name__}: {error}): it hangs, is gone, or cannot be reached."
+            ).advise(START_AGAIN) from error
         return found
 
     async def run(

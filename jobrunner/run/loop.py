@@ -81,7 +81,8 @@ class Run:
         while True:
             try:
                 if loss is not None:
-                    self.callbacks.warn(f"{loss} Beginning again from {self._resume_point()}.")
+                    again = f"Beginning again from {self._resume_point()}."
+                    self.callbacks.warn(f"{loss.without_advice()} {again}")
                     self._bind_again(stays=True)
                 self._init_or_resume()
                 self._run_epochs()
@@ -345,7 +346,7 @@ class Run:
         try:
             self._bind(stays=stays)
         except PlacementError as error:
-            raise PlacementError(f"{error} {self._how_to_resume()}") from error
+            raise PlacementError(str(error)).advise(self._how_to_resume()) from error
 
     def _count(self, error: Loss) -> None:
         """Count a loss and wait for a lost scheduler; raise if the run cannot continue."""
@@ -355,8 +356,8 @@ class Run:
         state.losses = losses
         if losses.are_too_many:
             last = copy.copy(error)
-            last.args = (f"{error} {losses.describe()} {self._how_to_resume()}",)
-            raise last from error
+            last.args = (f"{error.without_advice()} {losses.describe()}",)
+            raise last.advise(self._how_to_resume()) from error
         if self.runner.stop_reason:
             raise self._stopped(None, "a loss ended its epoch") from error
         if isinstance(error, SchedulerLostError) or not self.session.is_connected:
@@ -368,7 +369,7 @@ class Run:
             try:
                 self.session.reconnect(seconds)
             except SchedulerLostError as lost:
-                raise SchedulerLostError(f"{lost} {self._how_to_resume()}") from error
+                raise SchedulerLostError(str(lost)).advise(self._how_to_resume()) from error
 
     def _decide(self) -> ResumePlan:
         runner = self.runner

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
@@ -12,11 +13,19 @@ from typing import Any, Literal
 import cloudpickle
 import numpy as np
 
-from jobrunner.errors import CheckpointError, DefinitionError, ExecutionError, JobRunnerError
+from jobrunner.errors import (
+    CheckpointError,
+    DefinitionError,
+    ExecutionError,
+    JobRunnerError,
+    shorten,
+)
 from jobrunner.worker.task_context import MetricEntry
 from jobrunner.workspace import NotPicklableError
 
 logger = logging.getLogger(__name__)
+
+_SUMMARY_LENGTH = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +66,42 @@ def describe_failure(
 ) -> Failure:
     """Make a `Failure` of an exception that was just caught.
 
-    Checkpoint and definition errors are always `is_own`.
+    Checkpoint and definition errors are `is_own` too, unless a user's function raised them.
     """
     trace = error.__traceback__
+    while trace is not None and _package_of(trace) == "jobrunner.worker":
+        trace = trace.tb_next
+    is_users = trace is not None and not _is_own_frame(trace)  # the function that was called
     while trace is not None and _is_own_frame(trace):
         trace = trace.tb_next  # frames of this package do not help the user
+    if trace is None and isinstance(error, RecursionError):
+        error = _endless(node, task, error.__traceback__)
     # The message of an error that this package raised says everything without a traceback.
     is_plain = trace is None and isinstance(error, JobRunnerError | NotPicklableError)
     lines: list[str] = []
     if not is_plain or error.__cause__ is not None:
         lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
+    is_ours = isinstance(error, CheckpointError | DefinitionError) and not is_users
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    _shorten_texts(error)
     return Failure(
         node=node,
         task=task,
-        summary="".join(traceback.format_exception_only(error)).strip(),
-        traceback="".join(lines),
+        summary=shorten(summary, _SUMMARY_LENGTH),
+        traceback=shorten("".join(lines)),
         error=_pickled(error),
-        is_own=is_own or isinstance(error, CheckpointError | DefinitionError),
+        is_own=is_own or is_ours,
+    )
+
+
+def _endless(node: str, task: str, trace: TracebackType | None) -> DefinitionError:
+    """The error for a value that could not be walked to its end."""
+    functions = {frame.f_code.co_name for frame, _ in traceback.walk_tb(trace)}
+    what = "returned" if "finish" in functions else "reads or updates"
+    who = f"Task {node}/{task} {what} a value that" if task else "A value"
+    return DefinitionError(
+        f"{who} contains itself, or is nested too deeply, so it cannot be copied, sent or saved. "
+        f"Use a flat list or dict in which items name each other by index or key."
     )
 
 
@@ -91,6 +119,22 @@ def is_true(name: str, value: Any) -> bool:
             f"The stop condition {name!r} is a {type(value).__qualname__}, and bool() of it fails: "
             f"{error}. Return a bool from its task."
         ) from error
+
+
+def _shorten_texts(error: BaseException) -> None:
+    """Shorten long texts of an exception and of its causes: whoever prints it prints them all."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is None or one in found:
+            continue
+        found.append(one)
+        left += [one.__cause__, one.__context__]
+        with suppress(Exception):  # a class may forbid it
+            one.args = tuple(shorten(arg) if isinstance(arg, str) else arg for arg in one.args)
+            if notes := getattr(one, "__notes__", None):
+                one.__notes__ = [shorten(note) for note in notes]
 
 
 def _pickled(error: BaseException) -> bytes | None:
@@ -112,5 +156,9 @@ def _pickled(error: BaseException) -> bytes | None:
 
 def _is_own_frame(trace: TracebackType) -> bool:
     # `jobrunner.testing` wraps users' functions, so its frames are shown.
-    package = trace.tb_frame.f_globals.get("__package__") or ""
+    package = _package_of(trace)
     return package.partition(".")[0] == "jobrunner" and package != "jobrunner.testing"
+
+
+def _package_of(trace: TracebackType) -> str:
+    return trace.tb_frame.f_globals.get("__package__") or ""

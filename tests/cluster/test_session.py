@@ -304,14 +304,14 @@ def test_a_failure_on_one_worker_ends_the_run_on_all_at_once(session):
 @pytest.mark.parametrize(
     "error", [CheckpointCorruptError("torn", path="x"), DefinitionError("not so")], ids=repr
 )
-def test_checkpoint_and_definition_errors_come_as_they_are(session, error):
+def test_an_error_of_ours_that_a_task_raises_is_the_cause_of_the_failure(session, error):
     def fail():
         raise error
 
-    with pytest.raises(type(error)) as caught:
+    with pytest.raises(TaskFailedError, match="'fail'") as caught:
         session.run(Task(fail, node=A))
-    assert str(caught.value) == str(error)
-    assert vars(caught.value).get("path") == vars(error).get("path")
+    assert str(caught.value.__cause__) == str(error)
+    assert vars(caught.value.__cause__).get("path") == vars(error).get("path")
 
 
 def test_an_exception_that_cannot_be_unpickled_is_still_described(session):

@@ -1,0 +1,233 @@
+"""What a failure says: where, how much of it, and what to do, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import jobrunner
+from jobrunner import (
+    CheckpointCorruptError,
+    CheckpointError,
+    DefinitionError,
+    ExecutionError,
+    Job,
+    JobRunner,
+    JobRunnerError,
+    MultiNodeCheckpointManager,
+    NodeLostError,
+    SchedulerLostError,
+    Session,
+    Task,
+    TaskFailedError,
+    epoch_limiter,
+)
+from jobrunner.cli.command import main
+
+MANY = 10_000_000
+
+
+def run(session: Session, fn: Any, path: Path | None = None, **options: Any) -> Any:
+    """Run a job whose epochs call `fn` with blob x, a list."""
+    with Job("j") as job:
+        with job.init_group:
+            Task(list, outputs="x", node="a")
+        Task(fn, name="t", node="a", **options)
+    epoch_limiter(job, 2)
+    manager = None if path is None else MultiNodeCheckpointManager(path)
+    return JobRunner(job, manager).run(session)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DefinitionError("mine"),
+        CheckpointError("mine"),
+        CheckpointCorruptError("mine", path="p"),
+        ExecutionError("mine"),
+        NodeLostError("mine", nodes=("b",)),
+        SchedulerLostError("mine"),
+        TaskFailedError("mine", node="b", task="other", epoch=7),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_task_that_raises_one_of_our_errors_is_named(
+    error: JobRunnerError, inproc_session: Session
+) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(TaskFailedError, match=r"'t' .*'a'.* at epoch 1: .*mine") as caught:
+        run(inproc_session, fail)
+    assert (caught.value.node, caught.value.task, caught.value.epoch) == ("a", "t", 1)
+    assert type(caught.value.__cause__) is type(error)
+    assert vars(caught.value.__cause__) == vars(error)
+    assert "in fail" in caught.value.remote_traceback
+
+
+def test_a_long_text_of_an_exception_is_shortened(inproc_session: Session) -> None:
+    def fail() -> None:
+        try:
+            raise KeyError("k" * MANY)
+        except KeyError as error:
+            again = ValueError("begin" + "x" * MANY + "end", 3)
+            again.add_note("n" * MANY)
+            raise again from error
+
+    with pytest.raises(TaskFailedError) as caught:
+        run(inproc_session, fail)
+    error = caught.value
+    cause: Any = error.__cause__
+    assert type(cause) is ValueError
+    assert cause.args[1] == 3
+    assert "begin" in str(error)
+    assert f"{MANY + 8:,} characters" in str(cause)
+    for text in (str(error), error.remote_traceback, str(cause), *error.__notes__):
+        assert len(text) < 100_000
+    assert "characters" in str(error)
+
+
+def test_a_long_message_of_ours_is_shortened() -> None:
+    text = str(DefinitionError("y" * MANY))
+    assert len(text) < 100_000
+    assert f"{MANY:,} characters" in text
+
+
+def test_an_exception_without_a_text_of_its_own_is_told(inproc_session: Session) -> None:
+    class BrokenError(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    def fail() -> None:
+        raise BrokenError
+
+    with pytest.raises(TaskFailedError, match="BrokenError"):
+        run(inproc_session, fail)
+
+
+# ---- values that contain themselves
+
+
+def endless() -> list[Any]:
+    value: list[Any] = [np.zeros(2)]
+    value.append({"again": value})
+    return value
+
+
+def deep() -> Any:
+    value: Any = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("make", [endless, deep])
+@pytest.mark.parametrize("how", ["returned", "read by another node", "two", "instances"])
+def test_a_value_that_contains_itself_is_refused_when_a_task_returns_it(
+    make: Any, how: str, inproc_session: Session
+) -> None:
+    def make_two() -> Any:
+        return make(), 1
+
+    with Job("j") as job:
+        task = Task(
+            make_two if how == "two" else make,
+            outputs=["y", "z"] if how == "two" else "y",
+            num_instances=2 if how == "instances" else 1,
+            name="t",
+            node="a",
+        )
+        if how == "read by another node":
+            Task(len, inputs=task.output(), node="b")
+    epoch_limiter(job, 1)
+    with pytest.raises(DefinitionError, match=r"epoch 1.*a/t.*contains itself") as caught:
+        JobRunner(job).run(inproc_session)
+    assert "nested" in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [endless, deep])
+def test_a_blob_that_a_task_makes_contain_itself_is_refused(
+    make: Any, inproc_session: Session, tmp_path: Path
+) -> None:
+    def update(x: list[Any]) -> None:
+        x.append(make())
+
+    for path in (None, tmp_path):
+        with pytest.raises(DefinitionError, match="contains itself"):
+            run(inproc_session, update, path, updates="x")
+
+
+def test_a_task_that_recurses_too_deeply_fails_as_any_other(inproc_session: Session) -> None:
+    def recurse() -> None:
+        recurse()
+
+    with pytest.raises(TaskFailedError, match="RecursionError"):
+        run(inproc_session, recurse)
+
+
+# ---- advice
+
+
+FLAKY = """
+import os
+from jobrunner import Job, Task, epoch_limiter
+
+def fail():
+    raise OSError("flaky")
+
+with Job("flaky") as job:
+    with job.init_group:
+        Task(int, outputs="x", node="a")
+    Task(fail, node="a", transient_errors=OSError)
+epoch_limiter(job, 2)
+"""
+
+
+class Warnings:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def on_warning(self, message: str) -> None:
+        self.texts.append(message)
+
+
+def test_while_a_run_recovers_by_itself_nobody_is_told_to_act(inproc_session: Session) -> None:
+    space: dict[str, Any] = {}
+    exec(FLAKY, space)
+    heard = Warnings()
+    with pytest.raises(TaskFailedError) as caught:
+        JobRunner(space["job"], max_restarts=2, callbacks=[heard]).run(inproc_session)
+    assert len(heard.texts) == 2
+    for text in heard.texts:
+        assert "flaky" in text
+        assert "Beginning again from the start." in text
+        assert "start the same command" not in text.lower()
+    text = str(caught.value)
+    assert text.lower().count("the same command") == 1
+    assert "loss 3 in a row" in text
+
+
+def test_the_command_line_advises_once_how_to_resume(tmp_path: Path) -> None:
+    script = tmp_path / "flaky.py"
+    script.write_text(FLAKY)
+    result = CliRunner().invoke(
+        main, ["run", str(script), "--checkpoint", str(tmp_path / "runs"), "--workers", "1"]
+    )
+    assert result.exit_code == 3
+    last = result.output.partition("Error: ")[2]
+    assert last.count("To resume from it: ") == 1
+    assert "the same command" not in last.lower()
+    assert "loss 4 in a row" in last
+
+
+def test_advice_survives_pickling_and_can_be_replaced() -> None:
+    import pickle
+
+    error = jobrunner.SchedulerLostError("It is lost.").advise("Start it.")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.without_advice()) == ("It is lost. Start it.", "It is lost.")
+    assert str(copy.advise("Wait.")) == "It is lost. Wait."
