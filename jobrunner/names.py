@@ -16,6 +16,8 @@ from jobrunner.errors import DefinitionError
 MAX_NAME_LENGTH = 128
 """In characters. An escaped name with its suffix must fit into 255 bytes on every file system."""
 
+_MAX_NAME_BYTES = 200
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # Characters that some file systems refuse or that paths use, and "%", which begins an escape.
 _UNSAFE = re.compile(rf'[%/\\<>"|?*{":" if os.name == "nt" else ""}\x00-\x1f\x7f]')
@@ -110,3 +112,16 @@ def parse_store_name(text: str) -> StoreName | None:
         return None
     found = StoreName(unescape(match["stem"]), int(match["epoch"]), int(match["retry"] or 0))
     return found if format_store_name(*found) == text else None
+
+
+def child_names(keys: Iterable[object]) -> list[str]:
+    """Return distinct names that every file system allows; the keys themselves if possible."""
+    names: list[str] = []
+    used: set[str] = set()
+    for i, key in enumerate(keys):
+        name = escape(key) if isinstance(key, str) and key and key.isprintable() else ""
+        if not name or name.casefold() in used or len(name.encode()) > _MAX_NAME_BYTES:
+            name = f"_{i}"  # `escape` never begins with "_"
+        used.add(name.casefold())
+        names.append(name)
+    return names

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jobrunner.checkpoint import encode_blobs
 from jobrunner.checkpoint.store.reader import StoreReader
 from jobrunner.checkpoint.store.writer import StoreBatch
 from jobrunner.testing import FaultyFiles
@@ -19,3 +21,11 @@ def write_store(directory: Path | str, encoded: Mapping[str, Any]) -> StoreReade
     batch.write()
     (receipt,) = batch.finish()
     return StoreReader(files, str(directory), "n.0", receipt.manifest)
+
+
+def written_and_read(value: Any) -> Any:
+    """Write a value as a blob, verify the store, and load the blob."""
+    with tempfile.TemporaryDirectory() as directory:
+        reader = write_store(directory, encode_blobs("n", {"x": value}))
+        reader.verify()
+        return reader.load()["x"]

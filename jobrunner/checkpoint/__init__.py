@@ -5,6 +5,7 @@ from jobrunner.checkpoint.encoding import (
     CodecTable,
     Decoder,
     EncodedBlob,
+    LibraryParts,
     encode_blobs,
     register_codec,
     registered_codecs,

@@ -150,7 +150,7 @@ def _describe_epoch(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe_blob(node: NodeCheckpoint, name: str) -> dict[str, Any]:
-    from jobrunner.checkpoint import ArrayOutline
+    from jobrunner.checkpoint import ArrayOutline, LibraryParts
 
     try:
         value = node.outline(name)
@@ -159,6 +159,8 @@ def _describe_blob(node: NodeCheckpoint, name: str) -> dict[str, Any]:
     if isinstance(value, ArrayOutline):
         about = {"type": "array", "shape": list(value.shape), "dtype": value.dtype}
         return about if value.shape else {**about, "value": repr(node.load(name).item())}
+    if isinstance(value, LibraryParts):
+        return {"type": value.of, "value": repr(value.parts)}
     return {"type": type(value).__name__, "value": repr(value)}
 
 

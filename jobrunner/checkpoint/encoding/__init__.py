@@ -16,7 +16,8 @@ from jobrunner.checkpoint.encoding.dtypes import (
     without_padding,
     zarr_data_type,
 )
-from jobrunner.checkpoint.encoding.encode import ArrayPart, child_names
+from jobrunner.checkpoint.encoding.encode import ArrayPart
+from jobrunner.checkpoint.encoding.libraries import LibraryParts
 from jobrunner.checkpoint.encoding.node import EncodedBlob, encode_blobs, with_options
 from jobrunner.checkpoint.encoding.schema import (
     Count,

@@ -16,6 +16,7 @@ from jobrunner.checkpoint.encoding import tensors
 from jobrunner.checkpoint.encoding.codecs import Codec
 from jobrunner.checkpoint.encoding.dtypes import Array, Spec, UnsupportedDtypeError, dtype_from_spec
 from jobrunner.checkpoint.encoding.encode import Tree
+from jobrunner.checkpoint.encoding.libraries import decode_value
 from jobrunner.checkpoint.encoding.schema import Count, Shape
 from jobrunner.checkpoint.encoding.stateful import SavedState
 from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
@@ -37,7 +38,7 @@ class Decoder:
 
     The parameters of a kind's method are the fields of its nodes, checked before the call.
     `array` returns the i-th array part, or raises IndexError; `leaf` a stand-in for it where the
-    value is that array. With `keeps_states`, an object saved by its ``state_dict()`` becomes a
+    value is that array; with `is_outline` wherever an array is. With `keeps_states`, an object saved by its ``state_dict()`` becomes a
     `SavedState`, else the state.
     """
 
@@ -50,14 +51,18 @@ class Decoder:
         leaf: Callable[[int], object] | None = None,
         where: str = "",
         keeps_states: bool = False,
+        is_outline: bool = False,
     ) -> None:
         self._array = array
         self._codecs = {codec.name: codec for codec in codecs}
         self._allow_pickle = allow_pickle
         self._leaf = leaf or array
-        self._where = where
+        self.where = where
         self._made: list[Any] = []  # objects with an identity, in the order of the tree
         self._keeps_states = keeps_states
+        self.is_outline = is_outline
+        self.is_lazy = leaf is not None
+        self.lacks_library = False
         self.has_states = False  # whether the decoded value contains a `SavedState`
 
     def decode(self, item: Tree) -> Any:
@@ -99,9 +104,17 @@ class Decoder:
         except _INVALID as error:
             raise InvalidTreeError(f"invalid node of kind {kind!r}: {error}") from error
         raise DefinitionError(
-            f"{self._where} contains a value of kind {kind!r}, which this version of jobrunner "
+            f"{self.where} contains a value of kind {kind!r}, which this version of jobrunner "
             f"cannot read. Read it with the version that wrote it, or a later one."
         )
+
+    def whole(self, item: Tree) -> Any:
+        """Decode a tree with whole arrays, also where others are lazy."""
+        before, self._leaf = self._leaf, self._array
+        try:
+            return self.decode(item)
+        finally:
+            self._leaf = before
 
     # --- parts
 
@@ -112,7 +125,7 @@ class Decoder:
 
     def _undecodable(self, error: Exception) -> CheckpointError:
         return CheckpointError(
-            f"{self._where} is whole, but cannot be decoded: {type(error).__name__}: {error}. Fix "
+            f"{self.where} is whole, but cannot be decoded: {type(error).__name__}: {error}. Fix "
             f"its codec's decode function or the class that it unpickles, or read it on a platform "
             f"that has its dtype."
         )
@@ -182,7 +195,7 @@ class Decoder:
             import torch  # noqa: F401
         except ImportError:
             raise DefinitionError(
-                f"{self._where} is a PyTorch tensor, but torch cannot be imported. Install it "
+                f"{self.where} is a PyTorch tensor, but torch cannot be imported. Install it "
                 f"(pip install torch)."
             ) from None
         array = None if at is None else self._array(at)
@@ -192,7 +205,7 @@ class Decoder:
         codec = self._codecs.get(name)
         if codec is None:
             raise DefinitionError(
-                f"{self._where} was saved by the codec {name!r}, which is not registered. "
+                f"{self.where} was saved by the codec {name!r}, which is not registered. "
                 f"Register it first: register_codec(..., name={name!r})."
             )
         encoded = self.decode(value)
@@ -212,7 +225,7 @@ class Decoder:
         data = self._data(digits, at)
         if not self._allow_pickle:
             raise DefinitionError(
-                f"{self._where} contains a pickle, and unpickling runs code from the checkpoint. "
+                f"{self.where} contains a pickle, and unpickling runs code from the checkpoint. "
                 f"If you trust its author, pass allow_pickle=True to the checkpoint manager "
                 f"(--allow-pickle)."
             )
@@ -255,6 +268,7 @@ _WITH_IDENTITY: Mapping[str, Callable[..., Any]] = {
     "gaps": Decoder._gaps,
     "tensor": Decoder._tensor,
     "codec": Decoder._by_codec,
+    "library": decode_value,
     "state": Decoder._state,
     "pickle": Decoder._pickle,
 }

@@ -12,7 +12,7 @@ import math
 import struct
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +28,9 @@ from jobrunner.checkpoint.encoding.dtypes import (
     dtype_from_spec,
     dtype_to_spec,
 )
+from jobrunner.checkpoint.encoding.libraries import NotExactError, encode_value, find_type
 from jobrunner.checkpoint.encoding.stateful import has_state, name_class
-from jobrunner.names import escape
+from jobrunner.names import child_names
 
 Tree = Any
 """A JSON tree that stands for a value."""
@@ -42,7 +43,6 @@ _INLINE_BYTES = 1024
 _INLINE_CHARACTERS = 4096
 _PACKED_LENGTH = 256
 _MAX_DEPTH = 150
-_NAME_BYTES = 200
 _STATE = "the state of another object"
 _LOOP = "it contains itself"
 _NO_LOOP = "Refer to the outer object by a name or an index instead"
@@ -82,6 +82,7 @@ class Encoder:
         self._count = 0
         self._inside: set[int] = set()
         self._kept: list[object] = []
+        self.is_value = False  # set inside values whose memory does not matter
         self._holder = ""  # set inside values into which no state_dict() could be loaded
 
     def encode(self, value: Any, trail: Trail = ()) -> Tree:
@@ -98,6 +99,11 @@ class Encoder:
                 return self._tensor(value, trail)
         except (UnsupportedDtypeError, tensors.UnsupportedTensorError) as error:
             return self._pickle(value, trail, str(error))
+        if kind := find_type(value):
+            try:
+                return encode_value(self, value, trail, kind)
+            except NotExactError as error:
+                return self._pickle(value, trail, str(error))
         if has_state(value):
             return self._state(value, trail)
         if isinstance(value, np.ndarray):
@@ -106,9 +112,16 @@ class Encoder:
             why = "there is no codec for its type"
         return self._pickle(value, trail, why)
 
+    def within(self, holder: str, value: object, inner: object, trail: Trail) -> Tree:
+        """Encode what a value consists of; `holder` describes it, if no state can be loaded there."""
+        self._enter(value, trail)
+        tree = self._encode_within(holder, inner, trail)
+        self._inside.remove(id(value))
+        return tree
+
     # --- identity
 
-    def _number(self, key: object, value: object) -> Tree | None:
+    def number(self, key: object, value: object) -> Tree | None:
         """Number an object with an identity; return a ``same`` node if it has a number already."""
         if id(value) in self._inside:
             raise UnsupportedValueError((), type(value), _LOOP, _NO_LOOP)
@@ -120,9 +133,10 @@ class Encoder:
         self._kept.append(value)
         return None
 
-    def _mutable(self, value: object) -> Tree | None:
-        same = self._number(id(value), value)
-        if same is None:
+    def mutable(self, value: object) -> Tree | None:
+        """Number a mutable object; return a ``same`` node if it has a number already."""
+        same = self.number(id(value), value)
+        if same is None and not self.is_value:
             self.identities[id(value)] = value
         return same
 
@@ -130,8 +144,8 @@ class Encoder:
         """Number an object of an unknown class, which counts as immutable if it is hashable."""
         can_change = type(value).__hash__ in (None, object.__hash__)
         if can_change and not isinstance(value, type | types.FunctionType):
-            return self._mutable(value)
-        return self._number(id(value), value)
+            return self.mutable(value)
+        return self.number(id(value), value)
 
     # --- plain values
 
@@ -161,7 +175,7 @@ class Encoder:
 
     def _list(self, value: list[Any], trail: Trail) -> Tree:
         return (
-            self._mutable(value) or self._packed("list", value, trail) or self._items(value, trail)
+            self.mutable(value) or self._packed("list", value, trail) or self._items(value, trail)
         )
 
     def _tuple(self, value: tuple[Any, ...], trail: Trail) -> Tree:
@@ -188,7 +202,7 @@ class Encoder:
         return trees
 
     def _dict(self, value: dict[Any, Any], trail: Trail) -> Tree:
-        if same := self._mutable(value):
+        if same := self.mutable(value):
             return same
         self._enter(value, trail)
         is_dict = type(value) is dict
@@ -231,12 +245,14 @@ class Encoder:
 
     def _view(self, value: Array, holds: str, trail: Trail) -> Tree:
         """Number an array; equal views of the same memory count as one array."""
+        if self.is_value:
+            return self.number(object(), value)
         key: object = id(value)
         if value.size and value.itemsize:
             key = (value.__array_interface__["data"][0], value.shape, value.strides, holds)
             if key not in self._numbers:
                 self.memory.append((trail, value))
-        return self._number(key, value)
+        return self.number(key, value)
 
     def _objects(self, value: Array, trail: Trail) -> Tree:
         items = value.ravel().tolist()
@@ -297,13 +313,11 @@ class Encoder:
         if type(inner) is type(value):
             why = f"its codec {codec.name!r} returned a value of the same type"
             raise UnsupportedValueError(trail, type(value), why)
-        self._enter(value, trail)
-        tree = self._encode_within(f"the output of its codec {codec.name!r}", inner, trail)
-        self._inside.remove(id(value))
+        tree = self.within(f"the output of its codec {codec.name!r}", value, inner, trail)
         return {"$": "codec", "name": codec.name, "value": tree}
 
     def _state(self, value: Any, trail: Trail) -> Tree:
-        if same := self._mutable(value):
+        if same := self.mutable(value):
             return same
         if self._holder:
             why = f"it is in {self._holder}, so its state_dict() could not be loaded into it"
@@ -312,9 +326,7 @@ class Encoder:
             state = value.state_dict()
         self.has_state = True
         self._kept.append(state)
-        self._enter(value, trail)
-        tree = self._encode_within(_STATE, state, trail)
-        self._inside.remove(id(value))
+        tree = self.within(_STATE, value, state, trail)
         return {"$": "state", "cls": name_class(value), "value": tree}
 
     def _encode_within(self, holder: str, value: object, trail: Trail) -> Tree:
@@ -352,7 +364,7 @@ _ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
     str: Encoder._str,
     bytes: lambda encoder, value, trail: encoder._data("bytes", value, trail),
     bytearray: lambda encoder, value, trail: (
-        encoder._mutable(value) or encoder._data("bytearray", bytes(value), trail)
+        encoder.mutable(value) or encoder._data("bytearray", bytes(value), trail)
     ),
     list: Encoder._list,
     tuple: Encoder._tuple,
@@ -360,19 +372,6 @@ _ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
     OrderedDict: Encoder._dict,
     np.ndarray: Encoder._array,
 }
-
-
-def child_names(keys: Iterable[object]) -> list[str]:
-    """Return distinct names that every file system allows; the keys themselves if possible."""
-    names: list[str] = []
-    used: set[str] = set()
-    for i, key in enumerate(keys):
-        name = escape(key) if isinstance(key, str) and key and key.isprintable() else ""
-        if not name or name.casefold() in used or len(name.encode()) > _NAME_BYTES:
-            name = f"_{i}"  # `escape` never begins with "_"
-        used.add(name.casefold())
-        names.append(name)
-    return names
 
 
 def _is_clean(text: str) -> bool:

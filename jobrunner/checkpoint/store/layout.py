@@ -23,7 +23,6 @@ from jobrunner.checkpoint.encoding import (
     ArrayPart,
     EncodedBlob,
     Spec,
-    child_names,
     dtype_from_spec,
     dtype_to_spec,
     zarr_data_type,
@@ -33,6 +32,7 @@ from jobrunner.checkpoint.store.grid import Grid, plan_grid, to_logical
 from jobrunner.checkpoint.store.manifest import MANIFEST, STORE_FORMAT
 from jobrunner.checkpoint.store.stacks import Alike, Rows, cut_stacks, group_alike
 from jobrunner.define import ArrayOptions
+from jobrunner.names import child_names
 
 RETIRED_DOCUMENT = "zarr.retired.json"
 

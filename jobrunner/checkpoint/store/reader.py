@@ -189,7 +189,7 @@ class StoreReader:
             stored = StoredArray(self.verified, blob.arrays[i])
             return ArrayOutline(stored.shape, str(stored.dtype))
 
-        return self._decode(name, blob.tree, read, leaf=leaf)
+        return self._decode(name, blob.tree, read, leaf=leaf, is_outline=outline)
 
     def _open_lazily(self, array: ArrayEntry | Row) -> Any:
         import zarr

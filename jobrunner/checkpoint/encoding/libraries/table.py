@@ -1,0 +1,76 @@
+"""Which types of other libraries are saved. Imports none of them until a value is decoded.
+
+A checkpoint names a type. The name is looked up here, so that it can choose only among these.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class NotExactError(TypeError):
+    """A value that would not come back as it is; the message says why, and what to save instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryType:
+    """A public class of a library, and the private subclasses that stand for it."""
+
+    module: str
+    attribute: str
+    codec: str
+    """The module beside this one that encodes and decodes it."""
+    is_value: bool
+    """Whether it cannot change, or copies on write: then it does not matter what shares its memory."""
+
+    @property
+    def name(self) -> str:
+        """Its name in checkpoints."""
+        return f"{self.module}.{self.attribute}"
+
+    @property
+    def library(self) -> str:
+        """What to import and to install."""
+        return self.module.partition(".")[0]
+
+    def encode(self, value: Any) -> Any:
+        """Convert to arrays and plain values; raises `NotExactError`."""
+        return self._codec().encode(self.name, value)
+
+    def decode(self, parts: Any) -> Any:
+        """Make the value again; raises ImportError, or what the library raises for wrong parts."""
+        importlib.import_module(self.module)
+        return self._codec().decode(self.name, parts)
+
+    def _codec(self) -> Any:
+        return importlib.import_module(f"{__package__}.{self.codec}")
+
+    def _is_type_of(self, value: object) -> bool:
+        base = getattr(sys.modules.get(self.module), self.attribute, None)
+        return base is not None and isinstance(value, base)
+
+
+_TYPES: Sequence[LibraryType] = [
+    LibraryType("scipy.sparse", "sparray", "sparse", False),
+    LibraryType("scipy.sparse", "spmatrix", "sparse", False),
+]
+_BY_NAME = {it.name: it for it in _TYPES}
+_BY_PACKAGE: dict[str, list[LibraryType]] = {}
+for _type in _TYPES:
+    _BY_PACKAGE.setdefault(_type.library, []).append(_type)
+_BY_PACKAGE["jaxlib"] = _BY_PACKAGE.get("jax", [])  # where the class of JAX's arrays lies
+
+
+def find_type(value: object) -> LibraryType | None:
+    """Find the type of a value whose class the library itself defines; not of users' subclasses."""
+    package = str(type(value).__module__).partition(".")[0]
+    return next((it for it in _BY_PACKAGE.get(package, ()) if it._is_type_of(value)), None)
+
+
+def type_named(name: str) -> LibraryType | None:
+    """Return the type that a checkpoint names."""
+    return _BY_NAME.get(name)

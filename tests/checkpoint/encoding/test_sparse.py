@@ -1,0 +1,163 @@
+"""SciPy's sparse arrays and matrices come back as they were, without pickle."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from jobrunner import CheckpointError, DefinitionError
+from jobrunner.checkpoint import Decoder, LibraryParts, encode_blobs
+from jobrunner.testing import assert_identical
+from tests.stores import write_store, written_and_read
+
+sparse = pytest.importorskip("scipy.sparse")
+
+FORMATS = ("csr", "csc", "bsr", "coo", "dia", "dok", "lil")
+PARTS = ("data", "indices", "indptr", "offsets", "coords", "has_canonical_format")
+
+
+def assert_same(expected: Any, found: Any) -> None:
+    assert type(found) is type(expected)
+    assert (found.shape, found.dtype, found.nnz) == (expected.shape, expected.dtype, expected.nnz)
+    if expected.format == "dok":
+        assert list(found.items()) == list(expected.items())
+        assert all(type(item) is found.dtype.type for item in found.values())
+    elif expected.format == "lil":
+        assert (found.rows.tolist(), found.data.tolist()) == (
+            expected.rows.tolist(),
+            expected.data.tolist(),
+        )
+    else:
+        for name in PARTS:
+            assert_identical(getattr(expected, name, None), getattr(found, name, None), name)
+
+
+@st.composite
+def matrices(draw: Any) -> Any:
+    dtype = draw(st.sampled_from(["f8", "f4", "c16", "i2", "u8", "?"]))
+    shape = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    dense = draw(hnp.arrays(dtype, shape, elements=st.integers(0, 1)))
+    cls = getattr(sparse, draw(st.sampled_from(["csr", "coo"])) + "_array")
+    matrix = cls(dense)
+    if matrix.format == "coo" and draw(st.booleans()):  # with an item twice
+        twice = [np.concatenate([part, part]) for part in (matrix.data, *matrix.coords)]
+        matrix = cls((twice[0], tuple(twice[1:])), shape=shape)
+    kind = draw(st.sampled_from(["array", "matrix"]))
+    form = draw(st.sampled_from(FORMATS))
+    return getattr(sparse, f"{form}_{kind}")(matrix)
+
+
+@given(matrices())
+def test_any_sparse_matrix_comes_back_as_it_was(matrix: Any) -> None:
+    assert_same(matrix, written_and_read(matrix))
+
+
+def test_unusual_ones_come_back_as_they_were() -> None:
+    wide = sparse.csr_array(np.eye(3))
+    wide.indices, wide.indptr = wide.indices.astype("i8"), wide.indptr.astype("i8")
+    explicit_zero = sparse.dok_array((2, 2))
+    explicit_zero._dict[1, 0] = np.float64(0)
+    spare = sparse.csr_array((np.ones(5), np.arange(5), np.array([0, 2, 3])), shape=(2, 5))
+    spare.data, spare.indices = np.ones(9), np.arange(9)
+    unsorted = sparse.csr_array((np.ones(2), np.array([2, 0]), np.array([0, 2])), shape=(1, 3))
+    blocks = sparse.bsr_array(np.arange(24.0).reshape(4, 6), blocksize=(2, 3))
+    cube = sparse.coo_array(np.arange(8).reshape(2, 2, 2))
+    line = sparse.csr_array(np.array([0.0, 1, 0, 2]))
+    empty = sparse.csc_matrix((0, 3), dtype="f4")
+    several = [wide, explicit_zero, spare, unsorted, blocks, cube, line, empty, line.todok()]
+    for matrix in several:
+        assert_same(matrix, written_and_read(matrix))
+
+
+def test_ties_are_kept_and_other_readers_see_the_arrays(tmp_path: Path) -> None:
+    matrix = sparse.csr_array(np.eye(3))
+    reader = write_store(tmp_path, encode_blobs("n", {"x": {"a": matrix, "b": [matrix]}}))
+    found = reader.load()["x"]
+    assert found["a"] is found["b"][0]
+    group = zarr.open_group(tmp_path / "n.0", mode="r")
+    assert_identical(matrix.data, group["x/a/data"][:])
+    assert_identical(matrix.indptr, group["x/a/indptr"][:])
+
+
+def test_two_blobs_that_share_one_are_refused() -> None:
+    matrix = sparse.csr_array(np.eye(3))
+    with pytest.raises(DefinitionError, match="contain the same csr_array"):
+        encode_blobs("n", {"a": matrix, "b": [matrix]})
+    with pytest.raises(DefinitionError, match="'a/indices' and 'b/indices' share memory"):
+        encode_blobs("n", {"a": matrix, "b": matrix._with_data(np.zeros(3), copy=False)})
+
+
+def test_what_would_be_lost_is_refused_by_name() -> None:
+    matrix = sparse.csr_array(np.eye(3))
+    matrix.note = "mine"
+    with pytest.raises(DefinitionError, match="attribute 'note' would be lost"):
+        encode_blobs("n", {"a": matrix})
+
+    class Mine(sparse.csr_array):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(DefinitionError, match="there is no codec for its type"):
+        encode_blobs("n", {"a": Mine(np.eye(2))})
+
+
+FORGED = [
+    {"format": "csr", "indices": np.array([0, 9]), "indptr": np.array([0, 1, 2])},
+    {"format": "csr", "indices": np.array([0, -1]), "indptr": np.array([0, 1, 2])},
+    {"format": "csr", "indices": np.array([0, 1]), "indptr": np.array([0, 1, 9])},
+    {"format": "csr", "indices": np.array([0, 1]), "indptr": np.array([0, 2, 1])},
+    {"format": "csr", "indices": np.array([0, 1]), "indptr": np.array([-1, 1, 2])},
+    {"format": "csr", "indices": np.array([0.0, 1]), "indptr": np.array([0, 1, 2])},
+    {"format": "csr", "indices": np.array([0]), "indptr": np.array([0, 1, 2])},
+    {"format": "csr", "shape": [1 << 60, 2], "indices": np.array([0, 1]), "indptr": np.arange(3)},
+    {"format": "lil", "shape": [1 << 60, 2], "indices": np.array([0, 1]), "indptr": np.arange(3)},
+    {"format": "coo", "coords": [np.array([0, 9]), np.array([0, 1])], "canonical": True},
+    {"format": "dia", "offsets": np.array([0, 1])},
+    {"format": "dok", "coords": np.array([[0, 0], [5, 0]])},
+    {"format": "_sputils", "offsets": 1},
+    {"format": "csr"},
+    {},
+]
+
+
+@pytest.mark.parametrize("parts", FORGED)
+def test_forged_indices_are_refused(parts: dict[str, Any]) -> None:
+    found = {"shape": [2, 2], "data": np.ones(2), **parts}
+    blob = encode_blobs("n", {"x": found})["x"]
+    node = {"$": "library", "of": "scipy.sparse.sparray", "value": blob.tree}
+    with pytest.raises(CheckpointError, match="scipy cannot make a scipy.sparse.sparray of it"):
+        Decoder(lambda i: blob.parts[i].data, where="Blob 'x'").decode(node)
+
+
+def test_without_the_library_an_error_names_it_and_lazy_reads_give_the_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = write_store(tmp_path, encode_blobs("n", {"x": [sparse.csr_array(np.eye(2))]}))
+    manifest = reader.read_manifest()
+    outline = reader.peek(manifest, "x", outline=True)
+    assert repr(outline).startswith(
+        "[scipy.sparse.sparray({'format': 'csr', 'shape': [2, 2], 'data'"
+    )
+    assert "'indices': int32[2]" in repr(outline)
+    assert_same(sparse.csr_array(np.eye(2)), reader.peek(manifest, "x")[0])
+    monkeypatch.setitem(sys.modules, "scipy.sparse", None)
+    with pytest.raises(
+        DefinitionError, match=r"a scipy.sparse.sparray, but scipy .*pip install scipy"
+    ):
+        reader.load()
+    (parts,) = reader.peek(manifest, "x")
+    assert isinstance(parts, LibraryParts)
+    assert_identical(np.ones(2), parts.parts["data"])
+
+
+def test_a_type_that_this_version_does_not_know_is_refused() -> None:
+    node = {"$": "library", "of": "os.path", "value": {}}
+    with pytest.raises(DefinitionError, match="contains a os.path, which this version"):
+        Decoder(lambda i: np.ones(1), where="Blob 'x'").decode(node)
