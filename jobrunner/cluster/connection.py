@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from multiprocessing import resource_tracker
@@ -143,9 +143,19 @@ class Connection:
             self._cluster.kill()
 
     def close(self) -> None:
-        """Close the client and the cluster that were opened here."""
-        if self._cluster is not None or self._connect is not None:
-            self.client.close()
+        """Close the client and the cluster that were opened here; Ctrl-C kills what it waits for."""
+        if self._cluster is None and self._connect is None:
+            return
+        # In the main thread, Ctrl-C would cancel Dask's own close, which cannot begin again.
+        with ThreadPoolExecutor(1, "jobrunner-close") as pool:
+            try:
+                pool.submit(self._close).result()
+            except KeyboardInterrupt:
+                self.kill()
+                raise
+
+    def _close(self) -> None:
+        self.client.close()
         if self._cluster is not None:
             self._cluster.close()
 

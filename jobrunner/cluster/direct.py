@@ -89,8 +89,12 @@ class DirectLines:
     def close(self) -> None:
         """Close the connections."""
         self.hang_up()
-        with self._lock:
-            self._drop()
+        # What `hang_up` cancels ends soon; Ctrl-C may have left the lock locked.
+        if self._lock.acquire(timeout=self._connect_seconds):
+            try:
+                self._drop()
+            finally:
+                self._lock.release()
 
     # ---- with the lock
 
@@ -111,8 +115,11 @@ class DirectLines:
             logger.info("A direct connection failed; using only the scheduler: %r", error)
         except BaseException:  # Ctrl-C
             task.cancel()
+            # It may have ended the task, which no loop could run then, or lost what wakes it.
             with suppress(asyncio.CancelledError, Exception):
-                self._loop.run_until_complete(task)
+                self._loop.run_until_complete(asyncio.wait((task,), timeout=self._late_seconds))
+            if task.done() and not task.cancelled():
+                task.exception()  # or it would be reported
             self._drop()
             raise
         finally:

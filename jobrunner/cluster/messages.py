@@ -299,14 +299,16 @@ def exchange(
                         members.cut.add(message["suspect"])
                     yield from _give_up(members, request.epoch)
         pending = [address for address in addresses if address not in replies]
-        if not pending:
+        # A worker is "done" before others have its values, and sending these may still fail. Then
+        # others may say first that they were aborted, but only the sender names the suspect.
+        unfailed = [a for a in addresses if a not in replies or replies[a]["status"] == "done"]
+        is_first = not is_failed and len(unfailed) < len(addresses)
+        if not pending and not (is_run and is_first and unfailed):
             return {address: replies[address] for address in addresses}
-        if not is_failed and any(reply["status"] != "done" for reply in replies.values()):
-            is_failed = True
-            if is_run:
-                heard = yield Abort(pending, "another worker's part has failed")
-        # A worker is "done" before others have its values, and sending these may still fail.
-        asked = addresses if is_run and not is_failed else pending
+        is_failed = is_failed or is_first
+        if is_run and is_first and pending:
+            heard = yield Abort(pending, "another worker's part has failed")
+        asked = unfailed if is_run else pending
         wait_seconds = POLL_SECONDS
         now = heard.now
         if request.what and now - started > warn_seconds:

@@ -203,6 +203,9 @@ class Session:
         try:
             if self._binding is not None:
                 self._binding.release(self._release_seconds)
+        except KeyboardInterrupt:
+            self._connection.kill()
+            raise
         finally:
             self._connection.close()
 

@@ -152,8 +152,8 @@ class GroupRuns:
     def fail(self, error: BaseException) -> None:
         """End the batch with an error that no task raised."""
         failure = describe_failure("", "", error, is_own=True)
+        self._stop(failure.summary)
         self._finish_failed(failure)
-        self._abort(failure.summary)
 
     def close(self, reason: str) -> None:
         """Abort the run and stop sending. Does not wait for running functions."""
@@ -218,10 +218,14 @@ class GroupRuns:
         where = f"{failure.node}/{failure.task} failed: " if failure.node else ""
         self._abort_peers(self._batch.run_number, where + failure.summary)
 
-    def _abort(self, reason: str) -> None:
+    def _stop(self, reason: str) -> None:
+        """Start nothing more. Call it before `_finish`, which opens the start gate."""
         self._batch.abort_reason = self._batch.abort_reason or reason
         if self._run is not None:
             self._run.abort(reason)
+
+    def _abort(self, reason: str) -> None:
+        self._stop(reason)
         if not self.is_running:
             self._finish({"status": "aborted", "reason": reason})
 
@@ -300,9 +304,9 @@ class GroupRuns:
                 f"worker {self._context.address} could not send values to worker {address}: "
                 f"{problem}{self._program.name_crossings(crossings)}"
             )
+            self._stop(reason)
             # This reply replaces "done": the client asks once more.
             self._finish({"status": "aborted", "reason": reason, "suspect": address})
-            self._abort(reason)
             self._abort_peers(number, reason, but=address)
 
     def _abort_peers(self, number: int, reason: str, but: str = "") -> None:

@@ -1,6 +1,7 @@
 """Workers in network namespaces of their own, cut off from all others or from one."""
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -136,12 +137,18 @@ def test_a_worker_that_is_cut_off_is_replaced_and_changes_nothing_when_it_is_bac
 
 
 BRIDGE, MIDDLE = "jr-bridge", "10.231.78.1"
-ENDS = {"a": ("jr-a", "10.231.78.2"), "b": ("jr-b", "10.231.78.3")}
+ENDS = {
+    "a": ("jr-a", "10.231.78.2"),
+    "b": ("jr-b", "10.231.78.3"),
+    "c": ("jr-c", "10.231.78.4"),
+}
+PAIR = ("a", "b")
+CHAIN = ("server", "n0", "n1", "n2")  # of four nodes, three workers get two, one and one
 
 
 @pytest.fixture
-def two_spaces():
-    """Two namespaces on a bridge; gives what cuts them from each other only."""
+def spaces():
+    """Three namespaces on a bridge; gives what cuts a and b from each other, or mends that."""
     if shutil.which("ip") is None:
         pytest.skip("there is no `ip` (iproute2) on this machine")
     made = []
@@ -154,6 +161,7 @@ def two_spaces():
             ip("netns", "add", space)
             made.append(("netns", "del", space))
             ip("link", "add", f"{space}-1", "type", "veth", "peer", "name", "eth0", "netns", space)
+            made.append(("link", "del", f"{space}-1"))  # a namespace's end takes effect later
             ip("link", "set", f"{space}-1", "master", BRIDGE, "up")
             ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
             ip("-n", space, "link", "set", "lo", "up")
@@ -163,24 +171,28 @@ def two_spaces():
             ip(*undo)
         pytest.skip(f"no bridge between network namespaces here: {error.stderr.strip()}")
 
-    def cut():
-        for (space, _), (_, other) in (ENDS.values(), [*ENDS.values()][::-1]):
+    def cut(is_cut=True):
+        for name, other in (PAIR, PAIR[::-1]):
+            target = [ENDS[other][1], "dev", "eth0"]
             # To an address that no card has: what is sent there arrives nowhere, silently.
-            ip("-n", space, "neigh", "replace", other, "lladdr", "02:00:00:00:00:99", "dev", "eth0")
+            nowhere = [*target[:1], "lladdr", "02:00:00:00:00:99", *target[1:]]
+            how = ["replace", *nowhere] if is_cut else ["del", *target]
+            ip("-n", ENDS[name][0], "neigh", *how)
 
     yield cut
     for undo in reversed(made):
         ip(*undo)
 
 
-@pytest.fixture
-def between(two_spaces, tmp_path):
-    """A scheduler here and a worker in each of two namespaces; gives its address."""
+@contextlib.contextmanager
+def workers_in(names, tmp_path):
+    """A scheduler here and a worker in each of some namespaces; gives its address."""
     address = f"tcp://{MIDDLE}:18787"
     with contextlib.ExitStack() as stack:
         host = ["--host", MIDDLE, "--port", "18787"]
         stack.enter_context(dask_process(*SCHEDULER, *host, cwd=tmp_path))
-        for name, (space, end) in ENDS.items():
+        for name in names:
+            space, end = ENDS[name]
             command = ["worker", address, *WORKER, "--host", end, "--name", name]
             stack.enter_context(dask_process(*command, cwd=tmp_path, prefix=within(space)))
         yield address
@@ -213,19 +225,20 @@ class Warnings(list):
 
 @pytest.mark.nightly
 def test_workers_that_are_cut_off_from_each_other_only_hold_no_nodes_together(
-    between, two_spaces, tmp_path, inproc_client
+    spaces, tmp_path, inproc_client
 ):
     flag, manager = tmp_path / "flag", MultiNodeCheckpointManager(tmp_path / "ckpt")
     warnings = Warnings()
 
     def cut():
         await_true(flag.exists, "the flag")
-        two_spaces()
+        spaces()
         (tmp_path / "flag.cut").touch()
 
     with (
         dask.config.set({"jobrunner.worker-silence-seconds": 1}),
-        Client(between, set_as_default=False, timeout=30) as client,
+        workers_in(PAIR, tmp_path) as address,
+        Client(address, set_as_default=False, timeout=30) as client,
         Session(client) as session,
     ):
         client.wait_for_workers(2, timeout=30)
@@ -236,11 +249,56 @@ def test_workers_that_are_cut_off_from_each_other_only_hold_no_nodes_together(
         assert (result.epoch, result.restarts) == (EPOCHS, 1)
         assert len(client.scheduler_info()["workers"]) == 2  # the scheduler has both
         (told,) = warnings
-        for _, address in ENDS.values():
-            assert address in told
+        for name in PAIR:
+            assert ENDS[name][1] in told
         assert "could not send values to" in told
         assert "did not answer within 2 s (sending: " in told
         state = [session.fetch(Node(name)["x"]).tobytes() for name in "ab"]
     with Session(inproc_client) as session:
         JobRunner(build_one_way(flag)).run(session)
         assert state == [session.fetch(Node(name)["x"]).tobytes() for name in "ab"]
+
+
+def build_chain(flag):
+    """The server's part is done before b lacks its value, for which c then waits in turn."""
+    with Job("chain", seed=3) as job:
+        for name in CHAIN:
+            with job.init_group:
+                Task(lambda: np.zeros(100), outputs="x", node=name)
+        Task(feed, inputs="x", outputs="x", node="server", kwargs={"flag": str(flag)})
+        for before, name in itertools.pairwise(CHAIN):
+            Task(mix, ["x", Node(before)["x"]], outputs="x", node=name)
+    epoch_limiter(job, EPOCHS)
+    return job
+
+
+@pytest.mark.nightly
+def test_a_pair_of_three_workers_that_is_cut_never_ends_the_run(spaces, tmp_path, inproc_client):
+    with Session(inproc_client) as session:
+        (tmp_path / "flag").touch()
+        JobRunner(build_chain(tmp_path / "flag")).run(session)
+        expected = [session.fetch(Node(name)["x"]).tobytes() for name in CHAIN]
+    with (
+        dask.config.set({"jobrunner.worker-silence-seconds": 1}),
+        workers_in(ENDS, tmp_path) as address,
+        Client(address, set_as_default=False, timeout=30) as client,
+    ):
+        client.wait_for_workers(3, timeout=30)
+        for trial in range(20):
+            flag = tmp_path / f"flag-{trial}"
+
+            def cut(flag=flag):
+                await_true(flag.exists, "the flag")
+                spaces()
+                Path(f"{flag}.cut").touch()
+
+            thread = threading.Thread(target=cut)
+            thread.start()
+            with Session(client) as session:
+                manager = MultiNodeCheckpointManager(tmp_path / f"ckpt-{trial}")
+                result = JobRunner(build_chain(flag), manager).run(session)
+                assert (result.epoch, result.restarts) == (EPOCHS, 1)
+                state = [session.fetch(Node(name)["x"]).tobytes() for name in CHAIN]
+            thread.join()
+            assert state == expected
+            spaces(False)

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 import time
+from collections import UserDict
 from types import SimpleNamespace
 
 import dask
@@ -131,6 +132,45 @@ def test_a_worker_that_closes_ends_a_request_at_once(lines, worker):
     assert lines.ask({"call": "run"}, {worker.address: "first"}, 1000.0) is None
     assert time.monotonic() - started < PATIENCE_SECONDS
     thread.join()
+
+
+class Interrupted(UserDict):
+    """A message; Ctrl-C is pressed while it is packed, so in a task of the event loop."""
+
+    def keys(self):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_the_event_loops_task_ends_the_request(lines, worker):
+    connect(lines, worker)
+    with pytest.raises(KeyboardInterrupt):
+        lines.ask(Interrupted(call="run"), {worker.address: "first"}, 0.1)
+    assert lines.is_over
+    assert ask(lines, worker) is None
+
+
+def test_ctrl_c_that_loses_what_wakes_the_task_ends_the_request(lines, worker):
+    connect(lines, worker)
+    worker.is_silent = True
+
+    def interrupt():
+        # As if it came after the loop had taken the task's wakeup from its queue.
+        lines._task.cancel()
+        lines._loop._ready.clear()
+        raise KeyboardInterrupt
+
+    lines._loop.call_soon(lambda: lines._loop.call_later(0.01, interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        ask(lines, worker)
+    assert lines.is_over
+
+
+def test_a_lock_that_ctrl_c_left_locked_does_not_keep_lines_open_for_ever(lines):
+    assert lines._lock.acquire(timeout=PATIENCE_SECONDS)
+    try:
+        lines.close()
+    finally:
+        lines._lock.release()
 
 
 def test_more_workers_than_allowed_are_left_to_the_scheduler(lines, worker):

@@ -271,6 +271,28 @@ def test_a_worker_that_another_could_not_reach_is_lost_and_no_task_is_to_blame()
     assert play.members.cut == {B}
 
 
+@pytest.mark.parametrize("b", [running(("b", "t")), DONE], ids=["running", "done"])
+def test_a_suspect_is_found_although_another_workers_abort_is_heard_of_first(b):
+    play = Play(Request("run", number=7), [A, B, C])
+    told = {"status": "aborted", "reason": "worker h:1 could not send values to worker h:2"}
+    action = play.hear({A: DONE, B: b, C: told})
+    if b is not DONE:
+        assert action == Abort([B], "another worker's part has failed")
+        action = play.hear()
+    assert polls(action) == ([A, B], POLL_SECONDS)
+    aborted = {"status": "aborted", "reason": "another worker's part has failed"}
+    suspect = {**told, "suspect": B}
+    assert play.hear({A: suspect, B: aborted}) == AwaitNews(LOSS_SECONDS)
+    assert lose(play).worker == B
+    assert play.members.cut == {B}
+
+
+def test_workers_that_are_done_are_asked_once_more_after_a_failure_and_not_for_ever():
+    play = Play(Request("run", number=7), [A, B, C])
+    assert polls(play.hear({A: DONE, B: FAILED, C: DONE})) == ([A, C], POLL_SECONDS)
+    assert play.end({A: DONE, C: DONE}) == {A: DONE, B: FAILED, C: DONE}
+
+
 def test_the_schedulers_news_of_a_loss_outweigh_another_workers():
     play = run()
     play.hear({A: {**FAILED, "suspect": B, "reason": "no"}, B: running(("b", "t"))})

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import signal
 import subprocess
 import sys
 import threading
@@ -28,7 +29,7 @@ from jobrunner import (
     WorkspaceType,
     current_task,
 )
-from jobrunner.cluster.connection import OwnCluster
+from jobrunner.cluster.connection import Connection, OwnCluster
 from jobrunner.worker.plugin import PLUGIN_NAME
 
 A, B = Node("a"), Node("b")
@@ -529,3 +530,35 @@ def test_threads_switch_sooner_on_workers_that_host_a_session_and_as_before_afte
         during = process_client.run(sys.getswitchinterval)
     assert min(during.values()) == pytest.approx(0.0005)
     assert process_client.run(sys.getswitchinterval) == before
+
+
+class SlowCluster:
+    """A cluster whose close waits for its workers until they are killed."""
+
+    def __init__(self):
+        self.is_closing, self.is_killed, self.is_closed = (threading.Event() for _ in range(3))
+
+    def close(self):
+        self.is_closing.set()
+        if self.is_killed.wait(20):
+            self.is_closed.set()
+
+    def kill(self):
+        self.is_killed.set()
+
+
+def test_ctrl_c_while_a_session_closes_kills_its_workers_and_closes_the_rest(inproc_cluster):
+    cluster = SlowCluster()
+
+    def interrupt():
+        if cluster.is_closing.wait(20):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    client = Client(inproc_cluster, set_as_default=False)
+    with pytest.raises(KeyboardInterrupt):
+        Connection(client, cluster=cluster).close()
+    thread.join()
+    assert cluster.is_closed.is_set()
+    assert client.status == "closed"

@@ -43,6 +43,13 @@ def add_one(x):
     return x + 1
 
 
+STARTED = threading.Event()
+
+
+def start():
+    STARTED.set()
+
+
 def count():
     return GroupPlan("epoch", {"a": Slice("a", (planned(0, add_one, [BlobArgument("x")]),))}, ())
 
@@ -465,6 +472,31 @@ async def test_a_careful_run_is_not_done_before_its_values_were_sent():
         assert (await hosted.run(3, 0.01))["status"] == "running"
         peers.gate.set()
         assert (await hosted.run(3, 5))["status"] == "done"
+
+
+@in_a_loop
+async def test_a_task_that_waits_to_start_does_not_start_when_another_ends_the_run():
+    STARTED.clear()
+    plan = sender(lambda: 1)
+    more = planned(2, start, outputs=("y",))
+    tasks = (*plan.slices["a"].tasks, more)
+    plan = GroupPlan("epoch", {**plan.slices, "a": Slice("a", tasks)}, plan.crossings)
+    peers = Peers(error=OSError("unreachable"))
+    peers.gate.clear()
+    async with Host(plan, peers) as hosted:
+        reply = await hosted.run(3, 0.01, key="epoch", is_careful=True)
+        while ("a", "t2") not in reply["tasks"]:
+            reply = await hosted.run(3, 0.01)
+        # Both may now go on at once: the event loop, which opens the gate, and the task.
+        gate = hosted._operations["run"].start_gate
+        let_go = gate.open
+        gate.open = lambda: (let_go(), STARTED.wait(0.2))
+        gate.confirm = lambda: None  # polls do not let the task go
+        peers.gate.set()
+        while reply["status"] == "running":
+            reply = await hosted.run(3, 5)
+        assert (reply["status"], reply["suspect"]) == ("aborted", THERE)
+        assert not STARTED.is_set()
 
 
 @in_a_loop
