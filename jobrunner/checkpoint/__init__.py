@@ -32,18 +32,14 @@ from jobrunner.checkpoint.maintenance import (
     restore_epoch,
 )
 from jobrunner.checkpoint.manager import CheckpointManager, MultiNodeCheckpointManager
-from jobrunner.checkpoint.policies import (
-    Auto,
+from jobrunner.checkpoint.policies import Auto, Moment, SaveEvery, SavePolicy, epochs_until
+from jobrunner.checkpoint.retention_policies import (
     KeepAll,
     KeepAny,
     KeepBest,
     KeepEvery,
     KeepLast,
-    Moment,
     RetentionPolicy,
-    SaveEvery,
-    SavePolicy,
-    epochs_until,
     find_unreported,
     name_reported,
 )
@@ -61,8 +57,12 @@ from jobrunner.checkpoint.store import (
     Checkpoint,
     NodeCheckpoint,
     Receipt,
+    describe_position,
     digest_blob,
+    name_position,
+    name_step,
     resolve_options,
+    steps_in,
 )
 from jobrunner.checkpoint.worker_load import load_waiting_states
 from jobrunner.checkpoint.worker_save import Save

@@ -11,8 +11,9 @@ from jobrunner.checkpoint.directory_run import DirectoryRun
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.loader import Loader
 from jobrunner.checkpoint.log import MetadataHandler, Patience
-from jobrunner.checkpoint.policies import RetentionPolicy, SaveEvery, SavePolicy
+from jobrunner.checkpoint.policies import SaveEvery, SavePolicy
 from jobrunner.checkpoint.retention import Retention
+from jobrunner.checkpoint.retention_policies import RetentionPolicy
 from jobrunner.checkpoint.storage import Files, absolute_path, files_beside
 from jobrunner.checkpoint.store import Checkpoint, check_compressors
 from jobrunner.define import ArrayOptions, TaskGroup, check_int, read_compressors
@@ -166,7 +167,8 @@ class MultiNodeCheckpointManager:
         -------
         mapping
             ``epoch``, ``time``, ``run``; ``stores``, by node: ``store`` (its name), ``manifest``
-            (SHA-256), ``nbytes``, ``seconds``; and the runner's ``details``.
+            (SHA-256), ``nbytes``, ``seconds``; and the runner's ``details``. If it was saved within
+            the epoch, these contain ``step``, how many of the ``steps_per_epoch`` were done.
 
         Raises
         ------

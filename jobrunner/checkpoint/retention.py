@@ -13,9 +13,15 @@ from typing import Any, Literal
 
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import Claim, LogEntry, State, nodes_of, store_names
-from jobrunner.checkpoint.policies import KeepAll, RetentionPolicy, find_unreported, name_reported
+from jobrunner.checkpoint.retention_policies import (
+    KeepAll,
+    RetentionPolicy,
+    find_unreported,
+    name_reported,
+    retired_by,
+)
 from jobrunner.checkpoint.storage import Files, run_all
-from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT
+from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT, steps_in
 from jobrunner.errors import CheckpointError, DefinitionError
 
 logger = logging.getLogger(__name__)
@@ -37,7 +43,9 @@ class Retention:
             )
         self.sweeper = Sweeper(recorded.files, recorded.path)
         self._recorded = recorded
-        self._metrics: dict[int, Mapping[str, Any]] = {}  # by position of the commit entry
+        # By position of the commit entry.
+        self._metrics: dict[int, Mapping[str, Any]] = {}
+        self._steps: dict[int, int] = {}
         self._has_warned = False  # in this run
 
     def start_run(self) -> None:
@@ -52,7 +60,13 @@ class Retention:
     def append(self, kind: str, body: Mapping[str, Any]) -> LogEntry:
         """Append an entry of the run, with the claims that are settled since the last one."""
         settled = [list(claim) for claim in self.sweeper.take_settled()]
-        return self._recorded.log.append(kind, {**body, "settled": settled} if settled else body)
+        if settled:
+            body = {**body, "settled": settled}
+        entry = self._recorded.log.append(kind, body)
+        position = self._recorded.log.known().recorded.get(body.get("epoch", -1))
+        if kind == "commit" and position is not None:
+            self._steps[position] = steps_in(body)  # so that it need not be read again
+        return entry
 
     def retirable(self) -> list[int]:
         """The recorded epochs that the policy would retire now, in ascending order."""
@@ -111,8 +125,25 @@ class Retention:
         epochs = state.recorded.keys_in_order()
         kept = {state.latest, self._recorded.loaded, *state.pins}
         metrics = _RecordedMetrics(self._recorded, state, self._metrics)
-        proposed = self.policy.retires(epochs, metrics)
+        proposed = retired_by(self.policy, epochs, metrics, partial(self._unfinished, state))
         return sorted(e for e in proposed if e not in kept and e in state.recorded)
+
+    def _unfinished(self, state: State, epochs: Sequence[int]) -> set[int]:
+        """Which of these recorded epochs were saved within the epoch; whole if that is lost."""
+
+        def read(epoch: int) -> int:
+            try:
+                return steps_in(self._recorded.read_record(epoch, state.commit_number(epoch)))
+            except CheckpointError as error:
+                path = self._recorded.path
+                logger.warning("%s: the record of epoch %d cannot be read: %s", path, epoch, error)
+                return 0
+
+        positions, known = state.recorded, self._steps
+        unknown = [epoch for epoch in epochs if positions[epoch] not in known]
+        found = self._recorded.files.each(read, unknown)
+        known |= zip((positions[epoch] for epoch in unknown), found, strict=True)
+        return {epoch for epoch in epochs if known[positions[epoch]]}
 
     def _warn_of_unreported(self, state: State) -> None:
         """Warn, once a run, if `KeepBest` keeps no epoch because none reported its metric."""

@@ -129,14 +129,31 @@ def verify_epochs(
         except CheckpointError as caught:
             error = caught
             failure = failure or caught
-        found.append({"epoch": epoch, "is_whole": error is None, "error": error and str(error)})
-        lines.append(f"epoch {epoch}: {'whole' if error is None else error}")
+        what, at = _locate(manager, epoch)
+        found.append({**at, "is_whole": error is None, "error": error and str(error)})
+        lines.append(f"{what}: {'whole' if error is None else error}")
     if not epochs:
         none = CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.")
         failure = failure or none
         lines.append(str(none))
     data = {"path": manager.path, "log": log, "epochs": found}
     return Output(data, "\n".join(lines), exit_code_of(failure))
+
+
+def _locate(manager: MultiNodeCheckpointManager, epoch: int) -> tuple[str, dict[str, object]]:
+    """An epoch in words and as JSON, with the step if it was saved within the epoch."""
+    from jobrunner.checkpoint import describe_position, name_position
+
+    try:
+        record = manager.record(epoch)
+    except CheckpointError:  # the caller reports it
+        return f"epoch {epoch}", {"epoch": epoch}
+    return name_position(record), describe_position(record)
+
+
+def _name(manager: MultiNodeCheckpointManager, epoch: int) -> str:
+    what, at = _locate(manager, epoch)
+    return f"{what.capitalize()}{',' if at.get('step') else ''}"
 
 
 def _verify_log(
@@ -210,7 +227,7 @@ def pin_command(*, directory: str, epoch: str, label: str) -> Output:
     manager.pin(number, label)
     labels = manager.pins().get(number, [])
     data = {"path": manager.path, "epoch": number, "pins": labels}
-    return Output(data, f"Epoch {number} is pinned: {', '.join(labels)}.")
+    return Output(data, f"{_name(manager, number)} is pinned: {', '.join(labels)}.")
 
 
 @main.command("unpin")
@@ -226,8 +243,9 @@ def unpin_command(*, directory: str, epoch: str, label: str | None) -> Output:
     data = {"path": manager.path, "epoch": number, "was_pinned": was_pinned, "pins": labels}
     state = f"still pinned: {', '.join(labels)}" if labels else "no longer pinned"
     if not was_pinned:
-        return Output(data, f"Epoch {number} was not pinned{f' as {label}' if label else ''}.")
-    return Output(data, f"Epoch {number} is {state}.")
+        was = f"was not pinned{f' as {label}' if label else ''}"
+        return Output(data, f"{_name(manager, number)} {was}.")
+    return Output(data, f"{_name(manager, number)} is {state}.")
 
 
 @main.command("restore")
@@ -252,9 +270,8 @@ def restore_command(*, directory: str, epoch: int, number: int | None, take_over
     record = restore_epoch(manager.recorded, epoch, number, take_over=take_over)
     stores = {node: about["store"] for node, about in manager.record(epoch)["stores"].items()}
     data = {"path": manager.path, "epoch": epoch, "commit": record.number, "stores": stores}
-    return Output(
-        data, f"Epoch {epoch} of {manager.path} is recorded again, as saved at {record.time}."
-    )
+    what = f"{_name(manager, epoch)} of {manager.path}"
+    return Output(data, f"{what} is recorded again, as saved at {record.time}.")
 
 
 @main.command("copy")

@@ -37,6 +37,7 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
     """List the recorded epochs, or only the newest `last`."""
     from dask.utils import format_bytes
 
+    from jobrunner.checkpoint import name_step
     from jobrunner.run import format_ranges
 
     recorded = manager.epochs()
@@ -69,10 +70,12 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
         )
     if not epochs:
         return Output(data, "\n".join((*notes, f"No epoch is recorded in {manager.path}.")))
-    rows = [("EPOCH", "SAVED", "NODES", "SIZE", "TIME", "METRICS")]
+    partial = [found for found in epochs if found["step"]]
+    rows = [("EPOCH", *(["STEP"] if partial else ()), "SAVED", "NODES", "SIZE", "TIME", "METRICS")]
     rows += [
         (
             str(found["epoch"]),
+            *([name_step(found).removeprefix("step ") if found["step"] else ""] if partial else ()),
             format_time(found["time"]),
             str(len(found["nodes"])),
             format_bytes(found["nbytes"]),
@@ -81,7 +84,13 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
         )
         for found in epochs
     ]
-    lines = [format_table(rows, right=(0, 2, 3, 4))]
+    right = (0, 3, 4, 5) if partial else (0, 2, 3, 4)
+    lines = [format_table(rows, right)]
+    lines += [
+        f"Epoch {found['epoch']} has not ended: its checkpoint contains "
+        f"{found['whole_epochs']} whole epochs and {name_step(found)}."
+        for found in partial
+    ]
     lines += [f"Epoch {epoch} is pinned: {', '.join(labels)}." for epoch, labels in pins.items()]
     state = "The job has finished." if is_done else "The job has not finished."
     return Output(data, "\n".join((*lines, *notes, state)))
@@ -103,6 +112,8 @@ def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: int) -> Outp
     """Describe an epoch: its record, and the blobs of each node."""
     from dask.utils import format_bytes
 
+    from jobrunner.checkpoint import name_position
+
     with manager.recorded.reading(epoch):
         checkpoint = manager.open(epoch)
         checkpoint.read_ahead(checkpoint.nodes)
@@ -120,7 +131,7 @@ def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: int) -> Outp
     data = {"path": manager.path, **about, "run": checkpoint.record["run"], "nodes": nodes}
     size, time = format_bytes(about["nbytes"]), format_seconds(about["seconds"])
     lines = [
-        f"epoch {epoch} of {manager.path}",
+        f"{name_position(checkpoint.record)} of {manager.path}",
         f"saved {format_time(about['time'])}, {size} in {time}",
     ]
     if about["metrics"]:
@@ -135,10 +146,12 @@ def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: int) -> Outp
 
 
 def _describe_epoch(record: Mapping[str, Any]) -> dict[str, Any]:
+    from jobrunner.checkpoint import describe_position
+
     stores = record["stores"].values()
     details = record["details"]
     return {
-        "epoch": record["epoch"],
+        **describe_position(record),
         "time": record["time"],
         "nodes": list(record["stores"]),
         "nbytes": sum(store["nbytes"] for store in stores),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobrunner.checkpoint import Loader, load_waiting_states
+from jobrunner.checkpoint import Loader, load_waiting_states, steps_in
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import GroupPlan, Plan, compile_resume
 from jobrunner.config import get_number
@@ -127,7 +127,7 @@ def recorded_stops(plan: Plan, record: Mapping[str, Any]) -> tuple[str, ...]:
 
 def steps_done(plan: Plan, record: Mapping[str, Any]) -> int:
     """How many steps of its epoch a checkpoint contains; 0: all."""
-    done = int(record["details"].get("step", 0))
+    done = steps_in(record)
     if done and done >= plan.steps_per_epoch:
         raise PlanMismatchError(
             f"Epoch {record['epoch']} was saved after step {done}, but the epochs of job "

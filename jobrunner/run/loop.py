@@ -378,10 +378,11 @@ class Run:
     def _resume_point(self) -> str:
         """Where the same command would resume, for a message."""
         try:
-            epoch = self._decide().epoch
+            decision = self._decide()
         except CheckpointError as error:  # the error that needs this text matters more
             return f"the last recorded epoch, which cannot be read now: {str(error).rstrip('.')}"
-        return "the start" if epoch is None else f"epoch {epoch}"
+        step = f", step {decision.step}" if decision.step else ""
+        return "the start" if decision.epoch is None else f"epoch {decision.epoch}{step}"
 
     def _how_to_resume(self) -> str:
         return f"Run the same command again to resume from {self._resume_point()}."

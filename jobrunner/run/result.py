@@ -35,6 +35,8 @@ class SaveReport:
     nodes : mapping of str to NodeSave
     error : str or None
         Why it failed; None if the checkpoint is recorded.
+    step : int
+        How many steps of the epoch it contains; 0: all.
     """
 
     epoch: int
@@ -43,6 +45,7 @@ class SaveReport:
     nbytes: int
     nodes: Mapping[str, NodeSave] = field(default_factory=dict)
     error: str | None = None
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,6 +235,7 @@ class Saver:
         details: dict[str, Any] = {"stopped_by": list(fired), "metrics": dict(metrics)}
         if step is not None:
             details["step"] = step
+            details["steps_per_epoch"] = self._plan.steps_per_epoch
         if self._plan.partitions:
             details[PARTITIONS] = {
                 name: {"axis": axis, "nodes": list(nodes)}
@@ -286,6 +287,7 @@ class Saver:
             nbytes=sum(node.nbytes for node in save.nodes.values()),
             nodes=save.nodes,
             error=None if error is None else str(error),
+            step=save.step or 0,
         )
         self._stalls.append(report.stall_seconds)
         if error is None:

@@ -3,6 +3,12 @@
 from jobrunner.checkpoint.store.compression import check_compressors, resolve_options
 from jobrunner.checkpoint.store.layout import RETIRED_DOCUMENT, PlannedArray, is_sealed, to_json
 from jobrunner.checkpoint.store.manifest import MANIFEST, ROOT_DOCUMENT, RecordEntry, read_manifest
+from jobrunner.checkpoint.store.position import (
+    describe_position,
+    name_position,
+    name_step,
+    steps_in,
+)
 from jobrunner.checkpoint.store.reader import ArrayOutline, StoreReader
 from jobrunner.checkpoint.store.stacks import LEAST_ALIKE, Alike, Rows, find_alike
 from jobrunner.checkpoint.store.view import Checkpoint, NodeCheckpoint

@@ -15,6 +15,7 @@ import numpy as np
 from jobrunner.checkpoint.encoding import Array
 from jobrunner.checkpoint.storage import Result
 from jobrunner.checkpoint.store.manifest import Row
+from jobrunner.checkpoint.store.position import name_position, steps_in
 from jobrunner.checkpoint.store.reader import StoreReader
 from jobrunner.errors import BlobNotFoundError, CheckpointError, CheckpointNotFoundError
 
@@ -97,6 +98,8 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
     Attributes
     ----------
     epoch : int
+    step : int
+        How many steps of the epoch it contains; 0: all.
     record : mapping
         Its entry in the log.
 
@@ -116,6 +119,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         release: Callable[[], object] | None = None,
     ) -> None:
         self.epoch = epoch
+        self.step = steps_in(record)
         self.record = record
         self._readers = readers
         self._release = release
@@ -198,7 +202,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         return node in self._readers
 
     def __repr__(self) -> str:
-        return f"<Checkpoint of epoch {self.epoch}: {', '.join(self._readers)}>"
+        return f"<Checkpoint of {name_position(self.record)}: {', '.join(self._readers)}>"
 
 
 class PartitionedArray:

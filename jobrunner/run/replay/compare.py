@@ -16,6 +16,7 @@ from jobrunner.checkpoint import (
     NodeCheckpoint,
     digest_blob,
     encode_blobs,
+    name_position,
 )
 from jobrunner.errors import DefinitionError
 
@@ -57,7 +58,12 @@ def compare_checkpoints(
         "only_in_b": only_in[1],
         "differences": differences,
     }
-    lines = [f"only in A: {name}" for name in only_in[0]]
+    lines = [
+        f"{which} is {name_position(checkpoint.record)}."
+        for which, checkpoint in (("A", one), ("B", other))
+        if checkpoint.step
+    ]
+    lines += [f"only in A: {name}" for name in only_in[0]]
     lines += [f"only in B: {name}" for name in only_in[1]]
     lines += [f"{d['node']}/{d['blob']}{d['where']}: {format_difference(d)}" for d in differences]
     lines.append(

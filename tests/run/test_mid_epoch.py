@@ -1,0 +1,169 @@
+"""A checkpoint saved within an epoch is shown as what it is, and ranked only if asked to be."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from jobrunner import (
+    DefinitionError,
+    Job,
+    JobRunner,
+    KeepAll,
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    MultiNodeCheckpointManager,
+    SaveEvery,
+    Session,
+    Task,
+    TaskFailedError,
+    current_task,
+    epoch_limiter,
+)
+from jobrunner.cli.command import main
+
+
+def train(session: Session, path: Path, every: int, last: int, **options: Any) -> None:
+    """Epochs of two steps; save every `every` steps; fail in step 2 of epoch `last`."""
+
+    def step(n: int) -> int:
+        task = current_task()
+        assert task.epoch is not None
+        if (task.epoch, task.step) == (last, 1):
+            raise ValueError
+        task.report(loss=10 * task.epoch + task.step)
+        return n + 1
+
+    with Job("j", steps_per_epoch=2) as job:
+        with job.init_group:
+            Task(int, outputs="n", node="a")
+        Task(step, inputs="n", outputs="n", node="a")
+    epoch_limiter(job, 20)
+    manager = MultiNodeCheckpointManager(path, save=SaveEvery(steps=every), **options)
+    with pytest.raises(TaskFailedError):
+        JobRunner(job, manager, callbacks=[]).run(session)
+
+
+def invoke(*args: object) -> tuple[str, Any]:
+    words = [str(arg) for arg in args]
+    text = CliRunner().invoke(main, words).stdout
+    return text, json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)
+
+
+@pytest.fixture
+def runs(inproc_session: Session, tmp_path: Path) -> Path:
+    """Epochs 0 to 3, and 4 after its first step."""
+    train(inproc_session, tmp_path / "runs", every=1, last=4)
+    manager = MultiNodeCheckpointManager(tmp_path / "runs")
+    assert manager.epochs() == [0, 1, 2, 3, 4]
+    return tmp_path / "runs"
+
+
+def test_commands_show_whole_epochs_and_the_step(runs: Path) -> None:
+    text, data = invoke("ls", runs)
+    lines = text.splitlines()
+    assert lines[0].split()[:2] == ["EPOCH", "STEP"]
+    assert [("1 of 2" in line) for line in lines[1:6]] == [False] * 4 + [True]
+    assert "Epoch 4 has not ended: its checkpoint contains 3 whole epochs and step 1 of 2." in text
+    last = data["epochs"][-1]
+    assert (last["epoch"], last["whole_epochs"], last["step"], last["steps_per_epoch"]) == (
+        4,
+        3,
+        1,
+        2,
+    )
+    assert (data["epochs"][3]["whole_epochs"], data["epochs"][3]["step"]) == (3, 0)
+    text, data = invoke("info", runs, "latest")
+    assert text.startswith("epoch 4, step 1 of 2 (3 whole epochs) of ")
+    assert (data["epoch"], data["whole_epochs"], data["step"]) == (4, 3, 1)
+    text, data = invoke("verify", runs)
+    assert "epoch 4, step 1 of 2 (3 whole epochs): whole" in text
+    assert data["epochs"][-1]["step"] == 1
+    text, data = invoke("diff", f"{runs}@3", f"{runs}@4")
+    assert "B is epoch 4, step 1 of 2 (3 whole epochs)." in text
+    text, _ = invoke("ls", runs, "--last", 1)
+    assert "1 of 2" in text
+    text, _ = invoke("pin", runs, 4)
+    assert "Epoch 4, step 1 of 2 (3 whole epochs), is pinned" in text
+    assert MultiNodeCheckpointManager(runs).open(4).step == 1
+    assert MultiNodeCheckpointManager(runs).open(3).step == 0
+    assert "step 1" in repr(MultiNodeCheckpointManager(runs).open(4))
+
+
+def test_a_directory_of_whole_epochs_looks_as_before(
+    tmp_path: Path, inproc_session: Session
+) -> None:
+    train(inproc_session, tmp_path, every=2, last=4)
+    text, _ = invoke("ls", tmp_path)
+    assert text.split()[:2] == ["EPOCH", "SAVED"]
+    assert "whole" not in text
+
+
+def test_a_run_says_at_which_step_it_saved_and_resumes(
+    tmp_path: Path, inproc_session: Session
+) -> None:
+    class Saves:
+        steps: list[tuple[int, int]] = []  # noqa: RUF012
+
+        def on_save(self, report: Any) -> None:
+            self.steps.append((report.epoch, report.step))
+
+    with Job("j", steps_per_epoch=2) as job, job.init_group:
+        Task(int, outputs="n", node="a")
+    epoch_limiter(job, 1)
+    manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(steps=1))
+    JobRunner(job, manager, callbacks=[Saves()]).run(inproc_session)
+    assert Saves.steps == [(0, 0), (1, 1), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        (KeepAll(), [0, 2, 3, 5, 6, 8]),
+        (KeepLast(1), [6, 8]),
+        (KeepLast(2), [3, 6, 8]),
+        (KeepLast(1, partial=True), [8]),
+        (KeepLast(2, partial=True), [6, 8]),
+        (KeepEvery(2), [0, 6, 8]),
+        (KeepEvery(2, partial=True), [0, 2, 6, 8]),
+        (KeepBest("loss"), [3, 8]),
+        (KeepBest("loss", partial=True), [2, 8]),
+        (KeepBest("loss") | KeepLast(1, partial=True), [3, 8]),
+    ],
+    ids=repr,
+)
+def test_policies_rank_whole_epochs_unless_told_otherwise(
+    keep: Any, kept: list[int], tmp_path: Path, inproc_session: Session
+) -> None:
+    # Of 0, 2, 3, 5, 6 and 8, epochs 2, 5 and 8 are saved after their first step.
+    train(inproc_session, tmp_path, every=3, last=8, keep=keep)
+    assert MultiNodeCheckpointManager(tmp_path).epochs() == kept
+
+
+def test_a_policy_of_ones_own_may_ask_which_epochs_have_not_ended(
+    tmp_path: Path, inproc_session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Asks:
+        asked: list[tuple[list[int], list[int]]] = []  # noqa: RUF012
+
+        def retires(self, epochs: Any, metrics: Any, unfinished: Any) -> Any:
+            self.asked.append((list(epochs), sorted(unfinished(epochs))))
+            return ()
+
+    caplog.set_level(logging.WARNING)
+    train(inproc_session, tmp_path, every=3, last=8, keep=Asks())
+    assert not caplog.records
+    assert Asks.asked[-1] == ([0, 2, 3, 5, 6, 8], [2, 5, 8])
+
+
+def test_numbers_out_of_range_say_what_is_meant() -> None:
+    with pytest.raises(DefinitionError, match=r"KeepLast: n must be an int >= 1; got 0.*newest"):
+        KeepLast(0)
+    with pytest.raises(DefinitionError, match=r"KeepBest: n must be an int >= 1; got 2.5"):
+        KeepBest("loss", 2.5)  # type: ignore[arg-type]
