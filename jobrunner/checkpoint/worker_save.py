@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -172,7 +173,13 @@ class Save:
         for node in nodes:
             workspace = workspaces[node]
             names = [name for name in workspace.globals if name not in workspace.transient]
-            workspace.kept_states.keep(self.memory_key, node, workspace.globals, names)
+            workspace.kept_states.keep(
+                self.memory_key,
+                node,
+                workspace.globals,
+                names,
+                recollect=partial(workspace.recollect, workspace.globals),
+            )
             unchanged[node] = UnchangedArrays(workspace, names)
         # Encode everything before writing anything: a blob that cannot be saved is an error of the
         # job, not of the storage.

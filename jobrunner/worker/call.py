@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
+import numpy as np
+
 from jobrunner.errors import DefinitionError
 from jobrunner.worker.program import Handover, InputMissing, Program, Step
-from jobrunner.workspace import IMMUTABLE, BlobUpdate, adopt, freeze, own, view
+from jobrunner.workspace import (
+    IMMUTABLE,
+    BlobUpdate,
+    Form,
+    Known,
+    Workspace,
+    freeze,
+    own,
+    settle,
+    view,
+)
 
 Send = Callable[[int, Any], None]
 """Sends a crossing's frozen value, given the crossing's id, to other workers."""
@@ -31,14 +43,29 @@ def gather(step: Step, instance: int = 0) -> list[Any]:
             missing.add_note(f"Task {step.workspace.node}/{step.name} reads it.")
             raise InputMissing(step.workspace.node, missing) from None
         if type(value) not in IMMUTABLE:
+            workspace = step.workspace
             if not is_updated:
-                value = view(value)
+                known = None
+                if type(value) is not np.ndarray and workspace.holds(values):
+                    del value  # it would count as another reference
+                    known = workspace.recollect(values, key)
+                    value = values[key]
+                value = view(value, known)
             elif instance == 0:
                 del value  # it would count as another reference
-                step.workspace.updated.add(key)
-                value = own(values, key, step.workspace.kept_states.array_pool.copy)
+                value = _own(workspace, values, key)
         arguments.append(value)
     return arguments
+
+
+def _own(workspace: Workspace, values: dict[str, Any], name: str) -> Any:
+    """Return a blob to update; copies what something else can reach."""
+    workspace.updated.add(name)
+    known = workspace.recollect(values, name)
+    workspace.remember(values, name, None)
+    if known is not None and known.form is not Form.OTHER:
+        return values[name]  # nothing else can reach it, and it holds no array
+    return own(values, name, workspace.kept_states.array_pool.copy)
 
 
 def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], send: Send) -> None:
@@ -53,7 +80,8 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
     TypeError
         Another node or task reads the value, and it cannot be copied.
     """
-    parts: tuple[Any, ...] = ()
+    parts: list[Any] = []
+    known: list[Known | None] = []
     if type(box[0]) in _LAZY or step.num_instances > 1:
         _refuse_lazy(step, box[0] if step.num_instances > 1 else box)
     if type(box[0]) is BlobUpdate:
@@ -63,21 +91,42 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
                 f"outputs. A task that returns a BlobUpdate must not name outputs."
             )
         step.workspace.apply(box[0])
-    elif step.sole is not None:
-        values, name = step.sole
-        values[name] = adopt(box, (*arguments, *step.kwargs.values()))
-        return
     elif step.outputs or step.captures or step.handovers:
-        inputs = (*arguments, *step.kwargs.values())
-        parts = _split(step, box, inputs) if len(step.outputs) > 1 else (adopt(box, inputs),)
-        _capture(program, step, parts)
+        parts = _split(step, box) if len(step.outputs) > 1 else box
+        known = [
+            settle(parts, i, lambda: (*arguments, *step.kwargs.values())) for i in range(len(parts))
+        ]
+    if step.sole is not None:
+        values, name = step.sole
+        values[name] = parts[0]
+        step.workspace.remember(values, name, known[0])
+        return
+    if step.updates:
+        _settle_updates(step, arguments)
+    _capture(program, step, parts)
     # Values for other nodes are frozen before any blob is set.
     frozen = [_crossing_value(program, handover, step, parts) for handover in step.handovers]
-    for target, value in zip(step.outputs, parts, strict=False):  # a task may have no outputs
+    for target, value, its in zip(step.outputs, parts, known, strict=False):  # there may be none
         if target is not None:
             target[0][target[1]] = value
+            step.workspace.remember(*target, its)
     for handover, value in zip(step.handovers, frozen, strict=True):
         _pass_on(program, handover, value, send)
+
+
+def _settle_updates(step: Step, arguments: list[Any]) -> None:
+    """Make the blobs that a task has updated their node's own; empties their places."""
+    for i, _, _ in step.updates:
+        for place in range(i, len(arguments), len(step.arguments)):  # of each instance
+            arguments[place] = None
+    for i, values, name in step.updates:
+
+        def others(i: int = i) -> Iterator[Any]:
+            yield from arguments
+            yield from step.kwargs.values()
+            yield from (blobs[other] for j, blobs, other in step.updates if j != i)
+
+        step.workspace.remember(values, name, settle(values, name, others))
 
 
 def hand_over(program: Program, handover: Handover, send: Send) -> None:
@@ -90,7 +139,7 @@ def hand_over(program: Program, handover: Handover, send: Send) -> None:
 
 
 def _crossing_value(
-    program: Program, handover: Handover, step: Step | None, parts: tuple[Any, ...]
+    program: Program, handover: Handover, step: Step | None, parts: Sequence[Any]
 ) -> Any:
     """Freeze a crossing's value: a return value or a blob."""
     crossing = handover.crossing
@@ -112,8 +161,8 @@ def _pass_on(program: Program, handover: Handover, frozen: Any, send: Send) -> N
         send(handover.crossing.id, frozen)
 
 
-def _split(step: Step, box: list[Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Split a return value over several outputs."""
+def _split(step: Step, box: list[Any]) -> list[Any]:
+    """Split a return value over several outputs; empties `box`."""
     value = box[0]
     try:
         count = -1 if isinstance(value, str | bytes | dict | set) else len(value)
@@ -128,10 +177,8 @@ def _split(step: Step, box: list[Any], arguments: tuple[Any, ...]) -> tuple[Any,
             f'or name one output, as in outputs=["w"], to store the whole value in it.'
         )
     _refuse_lazy(step, value)
-    if type(value) in (list, tuple):
-        del value  # it would count as another reference to the items
-        return tuple(adopt(box, arguments))
-    return tuple(adopt([value[i]], arguments) for i in range(count))
+    box.clear()
+    return [value[i] for i in range(count)]
 
 
 def _refuse_lazy(step: Step, values: Iterable[Any]) -> None:
@@ -143,7 +190,7 @@ def _refuse_lazy(step: Step, values: Iterable[Any]) -> None:
         )
 
 
-def _capture(program: Program, step: Step, parts: tuple[Any, ...]) -> None:
+def _capture(program: Program, step: Step, parts: Sequence[Any]) -> None:
     """Freeze the parts of a return value that tasks or the client read."""
     for captured in step.captures:
         capture = captured.capture

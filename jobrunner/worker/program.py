@@ -75,6 +75,7 @@ class Step:
     name: str
     fn: Callable[..., Any]
     arguments: tuple[Source, ...] = ()
+    updates: tuple[tuple[int, dict[str, Any], str], ...] = ()  # those of `arguments`, numbered
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # if all are immutable, `fn` has them
     outputs: tuple[Target | None, ...] = ()  # None for an output that no blob takes
     output_names: tuple[str, ...] = ()
@@ -178,7 +179,12 @@ class Program:
             handovers=tuple(self._handover(self._crossings[c]) for c in task.hands_over),
             num_instances=task.num_instances,
         )
-        if len(step.outputs) == 1 and not step.captures and not step.handovers:
+        step.updates = tuple(
+            (i, blobs, name)
+            for i, (blobs, name, is_updated) in enumerate(step.arguments)
+            if is_updated
+        )
+        if len(step.outputs) == 1 and not (step.captures or step.handovers or step.updates):
             step.sole = step.outputs[0]
         updated = {a.name for a in task.arguments if isinstance(a, UpdateArgument)}
         self.has_updates[node] |= bool(updated)

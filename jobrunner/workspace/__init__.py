@@ -1,19 +1,22 @@
 """One node's values in memory. No Dask, no I/O."""
 
 from jobrunner.workspace.array_pool import ArrayPool
+from jobrunner.workspace.contents import IMMUTABLE, Form, Known
 from jobrunner.workspace.kept_states import KeptStates
 from jobrunner.workspace.memory_limit import MEMORY_LIMIT, MemoryLimit, largest
-from jobrunner.workspace.values import (
-    IMMUTABLE,
+from jobrunner.workspace.pickles import (
     NotPicklableError,
     Snapshot,
-    adopt,
-    freeze,
     from_frames,
     open_frames,
-    own,
-    sole_arrays,
     to_frames,
+)
+from jobrunner.workspace.values import (
+    adopt,
+    freeze,
+    own,
+    settle,
+    sole_arrays,
     view,
 )
 from jobrunner.workspace.workspace import BlobUpdate, Workspace, WorkspaceView

@@ -7,17 +7,36 @@ objects could change unnoticed, so they are not kept, and recovery reads them fr
 
 from __future__ import annotations
 
-import collections
 import sys
 import threading
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from jobrunner.workspace.array_pool import ArrayPool
-from jobrunner.workspace.values import IMMUTABLE, SOLE_ITEM, copy_tensor, has_own_memory
+from jobrunner.workspace.contents import (
+    IMMUTABLE,
+    MAPPINGS,
+    SEQUENCES,
+    Contents,
+    Form,
+    Known,
+    has_objects,
+    is_tensor,
+    is_tensor_kind,
+    is_tuple,
+    items_of,
+    survey,
+)
+from jobrunner.workspace.values import (
+    SOLE_ITEM,
+    copy_containers,
+    copy_tensor,
+    has_own_memory,
+    rebuild,
+)
 
 _COPIED_BYTES = 1 << 20
 """Larger arrays over a file's memory map are not kept."""
@@ -66,11 +85,12 @@ class KeptStates:
         state: Mapping[str, Any],
         names: Iterable[str],
         identity: Hashable = None,
+        recollect: Callable[[str], Known | None] = lambda name: None,
     ) -> None:
         """Keep the named blobs of a node that can be kept exactly and within the budget.
 
         `state` must not change meanwhile, and the caller must have no other reference to its
-        values. Without an `identity`, `identify` must set it before the state can be recalled.
+        values. `recollect` returns what is known of a blob. Without an `identity`, `identify` must set it before the state can be recalled.
         """
         if self.budget_bytes <= 0 or self.is_suspended:
             return
@@ -82,13 +102,14 @@ class KeptStates:
             kept = save.states[node] = {}
             changing = self.changing.get(node, ())
             for name in names:
+                known = recollect(name)
                 keeper = _Keeper(
                     [other.arrays for other in self._saves.values()],
                     self.budget_bytes - save.nbytes,
                     name in changing,
                 )
                 try:
-                    kept[name] = keeper.keep(state, name)
+                    kept[name] = keeper.keep(state, name, known)
                 except (_NotKeptError, RecursionError):
                     continue
                 save.nbytes += keeper.nbytes
@@ -108,7 +129,7 @@ class KeptStates:
             for save in self._saves.values():
                 if node in save.identities and save.identities[node] == identity:
                     kept = save.states[node]
-                    return {name: _restored(kept[name], {}) for name in names if name in kept}
+                    return {name: _restored(kept[name]) for name in names if name in kept}
         return {}
 
     def drop_before(self, save_id: str) -> None:
@@ -152,6 +173,9 @@ class _NotKeptError(Exception):
     """A value cannot be kept exactly, or not within the budget."""
 
 
+_KEPT = IMMUTABLE | MAPPINGS | SEQUENCES | {tuple, set, bytearray, np.ndarray}
+
+
 @dataclass
 class _Keeper:
     """Keeps one blob."""
@@ -161,85 +185,74 @@ class _Keeper:
     is_changing: bool
     nbytes: int = 0
     arrays: set[int] = field(default_factory=set)
-    _memo: dict[Hashable, Any] = field(default_factory=dict)
+    _shared: Collection[int] = ()
+    _windows: dict[Hashable, Any] = field(default_factory=dict)
     _storages: dict[int, Hashable] = field(default_factory=dict)
 
-    def keep(self, holder: Any, key: Any, *, is_hidden: bool = False) -> Any:
-        """Return what to keep of ``holder[key]``.
-
-        If `is_hidden`, its arrays must be copied: `own` does not find them, or something else
-        refers to a container of them.
-        """
-        references = sys.getrefcount(holder[key])
-        value = holder[key]
-        kind = type(value)
-        if kind in IMMUTABLE:
+    def keep(self, blobs: Mapping[str, Any], name: str, known: Known | None) -> Any:
+        """Return what to keep of a blob; `known` is what is known of it, if nothing can change it."""
+        if known is not None and known.kept is not None:
+            kept, nbytes = known.kept
+            self._spend(nbytes)
+            return kept
+        references = sys.getrefcount(blobs[name])
+        value = blobs[name]
+        if type(value) in IMMUTABLE:
             return value
-        if id(value) in self._memo:
-            return self._memo[id(value)]
-        if kind is np.ndarray and not value.dtype.hasobject:
-            held = sum(id(value) in arrays for arrays in self.others)
-            return self._array(value, references - held <= SOLE_ITEM and not is_hidden)
-        is_hidden = is_hidden or references > SOLE_ITEM
-        if kind is list or kind is tuple:
-            self._spend(sys.getsizeof(value))
-            if IMMUTABLE.issuperset(map(type, value)):
-                return self._remember(value, kind(value))
-            items: list[Any] = self._remember(value, []) if kind is list else []
-            items += [self.keep(value, i, is_hidden=is_hidden) for i in range(len(value))]
-            return items if kind is list else tuple(items)
-        if kind is dict:
-            return self._fill(self._remember(value, {}), value, is_hidden=is_hidden)
-        if kind is collections.OrderedDict:
-            fields = self._remember(value, collections.OrderedDict())
-            if vars(value):  # torch keeps the versions of a state_dict's modules there
-                self._fill(vars(fields), vars(value), is_hidden=True)
-            return self._fill(fields, value, is_hidden=True)
-        if (kind is set and IMMUTABLE.issuperset(map(type, value))) or kind is bytearray:
-            self._spend(sys.getsizeof(value))
-            return self._remember(value, value.copy())
-        if _is_tensor(value):
+        if type(value) is np.ndarray and not has_objects(value):
+            held = self._held(value)
+            return self._array(value, references - held <= SOLE_ITEM)
+        if is_tensor(value):
             return self._tensor(value)
-        raise _NotKeptError
-
-    def _fill(self, fields: Any, value: Mapping[Any, Any], *, is_hidden: bool) -> Any:
-        self._spend(sys.getsizeof(value))
-        if not all(_is_constant(name) for name in value):
+        contents = survey(value) if items_of(type(value)) is not None else Contents()
+        if not _can_be_kept(value, contents):
             raise _NotKeptError
-        if IMMUTABLE.issuperset(map(type, value.values())):
-            fields.update(value)
-        else:
-            for name in value:
-                fields[name] = self.keep(value, name, is_hidden=is_hidden)
-        return fields
+        self._spend(sum(map(sys.getsizeof, (value, *contents.found.values()))))
+        self.nbytes -= sum(part.nbytes for part in contents.memory())
+        if known is not None and known.form is not Form.OTHER:
+            kept = copy_containers(value, known, self._memory)
+            known.kept = (kept, self.nbytes)
+            return kept
+        is_sole = references - contents.ties.get(id(value), 0) <= SOLE_ITEM
+        self._shared = contents.shared(self._held) if is_sole else contents.found
+        return rebuild(value, self._memory, {})
+
+    def _held(self, array: Any) -> int:
+        return sum(id(array) in arrays for arrays in self.others)
+
+    def _memory(self, part: Any) -> Any:
+        return (
+            self._tensor(part)
+            if is_tensor(part)
+            else self._array(part, id(part) not in self._shared)
+        )
 
     def _array(self, value: np.ndarray, is_sole: bool) -> np.ndarray:
         if not has_own_memory(value, is_sole):
             if not isinstance(value.base, np.ndarray | None) and value.nbytes > _COPIED_BYTES:
                 raise _NotKeptError
             self._spend(value.nbytes)
-            value = self._remember(value, value.copy(order="K"))
+            value = value.copy(order="K")
         elif self.is_changing:
             self._spend(value.nbytes)
         self.arrays.add(id(value))
         return value
 
     def _tensor(self, value: Any) -> Any:
-        if not value.is_leaf or value.layout != sys.modules["torch"].strided:
+        torch = sys.modules["torch"]
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            raise _NotKeptError
+        if not value.is_leaf or value.layout != torch.strided:
             raise _NotKeptError
         storage = value.untyped_storage().data_ptr()
         window = (storage, value.storage_offset(), value.shape, value.stride(), value.dtype)
         # Two windows on one storage may overlap; their copies would not.
         if self._storages.setdefault(storage, window) != window:
             raise _NotKeptError
-        if window not in self._memo:
+        if window not in self._windows:
             self._spend(value.nbytes)
-            self._memo[window] = copy_tensor(value)
-        return self._memo[window]
-
-    def _remember(self, value: Any, kept: Any) -> Any:
-        self._memo[id(value)] = kept
-        return kept
+            self._windows[window] = copy_tensor(value)
+        return self._windows[window]
 
     def _spend(self, nbytes: int) -> None:
         self.nbytes += int(nbytes)
@@ -247,34 +260,23 @@ class _Keeper:
             raise _NotKeptError
 
 
-def _is_tensor(value: object) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter)
+def _can_be_kept(value: Any, contents: Contents) -> bool:
+    """Whether it consists of built-in containers, arrays and tensors, and nothing else."""
+    kinds = {type(value), *contents.kinds}
+    if not all(kind in _KEPT or is_tuple(kind) or is_tensor_kind(kind) for kind in kinds):
+        return False
+    for part in (value, *contents.found.values()):
+        if has_objects(part):
+            return False
+        if isinstance(part, dict | set) and not all(map(_is_constant, part)):
+            return False
+    return True
 
 
 def _is_constant(key: object) -> bool:
     return type(key) in IMMUTABLE or (type(key) is tuple and all(map(_is_constant, key)))
 
 
-def _restored(kept: Any, memo: dict[int, Any], *, is_hidden: bool = False) -> Any:
-    """Rebuild a blob from a kept value; arrays are shared, unless `own` does not find them."""
-    kind = type(kept)
-    if kind in IMMUTABLE or (kind is np.ndarray and not is_hidden):
-        return kept
-    if id(kept) in memo:
-        return memo[id(kept)]
-    if kind is tuple:
-        return tuple(_restored(item, memo, is_hidden=is_hidden) for item in kept)
-    if kind is list:
-        items = memo[id(kept)] = []
-        items += [_restored(item, memo, is_hidden=is_hidden) for item in kept]
-        return items
-    if isinstance(kept, dict):
-        fields = memo[id(kept)] = kind()
-        if kind is not dict:
-            is_hidden = True
-            vars(fields).update(_restored(vars(kept), memo, is_hidden=True))
-        fields.update((name, _restored(kept[name], memo, is_hidden=is_hidden)) for name in kept)
-        return fields
-    memo[id(kept)] = copy_tensor(kept) if _is_tensor(kept) else kept.copy()
-    return memo[id(kept)]
+def _restored(kept: Any) -> Any:
+    """Rebuild a blob from a kept value; arrays are shared."""
+    return rebuild(kept, lambda part: copy_tensor(part) if is_tensor(part) else part, {})

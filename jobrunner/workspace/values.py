@@ -1,8 +1,12 @@
 """The rules by which blobs are values and not references.
 
-- `view`: a blob as a task's input. Arrays become read-only views, built-in containers are rebuilt.
-- `own`: a blob that a task updates. Memory that something else refers to is copied.
-- `adopt`: a return value that becomes a blob. Memory that something else can reach is copied.
+A blob is one value. Sharing inside a blob is kept. Between blobs, and between a blob and what a
+task was given or returns, nothing that can change is shared:
+
+- `view`: a blob as a task's input. Arrays become read-only views, built-in containers are copied.
+- `own`: a blob that a task updates. What something else can reach is copied.
+- `adopt`: a return value that becomes a blob; `settle`: the blob that a task has updated. What
+  something else can reach is copied.
 - `freeze`: a value for other nodes or for a `TaskOutput`. Later changes do not show in it.
 
 Other mutable objects belong to their node: its tasks share them, other nodes get copies.
@@ -10,32 +14,35 @@ Other mutable objects belong to their node: its tasks share them, other nodes ge
 
 from __future__ import annotations
 
-import datetime as dt
-import decimal
-import fractions
+import marshal
 import mmap
-import pickle
 import sys
-import uuid
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from functools import cache
+from operator import is_
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
-from jobrunner.workspace.memory_limit import copied
-
-IMMUTABLE: frozenset[type] = frozenset(
-    {
-        *(type(None), type(...), bool, int, float, complex, str, bytes, range),
-        *(dt.date, dt.time, dt.datetime, dt.timedelta),
-        *(decimal.Decimal, fractions.Fraction, uuid.UUID),
-        *(kind for kind in np.sctypeDict.values() if kind not in (np.void, np.object_)),
-    }
+from jobrunner.compile import gc_paused
+from jobrunner.workspace.contents import (
+    IMMUTABLE,
+    MAPPINGS,
+    MUTABLE_LEAVES,
+    Contents,
+    Form,
+    Known,
+    fields_with_objects,
+    has_objects,
+    is_tensor,
+    is_tuple,
+    items_of,
+    survey,
 )
-"""Exact types whose values cannot change."""
+from jobrunner.workspace.memory_limit import copied
+from jobrunner.workspace.pickles import Snapshot, snapshot
 
 # What `sys.getrefcount` returns in this interpreter for a value that only its container refers to,
 # and for an array that only one view refers to.
@@ -43,94 +50,125 @@ SOLE_ITEM = (lambda box: sys.getrefcount(box[0]))([object()])
 _SOLE_BASE = (lambda array: sys.getrefcount(array.base))(np.empty(2)[:1])
 
 
-def view(value: Any) -> Any:
+def view(value: Any, known: Known | None = None) -> Any:
     """Return a blob as a task's input, so that no mistake of the task changes the blob.
 
-    Arrays become read-only views. Exact lists, dicts, sets, tuples and bytearrays are rebuilt with
-    views of their items. A `Snapshot` is opened. Anything else is returned as it is.
+    Arrays become read-only views. Exact built-in containers are copied, with views of their items;
+    `known` may be what `settle` returned. A `Snapshot` is opened. Anything else is returned as it is.
     """
     kind = type(value)
     if kind in IMMUTABLE:
         return value
-    if isinstance(value, np.ndarray):
-        value = value.view()
-        value.setflags(write=False)
+    if isinstance(value, np.ndarray) and not has_objects(value):
+        return _read_only(value)
+    if kind is Snapshot:
+        return value.open()
+    if items_of(kind) is None or is_tensor(value):
         return value
-    if kind is list:
-        return [item if type(item) in IMMUTABLE else view(item) for item in value]
-    if kind is dict:
-        return {key: item if type(item) in IMMUTABLE else view(item) for key, item in value.items()}
-    if kind is tuple:
-        return _same_if_unchanged(value, tuple(view(item) for item in value))
-    if kind is set or kind is bytearray or kind is np.void:
-        return value.copy()
-    return value.open() if isinstance(value, Snapshot) else value
+    return copy_containers(value, known or survey(value).known(), _read_only)
 
 
 def own(holder: Any, key: Any, copy: Callable[[np.ndarray, str], np.ndarray] = copied) -> Any:
-    """Return blob ``holder[key]`` for an update; arrays that something else refers to are copied.
+    """Return blob ``holder[key]`` for an update; what something else can reach is copied.
 
     A task may have put an input, which shares the blob's memory, into a container or an object. The
     blob then gets the copy, and the input stays as it was. The caller must have no reference to
     the blob: references are counted.
     """
-    is_sole = sys.getrefcount(holder[key]) <= SOLE_ITEM
-    value = holder[key]
-    kind = type(value)
-    if issubclass(kind, np.ndarray):
-        if not _is_own(value, is_sole, ()):
-            value = holder[key] = copy(value, "that something else refers to and a task updates")
-    elif kind is dict or kind is list:
-        if not IMMUTABLE.issuperset(map(type, value.values() if kind is dict else value)):
-            for name in value if kind is dict else range(len(value)):
-                own(value, name, copy)
-    elif kind is tuple and not IMMUTABLE.issuperset(map(type, value)):
-        items = list(value)
-        del value  # it would count for each item
-        holder[key] = None
-        for i in range(len(items)):
-            own(items, i, copy)
-        holder[key] = value = tuple(items)
-    return value
+    why = "that something else refers to and a task updates"
+    settle(holder, key, tuple, lambda array: copy(array, why), must_write=True)
+    return holder[key]
 
 
-def adopt(box: list[Any], arguments: Iterable[Any]) -> Any:
+def adopt(box: list[Any], arguments: Sequence[Any]) -> Any:
     """Return a task's return value, the one item of `box`, as its node's own.
 
-    Arrays are copied if something else can reach their memory: an argument of the call, a module's
-    global, a cache, another part of the value. The caller must have no other reference to the
-    value: references are counted.
+    What something else can reach is copied: an argument of the call, a module's global, a cache.
+    The caller must have no other reference to the value: references are counted.
     """
-    if type(box[0]) in IMMUTABLE:
-        return box[0]
-    return _adopt(box, 0, True, arguments)
+    settle(box, 0, lambda: arguments)
+    return box[0]
 
 
-def _adopt(holder: Any, key: Any, is_sole: bool, arguments: Iterable[Any]) -> Any:
-    is_sole = is_sole and sys.getrefcount(holder[key]) <= SOLE_ITEM
+def _copied_result(array: np.ndarray) -> np.ndarray:
+    return copied(array, "that a task returned or stored, and something else can reach")
+
+
+def settle(
+    holder: Any,
+    key: Any,
+    others: Callable[[], Iterable[Any]],
+    copy: Callable[[np.ndarray], np.ndarray] = _copied_result,
+    *,
+    must_write: bool = False,
+) -> Known | None:
+    """Make ``holder[key]`` a value of its own: copy what `others` or anything else can reach.
+
+    With `must_write`, also copy arrays that are read-only. Return what is known of the value, if it
+    is a container. The caller must have no reference to it.
+    """
+    references = sys.getrefcount(holder[key])
     value = holder[key]
     kind = type(value)
     if kind in IMMUTABLE:
-        return value
+        return None
+    spans: Callable[[], list[_Span]] = lambda: _spans(others())  # noqa: E731
+    if isinstance(value, np.ndarray) and not has_objects(value):
+        is_writable = value.flags.writeable or not must_write
+        if not (is_writable and _is_own(value, references <= SOLE_ITEM, spans)):
+            holder[key] = copy(value)
+        return None
+    if items_of(kind) is None:
+        return None
+    if is_tensor(value):
+        if _overlaps(value, spans()):
+            holder[key] = copy_tensor(value)
+        return None
+    contents = survey(value)
+    known = contents.known()
+    is_sole = references - contents.ties.get(id(value), 0) <= SOLE_ITEM
+    if known.form is Form.CONSTANT or (known.form is Form.FLAT and is_sole):
+        return known
     if isinstance(value, np.ndarray):
-        if _is_own(value, is_sole, arguments):
-            return value
-        return copied(value, "that a task returned and something else can reach")
-    if kind is list or kind is tuple:
-        items = [_adopt(value, i, is_sole, arguments) for i in range(len(value))]
-        adopted = items if kind is list else tuple(items)
-        return _same_if_unchanged(value, adopted) if is_sole or kind is tuple else adopted
-    if kind is dict:
-        fields = {name: _adopt(value, name, is_sole, arguments) for name in value}
-        return _same_if_unchanged(value, fields) if is_sole else fields
-    if kind is set or kind is bytearray:
-        return value if is_sole else value.copy()
-    if kind is np.void:
-        return value.copy()
-    return copy_tensor(value) if is_tensor(value) and _overlaps(value, arguments) else value
+        is_sole = _is_own(value, is_sole, spans)
+    shared = contents.shared() if is_sole else set(contents.found)
+    foreign = _find_foreign(contents, shared, cache(spans))
+    if must_write:
+        parts = contents.memory()
+        foreign |= {id(it) for it in parts if not is_tensor(it) and not it.flags.writeable}
+    if not is_sole or shared or foreign:
+
+        def own_memory(part: Any) -> Any:
+            if id(part) not in foreign:
+                return part
+            return copy_tensor(part) if is_tensor(part) else copy(part)
+
+        holder[key] = copy_containers(value, known, own_memory)
+    return known
 
 
-def _is_own(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) -> bool:
+def _find_foreign(
+    contents: Contents, shared: set[int], spans: Callable[[], list[_Span]]
+) -> set[int]:
+    """The ids of the arrays and tensors whose memory something else can reach; adds to `shared`."""
+    parts = contents.memory()
+    foreign = set()
+    for part in parts:
+        # Whoever has its memory can reach its items too.
+        if has_objects(part) and not _is_own(part, id(part) not in shared, spans):
+            shared.update(survey(part).found)
+            foreign.add(id(part))
+    for part in parts:
+        if is_tensor(part):
+            is_foreign = _overlaps(part, spans())
+        else:
+            is_foreign = not _is_own(part, id(part) not in shared, spans)
+        if is_foreign:
+            foreign.add(id(part))
+    return foreign
+
+
+def _is_own(array: np.ndarray, is_sole: bool, spans: Callable[[], list[_Span]]) -> bool:
     if array.base is None or type(array.base) is np.ndarray:
         return has_own_memory(array, is_sole)
     # What else refers to memory of a buffer or of another library is unknown, and a library may
@@ -138,7 +176,7 @@ def _is_own(array: np.ndarray, is_sole: bool, arguments: Iterable[Any]) -> bool:
     base: Any = array.base
     while isinstance(base, np.ndarray):
         base = base.base
-    return isinstance(base, mmap.mmap | bytes) and not _overlaps(array, arguments)
+    return isinstance(base, mmap.mmap | bytes) and not _overlaps(array, spans())
 
 
 def has_own_memory(array: np.ndarray, is_sole: bool) -> bool:
@@ -164,16 +202,22 @@ def sole_arrays(
     references = sys.getrefcount(holder[key])
     value = holder[key]
     kind = type(value)
-    if kind is np.ndarray:
-        if value.nbytes >= least_bytes:
-            is_sole = references - held(value) <= SOLE_ITEM
-            if has_own_memory(value, is_sole):
-                yield value
-    elif kind in (dict, list, tuple) and references <= SOLE_ITEM:
-        items = value.values() if kind is dict else value
-        if not IMMUTABLE.issuperset(map(type, items)):
-            for name in value if kind is dict else range(len(value)):
-                yield from sole_arrays(value, name, least_bytes, held)
+    if kind is np.ndarray and not has_objects(value):
+        if value.nbytes >= least_bytes and has_own_memory(
+            value, references - held(value) <= SOLE_ITEM
+        ):
+            yield value
+    elif kind not in IMMUTABLE and items_of(kind) is not None:
+        contents = survey(value)
+        if references - contents.ties.get(id(value), 0) > SOLE_ITEM:
+            return
+        if np.ndarray in contents.kinds:
+            shared = contents.shared(held)
+            for part in contents.found.values():
+                if type(part) is not np.ndarray or part.nbytes < least_bytes or has_objects(part):
+                    continue
+                if has_own_memory(part, id(part) not in shared):
+                    yield part
 
 
 def freeze(value: Any, *, copy: bool, move: bool = False) -> Any:
@@ -183,99 +227,101 @@ def freeze(value: Any, *, copy: bool, move: bool = False) -> Any:
     raises `NotPicklableError` if neither is possible. `copy`: copy arrays, since a task updates
     them later. `move`: one reader on the same node gets the value, so it needs no `Snapshot`.
     """
-    with suppress(_NotPlainError):
-        return _freeze_plain(value, copy)
+    kind = type(value)
+    if kind in IMMUTABLE:
+        return value
+    array = _read_only_copy if copy else _read_only
+    if kind is np.ndarray and not has_objects(value):
+        return array(value)
+    if kind in _PLAIN:
+        contents = survey(value)
+        parts = (value, *contents.found.values())
+        if contents.kinds <= _PLAIN and not any(map(_is_complex, parts)):
+            return copy_containers(value, contents.known(), array)
     if move:
         return value
     if is_tensor(value):
         return Snapshot(copy_tensor(value), copy_tensor)
-    return Snapshot(_pickle(value), pickle.loads)
+    return snapshot(value)
 
 
-class NotPicklableError(TypeError):
-    """A value that cannot leave its node, since it cannot be pickled."""
+_PLAIN = IMMUTABLE | {list, tuple, dict, np.ndarray}
 
 
-class _NotPlainError(Exception):
-    """The value is not made of immutable values, arrays and exact containers alone."""
+def _is_complex(part: Any) -> bool:
+    """Whether an array holds objects, or a dict has keys that could."""
+    if type(part) is np.ndarray:
+        return has_objects(part)
+    return type(part) is dict and not IMMUTABLE.issuperset(map(type, part))
 
 
-def _freeze_plain(value: Any, copy: bool) -> Any:
-    kind = type(value)
-    if kind in IMMUTABLE:
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array = array.view()
+    array.flags.writeable = False
+    return array
+
+
+def _read_only_copy(array: np.ndarray) -> np.ndarray:
+    array = copied(array, "that others read and a task updates")
+    array.flags.writeable = False
+    return array
+
+
+def copy_containers(value: Any, known: Known, memory: Callable[[Any], Any]) -> Any:
+    """Copy a value's containers; `memory` returns what its arrays and tensors become."""
+    if known.form is Form.CONSTANT:
         return value
-    if kind is np.ndarray and not value.dtype.hasobject:
-        array = copied(value, "that others read and a task updates") if copy else value.view()
-        array.flags.writeable = False
-        return array
-    if kind is list:
-        return [_freeze_plain(item, copy) for item in value]
-    if kind is tuple:
-        return tuple(_freeze_plain(item, copy) for item in value)
-    if kind is dict and all(type(key) in IMMUTABLE for key in value):
-        return {key: _freeze_plain(item, copy) for key, item in value.items()}
-    raise _NotPlainError
+    if known.form is Form.FLAT:
+        return value.copy()
+    with gc_paused() if known.size > _PAUSED_SIZE else nullcontext():
+        if known.form is Form.TREE:
+            with suppress(ValueError):  # nested too deeply
+                return marshal.loads(marshal.dumps(value))
+        return rebuild(value, memory, {})
 
 
-@dataclass(eq=False, slots=True)
-class Snapshot:
-    """A frozen value of which every reader gets a copy."""
-
-    data: Any
-    restore: Callable[[Any], Any]
-
-    def open(self) -> Any:
-        """Return a copy of the value."""
-        return self.restore(self.data)
+_PAUSED_SIZE = 1000
+"""As many containers are made without a pause of the garbage collector: it costs more than it saves."""
 
 
-def to_frames(value: Any) -> list[Any]:
-    """Pickle a value for `from_frames`, with large buffers apart.
-
-    The buffers are not copied: the value must not change until they are sent.
-    """
-    buffers: list[pickle.PickleBuffer] = []
-    try:
-        head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    except Exception:  # definitions of a script or a notebook are pickled by value
-        buffers.clear()
-        head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    return [head, *(buffer.raw() for buffer in buffers)]
-
-
-def from_frames(frames: Sequence[Any]) -> Any:
-    """Unpickle a value; its arrays use the memory of `frames`."""
-    return pickle.loads(frames[0], buffers=frames[1:])
-
-
-def open_frames(frames: Sequence[Any]) -> Any:
-    """Unpickle a received value for one of its readers; all use the same memory."""
-    return view(from_frames(frames))
-
-
-def is_tensor(value: object) -> bool:
-    """Whether it is a PyTorch tensor. Does not import PyTorch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _pickle(value: Any) -> bytes:
-    with suppress(Exception):
-        return pickle.dumps(value, protocol=5)
-    try:  # definitions of a script or a notebook are pickled by value
-        return bytes(cloudpickle.dumps(value, protocol=5))
-    except Exception as error:
-        raise NotPicklableError(
-            f"A value of type {type(value).__qualname__} cannot be pickled, so it cannot be "
-            f"copied for another node or a TaskOutput ({type(error).__name__}: {error}). Store "
-            f"it in a blob, and read that by name in tasks of its own node."
-        ) from None
-
-
-def _same_if_unchanged(old: Any, new: Any) -> Any:
-    """Return `old` if `new` has the same items, so that the new container is freed."""
-    before, after = (old.values(), new.values()) if type(old) is dict else (old, new)
-    return old if all(a is b for a, b in zip(before, after, strict=True)) else new
+def rebuild(value: Any, memory: Callable[[Any], Any], made: dict[int, Any]) -> Any:
+    """Rebuild a value's containers; `made` has the copies by the id of what they copy."""
+    kind = type(value)
+    if kind in IMMUTABLE or items_of(kind) is None:
+        return value
+    if id(value) in made:
+        return made[id(value)]
+    if kind in MUTABLE_LEAVES:
+        new = made[id(value)] = value.copy()
+        return new
+    if is_tuple(kind):
+        items = [rebuild(item, memory, made) for item in value]
+        if id(value) in made:  # it contains itself
+            return made[id(value)]
+        is_same = all(map(is_, items, value))
+        new = made[id(value)] = value if is_same else tuple.__new__(kind, items)
+        return new
+    if kind is list or kind is deque:
+        new = made[id(value)] = [] if kind is list else deque(maxlen=value.maxlen)
+        new.extend([rebuild(item, memory, made) for item in value])
+        return new
+    if kind in MAPPINGS:
+        new = defaultdict(value.default_factory) if kind is defaultdict else kind()
+        made[id(value)] = new
+        if (kind is OrderedDict or kind is Counter) and vars(value):
+            vars(new).update(rebuild(vars(value), memory, made))
+        fields = {name: rebuild(item, memory, made) for name, item in value.items()}
+        dict.update(new, fields) if kind is Counter else new.update(fields)
+        return new
+    if not isinstance(value, np.ndarray) or not has_objects(value):
+        new = made[id(value)] = memory(value)
+        return new
+    array = value.copy(order="K")
+    new = made[id(value)] = memory(array)
+    for part in fields_with_objects(array):
+        for place in np.ndindex(part.shape):
+            part[place] = rebuild(part[place], memory, made)
+    return new
 
 
 def copy_tensor(tensor: Any) -> Any:
@@ -285,21 +331,26 @@ def copy_tensor(tensor: Any) -> Any:
     return parameter(copy, tensor.requires_grad) if isinstance(tensor, parameter) else copy
 
 
-def _overlaps(value: Any, others: Iterable[Any]) -> bool:
+_Span = tuple[int, int]
+"""First address of an array's or tensor's memory, and the one after the last."""
+
+
+def _overlaps(value: Any, spans: list[_Span]) -> bool:
     low, high = _extent(value)
-    return any(low < b and a < high for other in others for a, b in _extents(other))
+    return any(low < b and a < high for a, b in spans)
 
 
-def _extents(value: Any) -> Iterable[tuple[int, int]]:
-    if isinstance(value, np.ndarray) or is_tensor(value):
-        yield _extent(value)
-    elif type(value) in (list, tuple, dict):
-        for item in value.values() if type(value) is dict else value:
-            yield from _extents(item)
+def _spans(values: Iterable[Any]) -> list[_Span]:
+    spans = []
+    for value in values:
+        if isinstance(value, np.ndarray) or is_tensor(value):
+            spans.append(_extent(value))
+        elif items_of(type(value)) is not None:
+            spans += map(_extent, survey(value).memory())
+    return spans
 
 
-def _extent(value: Any) -> tuple[int, int]:
-    """First address of an array's or tensor's memory, and the one after the last."""
+def _extent(value: Any) -> _Span:
     if isinstance(value, np.ndarray):
         low, high = np.lib.array_utils.byte_bounds(value)
         return int(low), int(high)

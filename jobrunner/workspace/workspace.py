@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from jobrunner.errors import BlobNotFoundError, ExecutionError
+from jobrunner.workspace.contents import Form, Known, items_of, survey
 from jobrunner.workspace.kept_states import KeptStates
 from jobrunner.workspace.memory_limit import copied, size_of
-from jobrunner.workspace.values import view
+from jobrunner.workspace.values import SOLE_ITEM, rebuild, view
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Workspace:
     # For `TaskOutput.fetch`: group -> (task, part) -> frozen value of the last run, or an error.
     retained: dict[str, dict[tuple[str, int], Any]] = field(default_factory=dict)
     updated: set[str] = field(default_factory=set)  # by tasks; a save clears it
+    known: dict[str, Known] = field(default_factory=dict)  # of blobs that are containers
     companions: dict[str, Any] = field(default_factory=dict)  # what other packages keep here
     _detached: set[str] = field(default_factory=set)  # groups whose retained values are copies
     _waiting: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
@@ -56,6 +59,38 @@ class Workspace:
             if name in blobs:
                 return blobs[name]
         raise self.not_found(name)
+
+    def holds(self, blobs: dict[Any, Any]) -> bool:
+        """Whether it is the dictionary of the node's global or private blobs."""
+        return blobs is self.globals or blobs is self.private
+
+    def remember(self, blobs: dict[str, Any], name: str, known: Known | None) -> None:
+        """Note what is known of a blob that was just set or settled; nothing else refers to it."""
+        if known is None:
+            self.known.pop(name, None)
+        else:
+            known.home, known.id = blobs, id(blobs[name])
+            self.known[name] = known
+
+    def recollect(self, blobs: dict[str, Any], name: str) -> Known | None:
+        """Return what is known of a blob; None if it is no container, or something could change it.
+
+        The caller must have no reference to the blob.
+        """
+        is_sole = sys.getrefcount(blobs[name]) <= SOLE_ITEM
+        known = self.known.get(name)
+        value = blobs[name]
+        if known is not None and known.home is blobs and known.id == id(value):
+            return known if is_sole or known.form is Form.CONSTANT else None
+        if items_of(type(value)) is None:
+            return None
+        contents = survey(value)
+        known = contents.known()
+        if known.form is not Form.CONSTANT and not (is_sole and not contents.shared()):
+            return None
+        del value
+        self.remember(blobs, name, known)
+        return known
 
     def result(self, groups: Iterable[str], task: str, part: int) -> Any:
         """Return part of a task's return value in the last run of one of the groups.
@@ -90,8 +125,10 @@ class Workspace:
         changed = {name: make(self.globals.get(name)) for name, make in update.changes.items()}
         if update.replace:
             self.globals.clear()
-        self.globals.update(update.values)
-        self.globals.update(changed)
+        for values in (update.values, changed):
+            self.globals.update(values)
+            for name in values:
+                self.known.pop(name, None)
         if update.waiting is not None:
             self._waiting = update.waiting
 
@@ -114,7 +151,7 @@ class Workspace:
 
     def clear(self) -> None:
         """Drop everything."""
-        for values in (self.globals, self.private, self.retained, self.companions):
+        for values in (self.globals, self.private, self.retained, self.companions, self.known):
             values.clear()
 
     def _detach(self) -> None:
@@ -122,7 +159,7 @@ class Workspace:
         for group, values in self.retained.items():
             if group not in self._detached:
                 for key, value in values.items():
-                    values[key] = _copied(value)
+                    values[key] = rebuild(value, _copied, {})
                 self._detached.add(group)
 
 
@@ -151,15 +188,9 @@ class WorkspaceView(Mapping[str, Any]):
         return f"<blobs of {self._workspace.node!r}: {', '.join(map(repr, self)) or 'none'}>"
 
 
-def _copied(frozen: Any) -> Any:
-    """Copy the arrays of a frozen value that are views."""
-    kind = type(frozen)
-    if kind is np.ndarray and not frozen.flags.owndata:
-        array = copied(frozen, "that can be fetched and a task updates")
+def _copied(array: Any) -> Any:
+    """Copy an array of a frozen value if it is a view."""
+    if isinstance(array, np.ndarray) and not array.flags.owndata:
+        array = copied(array, "that can be fetched and a task updates")
         array.flags.writeable = False
-        return array
-    if kind is dict:
-        return {key: _copied(item) for key, item in frozen.items()}
-    if kind is list or kind is tuple:
-        return kind(_copied(item) for item in frozen)
-    return frozen
+    return array

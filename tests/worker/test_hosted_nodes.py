@@ -27,7 +27,7 @@ from jobrunner.worker.outbox import Outbox
 from jobrunner.worker.outcome import Failure
 from jobrunner.workspace.kept_states import KeptStates
 from jobrunner.workspace.memory_limit import MemoryLimit
-from jobrunner.workspace.values import from_frames, to_frames
+from jobrunner.workspace.pickles import from_frames, to_frames
 
 HERE, THERE = "tcp://here", "tcp://there"
 

@@ -103,13 +103,14 @@ def test_a_list_that_contains_itself_ends(kept_states):
     assert again[0] is again
 
 
-def test_items_of_an_ordered_dict_are_copied(kept_states):
+def test_items_of_an_ordered_dict_are_kept(kept_states):
     blobs = {"x": OrderedDict(w=np.zeros(3), n=[1])}
     blobs["x"].versions = {"w": 1}
     keep(kept_states, blobs)
-    blobs["x"]["w"] += 1
-    blobs["x"]["n"].append(2)
-    blobs["x"].versions["w"] = 2
+    value = own(blobs, "x")
+    value["w"] += 1
+    value["n"].append(2)
+    value.versions["w"] = 2
     kept = recall(kept_states)["x"]
     assert type(kept) is OrderedDict
     assert (kept["w"].tolist(), kept["n"], kept.versions) == ([0, 0, 0], [1], {"w": 1})

@@ -9,7 +9,8 @@ import types
 import numpy as np
 import pytest
 
-from jobrunner.workspace.values import Snapshot, adopt, freeze, from_frames, own, to_frames, view
+from jobrunner.workspace.pickles import Snapshot, from_frames, to_frames
+from jobrunner.workspace.values import adopt, freeze, own, view
 
 RECORD = np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])
 

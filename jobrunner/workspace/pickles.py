@@ -1,0 +1,115 @@
+"""Pickles of values for other nodes and workers. No Dask."""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+import re
+from collections import ChainMap
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import cloudpickle
+import numpy as np
+
+from jobrunner.compile import gc_paused
+from jobrunner.workspace.contents import Contents, items_of, survey
+
+_PAUSED_BYTES = 100_000
+"""Shorter pickles make few objects."""
+
+
+class NotPicklableError(TypeError):
+    """A value that cannot leave its node, since it cannot be pickled."""
+
+
+@dataclass(eq=False, slots=True)
+class Snapshot:
+    """A frozen value of which every reader gets a copy."""
+
+    data: Any
+    restore: Callable[[Any], Any]
+
+    def open(self) -> Any:
+        """Return a copy of the value."""
+        return self.restore(self.data)
+
+
+def to_frames(value: Any) -> list[Any]:
+    """Pickle a value for `from_frames`, with large buffers apart.
+
+    The buffers are not copied: the value must not change until they are sent.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    head = dumps(value, buffers)
+    return [head, *(buffer.raw() for buffer in buffers)]
+
+
+def from_frames(frames: Sequence[Any]) -> Any:
+    """Unpickle a value; its arrays use the memory of `frames`."""
+    with gc_paused() if len(frames[0]) > _PAUSED_BYTES else nullcontext():
+        return pickle.loads(frames[0], buffers=frames[1:])
+
+
+def open_frames(frames: Sequence[Any]) -> Any:
+    """Unpickle a received value for one of its readers; all use the same memory."""
+    value = from_frames(frames)
+    if type(value) is Snapshot:
+        return value.open()
+    if re.search(b"numpy", frames[0]):  # else there is no array in it
+        contents = survey(value) if items_of(type(value)) else Contents()
+        for part in (value, *contents.memory()):
+            if isinstance(part, np.ndarray):
+                part.flags.writeable = False
+    return value
+
+
+def snapshot(value: Any) -> Snapshot:
+    """Pickle a value for each of its readers; raises `NotPicklableError`."""
+    try:
+        return Snapshot([dumps(value)], open_frames)
+    except Exception as error:
+        raise NotPicklableError(
+            f"A value of type {type(value).__qualname__} cannot be pickled, so it cannot be "
+            f"copied for another node or a TaskOutput ({type(error).__name__}: {error}). Store "
+            f"it in a blob, and read that by name in tasks of its own node."
+        ) from None
+
+
+def dumps(value: Any, buffers: list[pickle.PickleBuffer] | None = None) -> bytes:
+    """Pickle a value; with `buffers`, its large buffers go there."""
+    take = None if buffers is None else buffers.append
+    try:
+        return _dumped(_Pickler, value, take)
+    except Exception:  # definitions of a script or a notebook are pickled by value
+        if buffers is not None:
+            buffers.clear()
+        return _dumped(_CloudPickler, value, take)
+
+
+def _dumped(pickler: Any, value: Any, take: Any) -> bytes:
+    file = io.BytesIO()
+    pickler(file, protocol=5, buffer_callback=take).dump(value)
+    return file.getvalue()
+
+
+def _reduce_array(array: np.ndarray) -> Any:
+    """Keep the byte order, which NumPy's own pickles lose for arrays that are not contiguous."""
+    if array.dtype.isnative or array.dtype.names is not None:
+        return array.__reduce_ex__(5)
+    return np.ndarray.view, (array.view(array.dtype.newbyteorder("=")), array.dtype)
+
+
+_ARRAYS: Any = {np.ndarray: _reduce_array}
+_TABLE: Any = ChainMap(_ARRAYS, copyreg.dispatch_table)
+
+
+class _Pickler(pickle.Pickler):
+    dispatch_table = _TABLE
+
+
+class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    dispatch_table: ClassVar[Any] = ChainMap(_ARRAYS, cloudpickle.Pickler.dispatch_table)

@@ -1,0 +1,295 @@
+"""A blob is one value: what is shared inside is kept; between blobs and tasks nothing is shared."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from jobrunner import (
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    Session,
+    Task,
+    TaskFailedError,
+    WorkspaceType,
+    epoch_limiter,
+)
+
+
+class Tag(NamedTuple):
+    name: str
+    weights: Any
+
+
+@pytest.fixture(params=["one worker", "two workers", "saved", "saved in the background"])
+def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Run an epoch function twice on blobs of node a, and more: see `_play`."""
+    workers = 2 if request.param == "two workers" else 1
+    options = {"asynchronous": "background" in request.param}
+    with Session.local(workers=workers, processes=False) as session:
+
+        def play(make: dict[str, Any], *tasks: tuple[Any, ...], epochs: int = 3) -> dict[str, Any]:
+            manager = MultiNodeCheckpointManager(tmp_path / "k", **options)
+            saves = request.param.startswith("saved")
+            job = build(make, tasks, epochs)
+            JobRunner(job, *([manager] if saves else [])).run(session)
+            found = {name: session.fetch(Node("a")[name]) for name in make}
+            if saves:
+                again = build(make, tasks, epochs + 1)
+                JobRunner(again, manager).run(session)
+            return found
+
+        yield play
+
+
+def build(make: dict[str, Any], tasks: tuple[tuple[Any, ...], ...], epochs: int) -> Job:
+    with Job("values") as job:
+        with Node("a") as a:
+            with job.init_group:
+                for name, fn in make.items():
+                    Task(fn, outputs=name, name=f"make {name}")
+            for i, (fn, given) in enumerate(tasks):
+                Task(fn, name=f"{i}", **given)
+        with Node("b"):  # reads all, so that with two workers all blobs cross
+            for name in make:
+                Task(lambda value: None, inputs=a[name], name=f"read {name}")
+        epoch_limiter(job, epochs)
+    return job
+
+
+def ones() -> np.ndarray:
+    return np.ones(3)
+
+
+def test_an_update_may_store_an_input_and_change_it_later(play: Any) -> None:
+    def store(w: Any, d: Any) -> None:
+        d["w"] = w
+        d["first"] = w[:1]
+        d["all"].append({"w": w})
+
+    def step(d: Any) -> None:
+        d["w"] += 1
+        d["first"] += 5
+        d["all"][-1]["w"] += 7
+
+    found = play(
+        {"w": ones, "d": lambda: {"all": []}},
+        (store, {"inputs": "w", "updates": "d"}),
+        (step, {"updates": "d"}),
+    )
+    assert found["w"].tolist() == [1, 1, 1]
+    # One array twice in one blob is one array; a slice of it is another.
+    assert found["d"]["w"].tolist() == [9, 9, 9]
+    assert found["d"]["first"].tolist() == [6]
+    assert len(found["d"]["all"]) == 3
+
+
+@pytest.mark.parametrize(
+    "given", [{"inputs": "w", "updates": "h"}, {"updates": ["w", "h"]}], ids=["input", "update"]
+)
+def test_a_history_of_a_blob_does_not_share_memory_with_it(play: Any, given: Any) -> None:
+    def store(w: Any, h: Any) -> None:
+        h.append(w)
+
+    def step(w: Any) -> None:
+        w += 1
+
+    found = play({"w": ones, "h": list}, (store, given), (step, {"updates": "w"}))
+    assert [int(each[0]) for each in found["h"]] == [1, 2, 3]
+    assert found["w"].tolist() == [4, 4, 4]
+
+
+def test_containers_that_two_updated_blobs_hold_come_apart(play: Any) -> None:
+    def store(d: Any, h: Any) -> None:
+        d["n"].append(len(d["n"]))
+        h["d"] = d
+        h["ordered"] = collections.OrderedDict(n=d["n"])
+
+    found = play({"d": lambda: {"n": []}, "h": dict}, (store, {"updates": ["d", "h"]}))
+    assert found["d"] == {"n": [0, 1, 2]}
+    assert found["h"]["d"] == {"n": [0, 1, 2]}
+    assert found["h"]["ordered"]["n"] is found["h"]["d"]["n"]
+
+
+def test_what_occurs_twice_in_a_blob_is_one_object_everywhere(play: Any) -> None:
+    def make() -> Any:
+        x, items = np.zeros(2), [0]
+        return {"a": x, "b": x, "c": (x, items), "d": [items], "e": [(1, items)]}
+
+    def is_tied(seen: Any) -> None:
+        assert seen["a"] is seen["b"] is seen["c"][0]
+        assert seen["c"][1] is seen["d"][0] is seen["e"][0][1]
+
+    def step(d: Any) -> None:
+        is_tied(d)
+        d["a"] += 1
+        d["d"][0].append(1)
+
+    def renew(d: Any) -> Any:
+        is_tied(d)
+        return dict(d)
+
+    found = play(
+        {"d": make},
+        (step, {"updates": "d"}),
+        (is_tied, {"inputs": "d"}),
+        (renew, {"inputs": "d", "outputs": "d"}),
+        (is_tied, {"inputs": "d"}),
+    )
+    is_tied(found["d"])
+    assert found["d"]["b"].tolist() == [3, 3]
+    assert found["d"]["e"] == [(1, [0, 1, 1, 1])]
+
+
+def boxed(*items: Any) -> Any:
+    array = np.empty(len(items), object)
+    array[:] = items
+    return array
+
+
+KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "object array": (lambda: boxed([1], {"a": 1}), lambda value: value[0].append(2)),
+    "array in object array": (lambda: boxed(ones(), 1), lambda value: value[0].fill(2)),
+    "deque": (lambda: collections.deque([[1]]), lambda value: value[0].append(2)),
+    "deque itself": (lambda: collections.deque([[1]], maxlen=3), lambda value: value.append(2)),
+    "defaultdict": (
+        lambda: collections.defaultdict(list, a=[1]),
+        lambda value: value["a"].append(2),
+    ),
+    "defaultdict itself": (lambda: collections.defaultdict(list), lambda value: value["a"]),
+    "OrderedDict": (lambda: collections.OrderedDict(a=[1]), lambda value: value["a"].append(2)),
+    "array in OrderedDict": (
+        lambda: collections.OrderedDict(a=ones()),
+        lambda value: value["a"].fill(2),
+    ),
+    "Counter": (lambda: collections.Counter("aab"), lambda value: value.update("a")),
+    "namedtuple": (lambda: Tag("a", [1]), lambda value: value.weights.append(2)),
+    "array in namedtuple": (lambda: Tag("a", ones()), lambda value: value.weights.fill(2)),
+    "bytearray": (lambda: [bytearray(b"abc")], lambda value: value[0].extend(b"d")),
+    "set": (lambda: ({1, 2},), lambda value: value[0].add(3)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_input_cannot_change_its_blob(inproc_session: Session, kind: str) -> None:
+    make, change = KINDS[kind]
+
+    def attempt(value: Any) -> None:
+        try:
+            change(value)
+        except ValueError as error:
+            assert "read-only" in str(error)  # noqa: PT017  (an array; containers are copies)
+
+    with Job("kinds") as job, Node("a") as a:
+        with job.init_group:
+            Task(make, outputs="x")
+        made = Task(make, outputs="y", workspace_type=WorkspaceType.GLOBAL)
+        Task(attempt, inputs="x", name="blob")
+        Task(attempt, inputs=made.output(), name="output")
+        with Node("b"):
+            Task(attempt, inputs=a["x"], name="other node")
+        epoch_limiter(job, 2)
+    JobRunner(job).run(inproc_session)
+    for name in ("x", "y"):
+        found = inproc_session.fetch(a[name])
+        assert type(found) is type(make())
+        np.testing.assert_equal(list(found), list(make()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_task_that_keeps_what_it_returned_or_updated_cannot_change_its_blob(
+    inproc_session: Session, kind: str
+) -> None:
+    make, change = KINDS[kind]
+    kept: list[Any] = []
+
+    def give() -> Any:
+        kept.append(make())
+        return kept[-1]
+
+    def store(box: Any) -> None:
+        kept.append(make())
+        box.append(kept[-1])
+
+    def meddle() -> None:
+        while kept:
+            change(kept.pop())
+
+    with Job("kept") as job, Node("a") as a:
+        with job.init_group:
+            given = Task(give, outputs="x")
+            Task(list, outputs="box")
+            stored = Task(store, updates="box")
+            Task(meddle, after=[given, stored])
+        epoch_limiter(job, 1)
+    JobRunner(job).run(inproc_session)
+    np.testing.assert_equal(list(inproc_session.fetch(a["x"])), list(make()))
+    np.testing.assert_equal(list(inproc_session.fetch(a["box"])[0]), list(make()))
+
+
+def test_a_list_that_contains_itself_is_a_value_too(inproc_session: Session) -> None:
+    def make() -> Any:
+        items: list[Any] = [np.zeros(2)]
+        items += [items, (items,), {"all": items}]
+        return items
+
+    def step(items: Any) -> None:
+        items[1][2][0][3]["all"][0][0] += 1
+
+    def see(items: Any) -> float:
+        assert items[1] is items
+        assert items[2][0] is items
+        assert items[3]["all"] is items
+        return float(items[0][0])
+
+    with Job("circle") as job, Node("a") as a:
+        with job.init_group:
+            Task(make, outputs="x")
+        Task(step, updates="x")
+        Task(see, inputs="x", outputs="seen")
+        Task(lambda items: items, inputs="x", outputs="x", name="again")
+        with Node("b"):
+            Task(see, inputs=a["x"], name="far")
+        epoch_limiter(job, 2)
+    JobRunner(job).run(inproc_session)
+    assert see(inproc_session.fetch(a["x"])) == 2
+
+
+def test_the_parts_of_a_return_value_come_apart(inproc_session: Session) -> None:
+    def make() -> Any:
+        x, items = np.zeros(2), [1]
+        return {"x": x, "same": x}, (x, items), items
+
+    def step(d: Any, t: Any, items: Any) -> None:
+        assert d["x"] is d["same"]
+        d["x"] += 1
+        items.append(2)
+        assert t[0].tolist() == [0, 0]
+        assert t[1] == [1]
+
+    with Job("parts") as job, Node("a"):
+        with job.init_group:
+            Task(make, outputs=["d", "t", "items"])
+        Task(step, updates=["d", "t", "items"])
+        epoch_limiter(job, 1)
+    JobRunner(job).run(inproc_session)
+
+
+def test_an_input_array_is_still_read_only(inproc_session: Session) -> None:
+    def step(d: Any) -> None:
+        d["x"][0] = 1
+
+    with Job("strict") as job, Node("a"):
+        with job.init_group:
+            Task(lambda: {"x": np.zeros(2)}, outputs="d", name="make")
+        Task(step, inputs="d")
+        epoch_limiter(job, 1)
+    with pytest.raises(TaskFailedError, match="read-only"):
+        JobRunner(job).run(inproc_session)
