@@ -92,6 +92,7 @@ class DirectoryRun:
                     "%s: some stores are not deleted yet; the next run deletes them.",
                     self.recorded.path,
                 )
+            self.recorded.log.check_held()  # an entry must not follow those of another directory
             self.retention.sweeper.confirm()
             self.retention.append("end", {})
         except CheckpointError as error:
@@ -141,6 +142,7 @@ class DirectoryRun:
     def finish(self, epoch: int) -> None:
         """Record that the job ended after `epoch`, exit group included; see `delete_on_success`."""
         self.commits.held()
+        self.recorded.log.check_held()
         self.retention.append("done", {"epoch": epoch})
         if self.delete_on_success:
             state = self.recorded.log.refresh()

@@ -280,12 +280,24 @@ def read_state(handler: MetadataHandler) -> State:
     return state
 
 
-def read_on(handler: MetadataHandler, state: State, last: int = -1) -> list[LogEntry]:
-    """Apply the entries after `state`, at least up to `last`, and return them."""
+def read_on(
+    handler: MetadataHandler, state: State, last: int = -1, *, checks: bool = False
+) -> list[LogEntry]:
+    """Apply the entries after `state`, at least up to `last`, and return them.
+
+    `checks` whether the last entry of `state` is still there, which costs no more file operations;
+    raises ReplacedError if not.
+    """
     found: list[LogEntry] = []
     while True:
         try:
-            for entry in _typed(handler, state.number + 1):
+            entries = _typed(handler, state.number + (not (checks and state.last_id)))
+            if checks and state.last_id:
+                before = next(entries, None)
+                if before is None or before.id != state.last_id:
+                    raise ReplacedError(state.number, None if before is None else before.id)
+            checks = False
+            for entry in entries:
                 state.apply(entry)
                 found.append(entry)
             if state.number < last:
@@ -298,7 +310,8 @@ def read_on(handler: MetadataHandler, state: State, last: int = -1) -> list[LogE
         except CheckpointCorruptError:
             number = state.number + 1
             if number and number % STATE_INTERVAL == 0:
-                state.number = number  # it is a full state, which is not needed here
+                # It is a full state, which is not needed here.
+                state.number, state.last_id = number, ""
                 continue
             later = (entry for _, entry in each_entry(handler, number + 1))
             restart = next((entry for entry in later if isinstance(entry, RESTARTS)), None)
@@ -306,6 +319,14 @@ def read_on(handler: MetadataHandler, state: State, last: int = -1) -> list[LogE
                 raise
             state.restart(restart)
             found.append(restart)
+
+
+class ReplacedError(Exception):
+    """The last entry that was read is no longer there: the log is another one, or older."""
+
+    def __init__(self, number: int, found: str | None) -> None:
+        super().__init__(number, found)
+        self.number, self.found = number, found
 
 
 def read_entry(handler: MetadataHandler, number: int) -> LogEntry:

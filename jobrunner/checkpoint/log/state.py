@@ -106,6 +106,8 @@ class State:
     """What the log says up to entry `number`; -1 for an empty log."""
 
     number: int = -1
+    last_id: str = field(default="", compare=False)
+    """Of entry `number`; empty if that is damaged or there is none."""
     run: Holder | None = None
     """The last run that took the directory."""
     is_ended: bool = True
@@ -173,7 +175,7 @@ class State:
                 f"Entry {number} ({entry.kind}) of the log contradicts the entries before it: "
                 f"{error}."
             ) from error
-        self.number = number
+        self.number, self.last_id = number, entry.id
 
     def follow(self, entry: LogEntry, *, is_sure: bool) -> None:
         """Take in an entry of a log that has lost others; `chores` become incomplete.
@@ -183,7 +185,7 @@ class State:
         """
         if is_sure or not isinstance(entry, RetireEntry):
             self._take_in(entry, is_strict=False)
-        self.number = entry.number
+        self.number, self.last_id = entry.number, entry.id
 
     def restart(self, entry: LogEntry) -> None:
         """Start over at a ``state`` or ``repair`` entry, whatever came before."""

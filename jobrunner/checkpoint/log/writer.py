@@ -12,6 +12,7 @@ from typing import Any
 from jobrunner.checkpoint.log.entries import CommitEntry, LogEntry
 from jobrunner.checkpoint.log.handler import (
     MetadataHandler,
+    ReplacedError,
     each_entry,
     read_entry,
     read_on,
@@ -44,14 +45,29 @@ class LogWriter:
         """Read what was appended since the last call; returns the state.
 
         Raises CheckpointCorruptError if an entry is damaged or missing, and CheckpointError if the
-        log cannot be read. No log is an empty log.
+        log cannot be read, or if the directory was replaced while this run holds it. No log is an
+        empty log.
         """
         with self._lock, self._reading():
+            if self._state is not None:
+                try:
+                    read_on(self._handler, self._state, checks=True)
+                except ReplacedError as replaced:
+                    if self._run is not None:
+                        raise self._replaced(self._state, replaced) from None
+                    self._state = None
             if self._state is None:
                 self._state = read_state(self._handler)
-            else:
-                read_on(self._handler, self._state)
             return self._state
+
+    def _replaced(self, state: State, replaced: ReplacedError) -> CheckpointError:
+        found = "no such entry" if replaced.found is None else f"entry {replaced.found}"
+        return CheckpointError(
+            f"{self._path} was replaced while this run used it: expected entry {state.number} of "
+            f"the log to be {state.last_id}, found {found}. An older copy was restored there, or "
+            f"its storage is not mounted. This run writes nothing there until its own directory is "
+            f"back. Put it back, or start the same command again to continue from what is there."
+        )
 
     def known(self) -> State:
         """The state as last read or written; reads only if there is none."""
