@@ -6,6 +6,7 @@ from jobrunner.checkpoint.encoding import (
     Decoder,
     EncodedBlob,
     LibraryParts,
+    ValueOutline,
     encode_blobs,
     register_codec,
     registered_codecs,

@@ -181,18 +181,24 @@ def _load_all(checkpoint: Checkpoint) -> None:
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @click.option("--deep", "is_deep", is_flag=True, help="Also read blobs whose digests are equal.")
-def diff_command(*, a: str, b: str, is_deep: bool) -> Output:
+@click.option(
+    "--allow-pickle",
+    is_flag=True,
+    help="Unpickle blobs to compare their values. Only if you trust everyone who can write to A and B.",
+)
+def diff_command(*, a: str, b: str, is_deep: bool, allow_pickle: bool) -> Output:
     """Show which blobs differ between two checkpoints, and by how much.
 
     A and B are each DIR@EPOCH, or DIR for its latest epoch. B may be @EPOCH, for A's directory.
+    Pickles are compared byte for byte, and run no code, unless --allow-pickle is given.
     """
     from jobrunner.run import compare_checkpoints
 
     directory_a, epoch_a = _split_checkpoint(a)
     directory_b, epoch_b = _split_checkpoint(b)
     with (
-        _open_checkpoint(a, directory_a, epoch_a) as one,
-        _open_checkpoint(b, directory_b or directory_a, epoch_b) as other,
+        _open_checkpoint(a, directory_a, epoch_a, allow_pickle) as one,
+        _open_checkpoint(b, directory_b or directory_a, epoch_b, allow_pickle) as other,
     ):
         data, text, is_equal = compare_checkpoints(one, other, is_deep=is_deep)
     return Output({"a": a, "b": b, **data}, text, 0 if is_equal else DIFFERENT)
@@ -207,10 +213,12 @@ def _split_checkpoint(text: str) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _open_checkpoint(text: str, directory: str, epoch: str) -> Iterator[Checkpoint]:
+def _open_checkpoint(
+    text: str, directory: str, epoch: str, allow_pickle: bool
+) -> Iterator[Checkpoint]:
     if not directory:
         raise DefinitionError(f"{text!r} names no directory: expected DIR or DIR@EPOCH.")
-    manager = open_directory(directory)
+    manager = open_directory(directory, allow_pickle=allow_pickle)
     number = read_epoch(epoch, manager)
     with manager.recorded.reading(number):
         yield manager.open(number)

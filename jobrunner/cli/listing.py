@@ -163,12 +163,14 @@ def _describe_epoch(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe_blob(node: NodeCheckpoint, name: str) -> dict[str, Any]:
-    from jobrunner.checkpoint import ArrayOutline, LibraryParts
+    from jobrunner.checkpoint import ArrayOutline, LibraryParts, ValueOutline
 
     try:
         value = node.outline(name)
-    except DefinitionError as error:  # pickled, or its codec is not registered here
+    except DefinitionError as error:  # saved by a later version
         return {"type": "unreadable", "value": str(error)}
+    if isinstance(value, ValueOutline):
+        return {"type": value.kind, **value.about}
     if isinstance(value, ArrayOutline):
         about = {"type": "array", "shape": list(value.shape), "dtype": value.dtype}
         return about if value.shape else {**about, "value": repr(node.load(name).item())}
@@ -181,7 +183,11 @@ def _format_blob(blob: Mapping[str, Any]) -> tuple[str, str]:
     if blob["type"] == "array":
         shape = " x ".join(map(str, blob["shape"]))
         return str(blob["dtype"]), shape or f"no axes: {blob['value']}"
-    value = str(blob["value"])
+    if blob["type"] == "tensor":
+        return f"{blob['dtype']} tensor", " x ".join(map(str, blob["shape"])) or "no axes"
+    if blob["type"] == "pickle":
+        return "pickle", f"{blob['nbytes']} bytes"
+    value = f"{blob['codec']}({blob['value']})" if blob["type"] == "codec" else str(blob["value"])
     if len(value) > _SHOWN_VALUE_LENGTH:
         value = f"{value[: _SHOWN_VALUE_LENGTH - 3]}..."
     return str(blob["type"]), value

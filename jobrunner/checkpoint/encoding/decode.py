@@ -17,6 +17,7 @@ from jobrunner.checkpoint.encoding.codecs import Codec
 from jobrunner.checkpoint.encoding.dtypes import Array, Spec, UnsupportedDtypeError, dtype_from_spec
 from jobrunner.checkpoint.encoding.encode import Tree
 from jobrunner.checkpoint.encoding.libraries import decode_value
+from jobrunner.checkpoint.encoding.outline import outline_codec, outline_pickle, outline_tensor
 from jobrunner.checkpoint.encoding.schema import Count, Shape
 from jobrunner.checkpoint.encoding.stateful import SavedState
 from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
@@ -56,7 +57,7 @@ class Decoder:
         self._array = array
         self._codecs = {codec.name: codec for codec in codecs}
         self._allow_pickle = allow_pickle
-        self._leaf = leaf or array
+        self.leaf = leaf or array
         self.where = where
         self._made: list[Any] = []  # objects with an identity, in the order of the tree
         self._keeps_states = keeps_states
@@ -90,6 +91,8 @@ class Decoder:
         try:
             if kind in _KINDS:
                 fields_type, method = _KINDS[kind]
+                if self.is_outline:
+                    method = _OUTLINES.get(kind, method)
                 fields = msgspec.structs.astuple(msgspec.convert(item, fields_type))
                 if kind in _PLAIN:
                     return method(self, *fields)
@@ -110,11 +113,11 @@ class Decoder:
 
     def whole(self, item: Tree) -> Any:
         """Decode a tree with whole arrays, also where others are lazy."""
-        before, self._leaf = self._leaf, self._array
+        before, self.leaf = self.leaf, self._array
         try:
             return self.decode(item)
         finally:
-            self._leaf = before
+            self.leaf = before
 
     # --- parts
 
@@ -165,7 +168,7 @@ class Decoder:
         return self._array(at).tolist()  # type: ignore[no-any-return]
 
     def _plain_array(self, at: Count) -> object:
-        return self._leaf(at)
+        return self.leaf(at)
 
     def _hollow(self, dtype: Spec, shape: Shape) -> Array:
         return np.empty(shape, dtype_from_spec(dtype))
@@ -271,6 +274,13 @@ _WITH_IDENTITY: Mapping[str, Callable[..., Any]] = {
     "library": decode_value,
     "state": Decoder._state,
     "pickle": Decoder._pickle,
+}
+
+
+_OUTLINES: Mapping[str, Callable[..., Any]] = {
+    "tensor": outline_tensor,
+    "codec": outline_codec,
+    "pickle": outline_pickle,
 }
 
 

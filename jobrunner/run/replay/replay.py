@@ -15,7 +15,7 @@ from jobrunner.cluster import Binding, Session
 from jobrunner.compile import changes, describe
 from jobrunner.define import Job
 from jobrunner.run.load import Loaded, finish_load, load, rebuild, required_blobs, steps_done
-from jobrunner.run.replay.compare import compare_bits, format_difference
+from jobrunner.run.replay.compare import compare_bits, count_equal, format_difference
 from jobrunner.run.replay.tracing import Call, Dataflow, Trace, read_trace, traced
 from jobrunner.worker import GroupResult
 from jobrunner.workspace import Workspace
@@ -117,7 +117,7 @@ class ReplayReport:
         what = f"epoch {self.epoch}" + (f", up to step {self.step}" if self.step else "")
         lines = [f"{what}, run again from {began}:"]
         lines += [str(difference) for difference in self.differences]
-        lines.append(f"{self.num_equal} blobs are equal, {len(self.differences)} differ.")
+        lines.append(count_equal(self.num_equal, len(self.differences)))
         if self.changes:
             lines.append("changed since it was recorded:")
             lines += [f"  {change}" for change in self.changes]

@@ -1,0 +1,183 @@
+"""`info` shows types, dtypes and shapes of all values; `diff` compares pickled ones by value."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobrunner import MultiNodeCheckpointManager, register_codec
+from jobrunner.run.replay.compare import compare_values
+from tests.cli.directories import ask, begin, invoke, save
+
+RAN = "JOBRUNNER_TEST_RAN"
+
+
+class Tells:
+    """Unpickling it leaves a trace."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        os.environ[RAN] = "1"
+        vars(self).update(state)
+
+
+class Cached:
+    """Its pickle depends on what was computed already, and its value does not."""
+
+    def __init__(self, weights: Any, cache: Any = None) -> None:
+        self.weights, self.cache = weights, cache
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"cache": self.cache, "parts": [{"w": self.weights}, self]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.weights, self.cache = state["parts"][0]["w"], None
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Any:
+    os.environ.pop(RAN, None)
+    yield
+    os.environ.pop(RAN, None)
+
+
+def record(path: Path, *blobs: dict[str, Any]) -> MultiNodeCheckpointManager:
+    manager = begin(path, allow_pickle=True)
+    for epoch, values in enumerate(blobs):
+        save(manager, epoch, values)
+    manager.run.end()
+    return manager
+
+
+def test_info_shows_pickles_and_values_of_codecs_without_running_them(tmp_path: Path) -> None:
+    codec = register_codec(
+        Fraction, lambda f: [f.numerator, np.full(3, f.denominator)], lambda pair: 1 / 0
+    )
+    record(tmp_path, {"p": Tells(1), "big": Tells(2**9000), "f": Fraction(1, 2), "in": [Tells(3)]})
+    text, found = invoke("info", tmp_path, 0).stdout, ask("info", tmp_path, 0)
+    blobs = found["nodes"]["a"]["blobs"]
+    assert blobs["p"]["type"] == blobs["big"]["type"] == "pickle"
+    assert blobs["big"]["nbytes"] > 1000 > blobs["p"]["nbytes"] > 10
+    assert blobs["f"] == {"type": "codec", "codec": codec.name, "value": "[1, int64[3]]"}
+    assert blobs["in"]["type"] == "list"
+    assert "pickle of" in blobs["in"]["value"]
+    assert "unreadable" not in text
+    assert "pickle" in text
+    assert codec.name in text
+    assert RAN not in os.environ
+
+
+def test_info_shows_dtype_and_shape_of_tensors(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    tensors = {"t": torch.zeros(2, 3), "h": torch.ones(4, dtype=torch.bfloat16)}
+    record(tmp_path, {**tensors, "model": {"layers": [torch.zeros(5)]}, "none": torch.zeros(0)})
+    text, found = invoke("info", tmp_path, 0).stdout, ask("info", tmp_path, 0)
+    blobs = found["nodes"]["a"]["blobs"]
+    assert blobs["t"] == {"type": "tensor", "shape": [2, 3], "dtype": "float32"}
+    assert blobs["h"] == {"type": "tensor", "shape": [4], "dtype": "bfloat16"}
+    assert blobs["none"]["shape"] == [0]
+    assert blobs["model"] == {"type": "dict", "value": "{'layers': [tensor float32[5]]}"}
+    assert ["t", "float32", "tensor", "2", "x", "3"] in [line.split() for line in text.split("\n")]
+
+
+def test_diff_unpickles_only_if_it_is_allowed_and_says_so(tmp_path: Path) -> None:
+    record(tmp_path, {"x": Tells(1)}, {"x": Tells(2)}, {"x": Tells(2)})
+    result = invoke("diff", f"{tmp_path}@0", "@1")
+    assert result.exit_code == 11
+    assert "a/x: the pickles differ" in result.stdout
+    assert "--allow-pickle" in result.stdout
+    assert "runs code" in result.stdout
+    assert RAN not in os.environ
+    result = invoke("diff", f"{tmp_path}@0", "@1", "--allow-pickle")
+    assert "a/x.number: 1 of 1 elements differ, by at most 1" in result.stdout
+    assert RAN in os.environ
+
+
+def test_objects_with_other_pickles_and_the_same_value_are_equal(tmp_path: Path) -> None:
+    xarray = pytest.importorskip("xarray")
+    pandas = pytest.importorskip("pandas")
+    index = pandas.Index([3, 4, 5])
+    arrays = [xarray.DataArray(np.arange(3.0), dims="x", coords={"x": index}) for _ in range(3)]
+    assert float(arrays[1].sel(x=4)) == 1.0  # fills caches
+    assert arrays[1].indexes["x"].is_unique
+    arrays[2] = arrays[2] + 1
+    sets = [xarray.Dataset({"v": array}) for array in arrays]
+    own = [Cached(np.ones(3)), Cached(np.ones(3), 7), Cached(np.full(3, 2.0))]
+    record(tmp_path, *({"a": arrays[i], "s": sets[i], "o": own[i]} for i in range(3)))
+    result = invoke("diff", f"{tmp_path}@0", "@1", "--allow-pickle")
+    assert "a/step" in result.stdout
+    assert not {"a/a", "a/s", "a/o"} & {
+        line.partition(":")[0] for line in result.stdout.split("\n")
+    }
+    result = invoke("diff", f"{tmp_path}@0", "@2", "--allow-pickle")
+    for name in ("a", "s", "o"):
+        assert f"a/{name}" in result.stdout
+
+
+class Slotted:
+    __slots__ = ("a", "b")
+
+    def __init__(self, a: Any, b: Any) -> None:
+        self.a, self.b = a, b
+
+
+class Looped:
+    def __init__(self, number: float) -> None:
+        self.me, self.number = self, number
+
+
+def counter(n: int) -> Any:
+    return lambda: n
+
+
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (lambda n: Slotted(1, [n]), ".b[0]"),
+        (lambda n: datetime.date(2026, 1, n), ""),
+        (lambda n: counter(n), ".__closure__[0].cell_contents"),
+        (lambda n: {str(n)}, ""),
+        (lambda n: str(n), ""),
+        (lambda n: np.dtype(f"S{n}"), None),
+        (lambda n: np.random.RandomState(n), None),
+        (lambda n: Looped(n), ".number"),
+        (lambda n: [Fraction(n, 3)], "[0]"),
+    ],
+)
+def test_objects_are_compared_by_what_makes_them_up(make: Any, where: str | None) -> None:
+    assert list(compare_values(make(1), make(1))) == []
+    found = [difference["where"] for difference in compare_values(make(1), make(2))]
+    assert found == [where] if where is not None else found
+
+
+def test_a_value_that_contains_itself_or_nan_is_equal_to_its_copy() -> None:
+    def endless() -> list[Any]:
+        value: list[Any] = [Looped(float("nan"))]
+        value.append(value)
+        return value
+
+    assert list(compare_values(endless(), endless())) == []
+
+
+def test_counts_of_blobs_are_in_plain_english(tmp_path: Path) -> None:
+    record(tmp_path, {}, {})
+    assert "2 blobs are equal, 2 differ." in invoke("diff", f"{tmp_path}@0", "@1").stdout
+    manager = MultiNodeCheckpointManager(tmp_path / "one")
+    manager.run.start(["a"], {})
+    from jobrunner.workspace.workspace import Workspace
+
+    for epoch in range(2):
+        workspace = Workspace("a")
+        workspace.globals.update(w=np.ones(3))
+        order = manager.commits.begin(epoch)
+        manager.commits.commit(order, order.write({"a": workspace}), {})
+    manager.run.end()
+    assert "1 blob is equal, 0 differ." in invoke("diff", f"{tmp_path / 'one'}@0", "@1").stdout
