@@ -9,12 +9,13 @@ from jobrunner.checkpoint.encoding.codecs import (
 from jobrunner.checkpoint.encoding.decode import Decoder, InvalidTreeError
 from jobrunner.checkpoint.encoding.dtypes import (
     Array,
+    CoreType,
     Spec,
     UnsupportedDtypeError,
+    core_type,
     dtype_from_spec,
     dtype_to_spec,
     without_padding,
-    zarr_data_type,
 )
 from jobrunner.checkpoint.encoding.encode import ArrayPart
 from jobrunner.checkpoint.encoding.libraries import LibraryParts

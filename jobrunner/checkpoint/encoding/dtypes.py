@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import base64
+import re
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -48,6 +48,20 @@ NUMBERS = [
 
 _ZARR_NAMES = {np.dtype(name).str[1:]: name for name in NUMBERS}
 
+_ML_DTYPES = re.compile(r"b?complex32|bfloat16|float[468]_e\dm\d\w*|u?int[124]")
+"""Names of dtypes of the package ml_dtypes, which JAX and others use."""
+
+_CF_UNITS = {
+    "D": "days",
+    "h": "hours",
+    "m": "minutes",
+    "s": "seconds",
+    "ms": "milliseconds",
+    "us": "microseconds",
+    "ns": "nanoseconds",
+}
+_NOT_A_TIME = -1 << 63
+
 _X87_MANTISSA_BITS, _X87_BYTES = 63, 10
 """A long double on x86; it takes 12 or 16 bytes in memory."""
 
@@ -78,7 +92,7 @@ def _describe(dtype: np.dtype[Any]) -> Spec:
         base, shape = dtype.subdtype
         return {"base": _describe(base), "shape": list(shape)}
     if dtype.names is None:
-        return dtype.str
+        return dtype.name if _is_of_ml_dtypes(dtype) else dtype.str
     if dtype.type is not np.void:
         raise UnsupportedDtypeError(
             f"records of type {dtype.type.__name__} cannot be saved as such"
@@ -91,6 +105,12 @@ def _describe(dtype: np.dtype[Any]) -> Spec:
             raise UnsupportedDtypeError(f"the field {name!r} has a title that is not a str")
         fields.append([name, _describe(entry[0]), entry[1], title])
     return {"fields": fields, "itemsize": dtype.itemsize, "aligned": dtype.isalignedstruct}
+
+
+def _is_of_ml_dtypes(dtype: np.dtype[Any]) -> bool:
+    """Whether it is one of the small floats and integers of the package ml_dtypes."""
+    of = getattr(dtype.type, "__module__", "")
+    return of == "ml_dtypes" and bool(_ML_DTYPES.fullmatch(dtype.name))
 
 
 def _missing_value(dtype: Any) -> str | None:
@@ -149,55 +169,80 @@ def _make(spec: Spec) -> np.dtype[Any]:
 
 @lru_cache(maxsize=256)
 def _plain(spec: str) -> np.dtype[Any]:
-    dtype = np.dtype(spec)
+    dtype = np.dtype(_type_of_ml_dtypes(spec) if _ML_DTYPES.fullmatch(spec) else spec)
     if dtype.hasobject:
         raise TypeError(f"{spec!r} holds Python objects")
     return dtype
 
 
-def zarr_data_type(dtype: np.dtype[Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """Return the Zarr v3 data type that holds items of `dtype` unchanged, its fill value and codec.
+def _type_of_ml_dtypes(name: str) -> Any:
+    try:
+        import ml_dtypes
 
-    Items must have at least one byte. Long doubles and big-endian, nested or padded structures have
-    no Zarr type: they are stored as raw bytes, which any reader can view as the dtype.
+        return getattr(ml_dtypes, name)
+    except (ImportError, AttributeError) as error:
+        why = f"{name} needs the package ml_dtypes (pip install ml_dtypes): {error}"
+        raise TypeError(why) from None
+
+
+class CoreType(NamedTuple):
+    """The data type of Zarr's core that holds items of a dtype; their bytes stay as they are."""
+
+    name: Any
+    fill: Any
+    codec: dict[str, Any]
+    length: int
+    """Of the axis, after all others, that an item takes; 0: an item is one number."""
+    attributes: dict[str, Any]
+    """What an array's attributes tell other readers: units, by the CF conventions."""
+
+
+@lru_cache(maxsize=1024)
+def core_type(dtype: np.dtype[Any]) -> CoreType:
+    """Return the core data type for a dtype whose items have at least one byte.
+
+    Every reader of Zarr has these. Texts of fixed width are code points, dates a number of units
+    since 1970; what is left (bytes, records, long doubles) is bytes, which NumPy can view as the
+    dtype. Only texts of variable width have none.
     """
+    name, length = _core_name(dtype)
+    if name == "string":
+        return CoreType(name, "", {"name": "vlen-utf8"}, 0, {})
+    codec: dict[str, Any] = {"name": "bytes"}
+    if name not in ("bool", "int8", "uint8"):
+        codec["configuration"] = {"endian": "big" if dtype.str[0] == ">" else "little"}
+    fill: Any = {"b": False, "f": 0.0, "c": [0.0, 0.0]}.get(np.dtype(name).kind, 0)
+    return CoreType(name, fill, codec, length, _cf_attributes(dtype))
+
+
+def _core_name(dtype: np.dtype[Any]) -> tuple[str, int]:
     if isinstance(dtype, np.dtypes.StringDType):
-        return "string", "", {"name": "vlen-utf8"}
-    raw = {"name": "bytes"}
-    endian = {"<": "little", ">": "big"}.get(dtype.str[0])
-    codec = {**raw, "configuration": {"endian": endian}} if endian else raw
-    base = _ZARR_NAMES.get(dtype.str[1:])
-    if base is not None:
-        fill = [0.0, 0.0] if dtype.kind == "c" else 0.0 if dtype.kind == "f" else 0
-        return base, False if dtype.kind == "b" else fill, codec
-    size = {"length_bytes": dtype.itemsize}
-    if dtype.kind == "U":
-        return {"name": "fixed_length_utf32", "configuration": size}, "", codec
-    if dtype.kind == "S":
-        return {"name": "null_terminated_bytes", "configuration": size}, "", raw
+        return "string", 0
+    name = _ZARR_NAMES.get(dtype.str[1:])
+    if name is not None:
+        return name, 0
     if dtype.kind in "mM":
-        unit, count = np.datetime_data(dtype)
-        name = "numpy.datetime64" if dtype.kind == "M" else "numpy.timedelta64"
-        configuration = {"unit": unit, "scale_factor": count}
-        return {"name": name, "configuration": configuration}, "NaT", codec
-    zeros = base64.b64encode(bytes(dtype.itemsize)).decode()
-    if dtype.names:
-        fields = [[name, _simple_field(dtype, name)] for name in dtype.names]
-        packed = np.dtype([(name, dtype.fields[name][0]) for name in dtype.names])  # type: ignore[index]
-        if all(kind for _, kind in fields) and dtype == packed:
-            data_type = {"name": "structured", "configuration": {"fields": fields}}
-            return data_type, zeros, raw
-    return {"name": "raw_bytes", "configuration": size}, zeros, raw
+        return "int64", 0
+    if _is_of_ml_dtypes(dtype):
+        return f"uint{8 * dtype.itemsize}", 0
+    if dtype.kind == "U":
+        return "uint32", dtype.itemsize // 4
+    return "uint8", dtype.itemsize
 
 
-def _simple_field(dtype: np.dtype[Any], name: str) -> Any:
-    entry: tuple[Any, ...] = dtype.fields[name]  # type: ignore[index]
-    field = entry[0]
-    if field.subdtype or field.names or field.itemsize == 0 or len(entry) > 2:
-        return None
-    data_type, _, _ = zarr_data_type(field)
-    is_raw = isinstance(data_type, dict) and data_type["name"] == "raw_bytes"
-    return None if field.str[0] == ">" or (is_raw and field.kind != "V") else data_type
+def _cf_attributes(dtype: np.dtype[Any]) -> dict[str, Any]:
+    if dtype.kind not in "mM":
+        return {}
+    unit, count = np.datetime_data(dtype)
+    if count != 1 or unit not in _CF_UNITS:
+        return {}
+    name = _CF_UNITS[unit]
+    if dtype.kind == "M":
+        units = {"units": f"{name} since 1970-01-01", "calendar": "proleptic_gregorian"}
+    else:
+        # By its own attribute, xarray tells durations from other numbers of seconds.
+        units = {"units": name, **({"dtype": f"timedelta64[{unit}]"} if unit[-1] == "s" else {})}
+    return {**units, "_FillValue": _NOT_A_TIME}
 
 
 def without_padding(array: Array) -> Array:

@@ -39,6 +39,7 @@ class Grid:
     chunk_shape: tuple[int, ...]  # of a file; the last ones extend beyond the array
     piece_shape: tuple[int, ...] | None  # None: files have no pieces
     order: tuple[int, ...] | None  # the axes in memory order; None: they are in it already
+    item_axis: bool = False  # whether Zarr has one more axis, the last, along which an item lies
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -75,7 +76,8 @@ class Grid:
 
     def key(self, corner: Sequence[int]) -> str:
         """Return the file name of the chunk at `corner`."""
-        return ".".join(("c", *map(str, to_logical(corner, self.order))))
+        inside = ("0",) if self.item_axis else ()
+        return ".".join(("c", *map(str, to_logical(corner, self.order)), *inside))
 
     def part(self, corner: Sequence[int]) -> tuple[Any, ...]:
         """Return the part of the array that a file holds."""

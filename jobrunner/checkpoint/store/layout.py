@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,11 +21,12 @@ import numpy as np
 from jobrunner.checkpoint.encoding import (
     Array,
     ArrayPart,
+    CoreType,
     EncodedBlob,
     Spec,
+    core_type,
     dtype_from_spec,
     dtype_to_spec,
-    zarr_data_type,
 )
 from jobrunner.checkpoint.store.compression import suit_dtype
 from jobrunner.checkpoint.store.grid import Grid, plan_grid, to_logical
@@ -44,6 +45,9 @@ OWN_KEY = "/jobrunner"
 
 _ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
 _INDEX_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+_CONSOLIDATED = (
+    b'%s,"consolidated_metadata":{"kind":"inline","must_understand":false,"metadata":{%s}}}'
+)
 _SEAL = b',"sha256":"%s"}}'
 
 
@@ -106,15 +110,23 @@ def lay_out(blobs: Mapping[str, EncodedBlob | Alike], about: Mapping[str, Any]) 
     attributes: dict[str, Any] = {OWN_KEY: None}
     for name, top in zip(alone, child_names(alone), strict=True):
         _lay_out_blob(layout, attributes, name, top, alone[name], rows)
-    is_simple = all(it.grid.piece_shape is None and not it.compressors for it in layout.arrays)
-    layout.about = {"format": STORE_FORMAT if stacks else 1 if is_simple else 2, **about}
-    attributes[OWN_KEY] = layout.about
-    layout.root = group_document(attributes)
     if stacks:
         layout.add_group(STACKS, {})
     for array in stacks:
         layout.add_array(array)
+    layout.about = {"format": _format(layout.arrays), **about}
+    attributes[OWN_KEY] = layout.about
+    layout.root = _root_document(attributes, layout.documents)
     return layout
+
+
+def _format(arrays: Sequence[PlannedArray]) -> int:
+    """Return the oldest format that has all that these arrays need."""
+    if any(it.grid.item_axis or it.data.dtype.isbuiltin == 2 for it in arrays):
+        return STORE_FORMAT
+    if any(it.is_stack for it in arrays):
+        return 3
+    return 2 if any(it.grid.piece_shape is not None or it.compressors for it in arrays) else 1
 
 
 def _lay_out_blob(
@@ -204,6 +216,8 @@ def _plan(
     names: Sequence[str] = (),
 ) -> PlannedArray:
     spec = data.dtype.str if data.dtype.isbuiltin == 1 else dtype_to_spec(data.dtype)
+    if core_type(data.dtype).length:
+        grid = replace(grid, item_axis=True)
     if isinstance(spec, str) and not compressors and not names:
         document = _describe_usual_array(spec, grid, holds)
     else:
@@ -213,6 +227,7 @@ def _plan(
         "dtype": spec,
         "shape": list(grid.shape),
         "order": list(grid.order) if grid.order else None,
+        **({"item_axis": True} if grid.item_axis else {}),
         "chunk_shape": list(grid.chunk_shape),
         **({"piece_shape": list(grid.piece_shape)} if grid.piece_shape else {}),
         **({"compressors": compressors} if compressors else {}),
@@ -229,40 +244,60 @@ def describe_array(
     holds: str,
     compressors: Sequence[dict[str, Any]] = (),
     names: Sequence[str] = (),
+    core: CoreType | None = None,
 ) -> bytes:
-    """Return the Zarr document of an array; `names` are those of its rows, if it is a stack."""
-    dtype = dtype_from_spec(spec)
+    """Return the Zarr document of an array; `names` are those of its rows, if it is a stack.
+
+    `core` is another data type than the one of Zarr's core.
+    """
+    core = core or core_type(dtype_from_spec(spec))
+    item = [core.length] if grid.item_axis else []
     codecs: list[dict[str, Any]] = []
     if grid.order:
-        codecs.append({"name": "transpose", "configuration": {"order": list(grid.order)}})
-    data_type, fill, codec = zarr_data_type(dtype)
-    codecs += [codec, *compressors]
+        order = [*grid.order, *range(len(grid.order), len(grid.order) + len(item))]
+        codecs.append({"name": "transpose", "configuration": {"order": order}})
+    codecs += [core.codec, *compressors]
     if grid.piece_shape is not None:
         shard = {
-            "chunk_shape": to_logical(grid.piece_shape, grid.order),
+            "chunk_shape": [*to_logical(grid.piece_shape, grid.order), *item],
             "codecs": codecs,
             "index_codecs": _INDEX_CODECS,
             "index_location": "end",
         }
         codecs = [{"name": "sharding_indexed", "configuration": shard}]
-    chunk_shape = to_logical(grid.chunk_shape, grid.order)
+    chunk_shape = [*to_logical(grid.chunk_shape, grid.order), *item]
+    shape = [*to_logical(grid.shape, grid.order), *item]
     return to_json(
         {
             "zarr_format": 3,
             "node_type": "array",
-            "shape": to_logical(grid.shape, grid.order),
-            "data_type": data_type,
+            "shape": shape,
+            "data_type": core.name,
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-            "fill_value": fill,
+            "fill_value": core.fill,
             "codecs": codecs,
             "attributes": {
                 **({"names": names} if names else {}),
+                **core.attributes,
                 OWN_KEY: {"holds": holds, "dtype": spec},
             },
+            "dimension_names": _name_dimensions(shape),
             "storage_transformers": [],
         }
     )
+
+
+def _name_dimensions(shape: Sequence[int]) -> list[str]:
+    """Name axes that have no names by their lengths, so that arrays in one group fit together.
+
+    No array has such a name, which would make it the coordinate of the axis.
+    """
+    names: list[str] = []
+    for length in shape:
+        same = sum(other == length for other in shape[: len(names)])
+        names.append(f"_dim_{length}_{same}" if same else f"_dim_{length}")
+    return names
 
 
 _describe_usual_array = lru_cache(maxsize=4096)(describe_array)
@@ -272,6 +307,15 @@ _describe_usual_array = lru_cache(maxsize=4096)(describe_array)
 def group_document(attributes: Mapping[str, Any]) -> bytes:
     """Return the Zarr document of a group."""
     return to_json({"zarr_format": 3, "node_type": "group", "attributes": attributes})
+
+
+def _root_document(attributes: Mapping[str, Any], documents: Mapping[str, bytes]) -> bytes:
+    """Return the document of the root, with those of all groups and arrays for other readers."""
+    parts = (
+        b"%s:%s" % (to_json(os.path.dirname(path)), document)
+        for path, document in documents.items()
+    )
+    return _CONSOLIDATED % (group_document(attributes)[:-1], b",".join(parts))
 
 
 def seal(document: bytes) -> bytes:

@@ -25,9 +25,9 @@ from jobrunner.checkpoint.store.chunk_bytes import index_bytes
 from jobrunner.checkpoint.store.grid import Grid
 from jobrunner.errors import CheckpointError
 
-STORE_FORMAT = 3
-"""Newest format of stores and manifests: 3 with stacked arrays, 2 with compressed arrays or arrays
-in pieces, else 1."""
+STORE_FORMAT = 4
+"""Newest format of stores and manifests: 4 with arrays whose items have an axis in Zarr, 3 with
+stacked arrays, 2 with compressed arrays or arrays in pieces, else 1."""
 
 MANIFEST = "_manifest/zarr.json"
 """The document of a Zarr group, so that readers of Zarr find nothing unknown in a store."""
@@ -67,6 +67,7 @@ class ArrayEntry(Document, kw_only=True):
     dtype: Spec
     shape: Shape
     order: Shape | None
+    item_axis: bool = False
     chunk_shape: Axes
     piece_shape: Axes | None = None
     compressors: tuple[CompressorEntry, ...] = ()
@@ -96,7 +97,7 @@ class ArrayEntry(Document, kw_only=True):
     @property
     def grid(self) -> Grid:
         """How it is divided."""
-        return Grid(self.shape, self.chunk_shape, self.piece_shape, self.order)
+        return Grid(self.shape, self.chunk_shape, self.piece_shape, self.order, self.item_axis)
 
     @property
     def nbytes(self) -> int:
@@ -164,6 +165,7 @@ class Row(NamedTuple):
             dtype=stack.dtype,
             shape=stack.shape[1:],
             order=stack.order and tuple(axis - 1 for axis in stack.order[1:]),
+            item_axis=stack.item_axis,
             chunk_shape=stack.shape[1:],
             files=[(self.nbytes, stack.rows[self.number])],  # type: ignore[index]  # a stack has rows
         )

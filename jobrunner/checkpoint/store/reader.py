@@ -13,7 +13,6 @@ from typing import Any
 from jobrunner.checkpoint.encoding import Array, Codec, Decoder, InvalidTreeError, StatefulBlob
 from jobrunner.checkpoint.storage import Files, join_path, run_all
 from jobrunner.checkpoint.store.array_reader import StoredArray, VerifiedFiles, WantedRow, read_rows
-from jobrunner.checkpoint.store.layout import describe_array
 from jobrunner.checkpoint.store.manifest import (
     ADVICE,
     LONE_ARRAY,
@@ -192,7 +191,7 @@ class StoreReader:
         return self._decode(name, blob.tree, read, leaf=leaf, is_outline=outline)
 
     def _open_lazily(self, array: ArrayEntry | Row) -> Any:
-        import zarr
+        from jobrunner.checkpoint.store import lazy  # imports Zarr, which is slow
 
         full = join_path(self.root, array.path)
         with self.verified.reading(full), warnings.catch_warnings():
@@ -200,12 +199,10 @@ class StoreReader:
             warnings.simplefilter("ignore")
             try:
                 if isinstance(array, Row):
-                    return self._open_row(array)
-                store, within = self.files.locate(full)
-                if store is None:
-                    return zarr.open_array(within, mode="r", zarr_format=3)
-                objects = zarr.storage.ObjectStore(store, read_only=True)
-                return zarr.open_array(objects, path=within, mode="r", zarr_format=3)
+                    return lazy.open_row(
+                        array.alone(), StoredArray(self.verified, array).read_alone()
+                    )
+                return lazy.open_array(array, *self.files.locate(full))
             except (OSError, JobRunnerError):
                 raise
             except Exception as error:
@@ -213,20 +210,6 @@ class StoreReader:
                     f"{full} cannot be opened by Zarr: {type(error).__name__}: {error}. Load the "
                     f"blob instead, which verifies it."
                 ) from error
-
-    def _open_row(self, row: Row) -> Any:
-        """Open a row of a stack as the array that it would be by itself, in memory."""
-        import zarr
-        from zarr.buffer import cpu
-
-        entry = row.alone()
-        data = {
-            "zarr.json": describe_array(entry.dtype, entry.grid, "ndarray"),
-            entry.grid.key((0,) * len(entry.shape)): StoredArray(self.verified, row).read_alone(),
-        }
-        buffers: dict[str, Any] = {name: cpu.Buffer.from_bytes(it) for name, it in data.items()}
-        store = zarr.storage.MemoryStore(buffers, read_only=True)
-        return zarr.open_array(store, mode="r", zarr_format=3)
 
     def _decode(self, name: str, tree: Any, array: Callable[[int], Array], **options: Any) -> Any:
         if tree == LONE_ARRAY:

@@ -1,0 +1,97 @@
+"""A store is read by others as docs/readers.md says, and as plain numbers with attributes."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobrunner import MultiNodeCheckpointManager
+from jobrunner.testing import assert_identical
+from tests.readers.kinds import ARRAYS, save
+from tests.readers.readers import READERS, MissingReaderError, cell, compare
+
+TABLE = Path(__file__).parents[2] / "docs" / "readers.md"
+EVERYDAY = ("Zarr-Python", "xarray", "TensorStore")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("readers") / "kinds")
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, dict[str, str]]:
+    """Kind of array -> reader -> what the documentation says."""
+    first, _, *others = (
+        TABLE.read_text().partition("| kind of array")[2].split("\n\n")[0].splitlines()
+    )
+    lines = [f"| kind of array{first}", *others]
+    head, *rows = ([part.strip() for part in line.strip("|").split("|")] for line in lines)
+    return {kind: dict(zip(head[1:], cells, strict=True)) for kind, *cells in rows}
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.nightly) for name in READERS],
+)
+def test_a_reader_reads_what_the_table_says(
+    store: Path, table: dict[str, dict[str, str]], reader: str
+) -> None:
+    try:
+        wrong = compare(reader, store)
+    except MissingReaderError as error:
+        pytest.skip(f"{reader} is missing: {error}")
+    assert {kind: cell(kind, wrong) for kind in ARRAYS} == {
+        kind: table[kind][reader] for kind in ARRAYS
+    }
+    listed = {name for arrays in ARRAYS.values() for name in arrays}
+    assert wrong.keys() <= listed  # containers and rows are read by all
+
+
+def test_attributes_say_what_numbers_are(store: Path) -> None:
+    def attributes(name: str) -> Any:
+        return json.loads((store / name / "zarr.json").read_text())["attributes"]
+
+    assert attributes("words")["/jobrunner"]["dtype"] == "<U3"
+    assert attributes("records")["/jobrunner"]["dtype"]["aligned"]
+    dates = attributes("date0")
+    assert dates.pop("/jobrunner")["dtype"] == "<M8[s]"
+    assert dates == {
+        "units": "seconds since 1970-01-01",
+        "calendar": "proleptic_gregorian",
+        "_FillValue": -1 << 63,
+    }
+    assert "units" not in attributes("date7")  # months
+
+
+def test_xarray_shows_dates_as_dates_and_all_groups(store: Path) -> None:
+    xarray = pytest.importorskip("xarray")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tree = xarray.open_datatree(store, engine="zarr", chunks=None)
+    dates = [tree[f"date{i}"].dtype.kind for i in range(10)]
+    assert dates == ["M", "M", "M", "M", "M", "M", "M", "i", "i", "M"]
+    spans = [tree[f"span{i}"].dtype.kind for i in range(4)]
+    assert spans == ["m"] * 4
+    assert {group.path for group in tree.subtree} == {"/", "/_stacks", "/params", "/params/layers"}
+    assert tree.attrs["step"] == 7
+
+
+def test_we_open_lazily_what_was_saved(store: Path) -> None:
+    checkpoint = MultiNodeCheckpointManager(store.parent).open(1)["n"]
+    for name, array in ((name, it) for arrays in ARRAYS.values() for name, it in arrays.items()):
+        assert_identical(array, checkpoint.load(name))
+        lazy = checkpoint[name]
+        assert lazy.shape == array.shape, name
+        found = np.asarray(lazy[...])
+        if array.dtype.isbuiltin == 2 or found.dtype.kind == "V":
+            found = np.frombuffer(found.tobytes(), array.dtype).reshape(array.shape)
+        assert found.dtype.kind == array.dtype.kind, name
+        assert str(found.tolist()) == str(array.tolist()), name  # NaT is not equal to itself
+    for name in ("row3", "day3", "word3"):
+        assert_identical(checkpoint.load(name), checkpoint[name][...])
