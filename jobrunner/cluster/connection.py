@@ -19,10 +19,11 @@ from multiprocessing import resource_tracker
 from typing import Any, Self
 
 import dask
-from distributed import Client, LocalCluster, Nanny, Status
+from distributed import Client, LocalCluster, Nanny
 from distributed.comm.addressing import get_address_host
 
-from jobrunner.cluster.scheduler import OwnClient, SchedulerLink
+from jobrunner.cluster.scheduler import SchedulerLink
+from jobrunner.dask_internals import OwnClient, count_workers, nanny_class
 from jobrunner.define import check_int
 from jobrunner.errors import DefinitionError, ExecutionError, SchedulerLostError
 from jobrunner.worker import MemoryOnly
@@ -104,7 +105,7 @@ class Connection:
     @property
     def most_workers(self) -> float:
         """How many workers the cluster can have; infinite if unknown."""
-        return math.inf if self._cluster is None else len(self._cluster.cluster.worker_spec)
+        return math.inf if self._cluster is None else count_workers(self._cluster.cluster)
 
     def reconnect(self, address: str, wait_seconds: float) -> None:
         """Wait until a lost scheduler is back at its address; see `Session.reconnect`.
@@ -244,7 +245,8 @@ class OwnCluster:
         settings: dict[str, Any] = {}
         try:
             if options["processes"]:
-                options["worker_class"] = self._nanny_class()
+                # `kill` knows these from the beginning, and they then restart no worker.
+                options["worker_class"] = nanny_class(self._nannies, lambda: self._is_killed)
                 preload = dask.config.get("distributed.worker.preload")
                 settings["distributed.worker.preload"] = [*preload, "jobrunner.worker.preload"]
                 resource_tracker.ensure_running()  # starting it later would unblock signals
@@ -253,21 +255,6 @@ class OwnCluster:
                 self._starting.set_result(LocalCluster(**options))
         except BaseException as error:
             self._starting.set_exception(error)
-
-    def _nanny_class(self) -> type[Nanny]:
-        own = self
-
-        class OwnNanny(Nanny):
-            """A nanny that `kill` knows from the beginning, and that then restarts no worker."""
-
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                super().__init__(*args, **kwargs)
-                own._nannies.append(self)
-
-            async def instantiate(self) -> Status:
-                return Status.failed if own._is_killed else await super().instantiate()
-
-        return OwnNanny
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -14,8 +14,9 @@ from contextlib import suppress
 from typing import Any
 
 from distributed import Client
-from distributed.comm.core import Comm, connect
+from distributed.comm.core import Comm
 
+from jobrunner.dask_internals import connect_directly
 from jobrunner.worker import OPERATION, Message
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class DirectLines:
         connect_seconds: float = 2.0,
         late_seconds: float = 1.0,  # how much later than requested answers may come
     ) -> None:
-        self._arguments: dict[str, Any] = client.connection_args
+        self._client = client
         self._most = most
         self._connect_seconds, self._late_seconds = connect_seconds, late_seconds
         self._lock = threading.Lock()  # for the loop and the connections
@@ -146,10 +147,7 @@ class DirectLines:
     async def _connect_to(self, address: str, incarnation: str) -> None:
         if address.partition("://")[0] not in SCHEMES:
             raise ValueError(f"no direct connection to {address}")
-        comm = await connect(
-            address, timeout=self._connect_seconds, deserialize=False, **self._arguments
-        )
-        comm.allow_offload = False  # measuring a message's size takes longer than packing it
+        comm = await connect_directly(self._client, address, self._connect_seconds)
         try:
             await comm.write({"op": OPERATION, "call": "hello", "reply": True})
             answer = await comm.read()

@@ -29,6 +29,7 @@ from jobrunner.cluster.messages import (
 from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.cluster.scheduler import START_AGAIN, SchedulerLink
 from jobrunner.config import get_number
+from jobrunner.dask_internals import broadcast
 from jobrunner.errors import SchedulerLostError
 from jobrunner.worker import OPERATION, Message, host
 
@@ -298,12 +299,7 @@ class Messenger:
         self, message: Message, addresses: Collection[str]
     ) -> Coroutine[Any, Any, dict[str, Answer]]:
         """Send a message through the scheduler; returns each worker's answer or an exception."""
-        rpc: Any = self._client.scheduler
-        message = {"op": OPERATION, "binding": self.name, **message}
-        sending: Coroutine[Any, Any, dict[str, Answer]] = rpc.broadcast(
-            msg=message, workers=list(addresses), on_error="return"
-        )
-        return sending
+        return broadcast(self._client, OPERATION, {"binding": self.name, **message}, addresses)
 
     # ---- news of losses
 

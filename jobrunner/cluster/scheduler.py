@@ -1,9 +1,4 @@
-"""A client's link to its scheduler: which workers there are, and which leave or are lost.
-
-The only module that uses private attributes of distributed: `Client._loop_runner`, to end the
-thread of a client that found no scheduler, and `Client._event_handlers`, since a topic has only one
-handler, and an earlier one must still be called.
-"""
+"""A client's link to its scheduler: which workers there are, and which leave or are lost."""
 
 from __future__ import annotations
 
@@ -13,7 +8,6 @@ import os
 import pydoc
 import threading
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from typing import Any
 
 from distributed import Client
@@ -21,6 +15,7 @@ from distributed import Client
 from jobrunner._version import __version__
 from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.config import get_number
+from jobrunner.dask_internals import is_lost, scheduler_identity, topic_handlers
 from jobrunner.errors import SchedulerLostError
 from jobrunner.worker import PLUGIN_NAME
 
@@ -30,10 +25,8 @@ START_AGAIN = "Start the same command again; it resumes from the last recorded e
 
 PING_SECONDS = 5.0
 """How long the scheduler or a worker may take to answer a ping."""
-CLOSE_SECONDS = 2.0
 SHOWN = 5
 """How many workers an error lists."""
-LEAVING_STATUSES = ("closing_gracefully", "closing")
 
 Listener = Callable[[str, bool], None]
 """Called with a worker's address and True if it is lost, False if it is about to leave."""
@@ -68,21 +61,6 @@ def describe_unfit(unfit: Mapping[str, str]) -> str:
     )
 
 
-class OwnClient(Client):
-    """A client that ends its thread if no scheduler answers."""
-
-    def start(self, **kwargs: Any) -> None:
-        """Connect."""
-        try:
-            super().start(**kwargs)  # type: ignore[no-untyped-call]
-        except BaseException:
-            # Dask closes such a client, but not the thread that it started for it.
-            with suppress(Exception):
-                self.close(timeout=CLOSE_SECONDS)  # type: ignore[no-untyped-call]
-            self._loop_runner.stop()
-            raise
-
-
 class _Topic:
     """Tells the sessions of a client what the scheduler logs of a worker, under its address.
 
@@ -95,14 +73,11 @@ class _Topic:
         self.listeners: list[Listener] = []
 
     def __call__(self, event: tuple[float, Any]) -> Any:
-        message = event[1]
-        if isinstance(message, Mapping):
-            is_removed = message.get("action") == "remove-worker"
-            if is_removed or message.get("status") in LEAVING_STATUSES:
-                # A worker that is retired still serves until its nodes have moved.
-                is_lost = is_removed and not message.get("expected")
-                for listener in tuple(self.listeners):
-                    listener(self._address, is_lost)
+        is_gone = is_lost(event)
+        if is_gone is not None:
+            # A worker that is retired still serves until its nodes have moved.
+            for listener in tuple(self.listeners):
+                listener(self._address, is_gone)
         return None if self.before is None else self.before(event)
 
 
@@ -131,16 +106,12 @@ class SchedulerLink:
         Raises a `SchedulerLostError` if it does not answer within `patience` seconds.
         """
         try:
-            rpc: Any = self.client.scheduler
-            found: dict[str, Any] = await asyncio.wait_for(
-                rpc.identity(n_workers=n_workers), patience
-            )
+            return await asyncio.wait_for(scheduler_identity(self.client, n_workers), patience)
         except (OSError, TimeoutError) as error:
             raise SchedulerLostError(
                 f"The scheduler of {self.client!r} did not answer within {patience:g} s "
                 f"({type(error).__name__}: {error}): it hangs, is gone, or cannot be reached."
             ).advise(START_AGAIN) from error
-        return found
 
     async def run(
         self, function: Callable[..., Any], addresses: Collection[str], *arguments: Any
@@ -221,7 +192,7 @@ class SchedulerLink:
         """Call a listener, on the client's event loop, if one of the workers leaves or is lost."""
         with _lock:
             for address in addresses:
-                topic = self.client._event_handlers.get(address)
+                topic = topic_handlers(self.client).get(address)
                 if not isinstance(topic, _Topic):
                     topic = _Topic(address, topic)
                 if not topic.listeners:
@@ -232,7 +203,7 @@ class SchedulerLink:
         """Undo `watch`."""
         with _lock:
             for address in addresses:
-                topic = self.client._event_handlers.get(address)
+                topic = topic_handlers(self.client).get(address)
                 if not isinstance(topic, _Topic) or listener not in topic.listeners:
                     continue
                 topic.listeners.remove(listener)
@@ -246,6 +217,6 @@ class SchedulerLink:
     def forget_watches(self) -> None:
         """Undo every `watch`; a new scheduler has no subscriptions."""
         with _lock:
-            for topic in self.client._event_handlers.values():
+            for topic in topic_handlers(self.client).values():
                 if isinstance(topic, _Topic):
                     topic.listeners.clear()

@@ -14,12 +14,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dask.system import CPU_COUNT
-from distributed import Status, get_worker, secede
+from distributed import get_worker, secede
 from distributed.diagnostics.plugin import WorkerPlugin
-from distributed.system import MEMORY_LIMIT
 
 from jobrunner.config import get_bytes, get_number
+from jobrunner.dask_internals import (
+    add_plugin,
+    call_worker,
+    deadly_bytes,
+    fair_bytes,
+    find_plugin,
+    handle,
+    is_retiring,
+    memory_reader,
+    remove_plugin,
+    thread_count,
+)
 from jobrunner.errors import DefinitionError
 from jobrunner.worker.group_runs import BindingContext
 from jobrunner.worker.hosted_nodes import HostedNodes, failed_reply
@@ -86,17 +96,17 @@ class WorkspaceHost(WorkerPlugin):
         self._leases: dict[str, _Lease] = {}
         self._own_switch_seconds = 0.0  # the process's switch interval, while it is changed
         self._expected: dict[str, _Expected] = {}
-        worker.handlers[OPERATION] = self.call
+        handle(worker, OPERATION, self.call)
 
     async def teardown(self, worker: Worker) -> None:
         """Drop everything; a worker that is retired first lets its nodes move to other workers."""
         moving = [hosted for hosted in self.bindings.values() if hosted.can_move]
-        if moving and worker.status == Status.closing and not worker.batched_stream.closed():
+        if moving and is_retiring(worker):
             logger.info("Worker %s stays until its nodes have moved elsewhere", worker.address)
             moves = asyncio.gather(*(hosted.ended.wait() for hosted in moving))
             with suppress(TimeoutError):
                 await asyncio.wait_for(moves, get_number("departure-seconds"))
-        worker.handlers.pop(OPERATION, None)
+        handle(worker, OPERATION, None)
         for name in list(self._expected):
             self._stop_expecting(name)
         for name in list(self.bindings):
@@ -153,13 +163,13 @@ class WorkspaceHost(WorkerPlugin):
             context = BindingContext(
                 name=binding,
                 address=worker.address,
-                nthreads=worker.state.nthreads,
+                nthreads=thread_count(worker),
                 call_peer=self._call_peer,
                 memory_limit=MemoryLimit(
                     worker.address,
-                    worker.monitor.get_process_memory,
+                    memory_reader(worker),
                     # Without a nanny, nothing kills the process, and others may share it.
-                    limit_bytes=(worker.nanny and worker.memory_manager.memory_limit) or 0,
+                    limit_bytes=deadly_bytes(worker),
                     share=get_number("memory-share"),
                 ),
                 **options,
@@ -169,10 +179,8 @@ class WorkspaceHost(WorkerPlugin):
         return {"status": "done"}
 
     def _make_kept_states(self) -> KeptStates:
-        share = min(1, self._worker.state.nthreads / CPU_COUNT)  # as in Dask's "auto"
-        limit = self._worker.memory_manager.memory_limit or int(share * MEMORY_LIMIT)
         try:
-            return KeptStates(get_bytes("rollback-memory", limit))
+            return KeptStates(get_bytes("rollback-memory", fair_bytes(self._worker)))
         except ValueError as error:
             raise DefinitionError(f"On worker {self._worker.address}: {error}") from None
 
@@ -195,10 +203,10 @@ class WorkspaceHost(WorkerPlugin):
 
     def _leave(self) -> None:
         """Remove the plugin from its worker, unless it is in use."""
-        worker = self._worker
         is_in_use = self.bindings or self._leases or self._expected
-        if not is_in_use and worker.plugins.get(PLUGIN_NAME) is self:
-            del worker.plugins[PLUGIN_NAME], worker.handlers[OPERATION]
+        if not is_in_use and find_plugin(self._worker, PLUGIN_NAME) is self:
+            remove_plugin(self._worker, PLUGIN_NAME)
+            handle(self._worker, OPERATION, None)
 
     async def _release(self, binding: str, heir: str = "") -> Message:
         hosted = self.bindings.get(binding)
@@ -249,16 +257,16 @@ class WorkspaceHost(WorkerPlugin):
         lease.ended.wait()
 
     async def _call_peer(self, address: str, message: Message) -> Message:
-        reply: Message = await getattr(self._worker.rpc(address), OPERATION)(**message)
+        reply: Message = await call_worker(self._worker, address, OPERATION, message)
         return reply
 
 
 async def host(binding: str, dask_worker: Worker) -> str:
     """Make a worker ready for a binding that is about to come; returns its incarnation."""
-    plugin = dask_worker.plugins.get(PLUGIN_NAME)
+    plugin = find_plugin(dask_worker, PLUGIN_NAME)
     if not isinstance(plugin, WorkspaceHost):
         plugin = WorkspaceHost()
-        await dask_worker.plugin_add(plugin, name=PLUGIN_NAME, catch_errors=False)
+        await add_plugin(dask_worker, PLUGIN_NAME, plugin)
     plugin.expect(binding)
     return plugin.incarnation
 
@@ -273,7 +281,8 @@ async def find_cut(
     async def ping(address: str) -> None:
         async with slots:
             try:
-                await asyncio.wait_for(dask_worker.rpc(address).identity(), wait_seconds)
+                ping = call_worker(dask_worker, address, "identity", {})
+                await asyncio.wait_for(ping, wait_seconds)
             except (OSError, TimeoutError):
                 cut.append(address)
 
@@ -297,7 +306,7 @@ def run_lease(key: str) -> Sequence[str]:
     The scheduler sees that the worker and its resources are in use. As the task secedes, it takes no
     thread from other tasks.
     """
-    host = get_worker().plugins.get(PLUGIN_NAME)
+    host = find_plugin(get_worker(), PLUGIN_NAME)
     # A worker that restarted at the same address gets the task again, but lost the workspaces.
     if isinstance(host, WorkspaceHost) and key.split("|")[2] == host.incarnation:
         secede()

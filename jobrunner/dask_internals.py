@@ -1,0 +1,171 @@
+"""Every use of what Dask's documentation does not promise, and every difference between its versions.
+
+``python tests/versions.py`` runs the tests on the lowest, a middle and the newest version.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from dask.system import CPU_COUNT
+from distributed import Client, LocalCluster, Nanny, Scheduler, Status
+from distributed.comm.core import Comm, connect
+from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.system import MEMORY_LIMIT
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+Handler = Callable[..., Awaitable[Any]]
+
+CLOSE_SECONDS = 2.0
+LEAVING_STATUSES = ("closing_gracefully", "closing")
+
+# ---- clients and schedulers
+
+
+class OwnClient(Client):
+    """A client that ends its thread if no scheduler answers."""
+
+    def start(self, **kwargs: Any) -> None:
+        """Connect."""
+        try:
+            super().start(**kwargs)  # type: ignore[no-untyped-call]
+        except BaseException:
+            # Dask closes such a client, but not the thread that it started for it.
+            with suppress(Exception):
+                self.close(timeout=CLOSE_SECONDS)  # type: ignore[no-untyped-call]
+            self._loop_runner.stop()
+            raise
+
+
+# Older schedulers describe all their workers to everyone who asks.
+_CAN_LIMIT_WORKERS = "n_workers" in inspect.signature(Scheduler.identity).parameters
+
+
+async def scheduler_identity(client: Client, n_workers: int) -> dict[str, Any]:
+    """The scheduler's description of itself and of at least `n_workers` workers; -1 for all."""
+    rpc: Any = client.scheduler
+    limit = {"n_workers": n_workers} if _CAN_LIMIT_WORKERS else {}
+    found: dict[str, Any] = await rpc.identity(**limit)
+    return found
+
+
+async def broadcast(
+    client: Client, operation: str, message: Mapping[str, Any], addresses: Collection[str]
+) -> dict[str, Any]:
+    """Send a message through the scheduler; returns each worker's answer or an exception."""
+    rpc: Any = client.scheduler
+    answers: dict[str, Any] = await rpc.broadcast(
+        msg={"op": operation, **message}, workers=list(addresses), on_error="return"
+    )
+    return answers
+
+
+def topic_handlers(client: Client) -> Mapping[str, Callable[[Any], Any]]:
+    """What a client calls for the topics that it has subscribed to: one handler for each."""
+    handlers: Mapping[str, Callable[[Any], Any]] = client._event_handlers
+    return handlers
+
+
+def is_lost(event: tuple[float, Any]) -> bool | None:
+    """What an event of a worker's topic says: it is lost (True), about to leave (False), or else."""
+    message = event[1]
+    if not isinstance(message, Mapping):
+        return None
+    if message.get("action") == "remove-worker":
+        return not message.get("expected")
+    return False if message.get("status") in LEAVING_STATUSES else None
+
+
+async def connect_directly(client: Client, address: str, timeout_seconds: float) -> Comm:
+    """Connect to a worker, as a client does, on the running event loop."""
+    arguments: dict[str, Any] = client.connection_args
+    comm: Comm = await connect(address, timeout=timeout_seconds, deserialize=False, **arguments)
+    comm.allow_offload = False  # measuring a message's size takes longer than packing it
+    return comm
+
+
+# ---- local clusters
+
+
+def nanny_class(started: list[Nanny], is_over: Callable[[], bool]) -> type[Nanny]:
+    """A class of nannies that are in `started` from the beginning, and start nothing when over."""
+
+    class OwnNanny(Nanny):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            started.append(self)
+
+        async def instantiate(self) -> Status:
+            return Status.failed if is_over() else await super().instantiate()
+
+    return OwnNanny
+
+
+def count_workers(cluster: LocalCluster) -> int:
+    """How many workers a local cluster has, those that start included."""
+    return len(cluster.worker_spec)
+
+
+# ---- workers
+
+
+def find_plugin(worker: Worker, name: str) -> object:
+    """The plugin of that name, or None."""
+    return worker.plugins.get(name)
+
+
+async def add_plugin(worker: Worker, name: str, plugin: WorkerPlugin) -> None:
+    """Add a plugin to this worker, and not to all workers as `Client.register_plugin` does."""
+    await worker.plugin_add(plugin, name=name, catch_errors=False)
+
+
+def remove_plugin(worker: Worker, name: str) -> None:
+    """Remove a plugin without calling its `teardown`."""
+    del worker.plugins[name]
+
+
+def handle(worker: Worker, operation: str, handler: Handler | None) -> None:
+    """Let a handler answer messages of an operation; None removes it."""
+    if handler is None:
+        worker.handlers.pop(operation, None)
+    else:
+        worker.handlers[operation] = handler
+
+
+async def call_worker(
+    worker: Worker, address: str, operation: str, message: Mapping[str, Any]
+) -> Any:
+    """Send a message from a worker to another one; returns the answer."""
+    return await getattr(worker.rpc(address), operation)(**message)
+
+
+def is_retiring(worker: Worker) -> bool:
+    """Whether a worker closes as asked, and not because it lost its scheduler."""
+    return worker.status == Status.closing and not worker.batched_stream.closed()
+
+
+def thread_count(worker: Worker) -> int:
+    """How many threads run a worker's tasks."""
+    return int(worker.state.nthreads)
+
+
+def memory_reader(worker: Worker) -> Callable[[], int]:
+    """A function that returns how many bytes a worker's process uses."""
+    reader: Callable[[], int] = worker.monitor.get_process_memory
+    return reader
+
+
+def deadly_bytes(worker: Worker) -> int:
+    """The use of memory at which a worker's nanny kills it; 0 if nothing does."""
+    return int((worker.nanny and worker.memory_manager.memory_limit) or 0)
+
+
+def fair_bytes(worker: Worker) -> int:
+    """A worker's memory limit, or else its share of the machine's memory, as in Dask's "auto"."""
+    share = min(1, thread_count(worker) / CPU_COUNT)
+    return int(worker.memory_manager.memory_limit or share * MEMORY_LIMIT)
