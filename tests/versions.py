@@ -1,0 +1,128 @@
+"""Run the tests on the lowest, a middle and the newest version of what jobrunner depends on.
+
+    python tests/versions.py [--set lowest] [--python python3.12] [PYTEST ARGUMENT ...]
+
+Makes an environment for each set and each Python that it finds, with uv if that is installed, runs
+pytest in each, by default all everyday tests, and prints a table. The lowest versions are those
+that pyproject.toml declares. Environments are kept in .versions/ and used again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SHOWN = ("dask", "zarr", "numpy")
+PYTHONS = [f"python3.{minor}" for minor in range(11, 20)]
+
+MIDDLE = ["dask==2025.7.0", "distributed==2025.7.0", "zarr==3.1.3", "numpy==2.2.6"]
+
+
+def requirements() -> dict[str, list[str]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {"lowest": floors(project["dependencies"]), "middle": MIDDLE, "newest": []}
+
+
+def floors(dependencies: list[str]) -> list[str]:
+    """Pin each dependency to the lowest version that it allows."""
+    return [line.replace(">=", "==") for line in dependencies]
+
+
+def find_pythons() -> list[str]:
+    """The interpreters on the PATH, and this one; uv's own ones too."""
+    found = {}
+    names = [sys.executable, *PYTHONS]
+    if shutil.which("uv"):
+        listed = said("uv", "python", "list", "--only-installed")
+        names += [line.split()[1] for line in listed.splitlines() if line.startswith("cpython")]
+    for name in filter(None, map(shutil.which, names)):
+        version = said(name, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
+        if tuple(map(int, version.split("."))) >= (3, 11):
+            found.setdefault(version, name)
+    return list(found.values())
+
+
+def said(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def make(python: str, name: str, pins: list[str]) -> Path:
+    """An environment with the package and its tests' dependencies; returns its interpreter."""
+    version = said(python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
+    place = ROOT / ".versions" / f"{version}-{name}"
+    interpreter = place / "bin" / "python"
+    wanted = ["--editable", f"{ROOT}[test]", *pins]
+    if uv := shutil.which("uv"):
+        if not interpreter.exists():
+            said(uv, "venv", "--quiet", "--python", python, str(place))
+        install = [uv, "pip", "install", "--quiet", "--python", str(interpreter)]
+    else:
+        if not interpreter.exists():
+            said(python, "-m", "venv", str(place))
+        install = [str(interpreter), "-m", "pip", "install", "--quiet"]
+    said(*install, *(["--upgrade"] if name == "newest" else []), *wanted)
+    return interpreter
+
+
+def versions(interpreter: Path) -> list[str]:
+    code = f"""
+import importlib.metadata, platform
+print(platform.python_version(), *map(importlib.metadata.version, {SHOWN}))
+"""
+    return said(str(interpreter), "-c", code).split()
+
+
+def run(interpreter: Path, arguments: list[str]) -> tuple[str, int]:
+    """Run pytest, and show what it says; returns its last line and exit status."""
+    last = ""
+    with subprocess.Popen(
+        [str(interpreter), "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as tests:
+        assert tests.stdout is not None
+        for line in tests.stdout:
+            print(line, end="", flush=True)
+            last = line.strip() or last
+    return last, tests.returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    sets = requirements()
+    parser.add_argument("--set", action="append", choices=sets, help="by default all")
+    parser.add_argument("--python", action="append", help="by default all that are found")
+    options, arguments = parser.parse_known_args()
+    rows = [("set", "python", *SHOWN, "result", "seconds")]
+    failed = 0
+    for python in options.python or find_pythons():
+        for name in options.set or sets:
+            print(f"=== {name} versions with {python}", flush=True)
+            started = time.monotonic()
+            try:
+                interpreter = make(python, name, sets[name])
+                found = versions(interpreter)
+                result, status = run(interpreter, arguments)
+            except subprocess.CalledProcessError as error:
+                print(error.stderr, flush=True)
+                found, result, status = [python, *"---"], "cannot be installed", error.returncode
+            rows.append((name, *found, result, f"{time.monotonic() - started:.0f}"))
+            failed += status != 0
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
