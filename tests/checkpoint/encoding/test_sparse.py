@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jobrunner import CheckpointError, DefinitionError
 from jobrunner.checkpoint import Decoder, LibraryParts, encode_blobs
 from jobrunner.testing import assert_identical
+from tests.sampling import examples
 from tests.stores import write_store, written_and_read
 
 sparse = pytest.importorskip("scipy.sparse")
@@ -56,6 +57,7 @@ def matrices(draw: Any) -> Any:
 
 
 @given(matrices())
+@settings(max_examples=examples(25))
 def test_any_sparse_matrix_comes_back_as_it_was(matrix: Any) -> None:
     assert_same(matrix, written_and_read(matrix))
 
@@ -91,7 +93,7 @@ def test_two_blobs_that_share_one_are_refused() -> None:
     matrix = sparse.csr_array(np.eye(3))
     with pytest.raises(DefinitionError, match="contain the same csr_array"):
         encode_blobs("n", {"a": matrix, "b": [matrix]})
-    with pytest.raises(DefinitionError, match="'a/indices' and 'b/indices' share memory"):
+    with pytest.raises(DefinitionError, match="'a/ind(ices|ptr)' and 'b/ind.*' share memory"):
         encode_blobs("n", {"a": matrix, "b": matrix._with_data(np.zeros(3), copy=False)})
 
 

@@ -31,9 +31,9 @@ def encode_value(encoder: Encoder, value: Any, trail: Trail, kind: LibraryType) 
         raise
     except Exception as error:
         raise NotExactError(f"reading it raised {type(error).__name__}: {error}") from error
-    if same := encoder.number(id(value), value) if kind.is_value else encoder.mutable(value):
+    if same := encoder.mutable(value) if kind.is_mutable else encoder.number(id(value), value):
         return same
-    before, encoder.is_value = encoder.is_value, encoder.is_value or kind.is_value
+    before, encoder.is_value = encoder.is_value, encoder.is_value or kind.hides_memory()
     tree = encoder.within(f"a {kind.name}", value, parts, trail)
     encoder.is_value = before
     return {"$": "library", "of": kind.name, "value": tree}

@@ -24,8 +24,8 @@ class LibraryType:
     attribute: str
     codec: str
     """The module beside this one that encodes and decodes it."""
-    is_value: bool
-    """Whether it cannot change, or copies on write: then it does not matter what shares its memory."""
+    is_mutable: bool = True
+    copies_on_write: bool = False
 
     @property
     def name(self) -> str:
@@ -36,6 +36,14 @@ class LibraryType:
     def library(self) -> str:
         """What to import and to install."""
         return self.module.partition(".")[0]
+
+    def hides_memory(self) -> bool:
+        """Whether a change of it never shows in what shares its memory, nor the other way round."""
+        if self.copies_on_write and self.library == "pandas":
+            pandas = sys.modules["pandas"]
+            is_old = int(pandas.__version__.partition(".")[0]) < 3
+            return not is_old or pandas.options.mode.copy_on_write is True
+        return not self.is_mutable
 
     def encode(self, value: Any) -> Any:
         """Convert to arrays and plain values; raises `NotExactError`."""
@@ -55,8 +63,24 @@ class LibraryType:
 
 
 _TYPES: Sequence[LibraryType] = [
-    LibraryType("scipy.sparse", "sparray", "sparse", False),
-    LibraryType("scipy.sparse", "spmatrix", "sparse", False),
+    LibraryType("scipy.sparse", "sparray", "sparse"),
+    LibraryType("scipy.sparse", "spmatrix", "sparse"),
+    LibraryType("pandas", "DataFrame", "frames", copies_on_write=True),
+    LibraryType("pandas", "Series", "frames", copies_on_write=True),
+    LibraryType("pandas", "Index", "frames", is_mutable=False),
+    LibraryType("pandas.api.extensions", "ExtensionArray", "frames"),
+    LibraryType("pandas", "Timestamp", "frames", is_mutable=False),
+    LibraryType("pandas", "Timedelta", "frames", is_mutable=False),
+    LibraryType("pandas", "Period", "frames", is_mutable=False),
+    LibraryType("pandas", "Interval", "frames", is_mutable=False),
+    LibraryType("pandas.api.typing", "NAType", "frames", is_mutable=False),
+    LibraryType("pandas.api.typing", "NaTType", "frames", is_mutable=False),
+    LibraryType("pyarrow", "Table", "arrow", is_mutable=False),
+    LibraryType("pyarrow", "RecordBatch", "arrow", is_mutable=False),
+    LibraryType("pyarrow", "Array", "arrow", is_mutable=False),
+    LibraryType("pyarrow", "ChunkedArray", "arrow", is_mutable=False),
+    LibraryType("pyarrow", "Schema", "arrow", is_mutable=False),
+    LibraryType("pyarrow", "DataType", "arrow", is_mutable=False),
 ]
 _BY_NAME = {it.name: it for it in _TYPES}
 _BY_PACKAGE: dict[str, list[LibraryType]] = {}

@@ -1,0 +1,313 @@
+"""pandas objects come back as they were, without pickle."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.util
+import zoneinfo
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobrunner import CheckpointError, DefinitionError
+from jobrunner.checkpoint import Decoder, encode_blobs
+from jobrunner.testing import assert_identical
+from tests.sampling import examples
+from tests.stores import write_store, written_and_read
+
+pd = pytest.importorskip("pandas", "2.2")
+
+PARIS = zoneinfo.ZoneInfo("Europe/Paris")
+ZONES = [None, dt.UTC, PARIS, dt.timezone(dt.timedelta(hours=5, minutes=45), "here")]
+
+
+def assert_same(expected: Any, found: Any) -> None:
+    assert type(found) is type(expected)
+    if isinstance(expected, pd.DataFrame):
+        pd.testing.assert_frame_equal(
+            expected, found, check_exact=True, check_freq=True, check_flags=True,
+            check_column_type="equiv",
+        )  # fmt: skip
+        assert_same(expected.index, found.index)
+        assert_same(expected.columns, found.columns)
+        blocks = [
+            [(block.mgr_locs.as_array.tolist(), block.values) for block in frame._mgr.blocks]
+            for frame in (expected, found)
+        ]
+        for (places, one), (other_places, other) in zip(*blocks, strict=True):
+            assert places == other_places
+            assert_same_values(one, other)
+    elif isinstance(expected, pd.Series):
+        pd.testing.assert_series_equal(
+            expected, found, check_exact=True, check_freq=True, check_flags=True
+        )
+        assert_same(expected.index, found.index)
+        assert_same_values(expected.array, found.array)
+    elif isinstance(expected, pd.MultiIndex):
+        pd.testing.assert_index_equal(expected, found, exact=True)
+        assert (expected.names, expected.sortorder) == (found.names, found.sortorder)
+        for one, other in zip(expected.levels, found.levels, strict=True):
+            assert_same(one, other)
+        assert_identical(list(map(np.asarray, expected.codes)), list(map(np.asarray, found.codes)))
+    elif isinstance(expected, pd.Index):
+        pd.testing.assert_index_equal(expected, found, exact=True)
+        assert (expected.name, getattr(expected, "freq", 0)) == (
+            found.name,
+            getattr(found, "freq", 0),
+        )
+        if not isinstance(expected, pd.RangeIndex):
+            assert_same_values(expected.array, found.array)
+    else:
+        assert_same_values(expected, found)
+    assert getattr(expected, "attrs", None) == getattr(found, "attrs", None)
+
+
+def assert_same_values(expected: Any, found: Any) -> None:
+    assert type(found) is type(expected)
+    assert found.dtype == expected.dtype
+    assert repr(found.dtype) == repr(expected.dtype)
+    if isinstance(expected.dtype, pd.CategoricalDtype):
+        assert_same(expected.categories, found.categories)
+        assert_identical(expected.codes, found.codes)
+    elif isinstance(expected.dtype, pd.SparseDtype):
+        assert_identical(expected.sp_values, found.sp_values)
+        assert expected.sp_index.equals(found.sp_index)
+    elif isinstance(expected, np.ndarray) and expected.dtype != object:
+        assert_identical(expected, found)
+    elif hasattr(expected, "asi8"):
+        assert_identical(expected.asi8, found.asi8)
+        if hasattr(expected, "tz"):
+            assert type(expected.tz) is type(found.tz)
+    else:
+        one, other = (np.asarray(it, object).ravel().tolist() for it in (expected, found))
+        assert_identical(list(map(type, one)), list(map(type, other)))
+        assert repr(one) == repr(other)
+
+
+TEXTS = st.text(max_size=5)
+FLOATS = st.floats(width=32)
+MOMENTS = st.integers(-(10**9), 10**9) | st.just(np.iinfo(np.int64).min)
+
+
+@st.composite
+def columns(draw: Any, length: int) -> Any:
+    def many(items: Any) -> list[Any]:
+        return draw(st.lists(items, min_size=length, max_size=length))
+
+    kind = draw(st.sampled_from(KINDS))
+    if kind == "numpy":
+        dtype = draw(st.sampled_from(["f8", "f4", "i8", "u2", "?", "c16"]))
+        return np.array(many(st.integers(0, 1)), dtype)
+    if kind == "nullable":
+        name = draw(st.sampled_from(["Int8", "UInt32", "Float64", "boolean"]))
+        return pd.array(many(st.none() | st.integers(0, 1)), dtype=name)
+    if kind == "text":
+        storage = draw(st.sampled_from(["python", "pyarrow"] if HAS_ARROW else ["python"]))
+        return pd.array(many(st.none() | TEXTS), dtype=pd.StringDtype(storage))
+    if kind == "object":
+        gaps = st.none() | st.just(float("nan")) | st.just(pd.NA) | st.just(pd.NaT)
+        mixed = draw(st.sampled_from([TEXTS, TEXTS | gaps, TEXTS | st.integers() | st.booleans()]))
+        array = np.empty(length, object)
+        array[:] = many(mixed)
+        return array
+    if kind == "category":
+        categories = draw(st.lists(TEXTS | st.integers(), unique=True, min_size=1, max_size=4))
+        codes = many(st.integers(-1, len(categories) - 1))
+        return pd.Categorical.from_codes(
+            codes, categories=pd.Index(categories, dtype=object), ordered=draw(st.booleans())
+        )
+    unit = draw(st.sampled_from(["s", "ms", "us", "ns"]))
+    if kind == "moment":
+        moments = pd.DatetimeIndex(np.array(many(MOMENTS), "i8").view(f"M8[{unit}]"))
+        zone = draw(st.sampled_from(ZONES))
+        return (moments if zone is None else moments.tz_localize("UTC").tz_convert(zone)).array
+    if kind == "duration":
+        return pd.TimedeltaIndex(np.array(many(MOMENTS), "i8").view(f"m8[{unit}]")).array
+    if kind == "period":
+        freq = draw(st.sampled_from(["D", "M", "Q-NOV", "2h"]))
+        return pd.PeriodIndex.from_ordinals(many(st.integers(0, 9999)), freq=freq).array
+    if kind == "interval":
+        left = np.array(many(FLOATS.filter(lambda x: abs(x) < 1e9)))
+        closed = draw(st.sampled_from(["left", "right", "both", "neither"]))
+        return pd.arrays.IntervalArray.from_arrays(left, left + 1, closed=closed)
+    return pd.arrays.SparseArray(
+        np.array(many(st.sampled_from([0.0, 1.5]))),
+        kind=draw(st.sampled_from(["block", "integer"])),
+        fill_value=draw(st.sampled_from([0.0, 1.5, float("nan")])),
+    )
+
+
+KINDS = [
+    *("numpy", "numpy", "nullable", "text", "object", "category"),
+    *("moment", "duration", "period", "interval", "sparse"),
+]
+HAS_ARROW = importlib.util.find_spec("pyarrow") is not None
+NAMES = st.none() | TEXTS | st.integers() | st.tuples(TEXTS, st.integers())
+
+
+@st.composite
+def indexes(draw: Any, length: int) -> Any:
+    name = draw(NAMES)
+    kind = draw(st.sampled_from(["range", "plain", "dates", "multi"]))
+    if kind == "range":
+        start, step = draw(st.integers(-5, 5)), draw(st.sampled_from([1, -3, 2]))
+        return pd.RangeIndex(start, start + step * length, step, name=name)
+    if kind == "dates":
+        freq = draw(st.sampled_from(["D", "h", "ME", "W-WED", "2min"]))
+        zone = draw(st.sampled_from(ZONES))
+        return pd.date_range("2024-03-28", periods=length, freq=freq, tz=zone, name=name)
+    if kind == "multi":
+        arrays = [draw(indexes(length).filter(lambda it: it.nlevels == 1)) for _ in range(2)]
+        return pd.MultiIndex.from_arrays(arrays, names=[draw(NAMES), draw(NAMES)])
+    return pd.Index(draw(columns(length)), name=name)
+
+
+@st.composite
+def frames(draw: Any) -> Any:
+    length, width = draw(st.integers(0, 4)), draw(st.integers(0, 4))
+    values = [draw(columns(length)) for _ in range(width)]
+    index = draw(indexes(length))
+    frame = pd.DataFrame(dict(enumerate(values)), index=index)
+    if draw(st.booleans()):
+        frame = frame.copy()  # consolidates
+    frame.columns = draw(indexes(width))
+    if draw(st.booleans()) and index.is_unique and frame.columns.is_unique:
+        frame.flags.allows_duplicate_labels = False
+    if draw(st.booleans()):
+        frame.attrs = {"unit": "m", "more": [1, {"x": 2.5}]}
+    return frame
+
+
+@given(frames())
+@settings(max_examples=examples(25))
+def test_any_frame_comes_back_as_it_was(frame: Any) -> None:
+    assert_same(frame, written_and_read(frame))
+
+
+@settings(max_examples=examples(25))
+@given(st.integers(0, 4).flatmap(lambda n: st.tuples(columns(n), indexes(n), NAMES)))
+def test_any_series_comes_back_as_it_was(parts: Any) -> None:
+    values, index, name = parts
+    dtype = object if values.dtype == object else None
+    series = pd.Series(values, index=index, name=name, dtype=dtype)
+    found = written_and_read({"series": series, "index": index, "values": series.array})
+    assert_same(series, found["series"])
+    assert_same(index, found["index"])
+    assert_same_values(series.array, found["values"])
+
+
+def test_a_frame_is_stored_in_its_blocks_which_other_readers_see(tmp_path: Path) -> None:
+    frame = pd.DataFrame(np.arange(12.0).reshape(4, 3), columns=list("abc"))
+    frame["n"] = np.arange(4)
+    write_store(tmp_path, encode_blobs("n", {"x": frame}))
+    group = zarr.open_group(tmp_path / "n.0", mode="r")
+    assert_identical(frame[["a", "b", "c"]].to_numpy().T, group["x/blocks/0/values"][:])
+    assert_identical(np.arange(4)[np.newaxis], group["x/blocks/1/values"][:])
+
+
+SCALARS = [
+    pd.Timestamp("2024-10-27 02:30").tz_localize("UTC").tz_convert(PARIS), pd.Timestamp(5, unit="s"),
+    pd.Timestamp("2024-01-01", tz=dt.UTC), pd.Timedelta(3, "ns"), pd.Timedelta("1D").as_unit("s"),
+    pd.Period("2024-02", "M"), pd.Interval(0, 1.5, "both"), pd.NA, pd.NaT,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", SCALARS)
+def test_scalars_come_back_as_they_were(value: Any) -> None:
+    found, *_, third = written_and_read([value, {"at": value}, value])
+    assert type(found) is type(value)
+    assert repr(found) == repr(value)
+    assert found is value or found == value
+    assert getattr(found, "unit", 0) == getattr(value, "unit", 0)
+    assert type(getattr(found, "tz", 0)) is type(getattr(value, "tz", 0))
+    assert found is third
+
+
+def test_arrow_backed_columns_and_lists_in_cells_come_back_as_they_were() -> None:
+    frame = pd.DataFrame({"cells": [[1, 2], [3, 4], None]})
+    if HAS_ARROW:
+        import pyarrow as pa
+
+        frame["arrow"] = pd.array([[1], None, []], dtype=pd.ArrowDtype(pa.list_(pa.int8())))
+    assert_same(frame, written_and_read(frame))
+
+
+def test_blobs_may_share_memory_of_frames_which_copy_on_write(tmp_path: Path) -> None:
+    if int(pd.__version__.split(".")[0]) < 3:
+        pytest.skip("pandas 2 copies on write only if asked")
+    frame = pd.DataFrame({"a": np.arange(3.0), "b": np.arange(3.0)})
+    found = write_store(tmp_path, encode_blobs("n", {"x": [frame, frame["a"]], "y": frame[["b"]]}))
+    (whole, column), part = found.load()["x"], found.load()["y"]
+    column.iloc[0] = 9
+    part.iloc[0, 0] = 9
+    assert_same(frame, whole)
+    with pytest.raises(DefinitionError, match="contain the same DataFrame object"):
+        encode_blobs("n", {"x": frame, "y": [frame]})
+
+
+class Mine(pd.DataFrame):  # type: ignore[misc]
+    pass
+
+
+def business() -> Any:
+    days = pd.offsets.CustomBusinessDay(holidays=["2024-01-02"])
+    return pd.date_range("2024-01-01", periods=2, freq=days)
+
+
+NOT_EXACT = [
+    (business, "its frequency <CustomBusinessDay> would be lost; set index.freq = None"),
+    (lambda: Mine({"a": [1]}), "there is no codec for its type"),
+    (lambda: pd.DataFrame({"a": [object()]}), "item blocks/0/values/items/0: a object cannot"),
+    (lambda: pd.DataFrame({"a": [1]}, index=[Path]), "item index/values/items/0"),
+]
+
+
+@pytest.mark.parametrize(("make", "why"), NOT_EXACT)
+def test_what_is_not_exact_is_refused_by_name(make: Any, why: str) -> None:
+    with pytest.raises(DefinitionError, match=why):
+        encode_blobs("n", {"x": make()})
+
+
+def test_what_is_not_exact_is_pickled_if_that_is_allowed() -> None:
+    blob = encode_blobs("n", {"x": [business()]}, allow_pickle=True)["x"]
+    (found,) = Decoder(lambda i: blob.parts[i].data, allow_pickle=True).decode(blob.tree)
+    assert_same(business(), found)
+
+
+def frame_parts(**changes: Any) -> dict[str, Any]:
+    axis = pd.RangeIndex(2)
+    block = {"columns": [0, 1], "values": np.ones((2, 2))}
+    about = {"attrs": {}, "duplicates": True}
+    return {"blocks": [block], "index": axis, "columns": axis, **about, **changes}
+
+
+FORGED = [
+    ("DataFrame", frame_parts(blocks=[{"columns": [0, 9], "values": np.ones((2, 2))}])),
+    ("DataFrame", frame_parts(blocks=[{"columns": [0, 0], "values": np.ones((2, 2))}])),
+    ("DataFrame", frame_parts(blocks=[{"columns": [0], "values": np.ones((1, 2))}])),
+    ("DataFrame", frame_parts(blocks=[{"columns": [0, 1], "values": np.ones((2, 3))}])),
+    ("DataFrame", frame_parts(blocks=[{"columns": [0, 1], "values": np.ones(2)}])),
+    ("DataFrame", frame_parts(index=[0, 1])),
+    ("Index", {"levels": [pd.RangeIndex(1)], "codes": [np.array([5])], "names": ["a"], "sortorder": None}),
+    ("Index", {"values": {"kind": "categorical", "values": np.array([7]), "categories": pd.Index([1]), "ordered": False}, "name": None}),
+    ("Index", {"values": {"kind": "datetime", "values": np.ones(2), "zone": None}, "name": None}),
+    ("Index", {"values": {"kind": "datetime", "values": np.ones(2, "M8[s]"), "zone": {"zoneinfo": "../../etc/passwd"}}, "name": None}),
+    ("Index", {"values": {"kind": "sparse", "values": np.ones(2), "fill": 0.0, "index": "block", "length": 2, "indices": np.array([0, 99], "i4")}, "name": None}),
+    ("Index", {"values": {"kind": "sparse", "values": np.ones(1), "fill": 0.0, "index": "integer", "length": 9, "indices": np.array([0, 1], "i4")}, "name": None}),
+    ("Index", {"values": {"kind": "masked", "values": np.ones(2), "missing": np.ones(1, bool)}, "name": None}),
+    ("Index", {"values": {"kind": "system"}, "name": None}),
+    ("Series", {"values": np.ones(3), "index": pd.RangeIndex(2), "name": None, "attrs": {}, "duplicates": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "parts"), FORGED)
+def test_forged_parts_are_refused(name: str, parts: dict[str, Any]) -> None:
+    blob = encode_blobs("n", {"x": parts})["x"]
+    node = {"$": "library", "of": f"pandas.{name}", "value": blob.tree}
+    with pytest.raises(CheckpointError, match=f"pandas cannot make a pandas.{name} of it"):
+        Decoder(lambda i: blob.parts[i].data, where="Blob 'x'").decode(node)
