@@ -69,35 +69,38 @@ class Contents:
     """The arrays, tensors and built-in containers within a value, not the value itself."""
 
     form: Form = Form.FLAT
-    found: dict[int, Any] = field(default_factory=dict)  # by id
-    ties: dict[int, int] = field(default_factory=dict)  # how often each is found again
+    parts: list[Any] = field(default_factory=list)  # each once
     kinds: set[type] = field(default_factory=set)  # of its items, their items, ...
+    ties: dict[int, int] = field(default_factory=dict)  # how often parts are found again, by id
+    is_sole: bool = True  # each part was found once, and nothing else refers to it
 
     def shared(self, held: Callable[[Any], int] = lambda part: 0) -> set[int]:
         """The ids of the parts that something outside of the value can reach.
 
         References are counted: the caller must have none to a part, but for what `held` returns.
         """
-        ties = self.ties
-        counted = zip(self.found, map(sys.getrefcount, self.found.values()), strict=True)
-        more = [(key, count - _SOLE) for key, count in counted if count > _SOLE]
         shared: set[int] = set()
-        for key, extra in more:
-            again = ties.get(key, 0)
-            if extra > again + held(self.found[key]) * (1 + again):
-                shared.add(key)
-                shared.update(survey(self.found[key]).found)
+        if self.is_sole:
+            return shared
+        # In this order: each part is counted before zip refers to it too.
+        counted = zip(map(sys.getrefcount, self.parts), self.parts, strict=True)
+        more = [(part, count - _SOLE) for count, part in counted if count > _SOLE]
+        for part, extra in more:
+            again = self.ties.get(id(part), 0)
+            if extra > again + held(part) * (1 + again):
+                shared.add(id(part))
+                shared.update(map(id, survey(part).parts))
         return shared
 
     def memory(self) -> list[Any]:
         """The arrays and tensors."""
         if not any(issubclass(kind, np.ndarray) or is_tensor_kind(kind) for kind in self.kinds):
             return []
-        return [it for it in self.found.values() if isinstance(it, np.ndarray) or is_tensor(it)]
+        return [it for it in self.parts if isinstance(it, np.ndarray) or is_tensor(it)]
 
     def known(self) -> Known:
         """Return what is worth remembering."""
-        return Known(self.form, len(self.found))
+        return Known(self.form, len(self.parts))
 
 
 def survey(value: Any) -> Contents:
@@ -106,34 +109,42 @@ def survey(value: Any) -> Contents:
     if top in MUTABLE_LEAVES:
         return Contents()
     contents = Contents()
-    found, kinds = contents.found, contents.kinds
+    kinds, parts = contents.kinds, contents.parts
+    found: set[int] = set()
     is_tree = top in _NESTED
-    level = [value]
+    level, of_level = [value], {top}
     while level:
-        if is_tree:
+        if is_tree and dict in of_level:
             keys = list(chain.from_iterable([node for node in level if type(node) is dict]))
-            is_tree = _are_short(keys, {*map(type, keys)}, _MARSHALLED - _NESTED)
-        children = _children(level)
-        here = set(map(type, children))
-        kinds |= here
-        is_tree = is_tree and _are_short(children, here)
-        if here <= IMMUTABLE:
+            is_tree = _are_short(keys, set(map(type, keys)), _MARSHALLED - _NESTED)
+        children = _children(level, of_level)
+        of_level = set(map(type, children))
+        kinds |= of_level
+        is_tree = is_tree and _are_short(children, of_level)
+        if of_level <= IMMUTABLE:
             break
-        parts = [child for child in children if items_of(type(child)) is not None]
+        level, of_level = _parts(children, of_level), of_level - IMMUTABLE
         del children
-        if tuple in here:
-            inside = _items_of_tuples(parts)
+        if tuple in of_level:
+            inside = _items_of_tuples(level)
             inner = set(map(type, inside))
             if inner <= IMMUTABLE:
                 is_tree = is_tree and _are_short(inside, inner)
-                parts = [part for part in parts if type(part) is not tuple]
+                level = [part for part in level if type(part) is not tuple]
+                of_level.discard(tuple)
             del inside
-        new = dict(zip(map(id, parts), parts, strict=True))
-        if len(new) < len(parts) or id(value) in new or not found.keys().isdisjoint(new):
-            _count_ties(contents, collections.Counter(map(id, parts)), id(value))
-            new.pop(id(value), None)
-        level = [part for key, part in new.items() if key not in found]
-        found.update(new)
+        if contents.is_sole and max(map(sys.getrefcount, level), default=0) > _SOLE:
+            contents.is_sole = False
+            found.update(map(id, parts), [id(value)])
+        if not contents.is_sole:
+            new = dict(zip(map(id, level), level, strict=True))
+            if len(new) < len(level) or not found.isdisjoint(new):
+                for key, count in collections.Counter(map(id, level)).items():
+                    if again := count - (key not in found):
+                        contents.ties[key] = contents.ties.get(key, 0) + again
+            level = [part for key, part in new.items() if key not in found]
+            found.update(new)
+        parts += level
     if all(kind in IMMUTABLE or is_tuple(kind) for kind in kinds):
         if is_tuple(top):
             contents.form = Form.CONSTANT
@@ -211,15 +222,21 @@ def _values_and_attributes(value: Any) -> Iterable[Any]:
     return [*value.values(), vars(value)] if vars(value) else value.values()
 
 
-def _children(level: list[Any]) -> list[Any]:
-    kinds = set(map(type, level))
+def _children(nodes: list[Any], kinds: set[type]) -> list[Any]:
     children: list[Any] = []
     for kind in kinds:
-        nodes = level if len(kinds) == 1 else [node for node in level if type(node) is kind]
         items = items_of(kind)
-        assert items is not None
-        children += chain.from_iterable(map(items, nodes))
+        if items is not None:
+            alike = nodes if len(kinds) == 1 else [node for node in nodes if type(node) is kind]
+            lists: Any = alike if items is iter else map(items, alike)
+            children += chain.from_iterable(lists)
     return children
+
+
+def _parts(children: list[Any], kinds: set[type]) -> list[Any]:
+    """Return the containers, arrays and tensors among values of these kinds."""
+    wanted = {kind for kind in kinds if items_of(kind) is not None}
+    return children if wanted == kinds else [it for it in children if type(it) in wanted]
 
 
 def _items_of_tuples(parts: list[Any]) -> list[Any]:
@@ -235,17 +252,10 @@ def _are_short(items: list[Any], kinds: set[type], allowed: frozenset[type] = _M
         return False
     if kinds.isdisjoint(_TEXTS):
         return True
-    return max(map(len, [item for item in items if type(item) in _TEXTS])) <= _LONGEST_TEXT
-
-
-def _count_ties(contents: Contents, counts: dict[int, int], top: int) -> None:
-    ties = contents.ties
-    for key, count in counts.items():
-        again = count if key in contents.found or key == top else count - 1
-        if again:
-            ties[key] = ties.get(key, 0) + again
+    texts = items if kinds <= _TEXTS else [item for item in items if type(item) in _TEXTS]
+    return max(map(len, texts)) <= _LONGEST_TEXT
 
 
 _probe = [[0]]
-_SOLE = max(map(sys.getrefcount, survey(_probe).found.values()))
-"""What `sys.getrefcount` returns in `shared` for a part that only its container refers to."""
+_SOLE = (lambda parts: max(map(sys.getrefcount, parts)))([*_probe])
+"""What `sys.getrefcount` returns for a part that only its container and one list refer to."""

@@ -207,14 +207,14 @@ class _Keeper:
         contents = survey(value) if items_of(type(value)) is not None else Contents()
         if not _can_be_kept(value, contents):
             raise _NotKeptError
-        self._spend(sum(map(sys.getsizeof, (value, *contents.found.values()))))
+        self._spend(sum(map(sys.getsizeof, (value, *contents.parts))))
         self.nbytes -= sum(part.nbytes for part in contents.memory())
         if known is not None and known.form is not Form.OTHER:
             kept = copy_containers(value, known, self._memory)
             known.kept = (kept, self.nbytes)
             return kept
         is_sole = references - contents.ties.get(id(value), 0) <= SOLE_ITEM
-        self._shared = contents.shared(self._held) if is_sole else contents.found
+        self._shared = contents.shared(self._held) if is_sole else set(map(id, contents.parts))
         return rebuild(value, self._memory, {})
 
     def _held(self, array: Any) -> int:
@@ -265,7 +265,7 @@ def _can_be_kept(value: Any, contents: Contents) -> bool:
     kinds = {type(value), *contents.kinds}
     if not all(kind in _KEPT or is_tuple(kind) or is_tensor_kind(kind) for kind in kinds):
         return False
-    for part in (value, *contents.found.values()):
+    for part in (value, *contents.parts):
         if has_objects(part):
             return False
         if isinstance(part, dict | set) and not all(map(_is_constant, part)):

@@ -131,7 +131,7 @@ def settle(
         return known
     if isinstance(value, np.ndarray):
         is_sole = _is_own(value, is_sole, spans)
-    shared = contents.shared() if is_sole else set(contents.found)
+    shared = contents.shared() if is_sole else set(map(id, contents.parts))
     foreign = _find_foreign(contents, shared, cache(spans))
     if must_write:
         parts = contents.memory()
@@ -156,7 +156,7 @@ def _find_foreign(
     for part in parts:
         # Whoever has its memory can reach its items too.
         if has_objects(part) and not _is_own(part, id(part) not in shared, spans):
-            shared.update(survey(part).found)
+            shared.update(map(id, survey(part).parts))
             foreign.add(id(part))
     for part in parts:
         if is_tensor(part):
@@ -213,7 +213,7 @@ def sole_arrays(
             return
         if np.ndarray in contents.kinds:
             shared = contents.shared(held)
-            for part in contents.found.values():
+            for part in contents.parts:
                 if type(part) is not np.ndarray or part.nbytes < least_bytes or has_objects(part):
                     continue
                 if has_own_memory(part, id(part) not in shared):
@@ -235,8 +235,10 @@ def freeze(value: Any, *, copy: bool, move: bool = False) -> Any:
         return array(value)
     if kind in _PLAIN:
         contents = survey(value)
-        parts = (value, *contents.found.values())
-        if contents.kinds <= _PLAIN and not any(map(_is_complex, parts)):
+        is_plain = contents.kinds <= _PLAIN and not _is_complex(value)
+        if is_plain and contents.form is Form.OTHER:
+            is_plain = not any(map(_is_complex, contents.parts))
+        if is_plain:
             return copy_containers(value, contents.known(), array)
     if move:
         return value
@@ -287,13 +289,20 @@ _PAUSED_SIZE = 1000
 def rebuild(value: Any, memory: Callable[[Any], Any], made: dict[int, Any]) -> Any:
     """Rebuild a value's containers; `made` has the copies by the id of what they copy."""
     kind = type(value)
-    if kind in IMMUTABLE or items_of(kind) is None:
+    if kind in IMMUTABLE:
         return value
     if id(value) in made:
         return made[id(value)]
-    if kind in MUTABLE_LEAVES:
+    new: Any
+    if kind is list or kind is dict or kind in MUTABLE_LEAVES:
         new = made[id(value)] = value.copy()
+        if kind is list and not IMMUTABLE.issuperset(map(type, value)):
+            new[:] = [rebuild(item, memory, made) for item in value]
+        elif kind is dict and not IMMUTABLE.issuperset(map(type, value.values())):
+            new.update([(name, rebuild(item, memory, made)) for name, item in value.items()])
         return new
+    if items_of(kind) is None:
+        return value
     if is_tuple(kind):
         items = [rebuild(item, memory, made) for item in value]
         if id(value) in made:  # it contains itself
@@ -301,8 +310,8 @@ def rebuild(value: Any, memory: Callable[[Any], Any], made: dict[int, Any]) -> A
         is_same = all(map(is_, items, value))
         new = made[id(value)] = value if is_same else tuple.__new__(kind, items)
         return new
-    if kind is list or kind is deque:
-        new = made[id(value)] = [] if kind is list else deque(maxlen=value.maxlen)
+    if kind is deque:
+        new = made[id(value)] = deque(maxlen=value.maxlen)
         new.extend([rebuild(item, memory, made) for item in value])
         return new
     if kind in MAPPINGS:
