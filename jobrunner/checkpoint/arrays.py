@@ -15,7 +15,7 @@ import numpy as np
 
 from jobrunner.checkpoint.storage import THREADS, run_all
 from jobrunner.checkpoint.store import LINKED_BYTES, PlannedArray, Rows
-from jobrunner.workspace import Workspace, sole_arrays
+from jobrunner.workspace import Form, Workspace, sole_arrays
 
 _ALIGNMENT = 64
 _COPY_BYTES = 16 << 20
@@ -50,7 +50,7 @@ class UnchangedArrays:
         self._sole = {
             _address(array): array
             for name in names
-            if not _is_short(workspace.globals[name])
+            if _may_have_arrays(workspace, name)
             for array in sole_arrays(
                 workspace.globals, name, LINKED_BYTES, workspace.kept_states.references
             )
@@ -81,8 +81,14 @@ class UnchangedArrays:
         workspace.companions[_LAST] = (store, self._arrays)
 
 
-def _is_short(value: object) -> bool:
-    return type(value) is np.ndarray and value.nbytes < LINKED_BYTES
+def _may_have_arrays(workspace: Workspace, name: str) -> bool:
+    """Whether a blob may have arrays that are long enough to be linked."""
+    if type(workspace.globals[name]) is np.ndarray:
+        return bool(workspace.globals[name].nbytes >= LINKED_BYTES)
+    known = workspace.recollect(workspace.globals, name)
+    if known is None:  # what refers to it may change it until the next save
+        workspace.remember(workspace.globals, name, None)
+    return known is None or known.form is Form.OTHER
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,16 +20,18 @@ from jobrunner.checkpoint.store import (
     LEAST_ALIKE,
     Alike,
     FormerStore,
+    JsonText,
     Receipt,
     StoreBatch,
     StoreReader,
     digest_blob,
     find_alike,
     former_store,
+    to_json,
 )
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions, contains_itself
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
-from jobrunner.workspace import Workspace
+from jobrunner.workspace import Form, Workspace
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,12 @@ class BlobEncoder:
     ) -> dict[str, EncodedBlob | Alike]:
         """Encode the blobs of a node; do not stack those named in `apart`."""
         blobs = workspace.globals
+        # First, since references to the blobs would count.
+        known = {
+            name: its
+            for name in blobs
+            if (its := workspace.recollect(blobs, name)) is not None and its.form is not Form.OTHER
+        }
         if workspace.transient:
             blobs = {name: blobs[name] for name in blobs if name not in workspace.transient}
         options = self.options.get(node, {})
@@ -57,9 +65,15 @@ class BlobEncoder:
             alike = find_alike(blobs, {*apart, *options})
         single = {name: value for name, value in blobs.items() if name not in alike}
         beside = {name: blobs[name] for name in alike}
+        way = (self.allow_pickle, tuple((codec.cls, codec.name) for codec in self.codecs))
+        done = {name: its.encoded[way] for name, its in known.items() if way in (its.encoded or ())}
         encoded = encode_blobs(
-            node, single, self.codecs, allow_pickle=self.allow_pickle, beside=beside
+            node, single, self.codecs, allow_pickle=self.allow_pickle, beside=beside, done=done
         )
+        for name in known.keys() & encoded.keys() - done.keys():
+            # Until a task changes it, it need not be encoded again.
+            encoded[name] = replace(encoded[name], tree=JsonText(to_json(encoded[name].tree)))
+            known[name].encoded = {way: encoded[name]}
         initial = None if self.initial is None else self.initial.get(node, ())
         for name, blob in encoded.items():
             if blob.has_state and initial is not None and name not in initial:

@@ -107,16 +107,21 @@ def survey(value: Any) -> Contents:
     """Walk a value."""
     top = type(value)
     if top in MUTABLE_LEAVES:
-        return Contents()
+        return Contents(
+            Form.OTHER if top is set and not IMMUTABLE.issuperset(map(type, value)) else Form.FLAT
+        )
     contents = Contents()
     kinds, parts = contents.kinds, contents.parts
     found: set[int] = set()
     is_tree = top in _NESTED
     level, of_level = [value], {top}
     while level:
-        if is_tree and dict in of_level:
-            keys = list(chain.from_iterable([node for node in level if type(node) is dict]))
-            is_tree = _are_short(keys, set(map(type, keys)), _MARSHALLED - _NESTED)
+        if not of_level.isdisjoint(MAPPINGS):
+            keys = _keys(level)
+            of_keys = set(map(type, keys))
+            is_tree = is_tree and _are_short(keys, of_keys, _MARSHALLED - _NESTED)
+            if not of_keys <= IMMUTABLE:
+                kinds.add(object)
         children = _children(level, of_level)
         of_level = set(map(type, children))
         kinds |= of_level
@@ -244,6 +249,14 @@ def _items_of_tuples(parts: list[Any]) -> list[Any]:
     if sum(map(len, tuples)) > 10 * len(tuples):  # one long tuple may be there many times
         tuples = list(dict(zip(map(id, tuples), tuples, strict=True)).values())
     return list(chain.from_iterable(tuples))
+
+
+def _keys(nodes: list[Any]) -> list[Any]:
+    """Return the keys of dicts, and the items of those that are tuples."""
+    keys = list(chain.from_iterable([node for node in nodes if type(node) in MAPPINGS]))
+    if tuple in set(map(type, keys)):
+        keys = _items_of_tuples(keys) + [key for key in keys if type(key) is not tuple]
+    return keys
 
 
 def _are_short(items: list[Any], kinds: set[type], allowed: frozenset[type] = _MARSHALLED) -> bool:

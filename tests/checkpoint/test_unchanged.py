@@ -23,7 +23,8 @@ from jobrunner.checkpoint import Epochs, Receipt, inspect_directory
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store import chunk_bytes
 from jobrunner.testing import FaultyFiles
-from jobrunner.workspace.workspace import Workspace
+from jobrunner.testing.identity import assert_identical
+from jobrunner.workspace.workspace import BlobUpdate, Workspace
 
 BIG = 100_000
 
@@ -266,6 +267,61 @@ def test_a_compressed_array_that_nothing_can_have_changed_is_not_compressed_agai
     del rig.blobs["small"]
     assert rig.save(2).linked_bytes > size // 2
     rig.manager.run.end()
+
+
+def test_a_container_that_nothing_can_have_changed_is_not_encoded_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.blobs.clear()
+    rig.blobs.update(
+        table=[(i, i / 2) for i in range(999)],
+        tree={"a": [[1, 2]] * 2, "keys": {(1, 2): "x"}},
+        many=[float(i) for i in range(9_999)],
+    )
+    rig.save(0)
+    with monkeypatch.context() as patch:
+        patch.setattr("jobrunner.checkpoint.encoding.node.Encoder", None)
+        rig.save(1)
+    for epoch in (0, 1):
+        found = rig.manager.open(epoch)["a"]
+        for name, value in rig.blobs.items():
+            assert_identical(found.load(name), value, name)
+    rig.manager.verify(1)
+
+
+def updates_it(rig: Rig) -> None:
+    rig.workspace.remember(rig.blobs, "tree", None)  # as a task's call does
+    rig.blobs["tree"][0][0] += 1
+
+
+def holds_it(rig: Rig) -> None:
+    kept = rig.blobs["tree"]
+    rig.save(1)
+    kept[0][0] += 1
+
+
+def replaces_it(rig: Rig) -> None:
+    rig.workspace.apply(BlobUpdate({"tree": [[2, 2]]}))
+
+
+@pytest.mark.parametrize("happens", [updates_it, holds_it, replaces_it])
+def test_a_container_that_may_have_changed_is_encoded_again(
+    rig: Rig, happens: Callable[[Rig], None]
+) -> None:
+    rig.blobs["tree"] = [[1, 2]]
+    rig.save(0)
+    happens(rig)
+    rig.save(2)
+    assert rig.manager.open(2)["a"].load("tree") == [[2, 2]]
+
+
+def test_a_container_with_an_item_that_something_else_has_is_encoded_each_time(rig: Rig) -> None:
+    item = [1]
+    rig.blobs["tree"] = [[0], item, {"a": item}]
+    for epoch in range(3):
+        item[0] = epoch
+        rig.save(epoch)
+        assert rig.manager.open(epoch)["a"].load("tree") == [[0], [epoch], {"a": [epoch]}]
 
 
 def test_a_former_store_that_cannot_be_read_only_costs_the_links(rig: Rig) -> None:

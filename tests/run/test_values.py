@@ -19,6 +19,7 @@ from jobrunner import (
     Task,
     TaskFailedError,
     WorkspaceType,
+    current_task,
     epoch_limiter,
 )
 
@@ -260,6 +261,39 @@ def test_a_list_that_contains_itself_is_a_value_too(inproc_session: Session) -> 
         epoch_limiter(job, 2)
     JobRunner(job).run(inproc_session)
     assert see(inproc_session.fetch(a["x"])) == 2
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_each_checkpoint_has_its_epochs_containers(
+    inproc_session: Session, tmp_path: Path, asynchronous: bool
+) -> None:
+    def grow(tree: Any) -> None:
+        if current_task().epoch % 3 == 0:
+            tree["rows"][0].append(current_task().epoch)
+
+    def renew(table: Any) -> Any:
+        return [*table, (current_task().epoch, "new")]
+
+    def look(tree: Any, table: Any, fixed: Any) -> None:
+        for value in (tree["rows"], table, fixed):
+            value.append("a mistake")
+
+    with Job("saved containers") as job, Node("a"):
+        with job.init_group:
+            Task(lambda: {"rows": [[0], [1]]}, outputs="tree", name="tree")
+            Task(lambda: [(0, "first")], outputs="table", name="table")
+            Task(lambda: [(i, [i]) for i in range(99)], outputs="fixed", name="fixed")
+        Task(grow, updates="tree")
+        Task(renew, inputs="table", outputs="table")
+        Task(look, inputs=["tree", "table", "fixed"])
+        epoch_limiter(job, 7)
+    manager = MultiNodeCheckpointManager(tmp_path / "k", asynchronous=asynchronous)
+    JobRunner(job, manager).run(inproc_session)
+    for epoch in manager.epochs():
+        found = manager.open(epoch)["a"]
+        assert found.load("tree") == {"rows": [[0, *range(3, epoch + 1, 3)], [1]]}
+        assert found.load("table") == [(0, "first"), *((i, "new") for i in range(1, epoch + 1))]
+        assert found.load("fixed") == [(i, [i]) for i in range(99)]
 
 
 def test_the_parts_of_a_return_value_come_apart(inproc_session: Session) -> None:

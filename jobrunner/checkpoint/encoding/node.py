@@ -44,10 +44,12 @@ def encode_blobs(
     *,
     allow_pickle: bool = False,
     beside: Mapping[str, Array] | None = None,
+    done: Mapping[str, EncodedBlob] | None = None,
 ) -> dict[str, EncodedBlob]:
     """Encode the blobs of a node; write them before the values, whose memory they share, change.
 
-    `beside` are the node's other blobs: arrays that own their memory and need no encoding. Raises
+    `beside` are the node's other blobs: arrays that own their memory and need no encoding; `done`
+    blobs that are encoded already, and share nothing. Raises
     `DefinitionError` if blobs cannot be encoded, with a line for each, or two share an object or
     memory, and would load as two.
     """
@@ -57,6 +59,9 @@ def encode_blobs(
     memory: list[_View] = []
     owners: dict[int, tuple[str, object]] = {}
     for name, value in blobs.items():
+        if done and name in done:
+            encoded[name] = done[name]
+            continue
         encoder = Encoder(table, allow_pickle)
         try:
             tree = encoder.encode(value)

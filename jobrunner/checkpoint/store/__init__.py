@@ -1,7 +1,13 @@
 """One node at one epoch, on disk."""
 
 from jobrunner.checkpoint.store.compression import check_compressors, resolve_options
-from jobrunner.checkpoint.store.layout import RETIRED_DOCUMENT, PlannedArray, is_sealed, to_json
+from jobrunner.checkpoint.store.layout import (
+    RETIRED_DOCUMENT,
+    JsonText,
+    PlannedArray,
+    is_sealed,
+    to_json,
+)
 from jobrunner.checkpoint.store.manifest import MANIFEST, ROOT_DOCUMENT, RecordEntry, read_manifest
 from jobrunner.checkpoint.store.position import (
     describe_position,

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -43,7 +44,7 @@ STACKS = "_stacks"
 OWN_KEY = "/jobrunner"
 """The attribute for jobrunner's own metadata; no blob can have this name."""
 
-_ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
+_MARK = f"JSON text {secrets.token_hex(16)}."  # in a document until the text is put in
 _INDEX_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 _CONSOLIDATED = (
     b'%s,"consolidated_metadata":{"kind":"inline","must_understand":false,"metadata":{%s}}}'
@@ -328,6 +329,27 @@ def is_sealed(document: bytes) -> bool:
     return document == seal(document[: -len(_SEAL % bytes(64))] + b"}}")
 
 
+@dataclass(frozen=True, slots=True)
+class JsonText:
+    """A part of a document that is encoded already."""
+
+    text: bytes
+
+
 def to_json(document: object) -> bytes:
     """Encode as strict JSON in ASCII."""
-    return _ENCODER.encode(document).encode()
+    parts: list[JsonText] = []
+
+    def mark(part: object) -> str:
+        if not isinstance(part, JsonText):
+            raise TypeError(f"{type(part).__name__} is not JSON")
+        parts.append(part)
+        return f"{_MARK}{len(parts) - 1}."
+
+    encoder = json.JSONEncoder(
+        allow_nan=False, check_circular=False, separators=(",", ":"), default=mark
+    )
+    text = encoder.encode(document).encode()
+    for i, part in enumerate(parts):
+        text = text.replace(f'"{_MARK}{i}."'.encode(), part.text, 1)
+    return text
