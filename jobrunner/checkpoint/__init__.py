@@ -14,6 +14,7 @@ from jobrunner.checkpoint.encoding import (
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.loader import PARTITIONS, Loader
 from jobrunner.checkpoint.log import (
+    LOG_DIRECTORY,
     STATE_INTERVAL,
     Entry,
     FileMetadataHandler,

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -124,30 +124,35 @@ class Retention:
     def _choose(self, state: State) -> list[int]:
         epochs = state.recorded.keys_in_order()
         kept = {state.latest, self._recorded.loaded, *state.pins}
-        metrics = _RecordedMetrics(self._recorded, state, self._metrics)
+        metrics = _RecordedMetrics(state, self._metrics, partial(self._learn, state))
         proposed = retired_by(self.policy, epochs, metrics, partial(self._unfinished, state))
         return sorted(e for e in proposed if e not in kept and e in state.recorded)
 
     def _unfinished(self, state: State, epochs: Sequence[int]) -> set[int]:
         """Which of these recorded epochs were saved within the epoch; whole if that is lost."""
+        positions, known = state.recorded, self._steps
+        self._learn(state, [epoch for epoch in epochs if positions[epoch] not in known])
+        return {epoch for epoch in epochs if known[positions[epoch]]}
 
-        def read(epoch: int) -> int:
+    def _learn(self, state: State, epochs: Sequence[int]) -> None:
+        """Read the records of these epochs, many at once."""
+
+        def read(epoch: int) -> tuple[Mapping[str, Any], int]:
             try:
-                return steps_in(self._recorded.read_record(epoch, state.commit_number(epoch)))
+                record = self._recorded.read_record(epoch, state.commit_number(epoch))
             except CheckpointError as error:
                 path = self._recorded.path
                 logger.warning("%s: the record of epoch %d cannot be read: %s", path, epoch, error)
-                return 0
+                return {}, 0
+            return record["details"].get("metrics", {}), steps_in(record)
 
-        positions, known = state.recorded, self._steps
-        unknown = [epoch for epoch in epochs if positions[epoch] not in known]
-        found = self._recorded.files.each(read, unknown)
-        known |= zip((positions[epoch] for epoch in unknown), found, strict=True)
-        return {epoch for epoch in epochs if known[positions[epoch]]}
+        for epoch, found in zip(epochs, self._recorded.files.each(read, epochs), strict=True):
+            position = state.recorded[epoch]
+            self._metrics[position], self._steps[position] = found
 
     def _warn_of_unreported(self, state: State) -> None:
         """Warn, once a run, if `KeepBest` keeps no epoch because none reported its metric."""
-        metrics = _RecordedMetrics(self._recorded, state, self._metrics)
+        metrics = _RecordedMetrics(state, self._metrics, partial(self._learn, state))
         if self._has_warned or not (names := find_unreported(self.policy, metrics)):
             return
         self._has_warned = True
@@ -163,31 +168,22 @@ class Retention:
 class _RecordedMetrics(Mapping[int, Mapping[str, Any]]):
     """Recorded epoch -> the metrics that its tasks reported; read from the log on first use."""
 
-    def __init__(self, recorded: Epochs, state: State, known: dict[int, Mapping[str, Any]]) -> None:
-        self._recorded = recorded
+    def __init__(
+        self,
+        state: State,
+        known: Mapping[int, Mapping[str, Any]],
+        learn: Callable[[Sequence[int]], None],
+    ) -> None:
         self._state = state
         self._known = known
+        self._learn = learn
 
     def __getitem__(self, epoch: int) -> Mapping[str, Any]:
-        positions, known = self._state.recorded, self._known
-        position = positions[epoch]
-        if position not in known:
+        position = self._state.recorded[epoch]
+        if position not in self._known:
             # At first read all at once: a policy that asks for one epoch asks for all.
-            epochs = [epoch] if known else list(positions)
-            found = self._recorded.files.each(self._read, epochs)
-            known |= zip((positions[e] for e in epochs), found, strict=True)
-        return known[position]
-
-    def _read(self, epoch: int) -> Mapping[str, Any]:
-        try:
-            record = self._recorded.read_record(epoch, self._state.commit_number(epoch))
-        except CheckpointError as error:
-            logger.warning(
-                "%s: the metrics of epoch %d cannot be read: %s", self._recorded.path, epoch, error
-            )
-            return {}
-        metrics: Mapping[str, Any] = record["details"].get("metrics", {})
-        return metrics
+            self._learn([epoch] if self._known else list(self._state.recorded))
+        return self._known[position]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._state.recorded)

@@ -13,6 +13,7 @@ from jobrunner.cli.options import (
     cluster_options,
     directory_argument,
     epoch_argument,
+    nothing_recorded,
     open_directory,
     read_epoch,
     take_over_option,
@@ -133,7 +134,7 @@ def verify_epochs(
         found.append({**at, "is_whole": error is None, "error": error and str(error)})
         lines.append(f"{what}: {'whole' if error is None else error}")
     if not epochs:
-        none = CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.")
+        none = nothing_recorded(manager)
         failure = failure or none
         lines.append(str(none))
     data = {"path": manager.path, "log": log, "epochs": found}
@@ -323,7 +324,7 @@ def copy_epochs(
         else:
             copied.append(epoch)
     if not copied:  # a backup of nothing is no success
-        raise CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.")
+        raise nothing_recorded(manager)
     path = Epochs(target).path
     data = {"path": manager.path, "target": path, "epochs": copied}
     but = f" (deleted meanwhile: {format_ranges(deleted)})" if deleted else ""

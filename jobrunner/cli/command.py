@@ -139,14 +139,15 @@ def _attempt(invoke: Callable[[click.Context], Output], ctx: click.Context) -> O
     except (errors.JobRunnerError, OSError) as error:
         # A run that stopped as requested has not failed.
         text = str(error) if isinstance(error, errors.RunStoppedError) else f"Error: {error}"
-        trace = getattr(error, "remote_traceback", "")
-        if trace and trace not in text:
-            text = f"{text}\n\n{trace.rstrip()}"
+        notes = [errors.shorten(note.rstrip()) for note in getattr(error, "__notes__", ())]
+        text = "\n\n".join([text, *notes])
         details = {
             name: value
             for name, value in vars(error).items()
             if not name.startswith("_") and isinstance(value, str | int | list | tuple)
         }
+        if notes:
+            details["notes"] = notes
         return _failure(type(error).__name__, str(error), text, exit_code_of(error), details)
     except KeyboardInterrupt as interrupt:
         is_terminated = isinstance(interrupt, TerminatedError)

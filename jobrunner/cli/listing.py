@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jobrunner.cli.command import Output, main
@@ -11,10 +12,11 @@ from jobrunner.cli.options import (
     count_option,
     directory_argument,
     epoch_argument,
+    find_runs,
     open_directory,
     read_epoch,
 )
-from jobrunner.errors import CheckpointCorruptError, DefinitionError
+from jobrunner.errors import CheckpointCorruptError, CheckpointError, DefinitionError
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager, NodeCheckpoint
@@ -53,12 +55,13 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
     for found in epochs:
         found["pins"] = pins.get(found["epoch"], [])
     unclaimed = manager.recorded.unclaimed()
-    data = {
+    data: dict[str, Any] = {
         "path": manager.path,
         "is_done": is_done,
         "epochs": epochs,
         "damaged": {str(epoch): why for epoch, why in damaged.items()},
         "unclaimed": unclaimed,
+        "runs": [] if recorded or unclaimed else _describe_runs(manager),
     }
     notes = [f"Epoch {epoch} is damaged: {why}" for epoch, why in damaged.items()]
     if len(shown) < len(recorded):
@@ -68,6 +71,8 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
             f"The log does not mention stores of epochs {format_ranges(unclaimed)}. "
             f"`jobrunner fsck {manager.path}` explains them."
         )
+    if data["runs"]:
+        return Output(data, _format_runs(manager.path, data["runs"]))
     if not epochs:
         return Output(data, "\n".join((*notes, f"No epoch is recorded in {manager.path}.")))
     partial = [found for found in epochs if found["step"]]
@@ -94,6 +99,34 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
     lines += [f"Epoch {epoch} is pinned: {', '.join(labels)}." for epoch, labels in pins.items()]
     state = "The job has finished." if is_done else "The job has not finished."
     return Output(data, "\n".join((*lines, *notes, state)))
+
+
+def _describe_runs(manager: MultiNodeCheckpointManager) -> list[dict[str, Any]]:
+    """The checkpoint directories in a directory that is none itself."""
+    found = []
+    for name in find_runs(manager):
+        about: dict[str, Any] = {"name": name}
+        try:
+            run = open_directory(os.path.join(manager.path, name))
+            epochs, is_done = run.epochs(), run.recorded.is_done()
+            latest = epochs[-1] if epochs else None
+            about |= {"epochs": len(epochs), "latest": latest, "is_done": is_done}
+        except CheckpointError as error:
+            about |= {"epochs": None, "latest": None, "is_done": None, "error": str(error)}
+        found.append(about)
+    return found
+
+
+def _format_runs(path: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    rows = [("DIRECTORY", "EPOCHS", "LATEST", "FINISHED")]
+    for run in runs:
+        latest = "-" if run["latest"] is None else str(run["latest"])
+        state = "damaged" if "error" in run else "yes" if run["is_done"] else "no"
+        rows.append((run["name"], str(run.get("epochs") or 0), latest, state))
+    notes = [f"{run['name']} is damaged: {run['error']}" for run in runs if "error" in run]
+    first = os.path.join(path, runs[0]["name"])
+    advice = f"{path} records no epoch itself. For one of these: jobrunner ls {first}"
+    return "\n".join([format_table(rows, right=(1, 2)), *notes, advice])
 
 
 @main.command("info")

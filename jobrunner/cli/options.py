@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -91,5 +93,29 @@ def read_epoch(text: str, manager: MultiNodeCheckpointManager) -> int:
         raise errors.DefinitionError(f"{text!r} is neither 'latest' nor the number of an epoch.")
     epoch = manager.latest()
     if epoch is None:
-        raise errors.CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.")
+        raise nothing_recorded(manager)
     return epoch
+
+
+def find_runs(manager: MultiNodeCheckpointManager) -> list[str]:
+    """The checkpoint directories in a directory that is none itself, by name."""
+    from jobrunner.checkpoint import LOG_DIRECTORY
+
+    files, path = manager.recorded.files, manager.path
+    names = sorted(files.list_names(path))
+    if LOG_DIRECTORY in names:
+        return []
+    logs = [os.path.join(path, name, LOG_DIRECTORY) for name in names]
+    return list(itertools.compress(names, files.each(files.is_directory, logs)))
+
+
+def nothing_recorded(manager: MultiNodeCheckpointManager) -> errors.CheckpointNotFoundError:
+    """The error for a directory without epochs."""
+    names = find_runs(manager)
+    shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+    hint = (
+        f" It is a directory of checkpoint directories: {shown}. Name one of these."
+        if names
+        else ""
+    )
+    return errors.CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.{hint}")

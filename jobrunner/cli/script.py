@@ -114,7 +114,17 @@ def _explain(
     kind = "" if isinstance(error, DefinitionError) else f"{type(error).__name__}: "
     is_exit = isinstance(error, SystemExit)
     hint = ". Exit only under `if __name__ == '__main__':`." if is_exit else ""
-    return DefinitionError(f"{source} {what} ({where}): {kind}{why}{hint}")
+    explained = DefinitionError(f"{source} {what} ({where}): {kind}{why}{hint}")
+    if not isinstance(error, DefinitionError):
+        trace = error.__traceback__
+        while trace is not None and _is_ours(trace.tb_frame.f_globals.get("__name__", "")):
+            trace = trace.tb_next
+        explained.add_note("".join(traceback.format_exception(type(error), error, trace)).rstrip())
+    return explained
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in ("jobrunner", "importlib")
 
 
 def _find_job(module: ModuleType, target: Target) -> Job:

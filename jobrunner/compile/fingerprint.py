@@ -53,12 +53,22 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if then.get(key) != now.get(key)
     ]
     old_nodes, new_nodes = then.get("nodes", {}), now["nodes"]
-    found += [f"node {name!r} is no longer checkpointed" for name in old_nodes.keys() - new_nodes]
-    found += [f"node {name!r} is newly checkpointed" for name in new_nodes.keys() - old_nodes]
+    before, used = (_nodes_of(plan) for plan in (then, now))
+    found += [
+        f"node {name!r} is no longer checkpointed"
+        if name in used
+        else f"node {name!r} is gone; its recorded blobs are not loaded"
+        for name in old_nodes.keys() - new_nodes
+    ]
+    found += [
+        f"node {name!r} is newly checkpointed" if name in before else f"node {name!r} is new"
+        for name in new_nodes.keys() - old_nodes
+    ]
     for name in old_nodes.keys() & new_nodes.keys():
-        before, after = set(old_nodes[name]), set(new_nodes[name])
-        found += [f"blob {blob!r} of node {name!r} is no longer saved" for blob in before - after]
-        found += [f"blob {blob!r} of node {name!r} is new" for blob in after - before]
+        old_blobs, new_blobs = set(old_nodes[name]), set(new_nodes[name])
+        gone, made = old_blobs - new_blobs, new_blobs - old_blobs
+        found += [f"blob {blob!r} of node {name!r} is no longer saved" for blob in gone]
+        found += [f"blob {blob!r} of node {name!r} is new" for blob in made]
     found.sort()
 
     old, new = then.get("structure", {}), now["structure"]
@@ -78,6 +88,11 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             f"task {name} has other code" for name in shared if old_code.get(name) != new_code[name]
         ]
     return found
+
+
+def _nodes_of(description: Mapping[str, Any]) -> set[str]:
+    """The nodes whose tasks a description names, as ``group:node/task``."""
+    return {name.partition(":")[2].partition("/")[0] for name in description.get("structure", {})}
 
 
 def structure_of(task: Task, global_blobs: Collection[tuple[str, str]]) -> str:

@@ -7,6 +7,7 @@ import datetime as dt
 import errno
 import functools
 import os
+import urllib.parse
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 2  # of one object: each is copied in memory
 _RETRY: RetryConfig = {"max_retries": 10, "retry_timeout": dt.timedelta(seconds=60)}
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 MISSING = "object stores need obstore, which is not installed: pip install 'dask-jobrunner[object]'"
 
 
@@ -112,14 +114,23 @@ class ObjectFiles:
                 self._opened = self._open_store(self.root)
             yield self._opened
         except FileNotFoundError as error:
+            self._refuse_missing_bucket(error, path)
             what = "object" if operation not in ("put", "create") else "bucket or container"
             raise FileNotFoundError(errno.ENOENT, f"no such {what}", path) from error
         except exceptions.AlreadyExistsError as error:
             raise FileExistsError(errno.EEXIST, "the object exists", path) from error
         except exceptions.BaseError as error:
+            self._refuse_missing_bucket(error, path)
             refusals = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
             number = errno.EACCES if isinstance(error, refusals) else errno.EIO
             raise OSError(number, str(error).partition("\n")[0], path) from error
+
+    def _refuse_missing_bucket(self, error: Exception, path: str) -> None:
+        """Raise another error than for a missing object, which may be no fault."""
+        if any(code in str(error) for code in _NO_BUCKET):
+            bucket = urllib.parse.urlsplit(self.root).netloc
+            why = f"there is no bucket {bucket!r}. Create it, or correct the URL"
+            raise OSError(errno.ENXIO, why, path) from error
 
     # --- writing
 
