@@ -206,8 +206,8 @@ def test_a_frame_is_stored_in_its_blocks_which_other_readers_see(tmp_path: Path)
     frame["n"] = np.arange(4)
     write_store(tmp_path, encode_blobs("n", {"x": frame}))
     group = zarr.open_group(tmp_path / "n.0", mode="r")
-    assert_identical(frame[["a", "b", "c"]].to_numpy().T, group["x/blocks/0/values"][:])
-    assert_identical(np.arange(4)[np.newaxis], group["x/blocks/1/values"][:])
+    assert group["x/blocks/0/values"][:].tolist() == frame[["a", "b", "c"]].to_numpy().T.tolist()
+    assert group["x/blocks/1/values"][:].tolist() == [[0, 1, 2, 3]]
 
 
 SCALARS = [

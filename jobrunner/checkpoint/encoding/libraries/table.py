@@ -81,6 +81,7 @@ _TYPES: Sequence[LibraryType] = [
     LibraryType("pyarrow", "ChunkedArray", "arrow", is_mutable=False),
     LibraryType("pyarrow", "Schema", "arrow", is_mutable=False),
     LibraryType("pyarrow", "DataType", "arrow", is_mutable=False),
+    LibraryType("jax", "Array", "jax", is_mutable=False),
 ]
 _BY_NAME = {it.name: it for it in _TYPES}
 _BY_PACKAGE: dict[str, list[LibraryType]] = {}

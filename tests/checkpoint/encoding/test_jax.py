@@ -1,0 +1,90 @@
+"""JAX arrays and random keys come back as they were, without pickle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobrunner import CheckpointError, DefinitionError
+from jobrunner.checkpoint import Decoder, encode_blobs
+from jobrunner.testing import assert_identical
+from tests.stores import written_and_read
+
+jax = pytest.importorskip("jax", reason="jax is not installed; its arrays cannot be made")
+jnp = jax.numpy
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+DTYPES = [
+    *("bool", "int8", "uint32", "int32", "float16", "float32", "complex64", "bfloat16"),
+    *("float8_e4m3fn", "float8_e5m2", "int4", "uint4"),
+]
+
+
+def assert_same(expected: Any, found: Any) -> None:
+    assert type(found) is type(expected)
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    assert found.weak_type == expected.weak_type
+    one, other = (np.asarray(it) for it in (expected, found))
+    assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 3)])
+def test_any_array_comes_back_as_it_was(dtype: str, shape: tuple[int, ...]) -> None:
+    array = jnp.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape) % 2, dtype=dtype)
+    assert_same(array, written_and_read(array))
+
+
+@pytest.mark.parametrize("value", [0.5, 3, 1j])
+def test_weak_types_are_kept_since_results_depend_on_them(value: Any) -> None:
+    for array in (jnp.asarray(value), jnp.full((2, 3), value), jnp.full((0,), value)):
+        assert array.weak_type
+        assert_same(array, written_and_read(array))
+
+
+def test_all_bits_are_kept() -> None:
+    bits = np.arange(1 << 16, dtype="u2")
+    for dtype in (ml_dtypes.bfloat16, np.float16):
+        array = jnp.asarray(bits.view(dtype))
+        assert_same(array, written_and_read(array))
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_random_keys_draw_the_same_numbers(impl: str) -> None:
+    keys = jax.random.split(jax.random.key(7, impl=impl), 3)
+    found = written_and_read({"keys": [keys, keys]})["keys"]
+    assert found[0] is found[1]
+    assert found[0].dtype == keys.dtype
+    assert_identical(
+        np.asarray(jax.random.normal(keys[1], (4,))),
+        np.asarray(jax.random.normal(found[0][1], (4,))),
+    )
+
+
+def test_a_deleted_array_is_refused() -> None:
+    array = jnp.ones(3)
+    array.delete()
+    with pytest.raises(
+        DefinitionError, match="reading it raised RuntimeError: Array has been deleted"
+    ):
+        encode_blobs("n", {"x": array})
+
+
+FORGED = [
+    {"dtype": "float64", "values": np.ones(2), "weak": False},
+    {"dtype": "float32", "values": np.ones(2), "weak": False},
+    {"dtype": "ufunc", "values": np.ones(2), "weak": False},
+    {"dtype": "object", "values": np.array(["x"], object), "weak": False},
+    {"key": "system", "values": np.ones(2, "u4")},
+    {"key": "rbg", "values": np.ones(3, "u4")},
+]
+
+
+@pytest.mark.parametrize("parts", FORGED)
+def test_what_would_change_or_was_forged_is_refused(parts: dict[str, Any]) -> None:
+    blob = encode_blobs("n", {"x": parts})["x"]
+    node = {"$": "library", "of": "jax.Array", "value": blob.tree}
+    with pytest.raises(CheckpointError, match="jax cannot make a jax.Array of it"):
+        Decoder(lambda i: blob.parts[i].data, where="Blob 'x'").decode(node)
