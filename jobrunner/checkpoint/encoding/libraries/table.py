@@ -81,6 +81,10 @@ _TYPES: Sequence[LibraryType] = [
     LibraryType("pyarrow", "ChunkedArray", "arrow", is_mutable=False),
     LibraryType("pyarrow", "Schema", "arrow", is_mutable=False),
     LibraryType("pyarrow", "DataType", "arrow", is_mutable=False),
+    LibraryType("xarray", "Dataset", "labeled"),
+    LibraryType("xarray", "DataArray", "labeled"),
+    LibraryType("xarray", "DataTree", "labeled"),
+    LibraryType("xarray", "Variable", "labeled"),
     LibraryType("jax", "Array", "jax", is_mutable=False),
 ]
 _BY_NAME = {it.name: it for it in _TYPES}
