@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobrunner.checkpoint.encoding import registered_codecs
+from jobrunner.checkpoint.encoding import find_classes, registered_codecs
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.loader import REPLICATED
 from jobrunner.checkpoint.log import Claim, RunLock, store_names, strict_json
@@ -154,6 +154,9 @@ class Commits:
                 f"{', '.join(missing[:8])}. Check that they are placed on workers, and save again."
             )
         _check_replicas(save, receipts)
+        for node, receipt in receipts.items():
+            where = f"Epoch {save.epoch} of {self.recorded.path} is not recorded. Node {node!r}"
+            find_classes(receipt.classes, where)
         epoch, retry = save.claim
         if save.replicated:
             details = {**details, REPLICATED: save.replicated}

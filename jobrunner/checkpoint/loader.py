@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from jobrunner.checkpoint.encoding import registered_codecs
+from jobrunner.checkpoint.encoding import find_classes, registered_codecs
 from jobrunner.checkpoint.epochs import Epochs, name_some
 from jobrunner.checkpoint.log import Claim, memory_key
 from jobrunner.checkpoint.store import Checkpoint, StoreReader
@@ -136,7 +136,10 @@ class Loader:
                 key = self.memory_key(record) if from_memory else None
                 readings[node] = Reading(readers.get(node), own, borrowed, cut, key)
             check = partial(self._check_blobs, epoch)
-            list(self.recorded.files.each(check, readings.items()))
+            found = list(self.recorded.files.each(check, readings.items()))
+        where = f"Epoch {epoch} of {self.path}"
+        classes = find_classes(sorted({name for names in found for name in names}), where)
+        readings = {node: reading.with_classes(classes) for node, reading in readings.items()}
         group = load_group(readings, replace=blobs is None, anew=anew or {})
         self.recorded.loaded = epoch
         return group
@@ -203,14 +206,20 @@ class Loader:
                 parts.setdefault(node, {})[name] = Part(axis, found)
         return parts
 
-    def _check_blobs(self, epoch: int, named: tuple[str, Reading]) -> None:
+    def _check_blobs(self, epoch: int, named: tuple[str, Reading]) -> set[str]:
+        """Check that a node has the blobs that it is to load; return the classes that they name."""
         node, reading = named
-        if not reading.blobs or reading.own is None:
-            return
-        there = reading.own.read_manifest().blobs
-        for blob in reading.blobs:
-            if blob not in there:
+        classes: set[str] = set()
+        for name, reader in reading.borrowed.items():
+            classes.update((reader.read_manifest().classes or {}).get(name, ()))
+        if reading.own is None or (reading.blobs is not None and not reading.blobs):
+            return classes
+        manifest = reading.own.read_manifest()
+        for blob in manifest.blobs if reading.blobs is None else reading.blobs:
+            if blob not in manifest.blobs:
                 raise BlobNotFoundError(
                     f"Node {node!r} has no blob {blob!r} at epoch {epoch} of {self.path}. "
-                    f"It has {name_some(there)}."
+                    f"It has {name_some(manifest.blobs)}."
                 )
+            classes.update((manifest.classes or {}).get(blob, ()))
+        return classes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,12 @@ class Reading:
     """Partitioned blobs whose parts differ from those that were saved."""
     memory_key: str | None
     """The key under which workers keep the states of this epoch in memory; None: read all."""
+
+    def with_classes(self, classes: Mapping[str, type]) -> Reading:
+        """The same, with the job's classes, by name, for the values."""
+        own = None if self.own is None else replace(self.own, classes=classes)
+        borrowed = {name: replace(it, classes=classes) for name, it in self.borrowed.items()}
+        return replace(self, own=own, borrowed=borrowed)
 
     def load(self) -> tuple[_Verified, float]:
         """Recall the blobs that are in memory; read and verify all others. Returns the seconds too.

@@ -215,6 +215,14 @@ class Save:
             )
             for node, blobs in encoded.items()
         }
+        classes = {
+            node: {
+                name: sorted(blob.classes)
+                for name, blob in blobs.items()
+                if isinstance(blob, EncodedBlob) and blob.classes
+            }
+            for node, blobs in encoded.items()
+        }
         replicas: dict[str, dict[str, str]] = {}
         for name, (first, *others) in self.replicated.items():
             for node in (first, *others):
@@ -224,7 +232,7 @@ class Save:
                     if node != first:
                         del encoded[node][name]
         stores = {
-            self.stores[node]: (self._about(node, states[node]), blobs)
+            self.stores[node]: (self._about(node, states[node], classes[node]), blobs)
             for node, blobs in encoded.items()
         }
         known = self.files.each(lambda node: self._former(node, encoded[node]), encoded)
@@ -235,12 +243,16 @@ class Save:
         for node in nodes:
             identity = (self.path, *self.former[node]) if node in self.former else None
             unchanged[node].mark(arrays[self.stores[node]], identity)
-        return _Prepared(nodes, batch, replicas, states, unchanged)
+        return _Prepared(nodes, batch, replicas, states, classes, unchanged)
 
-    def _about(self, node: str, states: Sequence[str]) -> dict[str, Any]:
+    def _about(
+        self, node: str, states: Sequence[str], classes: Mapping[str, Sequence[str]]
+    ) -> dict[str, Any]:
         about: dict[str, Any] = {"node": node, "epoch": self.epoch, "run": self.run}
         if states:
             about["states"] = list(states)
+        if classes:
+            about["classes"] = dict(classes)
         if node == next(iter(self.stores)):
             about["record"] = {"nodes": list(self.stores), "details": dict(self.details)}
         return about
@@ -268,8 +280,11 @@ class Save:
         receipts = dict(zip(prepared.nodes, prepared.batch.finish(), strict=True))
         for node, receipt in receipts.items():
             replicas, states = prepared.replicas.get(node, {}), prepared.states[node]
-            if replicas or states:
-                receipts[node] = msgspec.structs.replace(receipt, replicas=replicas, states=states)
+            classes = {name for names in prepared.classes[node].values() for name in names}
+            if replicas or states or classes:
+                receipts[node] = msgspec.structs.replace(
+                    receipt, replicas=replicas, states=states, classes=tuple(sorted(classes))
+                )
             identity = (self.path, receipt.store, receipt.manifest)
             workspaces[node].kept_states.identify(self.memory_key, {node: identity})
             prepared.unchanged[node].remember(workspaces[node], identity)
@@ -299,6 +314,7 @@ class _Prepared:
     batch: StoreBatch
     replicas: Mapping[str, Mapping[str, str]]
     states: Mapping[str, tuple[str, ...]]
+    classes: Mapping[str, Mapping[str, Sequence[str]]]
     unchanged: Mapping[str, UnchangedArrays]
 
 

@@ -69,7 +69,7 @@ def _load(codec: Codec, blob: EncodedBlob) -> Any:
             return part.data.copy()
         return part.data.transpose([part.order.index(axis) for axis in range(part.data.ndim)])
 
-    return Decoder(array, [codec], where="the value").decode(blob.tree)
+    return Decoder(array, [codec], where="the value", classes=blob.classes).decode(blob.tree)
 
 
 def _same(one: EncodedBlob, other: EncodedBlob) -> None:

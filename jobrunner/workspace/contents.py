@@ -27,6 +27,7 @@ IMMUTABLE: frozenset[type] = frozenset(
         *(dt.date, dt.time, dt.datetime, dt.timedelta),
         *(decimal.Decimal, fractions.Fraction, uuid.UUID),
         *(kind for kind in np.sctypeDict.values() if kind not in (np.void, np.object_)),
+        type(np.ma.masked),
     }
 )
 """Exact types whose values cannot change."""

@@ -100,10 +100,34 @@ def _reduce_array(array: np.ndarray) -> Any:
     """Keep the byte order, which NumPy's own pickles lose for arrays that are not contiguous."""
     if array.dtype.isnative or array.dtype.names is not None:
         return array.__reduce_ex__(5)
-    return np.ndarray.view, (array.view(array.dtype.newbyteorder("=")), array.dtype)
+    # By its name: the pickle of a dtype of dates loses the byte order too.
+    return np.ndarray.view, (array.view(array.dtype.newbyteorder("=")), array.dtype.str)
 
 
-_ARRAYS: Any = {np.ndarray: _reduce_array}
+def _reduce_masked(array: Any) -> Any:
+    """Keep the absence of a mask, and a fill value that was not set."""
+    if array._baseclass is not np.ndarray or array._optinfo:
+        return array.__reduce__()
+    mask = None if array.mask is np.ma.nomask else array.mask
+    return _mask, (array.data, mask, array._fill_value, bool(array.hardmask))
+
+
+def _mask(data: np.ndarray, mask: Any, fill: Any, is_hard: bool) -> Any:
+    made: Any = np.ma.MaskedArray(data, np.ma.nomask if mask is None else mask, hard_mask=is_hard)
+    if fill is not None:
+        made.set_fill_value(fill[()])
+    return made
+
+
+def _refuse(view: memoryview) -> Any:
+    raise TypeError("a memoryview would arrive as bytes: pass bytes(...) or np.asarray(...)")
+
+
+_ARRAYS: Any = {
+    np.ndarray: _reduce_array,
+    np.ma.MaskedArray: _reduce_masked,
+    memoryview: _refuse,
+}
 _TABLE: Any = ChainMap(_ARRAYS, copyreg.dispatch_table)
 
 

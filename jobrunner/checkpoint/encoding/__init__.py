@@ -1,5 +1,6 @@
 """Values to JSON trees and arrays, and back. Pure: no I/O."""
 
+from jobrunner.checkpoint.encoding.classes import SavedObject, find_class, find_classes
 from jobrunner.checkpoint.encoding.codecs import (
     Codec,
     CodecTable,

@@ -1,10 +1,11 @@
-"""Codecs, by which users save values of their own types."""
+"""Codecs, by which users save values of their own types, and errors for what cannot be saved."""
 
 from __future__ import annotations
 
 import collections
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,28 @@ EXACT_TYPES: frozenset[type] = frozenset(
     }
 )
 """Saved exactly without a codec, as are NumPy scalars and PyTorch tensors."""
+
+
+class UnsuitableError(TypeError):
+    """A value that cannot be saved without pickle; the message says why."""
+
+
+class UnsupportedValueError(Exception):
+    """A value inside a blob cannot be saved."""
+
+    def __init__(self, trail: tuple[str, ...], cls: type, why: str, remedy: str = "") -> None:
+        super().__init__(why)
+        self.trail, self.cls, self.why, self.remedy = trail, cls, why, remedy
+
+
+@contextmanager
+def refusing(value: object, trail: tuple[str, ...], what: str) -> Iterator[None]:
+    """Refuse the value if `what` raises."""
+    try:
+        yield
+    except Exception as error:
+        why = f"{what} raised {type(error).__name__}: {error}"
+        raise UnsupportedValueError(trail, type(value), why) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ import collections
 import inspect
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-import cloudpickle
 import msgspec
 import numpy as np
 
-from jobrunner.checkpoint.encoding import tensors
+from jobrunner.checkpoint.encoding import classes, everyday, numpy_values, tensors
+from jobrunner.checkpoint.encoding.classes import unpickle
 from jobrunner.checkpoint.encoding.codecs import Codec
 from jobrunner.checkpoint.encoding.dtypes import Array, Spec, UnsupportedDtypeError, dtype_from_spec
 from jobrunner.checkpoint.encoding.encode import Tree
@@ -21,6 +21,8 @@ from jobrunner.checkpoint.encoding.outline import outline_codec, outline_pickle,
 from jobrunner.checkpoint.encoding.schema import Count, Shape
 from jobrunner.checkpoint.encoding.stateful import SavedState
 from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
+
+T = TypeVar("T")
 
 
 class InvalidTreeError(ValueError):
@@ -39,8 +41,10 @@ class Decoder:
 
     The parameters of a kind's method are the fields of its nodes, checked before the call.
     `array` returns the i-th array part, or raises IndexError; `leaf` a stand-in for it where the
-    value is that array; with `is_outline` wherever an array is. With `keeps_states`, an object saved by its ``state_dict()`` becomes a
-    `SavedState`, else the state.
+    value is that array; with `is_outline` wherever an array is. With `keeps_states`, an object saved
+    by its ``state_dict()`` becomes a `SavedState`, else the state. `classes` are those of the job,
+    by name, which must have all that the tree names; None: those of this process, with a
+    `SavedObject` in place of others.
     """
 
     def __init__(
@@ -53,12 +57,14 @@ class Decoder:
         where: str = "",
         keeps_states: bool = False,
         is_outline: bool = False,
+        classes: Mapping[str, type] | None = None,
     ) -> None:
         self._array = array
         self._codecs = {codec.name: codec for codec in codecs}
         self._allow_pickle = allow_pickle
         self.leaf = leaf or array
         self.where = where
+        self._classes = classes
         self._made: list[Any] = []  # objects with an identity, in the order of the tree
         self._keeps_states = keeps_states
         self.is_outline = is_outline
@@ -103,13 +109,20 @@ class Decoder:
         except (JobRunnerError, InvalidTreeError):
             raise
         except UnsupportedDtypeError as error:
-            raise self._undecodable(error) from error
+            raise self.undecodable(error) from error
         except _INVALID as error:
             raise InvalidTreeError(f"invalid node of kind {kind!r}: {error}") from error
         raise DefinitionError(
             f"{self.where} contains a value of kind {kind!r}, which this version of jobrunner "
             f"cannot read. Read it with the version that wrote it, or a later one."
         )
+
+    def decode_as(self, cls: type[T], item: Tree) -> T:
+        """Decode a tree that must stand for a value of exactly this type."""
+        value = self.decode(item)
+        if type(value) is not cls:
+            raise TypeError(f"expected a {cls.__name__}, found a {type(value).__name__}")
+        return value
 
     def whole(self, item: Tree) -> Any:
         """Decode a tree with whole arrays, also where others are lazy."""
@@ -119,6 +132,21 @@ class Decoder:
         finally:
             self.leaf = before
 
+    def array(self, item: Tree) -> Array:
+        """Decode a tree that must stand for an array, to a whole one."""
+        array = self.whole(item)
+        if type(array) is not np.ndarray:
+            raise TypeError(f"expected an array, found a {type(array).__name__}")
+        return array
+
+    def find_class(self, name: str) -> type | None:
+        """Find a class of the job; None if a `SavedObject` can stand for its values."""
+        if self._classes is None:
+            return classes.find_class(name)
+        if name not in self._classes:
+            classes.find_classes([name], self.where)  # raises, unless imported since
+        return self._classes.get(name) or classes.find_class(name)
+
     # --- parts
 
     def _data(self, digits: str | None, at: int | None) -> bytes:
@@ -126,7 +154,8 @@ class Decoder:
             raise ValueError("expected either `hex` or `at`")
         return bytes.fromhex(digits) if at is None else self._array(at).tobytes()  # type: ignore[arg-type]
 
-    def _undecodable(self, error: Exception) -> CheckpointError:
+    def undecodable(self, error: Exception) -> CheckpointError:
+        """The error for a value that is whole and cannot be made here."""
         return CheckpointError(
             f"{self.where} is whole, but cannot be decoded: {type(error).__name__}: {error}. Fix "
             f"its codec's decode function or the class that it unpickles, or read it on a platform "
@@ -215,7 +244,7 @@ class Decoder:
         try:
             return codec.decode(encoded)
         except Exception as error:
-            raise self._undecodable(error) from error
+            raise self.undecodable(error) from error
 
     def _state(self, cls: str, value: Tree) -> Any:
         state = self.decode(value)
@@ -224,7 +253,9 @@ class Decoder:
         self.has_states = True
         return SavedState(cls, state)
 
-    def _pickle(self, digits: str | None = None, at: Count | None = None) -> Any:
+    def _pickle(
+        self, digits: str | None = None, at: Count | None = None, classes: list[str] | None = None
+    ) -> Any:
         data = self._data(digits, at)
         if not self._allow_pickle:
             raise DefinitionError(
@@ -233,9 +264,11 @@ class Decoder:
                 f"(--allow-pickle)."
             )
         try:
-            return cloudpickle.loads(data)
+            return unpickle(data, self.find_class)
+        except JobRunnerError:
+            raise
         except Exception as error:
-            raise self._undecodable(error) from error
+            raise self.undecodable(error) from error
 
 
 def _data_as(convert: Callable[[bytes], Any]) -> Callable[..., Any]:
@@ -255,12 +288,18 @@ _PLAIN: Mapping[str, Callable[..., Any]] = {
     "bytes": _data_as(bytes),
     "np.str_": _data_as(lambda data: np.str_(data.decode("utf-8", "surrogatepass"))),
     "np.bytes_": _data_as(np.bytes_),
+    **everyday.PLAIN,
+    **numpy_values.PLAIN,
+    **classes.PLAIN,
     "int": Decoder._int,
     "tuple": Decoder._tuple,
     "scalar": Decoder._scalar,
 }
 
 _WITH_IDENTITY: Mapping[str, Callable[..., Any]] = {
+    **everyday.WITH_IDENTITY,
+    **numpy_values.WITH_IDENTITY,
+    **classes.WITH_IDENTITY,
     "dict": Decoder._dict,
     "odict": Decoder._ordered_dict,
     "list": Decoder._list,

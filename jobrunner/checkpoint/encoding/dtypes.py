@@ -84,6 +84,8 @@ def dtype_to_spec(dtype: np.dtype[Any]) -> Spec:
 
 
 def _describe(dtype: np.dtype[Any]) -> Spec:
+    if dtype.metadata:
+        raise UnsupportedDtypeError(f"the dtype {dtype!r} has metadata, which would be lost")
     if isinstance(dtype, np.dtypes.StringDType):
         return {"string": _missing_value(dtype), "coerce": dtype.coerce}
     if dtype.hasobject:

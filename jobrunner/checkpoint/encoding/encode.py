@@ -12,23 +12,27 @@ import math
 import struct
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-import cloudpickle
 import numpy as np
 
-from jobrunner.checkpoint.encoding import tensors
-from jobrunner.checkpoint.encoding.codecs import Codec, CodecTable
+from jobrunner.checkpoint.encoding import classes, everyday, numpy_values, tensors
+from jobrunner.checkpoint.encoding.codecs import (
+    Codec,
+    CodecTable,
+    UnsuitableError,
+    UnsupportedValueError,
+    refusing,
+)
 from jobrunner.checkpoint.encoding.dtypes import (
     Array,
     UnsupportedDtypeError,
-    dtype_from_spec,
     dtype_to_spec,
 )
 from jobrunner.checkpoint.encoding.libraries import NotExactError, encode_value, find_type
+from jobrunner.checkpoint.encoding.schema import is_clean
 from jobrunner.checkpoint.encoding.stateful import has_state, name_class
 from jobrunner.names import child_names
 
@@ -58,14 +62,6 @@ class ArrayPart:
     holds: str  # type of the encoded value: ndarray, bytes, str, ...
 
 
-class UnsupportedValueError(Exception):
-    """A value inside a blob cannot be saved."""
-
-    def __init__(self, trail: Trail, cls: type, why: str, remedy: str = "") -> None:
-        super().__init__(why)
-        self.trail, self.cls, self.why, self.remedy = trail, cls, why, remedy
-
-
 class Encoder:
     """Encodes one blob."""
 
@@ -76,6 +72,8 @@ class Encoder:
         # Mutable objects but arrays, by `id`; kept alive, so that no `id` is used twice.
         self.identities: dict[int, object] = {}
         self.has_state = False
+        self.classes: dict[str, type] = {}  # that the tree refers to, by name
+        self.is_new = False  # whether the tree has nodes that no version before format 4 reads
         self._codecs = codecs
         self._allow_pickle = allow_pickle
         self._numbers: dict[object, int] = {}
@@ -92,9 +90,11 @@ class Encoder:
             return method(self, value, trail)
         if codec := self._codecs.get(cls):
             return self._by_codec(value, trail, codec)
+        if method := EVERYDAY.get(cls):
+            return self._everyday(method, value, trail)
         try:
             if isinstance(value, np.generic):
-                return self._scalar(value)
+                return numpy_values.encode_scalar(value)
             if tensors.is_tensor(value):
                 return self._tensor(value, trail)
         except (UnsupportedDtypeError, tensors.UnsupportedTensorError) as error:
@@ -106,11 +106,51 @@ class Encoder:
                 return self._pickle(value, trail, str(error))
         if has_state(value):
             return self._state(value, trail)
+        if method := classes.find_encoder(value):
+            return self._everyday(method, value, trail)
         if isinstance(value, np.ndarray):
             why = "a subclass of ndarray would load as a plain one; save np.asarray(...) instead"
         else:
             why = "there is no codec for its type"
         return self._pickle(value, trail, why)
+
+    def _everyday(self, method: EncodeMethod, value: Any, trail: Trail) -> Tree:
+        if not self._allow_pickle:
+            return self._everyday_exactly(method, value, trail)
+        # What must be pickled inside of it is pickled with it, so that objects stay shared.
+        lists: list[list[Any]] = [self.parts, self.memory, self._kept]
+        dicts: list[dict[Any, Any]] = [self.identities, self._numbers, self.classes]
+        lengths = [len(it) for it in (*lists, *dicts)]
+        before = (self._count, set(self._inside), self._holder, self.has_state)
+        self._allow_pickle = False
+        try:
+            return self._everyday_exactly(method, value, trail)
+        except UnsupportedValueError as error:
+            for array_list, length in zip(lists, lengths, strict=False):
+                del array_list[length:]
+            for table, length in zip(dicts, lengths[len(lists) :], strict=True):
+                for key in list(table)[length:]:
+                    del table[key]
+            self._count, self._inside, self._holder, self.has_state = before
+            self._allow_pickle = True
+            return self._pickle(value, trail, error.why)
+        finally:
+            self._allow_pickle = True
+
+    def _everyday_exactly(self, method: EncodeMethod, value: Any, trail: Trail) -> Tree:
+        try:
+            tree = method(self, value, trail)
+        except (UnsuitableError, UnsupportedDtypeError) as error:
+            raise UnsupportedValueError(trail, type(value), str(error)) from None
+        self.is_new = True
+        return tree
+
+    def name_class(self, cls: type) -> str:
+        """Return the name under which the value's class will be found again."""
+        name = classes.name_of(cls)
+        if self.classes.setdefault(name, cls) is not cls:
+            raise UnsuitableError(f"there are two classes with the name {name}")
+        return name
 
     def within(self, holder: str, value: object, inner: object, trail: Trail) -> Tree:
         """Encode what a value consists of; `holder` describes it, if no state can be loaded there."""
@@ -118,6 +158,18 @@ class Encoder:
         tree = self._encode_within(holder, inner, trail)
         self._inside.remove(id(value))
         return tree
+
+    def children(
+        self, holder: str, value: object, fields: Mapping[str, Any], trail: Trail
+    ) -> dict[str, Tree]:
+        """Encode the fields of a value, each under its name; see `within`."""
+        self._enter(value, trail)
+        trees = {
+            name: self._encode_within(holder, item, (*trail, place))
+            for place, (name, item) in zip(child_names(fields), fields.items(), strict=True)
+        }
+        self._inside.remove(id(value))
+        return trees
 
     # --- identity
 
@@ -149,18 +201,19 @@ class Encoder:
 
     # --- plain values
 
-    def _str(self, value: str, trail: Trail) -> Tree:
+    def text(self, value: str, trail: Trail) -> Tree:
+        """Encode a str."""
         if len(value) > _INLINE_CHARACTERS:
             data = np.frombuffer(value.encode("utf-8", "surrogatepass"), np.uint8)
-            return {"$": "str", "at": self._part(data, trail, "str")}
-        if _is_clean(value):
+            return {"$": "str", "at": self.part(data, trail, "str")}
+        if is_clean(value):
             return value
         return {"$": "str", "hex": value.encode("utf-8", "surrogatepass").hex()}
 
     def _data(self, kind: str, data: bytes, trail: Trail) -> Tree:
         if len(data) <= _INLINE_BYTES:
             return {"$": kind, "hex": data.hex()}
-        return {"$": kind, "at": self._part(np.frombuffer(data, np.uint8), trail, kind)}
+        return {"$": kind, "at": self.part(np.frombuffer(data, np.uint8), trail, kind)}
 
     # --- containers
 
@@ -193,7 +246,7 @@ class Encoder:
             data: Array = np.array(value, cls)
         except OverflowError:
             return None
-        return {"$": kind, "at": self._part(data, trail, kind)}
+        return {"$": kind, "at": self.part(data, trail, kind)}
 
     def _items(self, value: Sequence[Any], trail: Trail) -> list[Tree]:
         self._enter(value, trail)
@@ -211,7 +264,7 @@ class Encoder:
         if (
             is_dict
             and "$" not in value
-            and all(type(key) is str and _is_clean(key) for key in value)
+            and all(type(key) is str and is_clean(key) for key in value)
         ):
             tree = {key: self.encode(item, (*trail, name)) for name, (key, item) in named}
         else:
@@ -227,23 +280,26 @@ class Encoder:
 
     # --- arrays
 
-    def _array(self, value: Array, trail: Trail) -> Tree:
+    def array(self, value: Array, trail: Trail) -> Tree:
+        """Encode an array."""
         try:
+            if value.dtype.metadata:
+                return numpy_values.encode_noted(self, value, trail)
             if value.dtype == object:
-                return self._objects(value, trail)
+                return numpy_values.encode_objects(self, value, trail)
             is_plain = value.dtype.isbuiltin == 1
             spec = value.dtype.str if is_plain else dtype_to_spec(value.dtype)
         except UnsupportedDtypeError as error:
             return self._pickle(value, trail, str(error))
-        if same := self._view(value, str(spec), trail):
+        if same := self.view(value, str(spec), trail):
             return same
         if value.dtype.itemsize == 0:
             return {"$": "hollow", "dtype": spec, "shape": list(value.shape)}
         if isinstance(value.dtype, np.dtypes.StringDType) and hasattr(value.dtype, "na_object"):
-            return self._gaps(value, spec, trail)
-        return {"$": "array", "at": self._part(value, trail, "ndarray")}
+            return numpy_values.encode_gaps(self, value, spec, trail)
+        return {"$": "array", "at": self.part(value, trail, "ndarray")}
 
-    def _view(self, value: Array, holds: str, trail: Trail) -> Tree:
+    def view(self, value: Array, holds: str, trail: Trail) -> Tree:
         """Number an array; equal views of the same memory count as one array."""
         if self.is_value:
             return self.number(object(), value)
@@ -254,53 +310,19 @@ class Encoder:
                 self.memory.append((trail, value))
         return self.number(key, value)
 
-    def _objects(self, value: Array, trail: Trail) -> Tree:
-        items = value.ravel().tolist()
-        if any(type(item) is not str for item in items):
-            raise UnsupportedDtypeError("it holds Python objects other than str")
-        if same := self._view(value, "objects", trail):
-            return same
-        if items and all(map(_is_clean, items)):
-            texts = value.astype(np.dtypes.StringDType())
-            return {"$": "objects", "at": self._part(texts, trail, "ndarray of str objects")}
-        trees = [self._str(item, (*trail, str(i))) for i, item in enumerate(items)]
-        return {"$": "objects", "items": trees, "shape": list(value.shape)}
-
-    def _gaps(self, value: Array, spec: Any, trail: Trail) -> Tree:
-        missing = [type(item) is not str for item in value.ravel().tolist()]
-        gaps = np.array(missing, bool).reshape(value.shape)
-        plain = np.empty_like(value, dtype=np.dtypes.StringDType(coerce=value.dtype.coerce))
-        plain[~gaps] = value[~gaps]
-        return {
-            "$": "gaps",
-            "dtype": spec,
-            "at": self._part(plain, (*trail, "texts"), "ndarray"),
-            "missing": self._part(gaps, (*trail, "missing"), "ndarray"),
-        }
-
-    def _part(self, array: Array, trail: Trail, holds: str) -> int:
-        order = _memory_order(array)
+    def part(self, array: Array, trail: Trail, holds: str) -> int:
+        """Add an array to the blob's; return its index."""
+        order = numpy_values.memory_order(array)
         data = array if order is None else array.transpose(order)
         self.parts.append(ArrayPart(data, order, trail, holds))
         return len(self.parts) - 1
 
-    def _scalar(self, value: np.generic) -> Tree:
-        cls = type(value)
-        if cls is np.str_:
-            return {"$": "np.str_", "hex": value.encode("utf-8", "surrogatepass").hex()}  # type: ignore[attr-defined]
-        if cls is np.bytes_:
-            return {"$": "np.bytes_", "hex": bytes(value).hex()}  # type: ignore[call-overload]
-        spec = dtype_to_spec(value.dtype)
-        if cls is not dtype_from_spec(spec).type:
-            raise UnsupportedDtypeError(f"{cls.__name__} is not one of NumPy's scalar types")
-        return {"$": "scalar", "dtype": spec, "hex": value.tobytes().hex()}
-
     def _tensor(self, value: Any, trail: Trail) -> Tree:
         # load_state_dict() copies a state to the device of the object.
         array, description = tensors.to_array(value, from_device=self._holder == _STATE)
-        if same := self._view(array, str(description), trail):
+        if same := self.view(array, str(description), trail):
             return same
-        part = self._part(array, trail, "torch.Tensor") if array.size else None
+        part = self.part(array, trail, "torch.Tensor") if array.size else None
         return {"$": "tensor", "at": part, "shape": list(array.shape), **description}
 
     # --- anything else
@@ -308,7 +330,7 @@ class Encoder:
     def _by_codec(self, value: object, trail: Trail, codec: Codec) -> Tree:
         if same := self._object(value):
             return same
-        with _refusing(value, trail, f"the encode function of its codec {codec.name!r}"):
+        with refusing(value, trail, f"the encode function of its codec {codec.name!r}"):
             inner = codec.encode(value)
         if type(inner) is type(value):
             why = f"its codec {codec.name!r} returned a value of the same type"
@@ -322,7 +344,7 @@ class Encoder:
         if self._holder:
             why = f"it is in {self._holder}, so its state_dict() could not be loaded into it"
             raise UnsupportedValueError(trail, type(value), why)
-        with _refusing(value, trail, "its state_dict()"):
+        with refusing(value, trail, "its state_dict()"):
             state = value.state_dict()
         self.has_state = True
         self._kept.append(state)
@@ -340,19 +362,14 @@ class Encoder:
             raise UnsupportedValueError(trail, type(value), why)
         if same := self._object(value):
             return same
-        with _refusing(value, trail, "pickling it"):
-            data = cloudpickle.dumps(value, protocol=5)
-        return self._data("pickle", data, trail)
-
-
-@contextmanager
-def _refusing(value: object, trail: Trail, what: str) -> Iterator[None]:
-    """Refuse the value if `what` raises."""
-    try:
-        yield
-    except Exception as error:
-        why = f"{what} raised {type(error).__name__}: {error}"
-        raise UnsupportedValueError(trail, type(value), why) from error
+        with refusing(value, trail, "pickling it"):
+            data, named = classes.pickle_by_name(value)
+        tree = self._data("pickle", data, trail)
+        if named:
+            self.classes |= named
+            self.is_new = True
+            tree["classes"] = list(named)
+        return tree
 
 
 _ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
@@ -361,7 +378,7 @@ _ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
     int: lambda _, v, trail: v if abs(v) <= _EXACT_INT else {"$": "int", "hex": hex(v)},
     float: lambda _, v, trail: v if math.isfinite(v) else {"$": "float", "hex": _bits(v)},
     complex: lambda _, value, trail: {"$": "complex", "hex": _bits(value.real, value.imag)},
-    str: Encoder._str,
+    str: Encoder.text,
     bytes: lambda encoder, value, trail: encoder._data("bytes", value, trail),
     bytearray: lambda encoder, value, trail: (
         encoder.mutable(value) or encoder._data("bytearray", bytes(value), trail)
@@ -370,26 +387,14 @@ _ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
     tuple: Encoder._tuple,
     dict: Encoder._dict,
     OrderedDict: Encoder._dict,
-    np.ndarray: Encoder._array,
+    np.ndarray: Encoder.array,
 }
 
 
-def _is_clean(text: str) -> bool:
-    """Whether the text has no lone surrogates, which not every JSON reader keeps."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+EncodeMethod: TypeAlias = Callable[[Encoder, Any, Trail], Tree]
+
+EVERYDAY: dict[type, EncodeMethod] = {**everyday.ENCODERS, **numpy_values.ENCODERS}
 
 
 def _bits(*values: float) -> str:
     return struct.pack(f">{len(values)}d", *values).hex()
-
-
-def _memory_order(array: Array) -> tuple[int, ...] | None:
-    """Return the memory order of the axes, outermost first; None if they are in it already."""
-    if array.flags.c_contiguous or 0 in array.strides:
-        return None
-    order = tuple(sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis])))
-    return None if order == tuple(range(array.ndim)) else order

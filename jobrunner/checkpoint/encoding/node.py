@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from jobrunner.checkpoint.encoding.codecs import Codec, CodecTable, needs_no_codec
+from jobrunner.checkpoint.encoding.codecs import (
+    Codec,
+    CodecTable,
+    UnsupportedValueError,
+    needs_no_codec,
+)
 from jobrunner.checkpoint.encoding.dtypes import Array
 from jobrunner.checkpoint.encoding.encode import (
     ArrayPart,
     Encoder,
     Trail,
     Tree,
-    UnsupportedValueError,
 )
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import DefinitionError
@@ -29,6 +33,8 @@ class EncodedBlob:
     parts: Sequence[ArrayPart]
     has_state: bool = False  # contains objects saved by their ``state_dict()``
     options: ArrayOptions = DEFAULT_ARRAY_OPTIONS
+    classes: Mapping[str, type] = field(default_factory=dict)  # that the tree names
+    is_new: bool = False  # needs a reader of format 4
 
 
 class _View(NamedTuple):
@@ -68,7 +74,13 @@ def encode_blobs(
         except UnsupportedValueError as error:
             refused[name] = error
             continue
-        encoded[name] = EncodedBlob(tree, encoder.parts, encoder.has_state)
+        encoded[name] = EncodedBlob(
+            tree,
+            encoder.parts,
+            encoder.has_state,
+            classes=encoder.classes,
+            is_new=encoder.is_new,
+        )
         memory += [_View(name, trail, array) for trail, array in encoder.memory]
         for identity, held in encoder.identities.items():
             other, _ = owners.setdefault(identity, (name, held))

@@ -24,7 +24,12 @@ class ValueOutline:
         return self.text
 
 
-def outline_pickle(decoder: Any, digits: str | None = None, at: Count | None = None) -> Any:
+def outline_pickle(
+    decoder: Any,
+    digits: str | None = None,
+    at: Count | None = None,
+    classes: list[str] | None = None,
+) -> Any:
     """Tell its size."""
     nbytes = len(digits or "") // 2 if at is None else decoder.leaf(at).shape[0]
     return ValueOutline("pickle", {"nbytes": nbytes}, f"pickle of {nbytes} bytes")

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -115,14 +115,16 @@ def lay_out(blobs: Mapping[str, EncodedBlob | Alike], about: Mapping[str, Any]) 
         layout.add_group(STACKS, {})
     for array in stacks:
         layout.add_array(array)
-    layout.about = {"format": _format(layout.arrays), **about}
+    layout.about = {"format": _format(layout.arrays, alone.values()), **about}
     attributes[OWN_KEY] = layout.about
     layout.root = _root_document(attributes, layout.documents)
     return layout
 
 
-def _format(arrays: Sequence[PlannedArray]) -> int:
-    """Return the oldest format that has all that these arrays need."""
+def _format(arrays: Sequence[PlannedArray], blobs: Iterable[EncodedBlob]) -> int:
+    """Return the oldest format that has all that these arrays and blobs need."""
+    if any(blob.is_new for blob in blobs):
+        return STORE_FORMAT
     if any(it.grid.item_axis or it.data.dtype.isbuiltin == 2 for it in arrays):
         return STORE_FORMAT
     if any(it.is_stack for it in arrays):

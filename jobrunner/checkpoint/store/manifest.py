@@ -26,8 +26,9 @@ from jobrunner.checkpoint.store.grid import Grid
 from jobrunner.errors import CheckpointError
 
 STORE_FORMAT = 4
-"""Newest format of stores and manifests: 4 with arrays whose items have an axis in Zarr, 3 with
-stacked arrays, 2 with compressed arrays or arrays in pieces, else 1."""
+"""Newest format of stores and manifests: 4 with arrays whose items have an axis in Zarr, or values
+of types that earlier versions cannot save, 3 with stacked arrays, 2 with compressed arrays or
+arrays in pieces, else 1."""
 
 MANIFEST = "_manifest/zarr.json"
 """The document of a Zarr group, so that readers of Zarr find nothing unknown in a store."""
@@ -200,6 +201,7 @@ class Manifest(Document, kw_only=True):
     epoch: Count
     run: str
     states: list[str] | None = None
+    classes: dict[str, list[str]] | None = None  # of the job, by blob
     record: RecordEntry | None = None
     blobs: dict[str, BlobEntry | Place]
     stacks: tuple[ArrayEntry, ...] = ()

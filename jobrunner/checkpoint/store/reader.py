@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -47,8 +47,8 @@ class ArrayOutline:
 class StoreReader:
     """Reads and verifies the store named `store` in a checkpoint `directory`; picklable.
 
-    `manifest` is the SHA-256 of its manifest, from the record; `codecs` and `allow_pickle` are for
-    its values. Errors name the file, and what was expected and found.
+    `manifest` is the SHA-256 of its manifest, from the record; `codecs`, `allow_pickle` and the
+    job's `classes` are for its values, see `Decoder`. Errors name the file, and what was expected and found.
     """
 
     files: Files
@@ -57,6 +57,7 @@ class StoreReader:
     manifest: str
     codecs: Sequence[Codec] = ()
     allow_pickle: bool = False
+    classes: Mapping[str, type] | None = None
 
     @property
     def root(self) -> str:
@@ -216,7 +217,12 @@ class StoreReader:
             return options.get("leaf", array)(0)
         where = f"Blob {name!r} in {self.root}"
         decoder = Decoder(
-            array, self.codecs, allow_pickle=self.allow_pickle, where=where, **options
+            array,
+            self.codecs,
+            allow_pickle=self.allow_pickle,
+            where=where,
+            classes=self.classes,
+            **options,
         )
         try:
             value = decoder.decode(tree)

@@ -39,7 +39,10 @@ def find_alike(blobs: Mapping[str, object], apart: Collection[str] = ()) -> dict
     arrays = (
         (name, value, None)
         for name, value in blobs.items()
-        if type(value) is np.ndarray and value.flags.owndata and name not in apart
+        if type(value) is np.ndarray
+        and value.flags.owndata
+        and name not in apart
+        and not value.dtype.metadata
     )
     found: dict[str, Alike] = {}
     for alike, _ in group_alike(arrays):

@@ -276,4 +276,4 @@ def _decode(blob: EncodedBlob, codecs: Sequence[Codec]) -> Any:
         return data if order is None else data.transpose(np.argsort(order))
 
     # Unpickling is safe: this process pickled the value.
-    return Decoder(array, codecs, allow_pickle=True).decode(blob.tree)
+    return Decoder(array, codecs, allow_pickle=True, classes=blob.classes).decode(blob.tree)

@@ -323,13 +323,13 @@ class MyList(list[int]):
         (Custom(1), "Custom cannot be saved: there is no codec"),
         ([1, {"a": Custom(1)}], r"item 1/a: a .*Custom cannot be saved"),
         (MyList([1]), "MyList cannot be saved"),
-        (np.ma.masked_array([1, 2], [True, False]), "subclass of ndarray"),
-        (np.array([1, 2]).view(np.recarray), "subclass of ndarray"),
+        (np.array(["a"]).view(np.char.chararray), "subclass of ndarray"),
+        (np.ma.masked_array(np.ones((1, 2)).view(np.matrix)), "masks a subclass of ndarray"),
         (np.array([1, "a"], object), "Python objects other than str"),
         (np.array([(1, "a")], [("i", "i4"), ("o", "O")]), "holds Python objects"),
         (np.array(["a"], np.dtypes.StringDType(na_object="missing")), "'missing'"),
-        (np.array([(1,)], [("a", "i4")]).view(np.recarray)[0], "record"),
-        ({1, 2}, "set cannot be saved"),
+        (collections.defaultdict(lambda: 1), "default_factory is"),
+        ({1, Custom}, "item 1: a type cannot be saved"),
         (open, "cannot be saved"),
     ],
     ids=lambda v: str(v)[:30],
@@ -339,7 +339,7 @@ def test_an_unsupported_value_is_an_error_that_names_the_ways_out(value: Any, wh
         encode_blobs("trainer:0", {"model": value})
     for words in ("'trainer:0'", "'model'", "transient=True", "allow_pickle=True"):
         assert words in str(caught.value)
-    is_refused = re.search(r"numpy.(ndarray|record) cannot", str(caught.value))  # by register_codec
+    is_refused = re.search(r"numpy.ndarray cannot", str(caught.value))  # by register_codec
     assert ("register_codec(" in str(caught.value)) is (is_refused is None)
 
 

@@ -1,0 +1,341 @@
+"""The job's own classes: saved by name, and found again in the running job. Pure: no I/O.
+
+Values of named tuples, dataclasses and enumerations are nodes with the name of their class. Pickles
+refer by name to classes that they would otherwise contain, those of the job's own file, so that a
+resume has one class and not two. No module is imported because a checkpoint names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import io
+import pickle
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+
+from jobrunner.checkpoint.encoding.codecs import UnsuitableError
+from jobrunner.checkpoint.encoding.numpy_values import encode_dtype
+from jobrunner.errors import CheckpointError, PlanMismatchError
+
+if TYPE_CHECKING:
+    from jobrunner.checkpoint.encoding.decode import Decoder
+    from jobrunner.checkpoint.encoding.encode import Encoder, Trail, Tree
+else:
+    Decoder = Tree = Any
+
+SCRIPT_PREFIX = "jobrunner_script_"
+"""Begins the name of the module that a job's file becomes; see `cli.script`."""
+
+_IS_HEAP_TYPE = 1 << 9  # of `__flags__`: the class was made by a class statement
+
+Fields = list[tuple[str, Tree]]
+FewFields = tuple[tuple[str, Tree], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SavedObject:
+    """Stands for a value of a class that this process does not have.
+
+    Parameters
+    ----------
+    cls : str
+        Module and qualified name of the class, joined by a colon.
+    fields : dict
+        The fields of a dataclass or named tuple; ``name`` and ``value`` of an enumeration's member.
+    """
+
+    cls: str
+    fields: dict[str, Any]
+
+
+# --- names of classes
+
+
+def name_of(cls: type) -> str:
+    """Return the name by which a resume finds a class; raises `UnsuitableError` if it could not."""
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    module = sys.modules.get(cls.__module__)
+    is_known = cls.__module__ == "__main__" or module is None  # for the client to check
+    if "<" in cls.__qualname__ or not (is_known or _look_up(module, cls.__qualname__) is cls):
+        raise UnsuitableError(
+            f"a resume could not find its class {name}: it is not at the top level of its module, "
+            f"under its own name. Define it there"
+        )
+    return name
+
+
+def find_class(name: str) -> type | None:
+    """Find a class in the modules that this process has; imports nothing.
+
+    The job's own file has another module name when another program runs it.
+    """
+    module_name, _, qualified = name.partition(":")
+    for module in _modules(module_name):
+        found = _look_up(module, qualified)
+        if isinstance(found, type):
+            return found
+    return None
+
+
+def find_classes(names: Iterable[str], where: str) -> dict[str, type]:
+    """Find classes by name; raises `PlanMismatchError` if one is not there."""
+    found = {name: find_class(name) for name in names}
+    missing = [name for name, cls in found.items() if cls is None]
+    if missing:
+        raise PlanMismatchError(
+            f"{where} contains values of {', '.join(missing)}, which this program does not have. "
+            f"Define the class in the job's file, or import its module there at the top."
+        )
+    return {name: cls for name, cls in found.items() if cls is not None}
+
+
+def _modules(name: str) -> Iterator[ModuleType | None]:
+    yield sys.modules.get(name)
+    main = sys.modules.get("__main__")
+    is_script = name == "__main__" or name.startswith(SCRIPT_PREFIX)
+    if is_script:
+        for other in reversed(list(sys.modules)):
+            if other.startswith(SCRIPT_PREFIX):
+                yield sys.modules.get(other)
+        yield main
+        yield sys.modules.get(name.removeprefix(SCRIPT_PREFIX))
+    else:
+        stem = re.sub(r"\W", "_", name)
+        yield sys.modules.get(SCRIPT_PREFIX + stem)
+        file = getattr(main, "__file__", None) or ""
+        if file.replace("\\", "/").endswith(f"/{name}.py") or file == f"{name}.py":
+            yield main
+
+
+def _look_up(module: ModuleType | None, qualified: str) -> object:
+    """Look a name up without running code: no ``__getattr__``, no descriptors."""
+    found: Any = module
+    for part in qualified.split("."):
+        if found is not module and not isinstance(found, type):
+            return None
+        found = None if found is None else vars(found).get(part)
+    return found
+
+
+# --- enumerations, named tuples and dataclasses
+
+
+def find_encoder(value: object) -> Callable[[Encoder, Any, Trail], Tree] | None:
+    """The function that encodes a value of a class of the user's, if it is of a kind that can be."""
+    cls = type(value)
+    if issubclass(cls, enum.Enum):
+        return _enum
+    if issubclass(cls, tuple) and _fields_of(cls):
+        return _named_tuple
+    if isinstance(value, np.dtype):
+        return encode_dtype
+    return _dataclass if dataclasses.is_dataclass(cls) else None
+
+
+def _fields_of(cls: type) -> tuple[str, ...]:
+    if issubclass(cls, tuple):
+        fields = getattr(cls, "_fields", None)
+        is_named = type(fields) is tuple and all(type(name) is str for name in fields)
+        return fields if is_named else ()  # type: ignore[return-value]
+    return tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+
+
+def _enum(encoder: Encoder, value: enum.Enum, trail: Trail) -> Tree:
+    name = encoder.name_class(type(value))
+    is_plain = type(value.value) in (bool, int, float, str, type(None))
+    content = encoder.encode(value.value, trail) if is_plain else None
+    return {"$": "enum", "cls": name, "name": value.name, "value": content}
+
+
+def _named_tuple(encoder: Encoder, value: Any, trail: Trail) -> Tree:
+    cls = type(value)
+    if getattr(value, "__dict__", None) or len(value) != len(_fields_of(cls)):
+        raise UnsuitableError("it has more than its fields")
+    name = encoder.name_class(cls)
+    fields = dict(zip(_fields_of(cls), value, strict=True))
+    return {"$": "namedtuple", "cls": name, "fields": _fields(encoder, value, fields, trail)}
+
+
+def _dataclass(encoder: Encoder, value: Any, trail: Trail) -> Tree:
+    cls = type(value)
+    if why := _unlike_dataclass(cls):
+        raise UnsuitableError(why)
+    state = _state_of(value)
+    name = encoder.name_class(cls)
+    if same := encoder.mutable(value):
+        return same
+    fields = _fields_of(cls)
+    tree = {
+        "$": "dataclass",
+        "cls": name,
+        "fields": _fields(encoder, value, {it: state[it] for it in fields if it in state}, trail),
+    }
+    if unset := [it for it in fields if it not in state]:
+        tree["unset"] = unset
+    if others := {it: state[it] for it in state if it not in fields}:
+        tree["attributes"] = _fields(encoder, value, others, (*trail, "_attributes"))
+    return tree
+
+
+def _unlike_dataclass(cls: type) -> str:
+    """Why fields and attributes are not all that an instance of a dataclass is; empty if they are."""
+    for base in cls.__mro__[:-1]:
+        if not base.__flags__ & _IS_HEAP_TYPE:
+            return f"it is also a {base.__name__}"
+        for name in ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"):
+            own = vars(base).get(name)
+            if own is not None and getattr(own, "__module__", "") != "dataclasses":
+                return f"its class has a {name} of its own"
+    return ""
+
+
+def _state_of(value: Any) -> dict[str, Any]:
+    state = dict(getattr(value, "__dict__", None) or {})
+    slots = [name for base in type(value).__mro__ for name in _slots(base)]
+    if not set(_fields_of(type(value))).issuperset(slots):
+        raise UnsuitableError("it has slots that are not fields")
+    return state | {name: getattr(value, name) for name in slots if hasattr(value, name)}
+
+
+def _slots(cls: type) -> list[str]:
+    slots = vars(cls).get("__slots__", ())
+    return [it for it in ([slots] if isinstance(slots, str) else slots) if it[:2] != "__"]
+
+
+def _fields(encoder: Encoder, value: object, fields: Mapping[str, Any], trail: Trail) -> Fields:
+    found: dict[str, Tree] = encoder.children(f"a {type(value).__name__}", value, fields, trail)
+    return list(found.items())
+
+
+# --- and back
+
+
+def _to_enum(decoder: Decoder, cls: str, name: str | None, value: Tree) -> Any:
+    content = decoder.decode(value)
+    found = decoder.find_class(cls)
+    if found is None:
+        return SavedObject(cls, {"name": name, "value": content})
+    _check_kind(issubclass(found, enum.Enum), found, "an enumeration", decoder)
+    member = None
+    if issubclass(found, enum.Flag) and type(content) is int:
+        with contextlib.suppress(ValueError):
+            member = found(content)
+    elif name is not None:
+        member = found.__members__.get(name)  # type: ignore[attr-defined]
+    if member is None or member.name != name:
+        raise _changed(decoder, cls, f"a member {name!r} was saved, and it now has no such member")
+    return member
+
+
+def _to_named_tuple(decoder: Decoder, cls: str, fields: Fields) -> Any:
+    values = {name: decoder.decode(tree) for name, tree in fields}
+    found = decoder.find_class(cls)
+    if found is None:
+        return SavedObject(cls, values)
+    is_one = issubclass(found, tuple) and bool(_fields_of(found))
+    _check_kind(is_one, found, "a named tuple", decoder)
+    _check_fields(decoder, cls, list(values), list(_fields_of(found)))
+    return tuple.__new__(found, values.values())
+
+
+def _to_dataclass(
+    decoder: Decoder,
+    cls: str,
+    fields: Fields,
+    unset: tuple[str, ...] = (),
+    attributes: FewFields = (),
+) -> Any:
+    values = {name: decoder.decode(tree) for name, tree in fields}
+    others = {name: decoder.decode(tree) for name, tree in attributes}
+    found = decoder.find_class(cls)
+    if found is None:
+        return SavedObject(cls, values | others)
+    is_one = dataclasses.is_dataclass(found) and not _unlike_dataclass(found)
+    _check_kind(is_one, found, "a dataclass", decoder)
+    _check_fields(decoder, cls, sorted([*values, *unset]), sorted(_fields_of(found)))
+    made: Any = object.__new__(found)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)  # frozen ones too
+    if others:
+        vars(made).update(others)
+    return made
+
+
+def _check_kind(is_one: bool, cls: type, kind: str, decoder: Decoder) -> None:
+    if not is_one:
+        raise _changed(decoder, cls.__qualname__, f"it was {kind}, and is none now")
+
+
+def _check_fields(decoder: Decoder, cls: str, saved: list[str], now: list[str]) -> None:
+    if saved != now:
+        what = f"it was saved with the fields {', '.join(saved)}, and now has {', '.join(now)}"
+        raise _changed(decoder, cls, what)
+
+
+def _changed(decoder: Decoder, cls: str, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{decoder.where} is whole, but the class {cls} has changed: {what}. Change the class back, "
+        f"or start afresh (resume_from_epoch=None, --resume none)."
+    )
+
+
+PLAIN: Mapping[str, Callable[..., Any]] = {"enum": _to_enum, "namedtuple": _to_named_tuple}
+WITH_IDENTITY: Mapping[str, Callable[..., Any]] = {"dataclass": _to_dataclass}
+
+
+# --- pickles
+
+
+_finding: ContextVar[Callable[[str], type | None]] = ContextVar("finding", default=find_class)
+
+
+def class_of_job(name: str) -> type:
+    """Find a class by name. Pickles in checkpoints call it: it must keep this place and name."""
+    found = _finding.get()(name)
+    if found is None:
+        raise PlanMismatchError(f"this program does not have the class {name}")
+    return found
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # no types
+    """Pickles by name what cloudpickle would pickle by value: classes of the job's own file."""
+
+    def __init__(self, file: io.BytesIO, classes: dict[str, type]) -> None:
+        super().__init__(file, protocol=5)
+        self._classes = classes
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Called for all but the simplest objects."""
+        if type(obj) is memoryview:
+            raise UnsuitableError("it contains a memoryview, which would load as bytes")
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2:
+            name = name_of(obj)
+            self._classes[name] = obj
+            return class_of_job, (name,)
+        return reduced
+
+
+def pickle_by_name(value: object) -> tuple[bytes, dict[str, type]]:
+    """Pickle a value; also return the classes that the pickle refers to by name."""
+    file, classes = io.BytesIO(), dict[str, type]()
+    _Pickler(file, classes).dump(value)
+    return file.getvalue(), classes
+
+
+def unpickle(data: bytes, find: Callable[[str], type | None]) -> Any:
+    """Unpickle with the classes that `find` returns."""
+    token = _finding.set(find)
+    try:
+        return pickle.loads(data)
+    finally:
+        _finding.reset(token)

@@ -1,0 +1,110 @@
+"""No kind of value is changed silently: it comes back as it was, or is refused by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobrunner import (
+    DefinitionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Session,
+    Task,
+    TaskFailedError,
+    epoch_limiter,
+)
+from jobrunner.checkpoint import encode_blobs
+from jobrunner.workspace.workspace import Workspace
+from tests.checkpoint.encoding.kinds_of_values import REFUSED, VALUES, describe, is_same
+
+LOAD = """
+import sys
+from jobrunner import MultiNodeCheckpointManager
+from tests.checkpoint.encoding.test_kinds_of_values import find_changed
+node = MultiNodeCheckpointManager(sys.argv[1]).open(0)["a"]
+print(*find_changed({name: node.load(name) for name in node}), sep="\\n")
+"""
+
+
+NOT_SENT = ("memoryview", "array with a dtype's metadata")
+
+
+def make_all() -> dict[str, Any]:
+    return {f"v{i}": make() for i, make in enumerate(VALUES.values())}
+
+
+def find_changed(found: dict[str, Any]) -> list[str]:
+    return [
+        f"{list(VALUES)[int(name[1:])]}: expected {describe(expected)!r:.300}, "
+        f"found {describe(found[name])!r:.300}"
+        for name, expected in make_all().items()
+        if name in found and not is_same(expected, found[name])
+    ]
+
+
+def test_there_are_many_kinds() -> None:
+    assert len(VALUES) + len(REFUSED) > 400
+
+
+def test_every_kind_comes_back_in_another_process(tmp_path: Path) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path)
+    manager.run.start(["a"], {})
+    workspace = Workspace("a")
+    workspace.globals.update(make_all())
+    save = manager.commits.begin(0)
+    manager.commits.commit(save, save.write({"a": workspace}), {})
+    manager.run.end()
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOAD, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert (loaded.stdout.splitlines(), loaded.stderr) == ([""], "")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_others_are_refused_by_name(name: str) -> None:
+    with pytest.raises(DefinitionError, match="Node 'n'.*'blob"):
+        encode_blobs("n", {"blob": REFUSED[name]()})
+
+
+def make_apart() -> dict[str, Any]:
+    """All but what is refused, and arrays with a dtype's metadata, which NumPy's pickles lose."""
+    names = zip(make_all().items(), VALUES, strict=True)
+    return {name: value for (name, value), kind in names if not kind.startswith(NOT_SENT)}
+
+
+def test_every_kind_crosses_workers_and_is_an_input() -> None:
+    with Job("hops") as job:
+        with job.init_group:
+            made = Task(make_apart, outputs="all", node="a", name="make").output()
+            Task(find_changed, inputs="all", outputs="x", node="a", name="here")
+            Task(find_changed, inputs=made, outputs="x", node="b", name="there")
+        with job.exit_group:
+            found = [Task(lambda x: x, inputs="x", node=node).output() for node in ("a", "b")]
+        epoch_limiter(job, 1)
+    with Session.local(workers=2, processes=False) as session:
+        JobRunner(job).run(session)
+        assert [changed for output in found for changed in output.fetch()] == []
+
+
+def test_a_memoryview_does_not_arrive_as_bytes() -> None:
+    with Job("hop") as job, job.init_group:
+        view = Task(lambda: [memoryview(b"abc")], node="a", name="make").output()
+        Task(type, inputs=view, outputs="x", node="b")
+        epoch_limiter(job, 1)
+    with (
+        Session.local(workers=2, processes=False) as session,
+        pytest.raises(TaskFailedError, match="make.*memoryview"),
+    ):
+        JobRunner(job).run(session)
