@@ -6,6 +6,7 @@ from jobrunner.checkpoint.encoding import (
     Decoder,
     EncodedBlob,
     LibraryParts,
+    SavedObject,
     ValueOutline,
     encode_blobs,
     register_codec,

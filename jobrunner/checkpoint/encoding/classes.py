@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import io
 import pickle
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -309,8 +308,8 @@ def class_of_job(name: str) -> type:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # no types
     """Pickles by name what cloudpickle would pickle by value: classes of the job's own file."""
 
-    def __init__(self, file: io.BytesIO, classes: dict[str, type]) -> None:
-        super().__init__(file, protocol=5)
+    def __init__(self, write: Callable[[bytes], object], classes: dict[str, type]) -> None:
+        super().__init__(SimpleNamespace(write=write), protocol=5)
         self._classes = classes
 
     def reducer_override(self, obj: Any) -> Any:
@@ -327,9 +326,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # no types
 
 def pickle_by_name(value: object) -> tuple[bytes, dict[str, type]]:
     """Pickle a value; also return the classes that the pickle refers to by name."""
-    file, classes = io.BytesIO(), dict[str, type]()
-    _Pickler(file, classes).dump(value)
-    return file.getvalue(), classes
+    written, classes = list[bytes](), dict[str, type]()
+    _Pickler(written.append, classes).dump(value)
+    return b"".join(written), classes
 
 
 def unpickle(data: bytes, find: Callable[[str], type | None]) -> Any:

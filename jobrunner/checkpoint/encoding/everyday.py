@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import array
 import datetime as dt
-import pathlib
 import random
 import types
 import uuid
@@ -18,6 +17,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,8 +43,8 @@ _TYPES: Mapping[str, type] = {
 _TYPE_NAMES = {cls: name for name, cls in _TYPES.items()}
 _CONSTANTS: Mapping[str, object] = {"...": ..., "NotImplemented": NotImplemented}
 _PATHS = (
-    *(pathlib.PurePosixPath, pathlib.PureWindowsPath),
-    *(pathlib.PosixPath, pathlib.WindowsPath),
+    *(PurePosixPath, PureWindowsPath),
+    *(PosixPath, WindowsPath),
 )
 
 
@@ -201,7 +201,7 @@ def _uuid(encoder: Encoder, value: uuid.UUID, trail: Trail) -> Tree:
     return {"$": "uuid", "hex": value.hex, "safety": value.is_safe.name}
 
 
-def _path(encoder: Encoder, value: pathlib.PurePath, trail: Trail) -> Tree:
+def _path(encoder: Encoder, value: PurePath, trail: Trail) -> Tree:
     return {"$": "path", "cls": type(value).__name__, "text": encoder.encode(str(value), trail)}
 
 
@@ -305,7 +305,7 @@ def _to_uuid(decoder: Decoder, digits: str, safety: str) -> uuid.UUID:
     return uuid.UUID(digits, is_safe=uuid.SafeUUID[safety])
 
 
-def _to_path(decoder: Decoder, cls: str, text: Tree) -> pathlib.PurePath:
+def _to_path(decoder: Decoder, cls: str, text: Tree) -> PurePath:
     kinds = {kind.__name__: kind for kind in _PATHS}
     try:
         return kinds[cls](decoder.decode_as(str, text))

@@ -1,0 +1,191 @@
+"""Classes of the job's own file: a resume binds saved values to those of the running job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobrunner import (
+    CheckpointError,
+    DefinitionError,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    PlanMismatchError,
+    Session,
+)
+from jobrunner.checkpoint import SavedObject
+from jobrunner.cli.script import load_job
+
+JOB = """
+import dataclasses, enum, os, typing
+from jobrunner import (
+    Job, JobRunner, MultiNodeCheckpointManager, Node, Session, Task, epoch_limiter,
+)
+
+class Phase(enum.Enum):
+    COLD = 1
+    HOT = 2
+
+class Point(typing.NamedTuple):
+    x: int
+
+@dataclasses.dataclass
+class State:
+    phase: Phase
+    seen: list
+
+class Model:  # only pickle saves it
+    def __init__(self):
+        self.phase = Phase.COLD
+
+{more}
+
+def begin():
+    return Phase.COLD, Point(1), State(Phase.COLD, [Phase.HOT]), {value}
+
+def find_wrong(phase, point, state, extra):
+    checks = (
+        phase is Phase.COLD,
+        type(point) is Point,
+        type(state) is State and state.phase is Phase.COLD,
+        state.seen[0] is Phase.HOT,
+        {check},
+    )
+    return [i for i, check in enumerate(checks) if not check]
+
+with Job("phases") as job:
+    with job.init_group:
+        begun = Task(begin, outputs=["phase", "point", "state", "extra"], node="a")
+        for node in "ab":
+            Task(list, outputs="wrong", node=node, name="nothing")
+    names = ["phase", "point", "state", "extra"]
+    Task(find_wrong, inputs=names, outputs="wrong", node="a")
+    taken = [Task(lambda it: it, inputs=name, node="a", name=name).output() for name in names]
+    Task(find_wrong, inputs=taken, outputs="wrong", node="b")
+    epoch_limiter(job, int(os.environ["EPOCHS"]))
+
+if __name__ == "__main__":
+    with Session.local(workers=2) as session:
+        manager = MultiNodeCheckpointManager("runs", allow_pickle="ALLOW" in os.environ)
+        JobRunner(job, manager).run(session)
+"""
+
+
+def run(
+    directory: Path, epochs: int, *, as_script: bool = False, allow: bool = True
+) -> subprocess.CompletedProcess[str]:
+    command = ["job.py"]
+    if not as_script:
+        command = ["-m", "jobrunner", "run", "job.py", "--checkpoint", "runs", "--workers", "2"]
+        command += ["--allow-pickle"] if allow else []
+    environment = {
+        **os.environ,
+        "EPOCHS": str(epochs),
+        "PYTHONPATH": os.getcwd(),
+        **({"ALLOW": "1"} if allow else {}),
+    }
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def write(directory: Path, value: str, check: str, more: str = "") -> None:
+    text = JOB
+    for name, part in {"value": value, "check": check, "more": more}.items():
+        text = text.replace("{" + name + "}", part)
+    (directory / "job.py").write_text(text)
+
+
+def run_here(directory: Path, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load the job's file again, as another process would, and run the job."""
+    monkeypatch.setenv("EPOCHS", str(epochs))
+    job = load_job(str(directory / "job.py"))
+    manager = MultiNodeCheckpointManager(directory / "runs", allow_pickle=True)
+    with Session.local(workers=2, processes=False) as session:
+        JobRunner(job, manager).run(session)
+
+
+def test_a_job_loaded_again_has_its_own_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "[Model()]", "type(extra[0]) is Model and extra[0].phase is Phase.COLD")
+    for epochs in (1, 2):
+        run_here(tmp_path, epochs, monkeypatch)
+        checkpoint = MultiNodeCheckpointManager(tmp_path / "runs").open(epochs)
+        assert [checkpoint[node]["wrong"] for node in "ab"] == [[], []]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("as_script", [False, True], ids=["by the command", "as a script"])
+def test_a_resume_has_the_running_jobs_classes(tmp_path: Path, as_script: bool) -> None:
+    write(tmp_path, "[Model()]", "type(extra[0]) is Model and extra[0].phase is Phase.COLD")
+    for epochs in (1, 2):
+        done = run(tmp_path, epochs, as_script=as_script)
+        assert done.returncode == 0, done.stderr
+    checkpoint = MultiNodeCheckpointManager(tmp_path / "runs").open(2)
+    assert [checkpoint[node]["wrong"] for node in "ab"] == [[], []]
+    module = "__main__" if as_script else "jobrunner_script_job"
+    assert checkpoint["a"]["point"] == SavedObject(f"{module}:Point", {"x": 1})
+    assert checkpoint["a"]["phase"].fields == {"name": "COLD", "value": 1}
+    other = run(tmp_path, 3, as_script=not as_script)
+    assert other.returncode == 0, other.stderr
+    assert MultiNodeCheckpointManager(tmp_path / "runs").open(3)["b"]["wrong"] == []
+
+
+LOCAL = """
+def make_local():
+    class Local:
+        pass
+    return Local()
+"""
+
+
+def test_a_class_that_a_resume_could_not_find_is_refused_before_epoch_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "make_local()", "True", LOCAL)
+    with pytest.raises(DefinitionError, match=r"blob 'extra'.*make_local.<locals>.Local"):
+        run_here(tmp_path, 1, monkeypatch)
+    assert MultiNodeCheckpointManager(tmp_path / "runs").epochs() == []
+
+
+def test_a_class_that_is_gone_is_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "Model()", "True")
+    run_here(tmp_path, 1, monkeypatch)
+    job = tmp_path / "job.py"
+    job.write_text(job.read_text().replace("Point", "Place"))
+    with pytest.raises(PlanMismatchError, match="_job:Point, which this program does not have"):
+        run_here(tmp_path, 2, monkeypatch)
+    assert MultiNodeCheckpointManager(tmp_path / "runs").epochs() == [0, 1]
+
+
+def test_a_class_whose_fields_have_changed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "Model()", "True")
+    run_here(tmp_path, 1, monkeypatch)
+    job = tmp_path / "job.py"
+    whole = job.read_text()
+    for old, new, why in (
+        (
+            "seen: list",
+            "seen: list\n    more: int = 1",
+            "State has changed.*fields phase, seen, and",
+        ),
+        ("COLD", "ICED", "Phase has changed: a member 'COLD' was saved"),
+        ("Point(typing.NamedTuple)", "Point(enum.Enum)", "Point has changed: it was a named tuple"),
+    ):
+        job.write_text(whole.replace(old, new).replace("Point(1),", "None,"))
+        with pytest.raises(CheckpointError, match=why):
+            run_here(tmp_path, 2, monkeypatch)
