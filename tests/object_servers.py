@@ -20,6 +20,7 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
+CUT, DROP = "cut", "drop"
 REFUSED = b"<Error><Code>AccessDenied</Code></Error>"
 
 
@@ -50,6 +51,8 @@ class S3Server:
     watch : callable
         Told of each request in a thread of the server. True: it is refused, and changes nothing.
         A callable: it is carried out, then that is called, and then it is answered.
+        `CUT`: it is carried out, and the answer's body ends before its end. `DROP`: the connection
+        ends instead of an answer, and nothing changes.
     """
 
     scheme = "s3"
@@ -66,7 +69,7 @@ class S3Server:
             def log(self, type: str, message: str, *args: Any) -> None:
                 pass
 
-        self.watch: Callable[[Request], bool | Callable[[], None]] = lambda _: False
+        self.watch: Callable[[Request], bool | str | Callable[[], None]] = lambda _: False
         self._serve = DomainDispatcherApplication(create_backend_app)
         self._server = make_server(
             "127.0.0.1", 0, self._answer, threaded=True, request_handler=Quiet
@@ -107,10 +110,27 @@ class S3Server:
         if verdict is True:
             start_and_close("403 Forbidden", [("Content-Length", str(len(REFUSED)))])
             return [REFUSED]
+        if verdict is DROP:
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            start("200 OK", [])
+            return []
+        if verdict is CUT:
+            return self._cut_answer(environ, start)
         answer = list(self._serve(environ, start_and_close))
-        if verdict is not False:
+        if callable(verdict):
             verdict()
         return answer
+
+    def _cut_answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        said: list[Any] = []
+
+        def keep(status: str, headers: list[tuple[str, str]], *args: Any) -> Any:
+            said[:] = status, [pair for pair in headers if pair[0].lower() != "content-length"]
+
+        body = b"".join(self._serve(environ, keep))
+        length = max(2, len(body))  # of an empty body, only the length can be wrong
+        start(said[0], [*said[1], ("Content-Length", str(length)), ("Connection", "close")])
+        return [body[: len(body) // 2]]
 
 
 class GoogleServer(S3Server):

@@ -7,6 +7,8 @@ import datetime as dt
 import errno
 import functools
 import os
+import random
+import time
 import urllib.parse
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -25,6 +27,8 @@ _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 2  # of one object: each is copied in memory
 _RETRY: RetryConfig = {"max_retries": 10, "retry_timeout": dt.timedelta(seconds=60)}
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+_CUT = "body error"  # part of obstore's message when an answer ends before its end
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 5.0
 MISSING = "object stores need obstore, which is not installed: pip install 'dask-jobrunner[object]'"
 
 
@@ -45,6 +49,10 @@ def open_store(root: str) -> ObjectStore:
     return from_url(root, retry_config=_RETRY)
 
 
+class _CutAnswerError(OSError):
+    """A store's answer ended before its end, so the request may have been carried out or not."""
+
+
 class ObjectFiles:
     """Objects below `root`, the URL of the checkpoint directory; see `Files`.
 
@@ -61,6 +69,7 @@ class ObjectFiles:
     removals = lookups = 32
     linked_bytes = 4 << 20  # a link waits for the store twice, a write only once
     poll_seconds = 2.0
+    retry_seconds = 60.0  # of requests whose answer is cut; obstore retries those without one
 
     def __init__(self, root: str, open_store: Callable[[str], ObjectStore] = open_store) -> None:
         self.root = root
@@ -123,7 +132,30 @@ class ObjectFiles:
             self._refuse_missing_bucket(error, path)
             refusals = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
             number = errno.EACCES if isinstance(error, refusals) else errno.EIO
-            raise OSError(number, str(error).partition("\n")[0], path) from error
+            message = str(error).partition("\n")[0]
+            kind = _CutAnswerError if _CUT in message else OSError
+            raise kind(number, message, path) from error
+
+    def _ask(self, operation: str, path: str, request: Callable[[ObjectStore], Result]) -> Result:
+        """Make a request about `path`, again if its answer is cut; it must be safe to repeat."""
+        for is_last in self._tries():
+            try:
+                with self._asking(operation, path) as store:
+                    return request(store)
+            except _CutAnswerError:
+                if is_last:
+                    raise
+        raise AssertionError  # the last try has returned or raised
+
+    def _tries(self) -> Iterator[bool]:
+        """Iterate over tries, with a growing pause between them; True: the last one."""
+        deadline = time.monotonic() + self.retry_seconds
+        pause = _PAUSE_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            yield False
+            time.sleep(min(pause * random.uniform(0.5, 1.0), left))
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        yield True
 
     def _refuse_missing_bucket(self, error: Exception, path: str) -> None:
         """Raise another error than for a missing object, which may be no fault."""
@@ -164,26 +196,31 @@ class ObjectFiles:
 
     def _put(self, path: str, content: Sequence[bytes | memoryview]) -> None:
         is_long = sum(map(len, content)) > _PART_BYTES
-        with self._asking("put", path) as store:
-            store.put(
+        self._ask(
+            "put",
+            path,
+            lambda store: store.put(
                 self._key(path),
                 list(content) or b"",
                 use_multipart=is_long,
                 chunk_size=_PART_BYTES,
                 max_concurrency=_PARTS_AT_ONCE,
-            )
+            ),
+        )
 
     def link(self, source: str, target: str, nbytes: int) -> bool:
         try:
-            with self._asking("copy", target) as store:
-                store.copy(self._key(source), self._key(target))
+            self._copy(source, target, target)
         except FileNotFoundError:
             return False
-        with self._asking("head", target) as store:
-            if store.head(self._key(target))["size"] == nbytes:
-                return True
+        if self._head(target)["size"] == nbytes:
+            return True
         self.remove_file(target)
         return False
+
+    def _copy(self, source: str, target: str, path: str) -> None:
+        keys = self._key(source), self._key(target)
+        self._ask("copy", path, lambda store: store.copy(*keys))
 
     def overwrite(self, path: str, data: bytes) -> None:
         self._put(path, [data])
@@ -200,8 +237,9 @@ class ObjectFiles:
         return True
 
     def _create(self, path: str, data: bytes) -> None:
-        with self._asking("create", path) as store:
-            store.put(self._key(path), data, mode="create")
+        """Create an object; FileExistsError, perhaps because a try with a cut answer made it."""
+        key = self._key(path)
+        self._ask("create", path, lambda store: store.put(key, data, mode="create"))
 
     def prove_creation(self, directory: str) -> None:
         path = os.path.join(directory, "created")
@@ -220,20 +258,29 @@ class ObjectFiles:
         )
 
     def rename(self, source: str, target: str) -> None:
-        with self._asking("copy", source) as store:
-            store.copy(self._key(source), self._key(target))
+        self._copy(source, target, source)
         with contextlib.suppress(FileNotFoundError):
             self.remove_file(source)
 
     def remove_file(self, path: str) -> None:
-        with self._asking("delete", path) as store:
-            store.delete(self._key(path))
+        tries = 0
+
+        def delete(store: ObjectStore) -> None:
+            nonlocal tries
+            tries += 1
+            try:
+                store.delete(self._key(path))
+            except FileNotFoundError:
+                if tries == 1:  # else the try before, whose answer was cut, removed it
+                    raise
+
+        self._ask("delete", path, delete)
 
     def remove_tree(self, path: str) -> None:
         for batch in self._list(path):
+            keys = [found["path"] for found in batch]
             try:
-                with self._asking("delete", path) as store:
-                    store.delete([found["path"] for found in batch])
+                self._ask("delete", path, lambda store, keys=keys: store.delete(keys))  # type: ignore[misc]
             except FileNotFoundError:
                 for found in batch:
                     with contextlib.suppress(FileNotFoundError):
@@ -253,8 +300,7 @@ class ObjectFiles:
     # --- reading
 
     def read(self, path: str) -> bytes:
-        with self._asking("get", path) as store:
-            return store.get(self._key(path)).bytes().to_bytes()
+        return self._ask("get", path, lambda store: store.get(self._key(path)).bytes().to_bytes())
 
     def read_if_there(self, path: str) -> bytes | None:
         try:
@@ -264,8 +310,9 @@ class ObjectFiles:
 
     def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
         wanted = len(target) if target is not None else 0
-        digest = position = 0
-        with self._asking("get", path) as store:
+
+        def get(store: ObjectStore) -> tuple[int, int]:
+            digest = position = 0
             result = store.get(self._key(path))
             size = int(result.meta["size"])
             if size != nbytes:
@@ -277,34 +324,36 @@ class ObjectFiles:
                     stop = min(wanted, position + len(view))
                     target[position:stop] = view[: stop - position]
                 position += len(view)
-        return position, digest if position == nbytes else 0
+            return position, digest if position == nbytes else 0
+
+        return self._ask("get", path, get)
 
     def read_span(self, path: str, start: int, nbytes: int) -> tuple[int, bytes]:
-        stop = start + nbytes
+        def get(store: ObjectStore) -> tuple[int, bytes]:
+            span = (start, start + nbytes)
+            result = store.get(self._key(path), options={"range": span})
+            return int(result.meta["size"]), result.bytes().to_bytes()
+
         try:
-            with self._asking("get", path) as store:
-                result = store.get(self._key(path), options={"range": (start, stop)})
-                return int(result.meta["size"]), result.bytes().to_bytes()
+            return self._ask("get", path, get)
         except FileNotFoundError:
             raise
         except OSError:
             # Stores refuse a range that begins at or after the object's end.
-            with self._asking("head", path) as store:
-                size = int(store.head(self._key(path))["size"])
+            size = int(self._head(path)["size"])
             if size > start and nbytes:
                 raise
             return size, b""
 
     def list_names(self, path: str) -> list[str]:
-        with self._asking("list", path) as store:
-            found = store.list_with_delimiter(self._key(path) or None)
+        prefix = self._key(path) or None
+        found = self._ask("list", path, lambda store: store.list_with_delimiter(prefix))
         below = [*found["common_prefixes"], *(about["path"] for about in found["objects"])]
         return [key.rpartition("/")[2] for key in below]
 
     def is_taken(self, path: str) -> bool:
         try:
-            with self._asking("head", path) as store:
-                store.head(self._key(path))
+            self._head(path)
         except FileNotFoundError:
             return self.is_directory(path)
         return True
@@ -319,14 +368,27 @@ class ObjectFiles:
                 yield found["path"][start:], found["size"]
 
     def modified_seconds(self, path: str) -> float:
-        with self._asking("head", path) as store:
-            return store.head(self._key(path))["last_modified"].timestamp()
+        modified: dt.datetime = self._head(path)["last_modified"]
+        return modified.timestamp()
 
     def locate(self, path: str) -> tuple[Any, str]:
         with self._asking("head", path) as store:
             store.head(f"{self._key(path)}/zarr.json")
             return store, self._key(path)
 
+    def _head(self, path: str) -> Any:
+        return self._ask("head", path, lambda store: store.head(self._key(path)))
+
     def _list(self, path: str, count: int = 1000) -> Iterator[Sequence[Any]]:
-        with self._asking("list", path) as store:
-            yield from store.list(self._key(path) or None, chunk_size=count)
+        seen: set[str] = set()  # a listing that was cut begins again
+        for is_last in self._tries():
+            try:
+                with self._asking("list", path) as store:
+                    for batch in store.list(self._key(path) or None, chunk_size=count):
+                        new = [found for found in batch if found["path"] not in seen]
+                        seen.update(found["path"] for found in new)
+                        yield new
+                    return
+            except _CutAnswerError:
+                if is_last:
+                    raise

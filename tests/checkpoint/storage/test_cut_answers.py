@@ -1,0 +1,105 @@
+"""A store whose answers end before their end: every request is made again, for a minute at most."""
+
+import os
+import time
+
+import pytest
+
+from jobrunner import Job, JobRunner, MultiNodeCheckpointManager, Node, Task, epoch_limiter
+from jobrunner.checkpoint.storage.object_store import ObjectFiles
+from tests.object_servers import CUT
+
+DATA = os.urandom(1 << 20)
+
+
+class Cuts:
+    """Cuts the first answers to requests, or every so many."""
+
+    def __init__(self, first=0, every=0):
+        self.first, self.every = first, every
+        self.count = self.cut = 0
+
+    def __call__(self, request):
+        self.count += 1
+        if self.count <= self.first or (self.every and self.count % self.every == 0):
+            self.cut += 1
+            return CUT
+        return False
+
+
+def read_into(files, path):
+    target = bytearray(len(DATA))
+    files.read_into(path, memoryview(target), len(DATA))
+    return bytes(target)
+
+
+OPERATIONS = {
+    "read": lambda files, root: files.read(f"{root}/x") == DATA,
+    "read_into": lambda files, root: read_into(files, f"{root}/x") == DATA,
+    "read_span": lambda files, root: files.read_span(f"{root}/x", 9, 99)[1] == DATA[9:108],
+    "list_names": lambda files, root: files.list_names(root) == ["x", "y"],
+    "walk": lambda files, root: [*files.walk(root)] == [("x", len(DATA)), ("y", 1)],
+    "is_directory": lambda files, root: files.is_directory(root),
+    "is_taken": lambda files, root: files.is_taken(f"{root}/x"),
+    "write": lambda files, root: (
+        files.overwrite(f"{root}/w", DATA) or read_into(files, f"{root}/w")
+    ),
+    "long": lambda files, root: files.write(f"{root}/long", [DATA] * 17) is not None,
+    "create": lambda files, root: files.create_whole(f"{root}/new", b"entry", "") is True,
+    "create taken": lambda files, root: files.create_whole(f"{root}/y", b"entry", "") is False,
+    "prove": lambda files, root: files.prove_creation(root) is None,
+    "link": lambda files, root: files.link(f"{root}/x", f"{root}/z", len(DATA)),
+    "rename": lambda files, root: files.rename(f"{root}/x", f"{root}/z") is None,
+    "remove_file": lambda files, root: files.remove_file(f"{root}/x") is None,
+    "remove_tree": lambda files, root: files.remove_tree(root) or files.list_names(root) == [],
+}
+
+
+@pytest.fixture
+def files(s3):
+    files = ObjectFiles(f"{s3.url}/runs")
+    files.overwrite(f"{files.root}/x", DATA)
+    files.overwrite(f"{files.root}/y", b"y")
+    return files
+
+
+def test_every_operation_survives_answers_that_are_cut(s3, files):
+    for name, operation in OPERATIONS.items():
+        files.overwrite(f"{files.root}/x", DATA)
+        files.overwrite(f"{files.root}/y", b"y")
+        s3.watch = cuts = Cuts(first=2)
+        assert operation(files, files.root), name
+        assert cuts.cut, name
+        s3.watch = lambda _: False
+        files.remove_tree(files.root)
+
+
+def test_a_store_that_cuts_every_answer_is_given_up(s3, files):
+    files.retry_seconds = 0.2
+    s3.watch = Cuts(every=1)
+    started = time.monotonic()
+    with pytest.raises(OSError, match="body error"):
+        files.list_names(files.root)
+    with pytest.raises(OSError, match="body error"):
+        [*files.walk(files.root)]
+    assert time.monotonic() - started < 10
+
+
+def test_a_run_and_its_resume_notice_nothing_of_cut_answers(s3, inproc_session):
+    def run(limit):
+        with Job("count") as job, Node("a"):
+            with job.init_group:
+                Task(lambda: DATA, outputs="data")
+                Task(lambda: 0, outputs="n")
+            Task(lambda n: n + 1, inputs="n", outputs="n")
+        epoch_limiter(job, limit)
+        manager = MultiNodeCheckpointManager(f"{s3.url}/runs")
+        return JobRunner(job, manager, on_save_error="raise").run(inproc_session), manager
+
+    s3.watch = cuts = Cuts(every=5)
+    run(1)
+    result, manager = run(2)
+    assert (result.resumed_from, result.epoch) == (1, 2)
+    assert manager.epochs() == [0, 1, 2]
+    manager.verify(2)
+    assert cuts.cut > 10
