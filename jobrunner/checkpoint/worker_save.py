@@ -13,7 +13,13 @@ from typing import Any
 import msgspec
 
 from jobrunner.checkpoint.arrays import Arena, UnchangedArrays, copy_arrays
-from jobrunner.checkpoint.encoding import Codec, EncodedBlob, encode_blobs, with_options
+from jobrunner.checkpoint.encoding import (
+    Codec,
+    EncodedBlob,
+    check_dimensions,
+    encode_blobs,
+    with_options,
+)
 from jobrunner.checkpoint.log import Claim, memory_key
 from jobrunner.checkpoint.storage import Files, run_gently
 from jobrunner.checkpoint.store import (
@@ -84,11 +90,13 @@ class BlobEncoder:
                     f"group, or store the object's state_dict() in it, or exclude it from "
                     f"checkpoints: outputs=Blob({name!r}, transient=True)."
                 )
-        return {
-            name: alike.get(name)
-            or with_options(node, name, encoded[name], options.get(name), self.default)
-            for name in blobs
+        encoded = {
+            name: with_options(node, name, blob, options.get(name), self.default)
+            for name, blob in encoded.items()
         }
+        if options:
+            check_dimensions(node, encoded)
+        return {name: alike.get(name) or encoded[name] for name in blobs}
 
 
 @dataclass(frozen=True, slots=True)

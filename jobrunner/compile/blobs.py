@@ -120,6 +120,17 @@ def find_array_options(job: Job, configured: Iterable[Blob]) -> dict[str, dict[s
                     f"Job {job.name!r}: blob {name!r} of node {node!r} has two different array "
                     f"options, {known} and {options}. Declare them once."
                 )
+    for node, blobs in found.items():
+        for name, options in blobs.items():
+            for coordinate in options.coords:
+                dims = blobs[coordinate].dims if coordinate in blobs else None
+                if dims is None or not set(dims) <= set(options.dims or ()):
+                    has = "has none" if dims is None else f"has {dims}"
+                    raise DefinitionError(
+                        f"Job {job.name!r}: blob {name!r} of node {node!r} has {coordinate!r} among "
+                        f"its coords, which must be a blob of the same node with dims among "
+                        f"{options.dims}, but {has}. Declare its dims where a task makes it."
+                    )
     return found
 
 

@@ -1,4 +1,4 @@
-"""How the arrays of a blob are compressed, chunked and sharded, in Zarr's terms."""
+"""How the arrays of a blob are compressed, chunked, sharded and labelled, in Zarr's terms."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobrunner.errors import DefinitionError
+from jobrunner.names import check_name
 
 Compressor = Mapping[str, Any]
 """``name`` and ``configuration`` of a codec, as in a Zarr document."""
@@ -20,17 +21,28 @@ class ArrayOptions:
     compressors: tuple[Compressor, ...] | None = None  # in order; (): none; None: the manager's
     chunks: tuple[int, ...] | None = None  # shape of a chunk, which is stored and read as a unit
     shards: tuple[int, ...] | None = None  # shape of a file; None: a file for each chunk
+    dims: tuple[str, ...] | None = None  # names of the axes
+    coords: tuple[str, ...] = ()  # blobs of the node that locate the items
 
 
 DEFAULT_ARRAY_OPTIONS = ArrayOptions()
 
 
 def read_array_options(
-    compressors: object, chunks: object, shards: object, where: str
+    compressors: object, chunks: object, shards: object, dims: object, coords: object, where: str
 ) -> ArrayOptions | None:
     """Check these arguments of a `Blob`; None if none is given. Errors begin with `where`."""
-    if compressors is None and chunks is None and shards is None:
+    if all(it is None for it in (compressors, chunks, shards, dims, coords)):
         return None
+    names = _read_names(dims, "dimension", f"{where}: dims")
+    if names is not None and len(set(names)) < len(names):
+        raise DefinitionError(f"{where}: dims must have different names; got {names}.")
+    located = _read_names(coords, "blob", f"{where}: coords") or ()
+    if located and names is None:
+        raise DefinitionError(
+            f"{where}: coords={located} requires dims, names for the blob's axes, which the blobs "
+            f"named in coords have too."
+        )
     inner, outer = _read_shape(chunks, f"{where}: chunks"), _read_shape(shards, f"{where}: shards")
     if outer is not None:
         if inner is None:
@@ -42,8 +54,27 @@ def read_array_options(
                 f"{where}: shards must be a multiple of chunks along each axis; got "
                 f"chunks={inner} and shards={outer}."
             )
+    if inner is not None and names is not None and len(inner) != len(names):
+        raise DefinitionError(
+            f"{where}: chunks={inner} have {len(inner)} axes, dims={names} {len(names)}."
+        )
     read = None if compressors is None else read_compressors(compressors, where)
-    return ArrayOptions(read, inner, outer)
+    return ArrayOptions(read, inner, outer, names, located)
+
+
+def _read_names(names: object, kind: str, what: str) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    listed = (names,) if isinstance(names, str) else names
+    if not isinstance(listed, Sequence):
+        raise DefinitionError(f"{what} must be a name or a sequence of names; got {names!r}.")
+    for name in listed:
+        check_name(name, kind)
+        if " " in name or (kind == "dimension" and name.startswith("_")):
+            # Readers split lists of coordinates at spaces.
+            rule = "contain no space, and those of axes do not begin with '_'"
+            raise DefinitionError(f"{what} has {name!r}, but such names {rule}. Choose another.")
+    return tuple(listed)
 
 
 def read_compressors(compressors: object, where: str) -> tuple[Compressor, ...]:

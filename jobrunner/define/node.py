@@ -158,6 +158,13 @@ class Blob:
         Shape of a chunk, which is stored and read as a unit, if the blob is an array.
     shards : int or tuple of int, optional
         Shape of a file; a multiple of `chunks`.
+    dims : str or sequence of str, optional
+        Names of the axes, for xarray and other readers of checkpoints. Axes of the same name have
+        the same length in all blobs of a node. A blob with the name of its one axis holds the
+        axis' labels.
+    coords : str or sequence of str, optional
+        Blobs of the same node that say where the items lie (longitudes, times): their `dims` are
+        among those of this blob.
 
     Notes
     -----
@@ -177,6 +184,8 @@ class Blob:
         compressors: object = None,
         chunks: int | Sequence[int] | None = None,
         shards: int | Sequence[int] | None = None,
+        dims: str | Sequence[str] | None = None,
+        coords: str | Sequence[str] | None = None,
     ) -> None:
         self.name = check_name(name, "blob")
         where = f"Blob {name!r}"
@@ -186,10 +195,11 @@ class Blob:
         if partition is not None:
             check_int(partition, 0, f"{where}: partition (an axis)")
         self.partition = partition
-        self.array_options = read_array_options(compressors, chunks, shards, where)
+        self.array_options = read_array_options(compressors, chunks, shards, dims, coords, where)
         if self.transient and self.array_options is not None:
             raise DefinitionError(
-                f"{where} is transient, so it is not saved: omit compressors, chunks and shards."
+                f"{where} is transient, so it is not saved: omit compressors, chunks, shards, dims "
+                f"and coords."
             )
         if self.transient + self.replicated + (partition is not None) > 1:
             raise DefinitionError(

@@ -20,7 +20,12 @@ from jobrunner.checkpoint.encoding.dtypes import (
 )
 from jobrunner.checkpoint.encoding.encode import ArrayPart
 from jobrunner.checkpoint.encoding.libraries import LibraryParts
-from jobrunner.checkpoint.encoding.node import EncodedBlob, encode_blobs, with_options
+from jobrunner.checkpoint.encoding.node import (
+    EncodedBlob,
+    check_dimensions,
+    encode_blobs,
+    with_options,
+)
 from jobrunner.checkpoint.encoding.outline import ValueOutline
 from jobrunner.checkpoint.encoding.schema import (
     Count,

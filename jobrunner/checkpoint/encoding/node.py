@@ -107,17 +107,43 @@ def with_options(
     if options.compressors is None:
         options = replace(options, compressors=default.compressors)
     if options.chunks is not None and blob.parts:
-        one = blob.parts[0]
-        if len(blob.parts) > 1 or one.trail or one.data.ndim != len(options.chunks):
-            found = f"{len(blob.parts)} arrays"
-            if len(blob.parts) == 1:
-                found = f"an array of {one.data.ndim} axes{' inside of it' if one.trail else ''}"
-            raise DefinitionError(
-                f"Node {node!r}, blob {name!r}: chunks={options.chunks} expect an array of "
-                f"{len(options.chunks)} axes, but the blob is made of {found}. Give one number "
-                f"for each axis of a blob that is one array, or remove chunks."
-            )
+        _check_axes(node, name, blob, f"chunks={options.chunks}", len(options.chunks))
+    if options.dims is not None:
+        _check_axes(node, name, blob, f"dims={options.dims}", len(options.dims))
     return replace(blob, options=options)
+
+
+def _check_axes(node: str, name: str, blob: EncodedBlob, what: str, count: int) -> None:
+    """Check that a blob is an array of `count` axes, as its option `what` says."""
+    one = blob.parts[0] if len(blob.parts) == 1 else None
+    if one is None or one.trail or one.data.ndim != count:
+        found = f"{len(blob.parts)} arrays"
+        if one is not None:
+            found = f"an array of {one.data.ndim} axes{' inside of it' if one.trail else ''}"
+        option = what.partition("=")[0]
+        raise DefinitionError(
+            f"Node {node!r}, blob {name!r}: {what} expect an array of {count} axes, but the blob is "
+            f"made of {found}. Give one for each axis of a blob that is one array, or remove "
+            f"{option}."
+        )
+
+
+def check_dimensions(node: str, blobs: Mapping[str, EncodedBlob]) -> None:
+    """Check that axes of the same name have the same length in all blobs of a node."""
+    known: dict[str, tuple[str, int]] = {}
+    for name, blob in blobs.items():
+        if blob.options.dims:
+            part = blob.parts[0]
+            order = part.order or range(part.data.ndim)
+            for axis, length in zip(order, part.data.shape, strict=True):
+                dimension = blob.options.dims[axis]
+                other, expected = known.setdefault(dimension, (name, length))
+                if length != expected:
+                    raise DefinitionError(
+                        f"Node {node!r}: the dimension {dimension!r} has {expected} items in the blob "
+                        f"{other!r} and {length} in {name!r}. Give them the same length, or "
+                        f"different names in dims."
+                    )
 
 
 def _explain(node: str, blob: str, error: UnsupportedValueError) -> str:

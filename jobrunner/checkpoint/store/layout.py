@@ -33,8 +33,8 @@ from jobrunner.checkpoint.store.compression import suit_dtype
 from jobrunner.checkpoint.store.grid import Grid, plan_grid, to_logical
 from jobrunner.checkpoint.store.manifest import MANIFEST, STORE_FORMAT
 from jobrunner.checkpoint.store.stacks import Alike, Rows, cut_stacks, group_alike
-from jobrunner.define import ArrayOptions
-from jobrunner.names import child_names
+from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
+from jobrunner.names import child_names, escape
 
 RETIRED_DOCUMENT = "zarr.retired.json"
 
@@ -165,7 +165,8 @@ def _stack_parts(
     parts = (
         ((name, i), part.data, part.order)
         for name, blob in blobs.items()
-        if not blob.options.compressors and blob.options.chunks is None
+        if not blob.options.compressors
+        if blob.options.chunks is None and blob.options.dims is None
         for i, part in enumerate(blob.parts)
     )
     places: dict[tuple[str, int], list[int]] = {}
@@ -206,7 +207,7 @@ def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) ->
     else:
         grid = plan_grid(data.shape, item_bytes, part.order)
     compressors = suit_dtype(options.compressors, item_bytes) if options.compressors else ()
-    return _plan(blob, path, data, grid, part.holds, compressors)
+    return _plan(blob, path, data, grid, part.holds, compressors, options=options)
 
 
 def _plan(
@@ -217,14 +218,15 @@ def _plan(
     holds: str,
     compressors: Sequence[dict[str, Any]] = (),
     names: Sequence[str] = (),
+    options: ArrayOptions = DEFAULT_ARRAY_OPTIONS,
 ) -> PlannedArray:
     spec = data.dtype.str if data.dtype.isbuiltin == 1 else dtype_to_spec(data.dtype)
     if core_type(data.dtype).length:
         grid = replace(grid, item_axis=True)
-    if isinstance(spec, str) and not compressors and not names:
+    if isinstance(spec, str) and not compressors and not names and options.dims is None:
         document = _describe_usual_array(spec, grid, holds)
     else:
-        document = describe_array(spec, grid, holds, compressors, names)
+        document = describe_array(spec, grid, holds, compressors, names, options=options)
     entry = {  # what `manifest.ArrayEntry` reads, without the files
         "path": path,
         "dtype": spec,
@@ -248,10 +250,11 @@ def describe_array(
     compressors: Sequence[dict[str, Any]] = (),
     names: Sequence[str] = (),
     core: CoreType | None = None,
+    options: ArrayOptions = DEFAULT_ARRAY_OPTIONS,
 ) -> bytes:
     """Return the Zarr document of an array; `names` are those of its rows, if it is a stack.
 
-    `core` is another data type than the one of Zarr's core.
+    `core` is another data type than the one of Zarr's core; `options` are for other readers only.
     """
     core = core or core_type(dtype_from_spec(spec))
     item = [core.length] if grid.item_axis else []
@@ -283,22 +286,25 @@ def describe_array(
             "attributes": {
                 **({"names": names} if names else {}),
                 **core.attributes,
+                **(
+                    {"coordinates": " ".join(map(escape, options.coords))} if options.coords else {}
+                ),
                 OWN_KEY: {"holds": holds, "dtype": spec},
             },
-            "dimension_names": _name_dimensions(shape),
+            "dimension_names": _name_dimensions(shape, options.dims or ()),
             "storage_transformers": [],
         }
     )
 
 
-def _name_dimensions(shape: Sequence[int]) -> list[str]:
-    """Name axes that have no names by their lengths, so that arrays in one group fit together.
+def _name_dimensions(shape: Sequence[int], given: Sequence[str]) -> list[str]:
+    """Name the axes that no name is given by their lengths, so that arrays of one group fit together.
 
     No array has such a name, which would make it the coordinate of the axis.
     """
-    names: list[str] = []
-    for length in shape:
-        same = sum(other == length for other in shape[: len(names)])
+    names = list(given)
+    for length in shape[len(names) :]:
+        same = sum(other == length for other in shape[len(given) : len(names)])
         names.append(f"_dim_{length}_{same}" if same else f"_dim_{length}")
     return names
 
