@@ -130,7 +130,8 @@ def settle(
     if known.form is Form.CONSTANT or (known.form is Form.FLAT and is_sole):
         return known
     if isinstance(value, np.ndarray):
-        is_sole = _is_own(value, is_sole, spans)
+        is_writable = value.flags.writeable or not must_write
+        is_sole = is_writable and _is_own(value, is_sole, spans)
     shared = contents.shared() if is_sole else set(map(id, contents.parts))
     foreign = _find_foreign(contents, shared, cache(spans))
     if must_write:

@@ -324,3 +324,13 @@ def test_a_tensor_is_copied_where_it_shares_memory_and_frozen_by_a_clone():
     view(frozen).zero_()
     assert view(frozen).tolist() == [0, 1, 2, 3]
     assert from_frames(to_frames(frozen)).open().tolist() == [0, 1, 2, 3]
+
+
+def test_an_update_can_write_an_array_of_objects_that_was_read_only():
+    array = np.array(["text", None], object)
+    array[1] = [1]
+    array.flags.writeable = False
+    blobs = {"x": array}
+    del array
+    own(blobs, "x")[0] = 17
+    assert blobs["x"].tolist() == [17, [1]]

@@ -1,0 +1,156 @@
+"""The rules that the guide promises, as a program: tasks run one after another, every value a copy.
+
+Nothing here uses the package. A blob is one value: ties inside it are kept. Between blobs, and
+between a blob and what a task was given, nothing that can change is shared.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.fuzz.calls import Call, Memory, constant_of, perform
+from tests.fuzz.values import items_of
+
+State = dict[tuple[str, str], Any]
+"""Node and name of a blob -> value."""
+
+
+class Rules:
+    """One job, run by the rules.
+
+    Attributes
+    ----------
+    blobs, private : State
+        The global blobs; those of one run of a group.
+    results : dict
+        Number of a task and part -> what it returned when it ran last.
+    steps_done : int
+        How often the epoch group has run.
+    checkpoints : dict
+        Steps done -> the global blobs then.
+    """
+
+    def __init__(self, calls: Sequence[Call], steps: int = 1) -> None:
+        self.calls = calls
+        self.steps = steps
+        self.global_names = {
+            (call.node, name)
+            for call in calls
+            if call.is_global or (call.is_global is None and call.group == "init")
+            for name in call.outputs
+        }
+        self.transient = {
+            (call.node, name) for call in calls if call.is_transient for name in call.outputs
+        }
+        self.by_number = {call.number: call for call in calls}
+        self.memory: dict[int, Memory] = {}
+        self.cache: dict[int, Any] = {}
+        self.existing = self.global_names  # those that can be fetched
+        self.checkpoints: dict[int, State] = {}
+        self.start()
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch that ended."""
+        return self.steps_done // self.steps
+
+    def start(self) -> None:
+        """Run the init group."""
+        self.blobs: State = {}
+        self.results: dict[tuple[int, int], Any] = {}
+        self.steps_done = 0
+        self.run("init")
+        self.checkpoints = {0: copy_all(self.blobs)}
+
+    def load(self, steps_done: int) -> None:
+        """Continue from a checkpoint; the init tasks that make transient blobs run again."""
+        kept = self.checkpoints[steps_done]
+        self.blobs = copy_all(
+            {key: value for key, value in kept.items() if key not in self.transient}
+        )
+        self.results = {}
+        self.steps_done = steps_done
+        self.run("init", only_transient=True)
+        self.checkpoints = {n: state for n, state in self.checkpoints.items() if n <= steps_done}
+
+    def step(self) -> None:
+        """Run the epoch group once."""
+        self.run("epoch", divmod(self.steps_done, self.steps))
+        self.steps_done += 1
+        self.checkpoints[self.steps_done] = copy_all(self.blobs)
+
+    def stopped_by(self) -> str:
+        """The first stop condition that is true."""
+        for call in self.calls:
+            if call.stops == "output" and self.results.get((call.number, 0)):
+                return f"{call.node}/{call.name}"
+            if call.stops == "blob" and self.blobs.get((call.node, call.outputs[0])):
+                return f"{call.node}/{call.outputs[0]}"
+        return ""
+
+    def run(
+        self, group: str, done: tuple[int, int] = (-1, 0), *, only_transient: bool = False
+    ) -> None:
+        """Run a group's tasks in the order of their definition."""
+        self.private: State = {}
+        for call in self.calls:
+            if call.group == group and (call.is_transient or not only_transient):
+                self.call(call, done[0] + 1, done[1])
+        self.private = {}
+
+    def call(self, call: Call, epoch: int, step: int) -> None:
+        """Run one task."""
+        updates = [self.where(call.node, name)[call.node, name] for name in call.updates]
+        memory = self.memory.setdefault(call.number, Memory(self.cache))
+        returned = []
+        for instance in range(call.instances):
+            inputs = [read_only(self.read(call, read)) for read in call.reads]
+            constant = pickle.loads(pickle.dumps(constant_of(call), 5))  # each call's own
+            moment = (epoch, step, instance)
+            returned.append(perform(call, moment, [*inputs, *updates], constant, memory))
+        value = returned if call.instances > 1 else returned[0]
+        # A copy is made before the function's memory can be used again.
+        for name, updated in zip(call.updates, updates, strict=True):
+            self.where(call.node, name)[call.node, name] = copy_of(updated)
+        parts = value if len(call.outputs) > 1 else [value]
+        for part, result in enumerate(parts):
+            self.results[call.number, part] = copy_of(result)
+        for name, result in zip(call.outputs, parts, strict=False):
+            self.where(call.node, name)[call.node, name] = copy_of(result)
+
+    def read(self, call: Call, read: tuple[str, str] | int) -> Any:
+        """A copy of what a task reads."""
+        if isinstance(read, int):
+            source = self.by_number[read]
+            if source.group == call.group:
+                return copy_of(self.results[read, 0])
+            read = (source.node, source.outputs[0])
+        return copy_of(self.where(*read)[read])
+
+    def where(self, node: str, name: str) -> State:
+        """Where a blob lives."""
+        return self.blobs if (node, name) in self.global_names else self.private
+
+
+def copy_of(value: Any) -> Any:
+    """A copy that shares nothing with the value; what is the same object in one is in the other."""
+    return copy.deepcopy(value)
+
+
+def copy_all(state: State) -> State:
+    """A copy of each blob."""
+    return {key: copy_of(value) for key, value in state.items()}
+
+
+def read_only(value: Any) -> Any:
+    """Refuse changes of a value's arrays."""
+    if isinstance(value, np.ndarray):
+        value.flags.writeable = False
+    for item in items_of(value):
+        read_only(item)
+    return value

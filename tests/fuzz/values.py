@@ -1,0 +1,214 @@
+"""Values of many kinds for random jobs; what two values must have in common to be the same."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+MOST_ITEMS = 60
+MOST_BYTES = 300_000
+
+DTYPES = (
+    *("?", "u1", "<i2", ">i2", "<i4", ">i4", "<i8", ">u8", "<f2", "<f4", ">f4", "<f8", ">f8"),
+    *("<c8", ">c16", "S3", "<U2", ">U2", "<M8[s]", ">M8[D]", ">m8[ms]", "V3"),
+    [("a", "<i4"), ("b", ">f8", (2,))],
+)
+ALIGNED = np.dtype([("a", "u1"), ("b", "<f8")], align=True)
+
+
+class Chance(random.Random):
+    """Random numbers; `has_objects`: values may have arrays of Python objects."""
+
+    has_objects = False
+
+
+# ---- making values
+
+
+def make(chance: random.Random, depth: int = 2) -> Any:
+    """A new value: an array, a scalar, or a container of values, one of them perhaps twice."""
+    kind = chance.random()
+    if depth == 0 or kind < 0.45:
+        return make_array(chance) if chance.random() < 0.7 else make_scalar(chance)
+    items = [make(chance, depth - 1) for _ in range(chance.randint(0, 3))]
+    if items and chance.random() < 0.5:
+        items.append(chance.choice(items))  # one object twice
+        if chance.random() < 0.3:
+            items.append([items[-1]])
+    return contain(chance, items)
+
+
+def contain(chance: random.Random, items: list[Any]) -> Any:
+    """Put items into a container."""
+    kind = chance.randrange(8)
+    if kind < 3:
+        return items
+    if kind < 6:
+        return {chance.choice([f"k{i}", i]): item for i, item in enumerate(items)}
+    if kind == 6:
+        return tuple(items)
+    return {"in": tuple(items), "set": {chance.randrange(9) for _ in range(3)}}
+
+
+def make_scalar(chance: random.Random) -> Any:
+    """An immutable value, or one of few bytes."""
+    number = chance.randint(-9, 9)
+    return chance.choice(
+        [
+            *(number, 10**30 + number, number / 7, float("nan"), -0.0, complex(number, 1)),
+            *(None, True, f"text {number}", "é\0\ud800", b"\0" * abs(number)),
+            *(np.float32(number), np.int64(number), np.bool_(number), np.str_(number)),
+            *(np.datetime64(abs(number), "s"), np.bytes_(b"x"), np.complex64(number)),
+            *(bytearray(b"abc"), {number, 77}, (), dt.date(2000, 1, 10 + number)),
+        ]
+    )
+
+
+def make_array(chance: random.Random, dtype: Any = None, shape: Any = None) -> np.ndarray:
+    """An array: of many dtypes, contiguous or not, writeable or not, its own memory or not."""
+    if dtype is None:
+        dtype = chance.choice(DTYPES) if chance.random() < 0.95 else ALIGNED
+    if shape is None:
+        shape = chance.choice([(), (0,), (1,), (3,), (4,), (5,), (2, 3), (3, 2), (2, 0), (2, 2, 2)])
+        if chance.random() < 0.02:
+            shape = (9_000,)
+            dtype = "<f8"
+    array = fill(np.empty(shape, dtype), chance.randrange(1 << 16))
+    way = chance.randrange(12)
+    if way == 0:
+        return np.asfortranarray(array)
+    if way == 1:
+        return array.T
+    if way == 2 and array.ndim:
+        return np.concatenate([array, array])[::2]
+    if way == 3 and array.ndim:
+        return array[::-1]
+    if way == 4:
+        array.flags.writeable = False
+    if way == 5 and array.ndim == 1 and array.dtype.kind not in "O":
+        return np.frombuffer(array.tobytes(), array.dtype)
+    if way == 6 and array.ndim == 1:
+        return np.frombuffer(bytearray(array.tobytes()), array.dtype)
+    if way == 7 and array.ndim == 1:
+        return np.broadcast_to(array, (2, *array.shape))
+    if way == 8 and getattr(chance, "has_objects", False):
+        items = np.empty(2, object)
+        items[:] = ["text", [1, 2]]
+        return items
+    return array
+
+
+def fill(array: np.ndarray, number: int) -> np.ndarray:
+    """Fill an array with values that `number` decides."""
+    numbers = (np.arange(array.size) * 37 + number).reshape(array.shape)
+    if array.dtype.names is not None:
+        for name in array.dtype.names:
+            field = array[name]
+            field[...] = fill(np.empty(field.shape, field.dtype), number + 1)
+    elif array.dtype.kind in "SU":
+        array[...] = np.char.mod("%d", numbers % 997)
+    elif array.dtype.kind == "V":
+        array[...] = (
+            np.frombuffer((numbers % 251).astype("<u8").tobytes(), f"V{8}")
+            .reshape(array.shape)
+            .astype(array.dtype)
+        )
+    elif array.dtype.kind in "mM":
+        array[...] = numbers.astype(array.dtype.str.replace(">", "<"))
+    else:
+        array[...] = (numbers % 100).astype(array.dtype)
+    return array
+
+
+# ---- looking at values
+
+
+def mutables(value: Any, found: dict[int, Any] | None = None) -> dict[int, Any]:
+    """Everything in a value that can be changed, each object once, in order."""
+    found = {} if found is None else found
+    if id(value) in found:
+        return found
+    if isinstance(value, np.ndarray | list | dict | set | bytearray):
+        found[id(value)] = value
+    for item in items_of(value):
+        mutables(item, found)
+    return found
+
+
+def items_of(value: Any) -> Iterator[Any]:
+    """What a container holds."""
+    if isinstance(value, list | tuple):
+        yield from value
+    elif isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, np.ndarray) and value.dtype == object:
+        yield from value.flat
+
+
+def is_large(value: Any) -> bool:
+    """Whether a value has so many items that it must not grow further."""
+    total = [0, 0]
+
+    def count(part: Any) -> None:
+        total[0] += 1
+        if isinstance(part, np.ndarray):
+            total[1] += part.nbytes
+        if total[0] <= MOST_ITEMS:
+            for item in items_of(part):
+                count(item)
+
+    count(value)
+    return total[0] > MOST_ITEMS or total[1] > MOST_BYTES
+
+
+def portrait(value: Any) -> Any:
+    """What must be equal for two values to be the same: types, dtypes, bits, and ties.
+
+    Two things are no part of it: the order of an array in memory, since what is not contiguous
+    becomes so somewhere; and whether an `np.void` is held twice, since a store does not tell.
+
+    A tie is an object that can change, held at two places: the second one is shown as the number
+    of the first.
+    """
+    return _portrait(value, {})
+
+
+def _portrait(value: Any, seen: dict[int, int]) -> Any:
+    kind = type(value)
+    if isinstance(value, np.ndarray | list | dict | set | bytearray):
+        if id(value) in seen:
+            return ("same as", seen[id(value)])
+        seen[id(value)] = len(seen)
+    if isinstance(value, np.ndarray):
+        return (kind.__name__, repr(value.dtype), value.shape, _bits(value, seen))
+    if isinstance(value, np.generic):
+        array = np.asarray(value)
+        return (kind.__name__, repr(array.dtype), _bits(array, seen))
+    if kind is list or kind is tuple:
+        return (kind.__name__, *[_portrait(item, seen) for item in value])
+    if kind is dict:
+        pairs = [(key, _portrait(item, seen)) for key, item in value.items()]
+        return (kind.__name__, *[(type(key).__name__, key, item) for key, item in pairs])
+    if kind is set:
+        return (kind.__name__, *sorted(value, key=repr))
+    if kind in (float, complex):
+        return (kind.__name__, np.asarray(value).tobytes())
+    return (kind.__name__, bytes(value) if kind is bytearray else value)
+
+
+def _bits(array: np.ndarray, seen: dict[int, int]) -> Any:
+    if array.dtype.names is not None:  # not the padding between them
+        return tuple(_bits(array[name], seen) for name in array.dtype.names)
+    if array.dtype == object:
+        return tuple(_portrait(item, seen) for item in array.flat)
+    return array.tobytes()
+
+
+def digest(*values: Any) -> int:
+    """A number that depends on every bit of some values."""
+    return zlib.crc32(repr([portrait(value) for value in values]).encode("utf-8", "surrogatepass"))
