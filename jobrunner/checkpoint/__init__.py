@@ -35,17 +35,20 @@ from jobrunner.checkpoint.maintenance import (
     restore_epoch,
 )
 from jobrunner.checkpoint.manager import CheckpointManager, MultiNodeCheckpointManager
-from jobrunner.checkpoint.policies import Auto, Moment, SaveEvery, SavePolicy, epochs_until
-from jobrunner.checkpoint.retention_policies import (
+from jobrunner.checkpoint.policies import (
+    Auto,
     KeepAll,
     KeepAny,
     KeepBest,
     KeepEvery,
     KeepLast,
+    Moment,
     RetentionPolicy,
-    find_unreported,
-    name_reported,
+    SaveEvery,
+    SavePolicy,
+    epochs_until,
 )
+from jobrunner.checkpoint.retention import find_unreported, name_reported
 from jobrunner.checkpoint.storage import (
     Files,
     ObjectFiles,
@@ -56,6 +59,7 @@ from jobrunner.checkpoint.storage import (
     run_all,
 )
 from jobrunner.checkpoint.store import (
+    DAMAGE_ADVICE,
     ArrayOutline,
     Checkpoint,
     NodeCheckpoint,

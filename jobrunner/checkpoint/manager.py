@@ -11,9 +11,8 @@ from jobrunner.checkpoint.directory_run import DirectoryRun
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.loader import Loader
 from jobrunner.checkpoint.log import MetadataHandler, Patience
-from jobrunner.checkpoint.policies import SaveEvery, SavePolicy
+from jobrunner.checkpoint.policies import RetentionPolicy, SaveEvery, SavePolicy
 from jobrunner.checkpoint.retention import Retention
-from jobrunner.checkpoint.retention_policies import RetentionPolicy
 from jobrunner.checkpoint.storage import Files, absolute_path, files_beside
 from jobrunner.checkpoint.store import Checkpoint, check_compressors
 from jobrunner.define import ArrayOptions, TaskGroup, check_int, read_compressors

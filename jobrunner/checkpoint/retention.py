@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import Claim, LogEntry, State, nodes_of, store_names
-from jobrunner.checkpoint.retention_policies import (
+from jobrunner.checkpoint.policies import (
     KeepAll,
+    KeepAny,
+    KeepBest,
+    Metrics,
     RetentionPolicy,
-    find_unreported,
-    name_reported,
     retired_by,
 )
 from jobrunner.checkpoint.storage import Files, run_all
@@ -65,7 +66,7 @@ class Retention:
         entry = self._recorded.log.append(kind, body)
         position = self._recorded.log.known().recorded.get(body.get("epoch", -1))
         if kind == "commit" and position is not None:
-            self._steps[position] = steps_in(body)  # so that it need not be read again
+            self._steps[position] = body["details"].get("step", 0)  # it need not be read again
         return entry
 
     def retirable(self) -> list[int]:
@@ -181,8 +182,8 @@ class _RecordedMetrics(Mapping[int, Mapping[str, Any]]):
     def __getitem__(self, epoch: int) -> Mapping[str, Any]:
         position = self._state.recorded[epoch]
         if position not in self._known:
-            # At first read all at once: a policy that asks for one epoch asks for all.
-            self._learn([epoch] if self._known else list(self._state.recorded))
+            # Read all at once: a policy that asks for one epoch asks for all.
+            self._learn([e for e, at in self._state.recorded.items() if at not in self._known])
         return self._known[position]
 
     def __iter__(self) -> Iterator[int]:
@@ -323,3 +324,20 @@ class Sweeper:
 
         with self._files.durable(self._path, (), changed):
             list(self._files.each(hide, [os.path.join(self._path, store) for store in stores]))
+
+
+def find_unreported(policy: RetentionPolicy, metrics: Metrics) -> list[str]:
+    """The metrics of a policy's `KeepBest` parts that no recorded epoch has reported."""
+    if isinstance(policy, KeepAny):
+        found = [name for part in policy.policies for name in find_unreported(part, metrics)]
+        return list(dict.fromkeys(found))
+    if isinstance(policy, KeepBest):
+        is_reported = any(policy.metric in reported for reported in metrics.values())
+        return [] if is_reported else [policy.metric]
+    return []
+
+
+def name_reported(metrics: Metrics) -> str:
+    """The names of all metrics that recorded epochs have reported, for a message."""
+    names = sorted({name for reported in metrics.values() for name in reported})
+    return ", ".join(names) or "none"

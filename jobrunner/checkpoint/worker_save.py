@@ -35,7 +35,7 @@ from jobrunner.checkpoint.store import (
     former_store,
     to_json,
 )
-from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions, contains_itself
+from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.workspace import Form, Workspace
 
@@ -139,7 +139,7 @@ class Save:
         priorities. Raises DefinitionError, before anything is written, if a blob cannot be
         encoded, and CheckpointWriteError if the storage fails.
         """
-        prepared = self._take_copy(workspaces) if is_copied else self._prepare_all(workspaces)
+        prepared = self._take_copy(workspaces) if is_copied else self._prepare(workspaces)
         with self._writing(prepared.nodes):
             if is_copied:
                 run_gently(prepared.batch.write)
@@ -154,7 +154,7 @@ class Save:
         """
         background = _Background.of(workspaces)
         background.save = None
-        prepared = self._prepare_all(workspaces)
+        prepared = self._prepare(workspaces)
         arrays = [array for its in prepared.batch.arrays().values() for array in its]
         left = copy_arrays(arrays, background.arena, budget_bytes)
         if left:
@@ -171,22 +171,6 @@ class Save:
                 f"its blobs. Save the epoch again."
             )
         return prepared
-
-    def _prepare_all(self, workspaces: Mapping[str, Workspace]) -> _Prepared:
-        try:
-            return self._prepare(workspaces)
-        except RecursionError:
-            named = [
-                f"{node}/{name}"
-                for node, workspace in workspaces.items()
-                for name, value in workspace.globals.items()
-                if contains_itself(value)
-            ]
-            what = f"blob {named[0]!r}" if named else "a blob"
-            raise DefinitionError(
-                f"Epoch {self.epoch} cannot be saved: {what} contains itself, or is nested too deeply. "
-                f"Use a flat list or dict in which items name each other by index or key."
-            ) from None
 
     def _prepare(self, workspaces: Mapping[str, Workspace]) -> _Prepared:
         nodes = [node for node in workspaces if node in self.stores]

@@ -165,13 +165,16 @@ def _command_again() -> str:
 
 
 def _advise(manager: MultiNodeCheckpointManager, again: str) -> str:
+    from jobrunner.checkpoint import name_position
+
     try:
         epoch = manager.latest()
+        if epoch is None:
+            return f"No epoch is recorded yet. To start again: {again}"
+        last = name_position(manager.record(epoch)).removeprefix("epoch ")
     except (errors.JobRunnerError, OSError) as error:
         return f"Cannot read the recorded epochs: {error}"
-    if epoch is None:
-        return f"No epoch is recorded yet. To start again: {again}"
-    return f"The last recorded epoch is {epoch}. To resume from it: {again}"
+    return f"The last recorded epoch is {last}. To resume from it: {again}"
 
 
 def _summarize(job: str, result: RunResult, path: str) -> str:

@@ -1,6 +1,6 @@
 """What users write: nodes, blobs, tasks, groups and jobs. No I/O, no Dask."""
 
-from jobrunner.define.arguments import check_int, check_runs, contains_itself
+from jobrunner.define.arguments import check_int, check_runs
 from jobrunner.define.array_options import (
     DEFAULT_ARRAY_OPTIONS,
     ArrayOptions,

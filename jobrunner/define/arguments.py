@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jobrunner.errors import DefinitionError
@@ -31,17 +31,12 @@ def dask_hint(value: object) -> str | None:
     return None
 
 
-def constants_of(fn: object, kwargs: Mapping[str, object]) -> list[object]:
-    """The constant arguments of a task's function."""
+def constants_of(fn: object, kwargs: Mapping[str, object]) -> Iterator[object]:
+    """The constant arguments of a task's function, and their items."""
     values = list(kwargs.values())
     while isinstance(fn, functools.partial):
         values += [*fn.args, *fn.keywords.values()]
         fn = fn.func
-    return values
-
-
-def with_items(values: Iterable[object]) -> Iterator[object]:
-    """Values, and the items of those that are built-in containers."""
     for value in values:
         if isinstance(value, list | tuple):
             yield from value
@@ -49,25 +44,6 @@ def with_items(values: Iterable[object]) -> Iterator[object]:
             yield from value.values()
         else:
             yield value
-
-
-def contains_itself(value: object) -> bool:
-    """Whether a built-in container is inside itself."""
-    above: set[int] = set()
-    done: set[int] = set()
-    left: list[tuple[Any, bool]] = [(value, False)]
-    while left:
-        item, is_end = left.pop()
-        if is_end:
-            above.remove(id(item))
-            done.add(id(item))
-        elif type(item) in (list, tuple, dict) and id(item) not in done:
-            if id(item) in above:
-                return True
-            above.add(id(item))
-            left.append((item, True))
-            left += [(it, False) for it in (item.values() if type(item) is dict else item)]
-    return False
 
 
 def check_runs(fn: object, where: str) -> None:

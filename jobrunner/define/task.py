@@ -13,14 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from jobrunner.define.arguments import (
-    check_int,
-    check_runs,
-    constants_of,
-    contains_itself,
-    dask_hint,
-    with_items,
-)
+from jobrunner.define.arguments import check_int, check_runs, constants_of, dask_hint
 from jobrunner.define.node import Active, Blob, Node, WorkspaceType, WorkspaceTypeName, as_node
 from jobrunner.define.orphans import Mark, forget_orphan, note_orphan
 from jobrunner.errors import DefinitionError, ExecutionError
@@ -254,13 +247,7 @@ class Task:
             raise DefinitionError(
                 f"{where}: the keys of kwargs must be str; got {list(self.kwargs)}."
             )
-        constants = constants_of(self.fn, self.kwargs)
-        if any(map(contains_itself, constants)):
-            raise DefinitionError(
-                f"{where}: a constant argument contains itself, so no value of its own can be made "
-                f"of it. Pass one that does not."
-            )
-        for value in with_items(constants):
+        for value in constants_of(self.fn, self.kwargs):
             if hint := dask_hint(value):
                 raise DefinitionError(
                     f"{where}: got a {type(value).__name__} as a constant argument. "

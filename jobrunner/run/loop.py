@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from jobrunner.checkpoint import DAMAGE_ADVICE
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan
 from jobrunner.config import get_number
@@ -146,7 +147,7 @@ class Run:
                 aside = " and set aside" if is_own else ""
                 self.callbacks.warn(
                     f"Epoch {epoch} of {manager.path} is damaged{aside}; trying an earlier one: "
-                    f"{error}"
+                    f"{str(error).removesuffix(DAMAGE_ADVICE).rstrip()}"
                 )
         else:
             self.callbacks.warn(f"No recorded epoch of {manager.path} is whole; starting afresh.")

@@ -100,8 +100,8 @@ def _endless(node: str, task: str, trace: TracebackType | None) -> DefinitionErr
     what = "returned" if "finish" in functions else "reads or updates"
     who = f"Task {node}/{task} {what} a value that" if task else "A value"
     return DefinitionError(
-        f"{who} contains itself, or is nested too deeply, so it cannot be copied, sent or saved. "
-        f"Use a flat list or dict in which items name each other by index or key."
+        f"{who} is nested too deeply to be copied, sent or saved. Use a flat list or dict in which "
+        f"items name each other by index or key."
     )
 
 

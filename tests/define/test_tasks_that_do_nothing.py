@@ -182,25 +182,7 @@ def test_tasks_without_a_group_that_ran_or_were_refused_are_forgotten(
     job.compile()
 
 
-# ---- arguments, groups and types
-
-
-def make_endless() -> Any:
-    endless: list[Any] = [{"a": (1,)}]
-    endless[0]["a"] = (endless,)
-    return endless
-
-
-@pytest.mark.parametrize("how", ["kwargs", "partial"])
-def test_a_constant_argument_that_contains_itself_is_refused(how: str) -> None:
-    def show(x: object) -> None:
-        pass
-
-    fn = functools.partial(show, make_endless()) if how == "partial" else show
-    with pytest.raises(DefinitionError, match=r"Task 'n/show'.*contains itself"):
-        Task(fn, kwargs={"x": make_endless()} if how == "kwargs" else {}, node="n")
-    shared = [1]
-    Task(show, kwargs={"x": [shared, shared, (shared,)]}, node="n", group=TaskGroup())
+# ---- groups and types
 
 
 def test_a_group_has_one_role() -> None:

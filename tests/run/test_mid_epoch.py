@@ -91,6 +91,7 @@ def test_commands_show_whole_epochs_and_the_step(runs: Path) -> None:
     assert "1 of 2" in text
     text, _ = invoke("pin", runs, 4)
     assert "Epoch 4, step 1 of 2 (3 whole epochs), is pinned" in text
+    assert "epoch 4, retry 0, saved after step 1" in str(invoke("fsck", runs)[1]["objects"])
     assert MultiNodeCheckpointManager(runs).open(4).step == 1
     assert MultiNodeCheckpointManager(runs).open(3).step == 0
     assert "step 1" in repr(MultiNodeCheckpointManager(runs).open(4))
@@ -163,7 +164,7 @@ def test_a_policy_of_ones_own_may_ask_which_epochs_have_not_ended(
 
 
 def test_numbers_out_of_range_say_what_is_meant() -> None:
-    with pytest.raises(DefinitionError, match=r"KeepLast: n must be an int >= 1; got 0.*newest"):
+    with pytest.raises(DefinitionError, match=r"KeepLast: n .*newest.* must be an int >= 1; got 0"):
         KeepLast(0)
-    with pytest.raises(DefinitionError, match=r"KeepBest: n must be an int >= 1; got 2.5"):
+    with pytest.raises(DefinitionError, match=r"KeepBest: n .*must be an int >= 1; got 2.5"):
         KeepBest("loss", 2.5)  # type: ignore[arg-type]

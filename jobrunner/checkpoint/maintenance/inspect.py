@@ -35,7 +35,13 @@ from jobrunner.checkpoint.log import (
     given_up_by,
     is_known_dead,
 )
-from jobrunner.checkpoint.store import MANIFEST, RETIRED_DOCUMENT, ROOT_DOCUMENT, StoreReader
+from jobrunner.checkpoint.store import (
+    MANIFEST,
+    RETIRED_DOCUMENT,
+    ROOT_DOCUMENT,
+    StoreReader,
+    steps_in,
+)
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
 from jobrunner.names import StoreName, parse_store_name
 
@@ -201,6 +207,8 @@ def _explain_entry(entry: LogEntry) -> str:
         for name in ("epoch", "retry", "epochs", "after", "only", "reason", "label")
         if name in tree
     ]
+    if isinstance(entry, CommitEntry) and (step := steps_in(tree)):
+        words.append(f"saved after step {step}")
     return ", ".join(words)
 
 

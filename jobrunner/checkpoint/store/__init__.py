@@ -8,6 +8,7 @@ from jobrunner.checkpoint.store.layout import (
     is_sealed,
     to_json,
 )
+from jobrunner.checkpoint.store.manifest import ADVICE as DAMAGE_ADVICE
 from jobrunner.checkpoint.store.manifest import MANIFEST, ROOT_DOCUMENT, RecordEntry, read_manifest
 from jobrunner.checkpoint.store.position import (
     describe_position,
