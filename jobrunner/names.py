@@ -125,3 +125,12 @@ def child_names(keys: Iterable[object]) -> list[str]:
         used.add(name.casefold())
         names.append(name)
     return names
+
+
+def is_clean(text: str) -> bool:
+    """Whether the text has no lone surrogates, which not every JSON reader keeps."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

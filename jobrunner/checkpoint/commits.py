@@ -155,8 +155,9 @@ class Commits:
             )
         _check_replicas(save, receipts)
         for node, receipt in receipts.items():
-            where = f"Epoch {save.epoch} of {self.recorded.path} is not recorded. Node {node!r}"
-            find_classes(receipt.classes, where)
+            if receipt.classes:
+                where = f"Epoch {save.epoch} of {self.recorded.path} is not recorded. Node {node!r}"
+                find_classes(receipt.classes, where)
         epoch, retry = save.claim
         if save.replicated:
             details = {**details, REPLICATED: save.replicated}

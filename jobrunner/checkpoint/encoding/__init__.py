@@ -10,6 +10,7 @@ from jobrunner.checkpoint.encoding.codecs import (
 from jobrunner.checkpoint.encoding.decode import Decoder, InvalidTreeError
 from jobrunner.checkpoint.encoding.dtypes import (
     Array,
+    ArrayPart,
     CoreType,
     Spec,
     UnsupportedDtypeError,
@@ -18,7 +19,6 @@ from jobrunner.checkpoint.encoding.dtypes import (
     dtype_to_spec,
     without_padding,
 )
-from jobrunner.checkpoint.encoding.encode import ArrayPart
 from jobrunner.checkpoint.encoding.libraries import LibraryParts
 from jobrunner.checkpoint.encoding.node import (
     EncodedBlob,

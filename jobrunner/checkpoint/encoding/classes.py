@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import lru_cache
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +23,15 @@ import cloudpickle
 import numpy as np
 
 from jobrunner.checkpoint.encoding.codecs import UnsuitableError
+from jobrunner.checkpoint.encoding.dtypes import Trail, Tree
 from jobrunner.checkpoint.encoding.numpy_values import encode_dtype
 from jobrunner.errors import CheckpointError, PlanMismatchError
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint.encoding.decode import Decoder
-    from jobrunner.checkpoint.encoding.encode import Encoder, Trail, Tree
+    from jobrunner.checkpoint.encoding.encode import Encoder
 else:
-    Decoder = Tree = Any
+    Decoder = Any
 
 SCRIPT_PREFIX = "jobrunner_script_"
 """Begins the name of the module that a job's file becomes; see `cli.script`."""
@@ -130,7 +132,7 @@ def _look_up(module: ModuleType | None, qualified: str) -> object:
 
 def find_encoder(value: object) -> Callable[[Encoder, Any, Trail], Tree] | None:
     """The function that encodes a value of a class of the user's, if it is of a kind that can be."""
-    cls = type(value)
+    cls: Any = type(value)
     if issubclass(cls, enum.Enum):
         return _enum
     if issubclass(cls, tuple) and _fields_of(cls):
@@ -140,12 +142,13 @@ def find_encoder(value: object) -> Callable[[Encoder, Any, Trail], Tree] | None:
     return _dataclass if dataclasses.is_dataclass(cls) else None
 
 
-def _fields_of(cls: type) -> tuple[str, ...]:
+@lru_cache(maxsize=256)
+def _fields_of(cls: Any) -> tuple[str, ...]:
     if issubclass(cls, tuple):
         fields = getattr(cls, "_fields", None)
         is_named = type(fields) is tuple and all(type(name) is str for name in fields)
         return fields if is_named else ()  # type: ignore[return-value]
-    return tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+    return tuple(field.name for field in dataclasses.fields(cls))
 
 
 def _enum(encoder: Encoder, value: enum.Enum, trail: Trail) -> Tree:
@@ -156,7 +159,7 @@ def _enum(encoder: Encoder, value: enum.Enum, trail: Trail) -> Tree:
 
 
 def _named_tuple(encoder: Encoder, value: Any, trail: Trail) -> Tree:
-    cls = type(value)
+    cls: Any = type(value)
     if getattr(value, "__dict__", None) or len(value) != len(_fields_of(cls)):
         raise UnsuitableError("it has more than its fields")
     name = encoder.name_class(cls)
@@ -165,7 +168,7 @@ def _named_tuple(encoder: Encoder, value: Any, trail: Trail) -> Tree:
 
 
 def _dataclass(encoder: Encoder, value: Any, trail: Trail) -> Tree:
-    cls = type(value)
+    cls: Any = type(value)
     if why := _unlike_dataclass(cls):
         raise UnsuitableError(why)
     state = _state_of(value)
@@ -185,7 +188,8 @@ def _dataclass(encoder: Encoder, value: Any, trail: Trail) -> Tree:
     return tree
 
 
-def _unlike_dataclass(cls: type) -> str:
+@lru_cache(maxsize=256)
+def _unlike_dataclass(cls: Any) -> str:
     """Why fields and attributes are not all that an instance of a dataclass is; empty if they are."""
     for base in cls.__mro__[:-1]:
         if not base.__flags__ & _IS_HEAP_TYPE:
@@ -199,15 +203,20 @@ def _unlike_dataclass(cls: type) -> str:
 
 def _state_of(value: Any) -> dict[str, Any]:
     state = dict(getattr(value, "__dict__", None) or {})
-    slots = [name for base in type(value).__mro__ for name in _slots(base)]
-    if not set(_fields_of(type(value))).issuperset(slots):
+    cls: Any = type(value)
+    slots = _slots(cls)
+    if not slots:
+        return state
+    if not set(_fields_of(cls)).issuperset(slots):
         raise UnsuitableError("it has slots that are not fields")
     return state | {name: getattr(value, name) for name in slots if hasattr(value, name)}
 
 
-def _slots(cls: type) -> list[str]:
-    slots = vars(cls).get("__slots__", ())
-    return [it for it in ([slots] if isinstance(slots, str) else slots) if it[:2] != "__"]
+@lru_cache(maxsize=256)
+def _slots(cls: Any) -> list[str]:
+    found = [vars(base).get("__slots__", ()) for base in cls.__mro__]
+    names = [name for it in found for name in ([it] if isinstance(it, str) else it)]
+    return [name for name in names if name[:2] != "__"]
 
 
 def _fields(encoder: Encoder, value: object, fields: Mapping[str, Any], trail: Trail) -> Fields:
@@ -220,7 +229,7 @@ def _fields(encoder: Encoder, value: object, fields: Mapping[str, Any], trail: T
 
 def _to_enum(decoder: Decoder, cls: str, name: str | None, value: Tree) -> Any:
     content = decoder.decode(value)
-    found = decoder.find_class(cls)
+    found: Any = decoder.find_class(cls)
     if found is None:
         return SavedObject(cls, {"name": name, "value": content})
     _check_kind(issubclass(found, enum.Enum), found, "an enumeration", decoder)
@@ -229,7 +238,7 @@ def _to_enum(decoder: Decoder, cls: str, name: str | None, value: Tree) -> Any:
         with contextlib.suppress(ValueError):
             member = found(content)
     elif name is not None:
-        member = found.__members__.get(name)  # type: ignore[attr-defined]
+        member = found.__members__.get(name)
     if member is None or member.name != name:
         raise _changed(decoder, cls, f"a member {name!r} was saved, and it now has no such member")
     return member
@@ -237,7 +246,7 @@ def _to_enum(decoder: Decoder, cls: str, name: str | None, value: Tree) -> Any:
 
 def _to_named_tuple(decoder: Decoder, cls: str, fields: Fields) -> Any:
     values = {name: decoder.decode(tree) for name, tree in fields}
-    found = decoder.find_class(cls)
+    found: Any = decoder.find_class(cls)
     if found is None:
         return SavedObject(cls, values)
     is_one = issubclass(found, tuple) and bool(_fields_of(found))
@@ -255,10 +264,10 @@ def _to_dataclass(
 ) -> Any:
     values = {name: decoder.decode(tree) for name, tree in fields}
     others = {name: decoder.decode(tree) for name, tree in attributes}
-    found = decoder.find_class(cls)
+    found: Any = decoder.find_class(cls)
     if found is None:
         return SavedObject(cls, values | others)
-    is_one = dataclasses.is_dataclass(found) and not _unlike_dataclass(found)
+    is_one = hasattr(found, "__dataclass_fields__") and not _unlike_dataclass(found)
     _check_kind(is_one, found, "a dataclass", decoder)
     _check_fields(decoder, cls, sorted([*values, *unset]), sorted(_fields_of(found)))
     made: Any = object.__new__(found)

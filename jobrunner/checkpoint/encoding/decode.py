@@ -14,8 +14,13 @@ import numpy as np
 from jobrunner.checkpoint.encoding import classes, everyday, numpy_values, tensors
 from jobrunner.checkpoint.encoding.classes import unpickle
 from jobrunner.checkpoint.encoding.codecs import Codec
-from jobrunner.checkpoint.encoding.dtypes import Array, Spec, UnsupportedDtypeError, dtype_from_spec
-from jobrunner.checkpoint.encoding.encode import Tree
+from jobrunner.checkpoint.encoding.dtypes import (
+    Array,
+    Spec,
+    Tree,
+    UnsupportedDtypeError,
+    dtype_from_spec,
+)
 from jobrunner.checkpoint.encoding.libraries import decode_value
 from jobrunner.checkpoint.encoding.outline import outline_codec, outline_pickle, outline_tensor
 from jobrunner.checkpoint.encoding.schema import Count, Shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,23 @@ Array = np.ndarray[Any, Any]
 
 Spec = str | dict[str, Any]
 """JSON of a dtype: its string, or an object as one of the three below."""
+
+
+Tree = Any
+"""A JSON tree that stands for a value."""
+
+Trail = tuple[str, ...]
+"""Path within a blob: keys, escaped for file systems, and indices."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPart:
+    """One array of a value."""
+
+    data: Array  # axes in memory order, outermost first; not always contiguous
+    order: tuple[int, ...] | None  # `data == array.transpose(order)`; None: in memory order already
+    trail: Trail
+    holds: str  # type of the encoded value: ndarray, bytes, str, ...
 
 
 class StringSpec(Document):

@@ -13,7 +13,6 @@ import struct
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,19 +27,15 @@ from jobrunner.checkpoint.encoding.codecs import (
 )
 from jobrunner.checkpoint.encoding.dtypes import (
     Array,
+    ArrayPart,
+    Trail,
+    Tree,
     UnsupportedDtypeError,
     dtype_to_spec,
 )
 from jobrunner.checkpoint.encoding.libraries import NotExactError, encode_value, find_type
-from jobrunner.checkpoint.encoding.schema import is_clean
 from jobrunner.checkpoint.encoding.stateful import has_state, name_class
-from jobrunner.names import child_names
-
-Tree = Any
-"""A JSON tree that stands for a value."""
-
-Trail = tuple[str, ...]
-"""Path within a blob: keys, escaped for file systems, and indices."""
+from jobrunner.names import child_names, is_clean
 
 _EXACT_INT = 1 << 53  # JSON readers in other languages lose digits of larger ints
 _INLINE_BYTES = 1024
@@ -52,20 +47,10 @@ _LOOP = "it contains itself"
 _NO_LOOP = "Refer to the outer object by a name or an index instead"
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayPart:
-    """One array of a value."""
-
-    data: Array  # axes in memory order, outermost first; not always contiguous
-    order: tuple[int, ...] | None  # `data == array.transpose(order)`; None: in memory order already
-    trail: Trail
-    holds: str  # type of the encoded value: ndarray, bytes, str, ...
-
-
 class Encoder:
     """Encodes one blob."""
 
-    def __init__(self, codecs: CodecTable, allow_pickle: bool) -> None:
+    def __init__(self, codecs: CodecTable | None, allow_pickle: bool) -> None:
         self.parts: list[ArrayPart] = []
         # Each array as the value holds it, with its trail.
         self.memory: list[tuple[Trail, Array]] = []
@@ -74,6 +59,7 @@ class Encoder:
         self.has_state = False
         self.classes: dict[str, type] = {}  # that the tree refers to, by name
         self.is_new = False  # whether the tree has nodes that no version before format 4 reads
+        self._class_names: dict[type, str] = {}
         self._codecs = codecs
         self._allow_pickle = allow_pickle
         self._numbers: dict[object, int] = {}
@@ -88,7 +74,7 @@ class Encoder:
         cls = type(value)
         if method := _ENCODERS.get(cls):
             return method(self, value, trail)
-        if codec := self._codecs.get(cls):
+        if self._codecs is not None and (codec := self._codecs.get(cls)):
             return self._by_codec(value, trail, codec)
         if method := EVERYDAY.get(cls):
             return self._everyday(method, value, trail)
@@ -96,7 +82,7 @@ class Encoder:
             if isinstance(value, np.generic):
                 return numpy_values.encode_scalar(value)
             if tensors.is_tensor(value):
-                return self._tensor(value, trail)
+                return tensors.encode_tensor(self, value, trail, self._holder == _STATE)
         except (UnsupportedDtypeError, tensors.UnsupportedTensorError) as error:
             return self._pickle(value, trail, str(error))
         if kind := find_type(value):
@@ -147,7 +133,8 @@ class Encoder:
 
     def name_class(self, cls: type) -> str:
         """Return the name under which the value's class will be found again."""
-        name = classes.name_of(cls)
+        name = self._class_names.get(cls) or classes.name_of(cls)
+        self._class_names[cls] = name
         if self.classes.setdefault(name, cls) is not cls:
             raise UnsuitableError(f"there are two classes with the name {name}")
         return name
@@ -312,18 +299,10 @@ class Encoder:
 
     def part(self, array: Array, trail: Trail, holds: str) -> int:
         """Add an array to the blob's; return its index."""
-        order = numpy_values.memory_order(array)
+        order = _memory_order(array)
         data = array if order is None else array.transpose(order)
         self.parts.append(ArrayPart(data, order, trail, holds))
         return len(self.parts) - 1
-
-    def _tensor(self, value: Any, trail: Trail) -> Tree:
-        # load_state_dict() copies a state to the device of the object.
-        array, description = tensors.to_array(value, from_device=self._holder == _STATE)
-        if same := self.view(array, str(description), trail):
-            return same
-        part = self.part(array, trail, "torch.Tensor") if array.size else None
-        return {"$": "tensor", "at": part, "shape": list(array.shape), **description}
 
     # --- anything else
 
@@ -398,3 +377,11 @@ EVERYDAY: dict[type, EncodeMethod] = {**everyday.ENCODERS, **numpy_values.ENCODE
 
 def _bits(*values: float) -> str:
     return struct.pack(f">{len(values)}d", *values).hex()
+
+
+def _memory_order(array: Array) -> tuple[int, ...] | None:
+    """Return the memory order of the axes, outermost first; None if they are in it already."""
+    if array.flags.c_contiguous or 0 in array.strides:
+        return None
+    order = tuple(sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis])))
+    return None if order == tuple(range(array.ndim)) else order

@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jobrunner.checkpoint.encoding.codecs import UnsuitableError
+from jobrunner.checkpoint.encoding.dtypes import Trail, Tree
 from jobrunner.checkpoint.encoding.schema import Count
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint.encoding.decode import Decoder
-    from jobrunner.checkpoint.encoding.encode import Encoder, Trail, Tree
+    from jobrunner.checkpoint.encoding.encode import Encoder
 else:
-    Decoder = Tree = Any
+    Decoder = Any
 
 
 _BUILTINS = (

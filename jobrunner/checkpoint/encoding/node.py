@@ -14,13 +14,8 @@ from jobrunner.checkpoint.encoding.codecs import (
     UnsupportedValueError,
     needs_no_codec,
 )
-from jobrunner.checkpoint.encoding.dtypes import Array
-from jobrunner.checkpoint.encoding.encode import (
-    ArrayPart,
-    Encoder,
-    Trail,
-    Tree,
-)
+from jobrunner.checkpoint.encoding.dtypes import Array, ArrayPart, Trail, Tree
+from jobrunner.checkpoint.encoding.encode import Encoder
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import DefinitionError
 
@@ -59,7 +54,7 @@ def encode_blobs(
     `DefinitionError` if blobs cannot be encoded, with a line for each, or two share an object or
     memory, and would load as two.
     """
-    table = CodecTable(codecs)
+    table = CodecTable(codecs) if codecs else None
     refused: dict[str, UnsupportedValueError] = {}
     encoded: dict[str, EncodedBlob] = {}
     memory: list[_View] = []

@@ -14,17 +14,20 @@ from jobrunner.checkpoint.encoding.codecs import UnsuitableError
 from jobrunner.checkpoint.encoding.dtypes import (
     Array,
     Spec,
+    Trail,
+    Tree,
     UnsupportedDtypeError,
     dtype_from_spec,
     dtype_to_spec,
 )
-from jobrunner.checkpoint.encoding.schema import Count, is_clean
+from jobrunner.checkpoint.encoding.schema import Count
+from jobrunner.names import is_clean
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint.encoding.decode import Decoder
-    from jobrunner.checkpoint.encoding.encode import Encoder, Trail, Tree
+    from jobrunner.checkpoint.encoding.encode import Encoder
 else:
-    Decoder = Tree = Any
+    Decoder = Any
 
 _BITS = {
     cls.__name__: cls
@@ -198,14 +201,6 @@ ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
     np.recarray: _subclass,
     np.record: _record,
 }
-
-
-def memory_order(array: Array) -> tuple[int, ...] | None:
-    """Return the memory order of the axes, outermost first; None if they are in it already."""
-    if array.flags.c_contiguous or 0 in array.strides:
-        return None
-    order = tuple(sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis])))
-    return None if order == tuple(range(array.ndim)) else order
 
 
 # --- and back

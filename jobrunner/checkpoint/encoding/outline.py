@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jobrunner.checkpoint.encoding.schema import Count, Shape
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint.encoding.encode import Tree
+    from jobrunner.checkpoint.encoding.dtypes import Tree
 
 
 @dataclass(frozen=True, slots=True, eq=False)

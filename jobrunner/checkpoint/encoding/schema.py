@@ -60,15 +60,6 @@ def convert(tree: object, kind: type[T], path: str, *, advice: str) -> T:
         ) from None
 
 
-def is_clean(text: str) -> bool:
-    """Whether the text has no lone surrogates, which not every JSON reader keeps."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):

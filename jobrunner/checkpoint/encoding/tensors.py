@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jobrunner.checkpoint.encoding.dtypes import NUMBERS, Array
+from jobrunner.checkpoint.encoding.dtypes import NUMBERS, Array, Trail, Tree
 
 # NumPy has no dtype for some of torch's; they are saved as integers of the same size.
 _AS_INTEGERS = {1: "uint8", 2: "int16"}
@@ -47,6 +47,16 @@ def to_array(tensor: Any, *, from_device: bool = False) -> tuple[Array, dict[str
         "requires_grad": bool(tensor.requires_grad),
         "parameter": type(tensor) is torch.nn.Parameter,
     }
+
+
+def encode_tensor(encoder: Any, value: Any, trail: Trail, is_state: bool) -> Tree:
+    """Encode a tensor."""
+    # load_state_dict() copies a state to the device of the object.
+    array, description = to_array(value, from_device=is_state)
+    if same := encoder.view(array, str(description), trail):
+        return same
+    part = encoder.part(array, trail, "torch.Tensor") if array.size else None
+    return {"$": "tensor", "at": part, "shape": list(array.shape), **description}
 
 
 def from_array(

@@ -9,7 +9,8 @@ from jobrunner.checkpoint.encoding.libraries.table import LibraryType, NotExactE
 from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint.encoding.encode import Encoder, Trail, Tree
+    from jobrunner.checkpoint.encoding.dtypes import Trail, Tree
+    from jobrunner.checkpoint.encoding.encode import Encoder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
