@@ -1,0 +1,75 @@
+"""Made ``format_4_values/``, which every later version must read. Not to be run again.
+
+python -m tests.golden.make_format_4_values tests/golden/format_4_values
+
+One value of each kind of node that is new in format 4.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import datetime as dt
+import decimal
+import fractions
+import functools
+import pathlib
+import random
+import sys
+import types
+import uuid
+import zoneinfo
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jobrunner import MultiNodeCheckpointManager
+from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
+from jobrunner.workspace.workspace import Workspace
+from tests.checkpoint.encoding.kinds_of_values import Access, Phase, Point, Slotted, State
+
+RECORDS = np.array([(1, 2.5)], [("n", ">i4"), ("x", "f8")])
+
+
+def blobs() -> dict[str, Any]:
+    """What the node had."""
+    day = dt.datetime(2024, 10, 27, 2, 30, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"), fold=1)
+    return {
+        "sets": [{1, "a", (2.5, None)}, frozenset({b"x"})],
+        "deques": [collections.deque([1, np.arange(3)], 5), collections.Counter("aab")],
+        "defaults": [collections.defaultdict(list, a=[1]), types.SimpleNamespace(a=1)],
+        "bounds": [range(0, 9, 2), slice(None, -1), ..., int, np.float32, np.dtype(">i2")],
+        "buffers": [array.array("d", [1.5]), array.array("u", "aé"), memoryview(b"abc")],
+        "days": [day, day.date(), dt.time(1, 2, tzinfo=dt.UTC), dt.timedelta(-1, 5, 7)],
+        "zone": dt.timezone(dt.timedelta(hours=5, minutes=30), "east"),
+        "numbers": [decimal.Decimal("-0"), fractions.Fraction(1, 3), uuid.UUID(int=5)],
+        "path": pathlib.PurePosixPath("a/b"),
+        "random": [random.Random(1), np.random.Generator(np.random.PCG64(2))],
+        "legacy": np.random.RandomState(3),
+        "masked": [np.ma.masked, np.ma.MaskedArray([1, 2], [True, False], fill_value=7)],
+        "records": [RECORDS.view(np.recarray), np.eye(2).view(np.matrix)],
+        "noted": np.arange(3, dtype=np.dtype("i4", metadata={"unit": "m"})),
+        "own": [Phase.COLD, Access.READ, Point(1, [2]), Slotted("x"), State(1, np.ones(2))],
+        "pickled": functools.partial(max, Phase.HOT),
+    }
+
+
+def main(path: str) -> None:
+    """Save one epoch of one node."""
+    manager = MultiNodeCheckpointManager(path, allow_pickle=True)
+    manager.run.start(["a"], {})
+    save = manager.commits.begin(0)
+    workspace = Workspace("a")
+    workspace.globals.update(blobs())
+    manager.commits.commit(save, save.write({"a": workspace}), {})
+    manager.run.end()
+    # Which machine and process made it is nobody's business.
+    entry = Path(path, "_log", "0000000000.json")
+    run = dict(decode_entry(entry.read_bytes(), 0, str(entry)))
+    run["process"] = {"host": "example", "boot": "", "namespace": "", "pid": 1, "started": "0"}
+    entry.write_bytes(encode_entry(run))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
