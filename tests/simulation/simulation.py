@@ -1,7 +1,8 @@
 """Driver, workers, network and store in one thread, in an order that a seed decides.
 
-The decisions (`jobrunner.run.decisions`, `jobrunner.run.losses`) and the meaning of the log
-(`jobrunner.checkpoint.log.state`) are the real ones. Everything that can go wrong around them is
+The decisions (`jobrunner.run.decisions`, `jobrunner.run.losses`), the client's questions about a run
+(`jobrunner.cluster.messages`) and the meaning of the log (`jobrunner.checkpoint.log.state`) are the
+real ones. Everything that can go wrong around them is
 simulated: messages arrive late and in any order; workers die or cannot reach each other; workers
 and drivers stop and come back; a driver is killed and started again. A node's state is a hash of
 all its epochs, so an epoch that is lost, run twice or mixed with another attempt's shows.
@@ -21,7 +22,17 @@ from collections.abc import Callable, Generator, Iterable
 
 from jobrunner.checkpoint.log.entries import LogEntry
 from jobrunner.checkpoint.log.state import State, make_entry, store_names
+from jobrunner.cluster.messages import (
+    Action,
+    Ask,
+    Heard,
+    Member,
+    Members,
+    Request,
+    exchange,
+)
 from jobrunner.cluster.placement import WorkerInfo, within_reach
+from jobrunner.errors import NodeLostError
 from jobrunner.run.decisions import next_step
 from jobrunner.run.losses import Losses
 
@@ -74,16 +85,34 @@ class Store:
         return True
 
 
+class Part:
+    """A worker's part of an epoch: it is done once it has the values of those before it."""
+
+    def __init__(self) -> None:
+        self.peers: list[str] | None = None  # None: not started
+        self.epoch = 0
+        self.arrived: set[str] = set()
+        self.reply: dict | None = None
+
+    def finish(self, reply: dict) -> bool:
+        """Set the reply, as `worker.threads.Operation` does; False: it stays what it was."""
+        if self.reply is not None and (self.reply["status"] != "done" or "suspect" not in reply):
+            return False
+        self.reply = reply
+        return True
+
+
 class Worker:
     """Hosts workspaces by binding; messages that arrive while it is stopped are handled later."""
 
     def __init__(self, name: str, world: World) -> None:
         self.name, self.world = name, world
         self.bindings: dict[str, dict[str, str]] = {}
+        self.parts: dict[tuple[str, int], Part] = {}  # by binding and number of the run
         self.is_stopped = False
 
     def do(self, message: dict) -> object:
-        """Carry a message out and give the answer."""
+        """Carry a message out and give the answer; None: there is none yet."""
         kind, binding = message["kind"], message["binding"]
         if kind == "bind":
             self.bindings[binding] = {}
@@ -98,16 +127,39 @@ class Worker:
         elif kind == "load":
             files = self.world.store.files
             spaces.update({node: files[name] for node, name in message["stores"].items()})
-        elif kind == "run":
-            if any(frozenset((self.name, peer)) in self.world.cuts for peer in message["peers"]):
-                return "cut"
-            for node in spaces:
-                spaces[node] = after_epoch(spaces[node], node, message["epoch"])
+        elif kind in ("run", "value", "unsent", "abort"):
+            part = self.parts.setdefault((binding, message["number"]), Part())
+            return self.take_part(kind, part, message, spaces)
         elif kind == "save":
             written = {message["stores"][node]: state for node, state in spaces.items()}
             self.world.store.files.update(written)
             return {node: spaces[node] for node in spaces}
         return "done"
+
+    def take_part(self, kind: str, part: Part, message: dict, spaces: dict) -> object:
+        """Handle a message about a run, in the order in which `worker.group_runs` does."""
+        if kind == "run" and part.peers is None:
+            part.epoch, part.peers = message["epoch"], message["peers"]
+            later = part.peers[part.peers.index(self.name) + 1 :]
+            for peer in later if part.reply is None else ():
+                self.world.pass_on("value", self.name, peer, message)
+        elif kind == "value":
+            part.arrived.add(message["sender"])
+        elif kind == "abort":
+            part.finish({"status": "aborted", "reason": message["reason"]})
+        elif kind == "unsent":
+            reason = f"{self.name} could not send values to {message['to']}"
+            if part.finish({"status": "aborted", "reason": reason, "suspect": message["to"]}):
+                for peer in sorted(set(part.peers or ()) - {message["to"], self.name}):
+                    self.world.pass_on("abort", self.name, peer, {**message, "reason": reason})
+        earlier = part.peers[: part.peers.index(self.name)] if part.peers else [None]
+        if part.reply is None and part.arrived >= set(earlier):
+            for node in spaces:
+                spaces[node] = after_epoch(spaces[node], node, part.epoch)
+            part.finish({"status": "done"})
+        if part.reply is None and kind == "run" and self.world.chance.random() < 0.3:
+            return {"status": "running", "tasks": []}
+        return part.reply
 
 
 class Driver:
@@ -122,6 +174,7 @@ class Driver:
         self.waits_for: dict[str, object | None] = {}  # worker -> its answer
         self.lost: set[str] = set()
         self.is_cut = False
+        self.runs = 0
 
     # ---- the log
 
@@ -162,7 +215,7 @@ class Driver:
                     self.world.counts["moves"] += 1
                     lost = True
                     continue
-                yield from self.tell("run", epoch=epoch + 1)
+                yield from self.run_epoch(epoch + 1)
                 epoch += 1
                 yield from self.save(epoch)
                 losses = losses.after_record()
@@ -236,11 +289,51 @@ class Driver:
             yield
             if self.lost & set(by_worker) or "unknown" in self.waits_for.values():
                 raise LostError
-            if "cut" in self.waits_for.values():
-                self.world.counts["losses to a cut"] += 1
-                self.is_cut = True
-                raise LostError
         return dict(self.waits_for)
+
+    def run_epoch(self, epoch: int) -> Generator[None, None, None]:
+        """Run one epoch, as `Messenger.call` does; an error other than a loss ends the simulation."""
+        workers = list(dict.fromkeys(self.placement.values()))
+        members = Members(self.placement)
+        members.workers.update((w, Member(WorkerInfo(w, w, "", 1), "")) for w in workers)
+        self.runs += 1
+        request = Request("run", {"epoch": epoch, "peers": workers}, number=self.runs)
+        steps, heard = exchange(request, workers, members, 0.0), None
+        while True:
+            try:
+                action = steps.send(heard)
+            except StopIteration as end:
+                request.check(end.value, "job")
+                return
+            except NodeLostError:
+                if members.cut:
+                    self.world.counts["losses to a cut"] += 1
+                    self.is_cut = True
+                raise LostError from None
+            heard = yield from self.carry_out(action, members)
+
+    def carry_out(self, action: Action, members: Members) -> Generator[None, None, Heard]:
+        """Do what an exchange asks for, as `Messenger` does."""
+        if not isinstance(action, Ask):
+            for worker in getattr(action, "addresses", ()):  # of an `Abort`
+                about = {"kind": "abort", "number": self.runs, "reason": action.reason}
+                self.world.send(self, worker, {**about, "binding": self.binding})
+            yield
+            members.lost.update(dict.fromkeys(self.lost & set(members.workers), "it is gone"))
+            return Heard(0.0)
+        self.waits_for = waits_for = dict.fromkeys(action.addresses)
+        for message, workers in action.batches:
+            for worker in workers:
+                about = {"kind": message["call"], "binding": self.binding}
+                self.world.send(self, worker, {**message, **about})
+        while None in waits_for.values():
+            yield
+            if gone := self.lost & set(members.workers):
+                return Heard(0.0, {}, dict.fromkeys(gone, "it is gone"))
+        kinds = [(a["status"], "suspect" in a) for a in waits_for.values() if a != "unknown"]
+        if ("aborted", False) in kinds and ("aborted", True) not in kinds:
+            self.world.counts["aborts heard of before their cause"] += 1
+        return Heard(0.0, dict(waits_for))
 
 
 class World:
@@ -280,7 +373,17 @@ class World:
 
     def send(self, driver: Driver, worker: str, message: dict) -> None:
         """Put a message on its way; it arrives when chance picks it."""
-        self.in_flight.append((driver, worker, message, driver.waits_for))
+        answers = {} if message["kind"] == "abort" else driver.waits_for
+        self.in_flight.append((driver, worker, message, answers))
+
+    def pass_on(self, kind: str, sender: str, to: str, about: dict) -> None:
+        """Put a message between workers on its way; the sender of a value hears if it is lost."""
+        message = {**about, "kind": kind, "sender": sender}
+        if frozenset((sender, to)) in self.cuts or to not in self.workers:
+            if kind != "value":
+                return
+            to, message = sender, {**message, "kind": "unsent", "to": to}
+        self.in_flight.append((None, to, message, {}))
 
     def run(self) -> Counter[str]:
         """Let things happen until the job is done; raises AssertionError where a promise breaks."""
@@ -322,11 +425,16 @@ class World:
             driver, name, message, answers = item
             if name in self.workers:
                 answer = self.workers[name].do(message)
+                if answer is None and name in answers:
+                    self.in_flight.append(item)
+                    return
                 self.say(name, "did", message["kind"], message["binding"], "->", answer)
                 if name in answers:
                     answers[name] = answer
-            else:
+            elif driver is not None:
                 driver.lost.add(name)
+            elif message["kind"] == "value":
+                self.pass_on("value", message["sender"], name, message)
             return
         awake = [d for d in self.drivers if d.loop is not None and not d.is_stopped]
         if awake:
@@ -351,7 +459,7 @@ class World:
         """A fault."""
         what = self.chance.choice(
             ["kill worker", "stop worker", "continue worker", "retire worker", "add worker"] * 2
-            + ["cut workers", "mend network"]
+            + ["cut workers", "cut workers", "mend network"]
             + ["kill driver", "stop driver", "continue driver", "ask to stop"]
         )
         self.counts[what] += 1
