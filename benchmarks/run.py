@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 BEGIN, END = "<!-- table: python benchmarks/run.py --docs -->", "<!-- end of the table -->"
 PAGES = {
-    "performance.md": ["epoch", "in_process", "hop", "lag", "start", "scale", "real"],
+    "performance.md": ["epoch", "in_process", "hop", "values", "lag", "start", "scale", "real"],
     "checkpoint-speed.md": ["checkpoint", "background"],
 }
 NAMES = [name for of_page in PAGES.values() for name in of_page]
@@ -27,6 +27,7 @@ QUICK = {
     "epoch": ["--rounds", "1", "--epochs", "50"],
     "in_process": ["--rounds", "1", "--epochs", "100"],
     "hop": ["--rounds", "1"],
+    "values": ["--rounds", "1"],
     "lag": ["--rounds", "2"],
     "start": ["--rounds", "2"],
     "scale": ["--nodes", "1000", "--epochs", "5000", "--workers", "8"],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
@@ -61,8 +62,10 @@ def gather(step: Step, instance: int = 0) -> list[Any]:
 def _own(workspace: Workspace, values: dict[str, Any], name: str) -> Any:
     """Return a blob to update; copies what something else can reach."""
     workspace.updated.add(name)
-    known = workspace.recollect(values, name)
-    workspace.remember(values, name, None)
+    known = None
+    if type(values[name]) is not np.ndarray:
+        known = workspace.recollect(values, name)
+        workspace.known.pop(name, None)
     if known is not None and known.form is not Form.OTHER:
         return values[name]  # nothing else can reach it, and it holds no array
     return own(values, name, workspace.kept_states.array_pool.copy)
@@ -91,16 +94,17 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
                 f"outputs. A task that returns a BlobUpdate must not name outputs."
             )
         step.workspace.apply(box[0])
+    elif step.sole is not None:
+        values, name = step.sole
+        its = settle(box, 0, lambda: (*arguments, *step.kwargs.values()))
+        values[name] = box[0]
+        step.workspace.remember(values, name, its)
+        return
     elif step.outputs or step.captures or step.handovers:
         parts = _split(step, box) if len(step.outputs) > 1 else box
         known = [
             settle(parts, i, lambda: (*arguments, *step.kwargs.values())) for i in range(len(parts))
         ]
-    if step.sole is not None:
-        values, name = step.sole
-        values[name] = parts[0]
-        step.workspace.remember(values, name, known[0])
-        return
     if step.updates:
         _settle_updates(step, arguments)
     _capture(program, step, parts)
@@ -120,13 +124,14 @@ def _settle_updates(step: Step, arguments: list[Any]) -> None:
         for place in range(i, len(arguments), len(step.arguments)):  # of each instance
             arguments[place] = None
     for i, values, name in step.updates:
+        known = settle(values, name, partial(_others, step, arguments, i))
+        step.workspace.remember(values, name, known)
 
-        def others(i: int = i) -> Iterator[Any]:
-            yield from arguments
-            yield from step.kwargs.values()
-            yield from (blobs[other] for j, blobs, other in step.updates if j != i)
 
-        step.workspace.remember(values, name, settle(values, name, others))
+def _others(step: Step, arguments: list[Any], but: int) -> list[Any]:
+    """What a task had besides one of the blobs that it updated."""
+    updated = [values[name] for i, values, name in step.updates if i != but]
+    return [*arguments, *step.kwargs.values(), *updated]
 
 
 def hand_over(program: Program, handover: Handover, send: Send) -> None:
@@ -143,15 +148,22 @@ def _crossing_value(
 ) -> Any:
     """Freeze a crossing's value: a return value or a blob."""
     crossing = handover.crossing
-    value = None
+    value = known = None
     if crossing.blob is not None:
         if step is not None and crossing.blob in step.output_names:
             value = parts[step.output_names.index(crossing.blob)]
         else:
+            workspace = program.workspaces[crossing.source]
+            known = workspace.recollect(handover.blobs, crossing.blob)
             value = handover.blobs[crossing.blob]
     elif crossing.part is not None:
         value = parts[crossing.part]
-    return freeze(value, copy=crossing.copy or (crossing.is_reused and program.may_overlap))
+    return freeze(
+        value,
+        copy=crossing.copy or (crossing.is_reused and program.may_overlap),
+        is_pickled=not handover.is_local,
+        known=known,
+    )
 
 
 def _pass_on(program: Program, handover: Handover, frozen: Any, send: Send) -> None:

@@ -132,12 +132,12 @@ def survey(value: Any) -> Contents:
         level, of_level = _parts(children, of_level), of_level - IMMUTABLE
         del children
         if tuple in of_level:
-            inside = _items_of_tuples(level)
+            inside = _items_of_tuples(_of_kind(level, tuple, of_level))
             inner = set(map(type, inside))
             if inner <= IMMUTABLE:
                 is_tree = is_tree and _are_short(inside, inner)
-                level = [part for part in level if type(part) is not tuple]
                 of_level.discard(tuple)
+                level = [part for part in level if type(part) is not tuple] if of_level else []
             del inside
         if contents.is_sole and max(map(sys.getrefcount, level), default=0) > _SOLE:
             contents.is_sole = False
@@ -233,10 +233,15 @@ def _children(nodes: list[Any], kinds: set[type]) -> list[Any]:
     for kind in kinds:
         items = items_of(kind)
         if items is not None:
-            alike = nodes if len(kinds) == 1 else [node for node in nodes if type(node) is kind]
+            alike = _of_kind(nodes, kind, kinds)
             lists: Any = alike if items is iter else map(items, alike)
             children += chain.from_iterable(lists)
     return children
+
+
+def _of_kind(values: list[Any], kind: type, kinds: set[type]) -> list[Any]:
+    """Return the values of one of their kinds."""
+    return values if len(kinds) == 1 else [value for value in values if type(value) is kind]
 
 
 def _parts(children: list[Any], kinds: set[type]) -> list[Any]:
@@ -245,8 +250,7 @@ def _parts(children: list[Any], kinds: set[type]) -> list[Any]:
     return children if wanted == kinds else [it for it in children if type(it) in wanted]
 
 
-def _items_of_tuples(parts: list[Any]) -> list[Any]:
-    tuples = [part for part in parts if type(part) is tuple]
+def _items_of_tuples(tuples: list[Any]) -> list[Any]:
     if sum(map(len, tuples)) > 10 * len(tuples):  # one long tuple may be there many times
         tuples = list(dict(zip(map(id, tuples), tuples, strict=True)).values())
     return list(chain.from_iterable(tuples))
@@ -256,7 +260,8 @@ def _keys(nodes: list[Any]) -> list[Any]:
     """Return the keys of dicts, and the items of those that are tuples."""
     keys = list(chain.from_iterable([node for node in nodes if type(node) in MAPPINGS]))
     if tuple in set(map(type, keys)):
-        keys = _items_of_tuples(keys) + [key for key in keys if type(key) is not tuple]
+        tuples = [key for key in keys if type(key) is tuple]
+        keys = _items_of_tuples(tuples) + [key for key in keys if type(key) is not tuple]
     return keys
 
 

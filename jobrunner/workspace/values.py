@@ -19,7 +19,7 @@ import mmap
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import cache
 from operator import is_
 from typing import Any
@@ -59,10 +59,14 @@ def view(value: Any, known: Known | None = None) -> Any:
     kind = type(value)
     if kind in IMMUTABLE:
         return value
-    if isinstance(value, np.ndarray) and not has_objects(value):
-        return _read_only(value)
+    if kind is np.ndarray and not value.dtype.hasobject:
+        value = value.view()
+        value.flags.writeable = False
+        return value
     if kind is Snapshot:
         return value.open()
+    if isinstance(value, np.ndarray) and not has_objects(value):
+        return _read_only(value)
     if items_of(kind) is None or is_tensor(value):
         return value
     return copy_containers(value, known or survey(value).known(), _read_only)
@@ -114,10 +118,13 @@ def settle(
         return None
     spans: Callable[[], list[_Span]] = lambda: _spans(others())  # noqa: E731
     if isinstance(value, np.ndarray) and not has_objects(value):
-        is_writable = value.flags.writeable or not must_write
-        if not (is_writable and _is_own(value, references <= SOLE_ITEM, spans)):
+        if not _is_own(value, references <= SOLE_ITEM, spans, must_write):
             holder[key] = copy(value)
         return None
+    if (kind is dict or kind is list) and references <= SOLE_ITEM and len(value) <= _FEW:
+        known = _settle_few(value, copy, spans, must_write)
+        if known is not None:
+            return known
     if items_of(kind) is None:
         return None
     if is_tensor(value):
@@ -130,13 +137,9 @@ def settle(
     if known.form is Form.CONSTANT or (known.form is Form.FLAT and is_sole):
         return known
     if isinstance(value, np.ndarray):
-        is_writable = value.flags.writeable or not must_write
-        is_sole = is_writable and _is_own(value, is_sole, spans)
+        is_sole = _is_own(value, is_sole, spans, must_write)
     shared = contents.shared() if is_sole else set(map(id, contents.parts))
-    foreign = _find_foreign(contents, shared, cache(spans))
-    if must_write:
-        parts = contents.memory()
-        foreign |= {id(it) for it in parts if not is_tensor(it) and not it.flags.writeable}
+    foreign = _find_foreign(contents, shared, cache(spans), must_write)
     if not is_sole or shared or foreign:
 
         def own_memory(part: Any) -> Any:
@@ -148,28 +151,69 @@ def settle(
     return known
 
 
+_FEW = 32
+"""So few items are looked at one by one, if they are arrays and immutable values."""
+
+
+def _settle_few(
+    value: Any,
+    copy: Callable[[np.ndarray], np.ndarray],
+    spans: Callable[[], list[_Span]],
+    must_write: bool,
+) -> Known | None:
+    """Settle a short list or dict that nothing else refers to; None if it is not that simple."""
+    items = value.values() if type(value) is dict else value
+    kinds = set(map(type, items)) - IMMUTABLE
+    if type(value) is dict and not IMMUTABLE.issuperset(map(type, value)):
+        return None
+    if not kinds:
+        return Known(Form.FLAT, 0)
+    if kinds != {np.ndarray}:
+        return None
+    foreign = []
+    for name in value if type(value) is dict else range(len(value)):
+        references = sys.getrefcount(value[name])
+        item = value[name]
+        if type(item) in IMMUTABLE:
+            continue
+        if item.dtype.hasobject:
+            return None
+        if references > SOLE_ITEM and sum(other is item for other in items) > 1:
+            return None
+        if not _is_own(item, references <= SOLE_ITEM, spans, must_write):
+            foreign.append(name)
+    del items
+    for name in foreign:
+        value[name] = copy(value[name])
+    return Known(Form.OTHER, len(value))
+
+
 def _find_foreign(
-    contents: Contents, shared: set[int], spans: Callable[[], list[_Span]]
+    contents: Contents, shared: set[int], spans: Callable[[], list[_Span]], must_write: bool
 ) -> set[int]:
     """The ids of the arrays and tensors whose memory something else can reach; adds to `shared`."""
     parts = contents.memory()
     foreign = set()
     for part in parts:
         # Whoever has its memory can reach its items too.
-        if has_objects(part) and not _is_own(part, id(part) not in shared, spans):
+        if has_objects(part) and not _is_own(part, id(part) not in shared, spans, must_write):
             shared.update(map(id, survey(part).parts))
             foreign.add(id(part))
     for part in parts:
         if is_tensor(part):
             is_foreign = _overlaps(part, spans())
         else:
-            is_foreign = not _is_own(part, id(part) not in shared, spans)
+            is_foreign = not _is_own(part, id(part) not in shared, spans, must_write)
         if is_foreign:
             foreign.add(id(part))
     return foreign
 
 
-def _is_own(array: np.ndarray, is_sole: bool, spans: Callable[[], list[_Span]]) -> bool:
+def _is_own(
+    array: np.ndarray, is_sole: bool, spans: Callable[[], list[_Span]], must_write: bool
+) -> bool:
+    if must_write and not array.flags.writeable:
+        return False
     if array.base is None or type(array.base) is np.ndarray:
         return has_own_memory(array, is_sole)
     # What else refers to memory of a buffer or of another library is unknown, and a library may
@@ -221,12 +265,21 @@ def sole_arrays(
                     yield part
 
 
-def freeze(value: Any, *, copy: bool, move: bool = False) -> Any:
+def freeze(
+    value: Any,
+    *,
+    copy: bool,
+    move: bool = False,
+    is_pickled: bool = False,
+    known: Known | None = None,
+) -> Any:
     """Freeze a value, so that later changes do not show in it. Each reader gets its `view`.
 
     Returns plain data (immutable values, read-only arrays, containers of these) or a `Snapshot`;
     raises `NotPicklableError` if neither is possible. `copy`: copy arrays, since a task updates
     them later. `move`: one reader on the same node gets the value, so it needs no `Snapshot`.
+    `is_pickled`: the caller pickles it at once, so containers need no copy. `known` may be what
+    `settle` returned.
     """
     kind = type(value)
     if kind in IMMUTABLE:
@@ -235,12 +288,17 @@ def freeze(value: Any, *, copy: bool, move: bool = False) -> Any:
     if kind is np.ndarray and not has_objects(value):
         return array(value)
     if kind in _PLAIN:
-        contents = survey(value)
-        is_plain = contents.kinds <= _PLAIN and not _is_complex(value)
-        if is_plain and contents.form is Form.OTHER:
-            is_plain = not any(map(_is_complex, contents.parts))
+        if known is None or known.form is Form.OTHER:
+            contents = survey(value)
+            known = contents.known()
+            parts = contents.parts if known.form is Form.OTHER else ()
+            is_plain = contents.kinds <= _PLAIN and not any(map(_is_complex, (value, *parts)))
+        else:
+            is_plain = not _is_complex(value)
+        if is_plain and is_pickled and not (copy and known.form is Form.OTHER):
+            return value
         if is_plain:
-            return copy_containers(value, contents.known(), array)
+            return copy_containers(value, known, array)
     if move:
         return value
     if is_tensor(value):
@@ -276,15 +334,21 @@ def copy_containers(value: Any, known: Known, memory: Callable[[Any], Any]) -> A
         return value
     if known.form is Form.FLAT:
         return value.copy()
-    with gc_paused() if known.size > _PAUSED_SIZE else nullcontext():
-        if known.form is Form.TREE:
-            with suppress(ValueError):  # nested too deeply
-                return marshal.loads(marshal.dumps(value))
-        return rebuild(value, memory, {})
+    if known.size < _PAUSED_SIZE:
+        return _copy_nested(value, known.form, memory)
+    with gc_paused():
+        return _copy_nested(value, known.form, memory)
 
 
 _PAUSED_SIZE = 1000
-"""As many containers are made without a pause of the garbage collector: it costs more than it saves."""
+"""To make fewer containers, a pause of the garbage collector costs more than it saves."""
+
+
+def _copy_nested(value: Any, form: Form, memory: Callable[[Any], Any]) -> Any:
+    if form is Form.TREE:
+        with suppress(ValueError):  # nested too deeply
+            return marshal.loads(marshal.dumps(value))
+    return rebuild(value, memory, {})
 
 
 def rebuild(value: Any, memory: Callable[[Any], Any], made: dict[int, Any]) -> Any:
@@ -295,12 +359,17 @@ def rebuild(value: Any, memory: Callable[[Any], Any], made: dict[int, Any]) -> A
     if id(value) in made:
         return made[id(value)]
     new: Any
+    if kind is np.ndarray and not value.dtype.hasobject:
+        new = made[id(value)] = memory(value)
+        return new
     if kind is list or kind is dict or kind in MUTABLE_LEAVES:
         new = made[id(value)] = value.copy()
         if kind is list and not IMMUTABLE.issuperset(map(type, value)):
             new[:] = [rebuild(item, memory, made) for item in value]
-        elif kind is dict and not IMMUTABLE.issuperset(map(type, value.values())):
-            new.update([(name, rebuild(item, memory, made)) for name, item in value.items()])
+        elif kind is dict:
+            for name, item in value.items():
+                if type(item) not in IMMUTABLE:
+                    new[name] = rebuild(item, memory, made)
         return new
     if items_of(kind) is None:
         return value

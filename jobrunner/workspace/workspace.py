@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.errors import BlobNotFoundError, ExecutionError
-from jobrunner.workspace.contents import IMMUTABLE, Form, Known, items_of, survey
+from jobrunner.workspace.contents import Form, Known, items_of, survey
 from jobrunner.workspace.kept_states import KeptStates
 from jobrunner.workspace.memory_limit import copied, size_of
 from jobrunner.workspace.values import SOLE_ITEM, rebuild, view
@@ -77,11 +77,9 @@ class Workspace:
 
         The caller must have no reference to the blob.
         """
-        if type(blobs[name]) in IMMUTABLE:
-            return None
         is_sole = sys.getrefcount(blobs[name]) <= SOLE_ITEM
-        known = self.known.get(name)
         value = blobs[name]
+        known = self.known.get(name)
         if known is not None and known.home is blobs and known.id == id(value):
             return known if is_sole or known.form is Form.CONSTANT else None
         if isinstance(value, np.ndarray) or items_of(type(value)) is None:
