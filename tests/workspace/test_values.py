@@ -8,9 +8,12 @@ import types
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jobrunner.workspace.pickles import Snapshot, from_frames, to_frames
 from jobrunner.workspace.values import adopt, freeze, own, view
+from tests.sampling import examples
 
 RECORD = np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])
 
@@ -214,6 +217,110 @@ def test_an_object_array_and_a_record_are_adopted_like_others():
     assert adopted["a"] == 1
 
 
+# ---- containers of all kinds
+
+leaves = st.sampled_from(
+    [
+        *(None, True, 3, 10**30, -0.0, 2.5, 1j, "text", "x" * 300, b"b", np.float64(1), np.int8(2)),
+        *(datetime.date(2020, 1, 1), (1, "two"), (1, np.float64(2)), frozenset({1}), Model([1])),
+    ]
+)
+made = st.sampled_from([lambda: np.arange(3), lambda: {1, 2}, lambda: bytearray(b"x"), list, dict])
+
+
+@st.composite
+def values(draw):
+    """Containers of all kinds, some of them at several places."""
+    parts = [draw(leaves), *(make() for make in draw(st.lists(made, min_size=1, max_size=4)))]
+    for _ in range(draw(st.integers(1, 6))):
+        items = draw(st.lists(st.sampled_from(parts), max_size=4))
+        named = dict(zip(draw(st.sampled_from(["abcd", [1, (2, 3), None, 4.0]])), items))  # noqa: B905
+        kind = draw(
+            st.sampled_from([list, tuple, collections.deque, dict, collections.OrderedDict])
+        )
+        parts.append(kind(named) if issubclass(kind, dict) else kind(items))
+    if type(parts[-1]) is list and draw(st.booleans()):
+        parts[-1].append(parts[-1])
+    return parts[-1]
+
+
+def portrait(value, seen):
+    """Types, values and ties; immutable objects are tied to nothing."""
+    kind = type(value)
+    if not isinstance(
+        value, list | tuple | collections.deque | dict | np.ndarray | set | bytearray
+    ):
+        return (kind, value.weights if kind is Model else repr(value))
+    if kind is not tuple:
+        if id(value) in seen:
+            return ("same", seen[id(value)])
+        seen[id(value)] = len(seen)
+    if isinstance(value, dict):
+        return (kind, *((name, portrait(item, seen)) for name, item in value.items()))
+    if isinstance(value, list | tuple | collections.deque):
+        return (kind, *(portrait(item, seen) for item in value))
+    return (kind, repr(value))
+
+
+def mutables(value, found):
+    if isinstance(value, list | tuple | collections.deque | dict) and id(value) not in found:
+        found[id(value)] = value
+        for item in value.values() if isinstance(value, dict) else value:
+            mutables(item, found)
+    elif isinstance(value, np.ndarray | set | bytearray):
+        found[id(value)] = value
+    return found
+
+
+def is_shared(one, other):
+    here = mutables(one, {})
+    return any(
+        any(np.shares_memory(part, it) for it in here.values() if isinstance(it, np.ndarray))
+        if isinstance(part, np.ndarray)
+        else key in here and type(part) is not tuple
+        for key, part in mutables(other, {}).items()
+    )
+
+
+@given(values())
+@settings(max_examples=examples(everyday=100))
+def test_copies_keep_types_and_ties_and_share_nothing_that_can_change(value):
+    was = portrait(value, {})
+    seen = view(value)
+    assert portrait(seen, {}) == was
+    adopted = adopt([value], ())  # this function has it too
+    assert portrait(adopted, {}) == was
+    assert not is_shared(adopted, value)
+    assert portrait(view(freeze(value, copy=True)), {}) == was
+    again = adopt([adopt([view(adopted)], [seen])], ())
+    assert portrait(again, {}) == was
+    assert not is_shared(again, seen)
+
+
+def test_a_value_that_nothing_else_refers_to_is_not_copied_however_it_is_tied():
+    items, array = [1], np.zeros(2)
+    box = [{"a": items, "b": [items, array], "c": (array, items), "d": [[1]] * 2}]
+    del items, array
+    before = [id(box[0]), id(box[0]["a"]), id(box[0]["c"][0])]
+    adopted = adopt(box, ())
+    assert [id(adopted), id(adopted["a"]), id(adopted["c"][0])] == before
+
+
+def test_what_is_deeply_nested_is_copied_too():
+    value = []
+    for _ in range(400):
+        value = [value, 1]
+    assert portrait(view(value), {}) == portrait(value, {})
+
+
+def test_a_read_only_array_becomes_a_copy_when_its_blob_is_updated():
+    blobs = {"x": np.broadcast_to(np.zeros(3), (2, 3)), "d": {"y": np.frombuffer(b"abc", "u1")}}
+    own(blobs, "x")[0] += 1
+    own(blobs, "d")["y"][0] = 1
+    assert blobs["x"].tolist() == [[1] * 3, [0] * 3]
+    assert blobs["d"]["y"].tolist() == [1, 98, 99]
+
+
 # ---- freeze
 
 
@@ -286,12 +393,17 @@ def test_an_object_of_a_class_in_a_script_is_frozen_by_value():
 
 @pytest.mark.parametrize(
     "value",
-    [1, "x", np.arange(10), {"a": np.ones((2, 3), order="F")}, np.arange(10)[::2], [np.zeros(0)]],
+    [
+        *(1, "x", np.arange(10), {"a": np.ones((2, 3), order="F")}, np.arange(10)[::2]),
+        *([np.zeros(0)], np.zeros(6, ">f8")[::2], np.zeros(2, ">M8[D]"), np.zeros(2, ">U2")),
+    ],
     ids=repr,
 )
 def test_a_value_survives_the_wire(value):
     frames = [bytes(frame) for frame in to_frames(value)]
-    np.testing.assert_equal(from_frames(frames), value)
+    found = from_frames(frames)
+    np.testing.assert_equal(found, value)
+    assert getattr(found, "dtype", None) == getattr(value, "dtype", None)
 
 
 def test_large_arrays_travel_as_their_own_memory():
