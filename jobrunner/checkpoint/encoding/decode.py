@@ -22,7 +22,12 @@ from jobrunner.checkpoint.encoding.dtypes import (
     dtype_from_spec,
 )
 from jobrunner.checkpoint.encoding.libraries import decode_value
-from jobrunner.checkpoint.encoding.outline import outline_codec, outline_pickle, outline_tensor
+from jobrunner.checkpoint.encoding.outline import (
+    outline_array,
+    outline_codec,
+    outline_pickle,
+    outline_tensor,
+)
 from jobrunner.checkpoint.encoding.schema import Count, Shape
 from jobrunner.checkpoint.encoding.stateful import SavedState
 from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
@@ -325,6 +330,10 @@ _OUTLINES: Mapping[str, Callable[..., Any]] = {
     "tensor": outline_tensor,
     "codec": outline_codec,
     "pickle": outline_pickle,
+    "np.MaskedArray": outline_array("masked array"),
+    "np.matrix": outline_array("matrix"),
+    "np.recarray": outline_array("recarray"),
+    "memoryview": outline_array("memoryview"),
 }
 
 

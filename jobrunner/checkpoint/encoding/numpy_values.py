@@ -156,11 +156,12 @@ def _masked(encoder: Encoder, value: Any, trail: Trail) -> Tree:
         dtype_to_spec(value.dtype)  # raises
     if same := encoder.mutable(value):
         return same
+    data = encoder.encode(value.data, (*trail, "data"))
     mask = None if value.mask is np.ma.nomask else encoder.encode(value.mask, (*trail, "mask"))
     fill = value._fill_value  # None: the default one of the dtype
     return {
         "$": "np.MaskedArray",
-        "data": encoder.encode(value.data, (*trail, "data")),
+        "data": data,
         "mask": mask,
         "fill": None if fill is None else encoder.encode(np.asarray(fill), (*trail, "fill")),
         "hard": bool(value.hardmask),

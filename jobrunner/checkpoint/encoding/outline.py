@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueOutline:
-    """Stands for a pickle, a tensor, or the value of a codec."""
+    """Stands for a pickle, a tensor, the value of a codec, or what is made of arrays."""
 
     kind: str
     about: Mapping[str, Any]
@@ -48,3 +48,16 @@ def outline_codec(decoder: Any, name: str, value: Tree) -> Any:
     """Outline what its codec made of it."""
     inner = repr(decoder.decode(value))
     return ValueOutline("codec", {"codec": name, "value": inner}, f"{name}({inner})")
+
+
+def outline_array(kind: str) -> Callable[..., Any]:
+    """Return the function that outlines a value of this kind, which is made of arrays."""
+
+    def outline(decoder: Any, *fields: Any) -> Any:
+        data, *others = fields
+        inner = decoder.decode(data)
+        for other in others:
+            decoder.decode(other)  # what it contains has numbers
+        return ValueOutline(kind, {"value": repr(inner)}, f"{kind} {inner!r}")
+
+    return outline

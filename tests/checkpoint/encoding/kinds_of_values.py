@@ -291,6 +291,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "array with its masked view": lambda: (lambda a: [a, np.ma.MaskedArray(a, a > 1)])(
         np.arange(4)
     ),
+    "masked array before its parts": lambda: (lambda it: [it, it.data, it.mask])(masked(mask=True)),
     "array with a dtype's metadata": lambda: np.arange(
         3, dtype=np.dtype(">i4", metadata={"unit": "m"})
     ),
