@@ -9,6 +9,7 @@ from jobrunner.checkpoint.encoding import (
     SavedObject,
     ValueOutline,
     encode_blobs,
+    library_parts,
     register_codec,
     registered_codecs,
 )

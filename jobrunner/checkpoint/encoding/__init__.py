@@ -19,7 +19,7 @@ from jobrunner.checkpoint.encoding.dtypes import (
     dtype_to_spec,
     without_padding,
 )
-from jobrunner.checkpoint.encoding.libraries import LibraryParts
+from jobrunner.checkpoint.encoding.libraries import LibraryParts, library_parts
 from jobrunner.checkpoint.encoding.node import (
     EncodedBlob,
     check_dimensions,

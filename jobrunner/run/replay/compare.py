@@ -18,6 +18,7 @@ from jobrunner.checkpoint import (
     NodeCheckpoint,
     digest_blob,
     encode_blobs,
+    library_parts,
     name_position,
 )
 from jobrunner.errors import DefinitionError
@@ -126,7 +127,9 @@ def _compare(one: Any, other: Any, where: str, seen: set[tuple[int, int]]) -> It
 def _compare_parts(
     one: Any, other: Any, where: str, seen: set[tuple[int, int]]
 ) -> Iterator[Difference]:
-    if isinstance(one, Mapping):
+    if (parts := _parts_of_libraries(one, other)) is not None:
+        yield from _compare(*parts, where, seen)
+    elif isinstance(one, Mapping):
         for which, mine, theirs in (("A", one, other), ("B", other, one)):
             for key in mine:
                 if key not in theirs:
@@ -149,6 +152,14 @@ def _compare_parts(
     else:
         compare = partial(_compare, seen=seen)
         yield from compare_objects(one, other, where, compare)
+
+
+def _parts_of_libraries(one: Any, other: Any) -> tuple[Any, Any] | None:
+    """What pandas objects and the like are made of, which is more than the array they give."""
+    if (a := library_parts(one)) is None or (b := library_parts(other)) is None:
+        return None
+    has_numbers = a.of == "jax.Array" and "key" not in a.parts and "key" not in b.parts
+    return None if has_numbers or a.of != b.of else (a.parts, b.parts)
 
 
 def _to_array(value: Any) -> np.ndarray[Any, Any]:

@@ -173,12 +173,15 @@ def test_what_is_not_exact_is_refused_by_name(make: Any, why: str) -> None:
         encode_blobs("n", {"x": make()})
 
 
-NONE = {"attrs": {}, "encoding": {}, "encoding_dtypes": {}}
+NONE: dict[str, Any] = {"attrs": {}, "encoding": {}}
 NO_COORDS: dict[str, Any] = {"order": [], "variables": {}, "indexes": []}
 FORGED = [
     ("Variable", {"dims": ["x", "y"], "data": np.ones(2), **NONE}),
-    ("Dataset", {"variables": {}, "coords": {**NO_COORDS, "order": ["x"]}, "order": [], **NONE}),
-    ("Dataset", {"variables": {}, "coords": NO_COORDS, "order": ["x"], **NONE}),
+    (
+        "Dataset",
+        {"variables": {}, "coords": {**NO_COORDS, "order": ["x"]}, "order": [], "dims": [], **NONE},
+    ),
+    ("Dataset", {"variables": {}, "coords": NO_COORDS, "order": ["x"], "dims": [], **NONE}),
     ("DataTree", {"name": None, "nodes": {"a/../..": 1}}),
     ("DataArray", {"name": "x", "data": None, "coords": NO_COORDS}),
 ]

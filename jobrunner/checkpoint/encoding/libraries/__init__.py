@@ -1,4 +1,9 @@
 """Values of SciPy, pandas, pyarrow, xarray and JAX as arrays and plain values, and back."""
 
-from jobrunner.checkpoint.encoding.libraries.node import LibraryParts, decode_value, encode_value
+from jobrunner.checkpoint.encoding.libraries.node import (
+    LibraryParts,
+    decode_value,
+    encode_value,
+    library_parts,
+)
 from jobrunner.checkpoint.encoding.libraries.table import NotExactError, find_type

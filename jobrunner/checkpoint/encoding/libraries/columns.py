@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import struct
 import sys
-import zoneinfo
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 
@@ -192,14 +192,9 @@ def _unpack_sparse(parts: dict[str, Any]) -> Any:
 
 
 def pack_zone(zone: Any) -> Any:
-    """Describe a time zone; raises `NotExactError`."""
-    if zone is None:
-        return None
-    if type(zone) is dt.timezone:
-        offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
-        return {"offset": [offset.days, offset.seconds, offset.microseconds], "name": name}
-    if type(zone) is zoneinfo.ZoneInfo and zone.key:
-        return {"zoneinfo": zone.key}
+    """Return a time zone, or its name; raises `NotExactError`."""
+    if zone is None or type(zone) is dt.timezone or (type(zone) is ZoneInfo and zone.key):
+        return zone
     pytz = sys.modules.get("pytz")
     if pytz is not None and isinstance(zone, pytz.tzinfo.BaseTzInfo) and zone.zone:
         return {"pytz": zone.zone}
@@ -208,17 +203,13 @@ def pack_zone(zone: Any) -> Any:
 
 def unpack_zone(parts: Any) -> Any:
     """Make the time zone again."""
-    if parts is None:
-        return None
-    if "offset" in parts:
-        offset = dt.timedelta(*parts["offset"])
-        is_utc = not offset and not parts["name"]
-        return dt.UTC if is_utc else dt.timezone(offset, *parts["name"])
-    if "pytz" in parts:
+    if isinstance(parts, dict):
         import pytz
 
         return pytz.timezone(parts["pytz"])
-    return zoneinfo.ZoneInfo(parts["zoneinfo"])
+    if not isinstance(parts, dt.tzinfo | None):
+        raise TypeError(f"expected a time zone, found a {type(parts).__name__}")
+    return parts
 
 
 def pack_freq(freq: Any) -> str | None:

@@ -11,7 +11,7 @@ import numpy as np
 from jobrunner.checkpoint.encoding.libraries.columns import pack, unpack
 from jobrunner.checkpoint.encoding.libraries.table import NotExactError
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic, np.ndarray)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic, np.dtype, np.ndarray)
 
 
 def encode(name: str, value: Any) -> dict[str, Any]:
@@ -67,6 +67,8 @@ def _pack_variable(value: Any) -> dict[str, Any]:
     if value.chunks is not None:
         raise NotExactError("its data is a Dask array, not yet computed; save what .load() returns")
     data = value.data
+    if type(data).__name__ == "PandasExtensionArray":  # as some versions wrap them
+        data = data.array
     is_packed = type(data) is np.ndarray or isinstance(data, pd.api.extensions.ExtensionArray)
     data = pack(data) if is_packed else {"kind": "value", "value": data}
     return {"dims": list(value.dims), "data": data, **_pack_about(value)}
@@ -76,28 +78,18 @@ def _make_variable(parts: Any) -> Any:
     data = parts["data"]
     is_value = isinstance(data, dict) and data["kind"] == "value"
     data = data["value"] if is_value else unpack(data)
-    return sys.modules["xarray"].Variable(parts["dims"], data, *_unpack_about(parts))
+    return sys.modules["xarray"].Variable(parts["dims"], data, parts["attrs"], parts["encoding"])
 
 
 def _pack_about(value: Any) -> dict[str, Any]:
     """Return copies of its attributes, and its encoding, if that holds only plain values."""
-    plain, dtypes = {}, {}
     for key, item in value.encoding.items():
-        if isinstance(item, np.dtype) and item == np.dtype(item.str):
-            dtypes[key] = item.str
-        elif _is_plain(item):
-            plain[key] = item
-        else:
-            kind = type(item).__qualname__
+        if not _is_plain(item):
             raise NotExactError(
-                f"its encoding {key!r} holds a {kind}; save what .drop_encoding() returns"
+                f"its encoding {key!r} holds a {type(item).__qualname__}; save what "
+                f".drop_encoding() returns"
             )
-    return {"attrs": dict(value.attrs), "encoding": plain, "encoding_dtypes": dtypes}
-
-
-def _unpack_about(parts: Any) -> tuple[dict[Hashable, Any], dict[Hashable, Any]]:
-    dtypes = {key: np.dtype(text) for key, text in parts["encoding_dtypes"].items()}
-    return parts["attrs"], {**parts["encoding"], **dtypes}
+    return {"attrs": dict(value.attrs), "encoding": dict(value.encoding)}
 
 
 def _is_plain(item: Any) -> bool:
@@ -118,9 +110,9 @@ def _pack_dataset(value: Any) -> dict[str, Any]:
 
 
 def _make_dataset(parts: Any) -> Any:
-    coords, (attrs, encoding) = _make_coords(parts["coords"]), _unpack_about(parts)
-    made = sys.modules["xarray"].Dataset(parts["variables"], coords, attrs)
-    made.encoding = encoding
+    coords = _make_coords(parts["coords"])
+    made = sys.modules["xarray"].Dataset(parts["variables"], coords, parts["attrs"])
+    made.encoding = parts["encoding"]
     if [*made.variables, *made.sizes] != [*parts["order"], *parts["dims"]]:
         made._variables = _reorder(made.variables, parts["order"])
         made._dims = _reorder(made.sizes, parts["dims"])
@@ -149,7 +141,8 @@ def _reorder(found: Mapping[Hashable, Any], order: list[Hashable]) -> dict[Hasha
 
 
 def _pack_index(index: Any, variables: Mapping[Hashable, Any]) -> dict[str, Any]:
-    indexes = sys.modules["xarray"].indexes
+    from xarray import indexes
+
     about = {name: _pack_about(variable) for name, variable in variables.items()}
     parts = {"index": getattr(index, "index", None), "about": about}
     if type(index) is indexes.PandasIndex:
@@ -164,14 +157,19 @@ def _pack_index(index: Any, variables: Mapping[Hashable, Any]) -> dict[str, Any]
 
 
 def _make_index(parts: Any) -> tuple[Any, dict[Hashable, Any]]:
+    from xarray import indexes
+
     xr = sys.modules["xarray"]
-    stubs = {name: xr.Variable((), 0, *_unpack_about(it)) for name, it in parts["about"].items()}
+    stubs = {
+        name: xr.Variable((), 0, it["attrs"], it["encoding"]) for name, it in parts["about"].items()
+    }
+    about = (parts["index"], parts["dim"])
+    index: Any
     if "dtypes" in parts:
         dtypes = {name: _unpack_dtype(dtype) for name, dtype in parts["dtypes"].items()}
-        index = xr.indexes.PandasMultiIndex(parts["index"], parts["dim"], dtypes)
+        index = indexes.PandasMultiIndex(*about, dtypes)
     else:
-        dtype = _unpack_dtype(parts["dtype"])
-        index = xr.indexes.PandasIndex(parts["index"], parts["dim"], dtype)
+        index = indexes.PandasIndex(*about, _unpack_dtype(parts["dtype"]))
     return index, index.create_variables(stubs)
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jobrunner.checkpoint.encoding.libraries.table import LibraryType, NotExactError, type_named
+from jobrunner.checkpoint.encoding.libraries.table import (
+    LibraryType,
+    NotExactError,
+    find_type,
+    type_named,
+)
 from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
 
 if TYPE_CHECKING:
@@ -24,6 +29,15 @@ class LibraryParts:
         return f"{self.of}({self.parts!r})"
 
 
+def library_parts(value: Any) -> LibraryParts | None:
+    """Return what a library's value is made of; None if it is not one, or not exact."""
+    kind = find_type(value)
+    try:
+        return None if kind is None else LibraryParts(kind.name, kind.encode(value))
+    except Exception:
+        return None
+
+
 def encode_value(encoder: Encoder, value: Any, trail: Trail, kind: LibraryType) -> Tree:
     """Encode a value that `find_type` knows; raises `NotExactError`."""
     try:
@@ -37,6 +51,7 @@ def encode_value(encoder: Encoder, value: Any, trail: Trail, kind: LibraryType) 
     before, encoder.is_value = encoder.is_value, encoder.is_value or kind.hides_memory()
     tree = encoder.within(f"a {kind.name}", value, parts, trail)
     encoder.is_value = before
+    encoder.is_new = True
     return {"$": "library", "of": kind.name, "value": tree}
 
 
