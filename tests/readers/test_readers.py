@@ -76,8 +76,9 @@ def test_xarray_shows_dates_as_dates_and_all_groups(store: Path) -> None:
         tree = xarray.open_datatree(store, engine="zarr", chunks=None)
     dates = [tree[f"date{i}"].dtype.kind for i in range(10)]
     assert dates == ["M", "M", "M", "M", "M", "M", "M", "i", "i", "M"]
-    spans = [tree[f"span{i}"].dtype.kind for i in range(4)]
-    assert spans == ["m"] * 4
+    spans = [tree[f"span{i}"].dtype.kind for i in range(10)]
+    assert spans == ["m", "m", "m", "m", "m", "m", "m", "i", "i", "m"]
+    assert tree["span4"].values[0] == np.timedelta64(7, "D")
     assert {group.path for group in tree.subtree} == {"/", "/_stacks", "/params", "/params/layers"}
     assert tree.attrs["step"] == 7
 

@@ -260,8 +260,8 @@ def _cf_attributes(dtype: np.dtype[Any]) -> dict[str, Any]:
     if dtype.kind == "M":
         units = {"units": f"{name} since 1970-01-01", "calendar": "proleptic_gregorian"}
     else:
-        # By its own attribute, xarray tells durations from other numbers of seconds.
-        units = {"units": name, **({"dtype": f"timedelta64[{unit}]"} if unit[-1] == "s" else {})}
+        # By its own attribute, xarray tells durations from other numbers of units; it knows no days.
+        units = {"units": name, "dtype": f"timedelta64[{unit if unit[-1] == 's' else 's'}]"}
     return {**units, "_FillValue": _NOT_A_TIME}
 
 

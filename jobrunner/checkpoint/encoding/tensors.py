@@ -55,7 +55,8 @@ def encode_tensor(encoder: Any, value: Any, trail: Trail, is_state: bool) -> Tre
     array, description = to_array(value, from_device=is_state)
     if same := encoder.view(array, str(description), trail):
         return same
-    part = encoder.part(array, trail, "torch.Tensor") if array.size else None
+    holds = f"torch.Tensor of {description['dtype']}"  # which may be none of NumPy's
+    part = encoder.part(array, trail, holds) if array.size else None
     return {"$": "tensor", "at": part, "shape": list(array.shape), **description}
 
 
