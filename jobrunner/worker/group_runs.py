@@ -103,6 +103,7 @@ class GroupRuns:
         if self._drained.is_set():
             begin()
         else:
+            self._stop("the client asked for another run")  # should its abort have been lost
             self._in_background(self._begin_later(begin, operation))
 
     def running_tasks(self) -> list[tuple[str, str]]:

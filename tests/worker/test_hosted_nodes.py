@@ -539,6 +539,15 @@ async def test_the_next_run_waits_for_functions_of_an_aborted_one():
 
 
 @in_a_loop
+async def test_the_next_run_ends_one_whose_abort_was_lost():
+    async with Host(count(), blobs={"x": 0}, straggler_seconds=5) as hosted:
+        reply = await hosted.run(3, 0.01, key="epoch", is_careful=True)
+        assert reply["status"] == "running"  # its task waits until the client asks again
+        assert (await hosted.run(4, 5, key="epoch"))["status"] == "done"
+        assert hosted.workspaces["a"].globals["x"] == 1
+
+
+@in_a_loop
 async def test_a_function_of_an_aborted_run_that_never_ends_is_named():
     HELD.update(begun=threading.Event(), gate=threading.Event())
     async with Host(one_held_task(), straggler_seconds=0.01) as hosted:
