@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jobrunner.errors import DefinitionError
@@ -87,9 +87,13 @@ def read_compressors(compressors: object, where: str) -> tuple[Compressor, ...]:
 def _read_compressor(item: Any, where: str) -> Compressor:
     if isinstance(item, str):
         return {"name": item, "configuration": {}}
-    # The settings that Zarr's Blosc chooses itself; only this private attribute lists them.
+    # The settings that Zarr's Blosc chooses itself; only this private attribute lists them. Before
+    # Zarr 3.1.3, they are None, and the codec cannot be described before they are set.
     unset = getattr(item, "_tunable_attrs", ())
     if hasattr(item, "to_dict"):
+        settings = {"typesize": 1, "shuffle": "noshuffle"}
+        if missing := {key: settings[key] for key in settings if getattr(item, key, "") is None}:
+            unset, item = missing, replace(item, **missing)
         item = item.to_dict()
     configuration = item.get("configuration", {}) if isinstance(item, Mapping) else None
     if not isinstance(configuration, Mapping) or not isinstance(item.get("name"), str):

@@ -119,12 +119,15 @@ def test_a_worker_that_closes_ends_a_request_at_once(lines, worker):
     connect(lines, worker)
     worker.is_silent = True
 
+    def stop():
+        worker.server.stop()
+        for comm in list(worker.server._comms):
+            comm.abort()
+
     def go():
         while len(worker.heard) < 2:
             time.sleep(0.001)
-        worker.server.stop()
-        for comm in list(worker.server._comms):
-            worker.runner.loop.add_callback(comm.abort)
+        worker.runner.loop.add_callback(stop)
 
     thread = threading.Thread(target=go)
     thread.start()

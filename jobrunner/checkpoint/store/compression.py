@@ -14,6 +14,9 @@ from jobrunner.errors import DefinitionError
 _NAMES = ("blosc", "gzip", "zstd")
 """Those in the specification of Zarr, which every reader has."""
 
+_OF_DTYPE: dict[str, Any] = {"typesize": 1, "shuffle": "noshuffle"}
+"""Settings of blosc that `suit_dtype` replaces, unless they are asked for."""
+
 
 def check_compressors(compressors: Sequence[Compressor], where: str) -> tuple[Compressor, ...]:
     """Check that Zarr knows the compressors and their settings; return them with all settings."""
@@ -31,7 +34,9 @@ def check_compressors(compressors: Sequence[Compressor], where: str) -> tuple[Co
                 f"example zarr.codecs.ZstdCodec(level=3)."
             )
         try:
-            codec = get_codec_class(about["name"]).from_dict({**about, "configuration": asked})
+            # Zarr 3.1.0 to 3.1.2 cannot describe a codec without them.
+            filled = {**_OF_DTYPE, **asked} if about["name"] == "blosc" else asked
+            codec = get_codec_class(about["name"]).from_dict({**about, "configuration": filled})
             known: dict[str, Any] = dict(codec.to_dict())
         except Exception as error:
             raise DefinitionError(
@@ -39,7 +44,7 @@ def check_compressors(compressors: Sequence[Compressor], where: str) -> tuple[Co
                 f"{type(error).__name__}: {error}. See zarr.codecs for its settings."
             ) from error
         defaults = dict(known.get("configuration", {}))
-        for of_dtype in ("typesize", "shuffle"):  # of blosc; added by `suit_dtype`
+        for of_dtype in _OF_DTYPE:
             defaults.pop(of_dtype, None)
         full.append({"name": about["name"], "configuration": {**defaults, **asked}})
     return tuple(full)
