@@ -103,6 +103,11 @@ def nanny_class(started: list[Nanny], is_over: Callable[[], bool]) -> type[Nanny
         async def instantiate(self) -> Status:
             return Status.failed if is_over() else await super().instantiate()
 
+        async def _on_worker_exit(self, exitcode: Any) -> None:
+            # Older versions restart a worker that exits while it starts again and again.
+            if self.status not in (Status.init, Status.starting):
+                await super()._on_worker_exit(exitcode)
+
     return OwnNanny
 
 
