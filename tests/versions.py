@@ -10,6 +10,7 @@ that pyproject.toml declares. Environments are kept in .versions/ and used again
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import subprocess
@@ -36,17 +37,23 @@ def floors(dependencies: list[str]) -> list[str]:
 
 
 def find_pythons() -> list[str]:
-    """The interpreters on the PATH, and this one; uv's own ones too."""
-    found = {}
-    names = [sys.executable, *PYTHONS]
+    """This interpreter, and those on the PATH, of pyenv and of uv: one of each version."""
+    found: dict[str, str] = {}
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    names = [sys.executable, *PYTHONS, *map(str, pyenv.glob("versions/*/bin/python3"))]
     if shutil.which("uv"):
         listed = said("uv", "python", "list", "--only-installed")
         names += [line.split()[1] for line in listed.splitlines() if line.startswith("cpython")]
     for name in filter(None, map(shutil.which, names)):
-        version = said(name, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
-        if tuple(map(int, version.split("."))) >= (3, 11):
-            found.setdefault(version, name)
+        with contextlib.suppress(subprocess.CalledProcessError):  # pyenv's name of none that it has
+            version = version_of(name)
+            if tuple(map(int, version.split("."))) >= (3, 11):
+                found.setdefault(version, name)
     return list(found.values())
+
+
+def version_of(python: str) -> str:
+    return said(python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
 
 
 def said(*command: str) -> str:
@@ -55,8 +62,7 @@ def said(*command: str) -> str:
 
 def make(python: str, name: str, pins: list[str]) -> Path:
     """An environment with the package and its tests' dependencies; returns its interpreter."""
-    version = said(python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
-    place = ROOT / ".versions" / f"{version}-{name}"
+    place = ROOT / ".versions" / f"{version_of(python)}-{name}"
     interpreter = place / "bin" / "python"
     wanted = ["--editable", f"{ROOT}[test]", *pins]
     if uv := shutil.which("uv"):
