@@ -176,8 +176,9 @@ def test_a_node_that_lacks_more_than_shared_blobs_is_refused(inproc_session, tmp
 
 
 RECORDS = np.dtype([("a", "i1"), ("b", ">f8"), ("c", "<U3")], align=True)
+NOTED = np.dtype(">f4", metadata={"unit": "m"})
 PARTS = [
-    *(">i4", ">f8", ">c16", ">U4", ">M8[s]", "<i2", "g", "T", RECORDS),
+    *(">i4", ">f8", ">c16", ">U4", ">M8[s]", "<i2", "g", "T", RECORDS, NOTED),
     *(("<U2", "<U5"), ("S5", "S2")),  # of the inner node, of the others
 ]
 

@@ -139,20 +139,24 @@ class StoreReader:
 
     def axis_length(self, blob: str, axis: int) -> int:
         """Return the length of an array blob along `axis`."""
-        return self._lone_array(blob, axis).shape[axis]
+        return self._lone_array(blob, axis)[0].shape[axis]
 
     def load_slice(self, blob: str, axis: int, start: int, stop: int) -> Array:
         """Read part of an array blob along one axis, and verify the pieces that hold it."""
-        data, jobs = self._lone_array(blob, axis).read_slice(axis, start, stop)
+        array, tree = self._lone_array(blob, axis)
+        data, jobs = array.read_slice(axis, start, stop)
         run_all(jobs, self.files.threads, data.nbytes)
-        return data
+        part: Array = self._decode(blob, tree, lambda i: data)
+        return part
 
-    def _lone_array(self, name: str, axis: int) -> StoredArray:
+    def _lone_array(self, name: str, axis: int) -> tuple[StoredArray, Any]:
+        """An array blob, and its tree, which adds at most metadata of the dtype."""
         manifest = self.read_manifest()
         if name not in manifest.blobs:
             raise BlobNotFoundError(f"{self.root} has no blob {name!r}.")
         blob = manifest.blob(name)
-        if blob.tree != LONE_ARRAY:
+        kind = blob.tree.get("$") if isinstance(blob.tree, dict) else None
+        if len(blob.arrays) != 1 or kind not in ("array", "noted"):
             raise DefinitionError(
                 f"Blob {name!r} in {self.root} is not an array, so it cannot be part of one."
             )
@@ -162,7 +166,7 @@ class StoreReader:
                 f"Blob {name!r} in {self.root} has {len(array.shape)} axes, but is declared as a "
                 f"part along axis {axis}."
             )
-        return array
+        return array, blob.tree
 
     def verify(self) -> None:
         """Read and verify every file of the store."""
