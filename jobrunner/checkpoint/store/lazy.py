@@ -14,7 +14,6 @@ import numpy as np
 import zarr
 from zarr.abc.store import ByteRequest, Store
 from zarr.buffer import cpu
-from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.dtype import data_type_registry
 
 from jobrunner.checkpoint.encoding import CoreType, core_type, dtype_from_spec
@@ -53,9 +52,7 @@ class _Described(zarr.storage.WrapperStore[Store]):
     def with_read_only(self, read_only: bool = False) -> _Described:
         return _Described(self._store.with_read_only(read_only), self._document, self._suffix)
 
-    async def get(
-        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
-    ) -> Buffer | None:
+    async def get(self, key: str, prototype: Any, byte_range: ByteRequest | None = None) -> Any:
         if key.endswith(ROOT_DOCUMENT):
             return prototype.buffer.from_bytes(self._document)
         return await super().get(key + self._suffix, prototype, byte_range)
