@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
@@ -102,9 +102,13 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
         return
     elif step.outputs or step.captures or step.handovers:
         parts = _split(step, box) if len(step.outputs) > 1 else box
-        known = [
-            settle(parts, i, lambda: (*arguments, *step.kwargs.values())) for i in range(len(parts))
-        ]
+        known = []
+        for i in range(len(parts)):
+
+            def beside(i: int = i) -> Iterator[Any]:
+                yield from (*arguments, *step.kwargs.values(), *parts[:i], *parts[i + 1 :])
+
+            known.append(settle(parts, i, beside))
     if step.updates:
         _settle_updates(step, arguments)
     _capture(program, step, parts)

@@ -327,3 +327,38 @@ def test_an_input_array_is_still_read_only(inproc_session: Session) -> None:
         epoch_limiter(job, 1)
     with pytest.raises(TaskFailedError, match="read-only"):
         JobRunner(job).run(inproc_session)
+
+
+def test_two_outputs_that_map_one_file_come_apart(inproc_session: Session, tmp_path: Path) -> None:
+    def twice(path: str) -> tuple[Any, Any]:
+        mapped = np.memmap(path, "u1", "w+", shape=(4,))
+        return mapped, mapped
+
+    def change(x: np.ndarray) -> None:
+        x[:] = 7
+
+    with Job() as job, Node("a"):
+        with job.init_group:
+            Task(twice, outputs=["x", "y"], kwargs={"path": str(tmp_path / "map")})
+        Task(change, updates="x")
+    JobRunner(job, num_epochs=1).run(inproc_session)
+    assert inproc_session.fetch(Node("a")["x"]).tolist() == [7, 7, 7, 7]
+    assert inproc_session.fetch(Node("a")["y"]).tolist() == [0, 0, 0, 0]
+
+
+def test_blobs_over_the_same_bytes_are_saved(inproc_session: Session, tmp_path: Path) -> None:
+    data = bytes(range(32))
+
+    def change(x: np.ndarray) -> None:
+        x[0] = 7
+
+    with Job() as job, Node("a"):
+        with job.init_group:
+            for name in "xy":
+                Task(lambda: np.frombuffer(data, "u1"), outputs=name)
+        Task(change, updates="x")
+    manager = MultiNodeCheckpointManager(tmp_path / "k")
+    JobRunner(job, manager, num_epochs=1).run(inproc_session)
+    for epoch, first in ((0, 0), (1, 7)):
+        stored = manager.open(epoch)["a"]
+        assert (stored.load("x")[0], stored.load("y")[0]) == (first, 0)

@@ -176,7 +176,7 @@ def _refuse_shared_memory(node: str, memory: Sequence[_View], beside: Mapping[st
         (
             (*np.lib.array_utils.byte_bounds(array), index)
             for index, (_, _, array) in enumerate(memory)
-            if array.size and array.itemsize
+            if array.size and array.itemsize and not _is_constant(array)
         )
     )
     reaching: list[tuple[int, int]] = []  # (end, index) of spans that the next one may overlap
@@ -193,6 +193,14 @@ def _refuse_shared_memory(node: str, memory: Sequence[_View], beside: Mapping[st
                     f"one and derive the other from it."
                 )
         reaching.append((high, index))
+
+
+def _is_constant(array: Array) -> bool:
+    """Whether its memory is that of `bytes`, so that nobody can tell who shares it."""
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base, bytes)
 
 
 def _overlap(one: Array, other: Array) -> bool:
