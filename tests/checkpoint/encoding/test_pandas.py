@@ -325,3 +325,12 @@ DIFFERENT = [
 def test_frames_that_differ_in_anything_are_told_apart(other: Any) -> None:
     assert list(compare_values(ONE, other))
     assert not list(compare_values(ONE, ONE.copy()))
+
+
+def test_what_is_hidden_below_missing_values_makes_no_difference() -> None:
+    missing = np.array([False, True])
+    one, other = (
+        pd.Series(pd.arrays.IntegerArray(np.array([1, hidden]), missing)) for hidden in (7, 9)
+    )
+    assert not list(compare_values(one, other))
+    assert_same(one, written_and_read(other))
