@@ -42,6 +42,11 @@ class Cached:
         self.weights, self.cache = state["parts"][0]["w"], None
 
 
+class Holder:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
 @pytest.fixture(autouse=True)
 def _forget() -> Any:
     os.environ.pop(RAN, None)
@@ -109,9 +114,11 @@ def test_objects_with_other_pickles_and_the_same_value_are_equal(tmp_path: Path)
     assert float(arrays[1].sel(x=4)) == 1.0  # fills caches
     assert arrays[1].indexes["x"].is_unique
     arrays[2] = arrays[2] + 1
-    sets = [xarray.Dataset({"v": array}) for array in arrays]
+    sets = [xarray.Dataset({"v": array.copy(deep=True)}) for array in arrays]
     own = [Cached(np.ones(3)), Cached(np.ones(3), 7), Cached(np.full(3, 2.0))]
-    record(tmp_path, *({"a": arrays[i], "s": sets[i], "o": own[i]} for i in range(3)))
+    held = [(Holder(array), Holder(dataset)) for array, dataset in zip(arrays, sets, strict=True)]
+    record(tmp_path, *({"a": held[i][0], "s": held[i][1], "o": own[i]} for i in range(3)))
+    assert ask("info", tmp_path, 0)["nodes"]["a"]["blobs"]["s"]["type"] == "pickle"
     result = invoke("diff", f"{tmp_path}@0", "@1", "--allow-pickle")
     assert "a/step" in result.stdout
     assert not {"a/a", "a/s", "a/o"} & {
