@@ -33,7 +33,7 @@ def requirements() -> dict[str, list[str]]:
 
 def floors(dependencies: list[str]) -> list[str]:
     """Pin each dependency to the lowest version that it allows."""
-    return [line.replace(">=", "==") for line in dependencies]
+    return [line.replace(">=", "==", 1) for line in dependencies]
 
 
 def find_pythons() -> list[str]:
