@@ -16,7 +16,7 @@ import cloudpickle
 import numpy as np
 
 from jobrunner.compile import gc_paused
-from jobrunner.workspace.contents import Contents, items_of, survey
+from jobrunner.workspace.contents import IMMUTABLE, Contents, items_of, survey
 
 _PAUSED_BYTES = 100_000
 """Shorter pickles make few objects."""
@@ -43,6 +43,8 @@ def to_frames(value: Any) -> list[Any]:
 
     The buffers are not copied: the value must not change until they are sent.
     """
+    if type(value) in IMMUTABLE:
+        return [pickle.dumps(value, protocol=5)]
     buffers: list[pickle.PickleBuffer] = []
     head = dumps(value, buffers)
     return [head, *(buffer.raw() for buffer in buffers)]

@@ -219,12 +219,11 @@ def test_an_object_array_and_a_record_are_adopted_like_others():
 
 # ---- containers of all kinds
 
-leaves = st.sampled_from(
-    [
-        *(None, True, 3, 10**30, -0.0, 2.5, 1j, "text", "x" * 300, b"b", np.float64(1), np.int8(2)),
-        *(datetime.date(2020, 1, 1), (1, "two"), (1, np.float64(2)), frozenset({1}), Model([1])),
-    ]
-)
+LEAVES = [
+    *(None, True, 3, 10**30, -0.0, 2.5, 1j, "text", "x" * 300, b"b", np.float64(1), np.int8(2)),
+    *(datetime.date(2020, 1, 1), (1, "two"), (1, np.float64(2)), frozenset({1}), Model([1])),
+]
+leaves = st.sampled_from(LEAVES)
 made = st.sampled_from([lambda: np.arange(3), lambda: {1, 2}, lambda: bytearray(b"x"), list, dict])
 
 
@@ -295,6 +294,13 @@ def test_copies_keep_types_and_ties_and_share_nothing_that_can_change(value):
     again = adopt([adopt([view(adopted)], [seen])], ())
     assert portrait(again, {}) == was
     assert not is_shared(again, seen)
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=repr)
+def test_a_copy_of_nested_containers_keeps_the_types_in_it(leaf):
+    items = [leaf]
+    value = [[leaf, 1], {"a": [leaf], 2: (leaf, items)}, items, ([], leaf)]
+    assert portrait(view(value), {}) == portrait(value, {})
 
 
 def test_a_value_that_nothing_else_refers_to_is_not_copied_however_it_is_tied():
