@@ -296,7 +296,7 @@ def test_copies_keep_types_and_ties_and_share_nothing_that_can_change(value):
     assert not is_shared(again, seen)
 
 
-@pytest.mark.parametrize("leaf", LEAVES, ids=repr)
+@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: type(leaf).__name__)
 def test_a_copy_of_nested_containers_keeps_the_types_in_it(leaf):
     items = [leaf]
     value = [[leaf, 1], {"a": [leaf], 2: (leaf, items)}, items, ([], leaf)]
