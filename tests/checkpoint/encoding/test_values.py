@@ -329,7 +329,7 @@ class MyList(list[int]):
         (np.array([(1, "a")], [("i", "i4"), ("o", "O")]), "holds Python objects"),
         (np.array(["a"], np.dtypes.StringDType(na_object="missing")), "'missing'"),
         (collections.defaultdict(lambda: 1), "default_factory is"),
-        ({1, Custom}, "item 1: a type cannot be saved"),
+        ({Custom}, "item 0: a type cannot be saved"),
         (open, "cannot be saved"),
     ],
     ids=lambda v: str(v)[:30],
