@@ -180,19 +180,21 @@ def _refuse_shared_memory(node: str, memory: Sequence[_View], beside: Mapping[st
         )
     )
     reaching: list[tuple[int, int]] = []  # (end, index) of spans that the next one may overlap
+    named: tuple[int, ...] = ()  # the first pair in the order of the blobs, wherever in memory
     for low, high, index in spans:
         reaching = [(end, other) for end, other in reaching if end > low]
         for _, other in reaching:
-            if _overlap(memory[other][2], memory[index][2]):
-                first, second = (
-                    "/".join((name, *trail)) for name, trail, _ in (memory[other], memory[index])
-                )
-                raise DefinitionError(
-                    f"Node {node!r}: the blobs {first!r} and {second!r} share memory, and would "
-                    f"not share it after a resume. Copy one of them (array.copy()), or save only "
-                    f"one and derive the other from it."
-                )
+            pair = (min(index, other), max(index, other))
+            if (not named or pair < named) and _overlap(*(memory[i].array for i in pair)):
+                named = pair
         reaching.append((high, index))
+    if named:
+        first, second = ("/".join((memory[i].blob, *memory[i].trail)) for i in named)
+        raise DefinitionError(
+            f"Node {node!r}: the blobs {first!r} and {second!r} share memory, and would "
+            f"not share it after a resume. Copy one of them (array.copy()), or save only "
+            f"one and derive the other from it."
+        )
 
 
 def _is_constant(array: Array) -> bool:

@@ -123,9 +123,8 @@ class ObjectFiles:
                 self._opened = self._open_store(self.root)
             yield self._opened
         except FileNotFoundError as error:
-            self._refuse_missing_bucket(error, path)
-            what = "object" if operation not in ("put", "create") else "bucket or container"
-            raise FileNotFoundError(errno.ENOENT, f"no such {what}", path) from error
+            self._refuse_missing_bucket(error, path, is_sure=operation in ("put", "create"))
+            raise FileNotFoundError(errno.ENOENT, "no such object", path) from error
         except exceptions.AlreadyExistsError as error:
             raise FileExistsError(errno.EEXIST, "the object exists", path) from error
         except exceptions.BaseError as error:
@@ -157,11 +156,12 @@ class ObjectFiles:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         yield True
 
-    def _refuse_missing_bucket(self, error: Exception, path: str) -> None:
+    def _refuse_missing_bucket(self, error: Exception, path: str, is_sure: bool = False) -> None:
         """Raise another error than for a missing object, which may be no fault."""
-        if any(code in str(error) for code in _NO_BUCKET):
-            bucket = urllib.parse.urlsplit(self.root).netloc
-            why = f"there is no bucket {bucket!r}. Create it, or correct the URL"
+        if is_sure or any(code in str(error) for code in _NO_BUCKET):
+            what = "container" if self.root.startswith("az:") else "bucket"
+            name = urllib.parse.urlsplit(self.root).netloc
+            why = f"there is no {what} {name!r}. Create it, or correct the URL"
             raise OSError(errno.ENXIO, why, path) from error
 
     # --- writing

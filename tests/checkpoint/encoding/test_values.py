@@ -297,6 +297,17 @@ def test_blobs_that_share_memory_are_refused_by_name() -> None:
     encode_blobs("n", {"even": base[::2], "odd": base[1::2], "empty": base[:0], "end": base[10:]})
 
 
+def test_the_first_pair_that_shares_memory_is_named_wherever_it_lies() -> None:
+    memory = np.zeros(8)
+    for low, high in ((0, 4), (4, 0)):
+        blobs = {
+            "a": [memory[low : low + 2], memory[high : high + 2]],
+            "b": [memory[high : high + 1], memory[low : low + 1]],
+        }
+        with pytest.raises(DefinitionError, match="'a/0' and 'b/1' share memory"):
+            encode_blobs("n", blobs)
+
+
 def test_different_views_of_one_memory_within_a_blob_are_refused() -> None:
     base = np.arange(10)
     with pytest.raises(DefinitionError, match=r"'x/0' and 'x/1' share memory"):
