@@ -287,7 +287,7 @@ class KeepLast(_JoinsRetention):
     partial: bool = False
 
     def __post_init__(self) -> None:
-        check_int(self.n, 1, "KeepLast: n (the newest epoch is always kept)")
+        check_int(self.n, 1, "KeepLast: n")
 
     def retires(
         self, epochs: Sequence[int], metrics: Metrics, unfinished: Unfinished | None = None
@@ -370,7 +370,7 @@ class KeepBest(_JoinsRetention):
             raise DefinitionError(
                 f"KeepBest: metric must be the name of a metric; got {self.metric!r}."
             )
-        check_int(self.n, 1, "KeepBest: n (the newest epoch is always kept)")
+        check_int(self.n, 1, "KeepBest: n")
         if self.mode not in ("min", "max"):
             raise DefinitionError(f"KeepBest: mode must be 'min' or 'max'; got {self.mode!r}.")
 
