@@ -26,6 +26,7 @@ from jobrunner import (
     CheckpointWriteError,
     CommitConflictError,
     DefinitionError,
+    KeepBest,
     KeepLast,
     MultiNodeCheckpointManager,
     TaskGroup,
@@ -121,9 +122,11 @@ def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, "3"])
-def test_keep_last_takes_an_int_from_1_on(n: Any) -> None:
-    with pytest.raises(DefinitionError, match="n must be an int >= 1"):
+def test_policies_keep_an_int_of_epochs_from_1_on(n: Any) -> None:
+    with pytest.raises(DefinitionError, match="KeepLast: n must be an int >= 1; got "):
         KeepLast(n)
+    with pytest.raises(DefinitionError, match="KeepBest: n must be an int >= 1; got "):
+        KeepBest("loss", n)
 
 
 def test_a_saved_epoch_is_recorded_verified_and_opened(rig: Rig) -> None:

@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from jobrunner import (
-    DefinitionError,
     Job,
     JobRunner,
     KeepAll,
@@ -161,10 +160,3 @@ def test_a_policy_of_ones_own_may_ask_which_epochs_have_not_ended(
     train(inproc_session, tmp_path, every=3, last=8, keep=Asks())
     assert not caplog.records
     assert Asks.asked[-1] == ([0, 2, 3, 5, 6, 8], [2, 5, 8])
-
-
-def test_numbers_out_of_range_say_what_is_meant() -> None:
-    with pytest.raises(DefinitionError, match=r"KeepLast: n .*newest.* must be an int >= 1; got 0"):
-        KeepLast(0)
-    with pytest.raises(DefinitionError, match=r"KeepBest: n .*must be an int >= 1; got 2.5"):
-        KeepBest("loss", 2.5)  # type: ignore[arg-type]
