@@ -36,7 +36,7 @@ SEQUENCES: frozenset[type] = frozenset({list, collections.deque})
 MAPPINGS: frozenset[type] = frozenset(
     {dict, collections.OrderedDict, collections.defaultdict, collections.Counter}
 )
-MUTABLE_LEAVES: frozenset[type] = frozenset({set, bytearray, np.void})
+MUTABLE_LEAVES: frozenset[type] = frozenset({set, bytearray, np.void, np.record})
 
 _NESTED: frozenset[type] = frozenset({list, dict, tuple})
 _TEXTS: frozenset[type] = frozenset({str, bytes})

@@ -169,8 +169,7 @@ def is_large(value: Any) -> bool:
 def portrait(value: Any) -> Any:
     """What must be equal for two values to be the same: types, dtypes, bits, and ties.
 
-    Two things are no part of it: the order of an array in memory, since what is not contiguous
-    becomes so somewhere; and whether an `np.void` is held twice, since a store does not tell.
+    The order of an array in memory is no part of it: what is not contiguous becomes so somewhere.
 
     A tie is an object that can change, held at two places: the second one is shown as the number
     of the first.
@@ -180,7 +179,7 @@ def portrait(value: Any) -> Any:
 
 def _portrait(value: Any, seen: dict[int, int]) -> Any:
     kind = type(value)
-    if isinstance(value, np.ndarray | list | dict | set | bytearray):
+    if isinstance(value, np.ndarray | list | dict | set | bytearray | np.void):
         if id(value) in seen:
             return ("same as", seen[id(value)])
         seen[id(value)] = len(seen)

@@ -185,13 +185,6 @@ class Decoder:
             raise ValueError("expected either `items` or `at`")
         return tuple(self._array(at).tolist() if items is None else map(self.decode, items))  # type: ignore[arg-type]
 
-    def _scalar(self, dtype: Spec, digits: str) -> Any:
-        found = dtype_from_spec(dtype)
-        if not found.itemsize:
-            return np.zeros((), found)[()]
-        (scalar,) = np.frombuffer(bytearray.fromhex(digits), found)
-        return scalar
-
     # --- values with an identity
 
     def _dict(self, items: list[Tree]) -> dict[Any, Any]:
@@ -303,7 +296,6 @@ _PLAIN: Mapping[str, Callable[..., Any]] = {
     **classes.PLAIN,
     "int": Decoder._int,
     "tuple": Decoder._tuple,
-    "scalar": Decoder._scalar,
 }
 
 _WITH_IDENTITY: Mapping[str, Callable[..., Any]] = {

@@ -186,9 +186,16 @@ def _subclass(encoder: Encoder, value: Array, trail: Trail) -> Tree:
     return {"$": f"np.{type(value).__name__}", "array": encoder.encode(plain, trail)}
 
 
-def _record(encoder: Encoder, value: np.record, trail: Trail) -> Tree:
-    void = np.array(value).view(np.dtype((np.void, value.dtype)))[()]
-    return {"$": "np.record", "scalar": encoder.encode(void, trail)}
+def _void(encoder: Encoder, value: np.void, trail: Trail) -> Tree:
+    spec = dtype_to_spec(np.dtype((np.void, value.dtype)))
+    if same := encoder.mutable(value):
+        return same
+    return {
+        "$": "np.void",
+        "dtype": spec,
+        "hex": value.tobytes().hex(),
+        "record": type(value) is np.record,
+    }
 
 
 ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
@@ -200,7 +207,8 @@ ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
     type(np.ma.masked): _masked,
     np.matrix: _subclass,
     np.recarray: _subclass,
-    np.record: _record,
+    np.void: _void,
+    np.record: _void,
 }
 
 
@@ -280,9 +288,29 @@ def _to_recarray(decoder: Decoder, array: Tree) -> Any:
     return decoder.array(array).view(np.recarray)
 
 
+def decode_scalar(decoder: Decoder, dtype: Spec, digits: str) -> Any:
+    """Make a scalar of one of NumPy's types."""
+    found = dtype_from_spec(dtype)
+    if not found.itemsize:
+        return np.zeros((), found)[()]
+    (scalar,) = np.frombuffer(bytearray.fromhex(digits), found)
+    return scalar
+
+
+def _to_void(decoder: Decoder, dtype: Spec, digits: str, record: bool) -> Any:
+    void = decode_scalar(decoder, dtype, digits)
+    if type(void) is not np.void:
+        raise TypeError(f"expected a void, found a {type(void).__name__}")
+    return _as_record(void) if record else void
+
+
 def _to_record(decoder: Decoder, scalar: Tree) -> Any:
-    void = np.array(decoder.decode_as(np.void, scalar))
-    return void.view(np.dtype((np.record, void.dtype)))[()]
+    return _as_record(decoder.decode_as(np.void, scalar))
+
+
+def _as_record(void: np.void) -> Any:
+    array = np.array(void)
+    return array.view(np.dtype((np.record, array.dtype)))[()]
 
 
 def _to_dtype(decoder: Decoder, dtype: Spec) -> np.dtype[Any]:
@@ -296,10 +324,12 @@ def _to_masked(decoder: Decoder) -> Any:
 PLAIN: Mapping[str, Callable[..., Any]] = {
     "dtype": _to_dtype,
     "masked": _to_masked,
-    "np.record": _to_record,
+    "scalar": decode_scalar,
+    "np.record": _to_record,  # of earlier versions, as a ``scalar`` of type void is
 }
 
 WITH_IDENTITY: Mapping[str, Callable[..., Any]] = {
+    "np.void": _to_void,
     "np.Generator": _to_generator,
     "np.BitGenerator": _to_bits,
     "np.SeedSequence": _to_seeds,

@@ -320,6 +320,9 @@ MADE: dict[str, Callable[[], Any]] = {
             "masked array": lambda: masked(mask=True),
             "generator": lambda: np.random.default_rng(1),
             "bytearray": lambda: bytearray(b"x"),
+            "void": lambda: np.void(b"ab"),
+            "void of fields": lambda: RECORDS.copy()[0],
+            "record": lambda: RECORDS.copy().view(np.recarray)[0],
             "namespace": lambda: types.SimpleNamespace(a=[]),
             "list in tuples": lambda: ([1],),
             "array in a dataclass": lambda: Frozen(np.ones(2)),
@@ -395,12 +398,13 @@ def describe(value: Any, seen: dict[int, tuple[int, Any]] | None = None) -> Any:
     if isinstance(value, float | complex):
         parts = (value,) if isinstance(value, float) else (value.real, value.imag)
         return name, struct.pack(f"{len(parts)}d", *parts)
-    if isinstance(value, np.generic):
-        return name, inner(np.asarray(value))[1:-1]
-    if cls.__hash__ is None or cls.__hash__ is object.__hash__:  # it has an identity
+    has_identity = cls.__hash__ in (None, object.__hash__) or isinstance(value, np.void)
+    if has_identity:
         if id(value) in seen:
             return "same", seen[id(value)][0]
         seen[id(value)] = len(seen), value  # no other object may get its `id`
+    if isinstance(value, np.generic):
+        return name, describe(np.asarray(value))[1:]
     if isinstance(value, np.ma.MaskedArray):
         mask = value.mask is np.ma.nomask or inner(np.asarray(value.mask))
         fill = inner(np.asarray(value.fill_value))

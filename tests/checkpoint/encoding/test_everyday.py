@@ -33,6 +33,9 @@ def decode(tree: Any, parts: Any = ()) -> Any:
 
 
 FORGED = {
+    "void of numbers": {"$": "np.void", "dtype": "<f8", "hex": "00" * 8, "record": False},
+    "void of too few bytes": {"$": "np.void", "dtype": "|V9", "hex": "00", "record": False},
+    "void of no bytes": {"$": "np.void", "dtype": "|V1", "hex": "zz", "record": True},
     "unknown type": {"$": "type", "name": "os.system"},
     "unknown factory": {"$": "defaultdict", "factory": "eval", "items": {}},
     "unknown constant": {"$": "constant", "name": "x"},
@@ -146,3 +149,12 @@ def test_a_dataclass_is_made_without_its_init() -> None:
     assert describe(made) == describe(Frozen(1))
     assert dataclasses.replace(made, x=2) == Frozen(2)
     assert len(VALUES) > 300
+
+
+def test_records_of_earlier_versions_are_read() -> None:
+    fields = {"fields": [["a", "<i4", 0, None]], "itemsize": 4, "aligned": False}
+    scalar = {"$": "scalar", "dtype": fields, "hex": "05000000"}
+    numbered = [{"$": "np.record", "scalar": scalar}, scalar, [], {"$": "same", "as": 1}]
+    record, void, one, again = decode(numbered)
+    assert (type(record), record.a, type(void), void["a"]) == (np.record, 5, np.void, 5)
+    assert one is again

@@ -294,6 +294,9 @@ def test_blobs_that_share_memory_are_refused_by_name() -> None:
     names = ["a"]
     with pytest.raises(DefinitionError, match=r"'one' and 'two' contain the same list"):
         encode_blobs("n", {"one": names, "two": {"deep": names}})
+    record = np.zeros(1, [("a", "i4")])[0]
+    with pytest.raises(DefinitionError, match=r"'one' and 'two' contain the same void"):
+        encode_blobs("n", {"one": record, "two": [record]})
     encode_blobs("n", {"even": base[::2], "odd": base[1::2], "empty": base[:0], "end": base[10:]})
 
 
