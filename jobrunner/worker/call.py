@@ -18,9 +18,11 @@ from jobrunner.workspace import (
     Known,
     Workspace,
     freeze,
+    is_own,
     own,
     settle,
     view,
+    view_short,
 )
 
 Send = Callable[[int, Any], None]
@@ -45,9 +47,13 @@ def gather(step: Step, instance: int = 0) -> list[Any]:
             raise InputMissing(step.workspace.node, missing) from None
         if type(value) not in IMMUTABLE:
             workspace = step.workspace
-            if not is_updated:
+            if not is_updated and type(value) is np.ndarray:
+                value = view(value)
+            elif not is_updated and (short := view_short(value)) is not None:
+                value = short
+            elif not is_updated:
                 known = None
-                if type(value) is not np.ndarray and workspace.holds(values):
+                if workspace.holds(values):
                     del value  # it would count as another reference
                     known = workspace.recollect(values, key)
                     value = values[key]
@@ -62,12 +68,13 @@ def gather(step: Step, instance: int = 0) -> list[Any]:
 def _own(workspace: Workspace, values: dict[str, Any], name: str) -> Any:
     """Return a blob to update; copies what something else can reach."""
     workspace.updated.add(name)
-    known = None
-    if type(values[name]) is not np.ndarray:
+    if name in workspace.known:
         known = workspace.recollect(values, name)
         workspace.known.pop(name, None)
-    if known is not None and known.form is not Form.OTHER:
-        return values[name]  # nothing else can reach it, and it holds no array
+        if known is not None and known.form is not Form.OTHER:
+            return values[name]  # nothing else can reach it, and it holds no array
+    if is_own(values, name, must_write=True):
+        return values[name]
     return own(values, name, workspace.kept_states.array_pool.copy)
 
 
@@ -96,7 +103,9 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
         step.workspace.apply(box[0])
     elif step.sole is not None:
         values, name = step.sole
-        its = settle(box, 0, lambda: (*arguments, *step.kwargs.values()))
+        its = None
+        if not is_own(box, 0):
+            its = settle(box, 0, lambda: (*arguments, *step.kwargs.values()))
         values[name] = box[0]
         step.workspace.remember(values, name, its)
         return
@@ -111,6 +120,8 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
             known.append(settle(parts, i, beside))
     if step.updates:
         _settle_updates(step, arguments)
+    if not (parts or step.captures or step.handovers):
+        return
     _capture(program, step, parts)
     # Values for other nodes are frozen before any blob is set.
     frozen = [_crossing_value(program, handover, step, parts) for handover in step.handovers]
@@ -125,10 +136,13 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
 def _settle_updates(step: Step, arguments: list[Any]) -> None:
     """Make the blobs that a task has updated their node's own; empties their places."""
     for i, _, _ in step.updates:
-        for place in range(i, len(arguments), len(step.arguments)):  # of each instance
-            arguments[place] = None
+        arguments[i] = None
+        if step.num_instances > 1:
+            arguments[i :: len(step.arguments)] = [None] * step.num_instances
     for i, values, name in step.updates:
-        known = settle(values, name, partial(_others, step, arguments, i))
+        known = None
+        if not is_own(values, name):
+            known = settle(values, name, partial(_others, step, arguments, i))
         step.workspace.remember(values, name, known)
 
 

@@ -14,9 +14,11 @@ from jobrunner.workspace.pickles import (
 from jobrunner.workspace.values import (
     adopt,
     freeze,
+    is_own,
     own,
     settle,
     sole_arrays,
     view,
+    view_short,
 )
 from jobrunner.workspace.workspace import BlobUpdate, Workspace, WorkspaceView

@@ -85,7 +85,7 @@ class Contents:
             return shared
         # In this order: each part is counted before zip refers to it too.
         counted = zip(map(sys.getrefcount, self.parts), self.parts, strict=True)
-        more = [(part, count - _SOLE) for count, part in counted if count > _SOLE]
+        more = [(part, count - SOLE_PART) for count, part in counted if count > SOLE_PART]
         for part, extra in more:
             again = self.ties.get(id(part), 0)
             if extra > again + held(part) * (1 + again):
@@ -139,7 +139,7 @@ def survey(value: Any) -> Contents:
                 of_level.discard(tuple)
                 level = [part for part in level if type(part) is not tuple] if of_level else []
             del inside
-        if contents.is_sole and max(map(sys.getrefcount, level), default=0) > _SOLE:
+        if contents.is_sole and max(map(sys.getrefcount, level), default=0) > SOLE_PART:
             contents.is_sole = False
             found.update(map(id, parts), [id(value)])
         if not contents.is_sole:
@@ -159,6 +159,36 @@ def survey(value: Any) -> Contents:
     else:
         contents.form = Form.TREE if is_tree else Form.OTHER
     return contents
+
+
+_FEW = 32
+"""So few items are looked at one by one."""
+
+
+def arrays_in_short(value: Any) -> list[np.ndarray] | None:
+    """Return the arrays in a short list, dict or tuple; None if it holds anything else that can change.
+
+    The keys of a dict cannot change either.
+    """
+    kind = type(value)
+    if (kind is not dict and kind is not list and kind is not tuple) or len(value) > _FEW:
+        return None
+    arrays = []
+    if kind is dict:
+        for name, item in value.items():
+            if type(name) not in IMMUTABLE:
+                return None
+            if type(item) not in IMMUTABLE:
+                if type(item) is not np.ndarray or item.dtype.hasobject:
+                    return None
+                arrays.append(item)
+        return arrays
+    for item in value:
+        if type(item) not in IMMUTABLE:
+            if type(item) is not np.ndarray or item.dtype.hasobject:
+                return None
+            arrays.append(item)
+    return arrays
 
 
 def is_tuple(kind: type) -> bool:
@@ -276,5 +306,5 @@ def _are_short(items: list[Any], kinds: set[type], allowed: frozenset[type] = _M
 
 
 _probe = [[0]]
-_SOLE = (lambda parts: max(map(sys.getrefcount, parts)))([*_probe])
+SOLE_PART = (lambda parts: max(map(sys.getrefcount, parts)))([*_probe])
 """What `sys.getrefcount` returns for a part that only its container and one list refer to."""

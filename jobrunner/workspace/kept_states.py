@@ -30,13 +30,8 @@ from jobrunner.workspace.contents import (
     items_of,
     survey,
 )
-from jobrunner.workspace.values import (
-    SOLE_ITEM,
-    copy_containers,
-    copy_tensor,
-    has_own_memory,
-    rebuild,
-)
+from jobrunner.workspace.copies import copy_containers, copy_tensor, rebuild
+from jobrunner.workspace.values import SOLE_ITEM, has_own_memory
 
 _COPIED_BYTES = 1 << 20
 """Larger arrays over a file's memory map are not kept."""
@@ -199,7 +194,7 @@ class _Keeper:
         value = blobs[name]
         if type(value) in IMMUTABLE:
             return value
-        if type(value) is np.ndarray and not has_objects(value):
+        if type(value) is np.ndarray and not (value.dtype.hasobject and has_objects(value)):
             held = self._held(value)
             return self._array(value, references - held <= SOLE_ITEM)
         if is_tensor(value):

@@ -7,8 +7,7 @@ import io
 import pickle
 import re
 from collections import ChainMap
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,10 +15,12 @@ import cloudpickle
 import numpy as np
 
 from jobrunner.compile import gc_paused
-from jobrunner.workspace.contents import IMMUTABLE, Contents, items_of, survey
+from jobrunner.workspace.contents import IMMUTABLE, arrays_in_short, items_of, survey
 
 _PAUSED_BYTES = 100_000
 """Shorter pickles make few objects."""
+
+_NUMPY = re.compile(b"numpy")
 
 
 class NotPicklableError(TypeError):
@@ -43,29 +44,46 @@ def to_frames(value: Any) -> list[Any]:
 
     The buffers are not copied: the value must not change until they are sent.
     """
+    buffers: list[pickle.PickleBuffer] = []
     if type(value) in IMMUTABLE:
         return [pickle.dumps(value, protocol=5)]
-    buffers: list[pickle.PickleBuffer] = []
-    head = dumps(value, buffers)
+    if _is_plain(value):
+        head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    else:
+        head = dumps(value, buffers)
     return [head, *(buffer.raw() for buffer in buffers)]
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether Python's own pickler keeps all there is of a value, and soon."""
+    if type(value) is np.ndarray:
+        return value.dtype.isnative and not value.dtype.hasobject
+    arrays = arrays_in_short(value)
+    return arrays is not None and all(array.dtype.isnative for array in arrays)
 
 
 def from_frames(frames: Sequence[Any]) -> Any:
     """Unpickle a value; its arrays use the memory of `frames`."""
-    with gc_paused() if len(frames[0]) > _PAUSED_BYTES else nullcontext():
+    if len(frames[0]) <= _PAUSED_BYTES:
+        return pickle.loads(frames[0], buffers=frames[1:])
+    with gc_paused():
         return pickle.loads(frames[0], buffers=frames[1:])
 
 
 def open_frames(frames: Sequence[Any]) -> Any:
     """Unpickle a received value for one of its readers; all use the same memory."""
     value = from_frames(frames)
-    if type(value) is Snapshot:
+    kind = type(value)
+    if kind is Snapshot:
         return value.open()
-    if re.search(b"numpy", frames[0]):  # else there is no array in it
-        contents = survey(value) if items_of(type(value)) else Contents()
-        for part in (value, *contents.memory()):
-            if isinstance(part, np.ndarray):
-                part.flags.writeable = False
+    if kind in IMMUTABLE or not _NUMPY.search(frames[0]):  # there is no array in it
+        return value
+    parts: Iterable[Any] | None = () if kind is np.ndarray else arrays_in_short(value)
+    if parts is None or (kind is np.ndarray and value.dtype.hasobject):
+        parts = survey(value).memory() if items_of(kind) else ()
+    for part in (value, *parts):
+        if isinstance(part, np.ndarray):
+            part.flags.writeable = False
     return value
 
 

@@ -14,33 +14,27 @@ Other mutable objects belong to their node: its tasks share them, other nodes ge
 
 from __future__ import annotations
 
-import marshal
 import mmap
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import cache
-from operator import is_
 from typing import Any
 
 import numpy as np
 
-from jobrunner.compile import gc_paused
 from jobrunner.workspace.contents import (
     IMMUTABLE,
-    MAPPINGS,
-    MUTABLE_LEAVES,
+    SOLE_PART,
     Contents,
     Form,
     Known,
-    fields_with_objects,
+    arrays_in_short,
     has_objects,
     is_tensor,
-    is_tuple,
     items_of,
     survey,
 )
+from jobrunner.workspace.copies import copy_containers, copy_short, copy_tensor
 from jobrunner.workspace.memory_limit import copied
 from jobrunner.workspace.pickles import Snapshot, snapshot
 
@@ -67,9 +61,16 @@ def view(value: Any, known: Known | None = None) -> Any:
         return value.open()
     if isinstance(value, np.ndarray) and not has_objects(value):
         return _read_only(value)
+    if known is None and (new := copy_short(value, _read_only)) is not None:
+        return new
     if items_of(kind) is None or is_tensor(value):
         return value
     return copy_containers(value, known or survey(value).known(), _read_only)
+
+
+def view_short(value: Any) -> Any:
+    """Return the view of a short container, of which nothing needs to be known; None of another."""
+    return copy_short(value, _read_only)
 
 
 def own(holder: Any, key: Any, copy: Callable[[np.ndarray, str], np.ndarray] = copied) -> Any:
@@ -98,6 +99,34 @@ def _copied_result(array: np.ndarray) -> np.ndarray:
     return copied(array, "that a task returned or stored, and something else can reach")
 
 
+def is_own(holder: Any, key: Any, must_write: bool = False) -> bool:
+    """Whether nothing else can reach ``holder[key]``; False also if that takes more than a glance.
+
+    With `must_write`, arrays must not be read-only. The caller must have no reference to the value.
+    """
+    references = sys.getrefcount(holder[key])
+    value = holder[key]
+    kind = type(value)
+    if kind in IMMUTABLE:
+        return True
+    if kind is np.ndarray and not value.dtype.hasobject:
+        flags = value.flags
+        is_its = references <= SOLE_ITEM and value.base is None and flags.owndata
+        return is_its and (flags.writeable or not must_write)
+    arrays = arrays_in_short(value) if references <= SOLE_ITEM or kind is tuple else None
+    if not arrays:
+        return arrays is not None
+    if references > SOLE_ITEM or max(map(sys.getrefcount, arrays)) > SOLE_PART:
+        return False
+    for array in arrays:
+        if array.base is not None:
+            return False
+        flags = array.flags
+        if not flags.owndata or (must_write and not flags.writeable):
+            return False
+    return True
+
+
 def settle(
     holder: Any,
     key: Any,
@@ -109,22 +138,21 @@ def settle(
     """Make ``holder[key]`` a value of its own: copy what `others` or anything else can reach.
 
     With `must_write`, also copy arrays that are read-only. Return what is known of the value, if it
-    is a container. The caller must have no reference to it.
+    is a container and not a short one. The caller must have no reference to it.
     """
+    if is_own(holder, key, must_write):
+        return None
     references = sys.getrefcount(holder[key])
     value = holder[key]
     kind = type(value)
-    if kind in IMMUTABLE:
-        return None
+    is_sole = references <= SOLE_ITEM
     spans: Callable[[], list[_Span]] = lambda: _spans(others())  # noqa: E731
     if isinstance(value, np.ndarray) and not has_objects(value):
-        if not _is_own(value, references <= SOLE_ITEM, spans, must_write):
+        if not _is_own(value, is_sole, spans, must_write):
             holder[key] = copy(value)
         return None
-    if (kind is dict or kind is list) and references <= SOLE_ITEM and len(value) <= _FEW:
-        known = _settle_few(value, copy, spans, must_write)
-        if known is not None:
-            return known
+    if is_sole and _settle_short(value, copy, spans, must_write):
+        return None
     if items_of(kind) is None:
         return None
     if is_tensor(value):
@@ -151,41 +179,31 @@ def settle(
     return known
 
 
-_FEW = 32
-"""So few items are looked at one by one, if they are arrays and immutable values."""
-
-
-def _settle_few(
+def _settle_short(
     value: Any,
     copy: Callable[[np.ndarray], np.ndarray],
     spans: Callable[[], list[_Span]],
     must_write: bool,
-) -> Known | None:
-    """Settle a short list or dict that nothing else refers to; None if it is not that simple."""
-    items = value.values() if type(value) is dict else value
-    kinds = set(map(type, items)) - IMMUTABLE
-    if type(value) is dict and not IMMUTABLE.issuperset(map(type, value)):
-        return None
-    if not kinds:
-        return Known(Form.FLAT, 0)
-    if kinds != {np.ndarray}:
-        return None
-    foreign = []
-    for name in value if type(value) is dict else range(len(value)):
-        references = sys.getrefcount(value[name])
-        item = value[name]
-        if type(item) in IMMUTABLE:
-            continue
-        if item.dtype.hasobject:
-            return None
-        if references > SOLE_ITEM and sum(other is item for other in items) > 1:
-            return None
-        if not _is_own(item, references <= SOLE_ITEM, spans, must_write):
-            foreign.append(name)
-    del items
-    for name in foreign:
-        value[name] = copy(value[name])
-    return Known(Form.OTHER, len(value))
+) -> bool:
+    """Settle a short container that nothing else refers to; False if it is not that simple."""
+    arrays = arrays_in_short(value)
+    if arrays is None:
+        return False
+    counts = list(map(sys.getrefcount, arrays))
+    if max(counts, default=0) > SOLE_PART and len(set(map(id, arrays))) < len(arrays):
+        return False
+    foreign = {
+        id(array)
+        for array, count in zip(arrays, counts, strict=True)
+        if not _is_own(array, count <= SOLE_PART, spans, must_write)
+    }
+    if foreign and type(value) is tuple:
+        return False
+    if foreign:
+        for name, item in value.items() if type(value) is dict else enumerate(value):
+            if id(item) in foreign:
+                value[name] = copy(item)
+    return True
 
 
 def _find_foreign(
@@ -247,7 +265,7 @@ def sole_arrays(
     references = sys.getrefcount(holder[key])
     value = holder[key]
     kind = type(value)
-    if kind is np.ndarray and not has_objects(value):
+    if kind is np.ndarray and not (value.dtype.hasobject and has_objects(value)):
         if value.nbytes >= least_bytes and has_own_memory(
             value, references - held(value) <= SOLE_ITEM
         ):
@@ -285,8 +303,12 @@ def freeze(
     if kind in IMMUTABLE:
         return value
     array = _read_only_copy if copy else _read_only
-    if kind is np.ndarray and not has_objects(value):
+    if kind is np.ndarray and not (value.dtype.hasobject and has_objects(value)):
         return array(value)
+    if known is None and is_pickled and not copy and arrays_in_short(value) is not None:
+        return value
+    if known is None and (new := copy_short(value, array)) is not None:
+        return new
     if kind in _PLAIN:
         if known is None or known.form is Form.OTHER:
             contents = survey(value)
@@ -326,88 +348,6 @@ def _read_only_copy(array: np.ndarray) -> np.ndarray:
     array = copied(array, "that others read and a task updates")
     array.flags.writeable = False
     return array
-
-
-def copy_containers(value: Any, known: Known, memory: Callable[[Any], Any]) -> Any:
-    """Copy a value's containers; `memory` returns what its arrays and tensors become."""
-    if known.form is Form.CONSTANT:
-        return value
-    if known.form is Form.FLAT:
-        return value.copy()
-    if known.size < _PAUSED_SIZE:
-        return _copy_nested(value, known.form, memory)
-    with gc_paused():
-        return _copy_nested(value, known.form, memory)
-
-
-_PAUSED_SIZE = 1000
-"""To make fewer containers, a pause of the garbage collector costs more than it saves."""
-
-
-def _copy_nested(value: Any, form: Form, memory: Callable[[Any], Any]) -> Any:
-    if form is Form.TREE:
-        with suppress(ValueError):  # nested too deeply
-            return marshal.loads(marshal.dumps(value))
-    return rebuild(value, memory, {})
-
-
-def rebuild(value: Any, memory: Callable[[Any], Any], made: dict[int, Any]) -> Any:
-    """Rebuild a value's containers; `made` has the copies by the id of what they copy."""
-    kind = type(value)
-    if kind in IMMUTABLE:
-        return value
-    if id(value) in made:
-        return made[id(value)]
-    new: Any
-    if kind is np.ndarray and not value.dtype.hasobject:
-        new = made[id(value)] = memory(value)
-        return new
-    if kind is list or kind is dict or kind in MUTABLE_LEAVES:
-        new = made[id(value)] = value.copy()
-        if kind is list and not IMMUTABLE.issuperset(map(type, value)):
-            new[:] = [rebuild(item, memory, made) for item in value]
-        elif kind is dict:
-            for name, item in value.items():
-                if type(item) not in IMMUTABLE:
-                    new[name] = rebuild(item, memory, made)
-        return new
-    if items_of(kind) is None:
-        return value
-    if is_tuple(kind):
-        items = [rebuild(item, memory, made) for item in value]
-        if id(value) in made:  # it contains itself
-            return made[id(value)]
-        is_same = all(map(is_, items, value))
-        new = made[id(value)] = value if is_same else tuple.__new__(kind, items)
-        return new
-    if kind is deque:
-        new = made[id(value)] = deque(maxlen=value.maxlen)
-        new.extend([rebuild(item, memory, made) for item in value])
-        return new
-    if kind in MAPPINGS:
-        new = defaultdict(value.default_factory) if kind is defaultdict else kind()
-        made[id(value)] = new
-        if (kind is OrderedDict or kind is Counter) and vars(value):
-            vars(new).update(rebuild(vars(value), memory, made))
-        fields = {name: rebuild(item, memory, made) for name, item in value.items()}
-        dict.update(new, fields) if kind is Counter else new.update(fields)
-        return new
-    if not isinstance(value, np.ndarray) or not has_objects(value):
-        new = made[id(value)] = memory(value)
-        return new
-    array = value.copy(order="K")
-    new = made[id(value)] = memory(array)
-    for part in fields_with_objects(array):
-        for place in np.ndindex(part.shape):
-            part[place] = rebuild(part[place], memory, made)
-    return new
-
-
-def copy_tensor(tensor: Any) -> Any:
-    """Copy a tensor or parameter."""
-    copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    parameter = sys.modules["torch"].nn.Parameter
-    return parameter(copy, tensor.requires_grad) if isinstance(tensor, parameter) else copy
 
 
 _Span = tuple[int, int]

@@ -11,9 +11,10 @@ import numpy as np
 
 from jobrunner.errors import BlobNotFoundError, ExecutionError
 from jobrunner.workspace.contents import Form, Known, items_of, survey
+from jobrunner.workspace.copies import rebuild
 from jobrunner.workspace.kept_states import KeptStates
 from jobrunner.workspace.memory_limit import copied, size_of
-from jobrunner.workspace.values import SOLE_ITEM, rebuild, view
+from jobrunner.workspace.values import SOLE_ITEM, view
 
 
 @dataclass(frozen=True, slots=True)

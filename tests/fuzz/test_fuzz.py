@@ -13,7 +13,7 @@ from jobrunner.checkpoint.loader import Loader
 from jobrunner.compile import job
 from jobrunner.compile.group import GroupCompiler
 from jobrunner.worker import call
-from jobrunner.workspace import kept_states, pickles, values
+from jobrunner.workspace import copies, kept_states, pickles, values
 from tests.fuzz.fuzz import TOGETHER, failures, start_workers
 from tests.sampling import sampled
 
@@ -49,6 +49,7 @@ def input_arrays_can_be_written(broken):
 
 def inputs_share_their_containers(broken):
     broken.setattr(call, "view", lambda value, known=None: value)
+    broken.setattr(call, "view_short", lambda value: None)
 
 
 def an_update_gets_memory_that_others_have(broken):
@@ -64,8 +65,8 @@ def an_updated_blob_keeps_what_was_put_into_it(broken):
 
 
 def ties_come_apart(broken):
-    rebuild = values.rebuild
-    broken.setattr(values, "rebuild", lambda value, memory, made: rebuild(value, memory, {}))
+    rebuild = copies.rebuild
+    broken.setattr(copies, "rebuild", lambda value, memory, made: rebuild(value, memory, {}))
 
 
 def pickling_swaps_bytes(broken):
