@@ -55,14 +55,14 @@ def blobs() -> dict[str, Any]:
     }
 
 
-def main(path: str) -> None:
+def save(path: str, blobs: dict[str, Any]) -> None:
     """Save one epoch of one node."""
     manager = MultiNodeCheckpointManager(path, allow_pickle=True)
     manager.run.start(["a"], {})
-    save = manager.commits.begin(0)
+    claimed = manager.commits.begin(0)
     workspace = Workspace("a")
-    workspace.globals.update(blobs())
-    manager.commits.commit(save, save.write({"a": workspace}), {})
+    workspace.globals.update(blobs)
+    manager.commits.commit(claimed, claimed.write({"a": workspace}), {})
     manager.run.end()
     # Which machine and process made it is nobody's business.
     entry = Path(path, "_log", "0000000000.json")
@@ -72,4 +72,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    save(sys.argv[1], blobs())
