@@ -36,26 +36,26 @@ ARRAYS: dict[str, dict[str, np.ndarray[Any, Any]]] = {
     "complex64, complex128": _as("<c8", "<c16", ">c16"),
     "dates": _times("M", "date"),
     "durations": _times("m", "span"),
-    "texts of fixed width": {
+    "fixed-width strings": {
         "words": WORDS,
         "big_words": WORDS.astype(">U3"),
         "turned_words": WORDS.T,
     },
-    "bytes of fixed width": {
+    "fixed-width bytes": {
         "characters": np.array([b"a", b"bcd"]),
         "raw": np.frombuffer(b"0123456789", "V5"),
     },
     "records": {"records": np.array([(1, 0.5, "x"), (-1, 2.5, "yz")], RECORD)},
     "long doubles": {"long": np.arange(2).astype("g"), "long_pairs": np.arange(2).astype("G")},
-    "texts of variable width": {"any_words": WORDS.astype(np.dtypes.StringDType())},
-    "no axes, axes in another order": {
+    "variable-width strings": {"any_words": WORDS.astype(np.dtypes.StringDType())},
+    "no axes, another memory order": {
         "scalar": np.array(7.5),
         "turned": np.arange(24).reshape(2, 3, 4).transpose(1, 2, 0),
         "fortran": np.asfortranarray(TABLE),
     },
-    "no items": {"none": np.zeros((0, 3))},
-    "in chunks of the user's": {"chunks": np.arange(35).reshape(5, 7)},
-    "in pieces (sharded)": {"pieces": np.arange(35).reshape(5, 7)},
+    "empty": {"none": np.zeros((0, 3))},
+    "your own `chunks`": {"chunks": np.arange(35).reshape(5, 7)},
+    "`shards`": {"pieces": np.arange(35).reshape(5, 7)},
     "zstd, gzip": {"zstd": TABLE, "gzip": WORDS},
     "blosc": {"blosc": TABLE},
 }
