@@ -105,7 +105,7 @@ class SaveEvery(_JoinsSaves):
         Save after each epoch whose number is a multiple of this.
     steps : int, optional
         Save each time the epoch group has run this often, counted from epoch 0. With
-        ``Job(steps_per_epoch=)`` this also saves within an epoch.
+        ``Job(steps_per_epoch=)`` this also saves in the middle of an epoch.
     seconds : float, optional
         Save after the first step that ends this long or longer after the last save began.
 
@@ -205,7 +205,7 @@ Metrics = Mapping[int, Mapping[str, Any]]
 
 
 Unfinished = Callable[[Sequence[int]], Collection[int]]
-"""Which of some epochs were saved within the epoch; their records are read on first use."""
+"""Which of some epochs have mid-epoch checkpoints; their records are read on first use."""
 
 
 @runtime_checkable
@@ -218,8 +218,8 @@ class RetentionPolicy(Protocol):
     def retires(self, epochs: Sequence[int], metrics: Metrics) -> Collection[int]:
         """Which of `epochs`, the recorded ones in ascending order, to retire.
 
-        A third parameter, `unfinished`, would get a function: ``unfinished(epochs)`` are those
-        among `epochs` that were saved within the epoch, and so have not ended.
+        With a third parameter, `unfinished`, it gets a function: ``unfinished(epochs)`` are those
+        of `epochs` whose checkpoints were saved in the middle of the epoch.
         """
 
 
@@ -275,7 +275,7 @@ class KeepLast(_JoinsRetention):
     n : int
         At least 1.
     partial : bool
-        Whether checkpoints saved within an epoch count too.
+        Whether checkpoints saved in the middle of an epoch count too.
 
     Examples
     --------
@@ -311,7 +311,7 @@ class KeepEvery(_JoinsRetention):
     n : int
         At least 1.
     partial : bool
-        Whether checkpoints saved within an epoch count too.
+        Whether checkpoints saved in the middle of an epoch count too.
 
     Examples
     --------
@@ -346,7 +346,7 @@ class KeepBest(_JoinsRetention):
     mode : "min" or "max"
         Whether smaller or larger values are better.
     partial : bool
-        Whether checkpoints saved within an epoch count too.
+        Whether checkpoints saved in the middle of an epoch count too.
 
     Notes
     -----

@@ -130,7 +130,7 @@ class Retention:
         return sorted(e for e in proposed if e not in kept and e in state.recorded)
 
     def _unfinished(self, state: State, epochs: Sequence[int]) -> set[int]:
-        """Which of these recorded epochs were saved within the epoch; whole if that is lost."""
+        """Which of these epochs have mid-epoch checkpoints; none whose record cannot be read."""
         positions, known = state.recorded, self._steps
         self._learn(state, [epoch for epoch in epochs if positions[epoch] not in known])
         return {epoch for epoch in epochs if known[positions[epoch]]}

@@ -64,7 +64,7 @@ class Part:
 
 
 def _common_dtype(arrays: Sequence[np.ndarray[Any, Any]]) -> np.dtype[Any] | None:
-    """Return the dtype of all; the widest of fixed-width texts or bytes; None if they differ."""
+    """Return the dtype of all; the widest of fixed-width strings or bytes; None if they differ."""
     widest = max((array.dtype for array in arrays), key=lambda dtype: dtype.itemsize)
     kinds = {array.dtype.str[:2] if widest.kind in "SU" else array.dtype for array in arrays}
     return widest if len(kinds) == 1 else None

@@ -142,7 +142,7 @@ def verify_epochs(
 
 
 def _locate(manager: MultiNodeCheckpointManager, epoch: int) -> tuple[str, dict[str, object]]:
-    """An epoch in words and as JSON, with the step if it was saved within the epoch."""
+    """An epoch in words and as JSON, with the step if its checkpoint is mid-epoch."""
     from jobrunner.checkpoint import describe_position, name_position
 
     try:

@@ -33,7 +33,7 @@ Listener = Callable[[str, bool], None]
 
 
 SILENT = "it does not answer"
-"""Why a worker is unfit that may be asked again."""
+"""Why a worker is unfit, if it may be asked again."""
 
 _VERSION = "jobrunner.worker.plugin.PLUGIN_NAME"
 
@@ -48,7 +48,7 @@ def _reason(answer: object) -> str:
         return "jobrunner is not installed there"
     if isinstance(answer, BaseException):
         return f"jobrunner cannot be imported there: {answer}"
-    return f"another version of jobrunner is there, which is {answer!r} and not {PLUGIN_NAME!r}"
+    return f"another version of jobrunner is there (expected {PLUGIN_NAME!r}, found {answer!r})"
 
 
 def describe_unfit(unfit: Mapping[str, str]) -> str:

@@ -125,11 +125,11 @@ def find_array_options(job: Job, configured: Iterable[Blob]) -> dict[str, dict[s
             for coordinate in options.coords:
                 dims = blobs[coordinate].dims if coordinate in blobs else None
                 if dims is None or not set(dims) <= set(options.dims or ()):
-                    has = "has none" if dims is None else f"has {dims}"
+                    found_dims = "none" if dims is None else f"{dims}"
                     raise DefinitionError(
-                        f"Job {job.name!r}: blob {name!r} of node {node!r} has {coordinate!r} among "
-                        f"its coords, which must be a blob of the same node with dims among "
-                        f"{options.dims}, but {has}. Declare its dims where a task makes it."
+                        f"Job {job.name!r}: blob {name!r} of node {node!r} has coords={coordinate!r}: "
+                        f"expected a blob of the same node with dims among {options.dims}, found "
+                        f"dims {found_dims}. Declare them where a task makes {coordinate!r}."
                     )
     return found
 

@@ -85,8 +85,8 @@ class Task:
     node : Node or str, optional
         By default `Node.current()`.
     group : TaskGroup, optional
-        By default the active one of this thread, if any. `Session.run` accepts a task without a
-        group; a job compiled meanwhile warns of it, and refuses to if it is gone already.
+        By default the active one of this thread, if any. Only `Session.run` runs a task without a
+        group: a job compiled later warns about it, or is refused if nothing refers to it any more.
     workspace_type : WorkspaceType, "global" or "private", optional
         Overrides the group's.
     num_instances : int

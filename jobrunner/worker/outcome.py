@@ -122,7 +122,7 @@ def is_true(name: str, value: Any) -> bool:
 
 
 def _shorten_texts(error: BaseException) -> None:
-    """Shorten long texts of an exception and of its causes: whoever prints it prints them all."""
+    """Shorten long messages of an exception and of its causes: whoever prints it prints them all."""
     found: list[BaseException] = []
     left: list[BaseException | None] = [error]
     while left:

@@ -34,7 +34,7 @@ else:
     Decoder = Any
 
 SCRIPT_PREFIX = "jobrunner_script_"
-"""Begins the name of the module that a job's file becomes; see `cli.script`."""
+"""How the name of the module that a job's file becomes begins; see `cli.script`."""
 
 _IS_HEAP_TYPE = 1 << 9  # of `__flags__`: the class was made by a class statement
 
@@ -240,7 +240,7 @@ def _to_enum(decoder: Decoder, cls: str, name: str | None, value: Tree) -> Any:
     elif name is not None:
         member = found.__members__.get(name)
     if member is None or member.name != name:
-        raise _changed(decoder, cls, f"a member {name!r} was saved, and it now has no such member")
+        raise _changed(decoder, cls, f"it no longer has the member {name!r}, which was saved")
     return member
 
 
@@ -280,12 +280,12 @@ def _to_dataclass(
 
 def _check_kind(is_one: bool, cls: type, kind: str, decoder: Decoder) -> None:
     if not is_one:
-        raise _changed(decoder, cls.__qualname__, f"it was {kind}, and is none now")
+        raise _changed(decoder, cls.__qualname__, f"it was {kind}, and no longer is")
 
 
 def _check_fields(decoder: Decoder, cls: str, saved: list[str], now: list[str]) -> None:
     if saved != now:
-        what = f"it was saved with the fields {', '.join(saved)}, and now has {', '.join(now)}"
+        what = f"it was saved with the fields {', '.join(saved)}, but now has {', '.join(now)}"
         raise _changed(decoder, cls, what)
 
 

@@ -108,7 +108,7 @@ def register_codec(
         Its name in checkpoints; by default the type's module and qualified name.
     subclasses : bool, optional
         Also save values of its subclasses, except those that have a codec of their own. `encode`
-        must save, and `decode` restore, what says which subclass a value is of. For a type that is
+        must save which subclass a value is of, and `decode` restore it. For a type that is
         saved without a codec, such as ``dict``, the codec is for its subclasses only.
 
     Returns
@@ -142,7 +142,7 @@ def register_codec(
     for role, function in (("encode", encode), ("decode", decode)):
         _check_function(role, function)
     if name is not None and (not isinstance(name, str) or not name):
-        raise DefinitionError(f"register_codec: expected a text for name, got {name!r}.")
+        raise DefinitionError(f"register_codec: expected a str for name, got {name!r}.")
     if not subclasses and needs_no_codec(cls):
         raise DefinitionError(f"register_codec: {cls.__name__} is saved exactly without a codec.")
     full_name = name or f"{cls.__module__}.{cls.__qualname__}"
@@ -169,7 +169,7 @@ def _check_function(role: str, function: object) -> None:
         inspect.signature(function).bind(None)
     except TypeError as error:
         raise DefinitionError(
-            f"register_codec: {role} must take one argument, and cannot be called so: {error}."
+            f"register_codec: {role} must take one argument, but cannot be called with one: {error}."
         ) from None
     except ValueError:  # a function written in C
         pass

@@ -221,9 +221,9 @@ class CoreType(NamedTuple):
 def core_type(dtype: np.dtype[Any]) -> CoreType:
     """Return the core data type for a dtype whose items have at least one byte.
 
-    Every reader of Zarr has these. Texts of fixed width are code points, dates a number of units
+    Every reader of Zarr has these. Fixed-width strings are code points, dates a number of units
     since 1970; what is left (bytes, records, long doubles) is bytes, which NumPy can view as the
-    dtype. Only texts of variable width have none.
+    dtype. Only variable-width strings have none.
     """
     name, length = _core_name(dtype)
     if name == "string":

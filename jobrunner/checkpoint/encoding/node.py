@@ -114,7 +114,7 @@ def _check_axes(node: str, name: str, blob: EncodedBlob, what: str, count: int) 
     if one is None or one.trail or one.data.ndim != count:
         found = f"{len(blob.parts)} arrays"
         if one is not None:
-            found = f"an array of {one.data.ndim} axes{' inside of it' if one.trail else ''}"
+            found = f"an array of {one.data.ndim} axes{' inside a container' if one.trail else ''}"
         option = what.partition("=")[0]
         raise DefinitionError(
             f"Node {node!r}, blob {name!r}: {what} expect an array of {count} axes, but the blob is "

@@ -62,7 +62,7 @@ def encode_scalar(value: np.generic) -> Tree:
 
 
 def encode_objects(encoder: Encoder, value: Array, trail: Trail) -> Tree:
-    """Encode an array of objects, which must be texts."""
+    """Encode an array of objects, which must be strings."""
     items = value.ravel().tolist()
     if any(type(item) is not str for item in items):
         raise UnsupportedDtypeError("it holds Python objects other than str")
@@ -76,7 +76,7 @@ def encode_objects(encoder: Encoder, value: Array, trail: Trail) -> Tree:
 
 
 def encode_gaps(encoder: Encoder, value: Array, spec: Any, trail: Trail) -> Tree:
-    """Encode an array of texts of which some may be missing."""
+    """Encode an array of strings, some of which may be missing."""
     missing = [type(item) is not str for item in value.ravel().tolist()]
     gaps = np.array(missing, bool).reshape(value.shape)
     plain = np.empty_like(value, dtype=np.dtypes.StringDType(coerce=value.dtype.coerce))

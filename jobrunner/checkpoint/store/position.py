@@ -25,7 +25,7 @@ def describe_position(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name_position(record: Mapping[str, Any]) -> str:
-    """An epoch, and the step if it was saved within the epoch, for a message."""
+    """Name an epoch, and the step if the checkpoint is mid-epoch, for a message."""
     at = describe_position(record)
     if not at["step"]:
         return f"epoch {at['epoch']}"
@@ -34,6 +34,6 @@ def name_position(record: Mapping[str, Any]) -> str:
 
 
 def name_step(at: Mapping[str, Any]) -> str:
-    """The step of a position that is within an epoch."""
+    """Name the step of a mid-epoch checkpoint."""
     count = at["steps_per_epoch"]
     return f"step {at['step']}" + ("" if count is None else f" of {count}")

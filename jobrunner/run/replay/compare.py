@@ -27,8 +27,8 @@ from jobrunner.run.replay.objects import are_same_class, compare_objects, identi
 Difference = dict[str, Any]
 
 _NOT_COMPARED = (
-    "the pickles differ, and their values may be equal all the same: to compare these, which runs "
-    "code from the checkpoints, pass --allow-pickle"
+    "the pickles differ, but their values may be equal. To compare the values, pass "
+    "--allow-pickle, which runs code from the checkpoints"
 )
 
 

@@ -97,7 +97,7 @@ def test_a_name_in_a_checkpoint_imports_nothing_and_calls_nothing(
         if name in ("State.__init__", "describe"):
             assert decode(tree).cls == f"{module}:{name}"
         else:
-            with pytest.raises(CheckpointError, match="it was a dataclass, and is none now"):
+            with pytest.raises(CheckpointError, match="it was a dataclass, and no longer is"):
                 decode(tree)
     with pytest.raises(CheckpointError, match="was saved with the fields"):
         decode({"$": "dataclass", "cls": f"{module}:State", "fields": fields})

@@ -356,7 +356,7 @@ def test_a_compressor_that_zarr_does_not_know_is_refused_before_anything_runs(
 
 @pytest.mark.parametrize(
     ("value", "found"),
-    [(np.zeros(4), "an array of 1 axes"), ({"x": np.zeros((2, 2))}, "1 axes|inside of it")],
+    [(np.zeros(4), "an array of 1 axes"), ({"x": np.zeros((2, 2))}, "1 axes|inside a container")],
 )
 def test_chunks_that_do_not_fit_the_blob_are_refused_before_epoch_1(
     rig: Rig, value: Any, found: str

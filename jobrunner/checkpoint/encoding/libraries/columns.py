@@ -23,7 +23,7 @@ def pack(values: Any) -> Any:
     arrays = pd.arrays
     if type(values) is np.ndarray:
         return values if values.dtype != object else _pack_objects(values)
-    if type(values) is arrays.NumpyExtensionArray:  # not its subclasses for texts
+    if type(values) is arrays.NumpyExtensionArray:  # not its subclasses for strings
         return {"kind": "numpy", "values": pack(values.to_numpy())}
     if isinstance(values, arrays.DatetimeArray):
         moments = values.asi8.view(f"M8[{values.unit}]")
@@ -122,7 +122,7 @@ def _expect(values: Any, kind: str) -> Array:
 
 
 def _pack_objects(values: Array) -> dict[str, Any]:
-    """Convert objects: texts with gaps are an array, others a list."""
+    """Convert objects: strings and missing values are an array, others a list."""
     pd = sys.modules["pandas"]
     items = values.ravel().tolist()
     kinds = set(map(type, items))

@@ -23,7 +23,7 @@ def encode(name: str, value: Any) -> dict[str, Any]:
     jax = sys.modules["jax"]
     if len(value.devices()) > 1:
         raise NotExactError(
-            f"it lies on {len(value.devices())} devices, and would load onto one; save "
+            f"it is on {len(value.devices())} devices, and would load onto one; save "
             f"jax.device_get(x), or make the blob transient"
         )
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
