@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dask.system import CPU_COUNT
@@ -54,15 +55,13 @@ async def scheduler_identity(client: Client, n_workers: int) -> dict[str, Any]:
     return found
 
 
-async def broadcast(
-    client: Client, operation: str, message: Mapping[str, Any], addresses: Collection[str]
-) -> dict[str, Any]:
-    """Send a message through the scheduler; returns each worker's answer or an exception."""
+def broadcaster(client: Client) -> Callable[..., Coroutine[Any, Any, dict[str, Any]]]:
+    """A function that sends workers a message, ``(msg={"op": ...}, workers=[...])``, by the scheduler.
+
+    It returns each worker's answer or an exception.
+    """
     rpc: Any = client.scheduler
-    answers: dict[str, Any] = await rpc.broadcast(
-        msg={"op": operation, **message}, workers=list(addresses), on_error="return"
-    )
-    return answers
+    return partial(rpc.broadcast, on_error="return")
 
 
 def topic_handlers(client: Client) -> Mapping[str, Callable[[Any], Any]]:

@@ -29,7 +29,7 @@ from jobrunner.cluster.messages import (
 from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.cluster.scheduler import START_AGAIN, SchedulerLink
 from jobrunner.config import get_number
-from jobrunner.dask_internals import broadcast
+from jobrunner.dask_internals import broadcaster
 from jobrunner.errors import SchedulerLostError
 from jobrunner.worker import OPERATION, Message, host
 
@@ -60,6 +60,7 @@ class Messenger:
         self._client = scheduler.client
         self.name = name
         self.members = members
+        self._broadcast = broadcaster(self._client)
         self._lines = DirectLines(self._client, int(get_number("direct-workers")))
         self._is_in_doubt = False  # direct lines broke just now, perhaps since a worker is lost
         self._loss = asyncio.Event()
@@ -299,7 +300,8 @@ class Messenger:
         self, message: Message, addresses: Collection[str]
     ) -> Coroutine[Any, Any, dict[str, Answer]]:
         """Send a message through the scheduler; returns each worker's answer or an exception."""
-        return broadcast(self._client, OPERATION, {"binding": self.name, **message}, addresses)
+        whole = {"op": OPERATION, "binding": self.name, **message}
+        return self._broadcast(msg=whole, workers=list(addresses))
 
     # ---- news of losses
 

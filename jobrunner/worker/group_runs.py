@@ -21,7 +21,7 @@ from jobrunner.worker.outcome import Failure, Outcome, describe_failure
 from jobrunner.worker.program import Program
 from jobrunner.worker.task_context import CurrentTask
 from jobrunner.worker.threads import Operation, ThreadPool, call_on_loop
-from jobrunner.workspace import MemoryLimit, Snapshot, open_frames, to_frames
+from jobrunner.workspace import MemoryLimit, Snapshot, crossing_frames, open_frames
 
 GRANT, REPORT = -1, -2
 """Notes between a batch's lead and its followers travel under these in place of a crossing."""
@@ -258,7 +258,7 @@ class GroupRuns:
             submit=self._threads.submit,
             timer=self._loop.call_later,
             send=lambda crossing, value: self._outbox.put(
-                number, program.routes[crossing], crossing, to_frames(value)
+                number, program.routes[crossing], crossing, crossing_frames(value)
             ),
             finished=lambda outcome: call_on_loop(self._loop, self._end_run, run, outcome),
             drained=lambda: call_on_loop(self._loop, self._drained.set),

@@ -7,6 +7,7 @@ from jobrunner.workspace.memory_limit import MEMORY_LIMIT, MemoryLimit, largest
 from jobrunner.workspace.pickles import (
     NotPicklableError,
     Snapshot,
+    crossing_frames,
     from_frames,
     open_frames,
     to_frames,

@@ -45,12 +45,18 @@ def to_frames(value: Any) -> list[Any]:
     The buffers are not copied: the value must not change until they are sent.
     """
     buffers: list[pickle.PickleBuffer] = []
+    head = dumps(value, buffers)
+    return [head, *(buffer.raw() for buffer in buffers)]
+
+
+def crossing_frames(value: Any) -> list[Any]:
+    """Return `to_frames` of a value, sooner for numbers, arrays and short containers of these."""
     if type(value) in IMMUTABLE:
         return [pickle.dumps(value, protocol=5)]
-    if _is_plain(value):
-        head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    else:
-        head = dumps(value, buffers)
+    if not _is_plain(value):
+        return to_frames(value)
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return [head, *(buffer.raw() for buffer in buffers)]
 
 

@@ -32,7 +32,7 @@ from jobrunner.checkpoint.encoding import (
 from jobrunner.checkpoint.store.compression import suit_dtype
 from jobrunner.checkpoint.store.grid import Grid, plan_grid, to_logical
 from jobrunner.checkpoint.store.manifest import MANIFEST, STORE_FORMAT
-from jobrunner.checkpoint.store.stacks import Alike, Rows, cut_stacks, group_alike
+from jobrunner.checkpoint.store.stacks import LEAST_ALIKE, Alike, Rows, cut_stacks, group_alike
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.names import child_names, escape
 
@@ -107,7 +107,9 @@ def lay_out(blobs: Mapping[str, EncodedBlob | Alike], about: Mapping[str, Any]) 
     if len(alone) < len(blobs):
         for alike in {id(it): it for it in blobs.values() if isinstance(it, Alike)}.values():
             layout.blobs |= zip(alike.arrays, _stack(stacks, alike.arrays, None), strict=True)
-    rows = _stack_parts(stacks, alone)
+    rows: dict[tuple[str, int], list[int]] = {}
+    if sum(len(blob.parts) for blob in alone.values()) >= LEAST_ALIKE:
+        rows = _stack_parts(stacks, alone)
     attributes: dict[str, Any] = {OWN_KEY: None}
     for name, top in zip(alone, child_names(alone), strict=True):
         _lay_out_blob(layout, attributes, name, top, alone[name], rows)
