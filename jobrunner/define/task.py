@@ -86,7 +86,7 @@ class Task:
         By default `Node.current()`.
     group : TaskGroup, optional
         By default the active one of this thread, if any. Only `Session.run` runs a task without a
-        group: a job compiled later warns about it, or is refused if nothing refers to it any more.
+        group: a job made before it and compiled later warns about it, or is refused if it is gone.
     workspace_type : WorkspaceType, "global" or "private", optional
         Overrides the group's.
     num_instances : int
