@@ -28,7 +28,7 @@ def pandas_values() -> list[Any]:
     columns = {
         "n": np.array([1, 2, 3], "i4"),
         "x": [0.5, np.nan, -0.0],
-        "text": np.array(["a", "é", ""], object),
+        "text": pd.Series(["a", "é", ""], days, object),
         "kind": pd.Categorical.from_codes([0, 1, -1], pd.Index([10, 20]), ordered=True),
         "gaps": pd.array([1, None, 3], "Int16"),
     }
