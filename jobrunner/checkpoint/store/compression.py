@@ -34,7 +34,7 @@ def check_compressors(compressors: Sequence[Compressor], where: str) -> tuple[Co
                 f"example zarr.codecs.ZstdCodec(level=3)."
             )
         try:
-            # Zarr 3.1.0 to 3.1.2 cannot describe a codec without them.
+            # Zarr before 3.1.3 cannot describe a codec without them.
             filled = {**_OF_DTYPE, **asked} if about["name"] == "blosc" else asked
             codec = get_codec_class(about["name"]).from_dict({**about, "configuration": filled})
             known: dict[str, Any] = dict(codec.to_dict())
