@@ -92,8 +92,7 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
     right = (0, 3, 4, 5) if partial else (0, 2, 3, 4)
     lines = [format_table(rows, right)]
     lines += [
-        f"Epoch {found['epoch']} has not ended: its checkpoint contains "
-        f"{found['whole_epochs']} whole epochs and {name_step(found)}."
+        f"Epoch {found['epoch']} has not ended: its checkpoint was saved after {name_step(found)}."
         for found in partial
     ]
     lines += [f"Epoch {epoch} is pinned: {', '.join(labels)}." for epoch, labels in pins.items()]
@@ -102,7 +101,7 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
 
 
 def _describe_runs(manager: MultiNodeCheckpointManager) -> list[dict[str, Any]]:
-    """The checkpoint directories in a directory that is none itself."""
+    """Describe the checkpoint directories in a directory that is not one itself."""
     found = []
     for name in find_runs(manager):
         about: dict[str, Any] = {"name": name}
@@ -125,7 +124,7 @@ def _format_runs(path: str, runs: Sequence[Mapping[str, Any]]) -> str:
         rows.append((run["name"], str(run.get("epochs") or 0), latest, state))
     notes = [f"{run['name']} is damaged: {run['error']}" for run in runs if "error" in run]
     first = os.path.join(path, runs[0]["name"])
-    advice = f"{path} records no epoch itself. For one of these: jobrunner ls {first}"
+    advice = f"{path} itself has no recorded epoch. To list one of these: jobrunner ls {first}"
     return "\n".join([format_table(rows, right=(1, 2)), *notes, advice])
 
 

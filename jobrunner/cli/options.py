@@ -98,7 +98,7 @@ def read_epoch(text: str, manager: MultiNodeCheckpointManager) -> int:
 
 
 def find_runs(manager: MultiNodeCheckpointManager) -> list[str]:
-    """The checkpoint directories in a directory that is none itself, by name."""
+    """The names of the checkpoint directories in a directory that is not one itself."""
     from jobrunner.checkpoint import LOG_DIRECTORY
 
     files, path = manager.recorded.files, manager.path
@@ -113,9 +113,5 @@ def nothing_recorded(manager: MultiNodeCheckpointManager) -> errors.CheckpointNo
     """The error for a directory without epochs."""
     names = find_runs(manager)
     shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-    hint = (
-        f" It is a directory of checkpoint directories: {shown}. Name one of these."
-        if names
-        else ""
-    )
+    hint = f" It contains checkpoint directories: {shown}. Name one of them." if names else ""
     return errors.CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.{hint}")

@@ -56,7 +56,7 @@ def test_other_commands_name_the_run_directories_too(
     result = invoke(command, tmp_path, *more.get(command, ["latest"]))
     assert result.exit_code == 6
     assert "No epoch is recorded in" in result.output
-    assert "is a directory of checkpoint directories: runs" in result.output
+    assert "contains checkpoint directories: runs" in result.output
 
 
 def test_a_damaged_directory_does_not_hide_the_others(runs: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint saved within an epoch is shown as what it is, and ranked only if asked to be."""
+"""A mid-epoch checkpoint is shown as what it is, and ranked only if asked to be."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_commands_show_whole_epochs_and_the_step(runs: Path) -> None:
     lines = text.splitlines()
     assert lines[0].split()[:2] == ["EPOCH", "STEP"]
     assert [("1 of 2" in line) for line in lines[1:6]] == [False] * 4 + [True]
-    assert "Epoch 4 has not ended: its checkpoint contains 3 whole epochs and step 1 of 2." in text
+    assert "Epoch 4 has not ended: its checkpoint was saved after step 1 of 2." in text
     last = data["epochs"][-1]
     assert (last["epoch"], last["whole_epochs"], last["step"], last["steps_per_epoch"]) == (
         4,

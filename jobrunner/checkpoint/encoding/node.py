@@ -191,7 +191,7 @@ def _refuse_shared_memory(node: str, memory: Sequence[_View], beside: Mapping[st
     if named:
         first, second = ("/".join((memory[i].blob, *memory[i].trail)) for i in named)
         raise DefinitionError(
-            f"Node {node!r}: the blobs {first!r} and {second!r} share memory, and would "
+            f"Node {node!r}: the blobs {first!r} and {second!r} share memory, but would "
             f"not share it after a resume. Copy one of them (array.copy()), or save only "
             f"one and derive the other from it."
         )

@@ -64,9 +64,10 @@ class LogWriter:
         found = "no such entry" if replaced.found is None else f"entry {replaced.found}"
         return CheckpointError(
             f"{self._path} was replaced while this run used it: expected entry {state.number} of "
-            f"the log to be {state.last_id}, found {found}. An older copy was restored there, or "
-            f"its storage is not mounted. This run writes nothing there until its own directory is "
-            f"back. Put it back, or start the same command again to continue from what is there."
+            f"the log to be {state.last_id}, found {found}. An older copy may have been "
+            f"restored, or the storage may not be mounted. This run writes nothing there until its own "
+            f"directory is back. Put it back, or start the same command again to continue from what "
+            f"is there."
         )
 
     def known(self) -> State:

@@ -23,9 +23,7 @@ def encode(name: str, value: Any) -> dict[str, Any]:
     """Return the arrays that the format is made of."""
     for attribute in vars(value):
         if not attribute.startswith("_") and attribute not in _OWN_ATTRIBUTES:
-            raise NotExactError(
-                f"its attribute {attribute!r} would be lost; save it in a blob of its own, and delete it here"
-            )
+            raise NotExactError(f"its attribute {attribute!r} would be lost; save it separately")
     form = value.format
     parts = {"format": form, "shape": [int(length) for length in value.shape]}
     if form in _COMPRESSED:
