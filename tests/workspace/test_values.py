@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobrunner.workspace.pickles import Snapshot, from_frames, to_frames
-from jobrunner.workspace.values import adopt, freeze, own, view
+from jobrunner.workspace.pickles import (
+    Snapshot,
+    crossing_frames,
+    from_frames,
+    open_frames,
+    to_frames,
+)
+from jobrunner.workspace.values import adopt, freeze, own, settle, view
 from tests.sampling import examples
 
 RECORD = np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])
@@ -402,14 +408,68 @@ def test_an_object_of_a_class_in_a_script_is_frozen_by_value():
     [
         *(1, "x", np.arange(10), {"a": np.ones((2, 3), order="F")}, np.arange(10)[::2]),
         *([np.zeros(0)], np.zeros(6, ">f8")[::2], np.zeros(2, ">M8[D]"), np.zeros(2, ">U2")),
+        *((np.zeros(2), 1), {"a": np.zeros(6, ">f8")[::2]}, np.array(["x", None], object)),
     ],
     ids=repr,
 )
-def test_a_value_survives_the_wire(value):
-    frames = [bytes(frame) for frame in to_frames(value)]
+@pytest.mark.parametrize("pickled", [to_frames, crossing_frames])
+def test_a_value_survives_the_wire(value, pickled):
+    frames = [bytes(frame) for frame in pickled(value)]
     found = from_frames(frames)
     np.testing.assert_equal(found, value)
     assert getattr(found, "dtype", None) == getattr(value, "dtype", None)
+    if isinstance(value, dict):
+        assert found["a"].dtype == value["a"].dtype
+
+
+@pytest.mark.parametrize("arrays", [1, 2, 40])
+@pytest.mark.parametrize("kind", [dict, list, tuple])
+def test_what_crosses_is_read_only_and_shares_inside_what_it_shared(kind, arrays):
+    items = [np.zeros(3) for _ in range(arrays)]
+    value = dict(enumerate([*items, items[0]])) if kind is dict else kind([*items, items[0]])
+    found = open_frames([bytes(frame) for frame in crossing_frames(freeze(value, copy=False))])
+    found = list(found.values()) if kind is dict else found
+    assert np.shares_memory(found[0], found[-1])
+    assert not any(array.flags.writeable for array in found)
+
+
+def test_no_memoryview_crosses_in_an_array_of_objects():
+    with pytest.raises(TypeError, match="memoryview"):
+        crossing_frames(np.array([memoryview(b"a"), None], object))
+
+
+@pytest.mark.parametrize("arrays", [1, 40])
+@pytest.mark.parametrize("kind", [dict, list, tuple])
+def test_a_container_is_its_own_unless_something_else_has_it_or_its_arrays(kind, arrays):
+    def make():
+        items = [np.zeros(3) for _ in range(arrays)]
+        return dict(enumerate(items)) if kind is dict else kind(items)
+
+    def own_again(others=(), must_write=True):
+        settle(box, 0, lambda: others, must_write=must_write)
+        return id(box[0][0]) != before
+
+    box = [make()]
+    before = id(box[0][0])
+    assert not own_again()
+    held = box[0][0]
+    assert own_again()
+    assert box[0][0] is not held
+    box, held = [make()], None
+    before, held = id(box[0][0]), box[0][0][1:]
+    assert own_again()
+    held[:] = 1
+    assert box[0][0].tolist() == [0, 0, 0]
+    box, held = [make()], None
+    before, held = id(box[0][0]), box[0]
+    assert own_again()
+    assert box[0] is not held
+    box, held = [make()], None
+    before = id(box[0][0])
+    box[0][0].flags.writeable = False
+    assert not own_again(must_write=False)
+    assert own_again()
+    assert box[0][0].flags.writeable
 
 
 def test_large_arrays_travel_as_their_own_memory():
