@@ -32,7 +32,7 @@ def get_bytes(key: str, whole: int) -> int:
 
     Raises `DefinitionError` for anything else.
     """
-    expected = "a share from 0 to 1, a number of bytes, or a text like '2 GiB'"
+    expected = "a share from 0 to 1, a number of bytes, or a string like '2 GiB'"
     nbytes = _read(key, expected, float, dask.utils.parse_bytes)
     return int(nbytes * whole if nbytes <= 1 else nbytes)
 

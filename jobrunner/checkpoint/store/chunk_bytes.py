@@ -146,7 +146,7 @@ def decode_piece(
 
 
 def encode_texts(data: Array, count: int) -> bytes:
-    """Encode texts as Zarr's ``vlen-utf8``, filled up with empty ones to `count`."""
+    """Encode strings as Zarr's ``vlen-utf8``, filled up with empty ones to `count`."""
     texts = [text.encode() for text in data.ravel().tolist()]
     pieces = [count.to_bytes(4, "little")]
     for text in texts:
@@ -156,7 +156,7 @@ def encode_texts(data: Array, count: int) -> bytes:
 
 
 def decode_texts(data: bytes) -> list[str]:
-    """Decode the texts that `encode_texts` encoded."""
+    """Decode the strings that `encode_texts` encoded."""
     texts = []
     position = 4
     for _ in range(int.from_bytes(data[:4], "little")):
