@@ -13,7 +13,7 @@ import enum
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
 from types import ModuleType, SimpleNamespace
@@ -186,6 +186,38 @@ def _dataclass(encoder: Encoder, value: Any, trail: Trail) -> Tree:
     if others := {it: state[it] for it in state if it not in fields}:
         tree["attributes"] = _fields(encoder, value, others, (*trail, "_attributes"))
     return tree
+
+
+def encode_alike(
+    encoder: Encoder,
+    cls: Any,
+    values: Collection[Any],
+    hold_scalars: Callable[[Iterable[Iterable[Any]]], bool],
+) -> list[Tree] | None:
+    """Encode values of one class that hold only scalars; None if one is anything else."""
+    method = find_encoder(next(iter(values)))
+    fields = _fields_of(cls) if method in (_named_tuple, _dataclass) else ()
+    if method is _named_tuple:
+        is_bare = not cls.__dictoffset__ and cls.__iter__ is tuple.__iter__
+        if not is_bare or set(map(len, values)) != {len(fields)} or not hold_scalars(values):
+            return None
+        contents = [list(zip(fields, value, strict=True)) for value in values]
+    elif method is _dataclass and not (_unlike_dataclass(cls) or _slots(cls)):
+        states = [getattr(value, "__dict__", {}) for value in values]
+        if set(map(tuple, states)) != {fields} or not hold_scalars(it.values() for it in states):
+            return None
+        contents = [list(state.items()) for state in states]
+    else:
+        return None
+    try:
+        name = encoder.name_class(cls)
+    except UnsuitableError:
+        return None
+    if method is _dataclass and not encoder.mutables(values):
+        return None
+    encoder.is_new = True
+    kind = "namedtuple" if method is _named_tuple else "dataclass"
+    return [{"$": kind, "cls": name, "fields": content} for content in contents]
 
 
 @lru_cache(maxsize=256)

@@ -105,6 +105,8 @@ class Decoder:
                 result[key] = self.decode(value)
             return result
         try:
+            if kind == "tuple" and len(item) == 2 and type(item.get("items")) is list:
+                return tuple(map(self.decode, item["items"]))  # as below; there may be very many
             if kind in _KINDS:
                 fields_type, method = _KINDS[kind]
                 if self.is_outline:

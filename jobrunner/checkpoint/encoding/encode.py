@@ -12,12 +12,19 @@ import math
 import struct
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from jobrunner.checkpoint.encoding import classes, everyday, numpy_values, tensors
+from jobrunner.checkpoint.encoding.alike import (
+    EXACT_INT,
+    INLINE_CHARACTERS,
+    are_plain_keys,
+    encode_alike,
+    pack,
+)
 from jobrunner.checkpoint.encoding.codecs import (
     Codec,
     CodecTable,
@@ -37,10 +44,8 @@ from jobrunner.checkpoint.encoding.libraries import NotExactError, encode_value,
 from jobrunner.checkpoint.encoding.stateful import has_state, name_class
 from jobrunner.names import child_names, is_clean
 
-_EXACT_INT = 1 << 53  # JSON readers in other languages lose digits of larger ints
 _INLINE_BYTES = 1024
-_INLINE_CHARACTERS = 4096
-_PACKED_LENGTH = 256
+_LEAST_ALIKE = 8
 _MAX_DEPTH = 150
 _STATE = "the state of another object"
 _LOOP = "it contains itself"
@@ -60,7 +65,7 @@ class Encoder:
         self.classes: dict[str, type] = {}  # that the tree refers to, by name
         self.is_new = False  # whether the tree has nodes that no version before format 4 reads
         self._class_names: dict[type, str] = {}
-        self._codecs = codecs
+        self.codecs = codecs
         self._allow_pickle = allow_pickle
         self._numbers: dict[object, int] = {}
         self._count = 0
@@ -74,7 +79,7 @@ class Encoder:
         cls = type(value)
         if method := _ENCODERS.get(cls):
             return method(self, value, trail)
-        if self._codecs is not None and (codec := self._codecs.get(cls)):
+        if self.codecs is not None and (codec := self.codecs.get(cls)):
             return self._by_codec(value, trail, codec)
         if method := EVERYDAY.get(cls):
             return self._everyday(method, value, trail)
@@ -179,6 +184,18 @@ class Encoder:
             self.identities[id(value)] = value
         return same
 
+    def mutables(self, values: Collection[object]) -> bool:
+        """Number mutable objects; if one has a number already, number none and return False."""
+        ids = list(map(id, values))
+        if len(set(ids)) < len(ids) or not self._numbers.keys().isdisjoint(ids):
+            return False
+        self._numbers.update(zip(ids, range(self._count, self._count + len(ids)), strict=True))
+        self._count += len(ids)
+        self._kept += values
+        if not self.is_value:
+            self.identities.update(zip(ids, values, strict=True))
+        return True
+
     def _object(self, value: object) -> Tree | None:
         """Number an object of an unknown class, which counts as immutable if it is hashable."""
         can_change = type(value).__hash__ in (None, object.__hash__)
@@ -190,7 +207,7 @@ class Encoder:
 
     def text(self, value: str, trail: Trail) -> Tree:
         """Encode a str."""
-        if len(value) > _INLINE_CHARACTERS:
+        if len(value) > INLINE_CHARACTERS:
             data = np.frombuffer(value.encode("utf-8", "surrogatepass"), np.uint8)
             return {"$": "str", "at": self.part(data, trail, "str")}
         if is_clean(value):
@@ -223,40 +240,38 @@ class Encoder:
         return packed or {"$": "tuple", "items": self._items(value, trail)}
 
     def _packed(self, kind: str, value: Sequence[Any], trail: Trail) -> Tree | None:
-        """Encode a long sequence of numbers of one type as an array."""
-        if len(value) < _PACKED_LENGTH:
-            return None
-        cls, *others = set(map(type, value))
-        if others or cls not in (float, int, bool):
-            return None
-        try:
-            data: Array = np.array(value, cls)
-        except OverflowError:
-            return None
-        return {"$": kind, "at": self.part(data, trail, kind)}
+        data = pack(value)
+        return None if data is None else {"$": kind, "at": self.part(data, trail, kind)}
 
     def _items(self, value: Sequence[Any], trail: Trail) -> list[Tree]:
         self._enter(value, trail)
-        trees = [self.encode(item, (*trail, str(i))) for i, item in enumerate(value)]
+        trees = self._alike(value)
+        if trees is None:
+            trees = [self.encode(item, (*trail, str(i))) for i, item in enumerate(value)]
         self._inside.remove(id(value))
         return trees
+
+    def _alike(self, items: Collection[Any]) -> list[Tree] | None:
+        can_be = len(items) >= _LEAST_ALIKE and len(self._inside) < _MAX_DEPTH
+        return encode_alike(self, items) if can_be else None
 
     def _dict(self, value: dict[Any, Any], trail: Trail) -> Tree:
         if same := self.mutable(value):
             return same
         self._enter(value, trail)
         is_dict = type(value) is dict
-        named = zip(child_names(value), value.items(), strict=True)
         tree: Tree
-        if (
-            is_dict
-            and "$" not in value
-            and all(type(key) is str and is_clean(key) for key in value)
-        ):
-            tree = {key: self.encode(item, (*trail, name)) for name, (key, item) in named}
+        if is_dict and are_plain_keys(value):
+            trees = self._alike(value.values())
+            if trees is None:
+                named = zip(child_names(value), value.values(), strict=True)
+                trees = [self.encode(item, (*trail, name)) for name, item in named]
+            tree = dict(zip(value, trees, strict=True))
         else:
             items = []
-            for i, (name, (key, item)) in enumerate(named):
+            for i, (name, (key, item)) in enumerate(
+                zip(child_names(value), value.items(), strict=True)
+            ):
                 first = self._encode_within("a key", key, (*trail, f"_{i}_key"))
                 items.append([first, self.encode(item, (*trail, name))])
             tree = {"$": "dict" if is_dict else "odict", "items": items}
@@ -299,7 +314,7 @@ class Encoder:
 
     def part(self, array: Array, trail: Trail, holds: str) -> int:
         """Add an array to the blob's; return its index."""
-        order = _memory_order(array)
+        order = numpy_values.memory_order(array)
         data = array if order is None else array.transpose(order)
         self.parts.append(ArrayPart(data, order, trail, holds))
         return len(self.parts) - 1
@@ -354,7 +369,7 @@ class Encoder:
 _ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
     type(None): lambda _, value, trail: value,
     bool: lambda _, value, trail: value,
-    int: lambda _, v, trail: v if abs(v) <= _EXACT_INT else {"$": "int", "hex": hex(v)},
+    int: lambda _, v, trail: v if abs(v) <= EXACT_INT else {"$": "int", "hex": hex(v)},
     float: lambda _, v, trail: v if math.isfinite(v) else {"$": "float", "hex": _bits(v)},
     complex: lambda _, value, trail: {"$": "complex", "hex": _bits(value.real, value.imag)},
     str: Encoder.text,
@@ -377,11 +392,3 @@ EVERYDAY: dict[type, EncodeMethod] = {**everyday.ENCODERS, **numpy_values.ENCODE
 
 def _bits(*values: float) -> str:
     return struct.pack(f">{len(values)}d", *values).hex()
-
-
-def _memory_order(array: Array) -> tuple[int, ...] | None:
-    """Return the memory order of the axes, outermost first; None if they are in it already."""
-    if array.flags.c_contiguous or 0 in array.strides:
-        return None
-    order = tuple(sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis])))
-    return None if order == tuple(range(array.ndim)) else order

@@ -68,7 +68,8 @@ def _frozenset(encoder: Encoder, value: frozenset[Any], trail: Trail) -> Tree:
 
 
 def _members(encoder: Encoder, value: Collection[Any], trail: Trail) -> Tree:
-    return encoder.within("a set", value, tuple(sorted(value, key=_rank)), trail)
+    rank = repr if set(map(type, value)) == {str} else _rank  # the same order, and much faster
+    return encoder.within("a set", value, tuple(sorted(value, key=rank)), trail)
 
 
 def _rank(item: object) -> tuple[Any, ...]:
