@@ -33,6 +33,7 @@ from jobrunner.checkpoint.encoding.schema import (
     Length,
     Shape,
     convert,
+    described,
     parse,
     read_document,
 )

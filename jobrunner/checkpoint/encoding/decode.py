@@ -28,7 +28,7 @@ from jobrunner.checkpoint.encoding.outline import (
     outline_pickle,
     outline_tensor,
 )
-from jobrunner.checkpoint.encoding.schema import Count, Shape
+from jobrunner.checkpoint.encoding.schema import Count, Shape, described
 from jobrunner.checkpoint.encoding.stateful import SavedState
 from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
 
@@ -333,7 +333,7 @@ _OUTLINES: Mapping[str, Callable[..., Any]] = {
 
 def _fields_type(kind: str, method: Callable[..., Any]) -> type[msgspec.Struct]:
     _, *parameters = inspect.signature(method, eval_str=True).parameters.values()
-    return msgspec.defstruct(
+    fields_type = msgspec.defstruct(
         kind,
         [
             (it.name, it.annotation, msgspec.NODEFAULT if it.default is it.empty else it.default)
@@ -345,6 +345,7 @@ def _fields_type(kind: str, method: Callable[..., Any]) -> type[msgspec.Struct]:
         tag=kind,
         gc=False,
     )
+    return described(fields_type)
 
 
 _KINDS = {

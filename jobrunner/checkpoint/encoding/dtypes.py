@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from jobrunner.checkpoint.encoding.schema import Count, Document, Shape
+from jobrunner.checkpoint.encoding.schema import Count, Document, Shape, described
 
 Array = np.ndarray[Any, Any]
 
@@ -166,15 +166,15 @@ def _make(spec: Spec) -> np.dtype[Any]:
     if isinstance(spec, str):
         return _plain(spec)
     if "string" in spec:
-        string = msgspec.convert(spec, StringSpec)
+        string = msgspec.convert(spec, described(StringSpec))
         options: dict[str, Any] = {"coerce": string.coerce}
         if string.string is not None:
             options["na_object"] = None if string.string == "none" else float("nan")
         return np.dtypes.StringDType(**options)
     if "base" in spec:
-        subarray = msgspec.convert(spec, SubarraySpec)
+        subarray = msgspec.convert(spec, described(SubarraySpec))
         return np.dtype((_make(subarray.base), subarray.shape))
-    struct = msgspec.convert(spec, StructSpec)
+    struct = msgspec.convert(spec, described(StructSpec))
     layout: dict[str, Any] = {
         "names": [name for name, *_ in struct.fields],
         "formats": [_make(form) for _, form, *_ in struct.fields],

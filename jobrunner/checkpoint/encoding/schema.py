@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
@@ -21,6 +22,19 @@ class Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, g
     """A JSON object; subclasses list its fields, with types and limits."""
 
 
+_described: set[Any] = set()
+_describing = threading.Lock()
+
+
+def described(kind: type[T]) -> type[T]:
+    """Return `kind`, once msgspec knows its fields: two threads that use it first would crash."""
+    if kind not in _described:
+        with _describing:
+            msgspec.json.Decoder(kind)
+        _described.add(kind)
+    return kind
+
+
 def read_document(data: bytes | str, kind: type[T], path: str, *, advice: str) -> T:
     """Read a JSON document as `kind`, with exactly its fields; `path` and `advice` are for messages.
 
@@ -28,7 +42,7 @@ def read_document(data: bytes | str, kind: type[T], path: str, *, advice: str) -
     another type or out of range.
     """
     with contextlib.suppress(ValueError, RecursionError):
-        document = msgspec.json.decode(data, type=kind)
+        document = msgspec.json.decode(data, type=described(kind))
         # Much faster than `parse`; what is encoded again has no key twice.
         if msgspec.json.encode(document) == data:
             return document
@@ -53,7 +67,7 @@ def parse(data: bytes | str, path: str, *, advice: str) -> Any:
 def convert(tree: object, kind: type[T], path: str, *, advice: str) -> T:
     """Convert what `parse` returned to `kind`; see `read_document`."""
     try:
-        return msgspec.convert(tree, kind)
+        return msgspec.convert(tree, described(kind))
     except (msgspec.ValidationError, RecursionError) as error:
         raise CheckpointCorruptError(
             f"{path} has an invalid field: {error}. {advice}", path=path

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, structs
 
+from jobrunner.checkpoint.encoding import described
+
 Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Text = Annotated[str, Meta(min_length=1)]
@@ -212,7 +214,7 @@ class GapEntry(LogEntry, tag="gap"):
 
 def holder_of(entry: RunEntry | RepairEntry) -> Holder:
     """The run that an entry gives the directory to; after a repair no run has it."""
-    return msgspec.convert(entry, Holder, from_attributes=True)
+    return msgspec.convert(entry, described(Holder), from_attributes=True)
 
 
 def commits_in(entry: LogEntry) -> list[CommitEntry]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from jobrunner.checkpoint.encoding import described
 from jobrunner.checkpoint.log.entries import Process
 from jobrunner.checkpoint.storage import Files
 
@@ -65,7 +66,7 @@ def is_left_behind(files: Files, directory: str) -> bool:
 def read_process(data: bytes) -> Process | None:
     """The process that wrote a heartbeat; None if the file is damaged."""
     with contextlib.suppress(ValueError, RecursionError):
-        return msgspec.json.decode(data.partition(b"\n")[2], type=Process)
+        return msgspec.json.decode(data.partition(b"\n")[2], type=described(Process))
     return None
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from jobrunner.checkpoint.encoding import described
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
     ENTRY_NAME,
@@ -246,7 +247,7 @@ class _Planner:
                 repair.commits[epoch] = (
                     self._rebuild_record(claim)
                     if commit is None
-                    else msgspec.convert(commit, RebuiltRecord, from_attributes=True)
+                    else msgspec.convert(commit, described(RebuiltRecord), from_attributes=True)
                 )
             except CheckpointCorruptError as error:
                 failed[claim] = str(error)

@@ -18,6 +18,7 @@ from jobrunner.checkpoint.encoding import (
     Shape,
     Spec,
     UnsupportedDtypeError,
+    described,
     dtype_from_spec,
     read_document,
 )
@@ -272,7 +273,7 @@ def read_manifest(data: bytes, path: str) -> Manifest:
     """
     found = 0
     with contextlib.suppress(ValueError, RecursionError):  # raised by `read_document` below
-        found = msgspec.json.decode(data, type=_AnyDocument).attributes.format
+        found = msgspec.json.decode(data, type=described(_AnyDocument)).attributes.format
     if found > STORE_FORMAT:
         raise CheckpointError(
             f"{path} has format {found}, and this version of jobrunner reads up to "

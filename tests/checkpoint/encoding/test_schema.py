@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Annotated
 
 import msgspec
@@ -47,3 +49,31 @@ def test_an_invalid_document_is_an_error_that_names_file_and_field(text, told):
 
 def test_a_document_is_read_as_its_type_says():
     assert read_document(b'{"part": {"size": 3}}', Whole, "p", advice="") == Whole(Part(3))
+
+
+READ_AT_ONCE = """
+import sys, threading, msgspec
+from jobrunner.checkpoint.encoding import read_document
+
+sys.setswitchinterval(1e-6)
+numbers = {f"f{i}": i for i in range(20)}
+data = msgspec.json.encode({"one": numbers, "many": [], "named": {}})
+for _ in range(30):
+    part = msgspec.defstruct("Part", [(name, int) for name in numbers])
+    fields = [("one", part), ("many", list[part]), ("named", dict[str, part])]
+    kind, gate = msgspec.defstruct("Whole", fields), threading.Barrier(6)
+
+    def read():
+        gate.wait()
+        read_document(data, kind, "a.json", advice="")
+
+    threads = [threading.Thread(target=read) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_threads_may_be_the_first_to_read_a_document_at_the_same_time() -> None:
+    subprocess.run([sys.executable, "-c", READ_AT_ONCE], check=True, timeout=60)
