@@ -314,7 +314,7 @@ class Encoder:
 
     def part(self, array: Array, trail: Trail, holds: str) -> int:
         """Add an array to the blob's; return its index."""
-        order = numpy_values.memory_order(array)
+        order = None if array.flags.c_contiguous else numpy_values.memory_order(array)
         data = array if order is None else array.transpose(order)
         self.parts.append(ArrayPart(data, order, trail, holds))
         return len(self.parts) - 1

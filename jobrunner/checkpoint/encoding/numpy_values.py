@@ -214,7 +214,7 @@ ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
 
 def memory_order(array: Array) -> tuple[int, ...] | None:
     """Return the memory order of the axes, outermost first; None if they are in it already."""
-    if array.flags.c_contiguous or 0 in array.strides:
+    if 0 in array.strides:
         return None
     order = tuple(sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis])))
     return None if order == tuple(range(array.ndim)) else order
