@@ -181,9 +181,9 @@ def test_a_class_whose_fields_have_changed_is_named(
         (
             "seen: list",
             "seen: list\n    more: int = 1",
-            "State has changed.*fields phase, seen, and",
+            "State has changed.*fields phase, seen, but now has more, phase, seen",
         ),
-        ("COLD", "ICED", "Phase has changed: a member 'COLD' was saved"),
+        ("COLD", "ICED", "Phase has changed: it no longer has the member 'COLD'"),
         ("Point(typing.NamedTuple)", "Point(enum.Enum)", "Point has changed: it was a named tuple"),
     ):
         job.write_text(whole.replace(old, new).replace("Point(1),", "None,"))
