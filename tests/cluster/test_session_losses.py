@@ -324,8 +324,7 @@ def test_a_lost_scheduler_is_an_error_and_no_hang(tmp_path):
             Task(Flagged(), [Task(lambda: 1).output()], kwargs={"flag": str(flag)})
         with meanwhile(kill) as killed, pytest.raises(ExecutionError, match="again"):
             session.run(group)
-        # A call that was about to connect waits for the client's timeout.
-        assert time.monotonic() - killed[0] < 5 + 5
+        assert time.monotonic() - killed[0] < 5
         with pytest.raises(ExecutionError, match="again"):
             session.run(Task(lambda: 1))
         session.close()
