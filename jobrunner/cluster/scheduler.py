@@ -55,10 +55,12 @@ def describe_unfit(unfit: Mapping[str, str]) -> str:
     """Name workers that cannot run nodes, by address, with the reasons."""
     shown = "; ".join(f"{address}: {why}" for address, why in [*unfit.items()][:SHOWN])
     more = f"; and {len(unfit) - SHOWN} more" if len(unfit) > SHOWN else ""
-    return (
-        f"{len(unfit)} of the cluster's workers cannot run nodes ({shown}{more}). To use them, "
-        f"install jobrunner {__version__} there and restart them."
-    )
+    advice = ""
+    if set(unfit.values()) != {SILENT}:
+        advice += f" To use them, install jobrunner {__version__} there and restart them."
+    if SILENT in unfit.values():
+        advice += " Check what blocks those that do not answer."
+    return f"{len(unfit)} of the cluster's workers cannot run nodes ({shown}{more}).{advice}"
 
 
 class _Topic:

@@ -29,7 +29,7 @@ from jobrunner import (
     WorkspaceType,
 )
 from jobrunner.cluster.messages import Members
-from jobrunner.cluster.scheduler import SchedulerLink
+from jobrunner.cluster.scheduler import SILENT, SchedulerLink, describe_unfit
 from jobrunner.worker.plugin import OPERATION, PLUGIN_NAME, PROTOCOL_VERSION, lease_key, run_lease
 from tests.processes import await_file, start_dask
 
@@ -494,3 +494,12 @@ def test_the_private_attributes_of_dask_clients_that_we_use_exist(client):
     assert client._event_handlers["a topic"] is handler
     client.unsubscribe_topic("a topic")
     assert callable(client._loop_runner.stop)
+
+
+def test_advice_fits_the_reason_why_workers_are_left_out():
+    silent, other = {"tcp://h:1": SILENT}, {"tcp://h:2": "jobrunner is not installed there"}
+    assert "what blocks" in describe_unfit(silent)
+    assert "install" not in describe_unfit(silent)
+    assert "what blocks" not in describe_unfit(other)
+    assert "install jobrunner" in describe_unfit(other)
+    assert "what blocks" in describe_unfit({**silent, **other})
