@@ -18,8 +18,9 @@
         ├── CommitConflictError              stop: another run owns the directory
         └── PlanMismatchError                use the job that wrote it, or another checkpoint
 
-A message says what happened, where, what was expected and found, and what to do next. Every error
-survives pickling, so an error of a worker reaches the client with all its attributes.
+A message says what happened, where, what was expected and found, and what to do next; as text, it is
+`printable`. Every error survives pickling, so an error of a worker reaches the client with all its
+attributes.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Self
 
-LONGEST_TEXT = 20_000
-"""Characters of a message or a traceback that are shown."""
+from jobrunner.texts import printable, shorten
 
 
 class JobRunnerError(Exception):
@@ -47,11 +47,18 @@ class JobRunnerError(Exception):
 
     def __str__(self) -> str:
         # KeyError would print its repr, and OSError its errno.
-        return shorten(str(self.args[0])) if self.args else ""
+        return printable(shorten(str(self.args[0]))) if self.args else ""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def add_note(self, note: str) -> None:
+        """Add a note to a traceback; see `BaseException.add_note`."""
+        super().add_note(printable(note))
 
     def without_advice(self) -> str:
         """The message, without its `advice`."""
-        return str(self).removesuffix(self.advice).rstrip()
+        return str(self).removesuffix(printable(self.advice)).rstrip()
 
     def advise(self, advice: str) -> Self:
         """End the message by this `advice`, in place of what it advised before."""
@@ -60,7 +67,8 @@ class JobRunnerError(Exception):
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.args, self.__dict__))
+        args = (str(self), *self.args[1:]) if self.args else ()
+        return (_rebuild, (type(self), args, self.__dict__))
 
 
 class DefinitionError(JobRunnerError, ValueError):
@@ -188,15 +196,6 @@ class CommitConflictError(CheckpointError):
 
 class PlanMismatchError(CheckpointError):
     """The checkpoint lacks nodes or blobs that the job needs, so the run cannot resume from it."""
-
-
-def shorten(text: str, length: int = LONGEST_TEXT) -> str:
-    """Leave out the middle of a text that is longer than `length`, and say how long it was."""
-    if len(text) <= length:
-        return text
-    half = length // 2
-    left_out = f"[{len(text):,} characters, of which the middle is left out]"
-    return f"{text[:half]}\n... {left_out} ...\n{text[-half:]}"
 
 
 def _rebuild(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import os
 import time
@@ -21,8 +20,9 @@ from jobrunner.checkpoint.store import Receipt, resolve_options
 from jobrunner.checkpoint.worker_save import BlobEncoder, Save
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
+from jobrunner.texts import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SAVE_REQUEST = "_save_now"
 """A file of this name in the directory asks the run to save at the end of the next step."""

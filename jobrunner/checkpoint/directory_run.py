@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,9 @@ from jobrunner.checkpoint.retention import Retention
 from jobrunner.config import get_number
 from jobrunner.errors import CheckpointError, DefinitionError
 from jobrunner.names import check_distinct, check_name
+from jobrunner.texts import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

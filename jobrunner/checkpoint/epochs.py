@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import time
@@ -31,8 +30,9 @@ from jobrunner.checkpoint.storage import Files, absolute_path, files_of
 from jobrunner.checkpoint.store import MANIFEST
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import StoreName, format_store_name, parse_store_name
+from jobrunner.texts import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _EPOCH_AND_RETRY = re.compile(r"\.(\d+)(?:\.r(\d+))?$")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -24,8 +23,9 @@ from jobrunner.checkpoint.policies import (
 from jobrunner.checkpoint.storage import Files, run_all
 from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT, steps_in
 from jobrunner.errors import CheckpointError, DefinitionError
+from jobrunner.texts import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _DRAIN_SECONDS = 30.0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,9 +36,10 @@ from jobrunner.checkpoint.store import (
 )
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
+from jobrunner.texts import get_logger
 from jobrunner.workspace import Form, Workspace
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

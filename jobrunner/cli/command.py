@@ -19,6 +19,7 @@ import click
 from jobrunner import errors
 from jobrunner._version import __version__
 from jobrunner.signals import TerminatedError
+from jobrunner.texts import printable, shorten, without_credentials
 
 EXIT_CODES: Mapping[type[BaseException], int] = {
     # The most derived class decides.
@@ -88,7 +89,7 @@ class Command(click.Command):
         if as_json:
             _print(json.dumps(_to_json(output.data), indent=2, allow_nan=False))
         if output.is_error or not as_json:
-            _print(output.text, err=output.is_error)
+            _print(printable(output.text), err=output.is_error)
         sys.exit(output.exit_code)
 
 
@@ -100,17 +101,25 @@ class Commands(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Look for ``--json`` first: wrong usage may stop click before it reads the option."""
         ctx.meta[_AS_JSON] = "--json" in args
-        return super().parse_args(ctx, args)
+        with _wrong_usage(ctx):
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; click itself prints wrong usage on stderr."""
-        try:
+        with _wrong_usage(ctx):
             return super().invoke(ctx)
-        except click.UsageError as error:
-            if ctx.meta[_AS_JSON]:
-                failure = _failure("UsageError", error.format_message(), "", error.exit_code)
-                _print(json.dumps(failure.data, indent=2))
-            raise
+
+
+@contextlib.contextmanager
+def _wrong_usage(ctx: click.Context) -> Iterator[None]:
+    try:
+        yield
+    except click.UsageError as error:
+        error.message = printable(error.message, kept="")  # type: ignore[misc]  # click reads it
+        if ctx.meta[_AS_JSON]:
+            failure = _failure("UsageError", error.format_message(), "", error.exit_code)
+            _print(json.dumps(failure.data, indent=2))
+        raise
 
 
 @click.group(
@@ -139,7 +148,7 @@ def _attempt(invoke: Callable[[click.Context], Output], ctx: click.Context) -> O
     except (errors.JobRunnerError, OSError) as error:
         # A run that stopped as requested has not failed.
         text = str(error) if isinstance(error, errors.RunStoppedError) else f"Error: {error}"
-        notes = [errors.shorten(note.rstrip()) for note in getattr(error, "__notes__", ())]
+        notes = [shorten(note.rstrip()) for note in getattr(error, "__notes__", ())]
         text = "\n\n".join([text, *notes])
         details = {
             name: value
@@ -176,12 +185,14 @@ def _print(text: str, *, err: bool = False) -> None:
 def _to_json(value: Any) -> Any:
     """Convert to strict JSON; NaN and infinities become null."""
     if isinstance(value, Mapping):
-        return {str(key): _to_json(item) for key, item in value.items()}
+        return {_to_json(str(key)): _to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_to_json(item) for item in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
+    if isinstance(value, str):
+        return without_credentials(value)
+    if value is None or isinstance(value, bool | int):
         return value
     unpacked = value.item() if hasattr(value, "item") and getattr(value, "size", 0) == 1 else value
     return str(value) if unpacked is value else _to_json(unpacked)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 
+from jobrunner.texts import printable
+
 _SHOWN_METRICS = 4
 
 
@@ -36,12 +38,16 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_time(text: str) -> str:
-    """Format an ISO time as local time."""
-    return datetime.datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    """Format an ISO time as local time; another text stays as it is."""
+    try:
+        return datetime.datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError):
+        return text
 
 
 def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Align columns to the left, and those in `right` to the right."""
+    """Align columns to the left, and those in `right` to the right; a row is a line."""
+    rows = [[printable(cell, kept="") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Column
 
 from jobrunner.cli.formatting import format_metrics, format_seconds
+from jobrunner.texts import printable
 
 if TYPE_CHECKING:
     from jobrunner.run import ResumePlan, RunResult, SaveReport
@@ -211,10 +212,12 @@ class Display:
 
     def say(self, text: str) -> None:
         """Write lines that stay."""
-        self._console.print(text, soft_wrap=self._bar.disable)  # a file has no width
+        # A file has no width.
+        self._console.print(printable(text), soft_wrap=self._bar.disable)
 
     def draw(self, epoch: int, total_epochs: int | None, text: str) -> None:
         """Show the state of the run."""
+        text = printable(text, kept="")
         if self._bar.disable:
             self.say(text)
         self._is_drawn = True

@@ -26,9 +26,10 @@ from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.dask_internals import OwnClient, count_workers, nanny_class
 from jobrunner.define import check_int
 from jobrunner.errors import DefinitionError, ExecutionError, SchedulerLostError
+from jobrunner.texts import get_logger
 from jobrunner.worker import MemoryOnly
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 _ASYNCIO_LOG = logging.getLogger("asyncio")
 
 WARN_AFTER_SECONDS = 1.5

@@ -7,7 +7,6 @@ error closes the connections for good.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -17,9 +16,10 @@ from distributed import Client
 from distributed.comm.core import Comm
 
 from jobrunner.dask_internals import connect_directly
+from jobrunner.texts import get_logger
 from jobrunner.worker import OPERATION, Message
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SCHEMES = ("tcp", "tls", "inproc")
 """Protocols whose connections are not bound to one thread."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -17,9 +16,10 @@ from jobrunner.cluster.placement import WorkerInfo, place, within_reach
 from jobrunner.cluster.scheduler import PING_SECONDS, SILENT, describe_unfit
 from jobrunner.compile import PlannedNode
 from jobrunner.errors import PlacementError
+from jobrunner.texts import get_logger
 from jobrunner.worker import MOST_PINGS, Failure, find_cut, lease_key, run_lease
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 PLACE_AGAIN_SECONDS = 0.1
 

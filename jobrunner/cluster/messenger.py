@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
@@ -31,9 +30,10 @@ from jobrunner.cluster.scheduler import START_AGAIN, SchedulerLink
 from jobrunner.config import get_number
 from jobrunner.dask_internals import broadcaster
 from jobrunner.errors import SchedulerLostError
+from jobrunner.texts import get_logger
 from jobrunner.worker import OPERATION, Message, host
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")

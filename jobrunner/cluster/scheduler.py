@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import pydoc
 import threading
@@ -17,9 +16,10 @@ from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.config import get_number
 from jobrunner.dask_internals import is_lost, scheduler_identity, topic_handlers
 from jobrunner.errors import SchedulerLostError
+from jobrunner.texts import get_logger
 from jobrunner.worker import PLUGIN_NAME
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 START_AGAIN = "Start the same command again; it resumes from the last recorded epoch."
 

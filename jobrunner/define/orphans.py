@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jobrunner.errors import DefinitionError
+from jobrunner.texts import printable
 
 if TYPE_CHECKING:
     from jobrunner.define.task import Task
@@ -73,8 +74,8 @@ def check_orphans(since: Mark, what: str) -> None:
                 f"block of its job or group, in the same thread; in another thread, pass its "
                 f"group, as in group=job.epoch_group."
             )
-        warnings.warn(
+        told = (
             f"{what} is compiled, and {made} has joined no group. If it belongs to the job, make "
-            f"it inside `with job:` or pass its group. If Session.run is to run it, ignore this.",
-            stacklevel=2,
+            f"it inside `with job:` or pass its group. If Session.run is to run it, ignore this."
         )
+        warnings.warn(printable(told, kept=""), stacklevel=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,12 +28,13 @@ from jobrunner.run.result import Callbacks, ResumePlan, RunResult, SaveReport
 from jobrunner.run.resume import ResumeFrom, plan_resume
 from jobrunner.run.saver import NullSaver, Saver
 from jobrunner.signals import TerminatedError
+from jobrunner.texts import get_logger
 from jobrunner.worker import GroupResult
 
 if TYPE_CHECKING:
     from jobrunner.run.runner import JobRunner
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MAX_BATCH_EPOCHS = 10_000
 """Bounds the results that workers keep for the client."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any, Protocol
 
-logger = logging.getLogger(__name__)
+from jobrunner.texts import get_logger, printable
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class ResumePlan:
             if items:
                 lines.append(f"{title}:")
                 lines += [f"  {item}" for item in items]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def format_ranges(numbers: Sequence[int]) -> str:

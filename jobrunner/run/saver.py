@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 import statistics
 import threading
@@ -27,8 +26,9 @@ from jobrunner.compile import Plan, describe
 from jobrunner.config import get_number
 from jobrunner.errors import CheckpointWriteError, CommitConflictError
 from jobrunner.run.result import NodeSave, SaveReport
+from jobrunner.texts import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SaveErrorPolicy = Literal["warn", "refuse", "raise"]
 

@@ -7,7 +7,6 @@ progress. No thread waits for another worker: a value that arrives starts a thre
 
 from __future__ import annotations
 
-import logging
 import threading
 from asyncio import TimerHandle
 from collections.abc import Callable, Iterable, Mapping
@@ -19,13 +18,14 @@ from threading import get_ident
 from time import perf_counter
 from typing import Any
 
+from jobrunner.texts import get_logger
 from jobrunner.worker.call import Send, finish, gather, hand_over
 from jobrunner.worker.outcome import Outcome, describe_failure, is_true
 from jobrunner.worker.program import InputMissing, Program, Step
 from jobrunner.worker.task_context import FRAME, CurrentTask, Metric, MetricEntry
 from jobrunner.workspace import IMMUTABLE, WorkspaceView, view
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # A tick that sees no progress since the last one marks the running tasks as long.
 FIRST_TICK_SECONDS, SLOWEST_TICK_SECONDS = 0.002, 0.02

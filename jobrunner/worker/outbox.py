@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,9 @@ from typing import Any
 
 from distributed.protocol.serialize import to_serialize
 
-logger = logging.getLogger(__name__)
+from jobrunner.texts import get_logger
+
+logger = get_logger(__name__)
 
 Message = dict[str, Any]
 RunValues = list[list[Any]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 import traceback
 from contextlib import suppress
@@ -18,12 +17,12 @@ from jobrunner.errors import (
     DefinitionError,
     ExecutionError,
     JobRunnerError,
-    shorten,
 )
+from jobrunner.texts import get_logger, shorten
 from jobrunner.worker.task_context import MetricEntry
 from jobrunner.workspace import NotPicklableError
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _SUMMARY_LENGTH = 4_000
 

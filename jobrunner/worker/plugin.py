@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import secrets
 import sys
 import threading
@@ -31,6 +30,7 @@ from jobrunner.dask_internals import (
     thread_count,
 )
 from jobrunner.errors import DefinitionError
+from jobrunner.texts import get_logger
 from jobrunner.worker.group_runs import BindingContext
 from jobrunner.worker.hosted_nodes import HostedNodes, failed_reply
 from jobrunner.worker.outbox import Message
@@ -39,7 +39,7 @@ from jobrunner.workspace import KeptStates, MemoryLimit
 if TYPE_CHECKING:
     from distributed import Worker
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Increase it with every change of the messages: a client then leaves out workers of other versions.
 PROTOCOL_VERSION = 5

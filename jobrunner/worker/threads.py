@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from jobrunner.texts import get_logger
 from jobrunner.worker.outbox import Message
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(eq=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +15,9 @@ from jobrunner.checkpoint.log.entries import Entry, LogEntry, frame, mend_bit, s
 from jobrunner.checkpoint.log.state import RESTARTS, STATE_INTERVAL, State, parse_entry
 from jobrunner.checkpoint.storage import Files, PosixFiles, files_of
 from jobrunner.errors import CheckpointCorruptError
+from jobrunner.texts import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LOG_DIRECTORY = "_log"
 ENTRY_NAME = re.compile(r"(\d{10,})\.json")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import socket
 import threading
@@ -17,8 +16,9 @@ import msgspec
 from jobrunner.checkpoint.encoding import described
 from jobrunner.checkpoint.log.entries import Process
 from jobrunner.checkpoint.storage import Files
+from jobrunner.texts import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 RUNS_DIRECTORY = "_runs"
 HEARTBEAT = "heartbeat"

@@ -6,7 +6,6 @@ Its probe checks that the client and every worker see the same directory.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import uuid
 import weakref
@@ -30,8 +29,9 @@ from jobrunner.checkpoint.log.state import State
 from jobrunner.checkpoint.log.writer import LogWriter
 from jobrunner.checkpoint.storage import Files
 from jobrunner.errors import CheckpointError, CheckpointWriteError, CommitConflictError
+from jobrunner.texts import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _QUESTION = "probe"
 _ADVICE = "Use a directory that the client and all workers share."

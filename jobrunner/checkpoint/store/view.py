@@ -18,6 +18,7 @@ from jobrunner.checkpoint.store.manifest import Row
 from jobrunner.checkpoint.store.position import name_position, steps_in
 from jobrunner.checkpoint.store.reader import StoreReader
 from jobrunner.errors import BlobNotFoundError, CheckpointError, CheckpointNotFoundError
+from jobrunner.texts import printable
 
 
 class NodeCheckpoint(Mapping[str, Any]):
@@ -89,7 +90,7 @@ class NodeCheckpoint(Mapping[str, Any]):
         return blob in self._manifest.blobs or blob in self._borrowed
 
     def __repr__(self) -> str:
-        return f"<NodeCheckpoint {self.path}: {', '.join(self)}>"
+        return printable(f"<NodeCheckpoint {self.path}: {', '.join(self)}>", kept="")
 
 
 class Checkpoint(Mapping[str, NodeCheckpoint]):
@@ -202,7 +203,8 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         return node in self._readers
 
     def __repr__(self) -> str:
-        return f"<Checkpoint of {name_position(self.record)}: {', '.join(self._readers)}>"
+        about = f"{name_position(self.record)}: {', '.join(self._readers)}"
+        return printable(f"<Checkpoint of {about}>", kept="")
 
 
 class PartitionedArray:

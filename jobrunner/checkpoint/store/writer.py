@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import time
 import zlib
@@ -43,9 +42,10 @@ from jobrunner.checkpoint.store.layout import (
 )
 from jobrunner.checkpoint.store.manifest import MANIFEST, ROOT_DOCUMENT, Manifest
 from jobrunner.checkpoint.store.stacks import Alike, Rows
+from jobrunner.texts import get_logger
 from jobrunner.workspace import ArrayPool
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LINKED_BYTES = PosixFiles.linked_bytes
 """Shorter chunks are never linked; their sums are not recorded."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -17,10 +16,11 @@ from jobrunner.define import Job
 from jobrunner.run.load import Loaded, finish_load, load, rebuild, required_blobs, steps_done
 from jobrunner.run.replay.compare import compare_bits, count_equal, format_difference
 from jobrunner.run.replay.tracing import Call, Dataflow, Trace, read_trace, traced
+from jobrunner.texts import get_logger, printable
 from jobrunner.worker import GroupResult
 from jobrunner.workspace import Workspace
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 Found = dict[tuple[str, str], list[dict[str, Any]]]
 """(node, blob) -> its differences; none if it is equal."""
@@ -74,7 +74,7 @@ class BlobDifference:
         else:
             why = f"the first to differ is one of {', '.join(self.tasks)} in epoch {self.epoch}"
         lines = [f"{self.node}/{self.blob}{d['where']}: {format_difference(d)}" for d in self.how]
-        return "\n".join([*lines, f"  {why}"])
+        return printable("\n".join([*lines, f"  {why}"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class ReplayReport:
         if self.changes:
             lines.append("changed since it was recorded:")
             lines += [f"  {change}" for change in self.changes]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class Replay:

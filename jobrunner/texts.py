@@ -1,0 +1,64 @@
+"""What every text for people goes through: errors, log records, and all that commands print."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+LONGEST_TEXT = 20_000
+"""Characters of a message or a traceback that are shown."""
+
+_UNPRINTABLE = re.compile(r"[^ -~]")
+# What stands before "@" in a URL, also if a secret there contains "/", and what follows "?".
+_CREDENTIALS = re.compile(
+    r"""(?<=://)(?:[^\s/@'"]+|[^\s/:@'"]*:(?!\d{1,5}(?!\w))[^\s@'"]+)(?=@)|"""
+    r"""(?P<start>\w://[^\s?#'"]*[?#])[^\s'")>]+"""
+)
+
+
+def printable(text: str, kept: str = "\n\t") -> str:
+    """Return a text that is safe to show and to log.
+
+    Escapes, as `repr` does, what is not printable: control characters but those in `kept`, and
+    those that are invisible or turn the direction of writing. Leaves out credentials.
+    """
+    text = without_credentials(text)
+    return text if text.isprintable() else _UNPRINTABLE.sub(lambda it: _escape(it[0], kept), text)
+
+
+def _escape(char: str, kept: str) -> str:
+    if char.isprintable() or char in kept:
+        return char
+    return char.encode("unicode_escape").decode()
+
+
+def without_credentials(text: str) -> str:
+    """Leave out of each URL in a text what stands before its host, and its query."""
+    if "://" not in text:
+        return text
+    return _CREDENTIALS.sub(lambda match: f"{match['start'] or ''}…", text)
+
+
+def shorten(text: str, length: int = LONGEST_TEXT) -> str:
+    """Leave out the middle of a text that is longer than `length`, and say how long it was."""
+    if len(text) <= length:
+        return text
+    half = length // 2
+    left_out = f"[{len(text):,} characters, of which the middle is left out]"
+    return f"{text[:half]}\n... {left_out} ...\n{text[-half:]}"
+
+
+def get_logger(name: str) -> logging.Logger:
+    """The logger of a module; its records are `printable`."""
+    logger = logging.getLogger(name)
+    logger.addFilter(_clean)
+    return logger
+
+
+def _clean(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    if (shown := printable(text)) != text:
+        record.msg, record.args = shown, ()
+    if record.exc_info and not record.exc_text:
+        record.exc_text = printable(logging.Formatter().formatException(record.exc_info))
+    return True

@@ -1,0 +1,197 @@
+"""Nothing that a terminal would obey is shown, whatever a checkpoint, a job or a file is called."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import pickle
+import unicodedata
+import warnings
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from jobrunner import (
+    CheckpointCorruptError,
+    DefinitionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    Session,
+    Task,
+    TaskFailedError,
+    epoch_limiter,
+)
+from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
+from jobrunner.cli.progress import show_progress
+from jobrunner.run.result import ResumePlan
+from jobrunner.worker.epoch_batch import UnderWay
+from tests.cli.directories import begin, invoke, save
+
+# All control characters but NUL, and all that are invisible or turn the direction of writing.
+HOSTILE = "[red]" + "".join(
+    char
+    for char in map(chr, range(1, 0x10000))
+    if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp")
+)
+NAME = HOSTILE[:100]
+FILE = "\x1b]0;x\x07\u202e\u200b\x9b\r"
+
+
+def assert_safe(text: str, kept: str = "\n\t") -> None:
+    assert not {char for char in text if not char.isprintable() and char not in kept}
+
+
+def shown(*args: object) -> Result:
+    """Run a command and check what it prints, also with ``--json``."""
+    result = invoke(*args)
+    assert_safe(result.output)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A checkpoint directory whose author chose all names, and a run that has not ended."""
+    path = tmp_path / f"runs{FILE}"
+    manager = begin(path)
+    for epoch in range(3):
+        save(manager, epoch, {NAME: {HOSTILE: HOSTILE}, "v": epoch})
+    details = {"metrics": {HOSTILE: 1.0, "text": HOSTILE}, "stopped_by": [HOSTILE]}
+    manager.commits.lock.nodes = (f"a{FILE}", "b")  # type: ignore[union-attr, assignment]
+    written = manager.commits.begin(3)
+    assert written is not None
+    from jobrunner.workspace.workspace import Workspace
+
+    workspaces = {node: Workspace(node) for node in (f"a{FILE}", "b")}
+    for workspace in workspaces.values():
+        workspace.globals.update({NAME: 1, "v": HOSTILE})
+    manager.commits.commit(written, written.write(workspaces), details)
+    manager.retention.append("pin", {"epoch": 1, "label": HOSTILE})
+    manager.run.end()
+    for entry in (path / "_log").iterdir():
+        read = dict(decode_entry(entry.read_bytes(), int(entry.stem), str(entry)))
+        if read["kind"] == "run":
+            read["process"]["host"] = read["time"] = HOSTILE
+            read["process"]["boot"] = "another"
+        if read["kind"] == "end":
+            entry.unlink()
+        else:
+            entry.write_bytes(encode_entry(read))
+    for name in (f"stray{FILE}", f"b.7{FILE}"):
+        (path / name).mkdir()
+    os.mkdir(os.fsencode(path) + b"/stray\x9b31m")  # no UTF-8
+    return path
+
+
+def test_every_command_escapes_what_a_directory_contains(hostile: Path, tmp_path: Path) -> None:
+    (tmp_path / "above").mkdir()
+    (tmp_path / "above" / f"run{FILE}").mkdir()
+    (tmp_path / "above" / f"run{FILE}" / "_log").mkdir()
+    for command in (
+        ("ls", hostile),
+        ("ls", tmp_path / "above"),
+        ("info", hostile, 0),
+        ("info", hostile, 3),
+        ("info", hostile, FILE),
+        ("verify", hostile, "--deep"),
+        ("diff", f"{hostile}@2", "@3"),
+        ("diff", f"{hostile}@1", "@2", "--deep"),
+        ("pin", hostile, 2, "--label", "mine"),
+        ("unpin", hostile, 2, "--label", FILE),
+        ("unpin", hostile, 1),
+        ("pin", hostile, 2, "--label", FILE),
+        ("prune", hostile, "--keep-best", FILE),
+        ("prune", hostile, "--keep-last", 1, "--dry-run"),
+        ("prune", hostile, "--keep-last", 1, "--take-over"),
+        ("copy", hostile, "all", tmp_path / f"copy{FILE}"),
+        ("restore", hostile, 7),
+        ("fsck", hostile),
+        ("fsck", hostile, "--repair"),
+        ("run", f"{FILE}.py", "--checkpoint", hostile),
+        ("run", f"{FILE}:{FILE}", "--checkpoint", hostile, f"--{FILE}"),
+        ("run", "job.py", "--checkpoint", hostile, "--resume", FILE),
+        (FILE,),
+        (f"--{FILE}",),
+        ("ls", hostile / FILE),
+    ):
+        told = shown(*command)
+        assert told.output, command
+        as_json = shown(*command, "--json")
+        if as_json.stdout:
+            json.loads(as_json.stdout)
+    assert "[red]\\x01" in shown("info", hostile, 3).output
+
+
+def test_a_script_and_its_errors_are_shown_escaped(tmp_path: Path) -> None:
+    script = tmp_path / f"job{FILE}.py"
+    script.write_text(f"raise ValueError({HOSTILE!r})")
+    told = shown("run", script, "--checkpoint", tmp_path / "runs", "--dry-run")
+    assert "\\x1b" in told.stderr
+    assert "ValueError" in told.stderr
+
+
+def test_errors_and_logs_are_escaped(
+    inproc_session: Session, caplog: pytest.LogCaptureFixture, hostile: Path
+) -> None:
+    def fail() -> None:
+        raise ValueError(HOSTILE)
+
+    with Job("j") as job:
+        Task(fail, node=Node("n"), name="t")
+    epoch_limiter(job, 1)
+    with pytest.raises(TaskFailedError) as caught:
+        JobRunner(job).run(inproc_session)
+    told = [*caught.value.__notes__, *map(str, (caught.value, DefinitionError(HOSTILE)))]
+    told.append(repr(CheckpointCorruptError(HOSTILE)))
+    told.append(str(pickle.loads(pickle.dumps(CheckpointCorruptError(HOSTILE)))))
+    with MultiNodeCheckpointManager(hostile).open(3) as checkpoint:
+        told += [repr(checkpoint), *map(repr, checkpoint.values())]
+    damaged = hostile / "_log" / "0000000001.json"
+    content = bytearray(damaged.read_bytes())
+    content[20] ^= 1
+    damaged.write_bytes(content)
+    with caplog.at_level(logging.DEBUG, "jobrunner"):
+        MultiNodeCheckpointManager(hostile).epochs()
+    assert "One bit of" in caplog.text
+    for text in (*told, caplog.text):
+        assert "\\x1b" in text
+        assert_safe(text)
+
+
+def test_progress_shows_markup_and_control_characters_as_text() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for stream in (io.StringIO(), Terminal()):
+        with show_progress(stream) as progress:
+            progress.under_way = lambda: UnderWay("epoch", 1, 2.0, (HOSTILE,))
+            progress.on_start(ResumePlan(None, HOSTILE, warnings=(HOSTILE,)), 3)
+            logging.getLogger("jobrunner.x").warning("%s", HOSTILE)
+            progress.on_epoch(1, 0.1, {HOSTILE: 1.0})
+            progress.look()
+        told = stream.getvalue()
+        assert "[red]\\x01" in told
+        if not stream.isatty():
+            assert_safe(told)
+        assert not set(told) & {"\x07", "\x9b", "\u202e", "\u200b", "\x08"}
+        assert "\x1b]" not in told
+
+
+def test_a_warning_is_escaped() -> None:
+    space = {"Task": Task, "Node": Node}
+    with Job("j") as job:
+        pass
+    exec(compile("kept = Task(print, node=Node('n'))", f"job{FILE}.py", "exec"), space)
+    Task(print, group=job.epoch_group)
+    epoch_limiter(job, 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        job.compile()
+    assert "in no group" in str(caught[0].message) or "no group" in str(caught[0].message)
+    assert_safe(str(caught[0].message))
