@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from jobrunner.cluster.direct import DirectLines
@@ -26,9 +27,8 @@ from jobrunner.cluster.messages import (
     exchange,
 )
 from jobrunner.cluster.placement import WorkerInfo
-from jobrunner.cluster.scheduler import START_AGAIN, SchedulerLink
+from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.config import get_number
-from jobrunner.dask_internals import broadcaster
 from jobrunner.errors import SchedulerLostError
 from jobrunner.texts import get_logger
 from jobrunner.worker import OPERATION, Message, host
@@ -60,7 +60,6 @@ class Messenger:
         self._client = scheduler.client
         self.name = name
         self.members = members
-        self._broadcast = broadcaster(self._client)
         self._lines = DirectLines(self._client, int(get_number("direct-workers")))
         self._is_in_doubt = False  # direct lines broke just now, perhaps since a worker is lost
         self._loss = asyncio.Event()
@@ -69,10 +68,13 @@ class Messenger:
     # ---- for any thread except the client's event loop
 
     def sync(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a coroutine function on the client's loop and wait for it."""
-        if self._client.status != "running":
-            self.scheduler.check_open()  # raises
-        result: T = self._client.sync(function, *args, **kwargs)
+        """Run a coroutine function on the client's loop and wait for it.
+
+        Raises a `SchedulerLostError` soon after the client has lost its scheduler.
+        """
+        self.scheduler.check_open()
+        waits = partial(self.scheduler.while_connected, function)
+        result: T = self._client.sync(waits, *args, **kwargs)
         return result
 
     def call(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
@@ -150,7 +152,7 @@ class Messenger:
         if addresses:
             try:
                 await asyncio.wait_for(self._send(message, addresses), wait_seconds)
-            except OSError as error:
+            except (OSError, SchedulerLostError) as error:
                 logger.info("%s may not have reached %s: %r", message["call"], addresses, error)
 
     # ---- requests
@@ -159,8 +161,7 @@ class Messenger:
         self, request: Request, addresses: Sequence[str]
     ) -> dict[str, Message] | None:
         """Run a group without the scheduler; None if not all are done, or did not get it."""
-        if self._client.status != "running":
-            self.scheduler.check_open()  # raises
+        self.scheduler.check_open()
         if self.members.lost or self._lines.is_over or self._lost_leases():
             return None
         [(message, _)] = request.begin(addresses, FIRST_WAIT_SECONDS)
@@ -253,10 +254,6 @@ class Messenger:
             silent = await self.scheduler.find_silent(ask.addresses)
             running: Message = {"status": "running", "tasks": []}
             return dict.fromkeys(ask.addresses, running), dict.fromkeys(silent, how)
-        except OSError as error:
-            raise SchedulerLostError(
-                f"Lost the connection to the scheduler of {self._client!r}: {error}."
-            ).advise(START_AGAIN) from error
         finally:
             for task in asking.values():
                 task.cancel()
@@ -301,7 +298,7 @@ class Messenger:
     ) -> Coroutine[Any, Any, dict[str, Answer]]:
         """Send a message through the scheduler; returns each worker's answer or an exception."""
         whole = {"op": OPERATION, "binding": self.name, **message}
-        return self._broadcast(msg=whole, workers=list(addresses))
+        return self.scheduler.send(whole, addresses)
 
     # ---- news of losses
 
