@@ -157,8 +157,6 @@ class Epochs:
 
     def pin(self, epoch: int, label: str) -> None:
         """See `MultiNodeCheckpointManager.pin`."""
-        if not isinstance(label, str) or not label or not label.isprintable():
-            raise DefinitionError(f"A pin's label must be printable text; got {label!r}.")
 
         def decide(state: State) -> Mapping[str, Any] | None:
             self.check_recorded(epoch, state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from jobrunner.checkpoint.commits import Commits
@@ -15,7 +15,23 @@ from jobrunner.checkpoint.policies import RetentionPolicy, SaveEvery, SavePolicy
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.storage import Files, absolute_path, files_beside
 from jobrunner.checkpoint.store import Checkpoint, check_compressors
-from jobrunner.define import ArrayOptions, TaskGroup, check_int, read_compressors
+from jobrunner.define import (
+    EPOCH,
+    FLAG,
+    INTERVAL,
+    LABEL,
+    NAMES,
+    NAMES_BY_NAME,
+    NATURAL,
+    PATH,
+    SECONDS,
+    TEXT,
+    ArrayOptions,
+    TaskGroup,
+    checked,
+    read_compressors,
+    some,
+)
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import check_name, format_store_name
 
@@ -90,6 +106,15 @@ class MultiNodeCheckpointManager:
     and the command line.
     """
 
+    @checked(
+        path=PATH,
+        asynchronous=FLAG,
+        budget_bytes=NATURAL,
+        delete_on_success=FLAG,
+        load_path=PATH,
+        allow_pickle=FLAG,
+        take_over=FLAG,
+    )
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -112,11 +137,9 @@ class MultiNodeCheckpointManager:
             raise DefinitionError(
                 f"save must be a SavePolicy, for example SaveEvery(epochs=5); got {save!r}."
             )
-        self.asynchronous = bool(asynchronous)
-        if budget_bytes is not None:
-            check_int(budget_bytes, 0, "budget_bytes")
-            if not asynchronous:
-                raise DefinitionError("budget_bytes requires asynchronous=True.")
+        self.asynchronous = asynchronous
+        if budget_bytes is not None and not asynchronous:
+            raise DefinitionError("budget_bytes requires asynchronous=True.")
         self.budget_bytes = budget_bytes
         self.recorded = Epochs(path, metadata_handler, files)
         self.path = self.recorded.path
@@ -140,7 +163,7 @@ class MultiNodeCheckpointManager:
             self.recorded,
             self.retention,
             self.commits,
-            bool(delete_on_success),
+            delete_on_success,
             take_over,
             patience,
         )
@@ -159,6 +182,7 @@ class MultiNodeCheckpointManager:
         """The newest recorded epoch, if any."""
         return self.recorded.latest()
 
+    @checked(epoch=EPOCH)
     def record(self, epoch: int) -> Mapping[str, Any]:
         """The record of an epoch in the log.
 
@@ -176,24 +200,30 @@ class MultiNodeCheckpointManager:
         """
         return self.recorded.record(epoch)
 
+    @checked(epochs=some("a collection of epochs (int)", Collection, int))
     def records(
-        self, epochs: Iterable[int] | None = None
+        self, epochs: Collection[int] | None = None
     ) -> Iterator[tuple[int, Mapping[str, Any] | CheckpointCorruptError]]:
         """Each epoch with its record, or with the error if its record is damaged.
 
         Parameters
         ----------
-        epochs : iterable of int, optional
+        epochs : collection of int, optional
             By default all recorded ones, in ascending order.
 
         Raises
         ------
+        CheckpointNotFoundError
+            One of `epochs` is not recorded.
         CheckpointError
             The storage fails.
         """
         state = self.recorded.log.refresh()
         wanted = state.recorded if epochs is None else epochs
-        numbers = {epoch: state.commit_number(epoch) for epoch in wanted}
+        numbers = {}
+        for epoch in wanted:
+            self.recorded.check_recorded(epoch, state)
+            numbers[epoch] = state.commit_number(epoch)
 
         def read(epoch: int) -> Mapping[str, Any] | CheckpointCorruptError:
             try:
@@ -203,6 +233,7 @@ class MultiNodeCheckpointManager:
 
         return zip(numbers, self.recorded.files.each(read, numbers), strict=True)
 
+    @checked(node=TEXT, epoch=EPOCH)
     def get_ckpt_db_name(self, node: str, epoch: int) -> str:
         """The absolute path of the store of `node` at `epoch`: the recorded one, or else the next.
 
@@ -218,6 +249,7 @@ class MultiNodeCheckpointManager:
         pins = self.recorded.log.refresh().pins
         return {epoch: list(labels) for epoch, labels in sorted(pins.items())}
 
+    @checked(epoch=EPOCH, label=LABEL)
     def pin(self, epoch: int, label: str = "kept") -> None:
         """Keep a recorded epoch whatever the retention policy says.
 
@@ -242,6 +274,7 @@ class MultiNodeCheckpointManager:
         """
         self.recorded.pin(epoch, label)
 
+    @checked(epoch=EPOCH, label=TEXT)
     def unpin(self, epoch: int, label: str | None = None) -> bool:
         """Remove the pin with a label, or by default all pins of an epoch.
 
@@ -250,6 +283,7 @@ class MultiNodeCheckpointManager:
         """
         return self.recorded.unpin(epoch, label)
 
+    @checked(after=EPOCH, poll_seconds=INTERVAL, timeout_seconds=SECONDS)
     def watch(
         self,
         after: int | None = None,
@@ -287,6 +321,7 @@ class MultiNodeCheckpointManager:
         """
         return self.recorded.watch(after, poll_seconds, timeout_seconds)
 
+    @checked(epoch=EPOCH)
     def verify(self, epoch: int) -> None:
         """Read every byte of a recorded epoch.
 
@@ -297,6 +332,7 @@ class MultiNodeCheckpointManager:
         """
         self.loader.verify(epoch)
 
+    @checked(epoch=EPOCH, pin=FLAG)
     def open(self, epoch: int, *, pin: bool = False) -> Checkpoint:
         """Open a recorded epoch for reading: ``checkpoint[node][blob]``.
 
@@ -312,6 +348,7 @@ class MultiNodeCheckpointManager:
         """
         return self.loader.open(epoch, pin=pin)
 
+    @checked(epoch=EPOCH, nodes=NAMES, blobs=NAMES_BY_NAME, partitions=NAMES_BY_NAME)
     def load(
         self,
         epoch: int,

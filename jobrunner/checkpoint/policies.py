@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from jobrunner.define import check_int
+from jobrunner.define import COUNT, FLAG, INTERVAL, Rule, checked, number, one_of
 from jobrunner.errors import DefinitionError
 
 
@@ -95,6 +95,7 @@ class AnyOf(_JoinsSaves):
         return _least(epochs_until(policy, epoch, steps_per_epoch) for policy in self.policies)
 
 
+@checked(epochs=COUNT, steps=COUNT, seconds=INTERVAL)
 @dataclass(frozen=True, slots=True)
 class SaveEvery(_JoinsSaves):
     """Save at intervals: whenever one of them ends.
@@ -126,11 +127,6 @@ class SaveEvery(_JoinsSaves):
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for what, count in (("epochs", self.epochs), ("steps", self.steps)):
-            if count is not None:
-                check_int(count, 1, f"SaveEvery: {what}")
-        if self.seconds is not None and not _is_positive(self.seconds):
-            raise DefinitionError(f"SaveEvery: seconds must be a number > 0; got {self.seconds!r}.")
         if self.epochs is None and self.steps is None and self.seconds is None:
             raise DefinitionError(
                 "SaveEvery needs an interval: SaveEvery(epochs=1), SaveEvery(steps=100) or "
@@ -154,6 +150,7 @@ class SaveEvery(_JoinsSaves):
         return _least(interval - (epoch - 1) % interval for interval in intervals)
 
 
+@checked(max_overhead=number("a number > 0 and < 1, for example 0.03", lambda it: 0 < it < 1))
 @dataclass(frozen=True, slots=True)
 class Auto(_JoinsSaves):
     """Save as often as possible while saves take only a small share of the run's time.
@@ -166,13 +163,6 @@ class Auto(_JoinsSaves):
     """
 
     max_overhead: float = 0.03
-
-    def __post_init__(self) -> None:
-        if not _is_positive(self.max_overhead) or self.max_overhead >= 1:
-            raise DefinitionError(
-                f"Auto: max_overhead must be a number > 0 and < 1, for example 0.03; got "
-                f"{self.max_overhead!r}."
-            )
 
     def is_due(self, moment: Moment) -> bool:
         """See `SavePolicy`."""
@@ -189,15 +179,6 @@ class Auto(_JoinsSaves):
 
 def _least(counts: Iterable[int | None]) -> int | None:
     return min((count for count in counts if count is not None), default=None)
-
-
-def _is_positive(value: object) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and value > 0
-    )
 
 
 Metrics = Mapping[int, Mapping[str, Any]]
@@ -266,6 +247,10 @@ class KeepAll(_JoinsRetention):
         return ()
 
 
+_METRIC = Rule("the name of a metric", lambda it: isinstance(it, str) and it != "")
+
+
+@checked(n=COUNT, partial=FLAG)
 @dataclass(frozen=True, slots=True)
 class KeepLast(_JoinsRetention):
     """Keep the newest `n` epochs.
@@ -286,9 +271,6 @@ class KeepLast(_JoinsRetention):
     n: int
     partial: bool = False
 
-    def __post_init__(self) -> None:
-        check_int(self.n, 1, "KeepLast: n")
-
     def retires(
         self, epochs: Sequence[int], metrics: Metrics, unfinished: Unfinished | None = None
     ) -> Collection[int]:
@@ -302,6 +284,7 @@ class KeepLast(_JoinsRetention):
         return [epoch for epoch in epochs if epoch not in kept]
 
 
+@checked(n=COUNT, partial=FLAG)
 @dataclass(frozen=True, slots=True)
 class KeepEvery(_JoinsRetention):
     """Keep the epochs whose number is a multiple of `n`.
@@ -322,9 +305,6 @@ class KeepEvery(_JoinsRetention):
     n: int
     partial: bool = False
 
-    def __post_init__(self) -> None:
-        check_int(self.n, 1, "KeepEvery: n")
-
     def retires(
         self, epochs: Sequence[int], metrics: Metrics, unfinished: Unfinished | None = None
     ) -> Collection[int]:
@@ -333,6 +313,7 @@ class KeepEvery(_JoinsRetention):
         return [epoch for epoch in epochs if epoch not in kept]
 
 
+@checked(metric=_METRIC, n=COUNT, mode=one_of("min", "max"), partial=FLAG)
 @dataclass(frozen=True, slots=True)
 class KeepBest(_JoinsRetention):
     """Keep the `n` epochs with the best values of a metric.
@@ -364,15 +345,6 @@ class KeepBest(_JoinsRetention):
     n: int = 1
     mode: Literal["min", "max"] = "min"
     partial: bool = False
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.metric, str) or not self.metric:
-            raise DefinitionError(
-                f"KeepBest: metric must be the name of a metric; got {self.metric!r}."
-            )
-        check_int(self.n, 1, "KeepBest: n")
-        if self.mode not in ("min", "max"):
-            raise DefinitionError(f"KeepBest: mode must be 'min' or 'max'; got {self.mode!r}.")
 
     def retires(
         self, epochs: Sequence[int], metrics: Metrics, unfinished: Unfinished | None = None

@@ -24,7 +24,6 @@ from distributed.comm.addressing import get_address_host
 
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.dask_internals import OwnClient, count_workers, nanny_class
-from jobrunner.define import check_int
 from jobrunner.errors import DefinitionError, ExecutionError, SchedulerLostError
 from jobrunner.texts import get_logger
 from jobrunner.worker import MemoryOnly
@@ -71,9 +70,6 @@ class Connection:
     @classmethod
     def local(cls, workers: int | None, threads_per_worker: int | None, processes: bool) -> Self:
         """Start a cluster on this machine; see `Session.local`."""
-        for what, count in (("workers", workers), ("threads_per_worker", threads_per_worker)):
-            if count is not None:
-                check_int(count, 1, f"Session.local: {what}")
         cluster = OwnCluster(workers, threads_per_worker, processes)
         return cls(cluster.client, cluster=cluster)
 

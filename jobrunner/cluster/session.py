@@ -14,7 +14,7 @@ from jobrunner.cluster.binding import RELEASE_SECONDS, Binding
 from jobrunner.cluster.connection import Connection
 from jobrunner.cluster.shipping import nodes_of
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
-from jobrunner.define import Blob, Task, TaskGroup, TaskOutput
+from jobrunner.define import COUNT, FLAG, TEXT, Blob, Task, TaskGroup, TaskOutput, checked
 from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
 
 DEFAULT_WAIT_SECONDS = 60.0
@@ -65,6 +65,7 @@ class Session:
         self._release_seconds = RELEASE_SECONDS
 
     @classmethod
+    @checked(workers=COUNT, threads_per_worker=COUNT, processes=FLAG)
     def local(
         cls,
         workers: int | None = None,
@@ -88,6 +89,7 @@ class Session:
         return cls._over(Connection.local(workers, threads_per_worker, processes))
 
     @classmethod
+    @checked(address=TEXT)
     def connect(cls, address: str, **client_kwargs: Any) -> Self:
         """Connect to a cluster's scheduler.
 

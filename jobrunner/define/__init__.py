@@ -1,6 +1,24 @@
 """What users write: nodes, blobs, tasks, groups and jobs. No I/O, no Dask."""
 
-from jobrunner.define.arguments import check_int, check_runs
+from jobrunner.define.arguments import (
+    COUNT,
+    EPOCH,
+    FLAG,
+    INTERVAL,
+    LABEL,
+    NAMES,
+    NAMES_BY_NAME,
+    NATURAL,
+    PATH,
+    SECONDS,
+    TEXT,
+    Rule,
+    check_runs,
+    checked,
+    number,
+    one_of,
+    some,
+)
 from jobrunner.define.array_options import (
     DEFAULT_ARRAY_OPTIONS,
     ArrayOptions,

@@ -4,17 +4,139 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
-from typing import Any
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from numbers import Real
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from jobrunner.errors import DefinitionError
 
+_Callee = TypeVar("_Callee", bound=Callable[..., Any])
 
-def check_int(value: object, least: int, what: str) -> int:
-    """Return `value` if it is an int >= `least`; else raise `DefinitionError`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise DefinitionError(f"{what} must be an int >= {least}; got {value!r}.")
-    return value
+
+class Rule(NamedTuple):
+    """What an argument must be."""
+
+    expected: str
+    fits: Callable[[Any], bool]
+
+
+def whole(least: int) -> Rule:
+    """An int that is at least `least`; no bool."""
+    return Rule(
+        f"an int >= {least}",
+        lambda it: isinstance(it, int) and not isinstance(it, bool) and it >= least,
+    )
+
+
+def number(expected: str, is_within: Callable[[Any], bool]) -> Rule:
+    """A number for which `is_within` is true, as it must not be for NaN and infinities."""
+    return Rule(
+        expected,
+        lambda it: isinstance(it, Real) and not isinstance(it, bool) and is_within(it),
+    )
+
+
+def one_of(*values: str) -> Rule:
+    """One of some names."""
+    return Rule(" or ".join(map(repr, values)), lambda it: isinstance(it, str) and it in values)
+
+
+def some(what: str, cls: Any, item: Any) -> Rule:
+    """An object of class `cls` whose items are of class `item`; a str has none."""
+    return Rule(
+        what,
+        lambda it: (
+            isinstance(it, cls)
+            and not isinstance(it, str | bytes)
+            and all(isinstance(one, item) for one in it)
+        ),
+    )
+
+
+_MOST = 1e9  # seconds; threads cannot wait for much longer
+
+FLAG = Rule("True or False", lambda it: isinstance(it, bool))
+COUNT = whole(1)
+EPOCH = NATURAL = whole(0)
+SECONDS = number(f"a number of seconds >= 0 and <= {_MOST:g}", lambda it: 0 <= it <= _MOST)
+INTERVAL = number(f"a number of seconds > 0 and <= {_MOST:g}", lambda it: 0 < it <= _MOST)
+TEXT = Rule("a str", lambda it: isinstance(it, str))
+LABEL = Rule("printable text", lambda it: isinstance(it, str) and it != "" and it.isprintable())
+NAMES = some("a collection of names (str)", Collection, str)
+NAMES_BY_NAME = Rule(
+    "a mapping of names to collections of names (str)",
+    lambda it: isinstance(it, Mapping) and NAMES.fits(it) and all(map(NAMES.fits, it.values())),
+)
+PATH = Rule(
+    "a path (str or os.PathLike)",
+    lambda it: isinstance(it, str | os.PathLike) and str(it) != "" and "\0" not in str(it),
+)
+
+
+def checked(**rules: Rule) -> Callable[[_Callee], _Callee]:
+    """Check arguments of a function, or of the constructor of a class, at each call.
+
+    None fits where it is the default. Calls raise `DefinitionError` before they do anything else.
+    """
+
+    def decorate(target: Any) -> Any:
+        if not isinstance(target, type):
+            return _checking(target, rules)
+        target.__init__ = _checking(target.__init__, rules)  # type: ignore[misc]
+        return target
+
+    return decorate
+
+
+def _checking(function: Callable[..., Any], rules: Mapping[str, Rule]) -> Callable[..., Any]:
+    parameters = inspect.signature(function).parameters
+    fitting = {
+        name: _or_none(rule) if parameters[name].default is None else rule
+        for name, rule in rules.items()
+    }
+    by_position = [
+        (i, name, fitting[name])
+        for i, (name, parameter) in enumerate(parameters.items())
+        if name in fitting and parameter.kind is not parameter.KEYWORD_ONLY
+    ]
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for i, name, rule in by_position:
+            if i < len(args) and not rule.fits(args[i]):
+                _refuse(function, name, rule, args[i], args, kwargs)
+        for name in kwargs:
+            if name in fitting and not fitting[name].fits(kwargs[name]):
+                _refuse(function, name, fitting[name], kwargs[name], args, kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _or_none(rule: Rule) -> Rule:
+    return Rule(rule.expected, lambda value: value is None or rule.fits(value))
+
+
+def _refuse(
+    function: Callable[..., Any],
+    parameter: str,
+    rule: Rule,
+    value: object,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> NoReturn:
+    where = function.__qualname__.removesuffix(".__init__")
+    # What the caller has called it tells one of many such calls from the others.
+    given = {**dict(zip(inspect.signature(function).parameters, args, strict=False)), **kwargs}
+    names = (getattr(given.get("job"), "name", None), getattr(given.get("fn"), "__name__", None))
+    name = next((it for it in (given.get("name"), *names) if isinstance(it, str)), None)
+    what = where if name is None or parameter == "name" else f"{where} {name!r}"
+    try:
+        found = f"{value!r:.200}"
+    except Exception:  # a broken `__repr__`, or an int of thousands of digits
+        found = f"a {type(value).__name__}"
+    raise DefinitionError(f"{what}: {parameter} must be {rule.expected}; got {found}.")
 
 
 def dask_hint(value: object) -> str | None:

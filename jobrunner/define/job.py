@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
-from jobrunner.define.arguments import check_int
+from jobrunner.define.arguments import COUNT, NATURAL, PATH, checked
 from jobrunner.define.node import Active, Blob, Node, WorkspaceType, as_node
 from jobrunner.define.task import Task, TaskGroup, TaskOutput
 from jobrunner.errors import DefinitionError
@@ -49,6 +49,7 @@ class Job(Active):
 
     _active = ContextVar("jobrunner_jobs", default=())
 
+    @checked(steps_per_epoch=COUNT, seed=NATURAL)
     def __init__(
         self,
         name: str | None = None,
@@ -68,8 +69,8 @@ class Job(Active):
         self.download_group = self._adopt(download_group, "download")
         self.exit_group = self._adopt(exit_group, "exit")
         where = f"Job {self.name!r}"
-        self.steps_per_epoch = check_int(steps_per_epoch, 1, f"{where}: steps_per_epoch")
-        self.seed = check_int(seed, 0, f"{where}: seed")
+        self.steps_per_epoch = steps_per_epoch
+        self.seed = seed
         self.epoch_limit: int | None = None
         self.stop_conditions: list[TaskOutput | Blob] = []
         for condition in self._listed("stop_conditions", stop_conditions):
@@ -147,6 +148,7 @@ class Job(Active):
 
         return compile_job(self)
 
+    @checked(path=PATH)
     def visualize(self, path: str | os.PathLike[str]) -> None:
         """Draw the job: its groups, nodes and tasks, and which task waits for which.
 
@@ -222,6 +224,7 @@ class Job(Active):
             group.name, group.job_name = name, self.name
 
 
+@checked(num_epochs=COUNT)
 def epoch_limiter(job: Job, num_epochs: int) -> None:
     """Stop `job` after `num_epochs` epochs in all, counted across resumes.
 
@@ -229,6 +232,5 @@ def epoch_limiter(job: Job, num_epochs: int) -> None:
     """
     if not isinstance(job, Job):
         raise DefinitionError(f"epoch_limiter: job must be a Job; got {job!r}.")
-    check_int(num_epochs, 1, f"epoch_limiter of job {job.name!r}: num_epochs")
     job.epoch_group.check_open("an epoch limit")
     job.epoch_limit = num_epochs

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, ClassVar, Literal, Self
 
-from jobrunner.define.arguments import check_int
+from jobrunner.define.arguments import FLAG, NATURAL, checked
 from jobrunner.define.array_options import read_array_options
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
@@ -105,6 +105,7 @@ class Node(Active):
         """The node of the innermost ``with`` block, else ``Node("local")``."""
         return cls._innermost() or cls()
 
+    @checked(transient=FLAG)
     def blob(self, name: str, *, transient: bool = False) -> Blob:
         """The blob `name` of this node."""
         return Blob(name, self, transient=transient)
@@ -173,6 +174,7 @@ class Blob:
 
     __slots__ = ("array_options", "name", "node", "partition", "replicated", "transient")
 
+    @checked(transient=FLAG, replicated=FLAG, partition=NATURAL)
     def __init__(
         self,
         name: str,
@@ -190,10 +192,8 @@ class Blob:
         self.name = check_name(name, "blob")
         where = f"Blob {name!r}"
         self.node = None if node is None else as_node(node, where)
-        self.transient = bool(transient)
-        self.replicated = bool(replicated)
-        if partition is not None:
-            check_int(partition, 0, f"{where}: partition (an axis)")
+        self.transient = transient
+        self.replicated = replicated
         self.partition = partition
         self.array_options = read_array_options(compressors, chunks, shards, dims, coords, where)
         if self.transient and self.array_options is not None:

@@ -13,7 +13,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from jobrunner.define.arguments import check_int, check_runs, constants_of, dask_hint
+from jobrunner.define.arguments import (
+    COUNT,
+    NATURAL,
+    check_runs,
+    checked,
+    constants_of,
+    dask_hint,
+)
 from jobrunner.define.node import Active, Blob, Node, WorkspaceType, WorkspaceTypeName, as_node
 from jobrunner.define.orphans import Mark, forget_orphan, note_orphan
 from jobrunner.errors import DefinitionError, ExecutionError
@@ -105,6 +112,7 @@ class Task:
         An argument is invalid.
     """
 
+    @checked(num_instances=COUNT)
     def __init__(
         self,
         fn: Callable[..., Any],
@@ -165,10 +173,11 @@ class Task:
         """The workspace type of the task, or else of its group."""
         return self.workspace_type or (self.group.workspace_type if self.group else None)
 
+    @checked(i=NATURAL)
     def output(self, i: int = 0) -> TaskOutput:
         """Part `i` of the return value. Without `outputs`, part 0 is the whole value."""
         count = max(1, len(self.output_blobs))
-        if not 0 <= i < count:
+        if i >= count:
             raise DefinitionError(f"Task {self.full_name!r} has {count} output(s); asked for {i}.")
         self.fetched_parts.add(i)
         return TaskOutput(self, i)
@@ -194,7 +203,7 @@ class Task:
         advice = "pass constants in kwargs= or with functools.partial"
         if isinstance(value, Task):
             advice = "pass task.output()"
-        expected = "an input must be a blob's name, a Blob or a TaskOutput"
+        expected = "inputs must be blobs' names, Blobs or TaskOutputs"
         raise self._wrong_type(expected, value, advice)
 
     def _wrong_type(self, expected: str, value: object, advice: str = "") -> DefinitionError:
@@ -224,7 +233,6 @@ class Task:
         if not callable(self.fn):
             raise self._wrong_type("fn must be callable", self.fn, "pass a function")
         check_runs(self.fn, f"{where}: fn")
-        check_int(self.num_instances, 1, f"{where}: num_instances")
         for kind in self.transient_errors:
             if not (isinstance(kind, type) and issubclass(kind, Exception)):
                 raise DefinitionError(
@@ -324,6 +332,7 @@ class TaskGroup(Active):
         nodes = [task.node for task in self._tasks.values()]
         return list(dict.fromkeys([*nodes, *(node for node, _, _ in self.reports)]))
 
+    @checked(interval_ms=COUNT)
     def report_step(
         self, fn: Callable[[], Any], node: Node | str | None = None, interval_ms: int = 1000
     ) -> None:
@@ -343,7 +352,6 @@ class TaskGroup(Active):
         if not callable(fn):
             raise DefinitionError(f"report_step: fn must be callable; got {type(fn).__name__}.")
         check_runs(fn, "report_step: fn")
-        check_int(interval_ms, 1, "report_step: interval_ms")
         self.reports.append((node, fn, interval_ms))
 
     def check_open(self, what: str) -> None:

@@ -11,7 +11,7 @@ from jobrunner.cluster import Binding, Session
 from jobrunner.compile import GroupPlan, Plan, compile_resume
 from jobrunner.config import get_number
 from jobrunner.define import Blob, Job, TaskGroup
-from jobrunner.errors import BlobNotFoundError, DefinitionError, PlanMismatchError
+from jobrunner.errors import BlobNotFoundError, PlanMismatchError
 
 START_AFRESH = "start afresh (resume_from_epoch=None, --resume none)"
 
@@ -165,8 +165,6 @@ def _find_blobs(manager: Loader, epoch: int, asked: Sequence[str | Blob]) -> dic
     there = manager.blobs(epoch)
     found: dict[str, set[str]] = {}
     for one in [asked] if isinstance(asked, str | Blob) else asked:
-        if not isinstance(one, str | Blob):
-            raise DefinitionError(f"A blob to load must be a name or a Blob; got {one!r}.")
         blob = Blob(one) if isinstance(one, str) else one
         nodes = [
             node

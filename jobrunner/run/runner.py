@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from numbers import Real
 from typing import get_args
 
 from msgspec import structs
@@ -13,7 +12,20 @@ from msgspec import structs
 from jobrunner.checkpoint import Loader, MultiNodeCheckpointManager, resolve_options
 from jobrunner.cluster import Session
 from jobrunner.compile import Plan
-from jobrunner.define import Blob, Job, check_int, check_runs
+from jobrunner.define import (
+    COUNT,
+    EPOCH,
+    NATURAL,
+    SECONDS,
+    TEXT,
+    Blob,
+    Job,
+    Rule,
+    check_runs,
+    checked,
+    one_of,
+    some,
+)
 from jobrunner.errors import DefinitionError
 from jobrunner.run.load import load_blobs
 from jobrunner.run.loop import Run
@@ -25,7 +37,24 @@ from jobrunner.run.upload import CopyTo, UploadTaskGroupBuilder
 from jobrunner.signals import stop_on_signals
 from jobrunner.worker import UnderWay
 
+_SOME_BLOBS = some("names or Blobs", Sequence, str | Blob)
+_BLOBS = Rule("names or Blobs", lambda it: isinstance(it, str | Blob) or _SOME_BLOBS.fits(it))
 
+
+@checked(
+    resume_from_epoch=Rule(
+        "'latest', None or an int >= 0",
+        lambda it: it is None or EPOCH.fits(it) or (isinstance(it, str) and it == "latest"),
+    ),
+    max_restarts=NATURAL,
+    on_save_error=one_of(*get_args(SaveErrorPolicy)),
+    worker_wait_seconds=SECONDS,
+    scheduler_wait_seconds=SECONDS,
+    epoch_deadline_seconds=SECONDS,
+    task_deadline_seconds=SECONDS,
+    grace_seconds=SECONDS,
+    num_epochs=COUNT,
+)
 @dataclass(eq=False, repr=False)
 class JobRunner:
     """Runs a job: from the start, or from the last recorded epoch.
@@ -174,6 +203,7 @@ class JobRunner:
         run = self._run
         return None if run is None or not hasattr(run, "binding") else run.binding.under_way
 
+    @checked(reason=TEXT)
     def stop(self, reason: str = "JobRunner.stop") -> None:
         """Ask the run to end once its epoch has ended and is recorded.
 
@@ -199,6 +229,7 @@ class JobRunner:
         """
         self.save_asked.set()
 
+    @checked(epoch=EPOCH)
     def replay(self, session: Session, epoch: int) -> ReplayReport:
         """Run a recorded epoch again from the one before it, and compare the result.
 
@@ -244,6 +275,7 @@ class JobRunner:
         replay.check()
         return replay.run(session)
 
+    @checked(blob_names=_BLOBS, epoch=EPOCH)
     def load_blobs_from_checkpoints(
         self, blob_names: Sequence[str | Blob], epoch: int, session: Session
     ) -> bool:
@@ -273,8 +305,6 @@ class JobRunner:
             A store is damaged. No blob was loaded.
         """
         loader = self._loader(session, "load_blobs_from_checkpoints")
-        if type(epoch) is not int:
-            raise DefinitionError(f"epoch must be an int; got {epoch!r}.")
         if epoch not in loader.recorded.all():
             return False
         load_blobs(self.job, loader, epoch, blob_names, session)
@@ -284,23 +314,6 @@ class JobRunner:
         if not isinstance(self.job, Job):
             raise DefinitionError(f"JobRunner runs a Job; got {type(self.job).__name__}.")
         where = f"JobRunner of job {self.job.name!r}"
-        if self.on_save_error not in get_args(SaveErrorPolicy):
-            raise DefinitionError(
-                f"{where}: on_save_error must be 'warn', 'refuse' or 'raise'; got "
-                f"{self.on_save_error!r}."
-            )
-        if self.resume_from_epoch not in ("latest", None):
-            what = f"{where}: resume_from_epoch, unless 'latest' or None,"
-            check_int(self.resume_from_epoch, 0, what)
-        check_int(self.max_restarts, 0, f"{where}: max_restarts")
-        if self.num_epochs is not None:
-            check_int(self.num_epochs, 1, f"{where}: num_epochs")
-        for name, value in vars(self).items():
-            is_unlimited = value is None and not name.endswith("wait_seconds")
-            if name.endswith("_seconds") and not is_unlimited and not _is_duration(value):
-                raise DefinitionError(
-                    f"{where}: {name} must be a number of seconds >= 0; got {value!r}."
-                )
         manager, builder = self.checkpoint_manager, self.upload_task_group_builder
         if not isinstance(manager, MultiNodeCheckpointManager | None):
             raise DefinitionError(
@@ -371,8 +384,3 @@ def _check_session(session: object, method: str) -> None:
             f"JobRunner.{method} takes a Session; got {type(session).__name__}. Write "
             f"Session(client), Session.local() or Session.connect(address)."
         )
-
-
-def _is_duration(value: object) -> bool:
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    return is_number and 0 <= float(value) < float("inf")  # type: ignore[arg-type]

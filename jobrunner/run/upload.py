@@ -14,7 +14,7 @@ from jobrunner.checkpoint import (
     is_url,
     run_all,
 )
-from jobrunner.define import Node, Task, TaskGroup
+from jobrunner.define import PATH, Node, Task, TaskGroup, checked
 from jobrunner.errors import CheckpointWriteError, DefinitionError
 
 
@@ -49,6 +49,7 @@ class CopyTo:
     each into memory; a file has at most 64 MiB, and most are smaller.
     """
 
+    @checked(path=PATH)
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = absolute_path(path)
 

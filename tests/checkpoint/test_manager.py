@@ -681,7 +681,7 @@ def test_two_codecs_cannot_have_the_same_name() -> None:
         DefinitionError, match="the codec of Celsius already has the name 'celsius'"
     ):
         register_codec(Rig, lambda v: 1, lambda v: v, name="celsius")
-    with pytest.raises(DefinitionError, match="expected a class for cls"):
+    with pytest.raises(DefinitionError, match="cls must be a class"):
         register_codec("Celsius", lambda v: 1, lambda v: v)  # type: ignore[arg-type]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jobrunner.define import FLAG, LABEL, Rule, checked
 from jobrunner.errors import DefinitionError
 
 EXACT_TYPES: frozenset[type] = frozenset(
@@ -44,6 +45,27 @@ def refusing(value: object, trail: tuple[str, ...], what: str) -> Iterator[None]
         raise UnsupportedValueError(trail, type(value), why) from error
 
 
+def _takes_one_argument(function: object) -> bool:
+    try:
+        inspect.signature(function).bind(None)  # type: ignore[arg-type]
+    except ValueError:  # a function written in C
+        pass
+    except TypeError:
+        return False
+    return callable(function)
+
+
+_FUNCTION = Rule("a function of one argument", _takes_one_argument)
+_RULES = {
+    "cls": Rule("a class", lambda it: isinstance(it, type)),
+    "encode": _FUNCTION,
+    "decode": _FUNCTION,
+    "name": LABEL,
+    "subclasses": FLAG,
+}
+
+
+@checked(**_RULES)
 @dataclass(frozen=True, slots=True)
 class Codec:
     """Converts values of one type to values that can be saved, and back.
@@ -87,6 +109,7 @@ class CodecTable:
 _registered: dict[type, Codec] = {}
 
 
+@checked(**_RULES)
 def register_codec(
     cls: type,
     encode: Callable[[Any], object],
@@ -133,26 +156,21 @@ def register_codec(
     Runs on the client, before a checkpoint is saved or read. *Safe to retry*: registering a type
     again replaces its codec.
     """
-    if not isinstance(cls, type):
-        raise DefinitionError(f"register_codec: expected a class for cls, got {cls!r}.")
-    if not isinstance(subclasses, bool):
-        raise DefinitionError(
-            f"register_codec: expected True or False for subclasses, got {subclasses!r}."
-        )
-    for role, function in (("encode", encode), ("decode", decode)):
-        _check_function(role, function)
-    if name is not None and (not isinstance(name, str) or not name):
-        raise DefinitionError(f"register_codec: expected a str for name, got {name!r}.")
     if not subclasses and needs_no_codec(cls):
         raise DefinitionError(f"register_codec: {cls.__name__} is saved exactly without a codec.")
     full_name = name or f"{cls.__module__}.{cls.__qualname__}"
     codec = Codec(cls, encode, decode, full_name, subclasses)
-    for other in _registered.values():
-        if other.name == codec.name and other.cls is not cls and name is not None:
+    for other in [it for it in _registered.values() if it.name == codec.name]:
+        is_again = (other.cls.__module__, other.cls.__qualname__) == (
+            cls.__module__,
+            cls.__qualname__,
+        )
+        if not is_again:
             raise DefinitionError(
-                f"register_codec: the codec of {other.cls.__name__} already has the name {name!r}. "
-                f"Choose another one."
+                f"register_codec: the codec of {other.cls.__name__} already has the name "
+                f"{codec.name!r}. Choose another one."
             )
+        del _registered[other.cls]  # the class was defined anew
     _registered[cls] = codec
     return codec
 
@@ -160,19 +178,6 @@ def register_codec(
 def needs_no_codec(cls: type) -> bool:
     """Whether `register_codec` refuses the type, because it is saved exactly without a codec."""
     return cls in EXACT_TYPES or issubclass(cls, np.generic) or cls.__module__ == "torch"
-
-
-def _check_function(role: str, function: object) -> None:
-    if not callable(function):
-        raise DefinitionError(f"register_codec: expected a function for {role}, got {function!r}.")
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError as error:
-        raise DefinitionError(
-            f"register_codec: {role} must take one argument, but cannot be called with one: {error}."
-        ) from None
-    except ValueError:  # a function written in C
-        pass
 
 
 def registered_codecs() -> tuple[Codec, ...]:

@@ -6,13 +6,16 @@ commit. Each file is verified while it is copied.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import PurePosixPath
 
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
+    LOG_DIRECTORY,
     Claim,
     CommitEntry,
     commit_in,
@@ -21,7 +24,14 @@ from jobrunner.checkpoint.log import (
 )
 from jobrunner.checkpoint.maintenance.repair_plan import reading
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
-from jobrunner.checkpoint.storage import Files, absolute_path, files_beside, join_path, run_all
+from jobrunner.checkpoint.storage import (
+    Files,
+    absolute_path,
+    files_beside,
+    is_url,
+    join_path,
+    run_all,
+)
 from jobrunner.checkpoint.store import (
     MANIFEST,
     RETIRED_DOCUMENT,
@@ -93,8 +103,8 @@ def copy_epoch(directory: Epochs, epoch: int, target: str, *, take_over: bool = 
 
     `take_over` takes that directory even from a run that is alive.
 
-    Raises DefinitionError if the epoch is recorded there already, CheckpointNotFoundError if it is
-    not recorded here, or was retired meanwhile, CheckpointCorruptError if it is damaged, and
+    Raises DefinitionError if the epoch is recorded there already or `target` is within a checkpoint
+    directory, CheckpointNotFoundError if it is not recorded here, or was retired meanwhile, CheckpointCorruptError if it is damaged, and
     CommitConflictError if a run holds the other directory and is alive.
     """
     files = files_beside(absolute_path(target), directory.files)
@@ -103,11 +113,28 @@ def copy_epoch(directory: Epochs, epoch: int, target: str, *, take_over: bool = 
         raise DefinitionError(
             f"Epoch {epoch} is recorded in {other.path} already. Name another directory."
         )
+    _refuse_within_another(other.path, files)
     number = directory.record(epoch)["number"]
     commit = commit_in(directory.log.read_entry(number), epoch)
     is_done = directory.is_done() and directory.latest() == epoch
     with directory.reading(epoch):
         _save_again(directory, commit, other.path, files, take_over=take_over, is_done=is_done)
+
+
+def _refuse_within_another(path: str, files: Files) -> None:
+    """Refuse a directory within a checkpoint directory, where it would be a stray or be deleted."""
+    inner = path if is_url(path) else os.path.realpath(path)
+    while (outer := os.path.dirname(inner)) != inner and not outer.endswith(":"):
+        is_found = False
+        with contextlib.suppress(OSError):  # it may be another user's
+            beside = files_beside(outer, files)
+            is_found = beside.is_directory(join_path(outer, LOG_DIRECTORY))
+        if is_found:
+            raise DefinitionError(
+                f"{path} is within {outer}, which is a checkpoint directory. Copy to a directory "
+                f"that is in no other."
+            )
+        inner = outer
 
 
 def _save_again(

@@ -17,6 +17,7 @@ from jobrunner.checkpoint.storage import Result
 from jobrunner.checkpoint.store.manifest import Row
 from jobrunner.checkpoint.store.position import name_position, steps_in
 from jobrunner.checkpoint.store.reader import StoreReader
+from jobrunner.define import TEXT, checked
 from jobrunner.errors import BlobNotFoundError, CheckpointError, CheckpointNotFoundError
 from jobrunner.texts import printable
 
@@ -170,6 +171,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
             )
         return self._open[node]
 
+    @checked(blob=TEXT)
     def array(self, blob: str) -> PartitionedArray:
         """Return all parts of a partitioned blob as one lazy array.
 

@@ -1,0 +1,194 @@
+"""Every flag, number and name of every public callable is checked at the call, by type and range."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jobrunner
+from jobrunner import DefinitionError, Job, JobRunner, Node, Task
+from jobrunner.checkpoint import registered_codecs
+
+# What jobrunner makes and users only read; and what it calls with arguments of its own.
+_MADE = {
+    *("BlobDifference", "Checkpoint", "Moment", "Plan", "ReplayReport", "ResumePlan", "RunResult"),
+    *("SaveReport", "TaskOutput", "WorkspaceType", "__version__", "current_task"),
+    *("MetadataHandler", "RetentionPolicy", "SavePolicy", "UploadTaskGroupBuilder"),
+}
+_CALLED_BY_JOBRUNNER = re.compile(
+    r"FileMetadataHandler\.|CopyTo\.|.*\.(retires|is_due|epochs_until)$|"
+    r"Session\.(bind|run_group|run_compiled|exclusive|reconnect|blob_names)$|"
+    r"TaskGroup\.(add|find|check_open)$|Task\.|Blob\.on$"
+)
+
+_HUGE = 10**5000  # too long for `repr`
+_WRONG: Mapping[str, list[object]] = {
+    "bool": ["False", "", 0, 1, 1.0, np.True_, object()],
+    "int": ["1", 1.0, True, -1, np.array([1]), object()],
+    "float": ["1", True, -1, math.nan, math.inf, 1e300, _HUGE, Decimal(1), object()],
+    "str": [b"x", 1, object(), ["x"]],
+    "Literal": ["x", "", 1, True, object()],
+    "PathLike": [b"x", 1, object(), "a\0b", ""],
+    "": [object()],
+}
+_NAMES_OF_TYPES = {"ResumeFrom": "int | None", "SaveErrorPolicy": "Literal"}
+
+
+def _written(annotation: object) -> str:
+    return _NAMES_OF_TYPES.get(str(annotation), str(annotation))
+
+
+def _kind(annotation: str) -> str | None:
+    """What the parameter takes, for simple types; "" for mixed ones; None for objects."""
+    text = _written(annotation).replace(" | None", "")
+    if "PathLike" in text or text.startswith("Literal"):
+        return "PathLike" if "PathLike" in text else "Literal"
+    if text in _WRONG:
+        return text
+    return "" if re.search(r"\b(bool|int|float|str|Input)\b", text) else None
+
+
+def _public() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Public functions, classes and their public methods, by name."""
+    for name in jobrunner.__all__:
+        value = getattr(jobrunner, name)
+        if name in _MADE or (isinstance(value, type) and issubclass(value, Exception)):
+            continue
+        yield name, value
+        for method in dir(value) if isinstance(value, type) else ():
+            full = f"{name}.{method}"
+            is_public = not method.startswith("_") and not _CALLED_BY_JOBRUNNER.match(full)
+            if is_public and inspect.isroutine(getattr(value, method)):
+                yield full, getattr(value, method)
+
+
+def _parameters() -> list[tuple[str, str, str]]:
+    """The callable, the parameter and its kind."""
+    return [
+        (name, parameter.name, kind)
+        for name, function in _public()
+        for parameter in inspect.signature(function).parameters.values()
+        if (kind := _kind(str(parameter.annotation))) is not None
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+
+
+class _Made:
+    """Objects whose methods are called, and the arguments of a call that is right."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "runs"
+        self.manager = jobrunner.MultiNodeCheckpointManager(self.path)
+        self.one = jobrunner.CheckpointManager(self.path, "a")
+        self.node = Node("n")
+        with Job("made") as self.job:
+            self.task = Task(int, node=self.node)
+        jobrunner.epoch_limiter(self.job, 1)
+        self.runner = JobRunner(self.job, self.manager)
+
+    def call(self, name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+        objects = {
+            "MultiNodeCheckpointManager": self.manager,
+            "CheckpointManager": self.one,
+            "Node": self.node,
+            "Job": self.job,
+            "JobRunner": self.runner,
+            "TaskGroup": self.job.epoch_group,
+        }
+        owner, _, method = name.partition(".")
+        function = getattr(jobrunner, owner)
+        if method:
+            function = getattr(objects.get(owner, function), method)
+        # None for what is asked for but comes after the check of the flags, numbers and names.
+        needed = {
+            "fn": int,
+            "cls": Made,
+            "encode": str,
+            "decode": str,
+            "job": self.job,
+            "n": 1,
+            "node_name": "a",
+            "path": self.path,
+            "metric": "m",
+            "name": "name",
+            "epoch": 0,
+            "num_epochs": 1,
+            "node": "a",
+            "label": "l",
+            "session": None,
+            "address": "tcp://127.0.0.1:1",
+            "blob_names": ["x"],
+            "condition": None,
+            "task_or_group": None,
+            "blob_or_output": None,
+        }
+        parameters = inspect.signature(function).parameters.values()
+        required = [it.name for it in parameters if it.default is it.empty and it.kind < 4]
+        return function, {it: needed[it] for it in required if it in needed}
+
+
+class Made:
+    """A class of a user."""
+
+
+@pytest.mark.parametrize(("name", "parameter", "kind"), _parameters())
+def test_a_wrong_argument_is_refused_before_anything_happens(
+    name: str, parameter: str, kind: str, tmp_path: Path
+) -> None:
+    made = _Made(tmp_path)
+    function, right = made.call(name)
+    about = inspect.signature(function).parameters[parameter]
+    optional = about.default is None or "None" in _written(about.annotation)
+    for wrong in [*_WRONG[kind], *([] if optional or kind == "" else [None])]:
+        with pytest.raises(DefinitionError) as caught:
+            function(**{**right, parameter: wrong})
+        text = str(caught.value)
+        assert parameter in text or parameter.removesuffix("_name") in text, text
+        assert "got" in text or "must" in text or "cannot name" in text, text
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_callables_that_take_flags_are_among_those_tested() -> None:
+    found = {(name, parameter) for name, parameter, kind in _parameters() if kind == "bool"}
+    assert {
+        ("MultiNodeCheckpointManager", "allow_pickle"),
+        ("MultiNodeCheckpointManager.open", "pin"),
+        ("Session.local", "processes"),
+        ("Blob", "replicated"),
+        ("register_codec", "subclasses"),
+    } <= found
+
+
+def test_a_refusal_says_what_it_expected_and_found_of_which_object() -> None:
+    with pytest.raises(DefinitionError) as caught:
+        Task(len, name="count", num_instances=0)
+    assert str(caught.value) == "Task 'count': num_instances must be an int >= 1; got 0."
+    with pytest.raises(DefinitionError, match="allow_pickle must be True or False; got 'False'"):
+        jobrunner.CheckpointManager("runs", "a", allow_pickle="False")  # type: ignore[arg-type]
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    assert jobrunner.SaveEvery(seconds=np.float32(0.5)).seconds == 0.5  # type: ignore[arg-type]
+
+
+def test_the_name_of_a_codec_is_clean_and_its_own() -> None:
+    for wrong in ("a\nb", "a\u202eb", ""):
+        with pytest.raises(DefinitionError, match="name must be printable text"):
+            jobrunner.register_codec(Made, str, str, name=wrong)
+    with pytest.raises(DefinitionError, match="name must be printable text"):
+        jobrunner.register_codec(type("C\x1b", (), {}), str, str)
+    with pytest.raises(DefinitionError, match="encode must be a function of one argument"):
+        jobrunner.register_codec(Made, lambda: 1, str)
+    jobrunner.register_codec(type("First", (), {}), str, str)
+    again = jobrunner.register_codec(type("First", (), {}), str, int)
+    assert [it for it in registered_codecs() if it.name == again.name] == [again]
+    with pytest.raises(DefinitionError, match=r"codec of First already has the name .*First"):
+        jobrunner.register_codec(Made, str, str, name=again.name)
