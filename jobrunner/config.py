@@ -37,6 +37,16 @@ def get_bytes(key: str, whole: int) -> int:
     return int(nbytes * whole if nbytes <= 1 else nbytes)
 
 
+def get_choice(key: str, *choices: str) -> str:
+    """Read one of some words; raises `DefinitionError` for anything else."""
+    value = dask.config.get(f"jobrunner.{key}")
+    if value not in choices:
+        raise DefinitionError(
+            f"jobrunner.{key} in Dask's configuration must be {' or '.join(choices)}; got {value!r}."
+        )
+    return str(value)
+
+
 def _read(key: str, expected: str, *parsers: Callable[[Any], float]) -> float:
     value = dask.config.get(f"jobrunner.{key}")
     number = math.nan

@@ -27,8 +27,11 @@ _DEFAULTS = _flatten(yaml.safe_load((_PACKAGE / "jobrunner.yaml").read_text())["
 
 
 @pytest.mark.parametrize(("key", "value"), _DEFAULTS.items())
-def test_each_key_has_its_default_is_documented_and_is_used(key: str, value: float) -> None:
-    assert config.get_number(key) == value
+def test_each_key_has_its_default_is_documented_and_is_used(key: str, value: float | str) -> None:
+    if isinstance(value, str):
+        assert config.get_choice(key, value) == value
+    else:
+        assert config.get_number(key) == value
     guide = (_ROOT / "docs" / "configuration.md").read_text()
     assert f"| `jobrunner.{key}` | {value} |" in guide
     readers = [path for path in _PACKAGE.rglob("*.py") if path.name != "config.py"]

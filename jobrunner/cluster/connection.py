@@ -16,17 +16,19 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from multiprocessing import resource_tracker
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import dask
-from distributed import Client, LocalCluster, Nanny
+from distributed import Client, LocalCluster, Nanny, Security
 from distributed.comm.addressing import get_address_host
 
 from jobrunner.cluster.scheduler import SchedulerLink
+from jobrunner.config import get_choice
 from jobrunner.dask_internals import OwnClient, count_workers, nanny_class
 from jobrunner.errors import DefinitionError, ExecutionError, SchedulerLostError
 from jobrunner.texts import get_logger
-from jobrunner.worker import MemoryOnly
+from jobrunner.worker import UNIX, MemoryOnly, make_socket_directory
 
 logger = get_logger(__name__)
 _ASYNCIO_LOG = logging.getLogger("asyncio")
@@ -177,6 +179,7 @@ class OwnCluster:
         if processes and getattr(multiprocessing.current_process(), "_inheriting", False):
             sys.exit(1)  # a worker process that imports the script; the client explains
         self._nannies: list[Nanny] = []
+        self._sockets: TemporaryDirectory[str] | None = None
         self._filter = MemoryOnly()
         self._filter.start()
         self._is_killed = False
@@ -185,8 +188,13 @@ class OwnCluster:
             "n_workers": workers,
             "threads_per_worker": threads_per_worker,
             "processes": processes,
-            "dashboard_address": ":0",  # any free port
+            "dashboard_address": "127.0.0.1:0",  # any free port
         }
+        # Dask's own settings may require TLS.
+        is_unix = get_choice("local-protocol", UNIX, "tcp") == UNIX
+        if processes and is_unix and not Security().require_encryption:
+            self._sockets = make_socket_directory()
+            options |= {"protocol": UNIX, "host": f"127.0.0.1{self._sockets.name}"}
         threading.Thread(
             target=self._start, args=(options,), name="jobrunner-cluster", daemon=True
         ).start()
@@ -222,6 +230,8 @@ class OwnCluster:
             if self._starting.done() and self._starting.exception() is None:
                 self._starting.result().close()
         finally:
+            if self._sockets is not None:
+                self._sockets.cleanup()
             if self._is_killed:
                 gc.collect()  # or abandoned futures would be reported later
                 _ASYNCIO_LOG.removeFilter(self._filter)

@@ -17,11 +17,11 @@ from distributed.comm.core import Comm
 
 from jobrunner.dask_internals import connect_directly
 from jobrunner.texts import get_logger
-from jobrunner.worker import OPERATION, Message
+from jobrunner.worker import OPERATION, UNIX, Message
 
 logger = get_logger(__name__)
 
-SCHEMES = ("tcp", "tls", "inproc")
+SCHEMES = ("tcp", "tls", "inproc", UNIX)
 """Protocols whose connections are not bound to one thread."""
 
 

@@ -15,3 +15,5 @@ from jobrunner.worker.plugin import (
 )
 from jobrunner.worker.preload import MemoryOnly
 from jobrunner.worker.task_context import Metric, current_task
+from jobrunner.worker.unix import SCHEME as UNIX
+from jobrunner.worker.unix import make_socket_directory

@@ -1,0 +1,74 @@
+"""Who can reach the processes of a cluster that a session started on this machine."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import dask
+import pytest
+
+from jobrunner import DefinitionError, Session, Task
+
+LOOPBACK = {"0100007F", "0" * 24 + "01000000"}  # as Linux writes 127.0.0.1 and ::1
+STRANGER = """
+import os, socket, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+"""
+
+
+def listening(pid):
+    """The addresses and ports at which a process listens, as Linux shows them."""
+    if not Path("/proc/net/tcp").exists():
+        return set()
+    owned = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            local, state, inode = (line.split()[i] for i in (1, 3, 9))
+            if state == "0A" and f"socket:[{inode}]" in owned:
+                found.add(local)
+    return found
+
+
+def test_only_its_owner_can_reach_a_local_cluster():
+    before = listening(os.getpid())
+    with Session.local(workers=1, threads_per_worker=1) as session:
+        assert session.run(Task(lambda: 1)) == 1
+        assert session.client.dashboard_link.startswith("http://127.0.0.1:")
+        info = session.client.scheduler_info()
+        addresses = [info["address"], *info["workers"]]
+        paths = [Path(address.removeprefix("unix://127.0.0.1")) for address in addresses]
+        for path in paths:
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+            assert path.is_socket()
+        for pid in (os.getpid(), *session.client.run(os.getpid).values()):
+            hosts = {address.partition(":")[0] for address in listening(pid) - before}
+            assert hosts <= LOOPBACK, "a port is open to other machines"
+        if os.geteuid() == 0:
+            command = [sys.executable, "-S", "-c", STRANGER, str(paths[0])]
+            refused = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert "PermissionError" in refused.stderr
+    assert not paths[0].parent.exists()
+
+
+@pytest.mark.nightly
+def test_a_setting_opens_a_local_cluster_to_all_users_of_the_machine():
+    with (
+        dask.config.set({"jobrunner.local-protocol": "tcp"}),
+        Session.local(workers=1, threads_per_worker=1) as session,
+    ):
+        assert session.run(Task(lambda: 1)) == 1
+        assert session.client.scheduler_info()["address"].startswith("tcp://127.0.0.1:")
+
+
+def test_another_protocol_is_refused():
+    with (
+        dask.config.set({"jobrunner.local-protocol": "http"}),
+        pytest.raises(DefinitionError, match="local-protocol .* must be unix or tcp; got 'http'"),
+    ):
+        Session.local(workers=1)
