@@ -9,11 +9,9 @@ LONGEST_TEXT = 20_000
 """Characters of a message or a traceback that are shown."""
 
 _UNPRINTABLE = re.compile(r"[^ -~]")
-# What stands before "@" in a URL, also if a secret there contains "/", and what follows "?".
-_CREDENTIALS = re.compile(
-    r"""(?<=://)(?:[^\s/@'"]+|[^\s/:@'"]*:(?!\d{1,5}(?!\w))[^\s@'"]+)(?=@)|"""
-    r"""(?P<start>\w://[^\s?#'"]*[?#])[^\s'")>]+"""
-)
+# In a URL: what stands before "@", also if a secret there contains "/"; and what follows "?".
+_USER = re.compile(r"""(?<=://)(?:[^\s/@'"]+|[^\s/:@'"]*:(?!\d{1,5}(?!\w))[^\s@'"]+)(?=@)""")
+_QUERY = re.compile(r"""(://[^\s?#'"]*[?#])[^\s'")>]+""")
 
 
 def printable(text: str, kept: str = "\n\t") -> str:
@@ -36,7 +34,7 @@ def without_credentials(text: str) -> str:
     """Leave out of each URL in a text what stands before its host, and its query."""
     if "://" not in text:
         return text
-    return _CREDENTIALS.sub(lambda match: f"{match['start'] or ''}…", text)
+    return _QUERY.sub(r"\1…", _USER.sub("…", text))
 
 
 def shorten(text: str, length: int = LONGEST_TEXT) -> str:

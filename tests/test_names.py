@@ -13,6 +13,7 @@ from jobrunner.names import (
     parse_store_name,
     unescape,
 )
+from jobrunner.texts import printable
 
 
 def valid(name):
@@ -63,3 +64,26 @@ def test_names_that_a_file_system_may_fold_are_refused():
     check_distinct(["a", "b", "a"], "nodes")
     with pytest.raises(DefinitionError, match=r"'Node' and 'node'|'node' and 'Node'"):
         check_distinct(["Node", "node"], "nodes")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("at s3://a:b@c/d and ws://h:1/?t=x.", "at s3://…@c/d and ws://h:1/?…"),
+        ("at s3://AK:se/cr+et@bucket/d", "at s3://…@bucket/d"),
+        ("https://u:p@h/x?sig=a&b=c, then", "https://…@h/x?… then"),
+        ("s3://bucket/name@3 and tcp://10.0.0.1:8786, x@y", None),
+        ("<Client: 'tcp://127.0.0.1:1'>: what? a@b #3", None),
+        ("memory://a/b@4", None),
+    ],
+)
+def test_credentials_in_urls_are_left_out_of_texts(text, shown):
+    assert printable(text) == (text if shown is None else shown)
+
+
+@given(st.text(max_size=50))
+def test_a_printable_text_has_nothing_that_a_terminal_obeys(text):
+    shown = printable(text)
+    assert shown.replace("\n", "").replace("\t", "").isprintable()
+    assert printable(shown) == shown
+    assert printable(text, kept="").isprintable()

@@ -78,6 +78,11 @@ class Connection:
     @classmethod
     def to(cls, address: str, **client_kwargs: Any) -> Self:
         """Connect to the scheduler at an address; see `Session.connect`."""
+        if set("@?#") & set(address):
+            raise DefinitionError(
+                "The address of the scheduler contains '@', '?' or '#', so it may contain credentials and is not "
+                "repeated here. Pass an address like tcp://host:8786, and security= for TLS."
+            )
         try:
             get_address_host(address)  # a client would take a minute to report it
         except (TypeError, ValueError, AttributeError) as error:

@@ -16,6 +16,7 @@ from jobrunner.cluster.shipping import nodes_of
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
 from jobrunner.define import COUNT, FLAG, TEXT, Blob, Task, TaskGroup, TaskOutput, checked
 from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
+from jobrunner.texts import printable
 
 DEFAULT_WAIT_SECONDS = 60.0
 HURRIED_RELEASE_SECONDS = 0.3
@@ -224,7 +225,7 @@ class Session:
     def __repr__(self) -> str:
         state = "closed " if self._is_closed else ""
         nodes = len(self._binding.placement) if self._binding is not None else 0
-        return f"<{state}Session of {self._address}: {nodes} nodes>"
+        return printable(f"<{state}Session of {self._address}: {nodes} nodes>")
 
     # ---- for runners
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import PurePosixPath
@@ -28,8 +27,8 @@ from jobrunner.checkpoint.storage import (
     Files,
     absolute_path,
     files_beside,
-    is_url,
     join_path,
+    outer_directories,
     run_all,
 )
 from jobrunner.checkpoint.store import (
@@ -123,8 +122,7 @@ def copy_epoch(directory: Epochs, epoch: int, target: str, *, take_over: bool = 
 
 def _refuse_within_another(path: str, files: Files) -> None:
     """Refuse a directory within a checkpoint directory, where it would be a stray or be deleted."""
-    inner = path if is_url(path) else os.path.realpath(path)
-    while (outer := os.path.dirname(inner)) != inner and not outer.endswith(":"):
+    for outer in outer_directories(path):
         is_found = False
         with contextlib.suppress(OSError):  # it may be another user's
             beside = files_beside(outer, files)
@@ -134,7 +132,6 @@ def _refuse_within_another(path: str, files: Files) -> None:
                 f"{path} is within {outer}, which is a checkpoint directory. Copy to a directory "
                 f"that is in no other."
             )
-        inner = outer
 
 
 def _save_again(

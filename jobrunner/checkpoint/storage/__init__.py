@@ -1,6 +1,12 @@
 """Bytes under names, in a file system or an object store."""
 
-from jobrunner.checkpoint.storage.backends import absolute_path, files_beside, files_of, is_url
+from jobrunner.checkpoint.storage.backends import (
+    absolute_path,
+    files_beside,
+    files_of,
+    is_url,
+    outer_directories,
+)
 from jobrunner.checkpoint.storage.object_store import ObjectFiles
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, PosixFiles, crc32c_of_zeros, join_path
 from jobrunner.checkpoint.storage.protocol import Files, Result

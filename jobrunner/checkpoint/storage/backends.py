@@ -7,13 +7,17 @@ import os
 import re
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 
 from jobrunner.checkpoint.storage.object_store import MISSING, ObjectFiles
-from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.checkpoint.storage.posix import PosixFiles, real_path
 from jobrunner.checkpoint.storage.protocol import Files
 from jobrunner.errors import DefinitionError
 
 _OBJECT_SCHEMES = ("s3", "gs", "az", "memory")
+
+# In the place of a bucket or a host, or in a query; also if a slash is missing.
+_CREDENTIALS = re.compile(r"(?:s3|gs|az|memory):/?(?!/)|[^\W_]+://(?:[^/]*[@:]|.*[?#])", re.S)
 
 _SAFE_NAME = re.compile(r"[\w.~!$&'()*+,;=:@-]+")
 
@@ -32,6 +36,12 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
     if not isinstance(text, str) or not text:
         raise DefinitionError(f"path must be a directory (a str or os.PathLike); got {path!r}.")
     scheme, separator, rest = text.partition("://")
+    if _CREDENTIALS.match(text):
+        raise DefinitionError(
+            "path is a URL that may contain credentials, so it is not repeated here: it has '@' or "
+            "':' in its first part, or '?' or '#'. Pass credentials in the environment, and a URL "
+            "like s3://bucket/name/name."
+        )
     if separator and scheme.isalnum():
         if scheme in _OBJECT_SCHEMES:
             return _absolute_url(text, scheme, rest)
@@ -46,6 +56,14 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
             raise DefinitionError(f"{text}: a file URL must have no host: file:///...")
         text = urllib.request.url2pathname(urllib.parse.urlsplit(text).path)
     return os.path.abspath(text)
+
+
+def outer_directories(path: str) -> Iterator[str]:
+    """The directories that contain this absolute path, links resolved, or the URLs, from within."""
+    inner = path if is_url(path) else real_path(path)
+    while (outer := os.path.dirname(inner)) != inner and not outer.endswith(":"):
+        yield outer
+        inner = outer
 
 
 def _absolute_url(text: str, scheme: str, rest: str) -> str:

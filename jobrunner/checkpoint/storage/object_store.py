@@ -19,6 +19,7 @@ from crc32c import crc32c
 
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, crc32c_of_zeros
 from jobrunner.checkpoint.storage.protocol import Item, Result
+from jobrunner.texts import printable, without_credentials
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore, RetryConfig
@@ -47,6 +48,12 @@ def open_store(root: str) -> ObjectStore:
         # obstore panics when it prints a store whose account it found by itself.
         return from_url(root, account_name=account, retry_config=_RETRY)
     return from_url(root, retry_config=_RETRY)
+
+
+def _presentable(error: Exception) -> Exception | None:
+    """The error as a cause, unless it contains credentials, as of an endpoint's URL."""
+    text = str(error)
+    return error if without_credentials(text) == text else None
 
 
 class _CutAnswerError(OSError):
@@ -133,7 +140,7 @@ class ObjectFiles:
             number = errno.EACCES if isinstance(error, refusals) else errno.EIO
             message = str(error).partition("\n")[0]
             kind = _CutAnswerError if _CUT in message else OSError
-            raise kind(number, message, path) from error
+            raise kind(number, printable(message), path) from _presentable(error)
 
     def _ask(self, operation: str, path: str, request: Callable[[ObjectStore], Result]) -> Result:
         """Make a request about `path`, again if its answer is cut; it must be safe to repeat."""
@@ -162,7 +169,7 @@ class ObjectFiles:
             what = "container" if self.root.startswith("az:") else "bucket"
             name = urllib.parse.urlsplit(self.root).netloc
             why = f"there is no {what} {name!r}. Create it, or correct the URL"
-            raise OSError(errno.ENXIO, why, path) from error
+            raise OSError(errno.ENXIO, why, path) from _presentable(error)
 
     # --- writing
 

@@ -30,6 +30,11 @@ _NO_LINK = (
 )
 
 
+def real_path(path: str) -> str:
+    """The path with its links resolved, as far as it exists."""
+    return os.path.realpath(path)
+
+
 def join_path(root: str, path: str) -> str:
     """Path of a file in a store, whose manifest has ``/`` on every system."""
     return f"{root}/{path}" if os.sep == "/" else os.path.join(root, *path.split("/"))

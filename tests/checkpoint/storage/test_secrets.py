@@ -1,0 +1,151 @@
+"""Credentials show nowhere: not in errors, logs, records, pickles, nor in what commands print."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import pickle
+import traceback
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from jobrunner import (
+    CheckpointError,
+    DefinitionError,
+    ExecutionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    Session,
+    Task,
+    epoch_limiter,
+)
+from jobrunner.checkpoint import ObjectFiles
+from jobrunner.cli import main
+
+CANARY = "cAnArY"
+
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": f"AKIA{CANARY}",
+    "AWS_SECRET_ACCESS_KEY": f"{CANARY}/secret",
+    "AWS_SESSION_TOKEN": f"{CANARY}token",
+    "AWS_REGION": "us-east-1",
+    "AWS_ENDPOINT_URL": f"http://user:{CANARY}@127.0.0.1:1",
+    "AWS_ALLOW_HTTP": "true",
+    "AZURE_STORAGE_ACCOUNT_KEY": f"{CANARY}key",
+    "AZURE_STORAGE_SAS_KEY": f"sv=2020&sig={CANARY}",
+}
+
+URLS = [
+    f"s3://AKIA:{CANARY}@bucket/runs",
+    f"s3://AKIA:{CANARY}/with/slashes+@bucket/runs",
+    f"s3://{CANARY}@bucket/runs",
+    f"s3:/AKIA:{CANARY}@bucket/runs",
+    f"s3:AKIA:{CANARY}@bucket",
+    f"az://container/runs?sv=2020&sig={CANARY}",
+    f"gs://bucket/runs#{CANARY}",
+    f"https://user:{CANARY}@host/runs",
+    f"https://account.blob.core.windows.net/c/runs?sig={CANARY}",
+    f"file://user:{CANARY}@localhost/runs",
+    f"memory://a:{CANARY}",
+]
+
+
+def told_by(error: BaseException) -> str:
+    """Everything that an error shows or carries to another process."""
+    shown = "".join(traceback.format_exception(error))
+    return f"{shown}{error!r}{error}{pickle.loads(pickle.dumps(error)).args!r}"
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_url_with_credentials_is_refused_and_not_repeated(url: str, tmp_path: Path) -> None:
+    good = tmp_path / "good"
+    MultiNodeCheckpointManager(good).run.start(["a"], {})
+    for call in (
+        lambda: MultiNodeCheckpointManager(url),
+        lambda: MultiNodeCheckpointManager(good, load_path=url),
+    ):
+        with pytest.raises(DefinitionError, match="not repeated") as caught:
+            call()
+        assert CANARY not in told_by(caught.value)
+        assert CANARY not in str(caught.value.args)
+    for args in (["ls", url], ["diff", f"{url}@1", "@2"], ["copy", str(good), "all", url]):
+        for more in ([], ["--json"]):
+            result = CliRunner().invoke(main, [*args, *more])
+            assert result.exit_code in (2, 6)
+            assert CANARY not in result.output
+
+
+def test_an_endpoint_with_a_password_is_not_shown_by_errors(
+    environment: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    from obstore.store import from_url
+
+    def once(root: str) -> Any:
+        return from_url(root, retry_config={"max_retries": 0, "retry_timeout": dt.timedelta(0)})
+
+    caplog.set_level(logging.DEBUG)
+    files = ObjectFiles("s3://bucket/runs", once)
+    for call in (lambda: files.read("s3://bucket/runs/x"), lambda: files.list_names(files.root)):
+        with pytest.raises(OSError, match=r"http://…@127\.0\.0\.1") as caught:
+            call()
+        assert CANARY not in told_by(caught.value)
+    manager = MultiNodeCheckpointManager("s3://bucket/runs", files=files)
+    with pytest.raises(CheckpointError) as failed:
+        manager.epochs()
+    assert CANARY not in told_by(failed.value)
+    assert CANARY not in caplog.text
+
+
+def test_a_run_writes_and_prints_no_credentials_of_its_environment(
+    environment: None,
+    inproc_session: Session,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    caplog.set_level(logging.DEBUG, "jobrunner")
+    with Job("j") as job, Node("a"):
+        with job.init_group:
+            Task(lambda: np.arange(3), outputs="x")
+        Task(lambda x: x + 1, inputs="x", outputs="x")
+    epoch_limiter(job, 2)
+    told = []
+    for path in ("memory://canaries/runs", str(tmp_path / "runs")):
+        manager = MultiNodeCheckpointManager(path)
+        runner = JobRunner(job, manager)
+        told += [str(runner.plan_resume()), repr(runner.run(inproc_session))]
+        told += [repr(manager.open(2).record), repr(manager.recorded.run_info(2))]
+        told.append(str(cloudpickle.dumps([manager.recorded.files, manager.loader.path])))
+        files = manager.recorded.files
+        told += [str(files.read(f"{path}/{name}")) for name in dict(files.walk(path))]
+        for command in (["ls", path], ["info", path, "2"], ["verify", path], ["fsck", path]):
+            for more in ([], ["--json"]):
+                result = CliRunner().invoke(main, [*command, *more])
+                assert result.exit_code == 0, result.output
+                told.append(result.output)
+    assert len(told) > 50
+    assert not [text for text in (*told, caplog.text) if CANARY in text]
+
+
+def test_the_address_of_a_scheduler_is_shown_without_credentials(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "jobrunner")
+    for address in (f"tcp://user:{CANARY}@127.0.0.1:1", f"ws://127.0.0.1:1/?token={CANARY}"):
+        with pytest.raises((DefinitionError, ExecutionError)) as caught:
+            Session.connect(address, timeout=0.1)
+        assert CANARY not in f"{caught.value}{caught.value!r}"
+        assert CANARY not in repr(pickle.loads(pickle.dumps(caught.value)).args)
+    assert CANARY not in caplog.text
