@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,6 +35,10 @@ class ArrayPart:
     holds: str  # type of the encoded value: ndarray, bytes, str, ...
 
 
+_MOST_FIELDS = 1 << 14
+"""Fields of a record; more would take NumPy long, each time that it makes the dtype."""
+
+
 class StringSpec(Document):
     """A variable-width string dtype; ``string`` is its missing value."""
 
@@ -52,7 +56,9 @@ class SubarraySpec(Document):
 class StructSpec(Document):
     """A structured dtype; each field is its name, dtype, offset and title."""
 
-    fields: list[tuple[str, Spec, Count, str | None]]
+    fields: Annotated[
+        list[tuple[str, Spec, Count, str | None]], msgspec.Meta(max_length=_MOST_FIELDS)
+    ]
     itemsize: Count
     aligned: bool
 
@@ -68,6 +74,9 @@ _ZARR_NAMES = {np.dtype(name).str[1:]: name for name in NUMBERS}
 
 _ML_DTYPES = re.compile(r"b?complex32|bfloat16|float[468]_e\dm\d\w*|u?int[124]")
 """Names of dtypes of the package ml_dtypes, which JAX and others use."""
+
+_PLAIN = re.compile(r"[<>|][biufcSUV]\d+|[<>|][mM]8(\[\d*[a-zA-Z]+\])?")
+"""What `dtype.str` is for all others without fields."""
 
 _CF_UNITS = {
     "D": "days",
@@ -118,6 +127,10 @@ def _describe(dtype: np.dtype[Any]) -> Spec:
             f"records of type {dtype.type.__name__} cannot be saved as such"
         )
     fields: list[Any] = []
+    if len(dtype.names) > _MOST_FIELDS:
+        raise UnsupportedDtypeError(
+            f"a record has {len(dtype.names)} fields, and at most {_MOST_FIELDS} can be saved"
+        )
     for name in dtype.names:
         entry: tuple[Any, ...] = dtype.fields[name]  # type: ignore[index]
         title = entry[2] if len(entry) > 2 else None
@@ -173,11 +186,11 @@ def _make(spec: Spec) -> np.dtype[Any]:
         return np.dtypes.StringDType(**options)
     if "base" in spec:
         subarray = msgspec.convert(spec, described(SubarraySpec))
-        return np.dtype((_make(subarray.base), subarray.shape))
+        return np.dtype((_make_inner(subarray.base), subarray.shape))
     struct = msgspec.convert(spec, described(StructSpec))
     layout: dict[str, Any] = {
         "names": [name for name, *_ in struct.fields],
-        "formats": [_make(form) for _, form, *_ in struct.fields],
+        "formats": [_make_inner(form) for _, form, *_ in struct.fields],
         "offsets": [offset for _, _, offset, _ in struct.fields],
         "itemsize": struct.itemsize,
     }
@@ -187,12 +200,21 @@ def _make(spec: Spec) -> np.dtype[Any]:
     return structured
 
 
+def _make_inner(spec: Spec) -> np.dtype[Any]:
+    dtype = _make(spec)
+    if dtype.hasobject:  # NumPy would take the bytes of a file for addresses
+        raise msgspec.ValidationError("strings of variable width are part of another dtype")
+    return dtype
+
+
 @lru_cache(maxsize=256)
 def _plain(spec: str) -> np.dtype[Any]:
-    dtype = np.dtype(_type_of_ml_dtypes(spec) if _ML_DTYPES.fullmatch(spec) else spec)
-    if dtype.hasobject:
-        raise TypeError(f"{spec!r} holds Python objects")
-    return dtype
+    if _ML_DTYPES.fullmatch(spec):
+        dtype: np.dtype[Any] = np.dtype(_type_of_ml_dtypes(spec))
+        return dtype
+    if not _PLAIN.fullmatch(spec):
+        raise msgspec.ValidationError(f"{spec!r:.80} is not the dtype of an array that is saved")
+    return np.dtype(spec)
 
 
 def _type_of_ml_dtypes(name: str) -> Any:

@@ -13,8 +13,8 @@ from jobrunner.errors import CheckpointCorruptError
 
 T = TypeVar("T")
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Length = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Length = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
 
 
@@ -41,11 +41,15 @@ def read_document(data: bytes | str, kind: type[T], path: str, *, advice: str) -
     Raises `CheckpointCorruptError` if it is not JSON, or a field is missing, unknown, repeated, of
     another type or out of range.
     """
-    with contextlib.suppress(ValueError, RecursionError):
+    try:
         document = msgspec.json.decode(data, type=described(kind))
         # Much faster than `parse`; what is encoded again has no key twice.
         if msgspec.json.encode(document) == data:
             return document
+    except msgspec.ValidationError as error:
+        raise _invalid(error, path, advice) from None
+    except (ValueError, RecursionError):
+        pass
     return convert(parse(data, path, advice=advice), kind, path, advice=advice)
 
 
@@ -69,9 +73,11 @@ def convert(tree: object, kind: type[T], path: str, *, advice: str) -> T:
     try:
         return msgspec.convert(tree, described(kind))
     except (msgspec.ValidationError, RecursionError) as error:
-        raise CheckpointCorruptError(
-            f"{path} has an invalid field: {error}. {advice}", path=path
-        ) from None
+        raise _invalid(error, path, advice) from None
+
+
+def _invalid(error: Exception, path: str, advice: str) -> CheckpointCorruptError:
+    return CheckpointCorruptError(f"{path} has an invalid field: {error}. {advice}", path=path)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -284,7 +284,7 @@ class PosixFiles:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(start)
-            return size, file.read(nbytes)
+            return size, file.read(min(nbytes, max(0, size - start)))
 
     def list_names(self, path: str) -> list[str]:
         self.before("list", path)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-import msgspec
 import numpy as np
 from crc32c import crc32c
 
 from jobrunner.checkpoint.encoding import Array, UnsupportedDtypeError, dtype_from_spec
 from jobrunner.checkpoint.storage import Files, join_path
-from jobrunner.checkpoint.store.chunk_bytes import decode_piece, split_chunk
+from jobrunner.checkpoint.store.chunk_bytes import (
+    decode_piece,
+    decode_texts,
+    split_chunk,
+    unpack_piece,
+)
 from jobrunner.checkpoint.store.grid import Piece, to_logical
 from jobrunner.checkpoint.store.manifest import ADVICE, MANIFEST, ArrayEntry, File, Row
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
@@ -24,6 +29,9 @@ WantedRow = tuple[list[Any], int, Row]
 
 Jobs = list[Callable[[], None]]
 """Work that several threads may do in any order."""
+
+_CHECKED_FIRST_BYTES = 4 << 20
+"""If so much is in each file of an array, their sizes are looked at before the memory is taken."""
 
 _WHOLE_STACK = 8
 """A stack is read as a whole if at least one of so many of its rows is wanted."""
@@ -42,11 +50,15 @@ class VerifiedFiles:
 
     def read(self, name: str, file: File) -> bytes:
         """Read a file."""
+        return self.read_span(name, file[0], 0, file)
+
+    def check_size(self, name: str, file: File) -> None:
+        """Check that a file has its size, without reading it."""
         path = join_path(self.root, name)
         with self.reading(path):
-            data = self.files.read(path)
-        _compare(path, file, (len(data), crc32c(data)))
-        return data
+            size, _ = self.files.read_span(path, 0, 0)
+        if size != file[0]:
+            _compare(path, file, (size, 0))
 
     def read_into(self, name: str, target: memoryview | None, file: File) -> None:
         """Read a file into memory; None: only verify it."""
@@ -67,7 +79,7 @@ class VerifiedFiles:
 
     @contextlib.contextmanager
     def reading(self, path: str) -> Iterator[None]:
-        """Turn OSErrors about a file into checkpoint errors."""
+        """Turn errors about a file into checkpoint errors."""
         try:
             yield
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
@@ -75,6 +87,10 @@ class VerifiedFiles:
                 f"{path} is missing: expected a file that the checkpoint lists, found: "
                 f"{error.strerror}. {ADVICE}",
                 path=path,
+            ) from error
+        except MemoryError as error:
+            raise CheckpointError(
+                f"{path} does not fit into memory. Read it where there is more."
             ) from error
         except OSError as error:
             raise CheckpointError(
@@ -101,7 +117,6 @@ class StoredArray:
         self._row = array if isinstance(array, Row) else None
         self._entry = entry = array.alone() if isinstance(array, Row) else array
         self._grid = entry.grid
-        self._compressors = msgspec.to_builtins(entry.compressors) if entry.compressors else ()
         try:
             self.dtype = dtype_from_spec(entry.dtype)
         except UnsupportedDtypeError as error:
@@ -115,21 +130,32 @@ class StoredArray:
         """In the order of the array's own axes."""
         return tuple(to_logical(self._entry.shape, self._entry.order))
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+        return math.prod(self._entry.shape) * self.dtype.itemsize
+
     def read(self) -> tuple[Array, Jobs]:
-        """Return an array to be filled, and the jobs that fill it."""
-        shape, order = self._entry.shape, self._entry.order
+        """Return an array to be filled, and the jobs that fill it.
+
+        Its files have their sizes, unless it is short.
+        """
+        shape, order, files = self._entry.shape, self._entry.order, self._entry.files
+        if self._row is None and self.nbytes >= _CHECKED_FIRST_BYTES * max(1, len(files)):
+            for path, file in self._entry.chunk_files():
+                self._files.check_size(path, file)
         if order and order == tuple(range(len(shape)))[::-1]:
-            result = np.empty(shape[::-1], self.dtype, order="F")  # owns its memory
+            result = self._allocate(shape[::-1], "F")  # owns its memory
             data = result.T
         else:
-            data = np.empty(shape, self.dtype)
+            data = self._allocate(shape)
             result = data.transpose(np.argsort(order)) if order else data
         # Files in memory order are read into their place, all others by way of a buffer.
         flat = None
         if (
             data.size
             and self._grid.is_memory
-            and not self._compressors
+            and not self._entry.compressors
             and not isinstance(self.dtype, np.dtypes.StringDType)
         ):
             flat = memoryview(data.reshape(-1).view(np.uint8).data)
@@ -138,9 +164,10 @@ class StoredArray:
         jobs: Jobs = []
         start = 0
         places = self._grid.files(self._entry.path)
-        for (path, corner), file in zip(places, self._entry.files, strict=True):
+        pieces = self._entry.pieces or [[file] for file in files]
+        for (path, corner), file, spans in zip(places, files, pieces, strict=True):
             if flat is None:
-                jobs.append(partial(self._read_file, path, file, corner, data))
+                jobs.append(partial(self._read_file, path, file, corner, spans, data))
                 continue
             stop = start + data[(*self._grid.part(corner), ...)].nbytes
             jobs.append(partial(self._files.read_into, path, flat[start:stop], file))
@@ -153,7 +180,7 @@ class StoredArray:
         along = axis if grid.order is None else grid.order.index(axis)
         shape = list(grid.shape)
         shape[along] = stop - start
-        data: Array = np.empty(shape, self.dtype)
+        data = self._allocate(shape)
         jobs: Jobs = []
         pieces = entry.pieces or [[file] for file in entry.files]
         places = grid.files(entry.path)
@@ -182,10 +209,48 @@ class StoredArray:
     def _read_row(self, target: memoryview) -> None:
         target[:] = self.read_alone()
 
-    def _read_file(self, path: str, file: File, corner: tuple[int, ...], data: Array) -> None:
+    def read_piece(self, at: Sequence[int]) -> bytes:
+        """Read the bytes of the piece at these coordinates, not compressed; rows have only one.
+
+        `at` are in the order of the array's own axes.
+        """
+        if self._row is not None:
+            return self.read_alone()
+        entry = self._entry
+        corner, number, place = self._grid.locate(
+            [at[i] for i in entry.order] if entry.order else at
+        )
+        spans = entry.pieces[number] if entry.pieces else [entry.files[number]]
+        start = sum(size for size, _ in spans[:place])
+        path = f"{entry.path}/{self._grid.key(corner)}"
+        data = self._files.read_span(path, entry.files[number][0], start, spans[place])
+        with self._decoding():
+            data = unpack_piece(data, self._grid, self.dtype, entry.compressors)
+            if isinstance(self.dtype, np.dtypes.StringDType):
+                decode_texts(data)
+        return data
+
+    def _allocate(self, shape: Sequence[int], order: Literal["C", "F"] = "C") -> Array:
+        try:
+            return np.empty(shape, self.dtype, order)
+        except MemoryError as error:
+            raise CheckpointError(
+                f"The array {self._entry.path} in {self._files.root}, {self.dtype}{list(shape)}, "
+                f"does not fit into memory: {error}. Read it where there is more."
+            ) from error
+
+    def _read_file(
+        self,
+        path: str,
+        file: File,
+        corner: tuple[int, ...],
+        spans: Sequence[File],
+        data: Array,
+    ) -> None:
         chunk = self._files.read(path, file)
         with self._decoding():
-            for piece, encoded in split_chunk(chunk, self._grid, corner):
+            lengths = (length for length, _ in spans)
+            for piece, encoded in split_chunk(chunk, self._grid, corner, lengths):
                 data[(*piece.part, ...)] = self._decode(encoded, piece)
 
     def _read_piece(
@@ -196,7 +261,8 @@ class StoredArray:
             target[...] = self._decode(encoded, piece)[inside]
 
     def _decode(self, encoded: bytes, piece: Piece) -> Array:
-        return decode_piece(encoded, piece, self._grid.stored_shape, self.dtype, self._compressors)
+        whole = decode_piece(encoded, self._grid, self.dtype, self._entry.compressors)
+        return whole[tuple(slice(part.stop - part.start) for part in piece.part)]
 
     @contextlib.contextmanager
     def _decoding(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from jobrunner.checkpoint.encoding import Array
 from jobrunner.checkpoint.storage import BLOCK_BYTES, crc32c_of_zeros
-from jobrunner.checkpoint.store.compression import compress, decompress
+from jobrunner.checkpoint.store.compression import CompressorEntry, compress, decompress
 from jobrunner.checkpoint.store.grid import Grid, Piece
 from jobrunner.define import Compressor
 
@@ -27,6 +27,9 @@ _ONE = 1 << 31
 
 _NOWHERE = (1 << 64) - 1
 """Marks a missing piece in the index of a shard."""
+
+TEXT_BYTES, TEXT_RATIO = 96 << 20, 8
+"""Texts of a compressed piece have at most so many bytes, or are so many times longer than it."""
 
 _INDEX_ENTRY_BYTES = 16
 _CHECKSUM_BYTES = 4
@@ -108,38 +111,46 @@ def _is_padded_at_the_end(part: Sequence[int], whole: Sequence[int]) -> bool:
     return math.prod(whole[:axis]) == 1 and tuple(part[axis + 1 :]) == tuple(whole[axis + 1 :])
 
 
-def split_chunk(data: bytes, grid: Grid, corner: Sequence[int]) -> Iterator[tuple[Piece, bytes]]:
-    """Split a verified chunk into its pieces."""
-    if grid.piece_shape is None:
-        (piece,) = grid.pieces(corner)
-        yield piece, data
-        return
-    start = len(data) - index_bytes(grid)
-    index = np.frombuffer(data, "<u8", 2 * grid.num_places, start).reshape(-1, 2).tolist()
-    for piece in grid.pieces(corner):
-        at, length = index[piece.place]
-        yield piece, data[at : at + length]
+def split_chunk(
+    data: bytes, grid: Grid, corner: Sequence[int], lengths: Iterable[int]
+) -> Iterator[tuple[Piece, bytes]]:
+    """Split a verified chunk into its pieces, whose lengths the manifest has."""
+    start = 0
+    for piece, length in zip(grid.pieces(corner), lengths, strict=True):
+        yield piece, data[start : start + length]
+        start += length
 
 
 def decode_piece(
-    data: bytes,
-    piece: Piece,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    compressors: Sequence[Compressor],
+    data: bytes, grid: Grid, dtype: np.dtype[Any], compressors: Sequence[CompressorEntry]
 ) -> Array:
-    """Decode a piece of the array; `shape` is that of a whole piece.
+    """Decode a piece of the array, padding included.
 
-    Raises ValueError if `data` is not such a piece.
+    Raises ValueError if `data` is not such a piece, before it allocates more than such a piece has.
     """
-    if compressors:
-        data = decompress(data, compressors)
-    whole: Array
+    raw = unpack_piece(data, grid, dtype, compressors)
     if isinstance(dtype, np.dtypes.StringDType):
-        whole = np.array(decode_texts(data), dtype).reshape(shape)
-    else:
-        whole = np.frombuffer(data, np.uint8).view(dtype).reshape(shape)
-    return whole[tuple(slice(part.stop - part.start) for part in piece.part)]
+        return np.array(decode_texts(raw), dtype).reshape(grid.stored_shape)
+    whole: Array = np.frombuffer(raw, np.uint8).view(dtype).reshape(grid.stored_shape)
+    return whole
+
+
+def unpack_piece(
+    data: bytes, grid: Grid, dtype: np.dtype[Any], compressors: Sequence[CompressorEntry]
+) -> bytes:
+    """Return the bytes of a piece, not compressed, of which there are as many as there must be."""
+    items = math.prod(grid.stored_shape)
+    if not isinstance(dtype, np.dtypes.StringDType):
+        nbytes = items * dtype.itemsize
+        raw = decompress(data, compressors, nbytes) if compressors else data
+        if len(raw) != nbytes:
+            raise ValueError(f"a piece has {len(raw)} bytes, expected {nbytes}")
+        return raw
+    most = max(TEXT_BYTES, TEXT_RATIO * len(data))
+    raw = decompress(data, compressors, most) if compressors else data
+    if int.from_bytes(raw[:4], "little") != items or len(raw) < 4 + 4 * items:
+        raise ValueError(f"a piece does not hold {items} texts")
+    return raw
 
 
 # --- texts
@@ -161,10 +172,12 @@ def decode_texts(data: bytes) -> list[str]:
     position = 4
     for _ in range(int.from_bytes(data[:4], "little")):
         start = position + 4
-        if start > len(data):
-            raise ValueError("the texts are cut off")
         position = start + int.from_bytes(data[position:start], "little")
+        if position > len(data):
+            raise ValueError("the texts are cut off")
         texts.append(data[start:position].decode())
+    if position != len(data):
+        raise ValueError(f"{len(data) - position} bytes follow the texts")
     return texts
 
 

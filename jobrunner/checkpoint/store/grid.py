@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -67,6 +67,8 @@ class Grid:
 
     def corners(self) -> Iterator[tuple[int, ...]]:
         """Yield the grid coordinates of all files; none if the array has no items."""
+        if 0 in self.shape:
+            return iter(())  # `product` would list the other axes first
         return itertools.product(*map(range, map(_ceil_div, self.shape, self.chunk_shape)))
 
     def files(self, path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -92,18 +94,36 @@ class Grid:
         along = self._pieces_along()
         first = [place * count for place, count in zip(corner, along, strict=True)]
         logical = to_logical(along, self.order)
-        for at in itertools.product(*map(range, along)):
+        for at in itertools.product(*map(range, self.pieces_inside(corner))):
             index = []
             for start, step, place, length in zip(first, inner, at, self.shape, strict=True):
                 low = (start + place) * step
-                if low >= length:
-                    break
                 index.append(slice(low, min(low + step, length)))
-            else:
-                place = 0  # in the index, which is in the order of the array's own axes
-                for position, count in zip(to_logical(at, self.order), logical, strict=True):
-                    place = place * count + position
-                yield Piece(tuple(index), place)
+            # The index is in the order of the array's own axes.
+            yield Piece(tuple(index), _ravel(to_logical(at, self.order), logical))
+
+    def pieces_inside(self, corner: Sequence[int]) -> list[int]:
+        """Return how many pieces of a file, along each axis, are not beyond the array."""
+        return [
+            min(along, _ceil_div(length, step) - place * along)
+            for along, length, step, place in zip(
+                self._pieces_along(), self.shape, self.stored_shape, corner, strict=True
+            )
+        ]
+
+    def locate(self, at: Sequence[int]) -> tuple[tuple[int, ...], int, int]:
+        """Return the corner of the file that holds a piece, its number among all, and the piece's in it.
+
+        `at` are the grid coordinates of the piece, in memory order.
+        """
+        along = self._pieces_along()
+        corner = tuple(map(int.__floordiv__, at, along))
+        inside = map(int.__mod__, at, along)
+        return (
+            corner,
+            _ravel(corner, map(_ceil_div, self.shape, self.chunk_shape)),
+            _ravel(inside, self.pieces_inside(corner)),
+        )
 
     def _pieces_along(self) -> list[int]:
         inner = self.stored_shape
@@ -180,6 +200,13 @@ def _choose_rows(length: int, most: int) -> int:
             return rows
         candidates.append((padding, rows))
     return min(candidates)[1]
+
+
+def _ravel(at: Iterable[int], shape: Iterable[int]) -> int:
+    number = 0
+    for place, length in zip(at, shape, strict=True):
+        number = number * length + place
+    return number
 
 
 def _ceil_div(length: int, size: int) -> int:

@@ -1,75 +1,104 @@
 """Open an array of a store by Zarr, with the dtype that was saved. Imports Zarr.
 
-A store has only data types that every reader knows. Where Zarr-Python has the dtype itself (dates,
-texts, records), the array is opened by another document, which says so, over the same chunks.
+A stranger may have written the store, so Zarr gets neither its documents nor its files: the array is
+described anew from the manifest, as chunks that are not compressed, each of which is read, verified
+and decompressed here. Where Zarr-Python has the dtype itself (dates, texts, records), the description
+says so.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import zarr
-from zarr.abc.store import ByteRequest, Store
+from zarr.abc.store import ByteRequest
 from zarr.buffer import cpu
 from zarr.dtype import data_type_registry
 
-from jobrunner.checkpoint.encoding import CoreType, core_type, dtype_from_spec
+from jobrunner.checkpoint.encoding import CoreType, core_type
+from jobrunner.checkpoint.store.array_reader import StoredArray
+from jobrunner.checkpoint.store.grid import to_logical
 from jobrunner.checkpoint.store.layout import describe_array
 from jobrunner.checkpoint.store.manifest import ROOT_DOCUMENT, ArrayEntry
 
 
-def open_array(entry: ArrayEntry, store: Any, path: str) -> Any:
-    """Open the array at `path` of an obstore `store`, or of the file system if that is None."""
-    files: Store
-    files = zarr.storage.LocalStore(path) if store is None else zarr.storage.ObjectStore(store)
-    inside = "" if store is None else path
-    document = _describe(entry)
-    if document is not None:
-        files = _Described(files, document, ".0" if entry.item_axis else "")
-    return zarr.open_array(files, path=inside, mode="r", zarr_format=3)
+class Labels(msgspec.Struct):
+    """What the document of an array tells users."""
+
+    attributes: dict[str, Any]
+    dimension_names: list[str | None]
 
 
-def open_row(entry: ArrayEntry, data: bytes) -> Any:
-    """Open an array in memory, which is all in one chunk."""
-    grid = replace(entry.grid, item_axis=False)
-    document = _describe(entry) or describe_array(entry.dtype, grid, "ndarray")
-    files = {ROOT_DOCUMENT: document, grid.key((0,) * len(entry.shape)): data}
-    buffers: dict[str, Any] = {name: cpu.Buffer.from_bytes(it) for name, it in files.items()}
-    store = zarr.storage.MemoryStore(buffers, read_only=True)
-    return zarr.open_array(store, mode="r", zarr_format=3)
+class LazyArray(zarr.Array[Any]):
+    """A Zarr array of a store, whose chunks are verified when they are read."""
+
+    @property
+    def shards(self) -> tuple[int, ...] | None:
+        """The shape of a file, if it has several chunks."""
+        shards: tuple[int, ...] | None = self.store.shards  # type: ignore[attr-defined]
+        return shards
 
 
-class _Described(zarr.storage.WrapperStore[Store]):
-    """The files of an array, with another document, and with `suffix` after the names of chunks."""
+def open_array(
+    stored: StoredArray, entry: ArrayEntry, path: str, labels: Labels | None
+) -> LazyArray:
+    """Open an array at `path`, which is for users to see."""
+    grid = entry.grid
+    shards = None if grid.piece_shape is None else tuple(to_logical(grid.chunk_shape, grid.order))
+    grid = replace(grid, chunk_shape=grid.stored_shape, piece_shape=None, item_axis=False)
+    core = core_type(stored.dtype)
+    is_own = bool(core.length) or stored.dtype.kind in "mM"
+    own = _own_type(stored.dtype) if is_own else core
+    document = json.loads(describe_array(entry.dtype, grid, "ndarray", core=own))
+    if labels is not None:
+        document["dimension_names"] = labels.dimension_names[: len(grid.shape)]
+        if not is_own:  # or they would tell how numbers are to be read
+            document["attributes"] = labels.attributes
+    chunks = _Chunks(stored, path, json.dumps(document).encode(), shards)
+    opened = zarr.open_array(chunks, mode="r", zarr_format=3)
+    return LazyArray(opened.async_array)
 
-    def __init__(self, store: Store, document: bytes, suffix: str) -> None:
-        super().__init__(store)
-        self._document, self._suffix = document, suffix
 
-    def with_read_only(self, read_only: bool = False) -> _Described:
-        return _Described(self._store.with_read_only(read_only), self._document, self._suffix)
+class _Chunks(zarr.storage.WrapperStore[zarr.storage.MemoryStore]):
+    """The document of an array, and its chunks, read when they are asked for."""
+
+    def __init__(
+        self, stored: StoredArray, path: str, document: bytes, shards: Sequence[int] | None
+    ) -> None:
+        super().__init__(_hold(ROOT_DOCUMENT, document))
+        self.shards = shards
+        self._about = (stored, path, document, shards)
+
+    def with_read_only(self, read_only: bool = False) -> _Chunks:
+        return self
 
     async def get(self, key: str, prototype: Any, byte_range: ByteRequest | None = None) -> Any:
-        if key.endswith(ROOT_DOCUMENT):
-            return prototype.buffer.from_bytes(self._document)
-        return await super().get(key + self._suffix, prototype, byte_range)
+        held = self._store
+        prefix, *at = key.split(".")
+        if prefix == "c":
+            stored, *_ = self._about
+            held = _hold(key, await asyncio.to_thread(stored.read_piece, tuple(map(int, at))))
+        return await held.get(key, prototype, byte_range)
+
+    def __reduce__(self) -> Any:
+        return _Chunks, self._about
+
+    def __str__(self) -> str:
+        return self._about[1]
 
 
-def _describe(entry: ArrayEntry) -> bytes | None:
-    """Return the document that Zarr-Python would write; None if it is the one in the store."""
-    dtype = dtype_from_spec(entry.dtype)
-    core = core_type(dtype)
-    if not core.length and dtype.kind not in "mM":
-        return None
-    grid = replace(entry.grid, item_axis=False)
-    compressors = msgspec.to_builtins(entry.compressors)
-    return describe_array(entry.dtype, grid, "ndarray", compressors, core=_own_type(dtype))
+def _hold(name: str, data: bytes) -> zarr.storage.MemoryStore:
+    buffer: Any = cpu.Buffer.from_bytes(data)
+    return zarr.storage.MemoryStore({name: buffer}, read_only=True)
 
 
-def _own_type(dtype: np.dtype[Any]) -> CoreType:
+def _own_type(dtype: Any) -> CoreType:
     """Return Zarr-Python's data type for a dtype, or raw bytes, which NumPy can view as it."""
     codec: dict[str, Any] = {"name": "bytes"}
     try:

@@ -23,6 +23,7 @@ from jobrunner.checkpoint.encoding import (
     read_document,
 )
 from jobrunner.checkpoint.store.chunk_bytes import index_bytes
+from jobrunner.checkpoint.store.compression import MOST_RATIO, CompressorEntry
 from jobrunner.checkpoint.store.grid import Grid
 from jobrunner.errors import CheckpointError
 
@@ -53,13 +54,6 @@ Place = tuple[Count, Count]
 Axes = Annotated[tuple[Length, ...], msgspec.Meta(max_length=64)]
 Sum = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 Path = Annotated[str, msgspec.Meta(min_length=1)]
-
-
-class CompressorEntry(Document):
-    """A compressor, as in a Zarr document."""
-
-    name: str
-    configuration: dict[str, str | int | float | bool | None]
 
 
 class ArrayEntry(Document, kw_only=True):
@@ -112,30 +106,38 @@ class ArrayEntry(Document, kw_only=True):
             yield path, file
 
     def _check_sizes(self) -> None:
-        chunk = math.prod(self.chunk_shape)
-        item = _item_bytes(self.dtype)
-        if (item or 1) * max(math.prod(self.shape), chunk) > _MOST_BYTES:
+        """Check that each file is as long as it must be, or long enough for what it holds."""
+        grid, dtype = self.grid, _dtype(self.dtype)
+        is_text = isinstance(dtype, np.dtypes.StringDType)
+        item = 4 if is_text else dtype.itemsize if dtype is not None else 1  # bytes, at least
+        if not item or (dtype is not None and dtype.subdtype):
+            raise ValueError(f"the items of an array are never of the dtype {dtype}")
+        items = max(math.prod(max(1, it) for it in self.shape), math.prod(self.chunk_shape))
+        if item * items > _MOST_BYTES:
             raise ValueError(f"an array of shape {list(self.shape)} does not fit into memory")
-        if self.compressors:
-            item = 0  # any size
+        piece = item * math.prod(grid.stored_shape) + (4 if is_text else 0)
+        ratio = MOST_RATIO ** len(self.compressors)
+        is_exact = not (self.compressors or is_text or dtype is None)
+
+        def check(sizes: Iterable[int], what: str) -> None:
+            for size in set(sizes):
+                if size != piece if is_exact else size * ratio < piece:
+                    raise ValueError(f"the size of a {what}: {size} bytes for {piece}")
+
         if self.piece_shape is None:
             if self.pieces is not None:
                 raise ValueError("unexpected `pieces`")
-            sizes = {size for size, _ in self.files}
-            if item and sizes and sizes != {item * chunk}:
-                raise ValueError("the size of a file does not fit `chunk_shape` and `dtype`")
+            check((size for size, _ in self.files), "file does not fit `chunk_shape` and `dtype`")
             return
-        grid = self.grid
         if self.pieces is None or len(self.pieces) != len(self.files):
             raise ValueError("expected `pieces` of each file")
         for corner, (size, _), pieces in zip(grid.corners(), self.files, self.pieces, strict=True):
-            expected = sum(1 for _ in grid.pieces(corner))
+            expected = math.prod(grid.pieces_inside(corner))
             if len(pieces) != expected:
                 raise ValueError(f"expected {expected} pieces, found {len(pieces)}")
             if size != sum(length for length, _ in pieces) + index_bytes(grid):
                 raise ValueError("the size of a file does not fit those of its pieces")
-            if item and any(length != item * math.prod(self.piece_shape) for length, _ in pieces):
-                raise ValueError("the size of a piece does not fit `piece_shape` and `dtype`")
+            check((it for it, _ in pieces), "piece does not fit `piece_shape` and `dtype`")
 
 
 class Row(NamedTuple):
@@ -225,16 +227,23 @@ class Manifest(Document, kw_only=True):
                     f"stack {i}: `rows`, `shape`, `order` and `chunk_shape` do not fit together"
                 )
         lengths = [stack.shape[0] for stack in self.stacks]
+        places: list[Place] = []
         for name, blob in self.blobs.items():
             if isinstance(blob, tuple):
                 _check_place(name, blob, lengths)
+                places.append(blob)
                 continue
             if len(blob.arrays) != 1 and blob.value == LONE_ARRAY:
                 raise ValueError(f"blob {name!r}: expected one array, found {len(blob.arrays)}")
             for array in blob.arrays:
                 if isinstance(array, tuple):
                     _check_place(name, array, lengths)
-        missing = documents_of(it.path for it in self.arrays()).difference(self.documents)
+                    places.append(array)
+        paths = [it.path for it in self.arrays()]
+        # Each use of an array takes its memory again.
+        if len(set(places)) < len(places) or len(set(paths)) < len(paths):
+            raise ValueError("an array of `blobs` or `stacks` is there twice")
+        missing = documents_of(paths).difference(self.documents)
         for path in (*self.documents, *missing):
             outside = not {"", ".", ".."}.isdisjoint(path.split("/"))
             if outside or (os.sep != "/" and os.sep in path):
@@ -314,10 +323,11 @@ def documents_of(paths: Iterable[str]) -> set[str]:
     return documents
 
 
-def _item_bytes(spec: Spec) -> int:
-    """Return the size of an item; 0 if items differ in size or this platform lacks the dtype."""
+def _dtype(spec: Spec) -> np.dtype[Any] | None:
+    """Return the dtype; None if this platform lacks it."""
     try:
-        dtype = dtype_from_spec(spec)
+        return dtype_from_spec(spec)
     except UnsupportedDtypeError:
-        return 0
-    return 0 if isinstance(dtype, np.dtypes.StringDType) else dtype.itemsize
+        return None
+    except msgspec.ValidationError as error:
+        raise ValueError(f"`dtype`: {error}") from None

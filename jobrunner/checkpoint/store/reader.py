@@ -10,13 +10,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from jobrunner.checkpoint.encoding import Array, Codec, Decoder, InvalidTreeError, StatefulBlob
+from jobrunner.checkpoint.encoding import (
+    Array,
+    Codec,
+    Decoder,
+    InvalidTreeError,
+    StatefulBlob,
+    read_document,
+)
 from jobrunner.checkpoint.storage import Files, join_path, run_all
 from jobrunner.checkpoint.store.array_reader import StoredArray, VerifiedFiles, WantedRow, read_rows
 from jobrunner.checkpoint.store.manifest import (
     ADVICE,
     LONE_ARRAY,
     MANIFEST,
+    ROOT_DOCUMENT,
     ArrayEntry,
     Manifest,
     Row,
@@ -28,7 +36,6 @@ from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
     DefinitionError,
-    JobRunnerError,
 )
 
 
@@ -189,31 +196,33 @@ class StoreReader:
 
         def leaf(i: int) -> Any:
             if not outline:
-                return self._open_lazily(blob.arrays[i])
+                return self._open_lazily(manifest, blob.arrays[i])
             stored = StoredArray(self.verified, blob.arrays[i])
             return ArrayOutline(stored.shape, str(stored.dtype))
 
         return self._decode(name, blob.tree, read, leaf=leaf, is_outline=outline)
 
-    def _open_lazily(self, array: ArrayEntry | Row) -> Any:
+    def _open_lazily(self, manifest: Manifest, array: ArrayEntry | Row) -> Any:
         from jobrunner.checkpoint.store import lazy  # imports Zarr, which is slow
 
-        full = join_path(self.root, array.path)
-        with self.verified.reading(full), warnings.catch_warnings():
+        path = join_path(self.root, array.path)
+        stored = StoredArray(self.verified, array)
+        labels = None
+        if isinstance(array, Row):
+            array = array.alone()
+        else:
+            name = f"{array.path}/{ROOT_DOCUMENT}"
+            data = self.verified.read(name, manifest.documents[name])
+            labels = read_document(data, lazy.Labels, join_path(self.root, name), advice=ADVICE)
+        with warnings.catch_warnings():
             # Zarr warns of data types whose specification is young.
             warnings.simplefilter("ignore")
             try:
-                if isinstance(array, Row):
-                    return lazy.open_row(
-                        array.alone(), StoredArray(self.verified, array).read_alone()
-                    )
-                return lazy.open_array(array, *self.files.locate(full))
-            except (OSError, JobRunnerError):
-                raise
+                return lazy.open_array(stored, array, path, labels)
             except Exception as error:
                 raise CheckpointError(
-                    f"{full} cannot be opened by Zarr: {type(error).__name__}: {error}. Load the "
-                    f"blob instead, which verifies it."
+                    f"{path} cannot be opened by Zarr: {type(error).__name__}: {error}. Load the "
+                    f"blob instead."
                 ) from error
 
     def _decode(self, name: str, tree: Any, array: Callable[[int], Array], **options: Any) -> Any:

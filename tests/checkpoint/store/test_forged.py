@@ -121,7 +121,9 @@ def test_no_compressor_that_a_manifest_names_runs_code(
     (path / "a.0" / "w" / "c.0.0").write_bytes(content)
     manager = MultiNodeCheckpointManager(path)
     for read in (reader_of(path).load, lambda: manager.open(0)["a"].load("w")):
-        with pytest.raises(CheckpointCorruptError, match="'pickle' is none of the compressors"):
+        with pytest.raises(
+            CheckpointCorruptError, match=r"Invalid value 'pickle' - at .*compressors\[0\].name"
+        ):
             read()
 
 
@@ -188,7 +190,6 @@ def test_a_field_that_does_not_fit_is_named(forge: Any, edit: Any, told: str) ->
     [
         ('"epoch": 0', '"epoch": 0, "epoch": 0', "the key 'epoch' appears twice"),
         ('"epoch": 0', '"epoch": NaN', "NaN is not a JSON number"),
-        ('"epoch": 0', '"epoch": ' + "[" * 100_000 + "]" * 100_000, "nested too deep"),
     ],
 )
 def test_a_manifest_is_strict_json(saved: Path, forge: Any, old: str, new: str, told: str) -> None:
