@@ -46,6 +46,14 @@ def shorten(text: str, length: int = LONGEST_TEXT) -> str:
     return f"{text[:half]}\n... {left_out} ...\n{text[-half:]}"
 
 
+def show(value: object) -> str:
+    """The `repr` of a value of any class; says so if that raises."""
+    try:
+        return repr(value)
+    except Exception as error:  # of a class of the job; or an int of more than 4,300 digits
+        return f"a {type(value).__name__} whose repr() raises {type(error).__name__}: {error}"
+
+
 def get_logger(name: str) -> logging.Logger:
     """The logger of a module; its records are `printable`."""
     logger = logging.getLogger(name)

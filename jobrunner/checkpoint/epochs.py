@@ -20,6 +20,8 @@ from jobrunner.checkpoint.log import (
     RunEntry,
     State,
     StateEntry,
+    check_details,
+    check_plan,
     commit_in,
     each_entry,
     entry_to_json,
@@ -96,8 +98,9 @@ class Epochs:
             for node, about in commit.stores.items():
                 if about.store != format_store_name(node, epoch, commit.retry):
                     raise ValueError(f"{about.store!r} is not the store of node {node!r}")
-            record = {**entry_to_json(commit), "details": loose_json(commit.details)}
-        except ValueError as error:
+            details = check_details(loose_json(commit.details))
+            record = {**entry_to_json(commit), "details": details}
+        except (ValueError, RecursionError) as error:
             raise CheckpointCorruptError(
                 f"{self.path}: entry {number} of the log is not a valid record of epoch {epoch}: "
                 f"{error}. Restore the entry from a copy, or run `jobrunner fsck {self.path} "
@@ -112,17 +115,26 @@ class Epochs:
         """The info that the run that recorded `epoch` logged when it began; see `info_of`."""
         return self.info_of(self.record(epoch)["run_number"])
 
+    def run_plan(self, epoch: int) -> Mapping[str, Any] | None:
+        """The plan of the run that recorded `epoch`, as it described it; None if it is unknown."""
+        plan = self.run_info(epoch).get("plan")
+        try:
+            return check_plan(plan) if plan else None
+        except ValueError as error:
+            logger.warning("%s: the plan of the run of epoch %d: %s", self.path, epoch, error)
+            return None
+
     def info_of(self, run_number: int | None) -> Mapping[str, Any]:
         """The info that a run logged in its ``run`` entry; empty if the entry is lost."""
         if run_number is None:
             return {}
         try:
             entry = self.log.read_entry(run_number)
-        except CheckpointCorruptError as error:
+            info: Mapping[str, Any] = loose_json(entry.info) if isinstance(entry, RunEntry) else {}
+            return info
+        except (CheckpointCorruptError, ValueError, RecursionError) as error:
             logger.warning("%s: the info of a run is lost: %s", self.path, error)
             return {}
-        info: Mapping[str, Any] = loose_json(entry.info) if isinstance(entry, RunEntry) else {}
-        return info
 
     def held_by(self) -> str | None:
         """The other run that holds the directory and may be alive, described for people."""

@@ -18,7 +18,7 @@ def format_metrics(metrics: Mapping[str, object]) -> list[str]:
             continue
         try:
             shown.append(f"{name}={float(value):.4g}")  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             continue
     return shown[:_SHOWN_METRICS]
 

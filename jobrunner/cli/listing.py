@@ -17,6 +17,7 @@ from jobrunner.cli.options import (
     read_epoch,
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, DefinitionError
+from jobrunner.texts import show
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager, NodeCheckpoint
@@ -205,10 +206,10 @@ def _describe_blob(node: NodeCheckpoint, name: str) -> dict[str, Any]:
         return {"type": value.kind, **value.about}
     if isinstance(value, ArrayOutline):
         about = {"type": "array", "shape": list(value.shape), "dtype": value.dtype}
-        return about if value.shape else {**about, "value": repr(node.load(name).item())}
+        return about if value.shape else {**about, "value": show(node.load(name).item())}
     if isinstance(value, LibraryParts):
-        return {"type": value.of, "value": repr(value.parts)}
-    return {"type": type(value).__name__, "value": repr(value)}
+        return {"type": value.of, "value": show(value.parts)}
+    return {"type": type(value).__name__, "value": show(value)}
 
 
 def _format_blob(blob: Mapping[str, Any]) -> tuple[str, str]:

@@ -173,7 +173,11 @@ def _inspect(manager: MultiNodeCheckpointManager, *, is_brief: bool) -> Output:
 
     found = inspect_directory(manager.recorded)
     counts = Counter(finding.status for finding in found)
-    plan = plan_repair(manager.recorded)
+    plan, refusal = None, ""
+    try:
+        plan = plan_repair(manager.recorded)
+    except CheckpointCorruptError as why:
+        refusal = f"--repair cannot help: {why}"
     data = {
         "path": manager.path,
         "counts": dict(counts),
@@ -188,6 +192,7 @@ def _inspect(manager: MultiNodeCheckpointManager, *, is_brief: bool) -> Output:
     if plan is not None:
         lines += ["", f"`jobrunner fsck {manager.path} --repair` would do this:"]
         lines += _format_repair(plan)
+    lines += [refusal] if refusal else []
     damage = next((f for f in found if f.status == "damaged"), None)
     error = None if damage is None else CheckpointCorruptError(damage.explanation)
     return Output(data, "\n".join(lines), exit_code_of(error))

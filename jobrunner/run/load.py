@@ -39,7 +39,7 @@ def load(
     blobs = required_blobs(plan, manager, epoch)
     # Bytes on disk of the nodes that load their whole store.
     stores = manager.recorded.record(epoch)["stores"]
-    saved = manager.recorded.run_info(epoch).get("plan", {}).get("nodes", {})
+    saved = (manager.recorded.run_plan(epoch) or {}).get("nodes", {})
     sizes = {
         node: stores[node]["nbytes"]
         for node, names in blobs.items()

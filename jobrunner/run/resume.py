@@ -66,7 +66,7 @@ def plan_resume(
             damaged=damaged,
         )
     record = manager.recorded.record(epoch)
-    before = manager.recorded.run_info(epoch).get("plan")
+    before = manager.recorded.run_plan(epoch)
     step = steps_done(plan, record)
     later = tuple(e for e in epochs if e > epoch)
     left = remainder(

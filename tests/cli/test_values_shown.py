@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from jobrunner import MultiNodeCheckpointManager, register_codec
 from jobrunner.run.replay.compare import compare_values
+from tests.checkpoint.encoding.kinds_of_values import Unset
 from tests.cli.directories import ask, begin, invoke, save
 
 RAN = "JOBRUNNER_TEST_RAN"
@@ -188,3 +190,13 @@ def test_counts_of_blobs_are_in_plain_english(tmp_path: Path) -> None:
         manager.commits.commit(order, order.write({"a": workspace}), {})
     manager.run.end()
     assert "1 blob is equal, 0 differ." in invoke("diff", f"{tmp_path / 'one'}@0", "@1").stdout
+
+
+def test_values_without_a_repr_are_shown_and_compared(tmp_path: Path) -> None:
+    values = {"unset": Unset(), "long": 10**5000, "nan": Decimal("sNaN")}
+    record(tmp_path / "k", values, {**values, "long": 10**5001, "nan": Decimal("NaN")})
+    blobs = ask("info", tmp_path / "k", 0)["nodes"]["a"]["blobs"]
+    assert "whose repr() raises" in blobs["unset"]["value"]
+    assert "4300 digits" in blobs["long"]["value"]
+    found = ask("diff", f"{tmp_path / 'k'}@0", "@1", "--deep")
+    assert {it["blob"] for it in found["differences"]} - {"step"} == {"long", "nan"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -60,7 +61,9 @@ def parse(data: bytes | str, path: str, *, advice: str) -> Any:
         if msgspec.json.encode(tree) == data:
             return tree
     try:
-        return json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse)
+        return json.loads(
+            data, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite
+        )
     except RecursionError:
         what = "it is nested too deep"
     except ValueError as error:  # also bytes that are not UTF-8, and integers of 4,300 digits
@@ -87,6 +90,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"the key {twice!r} appears twice")
     return found
+
+
+def _finite(digits: str) -> float:
+    return value if math.isfinite(value := float(digits)) else _refuse(digits)
 
 
 def _refuse(constant: str) -> NoReturn:

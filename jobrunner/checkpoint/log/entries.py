@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, structs
 
 from jobrunner.checkpoint.encoding import described
+from jobrunner.checkpoint.log.epoch_map import EpochMap
 
-Natural = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
+_MOST = 1 << 62  # no number of an honest log comes near it
+MOST_REBUILT = 100_000
+"""Records that one repair rebuilds, at most."""
+
+Natural = Annotated[int, Meta(ge=0, le=_MOST)]
+Positive = Annotated[int, Meta(ge=1, le=_MOST)]
+Value = Annotated[int, Meta(ge=-_MOST, le=_MOST)]
 Text = Annotated[str, Meta(min_length=1)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+NodeName = Annotated[str, Meta(pattern=r"^[^/\x00-\x1f\ud800-\udfff]{1,128}\Z")]
+RunName = Annotated[
+    str, Meta(pattern=r"^[^./\x00-\x1f\ud800-\udfff][^/\x00-\x1f\ud800-\udfff]{0,63}\Z")
+]
 
 Entry = Mapping[str, Any]
 """An entry as JSON, as a `MetadataHandler` stores it."""
@@ -36,7 +48,7 @@ class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str | None = None
     boot: str | None = None
     namespace: str | None = None
-    pid: int | None = None
+    pid: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)] | None = None
     started: str | None = None
 
 
@@ -46,7 +58,7 @@ class StoreRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     store: Text
     manifest: Text  # SHA-256 of the manifest, in hex
     nbytes: Natural
-    seconds: Annotated[float, Meta(ge=0)]  # until the worker's stores were durable
+    seconds: Seconds  # until the worker's stores were durable
     states: list[str] = []  # blobs that contain objects saved by their state
 
 
@@ -55,10 +67,10 @@ class RebuiltRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     epoch: Natural
     retry: Natural
-    run: str
+    run: RunName
     run_number: Natural | None
     time: str
-    stores: dict[str, StoreRecord]
+    stores: dict[NodeName, StoreRecord]
     details: dict[str, Any]
 
 
@@ -70,18 +82,18 @@ class Holder(
     format: Positive
     number: Natural
     kind: Literal["run", "repair"]
-    run: str
+    run: RunName
     id: str
     time: str
     process: Process | None = None
-    heartbeat_seconds: Annotated[float, Meta(ge=0)] = 0
+    heartbeat_seconds: Seconds = 0
 
     def __str__(self) -> str:
         process = self.process or Process()
         return f"process {process.pid} on {process.host}, since {self.time}"
 
 
-Progression: TypeAlias = tuple[Natural, Positive, Positive, int, int]
+Progression: TypeAlias = tuple[Natural, Positive, Positive, Value, Value]
 """The first key, the key step, the count, the first value, the value step."""
 
 
@@ -97,6 +109,25 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     done: Natural | None
     pins: list[list[int | str]] = []  # states written before there were pins have none
 
+    def check(self, number: int) -> None:
+        """Raise ValueError if entry `number` cannot contain it.
+
+        An entry records one epoch, a repair several: few entries cannot name very many.
+        """
+        for first, step, count, value, value_step in self.recorded:
+            ends = (value, value + (count - 1) * value_step)
+            if min(ends) < 0 or max(ends) > number or (count > MOST_REBUILT and not value_step):
+                raise ValueError(
+                    f"`recorded`: {count} epochs from {first}, every {step}, cannot be recorded by "
+                    f"entries before {number}"
+                )
+        recorded, retries, _ = map(EpochMap, (self.recorded, self.retries, self.claims))
+        if not recorded.has_keys_of(retries):
+            raise ValueError("`recorded` and `retries` are of different epochs")
+        for row in self.pins:
+            if not row or type(row[0]) is not int or not all(isinstance(it, str) for it in row[1:]):
+                raise ValueError("`pins`: expected an epoch and its labels in each row")
+
 
 class LogEntry(
     msgspec.Struct,
@@ -109,7 +140,7 @@ class LogEntry(
 
     format: Positive
     number: Natural
-    run: str  # which appended it
+    run: RunName  # which appended it
     id: str  # unique
     time: str
     settled: list[Claim] = []  # stores that are now deleted or hidden
@@ -123,10 +154,10 @@ class LogEntry(
 class RunEntry(LogEntry, tag="run"):
     """A run took the directory: earlier runs must stop writing there."""
 
-    nodes: list[str]
+    nodes: list[NodeName]
     info: dict[str, Any]
     process: Process | None = None
-    heartbeat_seconds: Annotated[float, Meta(ge=0)] = 0
+    heartbeat_seconds: Seconds = 0
 
 
 class BeginEntry(LogEntry, tag="begin"):
@@ -142,7 +173,7 @@ class CommitEntry(LogEntry, tag="commit"):
     epoch: Natural
     retry: Natural
     run_number: Natural | None
-    stores: dict[str, StoreRecord]
+    stores: dict[NodeName, StoreRecord]
     details: dict[str, Any]
 
 
@@ -198,6 +229,9 @@ class StateEntry(LogEntry, tag="state"):
 
     state: Summary
 
+    def __post_init__(self) -> None:
+        self.state.check(self.number)
+
 
 class RepairEntry(LogEntry, tag="repair"):
     """What could be proven after entries were lost; reading restarts here."""
@@ -206,6 +240,9 @@ class RepairEntry(LogEntry, tag="repair"):
     commits: list[RebuiltRecord]
     lost: list[Natural] = []
     process: Process | None = None
+
+    def __post_init__(self) -> None:
+        self.state.check(self.number)
 
 
 class GapEntry(LogEntry, tag="gap"):
@@ -259,15 +296,16 @@ def frame(text: bytes, digest: str) -> bytes:
     return f'{{"sha256":"{digest}","entry":'.encode() + text + b"}\n"
 
 
-_TRIED_BYTES = 16 << 10
+MOST_TRIED_BYTES = 16 << 10
 _PLAIN_BYTES = range(0x20, 0x80)  # JSON escapes all others
 
 
-def mend_bit(data: bytes) -> bytes | None:
+@lru_cache(maxsize=256)
+def mend_bit(data: bytes, most_bytes: int = MOST_TRIED_BYTES) -> bytes | None:
     """An entry's file as it was written, if one bit of `data` is wrong; the digest proves it.
 
     A byte that JSON escapes must be the wrong one. Without one, every bit is tried, but only in
-    files up to 16 KiB.
+    files up to `most_bytes`: the time grows with their square.
     """
     named, text, digest = split_file(data)
     whole = frame(text, digest)
@@ -277,7 +315,7 @@ def mend_bit(data: bytes) -> bytes | None:
     if data != frame(text, named):
         return None
     suspects = [at for at, byte in enumerate(text) if byte not in _PLAIN_BYTES]
-    if len(suspects) > 1 or (not suspects and len(data) > _TRIED_BYTES):
+    if len(suspects) > 1 or (not suspects and len(data) > most_bytes):
         return None
     for at in suspects or range(len(text)):
         before = hashlib.sha256(text[:at])

@@ -5,13 +5,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from jobrunner.checkpoint.encoding import parse
-from jobrunner.checkpoint.log.entries import Entry, LogEntry, frame, mend_bit, split_file
+from jobrunner.checkpoint.log.entries import (
+    MOST_TRIED_BYTES,
+    Entry,
+    LogEntry,
+    frame,
+    mend_bit,
+    split_file,
+)
 from jobrunner.checkpoint.log.state import RESTARTS, STATE_INTERVAL, State, parse_entry
 from jobrunner.checkpoint.storage import Files, PosixFiles, files_of
 from jobrunner.errors import CheckpointCorruptError
@@ -20,8 +28,9 @@ from jobrunner.texts import get_logger
 logger = get_logger(__name__)
 
 LOG_DIRECTORY = "_log"
-ENTRY_NAME = re.compile(r"(\d{10,})\.json")
-TEMPORARY_NAME = re.compile(r"\.(\d{10,})\.[0-9a-f]+\.tmp")
+ENTRY_NAME = re.compile(r"([0-9]{10}|[1-9][0-9]{10,})\.json")
+TEMPORARY_NAME = re.compile(r"\.([0-9]{10}|[1-9][0-9]{10,})\.[0-9a-f]+\.tmp")
+_MOST_LOST = 10_000
 
 
 @runtime_checkable
@@ -119,6 +128,7 @@ class FileMetadataHandler:
         self._directory = ""
         self.stats: dict[str, dict[str, float]] = {}
         self.mended: set[int] = set()  # entries read with one wrong bit, which was corrected
+        self._tries = MOST_TRIED_BYTES**2  # of that, so that much damage does not take hours
 
     def set_params(self, path: str, node_names: Sequence[str]) -> None:
         """See `MetadataHandler`."""
@@ -140,8 +150,16 @@ class FileMetadataHandler:
     def last_number(self) -> int:
         """See `MetadataHandler`."""
         names = self._files.list_names(self._directory)
-        matches = (ENTRY_NAME.fullmatch(name) for name in names)
-        return max((int(match[1]) for match in matches if match), default=-1)
+        found = [int(match[1]) for name in names if (match := ENTRY_NAME.fullmatch(name))]
+        last = max(found, default=-1)
+        if last > _MOST_LOST + 10 * len(found):  # else a file could make a command run for ever
+            raise CheckpointCorruptError(
+                f"{(path := self.path_of(last))} is no entry of the log, or nearly all others are "
+                f"lost: expected entries without gaps, found {len(found)}. Restore the others from "
+                f"a copy. If there were none, move this file out of the directory.",
+                path=path,
+            )
+        return last
 
     def entries(self, first: int = 0) -> Iterator[Entry]:
         """See `MetadataHandler`."""
@@ -150,7 +168,7 @@ class FileMetadataHandler:
             # Read twice as many at once each time, so that few needless ones are read.
             count = min(2 * count, self._files.lookups)
             paths = [self.path_of(number + i) for i in range(count)]
-            found = [*self._files.each(self._files.read_if_there, paths)]
+            found = [*self._files.each(self._read_if_there, paths)]
             for i, data in enumerate(found):
                 if data is None:
                     is_last = not any(found[i + 1 : i + 2])
@@ -161,13 +179,21 @@ class FileMetadataHandler:
                     yield self._decode(data, number)
                 number += 1
 
+    def _read_if_there(self, path: str) -> bytes | CheckpointCorruptError | None:
+        try:
+            return self._files.read_if_there(path)
+        except CheckpointCorruptError as error:
+            return error
+        except IsADirectoryError:
+            return CheckpointCorruptError(f"{path} is a directory. {advise(path)}", path=path)
+
     def entry(self, number: int, why: str = "") -> Entry:
         """One entry; `why` says why it must exist.
 
         Raises CheckpointCorruptError if it is missing or damaged, OSError if it cannot be read.
         """
         path = self.path_of(number)
-        data = self._files.read_if_there(path)
+        data = self._read_if_there(path)
         if data is None:
             raise CheckpointCorruptError(
                 f"Entry {number} of the log is missing: expected {path}{why}. {advise(path)}",
@@ -175,13 +201,16 @@ class FileMetadataHandler:
             )
         return self._decode(data, number)
 
-    def _decode(self, data: bytes, number: int) -> Entry:
+    def _decode(self, data: bytes | CheckpointCorruptError, number: int) -> Entry:
+        if isinstance(data, CheckpointCorruptError):
+            raise data
         path = self.path_of(number)
         try:
             return decode_entry(data, number, path)
         except CheckpointCorruptError:
-            mended = mend_bit(data)
+            mended = mend_bit(data, math.isqrt(self._tries))
             if mended is None:
+                self._tries -= min(self._tries, len(data) ** 2)
                 raise
             self.mended.add(number)
             logger.warning("One bit of %s is wrong; corrected it while reading.", path)
@@ -190,9 +219,8 @@ class FileMetadataHandler:
     def last_epoch(self, user_epoch: int | None = None) -> int | None:
         """See `MetadataHandler`."""
         state = read_state(self)
-        if user_epoch is None:
-            return state.latest
-        return user_epoch if user_epoch in state.recorded else None
+        epoch = state.latest if user_epoch is None else user_epoch
+        return epoch if epoch in state.recorded else None
 
     def report(self, action: str, stats: Mapping[str, float]) -> None:
         """See `MetadataHandler`."""
@@ -252,8 +280,10 @@ def decode_entry(data: bytes, number: int, path: str) -> dict[str, Any]:
 def read_content(data: bytes) -> dict[str, Any] | None:
     """The entry in a file, with any number; None if it is damaged."""
     _, text, digest = split_file(data)
-    entry: dict[str, Any] | None = json.loads(text) if data == frame(text, digest) else None
-    return entry
+    with contextlib.suppress(CheckpointCorruptError):
+        entry = parse(text, "", advice="") if data == frame(text, digest) else None
+        return entry if isinstance(entry, dict) else None
+    return None
 
 
 def advise(path: str) -> str:

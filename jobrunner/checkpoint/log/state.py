@@ -297,12 +297,8 @@ class State:
 
     @classmethod
     def from_json(cls, body: Summary) -> State:
-        """The state of a ``state`` entry, without its number; raises ValueError if it is invalid."""
-        pins = {}
-        for epoch, *labels in body.pins:
-            if not isinstance(epoch, int) or not all(isinstance(one, str) for one in labels):
-                raise ValueError(f"{[epoch, *labels]} is not an epoch with its labels")
-            pins[epoch] = tuple(map(str, labels))
+        """The state of a ``state`` entry, without its number."""
+        pins = {int(epoch): tuple(map(str, labels)) for epoch, *labels in body.pins}
         return cls(
             run=body.run,
             is_ended=body.is_ended,

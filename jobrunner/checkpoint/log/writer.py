@@ -235,7 +235,7 @@ def loose_json(value: Any) -> Any:
     """Undo `strict_json`."""
     if isinstance(value, dict):
         if value.keys() == {"$float"}:
-            return float(value["$float"])
+            return float(str(value["$float"]))
         if value.keys() == {"$plain"}:
             value = value["$plain"]
         return {key: loose_json(item) for key, item in value.items()}

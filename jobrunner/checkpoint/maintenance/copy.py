@@ -19,7 +19,6 @@ from jobrunner.checkpoint.log import (
     CommitEntry,
     commit_in,
     commits_in,
-    loose_json,
 )
 from jobrunner.checkpoint.maintenance.repair_plan import reading
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
@@ -158,7 +157,8 @@ def _save_again(
                     f"storage and try again."
                 ) from error
             raise
-        manager.commits.commit(save, receipts, loose_json(commit.details))
+        record = source.read_record(commit.epoch, commit.number)
+        manager.commits.commit(save, receipts, record["details"])
         if is_done:
             manager.run.finish(commit.epoch)
     finally:

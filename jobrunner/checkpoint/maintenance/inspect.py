@@ -35,6 +35,7 @@ from jobrunner.checkpoint.log import (
     given_up_by,
     is_known_dead,
 )
+from jobrunner.checkpoint.maintenance.repair_plan import reading
 from jobrunner.checkpoint.store import (
     MANIFEST,
     RETIRED_DOCUMENT,
@@ -106,9 +107,14 @@ def inspect_directory(directory: Epochs) -> list[Finding]:
     """Explain every object in a checkpoint directory whose log is in files, in order of paths.
 
     Also runs while a run uses the directory. Compares the sizes and manifests of recorded stores
-    with the record; only `Loader.verify` reads every byte. Raises only if the directory cannot be
-    read.
+    with the record; only `Loader.verify` reads every byte. Raises CheckpointError if the directory
+    cannot be read.
     """
+    with reading(directory):
+        return _inspect(directory)
+
+
+def _inspect(directory: Epochs) -> list[Finding]:
     found: list[Finding] = []
     # List before the log is read: a store that a run claims in between is no stray.
     names = directory.files.list_names(directory.path)
@@ -177,6 +183,11 @@ def _inspect_log(directory: Epochs) -> Iterator[tuple[Finding, LogEntry | None]]
             yield Finding(f"{LOG_DIRECTORY}/{name}", "pending", why), None
         else:
             yield Finding(f"{LOG_DIRECTORY}/{name}", "stray", _UNKNOWN), None
+    try:
+        handler.last_number()
+    except CheckpointCorruptError as error:
+        yield Finding(os.path.relpath(error.path, directory.path), "damaged", str(error)), None
+        return
     for number, entry in each_entry(handler):
         path = f"{LOG_DIRECTORY}/{os.path.basename(handler.path_of(number))}"
         if isinstance(entry, CheckpointCorruptError):

@@ -170,8 +170,8 @@ class _Planner:
         for name in sorted(self._files.list_names(root)):
             # An entry whose file has another name was moved there after it was written.
             if ENTRY_NAME.fullmatch(name):
-                data = self._files.read_if_there(os.path.join(root, name))
-                with contextlib.suppress(CheckpointCorruptError):
+                with contextlib.suppress(CheckpointCorruptError, IsADirectoryError):
+                    data = self._files.read_if_there(os.path.join(root, name))
                     found = parse_entry(read_content(data or b""), name)
                     if found.number in repair.lost and not isinstance(found, GapEntry):
                         repair.entries[found.number] = found

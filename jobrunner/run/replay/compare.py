@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -213,7 +214,7 @@ def _measure(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any], size: int) 
 
 
 def _are_same_scalars(one: object, other: object) -> bool:
-    if isinstance(one, float | complex):
+    if isinstance(one, float | complex | Decimal):
         return repr(one) == repr(other)
     return bool(one == other)
 

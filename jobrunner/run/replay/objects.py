@@ -6,6 +6,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from jobrunner.texts import show
+
 Differences = Iterator[dict[str, Any]]
 Compare = Callable[[Any, Any, str], Differences]
 
@@ -89,5 +91,5 @@ def _parts_of(value: Any) -> dict[str, Any] | None:
 
 
 def _shorten(value: object) -> str:
-    text = repr(value)
+    text = show(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

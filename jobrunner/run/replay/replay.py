@@ -157,7 +157,7 @@ class Replay:
         self._codecs = tuple(registered_codecs())
         groups = {key: traced(group, self._codecs) for key, group in plan.groups.items()}
         self._plan = structs.replace(plan, groups=groups)
-        then = manager.recorded.run_info(epoch).get("plan")
+        then = manager.recorded.run_plan(epoch)
         self._changes = tuple(changes(then, describe(plan))) if then else ()
 
     def check(self) -> None:

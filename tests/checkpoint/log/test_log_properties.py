@@ -249,8 +249,9 @@ def test_a_state_survives_json_and_after_does_not_change_it(history: History) ->
     after = state.after(history.entries[-1])
     assert state.to_json() == before
     assert after.to_json() == fold(history.entries).to_json()
-    entry = entry_to_json(make_entry(0, "state", "r", {"state": before}))
-    found = parse_entry(decode_entry(encode_entry(entry), 0, "p"), "p")
+    number = state.number + 1
+    entry = entry_to_json(make_entry(number, "state", "r", {"state": before}))
+    found = parse_entry(decode_entry(encode_entry(entry), number, "p"), "p")
     assert isinstance(found, StateEntry)
     assert State.from_json(found.state).to_json() == before
 

@@ -1,0 +1,61 @@
+"""What records and runs say beside what the log itself needs, as it is read. Pure: no I/O."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from jobrunner.checkpoint.encoding import described
+from jobrunner.checkpoint.log.entries import Natural, NodeName
+
+Nodes = Annotated[list[NodeName], Meta(min_length=1)]
+
+
+class Partition(msgspec.Struct):
+    """How a blob is divided between nodes."""
+
+    axis: Annotated[int, Meta(ge=0, le=63)]
+    nodes: Nodes
+
+
+class Details(msgspec.Struct):
+    """The details of a record that jobrunner reads; others are for people."""
+
+    metrics: dict[str, bool | int | float | str | None] = {}
+    stopped_by: list[str] = []
+    step: Natural = 0
+    steps_per_epoch: Natural | None = None
+    replicated: dict[str, Nodes] = {}
+    partitions: dict[str, Partition] = {}
+
+
+class Plan(msgspec.Struct):
+    """The description of a run's plan, to be compared with that of a later one."""
+
+    job: Any = None
+    seed: Any = None
+    steps_per_epoch: Any = None
+    python: Any = None
+    nodes: dict[str, list[str]] = {}
+    structure: dict[str, str] = {}
+    code: dict[str, str] = {}
+
+
+def check_details(details: dict[str, Any]) -> dict[str, Any]:
+    """Return the details of a record; raises ValueError, which names the field, if they are invalid."""
+    return _check(details, Details, "details")
+
+
+def check_plan(plan: dict[str, Any]) -> dict[str, Any]:
+    """Return the plan of a run; raises ValueError, which names the field, if it is invalid."""
+    return _check(plan, Plan, "plan")
+
+
+def _check(tree: dict[str, Any], kind: type[msgspec.Struct], name: str) -> dict[str, Any]:
+    try:
+        msgspec.convert(tree, described(kind))
+    except msgspec.ValidationError as error:
+        raise ValueError(f"`{name}`: {error}") from None
+    return tree

@@ -1,0 +1,172 @@
+"""Logs that no run has written: each command ends soon, with an error that names file and field."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobrunner import CheckpointCorruptError, Job, JobRunner, MultiNodeCheckpointManager, Task
+from jobrunner.checkpoint import inspect_directory, plan_repair, repair_log
+from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
+from jobrunner.testing import FaultyFiles
+from jobrunner.workspace.workspace import Workspace
+
+Edit = Callable[[int, Callable[[dict[str, Any]], object]], Path]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Two epochs: entries 2 and 4 record them."""
+    path = tmp_path / "k"
+    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+    manager.run.start(["a"], {"plan": {"nodes": {"a": ["w"]}}})
+    for epoch in (0, 1):
+        workspace = Workspace("a")
+        workspace.globals["w"] = np.arange(3) + epoch
+        save = manager.commits.begin(epoch)
+        manager.commits.commit(save, save.write({"a": workspace}), {"metrics": {"loss": 0.5}})
+    manager.run.end()
+    return path
+
+
+@pytest.fixture
+def edit(path: Path) -> Edit:
+    """Changes an entry, and its digest."""
+
+    def edit(number: int, change: Callable[[dict[str, Any]], object]) -> Path:
+        file = path / "_log" / f"{number:010d}.json"
+        entry = decode_entry(file.read_bytes(), number, str(file))
+        change(entry)
+        file.write_bytes(encode_entry(entry))
+        return file
+
+    return edit
+
+
+def manager_of(path: Path) -> MultiNodeCheckpointManager:
+    return MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+
+
+def damaged(path: Path) -> dict[str, str]:
+    found = inspect_directory(manager_of(path).recorded)
+    return {it.path: it.explanation for it in found if it.status == "damaged"}
+
+
+@pytest.mark.parametrize("number", ["9" * 10, "9" * 13, "9" * 200])
+def test_an_absurd_number_ends_each_command_at_once(path: Path, number: str) -> None:
+    file = path / "_log" / f"{number}.json"
+    file.write_bytes(b"")
+    started = time.process_time()
+    with pytest.raises(CheckpointCorruptError, match=rf"{file} is no entry.*found 7"):
+        manager_of(path).epochs()
+    with pytest.raises(CheckpointCorruptError, match="found 7"):
+        repair_log(manager_of(path).recorded)
+    assert "move this file" in damaged(path)[f"_log/{number}.json"]
+    assert time.process_time() - started < 1
+    file.unlink()
+    assert manager_of(path).epochs() == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["00000000000009.json", "٠٠٠٠٠٠٠٠٠٩.json", "9.json"])
+def test_a_name_that_is_almost_an_entrys_is_ignored(path: Path, name: str) -> None:
+    (path / "_log" / name).write_bytes(b"x")
+    assert manager_of(path).epochs() == [0, 1]
+    statuses = {it.path: it.status for it in inspect_directory(manager_of(path).recorded)}
+    assert statuses[f"_log/{name}"] == "stray"
+
+
+def summary(**fields: Any) -> dict[str, Any]:
+    empty: dict[str, Any] = {"recorded": [], "retries": [], "claims": [], "chores": []}
+    return {"run": None, "is_ended": True, **empty, "done": None, **fields}
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ({"recorded": [[0, 1, 10**15, 0, 1]], "retries": [[0, 1, 10**15, 0, 0]]}, "before 5"),
+        ({"recorded": [[0, 1, 10**15, 0, 0]], "retries": [[0, 1, 10**15, 0, 0]]}, "before 5"),
+        ({"recorded": [[0, 1, 1, 99, 0]], "retries": [[0, 1, 1, 0, 0]]}, "before 5"),
+        ({"recorded": [[0, 1, 1, -1, 0]], "retries": [[0, 1, 1, 0, 0]]}, "before 5"),
+        ({"recorded": [[0, 1, 2, 2, 2]], "retries": [[0, 1, 1, 0, 0]]}, "different epochs"),
+        ({"recorded": [[0, 1, 2, 2, 2]], "retries": [[0, 2, 2, 0, 0]]}, "different epochs"),
+        ({"claims": [[10**30, 1, 1, 0, 0]]}, r"\$\.state\.claims\[0\]\[0\]"),
+        ({"pins": [[]]}, "an epoch and its labels"),
+    ],
+)
+def test_a_state_that_its_entry_cannot_contain_is_damage(
+    path: Path, edit: Edit, state: Any, told: str
+) -> None:
+    body = {"kind": "repair", "state": summary(**state), "commits": []}
+    file = edit(5, lambda entry: entry.update(body))
+    with pytest.raises(CheckpointCorruptError, match=told) as caught:
+        manager_of(path).epochs()
+    assert str(file) in str(caught.value)
+    assert list(damaged(path)) == ["_log/0000000005.json", "a.0", "a.1"]
+    plan = plan_repair(manager_of(path).recorded)
+    assert plan is not None
+    assert (plan.kept, list(plan.lost)) == ([0, 1], [5])
+
+
+@pytest.mark.parametrize(
+    ("details", "field"),
+    [
+        ({"replicated": {"x": []}}, r"replicated\[\.\.\.\]"),
+        ({"replicated": 5}, "replicated"),
+        ({"partitions": {"x": {"axis": -1, "nodes": ["a"]}}}, r"partitions\[\.\.\.\]\.axis"),
+        ({"partitions": {"x": {"axis": 0}}}, r"partitions\[\.\.\.\]"),
+        ({"metrics": {"loss": []}}, r"metrics\[\.\.\.\]"),
+        ({"metrics": {"loss": {"$float": []}}}, "float"),
+        ({"stopped_by": "x"}, "stopped_by"),
+        ({"step": "1"}, "step"),
+    ],
+)
+def test_details_that_do_not_fit_damage_one_epoch(
+    path: Path, edit: Edit, details: Any, field: str
+) -> None:
+    edit(4, lambda entry: entry.update(details=details))
+    manager = manager_of(path)
+    with pytest.raises(CheckpointCorruptError, match=rf"entry 4 of the log.*{field}"):
+        manager.record(1)
+    assert manager.open(0)["a"].load("w")[2] == 2
+    assert [type(it) for _, it in manager.records()] == [dict, CheckpointCorruptError]
+
+
+@pytest.mark.parametrize("plan", [5, {"nodes": [1]}, {"structure": {"x": 1}}, {"code": ""}])
+def test_a_plan_that_does_not_fit_counts_as_unknown(path: Path, edit: Edit, plan: Any) -> None:
+    edit(0, lambda entry: entry["info"].update(plan=plan))
+    with Job("j") as job:
+        with job.init_group:
+            Task(lambda: 1, outputs="w", node="a")
+        Task(lambda w: w, inputs="w", outputs="w", node="a")
+    plan = JobRunner(job, manager_of(path), num_epochs=3).plan_resume()
+    assert (plan.epoch, plan.changes) == (1, ())
+
+
+def test_a_directory_in_the_place_of_an_entry_damages_that_one_alone(path: Path) -> None:
+    file = path / "_log" / "0000000003.json"
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(CheckpointCorruptError, match=f"{file} is a directory"):
+        manager_of(path).epochs()
+    assert [it for it in damaged(path) if "_log" in it] == ["_log/0000000003.json"]
+    plan = plan_repair(manager_of(path).recorded)
+    assert plan is not None
+    assert (plan.kept, list(plan.lost)) == ([0, 1], [3])
+
+
+@pytest.mark.nightly
+def test_wrong_bits_are_not_looked_for_in_more_than_a_few_long_entries(path: Path) -> None:
+    """Each takes a second."""
+    started = time.process_time()
+    for number in range(6, 40):
+        text = json.dumps({"number": number, "x": "y" * 15_000}).encode()
+        content = b'{"sha256":"%s","entry":%s}\n' % (b"0" * 64, text)
+        (path / "_log" / f"{number:010d}.json").write_bytes(content)
+    assert len([it for it in damaged(path) if "_log" in it]) == 34
+    assert time.process_time() - started < 8
