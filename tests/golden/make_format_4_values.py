@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import collections
+import copy
 import datetime as dt
 import decimal
 import fractions
@@ -32,6 +33,22 @@ from tests.checkpoint.encoding.kinds_of_values import Access, Phase, Point, Slot
 RECORDS = np.array([(1, 2.5)], [("n", ">i4"), ("x", "f8")])
 
 
+def alike() -> list[Any]:
+    """Columns of each kind."""
+    records: list[Any] = [
+        {"id": i, "at": [i, i + 0.5], "who": f"w{i}é", "phase": (Phase.HOT, Phase.COLD)[i % 2]}
+        for i in range(300)
+    ]
+    mixed = (None, 1 << 70, b"x", np.float32(0.5), decimal.Decimal("1.50"), True, {1: 2.5})
+    return [
+        records,
+        records[7],
+        tuple((i, copy.copy(mixed[i % 7]), frozenset(range(i % 3))) for i in range(3000)),
+        {Point(i, str(i)): State(i, [i] * (i % 4), [{i}, Slotted(i)]) for i in range(300)},
+        collections.OrderedDict((i, bytes([i % 256])) for i in range(300)),
+    ]
+
+
 def blobs() -> dict[str, Any]:
     """What the node had."""
     day = dt.datetime(2024, 10, 27, 2, 30, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"), fold=1)
@@ -51,6 +68,7 @@ def blobs() -> dict[str, Any]:
         "records": [RECORDS.view(np.recarray), np.eye(2).view(np.matrix)],
         "noted": np.arange(3, dtype=np.dtype("i4", metadata={"unit": "m"})),
         "own": [Phase.COLD, Access.READ, Point(1, [2]), Slotted("x"), State(1, np.ones(2))],
+        "alike": alike(),
         "pickled": functools.partial(max, Phase.HOT),
     }
 

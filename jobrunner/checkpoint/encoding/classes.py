@@ -13,9 +13,11 @@ import enum
 import pickle
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
+from itertools import chain, repeat
+from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -188,36 +190,28 @@ def _dataclass(encoder: Encoder, value: Any, trail: Trail) -> Tree:
     return tree
 
 
-def encode_alike(
-    encoder: Encoder,
-    cls: Any,
-    values: Collection[Any],
-    hold_scalars: Callable[[Iterable[Iterable[Any]]], bool],
-) -> list[Tree] | None:
-    """Encode values of one class that hold only scalars; None if one is anything else."""
-    method = find_encoder(next(iter(values)))
-    fields = _fields_of(cls) if method in (_named_tuple, _dataclass) else ()
+def split_fields(cls: Any, values: Sequence[Any]) -> tuple[str, tuple[str, ...], list[list[Any]]]:
+    """Return kind, names and values of the fields of many values of a class, field by field.
+
+    There are none if the values have more than these, or are not of a named tuple or dataclass.
+    """
+    method = find_encoder(values[0])
+    names = _fields_of(cls) if method in (_named_tuple, _dataclass) else ()
+    kind = "namedtuples" if method is _named_tuple else "dataclasses"
+    rows: Sequence[Any] = ()
     if method is _named_tuple:
-        is_bare = not cls.__dictoffset__ and cls.__iter__ is tuple.__iter__
-        if not is_bare or set(map(len, values)) != {len(fields)} or not hold_scalars(values):
-            return None
-        contents = [list(zip(fields, value, strict=True)) for value in values]
-    elif method is _dataclass and not (_unlike_dataclass(cls) or _slots(cls)):
-        states = [getattr(value, "__dict__", {}) for value in values]
-        if set(map(tuple, states)) != {fields} or not hold_scalars(it.values() for it in states):
-            return None
-        contents = [list(state.items()) for state in states]
-    else:
-        return None
-    try:
-        name = encoder.name_class(cls)
-    except UnsuitableError:
-        return None
-    if method is _dataclass and not encoder.mutables(values):
-        return None
-    encoder.is_new = True
-    kind = "namedtuple" if method is _named_tuple else "dataclass"
-    return [{"$": kind, "cls": name, "fields": content} for content in contents]
+        rows = values if not cls.__dictoffset__ and cls.__iter__ is tuple.__iter__ else ()
+    elif names and not (_unlike_dataclass(cls) or _slots(cls)):
+        states = [getattr(it, "__dict__", {}) for it in values]
+        is_bare = list(chain.from_iterable(states)) == [*names] * len(values)
+        rows = list(map(dict.values, states)) if is_bare else ()
+    elif names and set(_slots(cls)) == set(names) and not cls.__dictoffset__:
+        with contextlib.suppress(AttributeError):  # not set
+            return kind, names, [[*map(attrgetter(it), values)] for it in names]
+    if set(map(len, rows)) != {len(names)}:
+        return kind, names, []
+    flat = list(chain.from_iterable(rows))
+    return kind, names, [flat[i :: len(names)] for i in range(len(names))]
 
 
 @lru_cache(maxsize=256)
@@ -278,13 +272,20 @@ def _to_enum(decoder: Decoder, cls: str, name: str | None, value: Tree) -> Any:
 
 def _to_named_tuple(decoder: Decoder, cls: str, fields: Fields) -> Any:
     values = {name: decoder.decode(tree) for name, tree in fields}
+    return make_named_tuples(decoder, cls, list(values), [values.values()])[0]
+
+
+def make_named_tuples(
+    decoder: Decoder, cls: str, names: list[str], rows: Iterable[Iterable[Any]]
+) -> list[Any]:
+    """Make named tuples from their fields."""
     found: Any = decoder.find_class(cls)
     if found is None:
-        return SavedObject(cls, values)
+        return [SavedObject(cls, dict(zip(names, row, strict=True))) for row in rows]
     is_one = issubclass(found, tuple) and bool(_fields_of(found))
     _check_kind(is_one, found, "a named tuple", decoder)
-    _check_fields(decoder, cls, list(values), list(_fields_of(found)))
-    return tuple.__new__(found, values.values())
+    _check_fields(decoder, cls, names, list(_fields_of(found)))
+    return list(map(tuple.__new__, repeat(found), rows))
 
 
 def _to_dataclass(
@@ -296,17 +297,34 @@ def _to_dataclass(
 ) -> Any:
     values = {name: decoder.decode(tree) for name, tree in fields}
     others = {name: decoder.decode(tree) for name, tree in attributes}
+    (made,) = make_dataclasses(decoder, cls, list(values), [values.values()], unset)
+    if type(made) is SavedObject:
+        made.fields.update(others)
+    elif others:
+        vars(made).update(others)
+    return made
+
+
+def make_dataclasses(
+    decoder: Decoder,
+    cls: str,
+    names: list[str],
+    rows: Iterable[Iterable[Any]],
+    unset: tuple[str, ...] = (),
+) -> list[Any]:
+    """Make instances of a dataclass from their fields."""
     found: Any = decoder.find_class(cls)
     if found is None:
-        return SavedObject(cls, values | others)
+        return [SavedObject(cls, dict(zip(names, row, strict=True))) for row in rows]
     is_one = hasattr(found, "__dataclass_fields__") and not _unlike_dataclass(found)
     _check_kind(is_one, found, "a dataclass", decoder)
-    _check_fields(decoder, cls, sorted([*values, *unset]), sorted(_fields_of(found)))
-    made: Any = object.__new__(found)
-    for name, value in values.items():
-        object.__setattr__(made, name, value)  # frozen ones too
-    if others:
-        vars(made).update(others)
+    _check_fields(decoder, cls, sorted([*names, *unset]), sorted(_fields_of(found)))
+    made = []
+    for row in rows:
+        one: Any = object.__new__(found)
+        for name, value in zip(names, row, strict=True):
+            object.__setattr__(one, name, value)  # frozen ones too
+        made.append(one)
     return made
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from jobrunner.checkpoint.encoding import classes, everyday, numpy_values, tensors
+from jobrunner.checkpoint.encoding import classes, column_decode, everyday, numpy_values
 from jobrunner.checkpoint.encoding.classes import unpickle
 from jobrunner.checkpoint.encoding.codecs import Codec
 from jobrunner.checkpoint.encoding.dtypes import (
@@ -21,12 +21,16 @@ from jobrunner.checkpoint.encoding.dtypes import (
     UnsupportedDtypeError,
     dtype_from_spec,
 )
-from jobrunner.checkpoint.encoding.libraries import decode_value
+from jobrunner.checkpoint.encoding.libraries import decode_value, tensor_from_array
 from jobrunner.checkpoint.encoding.outline import (
+    OutlinedError,
+    ValueOutline,
     outline_array,
     outline_codec,
     outline_pickle,
+    outline_row,
     outline_tensor,
+    outlined,
 )
 from jobrunner.checkpoint.encoding.schema import Count, Shape, described
 from jobrunner.checkpoint.encoding.stateful import SavedState
@@ -76,6 +80,8 @@ class Decoder:
         self.where = where
         self._classes = classes
         self._made: list[Any] = []  # objects with an identity, in the order of the tree
+        self.blocks: list[Sequence[Any]] = []  # rows with an identity, see `columns`
+        self._taken: set[int] = set()
         self._keeps_states = keeps_states
         self.is_outline = is_outline
         self.is_lazy = leaf is not None
@@ -110,10 +116,15 @@ class Decoder:
             if kind in _KINDS:
                 fields_type, method = _KINDS[kind]
                 if self.is_outline:
-                    method = _OUTLINES.get(kind, method)
+                    method = outlined(kind, _OUTLINES.get(kind, method))
                 fields = msgspec.structs.astuple(msgspec.convert(item, fields_type))
                 if kind in _PLAIN:
                     return method(self, *fields)
+                if kind in column_decode.BLOCKS:
+                    block = len(self.blocks)  # before those of its items
+                    self.blocks.append(())
+                    self.blocks[block] = rows = method(self, *fields)
+                    return rows
                 number = len(self._made)  # before those of its items
                 self._made.append(None)
                 self._made[number] = value = method(self, *fields)
@@ -133,6 +144,8 @@ class Decoder:
         """Decode a tree that must stand for a value of exactly this type."""
         value = self.decode(item)
         if type(value) is not cls:
+            if type(value) is ValueOutline:
+                raise OutlinedError(value.text.partition(" of ")[2])
             raise TypeError(f"expected a {cls.__name__}, found a {type(value).__name__}")
         return value
 
@@ -161,6 +174,13 @@ class Decoder:
 
     # --- parts
 
+    def part(self, at: int) -> Array:
+        """Return an array part of which items are made; no two nodes share one."""
+        if at in self._taken:
+            raise ValueError(f"array {at} is that of another node")
+        self._taken.add(at)
+        return self._array(at)
+
     def _data(self, digits: str | None, at: int | None) -> bytes:
         if (digits is None) == (at is None):
             raise ValueError("expected either `hex` or `at`")
@@ -182,24 +202,47 @@ class Decoder:
     def _int(self, digits: str) -> int:
         return int(digits, 16)
 
-    def _tuple(self, items: list[Tree] | None = None, at: Count | None = None) -> tuple[Any, ...]:
-        if (items is None) == (at is None):
-            raise ValueError("expected either `items` or `at`")
-        return tuple(self._array(at).tolist() if items is None else map(self.decode, items))  # type: ignore[arg-type]
+    def _tuple(
+        self, items: list[Tree] | None = None, at: Count | None = None, of: Tree = None
+    ) -> tuple[Any, ...]:
+        if items is None:
+            return tuple(self._items(at, of))
+        if at is not None or of is not None:
+            raise ValueError("expected only one of `items`, `at` and `of`")
+        return tuple(map(self.decode, items))
+
+    def _items(self, at: int | None, of: Tree) -> list[Any]:
+        if (at is None) == (of is None):
+            raise ValueError("expected either `at` or `of`")
+        if of is not None:
+            return column_decode.decode_items(self, of)
+        return column_decode.decode_numbers(self, at)  # type: ignore[arg-type]  # it is not None
 
     # --- values with an identity
 
-    def _dict(self, items: list[Tree]) -> dict[Any, Any]:
+    def _dict(
+        self, items: list[Tree] | None = None, keys: Tree = None, of: Tree = None
+    ) -> dict[Any, Any]:
+        if items is None:
+            return column_decode.decode_dict(self, keys, of)
+        if keys is not None or of is not None:
+            raise ValueError("expected either `items`, or `keys` and `of`")
         return {self.decode(key): self.decode(item) for key, item in items}
 
-    def _ordered_dict(self, items: list[Tree], attributes: Tree = None) -> dict[Any, Any]:
-        result = collections.OrderedDict(self._dict(items))
+    def _ordered_dict(
+        self,
+        items: list[Tree] | None = None,
+        attributes: Tree = None,
+        keys: Tree = None,
+        of: Tree = None,
+    ) -> dict[Any, Any]:
+        result = collections.OrderedDict(self._dict(items, keys, of))
         if attributes is not None:
             vars(result).update(self.decode(attributes))
         return result
 
-    def _list(self, at: Count) -> list[Any]:
-        return self._array(at).tolist()  # type: ignore[no-any-return]
+    def _list(self, at: Count | None = None, of: Tree = None) -> list[Any]:
+        return self._items(at, of)
 
     def _plain_array(self, at: Count) -> object:
         return self.leaf(at)
@@ -236,7 +279,7 @@ class Decoder:
                 f"(pip install torch)."
             ) from None
         array = None if at is None else self._array(at)
-        return tensors.from_array(array, shape, dtype, requires_grad, parameter)
+        return tensor_from_array(array, shape, dtype, requires_grad, parameter)
 
     def _by_codec(self, name: str, value: Tree) -> Any:
         codec = self._codecs.get(name)
@@ -296,6 +339,8 @@ _PLAIN: Mapping[str, Callable[..., Any]] = {
     **everyday.PLAIN,
     **numpy_values.PLAIN,
     **classes.PLAIN,
+    **column_decode.COLUMNS,
+    "row": column_decode.decode_row,
     "int": Decoder._int,
     "tuple": Decoder._tuple,
 }
@@ -321,6 +366,7 @@ _WITH_IDENTITY: Mapping[str, Callable[..., Any]] = {
 
 
 _OUTLINES: Mapping[str, Callable[..., Any]] = {
+    "row": outline_row,
     "tensor": outline_tensor,
     "codec": outline_codec,
     "pickle": outline_pickle,
@@ -350,5 +396,5 @@ def _fields_type(kind: str, method: Callable[..., Any]) -> type[msgspec.Struct]:
 
 _KINDS = {
     kind: (_fields_type(kind, method), method)
-    for kind, method in {**_PLAIN, **_WITH_IDENTITY}.items()
+    for kind, method in {**_PLAIN, **column_decode.BLOCKS, **_WITH_IDENTITY}.items()
 }

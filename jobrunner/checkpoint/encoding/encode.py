@@ -17,14 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jobrunner.checkpoint.encoding import classes, everyday, numpy_values, tensors
-from jobrunner.checkpoint.encoding.alike import (
-    EXACT_INT,
-    INLINE_CHARACTERS,
-    are_plain_keys,
-    encode_alike,
-    pack,
-)
+from jobrunner.checkpoint.encoding import classes, everyday, numpy_values
 from jobrunner.checkpoint.encoding.codecs import (
     Codec,
     CodecTable,
@@ -32,6 +25,7 @@ from jobrunner.checkpoint.encoding.codecs import (
     UnsupportedValueError,
     refusing,
 )
+from jobrunner.checkpoint.encoding.columns import MAX_DEPTH, Tied, encode_columns
 from jobrunner.checkpoint.encoding.dtypes import (
     Array,
     ArrayPart,
@@ -40,13 +34,20 @@ from jobrunner.checkpoint.encoding.dtypes import (
     UnsupportedDtypeError,
     dtype_to_spec,
 )
-from jobrunner.checkpoint.encoding.libraries import NotExactError, encode_value, find_type
+from jobrunner.checkpoint.encoding.libraries import (
+    NotExactError,
+    UnsupportedTensorError,
+    encode_tensor,
+    encode_value,
+    find_type,
+    is_tensor,
+)
 from jobrunner.checkpoint.encoding.stateful import has_state, name_class
 from jobrunner.names import child_names, is_clean
 
+_EXACT_INT = 1 << 53  # JSON readers in other languages lose digits of larger ints
+_INLINE_CHARACTERS = 4096
 _INLINE_BYTES = 1024
-_LEAST_ALIKE = 8
-_MAX_DEPTH = 150
 _STATE = "the state of another object"
 _LOOP = "it contains itself"
 _NO_LOOP = "Refer to the outer object by a name or an index instead"
@@ -67,10 +68,13 @@ class Encoder:
         self._class_names: dict[type, str] = {}
         self.codecs = codecs
         self._allow_pickle = allow_pickle
-        self._numbers: dict[object, int] = {}
+        # Of each object with an identity; of a row in a column, its block and index.
+        self.numbers: dict[object, int | tuple[int, int]] = {}
+        self.num_blocks = 0
         self._count = 0
         self._inside: set[int] = set()
         self._kept: list[object] = []
+        self.copy: object = None  # what holds all that a value with an identity holds
         self.is_value = False  # set inside values whose memory does not matter
         self._holder = ""  # set inside values into which no state_dict() could be loaded
 
@@ -86,9 +90,9 @@ class Encoder:
         try:
             if isinstance(value, np.generic):
                 return numpy_values.encode_scalar(value)
-            if tensors.is_tensor(value):
-                return tensors.encode_tensor(self, value, trail, self._holder == _STATE)
-        except (UnsupportedDtypeError, tensors.UnsupportedTensorError) as error:
+            if is_tensor(value):
+                return encode_tensor(self, value, trail, self._holder == _STATE)
+        except (UnsupportedDtypeError, UnsupportedTensorError) as error:
             return self._pickle(value, trail, str(error))
         if kind := find_type(value):
             try:
@@ -109,20 +113,18 @@ class Encoder:
         if not self._allow_pickle:
             return self._everyday_exactly(method, value, trail)
         # What must be pickled inside of it is pickled with it, so that objects stay shared.
-        lists: list[list[Any]] = [self.parts, self.memory, self._kept]
-        dicts: list[dict[Any, Any]] = [self.identities, self._numbers, self.classes]
-        lengths = [len(it) for it in (*lists, *dicts)]
-        before = (self._count, set(self._inside), self._holder, self.has_state)
+        dicts = (self.identities, self.numbers, self.classes)
+        grown: tuple[Any, ...] = (self.parts, self.memory, self._kept, *dicts)
+        lengths = list(map(len, grown))
+        before = (self._count, set(self._inside), self._holder, self.has_state, self.num_blocks)
         self._allow_pickle = False
         try:
             return self._everyday_exactly(method, value, trail)
         except UnsupportedValueError as error:
-            for array_list, length in zip(lists, lengths, strict=False):
-                del array_list[length:]
-            for table, length in zip(dicts, lengths[len(lists) :], strict=True):
-                for key in list(table)[length:]:
-                    del table[key]
-            self._count, self._inside, self._holder, self.has_state = before
+            for it, length in zip(grown, lengths, strict=True):
+                while len(it) > length:
+                    it.popitem() if isinstance(it, dict) else it.pop()
+            self._count, self._inside, self._holder, self.has_state, self.num_blocks = before
             self._allow_pickle = True
             return self._pickle(value, trail, error.why)
         finally:
@@ -144,10 +146,17 @@ class Encoder:
             raise UnsuitableError(f"there are two classes with the name {name}")
         return name
 
-    def within(self, holder: str, value: object, inner: object, trail: Trail) -> Tree:
-        """Encode what a value consists of; `holder` describes it, if no state can be loaded there."""
+    def within(
+        self, holder: str, value: object, inner: object, trail: Trail, *, is_copy: bool = False
+    ) -> Tree:
+        """Encode what a value consists of; `holder` describes it, if no state can be loaded there.
+
+        With `is_copy`, `inner` holds exactly the items of `value`, which has an identity.
+        """
         self._enter(value, trail)
+        self.copy = inner if is_copy else None
         tree = self._encode_within(holder, inner, trail)
+        self.copy = None
         self._inside.remove(id(value))
         return tree
 
@@ -169,10 +178,12 @@ class Encoder:
         """Number an object with an identity; return a ``same`` node if it has a number already."""
         if id(value) in self._inside:
             raise UnsupportedValueError((), type(value), _LOOP, _NO_LOOP)
-        known = self._numbers.get(key)
+        known = self.numbers.get(key)
+        if isinstance(known, tuple):
+            return {"$": "row", "of": known[0], "at": known[1]}
         if known is not None:
             return {"$": "same", "as": known}
-        self._numbers[key] = self._count
+        self.numbers[key] = self._count
         self._count += 1
         self._kept.append(value)
         return None
@@ -184,17 +195,19 @@ class Encoder:
             self.identities[id(value)] = value
         return same
 
-    def mutables(self, values: Collection[object]) -> bool:
-        """Number mutable objects; if one has a number already, number none and return False."""
-        ids = list(map(id, values))
-        if len(set(ids)) < len(ids) or not self._numbers.keys().isdisjoint(ids):
-            return False
-        self._numbers.update(zip(ids, range(self._count, self._count + len(ids)), strict=True))
-        self._count += len(ids)
-        self._kept += values
-        if not self.is_value:
-            self.identities.update(zip(ids, values, strict=True))
-        return True
+    def add_blocks(self, num_blocks: int, tied: Tied) -> None:
+        """Count columns of mutable rows; `tied` are those to which something else may refer."""
+        self.num_blocks = num_blocks
+        for key, (block, place, row) in tied.items():
+            self.numbers[key] = (block, place)
+            self._kept.append(row)
+            if not self.is_value:
+                self.identities[key] = row
+
+    @property
+    def depth(self) -> int:
+        """How many containers the current one is nested in."""
+        return len(self._inside)
 
     def _object(self, value: object) -> Tree | None:
         """Number an object of an unknown class, which counts as immutable if it is hashable."""
@@ -207,7 +220,7 @@ class Encoder:
 
     def text(self, value: str, trail: Trail) -> Tree:
         """Encode a str."""
-        if len(value) > INLINE_CHARACTERS:
+        if len(value) > _INLINE_CHARACTERS:
             data = np.frombuffer(value.encode("utf-8", "surrogatepass"), np.uint8)
             return {"$": "str", "at": self.part(data, trail, "str")}
         if is_clean(value):
@@ -225,60 +238,47 @@ class Encoder:
         """Enter a level of nesting, until removed from `_inside`; refuses cycles and excessive depth."""
         if id(value) in self._inside:
             raise UnsupportedValueError(trail, type(value), _LOOP, _NO_LOOP)
-        if len(self._inside) >= _MAX_DEPTH:
-            why = f"containers are nested more than {_MAX_DEPTH} deep"
+        if len(self._inside) >= MAX_DEPTH:
+            why = f"containers are nested more than {MAX_DEPTH} deep"
             raise UnsupportedValueError(trail[:8], type(value), why, "Store it less deep")
         self._inside.add(id(value))
 
     def _list(self, value: list[Any], trail: Trail) -> Tree:
-        return (
-            self.mutable(value) or self._packed("list", value, trail) or self._items(value, trail)
-        )
+        return self.mutable(value) or self._sequence("list", value, trail)
 
     def _tuple(self, value: tuple[Any, ...], trail: Trail) -> Tree:
-        packed = self._packed("tuple", value, trail)
-        return packed or {"$": "tuple", "items": self._items(value, trail)}
+        return self._sequence("tuple", value, trail)
 
-    def _packed(self, kind: str, value: Sequence[Any], trail: Trail) -> Tree | None:
-        data = pack(value)
-        return None if data is None else {"$": kind, "at": self.part(data, trail, kind)}
-
-    def _items(self, value: Sequence[Any], trail: Trail) -> list[Tree]:
+    def _sequence(self, kind: str, value: Sequence[Any], trail: Trail) -> Tree:
+        if tree := encode_columns(self, kind, value, {"of": value}, trail):
+            return tree
         self._enter(value, trail)
-        trees = self._alike(value)
-        if trees is None:
-            trees = [self.encode(item, (*trail, str(i))) for i, item in enumerate(value)]
+        trees = [self.encode(item, (*trail, str(i))) for i, item in enumerate(value)]
         self._inside.remove(id(value))
-        return trees
-
-    def _alike(self, items: Collection[Any]) -> list[Tree] | None:
-        can_be = len(items) >= _LEAST_ALIKE and len(self._inside) < _MAX_DEPTH
-        return encode_alike(self, items) if can_be else None
+        return trees if kind == "list" else {"$": "tuple", "items": trees}
 
     def _dict(self, value: dict[Any, Any], trail: Trail) -> Tree:
         if same := self.mutable(value):
             return same
+        kind = "dict" if type(value) is dict else "odict"
+        content = {"keys": value, "of": value.values()}
+        tree = encode_columns(self, kind, value, content, trail)
         self._enter(value, trail)
-        is_dict = type(value) is dict
-        tree: Tree
-        if is_dict and are_plain_keys(value):
-            trees = self._alike(value.values())
-            if trees is None:
-                named = zip(child_names(value), value.values(), strict=True)
-                trees = [self.encode(item, (*trail, name)) for name, item in named]
-            tree = dict(zip(value, trees, strict=True))
-        else:
-            items = []
-            for i, (name, (key, item)) in enumerate(
-                zip(child_names(value), value.items(), strict=True)
-            ):
-                first = self._encode_within("a key", key, (*trail, f"_{i}_key"))
-                items.append([first, self.encode(item, (*trail, name))])
-            tree = {"$": "dict" if is_dict else "odict", "items": items}
-            if not is_dict and vars(value):  # where torch keeps a state_dict's versions
-                tree["attributes"] = self.encode(vars(value), (*trail, "_attributes"))
+        tree = tree or self._dict_items(kind, value, trail)
+        if kind == "odict" and vars(value):  # where torch keeps a state_dict's versions
+            tree["attributes"] = self.encode(vars(value), (*trail, "_attributes"))
         self._inside.remove(id(value))
         return tree
+
+    def _dict_items(self, kind: str, value: dict[Any, Any], trail: Trail) -> dict[str, Tree]:
+        named = zip(child_names(value), value.items(), strict=True)
+        if kind == "dict" and _are_plain_keys(value):
+            return {key: self.encode(item, (*trail, name)) for name, (key, item) in named}
+        items = []
+        for i, (name, (key, item)) in enumerate(named):
+            first = self._encode_within("a key", key, (*trail, f"_{i}_key"))
+            items.append([first, self.encode(item, (*trail, name))])
+        return {"$": kind, "items": items}
 
     # --- arrays
 
@@ -308,7 +308,7 @@ class Encoder:
         key: object = id(value)
         if value.size and value.itemsize:
             key = (value.__array_interface__["data"][0], value.shape, value.strides, holds)
-            if key not in self._numbers:
+            if key not in self.numbers:
                 self.memory.append((trail, value))
         return self.number(key, value)
 
@@ -369,7 +369,7 @@ class Encoder:
 _ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
     type(None): lambda _, value, trail: value,
     bool: lambda _, value, trail: value,
-    int: lambda _, v, trail: v if abs(v) <= EXACT_INT else {"$": "int", "hex": hex(v)},
+    int: lambda _, v, trail: v if abs(v) <= _EXACT_INT else {"$": "int", "hex": hex(v)},
     float: lambda _, v, trail: v if math.isfinite(v) else {"$": "float", "hex": _bits(v)},
     complex: lambda _, value, trail: {"$": "complex", "hex": _bits(value.real, value.imag)},
     str: Encoder.text,
@@ -388,6 +388,12 @@ _ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
 EncodeMethod: TypeAlias = Callable[[Encoder, Any, Trail], Tree]
 
 EVERYDAY: dict[type, EncodeMethod] = {**everyday.ENCODERS, **numpy_values.ENCODERS}
+
+
+def _are_plain_keys(keys: Collection[Any]) -> bool:
+    """Whether an object in JSON can have these keys."""
+    is_plain = set(map(type, keys)) <= {str} and "$" not in keys
+    return is_plain and (all(map(str.isascii, keys)) or is_clean("".join(keys)))
 
 
 def _bits(*values: float) -> str:

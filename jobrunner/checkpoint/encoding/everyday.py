@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import datetime as dt
+import inspect
 import random
 import types
 import uuid
@@ -43,7 +44,7 @@ _TYPES: Mapping[str, type] = {
 }
 _TYPE_NAMES = {cls: name for name, cls in _TYPES.items()}
 _CONSTANTS: Mapping[str, object] = {"...": ..., "NotImplemented": NotImplemented}
-_PATHS = (
+PATHS = (
     *(PurePosixPath, PureWindowsPath),
     *(PosixPath, WindowsPath),
 )
@@ -68,8 +69,16 @@ def _frozenset(encoder: Encoder, value: frozenset[Any], trail: Trail) -> Tree:
 
 
 def _members(encoder: Encoder, value: Collection[Any], trail: Trail) -> Tree:
-    rank = repr if set(map(type, value)) == {str} else _rank  # the same order, and much faster
-    return encoder.within("a set", value, tuple(sorted(value, key=rank)), trail)
+    members = tuple(sort_members(value))
+    return encoder.within("a set", value, members, trail, is_copy=type(value) is set)
+
+
+def sort_members(value: Collection[Any]) -> list[Any]:
+    """Sort the members of a set in an order that does not depend on the process."""
+    kinds = set(map(type, value))
+    if kinds in ({str}, {int}):
+        return sorted(value)
+    return sorted(value, key=_rank)
 
 
 def _rank(item: object) -> tuple[Any, ...]:
@@ -89,7 +98,7 @@ def _text(item: object) -> str:
 def _deque(encoder: Encoder, value: deque[Any], trail: Trail) -> Tree:
     if same := encoder.mutable(value):
         return same
-    items = encoder.within("a deque", value, tuple(value), trail)
+    items = encoder.within("a deque", value, tuple(value), trail, is_copy=True)
     return {"$": "deque", "items": items, "maxlen": value.maxlen}
 
 
@@ -100,24 +109,27 @@ def _defaultdict(encoder: Encoder, value: defaultdict[Any, Any], trail: Trail) -
     if same := encoder.mutable(value):
         return same
     name = None if factory is None else _TYPE_NAMES[factory]
-    return {"$": "defaultdict", "factory": name, "items": _content(encoder, "", value, trail)}
+    items = _content(encoder, "", value, value, trail)
+    return {"$": "defaultdict", "factory": name, "items": items}
 
 
 def _counter(encoder: Encoder, value: Counter[Any], trail: Trail) -> Tree:
     _refuse_attributes(value)
     same = encoder.mutable(value)
-    return same or {"$": "Counter", "items": _content(encoder, "a Counter", value, trail)}
+    return same or {"$": "Counter", "items": _content(encoder, "a Counter", value, value, trail)}
 
 
 def _namespace(encoder: Encoder, value: types.SimpleNamespace, trail: Trail) -> Tree:
     if same := encoder.mutable(value):
         return same
-    items = encoder.within("a SimpleNamespace", value, dict(vars(value)), trail)
+    items = _content(encoder, "a SimpleNamespace", value, vars(value), trail)
     return {"$": "namespace", "items": items}
 
 
-def _content(encoder: Encoder, holder: str, value: dict[Any, Any], trail: Trail) -> Tree:
-    return encoder.within(holder, value, dict(value), trail)
+def _content(
+    encoder: Encoder, holder: str, value: object, items: dict[Any, Any], trail: Trail
+) -> Tree:
+    return encoder.within(holder, value, dict(items), trail, is_copy=True)
 
 
 def _refuse_attributes(value: object) -> None:
@@ -241,28 +253,32 @@ ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
     Fraction: _fraction,
     uuid.UUID: _uuid,
     random.Random: _random,
-    **dict.fromkeys(_PATHS, _path),
+    **dict.fromkeys(PATHS, _path),
 }
 
 
 # --- and back
 
 
-def _to_deque(decoder: Decoder, items: Tree, maxlen: Count | None) -> deque[Any]:
-    return deque(decoder.decode(items), maxlen)
+def _made_by(make: Callable[..., Any], **fields: Any) -> Callable[..., Any]:
+    """Return the method of a kind whose values `make` makes of the fields of a node.
 
+    `fields` have a type of JSON each; or tuple or dict, for a tree that stands for one.
+    """
+    trees = [cls if cls in (tuple, dict) else None for cls in fields.values()]
 
-def _to_defaultdict(decoder: Decoder, factory: str | None, items: Tree) -> defaultdict[Any, Any]:
-    found: dict[Any, Any] = decoder.decode_as(dict, items)
-    return defaultdict(None if factory is None else _TYPES[factory], found)
+    def method(decoder: Decoder, *values: Any) -> Any:
+        pairs = zip(trees, values, strict=True)
+        return make(*(it if cls is None else decoder.decode_as(cls, it) for cls, it in pairs))
 
-
-def _to_counter(decoder: Decoder, items: Tree) -> Counter[Any]:
-    return Counter(decoder.decode_as(dict, items))
-
-
-def _to_namespace(decoder: Decoder, items: Tree) -> types.SimpleNamespace:
-    return types.SimpleNamespace(**decoder.decode_as(dict, items))
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    method.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # which `decode` reads
+        [
+            inspect.Parameter(name, kind, annotation=Tree if cls in (tuple, dict) else cls)
+            for name, cls in {"decoder": Any, **fields}.items()
+        ]
+    )
+    return method
 
 
 def _to_array(decoder: Decoder, typecode: str, items: Tree) -> Any:
@@ -303,89 +319,53 @@ def _to_zone(decoder: Decoder, key: str) -> zoneinfo.ZoneInfo:
         raise decoder.undecodable(error) from error
 
 
-def _to_uuid(decoder: Decoder, digits: str, safety: str) -> uuid.UUID:
-    return uuid.UUID(digits, is_safe=uuid.SafeUUID[safety])
-
-
 def _to_path(decoder: Decoder, cls: str, text: Tree) -> PurePath:
-    kinds = {kind.__name__: kind for kind in _PATHS}
+    kinds = {kind.__name__: kind for kind in PATHS}
     try:
         return kinds[cls](decoder.decode_as(str, text))
     except NotImplementedError as error:  # of another system
         raise decoder.undecodable(error) from error
 
 
-def _to_random(decoder: Decoder, state: Tree) -> random.Random:
+def _make_defaultdict(factory: str | None, items: dict[Any, Any]) -> defaultdict[Any, Any]:
+    return defaultdict(None if factory is None else _TYPES[factory], items)
+
+
+def _make_random(state: tuple[Any, ...]) -> random.Random:
     found = random.Random()
-    found.setstate(decoder.decode_as(tuple, state))
+    found.setstate(state)
     return found
 
 
-def _to_range(decoder: Decoder, bounds: Tree) -> range:
-    return range(*decoder.decode_as(tuple, bounds))
-
-
-def _to_slice(decoder: Decoder, bounds: Tree) -> slice:
-    return slice(*decoder.decode_as(tuple, bounds))
-
-
-def _to_timedelta(decoder: Decoder, parts: tuple[int, int, int]) -> dt.timedelta:
-    return dt.timedelta(*parts)
-
-
-def _to_fraction(decoder: Decoder, ratio: Tree) -> Fraction:
-    return Fraction(*decoder.decode_as(tuple, ratio))
-
-
-def _to_constant(decoder: Decoder, name: str) -> object:
-    return _CONSTANTS[name]
-
-
-def _to_type(decoder: Decoder, name: str) -> type:
-    return _TYPES[name]
-
-
-def _to_set(decoder: Decoder, items: Tree) -> set[Any]:
-    return set(decoder.decode_as(tuple, items))
-
-
-def _to_frozenset(decoder: Decoder, items: Tree) -> frozenset[Any]:
-    return frozenset(decoder.decode_as(tuple, items))
-
-
-def _to_date(decoder: Decoder, iso: str) -> dt.date:
-    return dt.date.fromisoformat(iso)
-
-
-def _to_decimal(decoder: Decoder, text: str) -> Decimal:
-    return Decimal(text)
-
-
 PLAIN: Mapping[str, Callable[..., Any]] = {
-    "constant": _to_constant,
-    "type": _to_type,
-    "frozenset": _to_frozenset,
-    "range": _to_range,
-    "slice": _to_slice,
-    "date": _to_date,
+    "constant": _made_by(_CONSTANTS.__getitem__, name=str),
+    "type": _made_by(_TYPES.__getitem__, name=str),
+    "frozenset": _made_by(frozenset, items=tuple),
+    "range": _made_by(lambda bounds: range(*bounds), bounds=tuple),
+    "slice": _made_by(lambda bounds: slice(*bounds), bounds=tuple),
+    "date": _made_by(dt.date.fromisoformat, iso=str),
     "time": _to_time,
     "datetime": _to_datetime,
-    "timedelta": _to_timedelta,
+    "timedelta": _made_by(lambda parts: dt.timedelta(*parts), parts=tuple[int, int, int]),
     "timezone": _to_timezone,
     "zone": _to_zone,
-    "decimal": _to_decimal,
-    "fraction": _to_fraction,
-    "uuid": _to_uuid,
+    "decimal": _made_by(Decimal, text=str),
+    "fraction": _made_by(lambda ratio: Fraction(*ratio), ratio=tuple),
+    "uuid": _made_by(
+        lambda digits, safety: uuid.UUID(digits, is_safe=uuid.SafeUUID[safety]),
+        digits=str,
+        safety=str,
+    ),
     "path": _to_path,
 }
 
 WITH_IDENTITY: Mapping[str, Callable[..., Any]] = {
-    "set": _to_set,
-    "deque": _to_deque,
-    "defaultdict": _to_defaultdict,
-    "Counter": _to_counter,
-    "namespace": _to_namespace,
+    "set": _made_by(set, items=tuple),
+    "deque": _made_by(deque, items=tuple, maxlen=Count | None),
+    "defaultdict": _made_by(_make_defaultdict, factory=str | None, items=dict),
+    "Counter": _made_by(Counter, items=dict),
+    "namespace": _made_by(lambda items: types.SimpleNamespace(**items), items=dict),
     "array.array": _to_array,
     "memoryview": _to_memoryview,
-    "random": _to_random,
+    "random": _made_by(_make_random, state=tuple),
 }

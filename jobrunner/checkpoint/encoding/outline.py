@@ -24,6 +24,72 @@ class ValueOutline:
         return self.text
 
 
+class OutlinedError(Exception):
+    """Raised in an outline where a value of columns would be made; the message says what it holds."""
+
+
+def outlined(kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `method`, but for an outline of what it would make of columns."""
+
+    def outline(decoder: Any, *fields: Any) -> Any:
+        try:
+            return method(decoder, *fields)
+        except OutlinedError as found:
+            text = str(found)
+            return ValueOutline(kind, {"value": text}, f"{kind} of {text}")
+
+    return outline
+
+
+def outline_columns(leaf: Callable[[int], Any], *columns: Tree) -> OutlinedError:
+    """Describe what columns hold, from the shapes of their arrays."""
+    found = [_describe_column(leaf, it) for it in columns]
+    return OutlinedError(f"{found[0][0]} x {': '.join(text for _, text in found)}")
+
+
+def _describe_column(leaf: Callable[[int], Any], tree: Tree) -> tuple[int, str]:
+    """Return how many items a column has, and what they are."""
+    kind = tree["$"]
+    if (opening := _BRACKETS.get(kind)) is None:
+        if kind == "nodes":
+            return _describe_column(leaf, tree["of"])[0], "values"
+        if kind == "mixed":
+            kinds = {type(value).__name__ for value in tree["values"]}
+            kinds |= {_describe_column(leaf, it)[1] for it in tree["columns"]}
+            return leaf(tree["kinds"]).shape[0], " | ".join(sorted(kinds))
+        about = leaf(tree["at"] if kind == "numbers" else tree["lengths"])
+        return about.shape[0], {"texts": "str", "buffers": "bytes"}.get(kind, str(about.dtype))
+    start, end = opening or (f"{tree['cls'].rpartition(':')[2]}(", ")")
+    if "at" in tree:
+        about = leaf(tree["at"])
+        return about.shape[0], f"{start}{about.shape[1]} x {about.dtype}{end}"
+    if "lengths" in tree:
+        held = [_describe_column(leaf, tree[it])[1] for it in ("keys", "items") if tree.get(it)]
+        return leaf(tree["lengths"]).shape[0], f"{start}{': '.join(held)}, ...{end}"
+    found = [_describe_column(leaf, it) for it in tree["columns"]]
+    names = tree.get("names") or [""] * len(found)
+    fields = (
+        f"{name}: {text}" if name else text for name, (_, text) in zip(names, found, strict=True)
+    )
+    return found[0][0], f"{start}{', '.join(fields)}{end}"
+
+
+_BRACKETS: Mapping[str, Any] = {
+    "tuples": "()",
+    "lists": "[]",
+    "dicts": "{}",
+    "sets": "{}",
+    "frozensets": "{}",
+    "namedtuples": "",
+    "dataclasses": "",
+}
+
+
+def outline_row(decoder: Any, of: Count, at: Count) -> Any:
+    """Tell its number."""
+    return ValueOutline("row", {"value": f"row {at}"}, f"row {at} of column {of}")
+
+
 def outline_pickle(
     decoder: Any,
     digits: str | None = None,

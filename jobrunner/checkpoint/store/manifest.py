@@ -28,8 +28,8 @@ from jobrunner.checkpoint.store.grid import Grid
 from jobrunner.errors import CheckpointError
 
 STORE_FORMAT = 4
-"""Newest format of stores and manifests: 4 with arrays whose items have an axis in Zarr, or values
-of types that earlier versions cannot save, 3 with stacked arrays, 2 with compressed arrays or
+"""Newest format of stores and manifests: 4 with arrays whose items have an axis in Zarr, columns of
+plain values, or values of types that earlier versions cannot save, 3 with stacked arrays, 2 with compressed arrays or
 arrays in pieces, else 1."""
 
 MANIFEST = "_manifest/zarr.json"

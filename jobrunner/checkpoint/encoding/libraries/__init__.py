@@ -1,4 +1,4 @@
-"""Values of SciPy, pandas, pyarrow, xarray and JAX as arrays and plain values, and back."""
+"""Values of SciPy, pandas, pyarrow, xarray, JAX and PyTorch as arrays and plain values, and back."""
 
 from jobrunner.checkpoint.encoding.libraries.node import (
     LibraryParts,
@@ -7,3 +7,9 @@ from jobrunner.checkpoint.encoding.libraries.node import (
     library_parts,
 )
 from jobrunner.checkpoint.encoding.libraries.table import NotExactError, find_type
+from jobrunner.checkpoint.encoding.libraries.tensors import (
+    UnsupportedTensorError,
+    encode_tensor,
+    is_tensor,
+    tensor_from_array,
+)

@@ -60,7 +60,7 @@ def encode_tensor(encoder: Any, value: Any, trail: Trail, is_state: bool) -> Tre
     return {"$": "tensor", "at": part, "shape": list(array.shape), **description}
 
 
-def from_array(
+def tensor_from_array(
     array: Array | None, shape: Sequence[int], dtype: str, requires_grad: bool, parameter: bool
 ) -> Any:
     """Make the tensor again, on the memory of `array`; None if it has no elements."""

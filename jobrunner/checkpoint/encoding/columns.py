@@ -1,0 +1,335 @@
+"""Many alike plain values as columns: arrays of numbers and text, and rows made of them. Pure.
+
+A column is a node that stands for a list of items. Numbers of one type are an array; strings are one
+array, beside their lengths; rows (tuples, lists, dicts, named tuples, dataclasses) have a column for
+each position, key or field, or else one column of all that they hold, beside their lengths. So much
+data makes a short tree, and arrays that a later save can link. `column_decode` is the way back.
+
+Mutable rows have no numbers, as other objects with an identity do: those of one column are a block.
+Another reference to one, ``{"$": "row", "of": block, "at": i}``, counts blocks in the order of the
+tree. So a tree does not depend on how many rows there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import enum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from itertools import chain, compress, islice
+from sys import getrefcount
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+import numpy as np
+
+from jobrunner.checkpoint.encoding import classes, everyday
+from jobrunner.checkpoint.encoding.codecs import UnsuitableError
+from jobrunner.checkpoint.encoding.dtypes import NUMBERS, Array, ArrayPart, Trail, Tree
+from jobrunner.checkpoint.encoding.libraries import find_type
+from jobrunner.checkpoint.encoding.stateful import has_state
+from jobrunner.names import child_names
+
+if TYPE_CHECKING:
+    from jobrunner.checkpoint.encoding.encode import Encoder
+
+MAX_DEPTH = 150
+
+_LEAST_ROWS = 16
+_LEAST_ITEMS = 256
+"""With fewer items in a column, on average, JSON is better."""
+_MOST_COLUMNS = 256
+_LONG_ROW = 8192  # items; longer rows are arrays of their own
+_MOST_VALUES, _LONG_VALUE = 200, 64
+"""More values than these, or longer ones, are not worth an index."""
+
+_SCALARS = (float, int, bool)
+_NUMPY_SCALARS = {np.dtype(name).type for name in NUMBERS}
+_LEAVES = {
+    *(complex, dt.date, dt.datetime, dt.time, dt.timedelta, Decimal, Fraction, UUID),
+    *everyday.PATHS,
+}
+_KINDS = {tuple: "tuples", list: "lists", set: "sets", frozenset: "frozensets"}
+_UNREFERENCED = next(map(getrefcount, [object()])) - 1
+
+Tied = dict[int, tuple[int, int, object]]
+"""Rows that something else may refer to, by `id`: block, row and object."""
+
+
+class _UnlikeError(Exception):
+    """The items have no columns."""
+
+
+class _Place(NamedTuple):
+    """Where a column is."""
+
+    trail: Trail
+    holders: int
+    """How many references to each item there are, if no other part of the blob has one; 0: unknown."""
+    depth: int = 1
+
+    def inside(self, name: str) -> _Place:
+        return self._replace(trail=(*self.trail, name))
+
+    def below(self, holders: int) -> _Place:
+        return _Place(self.trail, holders, self.depth + 1)
+
+
+def encode_columns(
+    encoder: Encoder, kind: str, value: Collection[Any], content: Mapping[str, Any], trail: Trail
+) -> dict[str, Tree] | None:
+    """Encode a container of this kind by columns of its `content`; None if that is not alike."""
+    if len(value) < _LEAST_ROWS:
+        return None
+    lists = {name: list(items) for name, items in content.items()}
+    holders = 3 if value is encoder.copy else 0 if kind == "tuple" else 2  # a list is one of them
+    place = _Place(trail, holders)
+    columns = _Columns(encoder, kind)
+    num_parts, num_classes = len(encoder.parts), len(encoder.classes)
+    try:
+        trees = {
+            name: columns.encode(items, place if len(lists) == 1 else place.inside(name))
+            for name, items in lists.items()
+        }
+        columns.finish()
+    except (_UnlikeError, UnsuitableError):
+        del encoder.parts[num_parts:]
+        for name in list(encoder.classes)[num_classes:]:
+            del encoder.classes[name]
+        return None
+    if len(lists) == 1 and trees["of"].keys() == {"$", "at"} and trees["of"]["$"] == "numbers":
+        return {"$": kind, "at": trees["of"]["at"]}  # as in format 1
+    encoder.is_new = True
+    return {"$": kind, **trees}
+
+
+class _Columns:
+    """Columns of one container. The encoder knows nothing of them until they are finished."""
+
+    def __init__(self, encoder: Encoder, holds: str) -> None:
+        self._encoder = encoder
+        self._holds = holds
+        self._parts: list[ArrayPart] = []
+        self._first_part = len(encoder.parts)
+        self._num_blocks = encoder.num_blocks
+        self._tied: Tied = {}
+        self._num_columns = self._num_items = 0
+
+    def finish(self) -> None:
+        """Give parts and rows to the encoder; raises `_UnlikeError` if they are too few."""
+        is_part_of_node = len(self._encoder.parts) > self._first_part
+        if is_part_of_node or self._num_items < _LEAST_ITEMS * self._num_columns:
+            raise _UnlikeError
+        self._encoder.parts += self._parts
+        self._encoder.add_blocks(self._num_blocks, self._tied)
+
+    def encode(self, items: Sequence[Any], at: _Place) -> Tree:
+        """Return the node of a column; raises `_UnlikeError`, or `UnsuitableError`."""
+        kinds = list(dict.fromkeys(map(type, items)))
+        if len(kinds) == 1:
+            return self._encode_kind(kinds[0], items, at)
+        if len(kinds) > _MOST_VALUES:
+            raise _UnlikeError
+        kinds.sort(key=lambda cls: cls is not type(None))
+        order = dict(zip(kinds, range(len(kinds)), strict=True))
+        codes = bytes(map(order.__getitem__, map(type, items)))
+        values = [None] * (kinds[0] is type(None))
+        columns = []
+        for code in range(len(values), len(kinds)):
+            alike = list(compress(items, codes.translate(_is_byte(code))))
+            place = at.inside(str(code))._replace(holders=at.holders and at.holders + 1)
+            columns.append(self._encode_kind(kinds[code], alike, place))
+            del alike
+        return self._mixed(codes, values, columns, at)
+
+    def _encode_kind(self, cls: Any, items: Sequence[Any], at: _Place) -> Tree:
+        encoder = self._encoder
+        if cls in _SCALARS:
+            try:
+                return self._numbers(np.array(items, cls), at)
+            except OverflowError:
+                return self._nodes(items, at)
+        if cls is str or cls is bytes:
+            return self._texts(cls, items, at)
+        if cls is type(None):
+            return self._mixed(bytes(len(items)), [None], [], at)
+        if encoder.depth + at.depth >= MAX_DEPTH:
+            raise _UnlikeError
+        if cls is tuple or cls is list:
+            return self._sequences(cls, items, at)
+        if cls is dict:
+            return self._dicts(items, at)
+        if encoder.codecs is not None and encoder.codecs.get(cls):
+            raise _UnlikeError
+        if cls is set or cls is frozenset:
+            return self._sets(cls, items, at)
+        if cls in _NUMPY_SCALARS:
+            return {**self._numbers(np.array(items, cls), at), "scalars": True}
+        if cls in _LEAVES:
+            if cls in (dt.datetime, dt.time) and not all(map(_has_plain_zone, items)):
+                raise _UnlikeError
+            return self._nodes(items, at)
+        if has_state(items[0]) or find_type(items[0]):
+            raise _UnlikeError
+        if issubclass(cls, enum.Enum):
+            ids = list(map(id, items))
+            return self._values(dict(zip(ids, items, strict=True)), ids, at)
+        return self._objects(cls, items, at)
+
+    # --- columns
+
+    def _part(self, data: Array, at: _Place) -> int:
+        self._parts.append(ArrayPart(data, None, at.trail, self._holds))
+        return self._first_part + len(self._parts) - 1
+
+    def _count(self, num_items: int) -> None:
+        self._num_columns += 1
+        self._num_items += num_items
+
+    def _numbers(self, data: Array, at: _Place) -> dict[str, Tree]:
+        self._count(data.size)
+        return {"$": "numbers", "at": self._part(data, at)}
+
+    def _texts(self, cls: Any, items: Sequence[Any], at: _Place) -> Tree:
+        if len(set(islice(items, 2 * _MOST_VALUES))) < _MOST_VALUES:
+            found = {it: it for it in dict.fromkeys(items)}
+            if len(found) <= _MOST_VALUES and max(map(len, found)) <= _LONG_VALUE:
+                return self._values(found, items, at)
+        self._count(len(items))
+        whole = cls().join(items)
+        data = whole.encode("utf-8", "surrogatepass") if cls is str else whole
+        return {
+            "$": "texts" if cls is str else "buffers",
+            "at": self._part(np.frombuffer(data, np.uint8), at.inside("texts")),
+            "lengths": self._lengths(items, at),
+        }
+
+    def _lengths(self, items: Iterable[Any], at: _Place) -> int:
+        lengths = np.fromiter(map(len, items), np.int64)
+        small = lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))
+        return self._part(small, at.inside("lengths"))
+
+    def _values(self, found: dict[Any, Any], keys: Iterable[Any], at: _Place) -> Tree:
+        """Return the column of items of which there are few different ones, `found` by key."""
+        if len(found) > _MOST_VALUES:
+            raise _UnlikeError
+        codes = dict(zip(found, range(len(found)), strict=True))
+        values = list(map(self._node, found.values()))
+        return self._mixed(bytes(map(codes.__getitem__, keys)), values, [], at)
+
+    def _mixed(self, codes: bytes, values: list[Tree], columns: list[Tree], at: _Place) -> Tree:
+        if not columns:
+            self._count(len(codes))
+        kinds = self._part(np.frombuffer(codes, np.uint8), at.inside("kinds"))
+        return {"$": "mixed", "kinds": kinds, "values": values, "columns": columns}
+
+    def _nodes(self, items: Sequence[Any], at: _Place) -> Tree:
+        """Return a column of the nodes of values that have no identity and no arrays."""
+        nodes = list(map(self._node, items))
+        return {"$": "nodes", "of": self.encode(nodes, at.below(1))}
+
+    def _node(self, value: Any) -> Tree:
+        method = everyday.ENCODERS.get(type(value)) or classes.find_encoder(value)
+        # Not by `Encoder.encode`, which might pickle it.
+        return method(self._encoder, value, ()) if method else self._encoder.encode(value)
+
+    # --- rows
+
+    def _block(self, rows: Sequence[Any], at: _Place) -> int:
+        """Count a column of mutable rows; return how many references to what they hold there are.
+
+        Raises `_UnlikeError` if a row occurs twice in the blob.
+        """
+        counts = list(map(getrefcount, rows))
+        sole = _UNREFERENCED + at.holders if at.holders else -1
+        if set(counts) != {sole}:
+            numbers = self._encoder.numbers
+            for i in [i for i, count in enumerate(counts) if count != sole]:
+                key = id(rows[i])
+                if key in self._tied or key in numbers:
+                    raise _UnlikeError
+                self._tied[key] = (self._num_blocks, i, rows[i])
+        self._num_blocks += 1
+        return 2
+
+    def _frozen(self, rows: Sequence[Any], at: _Place) -> int:
+        """Like `_block`, for rows that cannot change."""
+        is_sole = at.holders and set(map(getrefcount, rows)) == {_UNREFERENCED + at.holders}
+        return 2 if is_sole else 0
+
+    def _sequences(self, cls: Any, rows: Sequence[Any], at: _Place) -> Tree:
+        holders = self._block(rows, at) if cls is list else self._frozen(rows, at)
+        flat = list(chain.from_iterable(rows))
+        widths, kinds = set(map(len, rows)), set(map(type, flat))
+        width = widths.pop() if len(widths) == 1 else 0
+        if 0 < width <= _LONG_ROW and len(kinds) == 1 and kinds.issubset(_SCALARS):
+            with contextlib.suppress(OverflowError):
+                data: Array = np.array(flat, kinds.pop()).reshape(len(rows), width)
+                return {**self._numbers(data, at), "$": _KINDS[cls]}
+        if 0 < width <= _MOST_COLUMNS:
+            columns = [flat[i::width] for i in range(width)]
+            del flat
+            trees = self._fields(map(str, range(width)), columns, at.below(holders))
+            return {"$": _KINDS[cls], "columns": trees}
+        return {"$": _KINDS[cls], **self._ragged(rows, {"items": flat}, at.below(holders))}
+
+    def _sets(self, cls: Any, rows: Sequence[Any], at: _Place) -> Tree:
+        holders = self._block(rows, at) if cls is set else self._frozen(rows, at)
+        flat = list(chain.from_iterable(map(everyday.sort_members, rows)))
+        return {"$": _KINDS[cls], **self._ragged(rows, {"items": flat}, at.below(holders))}
+
+    def _dicts(self, rows: Sequence[Any], at: _Place) -> Tree:
+        below = at.below(self._block(rows, at))
+        keys = list(chain.from_iterable(rows))
+        flat = list(chain.from_iterable(map(dict.values, rows)))
+        names = list(rows[0])
+        width = len(names)
+        is_even = 0 < width <= _MOST_COLUMNS and set(map(len, rows)) == {width}
+        if is_even and keys == names * len(rows) and set(map(type, keys)) == {str}:
+            columns = [flat[i::width] for i in range(width)]
+            del flat
+            trees = self._fields(child_names(names), columns, below)
+            return {"$": "dicts", "names": list(map(self._node, names)), "columns": trees}
+        return {"$": "dicts", **self._ragged(rows, {"keys": keys, "items": flat}, below)}
+
+    def _objects(self, cls: Any, rows: Sequence[Any], at: _Place) -> Tree:
+        """Return the column of named tuples, or of instances of a dataclass."""
+        kind, names, columns = classes.split_fields(cls, rows)
+        if not columns:
+            raise _UnlikeError
+        is_mutable = kind == "dataclasses"
+        holders = self._block(rows, at) if is_mutable else self._frozen(rows, at)
+        name = self._encoder.name_class(cls)
+        trees = self._fields(child_names(names), columns, at.below(holders))
+        return {"$": kind, "cls": name, "names": list(names), "columns": trees}
+
+    def _fields(
+        self, names: Iterable[str], columns: Iterable[Sequence[Any]], at: _Place
+    ) -> list[Tree]:
+        return [
+            self.encode(column, at.inside(name))
+            for name, column in zip(names, columns, strict=True)
+        ]
+
+    def _ragged(
+        self, rows: Sequence[Any], content: Mapping[str, list[Any]], at: _Place
+    ) -> dict[str, Tree]:
+        """Return the fields of rows of any lengths: these, and columns of all that they hold."""
+        if any(len(flat) > _LONG_ROW * len(rows) for flat in content.values()):
+            raise _UnlikeError
+        self._count(len(rows))
+        tree: dict[str, Tree] = {"lengths": self._lengths(rows, at)}
+        held = {name: flat for name, flat in content.items() if flat}
+        return tree | {name: self.encode(flat, at.inside(name)) for name, flat in held.items()}
+
+
+def _is_byte(code: int) -> bytes:
+    """Return the table that translates this byte to 1 and others to 0."""
+    return bytes(code) + b"\1" + bytes(255 - code)
+
+
+def _has_plain_zone(value: Any) -> bool:
+    zone = value.tzinfo
+    return zone is None or type(zone) is dt.timezone or getattr(zone, "key", None) is not None

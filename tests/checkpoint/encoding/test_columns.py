@@ -1,0 +1,399 @@
+"""Many alike values are saved as columns, and come back as they were: types, bits, ties."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import math
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobrunner import CheckpointError, DefinitionError
+from jobrunner.checkpoint import Codec, Decoder, EncodedBlob, encode_blobs
+from jobrunner.checkpoint.encoding import InvalidTreeError, SavedObject, columns
+from jobrunner.checkpoint.encoding.encode import Encoder
+from tests.checkpoint.encoding.kinds_of_values import VALUES, Plain, Slotted, describe
+from tests.stores import write_store
+
+
+class Point(NamedTuple):
+    x: Any
+    y: float = 0.0
+
+
+@dataclass
+class Sample:
+    x: Any
+    y: float = 0.0
+
+
+@dataclass(frozen=True)
+class Key:
+    x: Any
+
+
+class Phase(enum.Enum):
+    COLD = 1
+    HOT = "hot"
+
+
+@pytest.fixture
+def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_LEAST_ITEMS", 1)
+
+
+def encode(value: Any, **options: Any) -> EncodedBlob:
+    return encode_blobs("n", {"x": value}, **options)["x"]
+
+
+def decode(blob: EncodedBlob, **options: Any) -> Any:
+    def array(i: int) -> Any:
+        data, order = blob.parts[i].data.copy(), blob.parts[i].order
+        return data if order is None else data.transpose(np.argsort(order))
+
+    return Decoder(array, where="the blob", classes=blob.classes, **options).decode(blob.tree)
+
+
+def kinds(tree: Any) -> set[str]:
+    """The kinds of all nodes of a tree."""
+    if isinstance(tree, list):
+        return set().union(*map(kinds, tree))
+    if isinstance(tree, dict):
+        return {tree.get("$", "object")}.union(*map(kinds, tree.values()))
+    return set()
+
+
+N = 400
+MANY: dict[str, Callable[[], Any]] = {
+    "tuples": lambda: [(i, i + 0.5) for i in range(N)],
+    "pairs of one type": lambda: tuple([i, -i] for i in range(N)),
+    "strings": lambda: [f"name {i} é" * (i % 3) + "\0" for i in range(N)],
+    "lone surrogates": lambda: [f"{chr(0xD800 + i)}{chr(0xDC00 + i)}" for i in range(N)],
+    "few strings": lambda: [("train", "test", "é\ud800")[i % 3] for i in range(N)],
+    "bytes": lambda: [bytes([i % 256]) * (i % 5) for i in range(N)],
+    "numbers": lambda: {f"k{i}": i + 0.5 for i in range(N)},
+    "nested dicts": lambda: [{"id": i, "at": [i, i + 0.5], "$": None} for i in range(N)],
+    "dicts of other keys": lambda: [{i: i + 1, -i: 2} if i else {} for i in range(N)],
+    "equal keys of other types": lambda: [{(1, 1.0, True)[i % 3]: i, 2: 3} for i in range(N)],
+    "other order of keys": lambda: [dict(sorted({"a": 1, "b": i}.items())[:: i % 2 * 2 - 1]) for i in range(N)],
+    "ordered": lambda: OrderedDict((i, str(i)) for i in range(N)),
+    "named tuples": lambda: [Point(i, i + 0.5) for i in range(N)],
+    "dataclasses": lambda: {i: Sample([i, str(i)], i + 0.5) for i in range(N)},
+    "slots": lambda: [Slotted(i) for i in range(N)],
+    "frozen keys": lambda: {Key((i, "x")): Key(None) for i in range(N)},
+    "sets": lambda: [set(map(str, range(i % 4))) for i in range(N)],
+    "set of tuples": lambda: {(i, str(i)) for i in range(N)},
+    "frozen sets": lambda: {frozenset((i, i + 1)) for i in range(N)},
+    "ragged": lambda: [[float(j) for j in range(i % 7)] for i in range(N)],
+    "empty": lambda: {i: ([], (), {}, set())[i % 4] for i in range(N)},
+    "deep": lambda: [[[[i], [(i,)]], {"a": {"b": [{"c": i}]}}] for i in range(N)],
+    "missing": lambda: [None if i % 3 else i + 0.5 for i in range(N)],
+    "mixture": lambda: [(i, i + 0.5, str(i), None, i % 2 == 0, (i,), [i], {"a": i})[i % 8] for i in range(6 * N)],
+    "large integers": lambda: [(1 << 70) + i if i % 2 else i for i in range(N)],
+    "floats": lambda: [(0.0, -0.0, math.nan, math.inf, 5e-324)[i % 5] for i in range(N)],
+    "bool and int": lambda: [(True, 1, False, 0, 1.0)[i % 5] for i in range(N)],
+    "numpy": lambda: [(np.float32(i), np.int8(i % 100), np.bool_(i % 2), np.complex64(i)) for i in range(N)],
+    "phases": lambda: [{"phase": Phase.HOT if i % 3 else Phase.COLD, "n": i} for i in range(N)],
+    "deque": lambda: deque([{"a": i} for i in range(N)], 2 * N),
+    "counter": lambda: Counter({f"k{i}": i for i in range(N)}),
+    "default": lambda: defaultdict(list, {i: [i] for i in range(N)}),
+    "long": lambda: [[float(i)] * 300 for i in range(20)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MANY)
+@pytest.mark.usefixtures("of_any_size")
+def test_many_alike_values_come_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    walk = Encoder.encode
+
+    def counted(self: Encoder, value: Any, trail: Any = ()) -> Any:
+        calls.append(value)
+        return walk(self, value, trail)
+
+    monkeypatch.setattr(Encoder, "encode", counted)
+    value = MANY[name]()
+    blob = encode(value)
+    assert len(calls) < 16 or name == "large integers"
+    assert describe(decode(blob)) == describe(value)
+    assert encode(value).tree == blob.tree
+    assert len(repr(blob.tree)) < 1200
+    assert "same" not in kinds(blob.tree)
+
+
+def test_every_kind_of_value_comes_back_from_rows(of_any_size: None) -> None:
+    for name, make in VALUES.items():
+        if name.endswith("slice"):  # several of them may load as one, as tuples do
+            continue
+        value = [{"i": i, "it": make(), "rest": (make(), [make()])} for i in range(16)]
+        assert describe(decode(encode(value))) == describe(value), name
+
+
+KEYS = st.text(st.characters(exclude_categories=()), max_size=4) | st.integers() | st.booleans()
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | KEYS | st.binary(max_size=3)
+ROWS: st.SearchStrategy[Any] = st.recursive(
+    SCALARS | st.decimals() | st.datetimes() | st.sampled_from([*Phase, np.float64(0.5)]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=3)
+        | st.sets(KEYS, max_size=3)
+        | st.builds(Point, inner, st.floats())
+        | st.builds(Sample, inner)
+        | st.builds(Key, inner)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=4), st.data())
+def test_any_rows_come_back_with_their_ties(patterns: list[Any], data: st.DataObject) -> None:
+    """Rows are copies of a few patterns, or sometimes one object."""
+    size = data.draw(st.sampled_from([16, 20, 40]))
+    chosen = [data.draw(st.sampled_from(patterns)) for _ in range(size)]
+    is_tied = data.draw(st.sampled_from([False, False, True]))
+    rows = [it if is_tied and i % 5 == 0 else copy.deepcopy(it) for i, it in enumerate(chosen)]
+    value = data.draw(
+        st.sampled_from(
+            [
+                rows,
+                tuple(rows),
+                deque(rows),
+                {str(i): row for i, row in enumerate(rows)},
+                [rows, rows[0], (rows[-1], chosen)],
+                [chosen[0], tuple((i, row) for i, row in enumerate(rows)), rows[3]],
+            ]
+        )
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "_LEAST_ITEMS", 1)
+        found = decode(encode(value))
+    assert describe(found) == describe(value)
+
+
+# --- ties
+
+
+def test_another_reference_to_a_row_is_one(of_any_size: None) -> None:
+    rows = [{"id": i, "at": [i, i + 0.5]} for i in range(40)]
+    for value in ([rows, rows[7], rows[9]["at"]], [rows[7], rows], (tuple(rows), [rows[7]])):
+        assert describe(decode(encode(value))) == describe(value)
+    blob = encode([rows, rows[7]])
+    assert blob.tree[1] == {"$": "row", "of": 0, "at": 7}
+
+
+def test_rows_that_hold_each_other_are_walked() -> None:
+    first = [0]
+    rows: list[Any] = [first, *([first, i] for i in range(N))]
+    shared = [[0.5] * 3] * N
+    held = ([1],)
+    nested = [[(held, i) for i in range(N)], held]
+    for value in (rows, shared, nested, [nested[0], nested[0][1]]):
+        blob = encode(value)
+        assert describe(decode(blob)) == describe(value)
+        assert "same" in kinds(blob.tree)
+    names = [{np.str_("a") if i % 2 else "a": i} for i in range(N)]
+    assert describe(decode(encode(names))) == describe(names)
+
+
+def test_rows_in_two_blobs_are_refused() -> None:
+    rows = [{"id": i} for i in range(N)]
+    for other in (rows[5], [rows[5]], rows[:60]):
+        with pytest.raises(DefinitionError, match="'a' and 'b' contain the same dict object"):
+            encode_blobs("n", {"a": rows, "b": other})
+        with pytest.raises(DefinitionError, match="'b' and 'a' contain the same dict object"):
+            encode_blobs("n", {"b": other, "a": rows})
+    held = ({"id": 1},)
+    with pytest.raises(DefinitionError, match="contain the same dict object"):
+        encode_blobs("n", {"a": [(held, i) for i in range(N)], "b": held})
+
+
+def test_rows_that_contain_themselves_are_refused() -> None:
+    rows: list[Any] = [[i] for i in range(N)]
+    rows[7].append(rows[7])
+    for loop in (rows, tuple(rows)):
+        with pytest.raises(DefinitionError, match="contains itself"):
+            encode(loop)
+    rows[7][1] = rows
+    with pytest.raises(DefinitionError, match="contains itself"):
+        encode(rows)
+
+
+@pytest.mark.parametrize("depth", [144, 147, 148, 149, 150])
+def test_the_depth_that_is_refused_is_that_of_a_walk(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for least in (16, 1 << 60):
+        monkeypatch.setattr(columns, "_LEAST_ROWS", least)
+        value: Any = [({"a": [i]},) for i in range(N)]
+        for _ in range(depth):
+            value = [value]
+        try:
+            found.append(describe(decode(encode(value))))
+        except DefinitionError as error:
+            found.append(str(error))
+    assert found[0] == found[1]
+
+
+# --- what is not alike
+
+
+def test_what_else_is_among_them_is_saved_as_ever(of_any_size: None) -> None:
+    arrays = [{"id": i, "w": np.arange(3) + i} for i in range(20)]
+    blob = encode(arrays)
+    assert [part.trail for part in blob.parts] == [(str(i), "w") for i in range(20)]
+    assert not blob.is_new
+    codec = Codec(Sample, lambda it: [it.x], lambda content: Sample(content[0]), "sample")
+    tree = encode_blobs("n", {"x": [Sample(1) for _ in range(20)]}, [codec])["x"].tree
+    assert tree[0] == {"$": "codec", "name": "sample", "value": [1]}
+
+
+def test_what_is_pickled_among_them_is_refused_or_stays_shared(of_any_size: None) -> None:
+    plain = Plain()
+    rows = [Sample(plain if i == 9 else i, [plain] if i == 9 else 0.5) for i in range(20)]
+    with pytest.raises(DefinitionError, match="item 9/x: a .*Plain cannot be saved"):
+        encode(rows)
+    found = decode(
+        encode([rows, [{"id": i} for i in range(20)]], allow_pickle=True), allow_pickle=True
+    )
+    assert found[0][9].x is found[0][9].y[0]
+    assert found[1] == [{"id": i} for i in range(20)]
+
+
+def test_a_few_items_are_json_as_ever() -> None:
+    for value in ([(i, 0.5) for i in range(100)], {f"k{i}": i for i in range(200)}, ["x"] * 50):
+        blob = encode(value)
+        assert (blob.parts, blob.is_new) == ([], False)
+    assert encode([1.5] * 300).tree == {"$": "list", "at": 0}
+    assert not encode(tuple(range(300))).is_new
+
+
+# --- what others see
+
+
+def test_other_readers_see_the_columns(tmp_path: Path) -> None:
+    points = [{"id": i, "at": [0.5, i + 0.5], "who": f"w{i}"} for i in range(N)]
+    reader = write_store(tmp_path, encode_blobs("n", {"points": points}))
+    group = zarr.open_group(str(tmp_path / "n.0"), mode="r")["points"]
+    assert group["id"][...].tolist() == list(range(N))  # type: ignore[index]
+    assert group["at"].shape == (N, 2)  # type: ignore[index,union-attr]
+    text = bytes(group["who/texts"][...]).decode()  # type: ignore[index,arg-type]
+    assert text[:6] == "w0w1w2"
+    assert reader.load() == {"points": points}
+
+
+def test_an_outline_says_what_there_is(tmp_path: Path) -> None:
+    values = {
+        "rows": [{"id": i, "at": (0.5, i), "who": f"w{i}"} for i in range(N)],
+        "scores": Counter({f"k{i}": i for i in range(N)}),
+        "points": {"all": [Point(i, 0.5) for i in range(N)], "n": 1},
+        "ragged": deque([*range(i % 3)] for i in range(N)),
+        "pairs": {(i, i): None if i % 2 else str(i) for i in range(N)},
+        "set": set(map(str, range(N))),
+        "moments": [np.float32(0.5)] * N,
+    }
+    reader = write_store(tmp_path, encode_blobs("n", values))
+    manifest = reader.read_manifest()
+    found = {name: repr(reader.peek(manifest, name, outline=True)) for name in values}
+    assert found == {
+        "rows": "list of 400 x {id: int64, at: (float64, int64), who: str}",
+        "scores": "Counter of 400 x str: int64",
+        "points": "{'all': list of 400 x Point(x: int64, y: float64), 'n': 1}",
+        "ragged": "deque of 400 x [int64, ...]",
+        "pairs": "dict of 400 x (2 x int64): NoneType | str",
+        "set": "set of 400 x str",
+        "moments": "list of 400 x float32",
+    }
+    assert {name: reader.peek(manifest, name) for name in values} == values
+
+
+# --- what a forger writes
+
+
+def numbers(*items: Any) -> Any:
+    return np.array(items)
+
+
+ONE, TWO, TEXT = numbers(1), numbers(1, 2), np.frombuffer(b"abc", np.uint8)
+FORGED: dict[str, tuple[Any, list[Any]]] = {
+    "columns of other lengths": ({"$": "tuples", "columns": [{"$": "numbers", "at": 0}, {"$": "numbers", "at": 1}]}, [ONE, TWO]),
+    "no columns": ({"$": "tuples", "columns": []}, []),
+    "no data": ({"$": "lists"}, []),
+    "lengths of more": ({"$": "lists", "lengths": 0, "items": {"$": "numbers", "at": 1}}, [numbers(1, 2), TWO]),
+    "huge lengths": ({"$": "lists", "lengths": 0, "items": {"$": "numbers", "at": 1}}, [numbers(1 << 62, 1 << 62, 1 << 62, 1 << 62, 2), TWO]),
+    "negative lengths": ({"$": "tuples", "lengths": 0, "items": {"$": "numbers", "at": 1}}, [numbers(3, -1), TWO]),
+    "lengths of floats": ({"$": "tuples", "lengths": 0, "items": {"$": "numbers", "at": 1}}, [numbers(2.0), TWO]),
+    "lengths of nothing": ({"$": "tuples", "lengths": 0}, [TWO]),
+    "numbers of two axes": ({"$": "numbers", "at": 0}, [np.ones((2, 2))]),
+    "numbers without axes": ({"$": "numbers", "at": 0}, [np.array(1)]),
+    "numbers of strings": ({"$": "numbers", "at": 0}, [np.array(["a"])]),
+    "rows of one axis": ({"$": "lists", "at": 0}, [TWO]),
+    "rows of no bytes": ({"$": "lists", "at": 0}, [np.ones((1 << 40, 0))]),
+    "an array twice": ({"$": "lists", "columns": [{"$": "numbers", "at": 0}, {"$": "numbers", "at": 0}]}, [TWO]),
+    "no array": ({"$": "numbers", "at": 7}, []),
+    "cut strings": ({"$": "texts", "at": 0, "lengths": 1}, [TEXT, numbers(1, 1)]),
+    "broken strings": ({"$": "texts", "at": 0, "lengths": 1}, [np.array([255, 254], np.uint8), TWO]),
+    "strings of numbers": ({"$": "texts", "at": 0, "lengths": 1}, [TWO, TWO]),
+    "kinds of nothing": ({"$": "mixed", "kinds": 0, "values": [None], "columns": []}, [np.array([0, 1], np.uint8)]),
+    "kinds of other lengths": ({"$": "mixed", "kinds": 0, "values": [], "columns": [{"$": "numbers", "at": 1}]}, [np.array([0], np.uint8), TWO]),
+    "a key twice": ({"$": "dicts", "names": ["a", "a"], "columns": [{"$": "numbers", "at": 0}] * 2}, [ONE]),
+    "a key twice in a row": ({"$": "dicts", "lengths": 0, "keys": {"$": "numbers", "at": 1}, "items": {"$": "numbers", "at": 2}}, [numbers(2), numbers(1, 1), TWO]),
+    "names without columns": ({"$": "dicts", "names": ["a"], "columns": []}, []),
+    "keys that no dict has": ({"$": "dicts", "names": [[]], "columns": [{"$": "numbers", "at": 0}]}, [ONE]),
+    "members that no set has": ({"$": "sets", "lengths": 0, "items": {"$": "lists", "at": 1}}, [numbers(1), np.ones((1, 1))]),
+    "a column that is none": ({"$": "lists", "columns": [5]}, []),
+    "a column of a dict": ({"$": "lists", "columns": [{"a": 1}]}, []),
+    "nodes that are none": ({"$": "nodes", "of": {"$": "dicts", "names": ["$"], "columns": [{"$": "texts", "at": 0, "lengths": 1}]}}, [np.frombuffer(b"same", np.uint8), numbers(4)]),
+    "a field too many": ({"$": "numbers", "at": 0, "more": 1}, [ONE]),
+    "a row that is not there": ({"$": "row", "of": 0, "at": 0}, []),
+    "a row in itself": ({"$": "lists", "columns": [{"$": "mixed", "kinds": 0, "values": [{"$": "row", "of": 0, "at": 0}], "columns": []}]}, [np.array([0], np.uint8)]),
+    "more names than columns": ({"$": "namedtuples", "cls": f"{__name__}:Point", "names": ["x", "y"], "columns": [{"$": "numbers", "at": 0}]}, [ONE]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_column_is_invalid(name: str) -> None:
+    column, parts = FORGED[name]
+    for tree in ({"$": "list", "of": column}, {"$": "dict", "keys": column, "of": column}):
+        for is_outline in (False, True):
+            decoder = Decoder(parts.__getitem__, where="the blob", is_outline=is_outline)
+            try:
+                found = decoder.decode(tree)
+            except InvalidTreeError:
+                continue
+            assert is_outline, found
+
+
+def test_a_dict_whose_columns_do_not_fit_is_invalid() -> None:
+    tree = {"$": "dict", "keys": {"$": "numbers", "at": 0}, "of": {"$": "numbers", "at": 1}}
+    for parts in ([ONE, TWO], [TWO, ONE], [numbers(1, 1), TWO]):
+        with pytest.raises(InvalidTreeError):
+            Decoder(parts.__getitem__, where="the blob").decode(tree)
+
+
+def test_a_class_that_is_gone_or_another_is_named() -> None:
+    blob = encode([Sample(i, 0.5) for i in range(N)])
+    tree = blob.tree["of"]
+    gone = {**blob.tree, "of": {**tree, "cls": "gone:Sample"}}
+    parts = [part.data for part in blob.parts]
+    found = Decoder(parts.__getitem__, where="the blob").decode(gone)
+    assert found[3] == SavedObject("gone:Sample", {"x": 3, "y": 0.5})
+    for change in ({"cls": f"{__name__}:Point"}, {"names": ["x", "z"]}):
+        other = {"$": "list", "of": {**tree, **change}}
+        with pytest.raises(CheckpointError, match="it was a dataclass|saved with the fields"):
+            Decoder(parts.__getitem__, where="the blob").decode(other)
+
+
+def test_sets_of_strings_are_in_the_same_order_everywhere() -> None:
+    texts = {f"name {i}" for i in range(20)} | {"it's", 'a "b"', "a", "a!", "é", "\n"}
+    assert encode(texts).tree["items"]["items"] == sorted(texts)
