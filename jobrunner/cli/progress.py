@@ -226,7 +226,8 @@ class Display:
     def close(self) -> None:
         """Stop drawing; what was drawn last stays."""
         self._bar.update(self._task, visible=self._is_drawn)
-        self._bar.stop()
+        if not self._bar.disable:  # older versions of rich add a line to a file
+            self._bar.stop()
 
 
 class _WarningHandler(logging.Handler):

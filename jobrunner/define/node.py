@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, ClassVar, Literal, Self
 
-from jobrunner.define.arguments import FLAG, NATURAL, checked
+from jobrunner.define.arguments import FLAG, NATURAL, Rule, checked
 from jobrunner.define.array_options import read_array_options
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
@@ -174,7 +174,7 @@ class Blob:
 
     __slots__ = ("array_options", "name", "node", "partition", "replicated", "transient")
 
-    @checked(transient=FLAG, replicated=FLAG, partition=NATURAL)
+    @checked(transient=FLAG, replicated=FLAG, partition=Rule("an axis (an int >= 0)", NATURAL.fits))
     def __init__(
         self,
         name: str,

@@ -1,20 +1,19 @@
 """Made ``format_1/``, which every later version must read. Not to be run again: make format_2.
 
-python tests/golden/make_format_1.py tests/golden/format_1
+python -m tests.golden.make_format_1 tests/golden/format_1
 """
 
 from __future__ import annotations
 
 import collections
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jobrunner import KeepLast, MultiNodeCheckpointManager
-from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.workspace.workspace import Workspace
+from tests.golden.making import anonymize
 
 NODES = ("server", "trainer_0")
 
@@ -68,11 +67,7 @@ def main(path: str) -> None:
         manager.commits.commit(save, save.write(workspaces), details)
     manager.run.finish(3)
     manager.run.end()
-    # Which machine and process made it is nobody's business.
-    entry = Path(path, "_log", "0000000000.json")
-    run = dict(decode_entry(entry.read_bytes(), 0, str(entry)))
-    run["process"] = {"host": "example", "boot": "", "namespace": "", "pid": 1, "started": "0"}
-    entry.write_bytes(encode_entry(run))
+    anonymize(path)
 
 
 if __name__ == "__main__":

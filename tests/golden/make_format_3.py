@@ -1,6 +1,6 @@
 """Made ``format_3/``, which every later version must read. Not to be run again: make format_4.
 
-python tests/golden/make_format_3.py tests/golden/format_3
+python -m tests.golden.make_format_3 tests/golden/format_3
 
 What is new against format 2: short arrays of which many are alike are rows of one array.
 """
@@ -8,14 +8,11 @@ What is new against format 2: short arrays of which many are alike are rows of o
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jobrunner import MultiNodeCheckpointManager
-from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
-from jobrunner.workspace.workspace import Workspace
+from tests.golden.making import save
 
 COUNT = 70
 
@@ -33,21 +30,5 @@ def blobs() -> dict[str, Any]:
     }
 
 
-def main(path: str) -> None:
-    """Save one epoch of one node."""
-    manager = MultiNodeCheckpointManager(path)
-    manager.run.start(["a"], {})
-    save = manager.commits.begin(0)
-    workspace = Workspace("a")
-    workspace.globals.update(blobs())
-    manager.commits.commit(save, save.write({"a": workspace}), {})
-    manager.run.end()
-    # Which machine and process made it is nobody's business.
-    entry = Path(path, "_log", "0000000000.json")
-    run = dict(decode_entry(entry.read_bytes(), 0, str(entry)))
-    run["process"] = {"host": "example", "boot": "", "namespace": "", "pid": 1, "started": "0"}
-    entry.write_bytes(encode_entry(run))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    save(sys.argv[1], blobs())

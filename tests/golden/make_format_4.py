@@ -1,6 +1,6 @@
 """Made ``format_4/``, which every later version must read. Not to be run again: make format_5.
 
-python tests/golden/make_format_4.py tests/golden/format_4
+python -m tests.golden.make_format_4 tests/golden/format_4
 
 What is new against format 3: data types of Zarr's core only, so that items of texts, bytes, records
 and long doubles have an axis; dtypes of ml_dtypes; names of axes; consolidated metadata.
@@ -9,15 +9,12 @@ and long doubles have an axis; dtypes of ml_dtypes; names of axes; consolidated 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jobrunner import MultiNodeCheckpointManager
-from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.define.array_options import ArrayOptions
-from jobrunner.workspace.workspace import Workspace
+from tests.golden.making import save
 
 WORDS = np.array([["a", "bcd"], ["", "é"], ["x", "yz"]])
 RECORD = np.dtype([("a", "i1"), ("b", ">f8"), ("c", "<U2")], align=True)
@@ -56,21 +53,5 @@ def small_floats() -> dict[str, Any]:
     }
 
 
-def main(path: str) -> None:
-    """Save one epoch of one node."""
-    manager = MultiNodeCheckpointManager(path)
-    manager.run.start(["a"], {})
-    save = manager.commits.begin(0, array_options={"a": OPTIONS})
-    workspace = Workspace("a")
-    workspace.globals.update({**blobs(), **small_floats()})
-    manager.commits.commit(save, save.write({"a": workspace}), {})
-    manager.run.end()
-    # Which machine and process made it is nobody's business.
-    entry = Path(path, "_log", "0000000000.json")
-    run = dict(decode_entry(entry.read_bytes(), 0, str(entry)))
-    run["process"] = {"host": "example", "boot": "", "namespace": "", "pid": 1, "started": "0"}
-    entry.write_bytes(encode_entry(run))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    save(sys.argv[1], {**blobs(), **small_floats()}, OPTIONS)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.golden.make_format_4_values import save
+from tests.golden.making import save
 
 PARIS = zoneinfo.ZoneInfo("Europe/Paris")
 

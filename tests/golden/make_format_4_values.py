@@ -20,15 +20,12 @@ import sys
 import types
 import uuid
 import zoneinfo
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jobrunner import MultiNodeCheckpointManager
-from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
-from jobrunner.workspace.workspace import Workspace
 from tests.checkpoint.encoding.kinds_of_values import Access, Phase, Point, Slotted, State
+from tests.golden.making import save
 
 RECORDS = np.array([(1, 2.5)], [("n", ">i4"), ("x", "f8")])
 
@@ -71,22 +68,6 @@ def blobs() -> dict[str, Any]:
         "alike": alike(),
         "pickled": functools.partial(max, Phase.HOT),
     }
-
-
-def save(path: str, blobs: dict[str, Any]) -> None:
-    """Save one epoch of one node."""
-    manager = MultiNodeCheckpointManager(path, allow_pickle=True)
-    manager.run.start(["a"], {})
-    claimed = manager.commits.begin(0)
-    workspace = Workspace("a")
-    workspace.globals.update(blobs)
-    manager.commits.commit(claimed, claimed.write({"a": workspace}), {})
-    manager.run.end()
-    # Which machine and process made it is nobody's business.
-    entry = Path(path, "_log", "0000000000.json")
-    run = dict(decode_entry(entry.read_bytes(), 0, str(entry)))
-    run["process"] = {"host": "example", "boot": "", "namespace": "", "pid": 1, "started": "0"}
-    entry.write_bytes(encode_entry(run))
 
 
 if __name__ == "__main__":

@@ -183,6 +183,18 @@ PARTS = [
 ]
 
 
+def cut(count, limit, make, num_blobs=1):
+    """Nodes n0, n1, ... whose parts of blobs u0, u1, ... are what `make` makes of their number."""
+    with Job("cut") as job:
+        for i in range(count):
+            with job.init_group:
+                outputs = [Blob(f"u{k}", partition=0) for k in range(num_blobs)]
+                Task(make, outputs=outputs, kwargs={"i": i}, node=f"n{i}")
+            Task(lambda u: None, inputs="u0", node=f"n{i}", name="look")
+        epoch_limiter(job, limit)
+    return job
+
+
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_parts_cut_anew_keep_byte_order_and_gaps(inproc_session, tmp_path, count):
     def part(dtype, i):
@@ -190,19 +202,7 @@ def test_parts_cut_anew_keep_byte_order_and_gaps(inproc_session, tmp_path, count
         return np.asfortranarray(np.arange(24).reshape(6, 4) + 10 + 24 * i).astype(form)
 
     def job(count, limit):
-        with Job("cut") as job:
-            for i in range(count):
-                with job.init_group:
-                    outputs = [Blob(f"u{k}", partition=0) for k in range(len(PARTS))]
-                    Task(
-                        lambda i: [part(dtype, i % 3) for dtype in PARTS],
-                        outputs=outputs,
-                        kwargs={"i": i},
-                        node=f"n{i}",
-                    )
-                Task(lambda u: None, inputs="u0", node=f"n{i}", name="look")
-            epoch_limiter(job, limit)
-        return job
+        return cut(count, limit, lambda i: [part(it, i % 3) for it in PARTS], len(PARTS))
 
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     JobRunner(job(3, 1), manager).run(inproc_session)
@@ -218,20 +218,9 @@ def test_parts_cut_anew_keep_byte_order_and_gaps(inproc_session, tmp_path, count
 
 def test_parts_of_different_dtypes_are_not_joined(inproc_session, tmp_path):
     def job(count, limit):
-        with Job("cut") as job:
-            for i in range(count):
-                with job.init_group:
-                    Task(
-                        lambda i: np.arange(4, dtype="i4" if i else "f4"),
-                        outputs=Blob("u", partition=0),
-                        kwargs={"i": i},
-                        node=f"n{i}",
-                    )
-                Task(lambda u: None, inputs="u", node=f"n{i}", name="look")
-            epoch_limiter(job, limit)
-        return job
+        return cut(count, limit, lambda i: np.arange(4, dtype="i4" if i else "f4"))
 
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     JobRunner(job(2, 1), manager).run(inproc_session)
-    with pytest.raises(JobRunnerError, match=r"'u' do not fit.*float32\[4\] in .*n0.*int32\[4\]"):
+    with pytest.raises(JobRunnerError, match=r"'u0' do not fit.*float32\[4\] in .*n0.*int32\[4\]"):
         JobRunner(job(1, 2), manager).run(inproc_session)
