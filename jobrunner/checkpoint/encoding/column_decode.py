@@ -89,8 +89,16 @@ def _make_dict(keys: Iterable[Any], values: Sequence[Any]) -> dict[Any, Any]:
     return found
 
 
-def _to_texts(decoder: Decoder, at: Count, lengths: Count) -> list[str]:
-    return next(_cut(decoder, lengths, _bytes(decoder, at).decode("utf-8", "surrogatepass")))
+def _to_texts(
+    decoder: Decoder, at: Count, lengths: Count | None = None, count: Count | None = None
+) -> list[str]:
+    whole = _bytes(decoder, at).decode("utf-8", "surrogatepass")
+    if lengths is not None:
+        return next(_cut(decoder, lengths, whole))
+    found = whole.split("\0")
+    if len(found) != count:
+        raise ValueError(f"`count` is {count}, but there are {len(found)} strings")
+    return found
 
 
 def _to_buffers(decoder: Decoder, at: Count, lengths: Count) -> list[bytes]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import enum
+import marshal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
@@ -46,6 +47,11 @@ _MOST_VALUES, _LONG_VALUE = 200, 64
 """More values than these, or longer ones, are not worth an index."""
 
 _SCALARS = (float, int, bool)
+_MARSHAL_HEAD = 5
+_MARSHALLED: Mapping[Any, tuple[bytes, np.dtype[Any]]] = {
+    float: (b"g", np.dtype([("code", "S1"), ("value", "<f8")])),
+    int: (b"i", np.dtype([("code", "S1"), ("value", "<i4")])),
+}
 _NUMPY_SCALARS = {np.dtype(name).type for name in NUMBERS}
 _LEAVES = {
     *(complex, dt.date, dt.datetime, dt.time, dt.timedelta, Decimal, Fraction, UUID),
@@ -127,6 +133,8 @@ class _Columns:
 
     def encode(self, items: Sequence[Any], at: _Place) -> Tree:
         """Return the node of a column; raises `_UnlikeError`, or `UnsuitableError`."""
+        if (data := _pack(items)) is not None:
+            return self._numbers(data, at)
         kinds = list(dict.fromkeys(map(type, items)))
         if len(kinds) == 1:
             return self._encode_kind(kinds[0], items, at)
@@ -147,10 +155,8 @@ class _Columns:
     def _encode_kind(self, cls: Any, items: Sequence[Any], at: _Place) -> Tree:
         encoder = self._encoder
         if cls in _SCALARS:
-            try:
-                return self._numbers(np.array(items, cls), at)
-            except OverflowError:
-                return self._nodes(items, at)
+            data = _pack(items)
+            return self._nodes(items, at) if data is None else self._numbers(data, at)
         if cls is str or cls is bytes:
             return self._texts(cls, items, at)
         if cls is type(None):
@@ -198,13 +204,14 @@ class _Columns:
             if len(found) <= _MOST_VALUES and max(map(len, found)) <= _LONG_VALUE:
                 return self._values(found, items, at)
         self._count(len(items))
-        whole = cls().join(items)
+        whole: Any = ("\0" if cls is str else b"").join(items)
+        if cls is str and whole.count("\0") == len(items) - 1:
+            tree = {"$": "texts", "count": len(items)}
+        else:
+            tree = {"$": "texts" if cls is str else "buffers", "lengths": self._lengths(items, at)}
+            whole = cls().join(items)
         data = whole.encode("utf-8", "surrogatepass") if cls is str else whole
-        return {
-            "$": "texts" if cls is str else "buffers",
-            "at": self._part(np.frombuffer(data, np.uint8), at.inside("texts")),
-            "lengths": self._lengths(items, at),
-        }
+        return {**tree, "at": self._part(np.frombuffer(data, np.uint8), at.inside("texts"))}
 
     def _lengths(self, items: Iterable[Any], at: _Place) -> int:
         lengths = np.fromiter(map(len, items), np.int64)
@@ -262,12 +269,10 @@ class _Columns:
     def _sequences(self, cls: Any, rows: Sequence[Any], at: _Place) -> Tree:
         holders = self._block(rows, at) if cls is list else self._frozen(rows, at)
         flat = list(chain.from_iterable(rows))
-        widths, kinds = set(map(len, rows)), set(map(type, flat))
+        widths = set(map(len, rows))
         width = widths.pop() if len(widths) == 1 else 0
-        if 0 < width <= _LONG_ROW and len(kinds) == 1 and kinds.issubset(_SCALARS):
-            with contextlib.suppress(OverflowError):
-                data: Array = np.array(flat, kinds.pop()).reshape(len(rows), width)
-                return {**self._numbers(data, at), "$": _KINDS[cls]}
+        if 0 < width <= _LONG_ROW and (data := _pack(flat)) is not None:
+            return {**self._numbers(data.reshape(len(rows), width), at), "$": _KINDS[cls]}
         if 0 < width <= _MOST_COLUMNS:
             columns = [flat[i::width] for i in range(width)]
             del flat
@@ -323,6 +328,25 @@ class _Columns:
         tree: dict[str, Tree] = {"lengths": self._lengths(rows, at)}
         held = {name: flat for name, flat in content.items() if flat}
         return tree | {name: self.encode(flat, at.inside(name)) for name, flat in held.items()}
+
+
+def _pack(items: Any) -> Array | None:
+    """Return floats, bools or integers of up to 64 bits as an array; None if they are not alike."""
+    cls = type(items[0]) if items else None
+    if cls in _MARSHALLED:
+        code, form = _MARSHALLED[cls]
+        with contextlib.suppress(ValueError):
+            # Faster than to ask for the type of each. If all of them begin with this byte, all of
+            # them have this form and nothing else is between them.
+            data = marshal.dumps(items, 2)
+            if len(data) == _MARSHAL_HEAD + form.itemsize * len(items):
+                found = np.frombuffer(data, form, offset=_MARSHAL_HEAD)
+                if (found["code"] == code).all():
+                    return found["value"].astype(cls)
+    if cls in _SCALARS and set(map(type, items)) == {cls}:
+        with contextlib.suppress(OverflowError):
+            return np.array(items, cls)
+    return None
 
 
 def _is_byte(code: int) -> bytes:

@@ -57,6 +57,8 @@ def _describe_column(leaf: Callable[[int], Any], tree: Tree) -> tuple[int, str]:
             kinds = {type(value).__name__ for value in tree["values"]}
             kinds |= {_describe_column(leaf, it)[1] for it in tree["columns"]}
             return leaf(tree["kinds"]).shape[0], " | ".join(sorted(kinds))
+        if "count" in tree:
+            return tree["count"], "str"
         about = leaf(tree["at"] if kind == "numbers" else tree["lengths"])
         return about.shape[0], {"texts": "str", "buffers": "bytes"}.get(kind, str(about.dtype))
     start, end = opening or (f"{tree['cls'].rpartition(':')[2]}(", ")")
