@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Literal, NamedTuple, TypedDict
 
+from jobrunner.worker.calls import Number, Seconds
 from jobrunner.worker.task_context import Metric, MetricEntry
 
 AHEAD_SECONDS = 0.01
@@ -32,6 +33,16 @@ class EndedRun(TypedDict):
     stopped: list[str]  # the stop conditions that were true
     metrics: str  # JSON text
     seconds: float  # since the previous run ended or the batch began
+
+
+class BatchOptions(TypedDict, total=False):
+    """What the client says of a batch; see `EpochBatch`."""
+
+    epochs: Number
+    steps_per_epoch: Number
+    lead: str
+    is_judged: bool
+    seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +100,12 @@ class EpochBatch:
 
     def hear_report(self, follower: str, runs: int) -> None:
         """Take a follower's report of how many runs it has ended."""
-        self._reported[follower] = max(runs, self._reported.get(follower, 0))
+        if follower in self._reported:
+            self._reported[follower] = max(runs, self._reported[follower])
 
     def hear_grant(self, grant: Grant) -> None:
         """Take the lead's grant."""
-        if grant.runs >= self._grant.runs:
+        if self.lead and self._grant.runs <= grant.runs <= self.epochs * self.steps_per_epoch:
             self._grant = grant
 
     def report(self) -> int | None:

@@ -50,7 +50,7 @@ class _Early:
 
     values: dict[int, Snapshot] = field(default_factory=dict)
     nbytes: int = 0
-    notes: list[tuple[int, list[Any]]] = field(default_factory=list)
+    notes: list[tuple[int, Sequence[Any]]] = field(default_factory=list)
     abort_reason: str = ""
 
 
@@ -112,7 +112,11 @@ class GroupRuns:
 
     def push(self, pushed: RunValues) -> None:
         """Take values and notes from another worker."""
-        for number, values in pushed:
+        nbytes = [  # TypeError, before anything is taken, if a frame has none
+            sum(frame_bytes(frames) for crossing, frames in values if crossing >= 0)
+            for _, values in pushed
+        ]
+        for (number, values), size in zip(pushed, nbytes, strict=True):
             arrived = {c: Snapshot(frames, open_frames) for c, frames in values if c >= 0}
             notes = [(c, frames) for c, frames in values if c < 0]
             if number == self._run_number and self._run is not None:
@@ -120,7 +124,7 @@ class GroupRuns:
             elif number >= self._run_number:
                 early = self._early.setdefault(number, _Early())
                 early.values.update(arrived)
-                early.nbytes += sum(frame_bytes(frames) for c, frames in values if c >= 0)
+                early.nbytes += size
             if notes and number == self._batch.number:
                 self._hear(notes)
                 if not self._operation.is_done:
@@ -235,10 +239,10 @@ class GroupRuns:
 
     def _hear(self, notes: Sequence[tuple[int, Sequence[Any]]]) -> None:
         for kind, (data,) in notes:
-            first, _, rest = bytes(data).decode().partition(" ")
+            first, _, rest = str(data, "utf-8").partition(" ")
             if kind == GRANT:
                 self._batch.hear_grant(Grant(int(first), rest == "1"))
-            else:
+            elif kind == REPORT:
                 self._batch.hear_report(rest, int(first))
 
     # ---- a run

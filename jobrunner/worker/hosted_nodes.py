@@ -17,7 +17,8 @@ from typing import Any
 
 from jobrunner.compile import GroupPlan, Slice, gc_paused
 from jobrunner.errors import ExecutionError
-from jobrunner.worker.epoch_batch import EpochBatch
+from jobrunner.worker.calls import Number, Seconds
+from jobrunner.worker.epoch_batch import BatchOptions, EpochBatch
 from jobrunner.worker.group_runs import BindingContext, GroupRuns
 from jobrunner.worker.outbox import Message, RunValues, wrap_frames
 from jobrunner.worker.outcome import describe_failure
@@ -76,30 +77,32 @@ class HostedNodes:
 
     async def ship(
         self,
-        number: int,
-        wait_seconds: float,
+        number: Number,
+        wait_seconds: Seconds,
         nodes: Mapping[str, Sequence[str]] | None = None,
         placement: Mapping[str, str] | None = None,
         groups: bytes | None = None,
         slices: Mapping[str, bytes] | None = None,
     ) -> Message:
         """Take groups, and nodes with the names of their transient blobs."""
-        operation = self._start("ship", number)
-        if operation is not None:
+
+        def begin(operation: Operation) -> None:
             self._placement.update(placement or {})
             for node, transient in (nodes or {}).items():
                 self.workspaces[node] = Workspace(node, frozenset(transient), self.kept_states)
             self._in_thread(operation, partial(self._load_groups, groups, dict(slices or {})))
+
+        self._start("ship", number, begin)
         return await self._poll("ship", number, wait_seconds)
 
     async def run(
         self,
-        number: int,
-        wait_seconds: float,
+        number: Number,
+        wait_seconds: Seconds,
         key: str = "",
         epoch: int | None = None,
         step: int = 0,
-        epoch_batch: Mapping[str, Any] | None = None,
+        epoch_batch: BatchOptions | None = None,
         recorded: str = "",
         is_careful: bool = False,
     ) -> Message:
@@ -108,30 +111,36 @@ class HostedNodes:
         Drops states kept for saves before `recorded`. If `is_careful`, tasks run one at a time, and
         each starts once the client knows that it will.
         """
-        operation = self._start("run", number, is_careful)
-        if operation is not None:
+
+        def begin(operation: Operation) -> None:
             if recorded and self.kept_states.nbytes > SMALL_BYTES:
                 self.threads.submit(partial(self.kept_states.drop_before, recorded))
             elif recorded:
                 self.kept_states.drop_before(recorded)
-            program, options = self._programs[key], dict(epoch_batch or {})
+            program, options = self._programs.get(key), dict[str, Any](epoch_batch or {})
+            if program is None:
+                raise ExecutionError(
+                    f"Worker {self._address} was asked to run a group {key!r:.80} that it was not "
+                    f"sent. Start the job again."
+                )
             if options.get("lead") == self._address:
                 options.update(lead="", followers=program.peers)
             batch = EpochBatch(number, epoch=epoch, step=step, **options)
             self._runs.start(program, batch, operation)
+
+        self._start("run", number, begin, is_careful)
         return await self._poll("run", number, wait_seconds)
 
     async def apply(
-        self, number: int, wait_seconds: float, fn: bytes = b"", channel: str = "apply"
+        self, number: Number, wait_seconds: Seconds, fn: bytes = b"", channel: str = "apply"
     ) -> Message:
         """Call the pickled ``fn(workspaces)`` in a thread."""
-        operation = self._start(channel, number)
-        if operation is not None:
 
-            def call() -> Message:
-                return {"frames": wrap_frames(to_frames(pickle.loads(fn)(dict(self.workspaces))))}
+        def call() -> Message:
+            work = self._unpickle(fn, "a function to apply")
+            return {"frames": wrap_frames(to_frames(work(dict(self.workspaces))))}
 
-            self._in_thread(operation, call)
+        self._start(channel, number, lambda operation: self._in_thread(operation, call))
         return await self._poll(channel, number, wait_seconds)
 
     # ---- messages with an immediate reply
@@ -191,16 +200,25 @@ class HostedNodes:
         if self._runs.is_running:
             self._runs.fail(error)
 
-    def _start(self, kind: str, number: int, is_careful: bool = False) -> Operation | None:
-        """Make the operation of that number, or return None if it has started already."""
+    def _start(
+        self,
+        kind: str,
+        number: int,
+        begin: Callable[[Operation], None],
+        is_careful: bool = False,
+    ) -> None:
+        """Begin the operation of that number, unless it has begun already."""
         if number <= self._numbers.get(kind, 0):
-            return None
+            return
         self._numbers[kind] = number
         fetched = self._operations.get(FETCH)
         if kind == "run" and fetched is not None and fetched.is_done:
             del self._operations[FETCH]  # its reply may refer to arrays that tasks update
         operation = self._operations[kind] = Operation(number, is_careful=is_careful)
-        return operation
+        try:
+            begin(operation)
+        except Exception as error:  # or polls of it would wait for ever
+            operation.finish(failed_reply(error))
 
     async def _poll(self, kind: str, number: int, wait_seconds: float) -> Message:
         operation = self._operations.get(kind)
@@ -222,20 +240,23 @@ class HostedNodes:
 
         self.threads.submit(call)
 
+    def _unpickle(self, data: bytes, what: str) -> Any:
+        try:
+            return pickle.loads(data)
+        except Exception as error:
+            raise ExecutionError(
+                f"Worker {self._address} could not unpickle {what}: {type(error).__name__}: "
+                f"{error}. Install the modules that the tasks need on the worker, in the client's "
+                f"versions, or let cloudpickle send your module by value: "
+                f"cloudpickle.register_pickle_by_value(module)."
+            ) from error
+
     @gc_paused()
     def _load_groups(self, groups: bytes | None, slices: Mapping[str, bytes]) -> Message:
         parts: dict[str, dict[str, Slice]] = {}
         for node, data in slices.items():
-            try:
-                parts[node] = pickle.loads(data)
-            except Exception as error:
-                raise ExecutionError(
-                    f"Worker {self._address} could not unpickle the tasks of node {node!r}: "
-                    f"{type(error).__name__}: {error}. Install the modules that the tasks need on "
-                    f"the worker, in the client's versions, or let cloudpickle send your module by "
-                    f"value: cloudpickle.register_pickle_by_value(module)."
-                ) from error
-        outline = pickle.loads(groups) if groups else {}
+            parts[node] = self._unpickle(data, f"the tasks of node {node!r}")
+        outline = self._unpickle(groups, "the groups") if groups else {}
         for key, (name, crossings, conditions, nodes) in outline.items():
             own = {node: part[key] for node, part in parts.items() if key in part}
             if own:

@@ -6,8 +6,9 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from distributed.protocol.serialize import to_serialize
 
 from jobrunner.texts import get_logger
@@ -15,8 +16,9 @@ from jobrunner.texts import get_logger
 logger = get_logger(__name__)
 
 Message = dict[str, Any]
-RunValues = list[list[Any]]
-"""Items ``[run number, [[crossing, frames], ...]]``."""
+Frames = Annotated[Sequence[Any], msgspec.Meta(min_length=1)]
+RunValues = Sequence[tuple[int, Sequence[tuple[int, Frames]]]]
+"""Items ``(run number, [(crossing, frames), ...])``."""
 
 SMALL_FRAME_BYTES = 1 << 16
 """Up to this size it is cheaper to copy a frame into its message."""
@@ -101,10 +103,12 @@ class Outbox:
         problem = None
         try:
             while problem is None and (runs := self._pending.pop(address, None)):
-                values = [
+                # Lists, since Dask's messages within a process lose what is apart in tuples.
+                lists: Any = [
                     [number, [[crossing, wrap_frames(frames)] for crossing, frames in made]]
                     for number, made in runs.items()
                 ]
+                values = lists
                 self._sending_bytes[address] = _values_bytes(runs)
                 problem = await self._push(address, values)
                 del self._sending_bytes[address]

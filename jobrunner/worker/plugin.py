@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import re
 import secrets
 import sys
 import threading
@@ -29,8 +30,9 @@ from jobrunner.dask_internals import (
     remove_plugin,
     thread_count,
 )
-from jobrunner.errors import DefinitionError
+from jobrunner.errors import DefinitionError, ExecutionError, JobRunnerError
 from jobrunner.texts import get_logger
+from jobrunner.worker.calls import Calls, Seconds
 from jobrunner.worker.group_runs import BindingContext
 from jobrunner.worker.hosted_nodes import HostedNodes, failed_reply
 from jobrunner.worker.outbox import Message
@@ -46,6 +48,7 @@ PROTOCOL_VERSION = 5
 PLUGIN_NAME = f"jobrunner-{PROTOCOL_VERSION}"
 OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
 LEASE_PREFIX = f"{PLUGIN_NAME}-lease"
+_LEASE_KEY = re.compile(rf"{LEASE_PREFIX}\|[^|]*\|[^|]*\|[^|]*")
 
 EXPECT_SECONDS = 60.0
 """How long a worker stays ready for a binding, with the kept states of the one before."""
@@ -116,7 +119,7 @@ class WorkspaceHost(WorkerPlugin):
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         """Follow the lease tasks' states. Dask calls this before their threads run."""
-        if not (isinstance(key, str) and key.startswith(LEASE_PREFIX)):
+        if not (isinstance(key, str) and _LEASE_KEY.fullmatch(key)):
             return
         if finish == "executing" and key not in self._leases:
             self._leases[key] = _Lease()
@@ -126,29 +129,42 @@ class WorkspaceHost(WorkerPlugin):
     async def call(self, call: str, binding: str = "", **details: Any) -> Message:
         """Handle a message from a client or another worker; a failure is returned, not raised."""
         try:
-            if call == "hello":
-                return {"status": "done", "incarnation": self.incarnation}
-            if call == "bind":
-                return await self._bind(binding, **details)
-            if call == "release":
-                return await self._release(binding, **details)
+            if not (isinstance(call, str) and isinstance(binding, str)):
+                raise ExecutionError(
+                    f"A message must name a call and a binding; got {call!r:.80} and {binding!r:.80}."
+                )
+            if call in _OWN_CALLS:
+                return await _OWN_CALLS.answer(self, call, {"binding": binding, **details})
             hosted = self.bindings.get(binding)
             if hosted is None:
                 return {"status": "unknown"}
-            reply: Message = await getattr(hosted, call)(**details)
-            return reply
+            return await _CALLS.answer(hosted, call, details)
         except Exception as error:
-            logger.exception("Message %r of binding %s failed", call, binding)
+            is_ours = isinstance(error, JobRunnerError)  # its text says everything
+            text = "Message %.80r of binding %.80r failed: %s"
+            logger.error(text, call, binding, error, exc_info=not is_ours)
             return failed_reply(error)
 
-    async def _bind(
-        self, binding: str, leases: Mapping[str, str], wait_seconds: float, **options: Any
+    async def hello(self, binding: str = "") -> Message:
+        """Say which incarnation this is."""
+        return {"status": "done", "incarnation": self.incarnation}
+
+    async def bind(
+        self,
+        binding: str,
+        leases: Mapping[str, str],
+        wait_seconds: Seconds,
+        job: str,
+        seed: int,
+        attempt: int,
+        can_move: bool,
+        silence_seconds: Seconds,
     ) -> Message:
-        """Host a binding, once its lease task runs here; `options` are for its `BindingContext`."""
+        """Host a binding, once its lease task runs here."""
         worker = self._worker
         if binding not in self.bindings:
             self.expect(binding)
-        key = leases[worker.address]
+        key = leases.get(worker.address, "")
         lease = self._leases.get(key)
         if lease is None:
             # Dask has not started it yet: the client will ask again.
@@ -172,7 +188,11 @@ class WorkspaceHost(WorkerPlugin):
                     limit_bytes=deadly_bytes(worker),
                     share=get_number("memory-share"),
                 ),
-                **options,
+                job=job,
+                seed=seed,
+                attempt=attempt,
+                can_move=can_move,
+                silence_seconds=silence_seconds,
             )
             kept_states = self._stop_expecting(binding) or self._make_kept_states()
             self.bindings[binding] = HostedNodes(context, lease.context.result(), kept_states)
@@ -208,7 +228,8 @@ class WorkspaceHost(WorkerPlugin):
             remove_plugin(self._worker, PLUGIN_NAME)
             handle(self._worker, OPERATION, None)
 
-    async def _release(self, binding: str, heir: str = "") -> Message:
+    async def release(self, binding: str, heir: str = "") -> Message:
+        """Drop a binding; keep its states for `heir`, the name of the next one of its plan."""
         hosted = self.bindings.get(binding)
         self._stop_expecting(binding)
         if hosted is None:
@@ -259,6 +280,18 @@ class WorkspaceHost(WorkerPlugin):
     async def _call_peer(self, address: str, message: Message) -> Message:
         reply: Message = await call_worker(self._worker, address, OPERATION, message)
         return reply
+
+
+_OWN_CALLS = Calls(WorkspaceHost.hello, WorkspaceHost.bind, WorkspaceHost.release)
+_CALLS = Calls(
+    HostedNodes.ship,
+    HostedNodes.run,
+    HostedNodes.apply,
+    HostedNodes.blob_names,
+    HostedNodes.forget,
+    HostedNodes.push,
+    HostedNodes.abort,
+)
 
 
 async def host(binding: str, dask_worker: Worker) -> str:
