@@ -16,6 +16,7 @@ from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.loader import REPLICATED
 from jobrunner.checkpoint.log import Claim, RunLock, store_names, strict_json
 from jobrunner.checkpoint.retention import Retention
+from jobrunner.checkpoint.storage import join_path
 from jobrunner.checkpoint.store import Receipt, resolve_options
 from jobrunner.checkpoint.worker_save import BlobEncoder, Save
 from jobrunner.define import ArrayOptions
@@ -116,7 +117,7 @@ class Commits:
         return save
 
     def _is_any_taken(self, names: Mapping[str, str]) -> bool:
-        paths = [os.path.join(self.recorded.path, store) for store in names.values()]
+        paths = [join_path(self.recorded.path, store) for store in names.values()]
         return any(self.recorded.files.each(self.recorded.files.is_taken, paths))
 
     def _former(self) -> dict[str, tuple[str, str]]:

@@ -86,7 +86,8 @@ class FaultyFiles(_Faults, PosixFiles):
         number: int = errno.EIO,
         sync: bool = True,
     ) -> None:
-        super().__init__(at, how, number=number)
+        _Faults.__init__(self, at, how, number=number)
+        PosixFiles.__init__(self)
         self.sync = sync
 
     def sync_path(self, path: str) -> None:
@@ -109,7 +110,8 @@ class FaultyFiles(_Faults, PosixFiles):
             self.before("syncfs", path)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(FaultyFiles, self.at, self.how, number=self.number, sync=self.sync), ()
+        make = partial(FaultyFiles, self.at, self.how, number=self.number, sync=self.sync)
+        return make, (), {"opener": self.opener, "mode": self.mode}
 
 
 class FaultyObjects(_Faults, ObjectFiles):

@@ -16,6 +16,7 @@ class TracedFiles(PosixFiles):
     """Files whose `syncfs` returns `number`; None: the system has no `syncfs`."""
 
     def __init__(self, number: int | None) -> None:
+        super().__init__()
         self.number = number
         self.trace: list[tuple[str, str]] = []
 

@@ -60,6 +60,7 @@ class PrunedMeanwhile(PosixFiles):
     """Epochs are pruned at the n-th operation on a path that contains `at`."""
 
     def __init__(self, path: Path, at: str, count: int = 1) -> None:
+        super().__init__()
         self.path, self.at, self.left = path, at, count
 
     def before(self, operation: str, path: str) -> None:

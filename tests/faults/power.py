@@ -45,6 +45,7 @@ class TracingFiles(PosixFiles):
     """Does everything but sync, and keeps a trace of what it did."""
 
     def __init__(self, *, has_syncfs: bool = True) -> None:
+        super().__init__()
         self.trace: list[Operation] = []
         self._has_syncfs = has_syncfs
         self._temporary = ""

@@ -552,6 +552,7 @@ class FullDisk(PosixFiles):
     """A disk without room for stores whose name contains a text."""
 
     def __init__(self, name):
+        super().__init__()
         self.name = name
 
     def before(self, operation, path):

@@ -204,6 +204,7 @@ class LostOnce(PosixFiles):
     """Storage that refuses to write some stores, but reads all."""
 
     def __init__(self, number, stores):
+        super().__init__()
         self.number, self.stores = number, stores
 
     def before(self, operation, path):

@@ -206,11 +206,9 @@ class _StoreCopy:
 
     def begin(self) -> list[Callable[[], None]]:
         """Make the directories; returns a job for each file but the root document and manifest."""
-        self._target.files.make_directory(self._target.root)
         paths = map(PurePosixPath, (MANIFEST, *self._listed))
-        parents = {parent for path in paths for parent in path.parents}
-        for parent in sorted(parents - {PurePosixPath()}):
-            self._target.files.make_directory(join_path(self._target.root, str(parent)))
+        parents = {parent for path in paths for parent in path.parents} - {PurePosixPath()}
+        self._target.files.make_directory(self._target.root, sorted(map(str, parents)))
         return [partial(self._copy, path) for path in self._listed if path != ROOT_DOCUMENT]
 
     def finish(self) -> None:

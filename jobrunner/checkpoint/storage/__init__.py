@@ -9,5 +9,5 @@ from jobrunner.checkpoint.storage.backends import (
 )
 from jobrunner.checkpoint.storage.object_store import ObjectFiles
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, PosixFiles, crc32c_of_zeros, join_path
-from jobrunner.checkpoint.storage.protocol import Files, Result
+from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Files, Result
 from jobrunner.checkpoint.storage.threads import THREADS, run_all, run_gently

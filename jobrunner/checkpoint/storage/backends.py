@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from jobrunner.checkpoint.storage.object_store import MISSING, ObjectFiles
 from jobrunner.checkpoint.storage.posix import PosixFiles, real_path
 from jobrunner.checkpoint.storage.protocol import Files
+from jobrunner.config import get_rights
 from jobrunner.errors import DefinitionError
 
 _OBJECT_SCHEMES = ("s3", "gs", "az", "memory")
@@ -84,12 +85,14 @@ def files_of(path: str, files: Files | None = None) -> Files:
 
     Raises DefinitionError if `files` cannot access the path, or obstore is required and missing.
     """
+    if files is None and not is_url(path):
+        files = PosixFiles()
     if files is not None:
         if not files.reaches(path):
             raise DefinitionError(f"files={type(files).__name__} cannot access {path}.")
+        if isinstance(files, PosixFiles):
+            files.bind(path, get_rights("checkpoint.mode"))
         return files
-    if not is_url(path):
-        return PosixFiles()
     if importlib.util.find_spec("obstore") is None:
         raise DefinitionError(f"{path}: {MISSING}.")
     return ObjectFiles(path)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
+from jobrunner.checkpoint.storage.opener import too_long
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, crc32c_of_zeros
-from jobrunner.checkpoint.storage.protocol import Item, Result
+from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result
 from jobrunner.texts import printable, without_credentials
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class ObjectFiles:
 
     # --- writing
 
-    def make_directory(self, path: str) -> None:
+    def make_directory(self, path: str, inside: Collection[str] = ()) -> None:
         pass
 
     def make_directories(self, path: str) -> None:
@@ -306,8 +307,14 @@ class ObjectFiles:
 
     # --- reading
 
-    def read(self, path: str) -> bytes:
-        return self._ask("get", path, lambda store: store.get(self._key(path)).bytes().to_bytes())
+    def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes:
+        def get(store: ObjectStore) -> bytes:
+            result = store.get(self._key(path))
+            if result.meta["size"] > most:
+                raise too_long(path, result.meta["size"], most)
+            return result.bytes().to_bytes()
+
+        return self._ask("get", path, get)
 
     def read_if_there(self, path: str) -> bytes | None:
         try:
@@ -377,11 +384,6 @@ class ObjectFiles:
     def modified_seconds(self, path: str) -> float:
         modified: dt.datetime = self._head(path)["last_modified"]
         return modified.timestamp()
-
-    def locate(self, path: str) -> tuple[Any, str]:
-        with self._asking("head", path) as store:
-            store.head(f"{self._key(path)}/zarr.json")
-            return store, self._key(path)
 
     def _head(self, path: str) -> Any:
         return self._ask("head", path, lambda store: store.head(self._key(path)))

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import io
 import os
-import re
-import sys
+import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
 
 from crc32c import crc32c
 
-from jobrunner.checkpoint.storage.protocol import Item, Result
+from jobrunner.checkpoint.storage import linux
+from jobrunner.checkpoint.storage.opener import (
+    DIRECTORY,
+    PASSAGE,
+    Opener,
+    read_bytes,
+    refuse,
+    scan,
+    too_long,
+)
+from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result
 
 BLOCK_BYTES = 1 << 20
 """Size of a block that is digested and written together, while it is in a core's cache."""
 
 _WRITTEN_BACK_BYTES = 128 << 10  # for less, the call costs more than it saves
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _ZEROS = bytes(BLOCK_BYTES)
 _NOTHING_THERE = (FileNotFoundError, NotADirectoryError)
-_SYNC_FILE_RANGE_WRITE = 2
-_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EPERM, errno.EOPNOTSUPP)
 _NO_LINK = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EOPNOTSUPP),
     *(errno.EMLINK, errno.EXDEV, errno.EACCES, errno.ENOSYS),
@@ -52,6 +57,10 @@ def crc32c_of_zeros(nbytes: int, before: int) -> int:
 class PosixFiles:
     """A POSIX file system; see `Files`.
 
+    Below the directories named by `bind`, no link is followed and only regular files are opened:
+    every call opens the directory that holds the name, and all else is relative to that
+    descriptor. The path of such a directory itself may contain links.
+
     `durable` calls ``syncfs`` once where that reports errors (Linux 5.8 or later); otherwise
     ``fsync`` for each file and directory.
     """
@@ -62,8 +71,18 @@ class PosixFiles:
     linked_bytes = 64 << 10
     poll_seconds = 0.0
 
+    def __init__(self) -> None:
+        self.opener = Opener()
+        self.mode: int | None = None
+        """Rights of new files; None: those of the process's umask."""
+
     def reaches(self, path: str) -> bool:
         return "://" not in path
+
+    def bind(self, directory: str, mode: int | None = None) -> None:
+        """Follow no link below a checkpoint directory, and give new files the rights `mode`."""
+        self.opener.bind(directory)
+        self.mode = mode
 
     def before(self, operation: str, path: str) -> None:
         pass
@@ -75,19 +94,40 @@ class PosixFiles:
 
     # --- writing
 
-    def make_directory(self, path: str) -> None:
+    def make_directory(self, path: str, inside: Collection[str] = ()) -> None:
         self.before("mkdir", path)
-        os.mkdir(path)
+        self.opener.at(path, self._make_directory)
+        if inside:
+            descriptor = self.opener.at(path, lambda name, at: os.open(name, PASSAGE, dir_fd=at))
+            try:
+                for name in inside:
+                    below = f"{path}/{name}"
+                    self.before("mkdir", below)
+                    if "/" in name:
+                        self.opener.at(below, self._make_directory)
+                    else:
+                        self._make_directory(name, descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _make_directory(self, name: str, at: int | None) -> None:
+        os.mkdir(name, dir_fd=at)
+        if self.mode is not None:
+            descriptor = os.open(name, DIRECTORY, dir_fd=at)
+            try:
+                kept = os.fstat(descriptor).st_mode & stat.S_ISGID
+                os.fchmod(descriptor, kept | self.mode | (self.mode & 0o444) >> 2)
+            finally:
+                os.close(descriptor)
 
     def make_directories(self, path: str) -> None:
-        if os.path.isdir(path):
+        if self.is_directory(path):
             return
         parent = os.path.dirname(path)
         if parent != path:
             self.make_directories(parent)
-        self.before("mkdir", path)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
+            self.make_directory(path)
         self.sync_path(parent)
 
     def write(
@@ -98,9 +138,11 @@ class PosixFiles:
         digest: Callable[[memoryview, int], int] = crc32c,
     ) -> int:
         self.before("create", path)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = self.opener.open(path, _NEW)
         found = position = 0
         try:
+            if self.mode is not None:
+                os.fchmod(descriptor, self.mode)
             for buffer in buffers:
                 view = memoryview(buffer)
                 if view.nbytes:
@@ -111,7 +153,7 @@ class PosixFiles:
                         self._write_block(descriptor, path, block)
                         if len(block) >= _WRITTEN_BACK_BYTES:
                             # The disk writes while the next block is copied.
-                            start_writing_back(descriptor, position, len(block), path)
+                            linux.start_writing_back(descriptor, position, len(block), path)
                         position += len(block)
             while padding_bytes > 0:
                 block = memoryview(_ZEROS)[:padding_bytes]
@@ -123,27 +165,46 @@ class PosixFiles:
         return found
 
     def _write_block(self, descriptor: int, path: str, block: memoryview) -> None:
-        while block:
+        while True:
             self.before("write", path)
-            block = block[os.write(descriptor, block) :]
+            written = os.write(descriptor, block)
+            if written == len(block):
+                return
+            block = block[written:]
 
     def link(self, source: str, target: str, nbytes: int) -> bool:
         try:
             self.before("link", target)
-            os.link(source, target)
+            self._link(source, target)
         except OSError as error:
             if error.errno in _NO_LINK:
                 return False
             raise
-        if os.lstat(target).st_size == nbytes:
+        found = self.opener.stat(target)
+        if found.st_size == nbytes and stat.S_ISREG(found.st_mode):
             return True
         self.remove_file(target)
         return False
 
+    def _link(self, source: str, target: str) -> None:
+        """Give a file, even if it is a symbolic link, a second name."""
+
+        def link(name: str, at: int | None) -> None:
+            def link_here(new: str, there: int | None) -> None:
+                os.link(name, new, src_dir_fd=at, dst_dir_fd=there, follow_symlinks=False)
+
+            self.opener.at(target, link_here)
+
+        self.opener.at(source, link)
+
     def overwrite(self, path: str, data: bytes) -> None:
         self.before("write", path)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor, found = self.opener.open_file(path, os.O_WRONLY | os.O_CREAT)
         try:
+            if found.st_nlink > 1:
+                raise refuse(path, "a hard link, so the file has another name elsewhere")
+            if self.mode is not None and not found.st_size:
+                os.fchmod(descriptor, self.mode)
             os.pwrite(descriptor, data, 0)
         finally:
             os.close(descriptor)
@@ -159,7 +220,7 @@ class PosixFiles:
                 return False  # the writer that won has removed it
             try:
                 self.before("link", path)
-                os.link(temporary, path)
+                self._link(temporary, path)
             except OSError as error:
                 # A network file system may fail, or find the name taken, after it has linked.
                 found = self.read_if_there(path)
@@ -178,34 +239,50 @@ class PosixFiles:
 
     def rename(self, source: str, target: str) -> None:
         self.before("rename", source)
-        os.rename(source, target)
+        old = os.path.basename(source)
+
+        def rename(name: str, at: int | None) -> None:
+            new = name.removesuffix(old) + os.path.basename(target)
+            os.rename(name, new, src_dir_fd=at, dst_dir_fd=at)
+
+        self.opener.at(source, rename)
 
     def remove_file(self, path: str) -> None:
         self.before("unlink", path)
-        os.unlink(path)
+        self.opener.at(path, lambda name, at: os.unlink(name, dir_fd=at))
 
     def remove_tree(self, path: str) -> None:
         self.before("list", path)
-        try:
-            with os.scandir(path) as found:
-                entries = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in found]
-        except FileNotFoundError:
-            return
-        for entry, is_directory in entries:
-            if is_directory:
-                self.remove_tree(entry)
-            else:
-                with contextlib.suppress(FileNotFoundError):
-                    self.remove_file(entry)
-        self.before("rmdir", path)
         with contextlib.suppress(FileNotFoundError):
-            os.rmdir(path)
+            self._remove_content(path, self.opener.open(path, DIRECTORY), 0)
+            self.opener.at(path, lambda name, at: self._remove_directory(path, name, at))
+
+    def _remove_content(self, path: str, descriptor: int, depth: int) -> None:
+        """Remove all that is in a directory, and close its descriptor."""
+        try:
+            for entry in scan(descriptor, path, depth):
+                inside = f"{path}/{entry.name}"
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.is_dir(follow_symlinks=False):
+                        self.before("list", inside)
+                        below = os.open(entry.name, DIRECTORY, dir_fd=descriptor)
+                        self._remove_content(inside, below, depth + 1)
+                        self._remove_directory(inside, entry.name, descriptor)
+                    else:
+                        self.before("unlink", inside)
+                        os.unlink(entry.name, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _remove_directory(self, path: str, name: str, at: int | None) -> None:
+        self.before("rmdir", path)
+        os.rmdir(name, dir_fd=at)
 
     # --- durability
 
     def sync_path(self, path: str) -> None:
         self.before("fsync", path)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = self.opener.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             os.fsync(descriptor)
         finally:
@@ -216,7 +293,7 @@ class PosixFiles:
         self, path: str, names: Sequence[str], changed: Collection[str] | None = None
     ) -> Iterator[None]:
         # Opened first: syncfs reports all failures since then, also in the background.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = self.opener.open(path, DIRECTORY)
         try:
             yield
             if self.has_syncfs:
@@ -227,10 +304,10 @@ class PosixFiles:
                 if number not in (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP):
                     raise OSError(number, os.strerror(number), path)
             for name in names:
-                for directory, _, members in os.walk(os.path.join(path, name), onerror=_raise):
-                    for member in members:
-                        self.sync_path(os.path.join(directory, member))
-                    self.sync_path(directory)
+                root = os.path.join(path, name)
+                for member, _ in self.opener.walk(root):
+                    self.sync_path(os.path.join(root, member))
+                self.sync_path(root)
             for directory in (path,) if changed is None else changed:
                 self.sync_path(directory)
         finally:
@@ -239,17 +316,22 @@ class PosixFiles:
     @property
     def has_syncfs(self) -> bool:
         """Whether one call makes a whole file system durable and reports errors."""
-        return _syncfs is not None
+        return linux.has_syncfs
 
     def _sync_file_system(self, descriptor: int) -> int:
-        return 0 if _syncfs(descriptor) == 0 else ctypes.get_errno()
+        return linux.sync_file_system(descriptor)
 
     # --- reading
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes:
         self.before("open", path)
-        with io.FileIO(path) as file:
-            return file.readall()
+        descriptor, found = self.opener.open_file(path)
+        try:
+            if found.st_size > most:
+                raise too_long(path, found.st_size, most)
+            return read_bytes(descriptor, found.st_size)
+        finally:
+            os.close(descriptor)
 
     def read_if_there(self, path: str) -> bytes | None:
         try:
@@ -259,8 +341,9 @@ class PosixFiles:
 
     def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
         self.before("open", path)
-        with io.FileIO(path) as file:
-            size = os.fstat(file.fileno()).st_size
+        descriptor, found = self.opener.open_file(path)
+        try:
+            size = found.st_size
             if size != nbytes:
                 return size, 0
             digest, position, spare = 0, 0, memoryview(b"")
@@ -272,60 +355,57 @@ class PosixFiles:
                     if not spare:
                         spare = memoryview(bytearray(min(BLOCK_BYTES, nbytes - position)))
                     block = spare[: nbytes - position]
-                count = file.readinto(block)
+                count = os.readv(descriptor, [block])
                 if not count:  # cut while it was read
                     return position, 0
                 digest = crc32c(block[:count], digest)
                 position += count
             return size, digest
+        finally:
+            os.close(descriptor)
 
     def read_span(self, path: str, start: int, nbytes: int) -> tuple[int, bytes]:
         self.before("open", path)
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(start)
-            return size, file.read(min(nbytes, max(0, size - start)))
+        descriptor, found = self.opener.open_file(path)
+        try:
+            size = found.st_size
+            os.lseek(descriptor, start, os.SEEK_SET)
+            return size, read_bytes(descriptor, max(0, min(nbytes, size - start)))
+        finally:
+            os.close(descriptor)
 
     def list_names(self, path: str) -> list[str]:
         self.before("list", path)
         try:
-            return os.listdir(path)
+            descriptor = self.opener.open(path, DIRECTORY)
         except _NOTHING_THERE:
             return []
+        try:
+            return os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
 
     def is_taken(self, path: str) -> bool:
         try:
-            os.lstat(path)
+            self.opener.stat(path)
         except _NOTHING_THERE:
             return False
         return True
 
     def is_directory(self, path: str) -> bool:
-        return os.path.isdir(path)
+        try:
+            os.close(self.opener.open(path, PASSAGE))
+        except OSError:
+            return False
+        return True
 
     def walk(self, path: str) -> Iterator[tuple[str, int]]:
-        for directory, _, names in os.walk(path, onerror=_raise_unless_gone):
-            for name in names:
-                full = os.path.join(directory, name)
-                with contextlib.suppress(FileNotFoundError):
-                    size = os.lstat(full).st_size
-                    yield os.path.relpath(full, path).replace(os.sep, "/"), size
+        for name, found in self.opener.walk(path):
+            if found is not None:
+                yield name, found.st_size if stat.S_ISREG(found.st_mode) else -1
 
     def modified_seconds(self, path: str) -> float:
-        return os.lstat(path).st_mtime
-
-    def locate(self, path: str) -> tuple[Any, str]:
-        return None, path
-
-
-def _raise(error: OSError) -> None:
-    """For `os.walk`, which ignores errors by default."""
-    raise error
-
-
-def _raise_unless_gone(error: OSError) -> None:
-    if not isinstance(error, _NOTHING_THERE):
-        raise error
+        return self.opener.stat(path).st_mtime
 
 
 def _explain_link(error: OSError) -> OSError:
@@ -337,31 +417,3 @@ def _explain_link(error: OSError) -> OSError:
             error.filename2 or error.filename,
         )
     return error
-
-
-def start_writing_back(descriptor: int, start: int, nbytes: int, path: str) -> None:
-    """Let Linux start writing a part of a file; raises OSError if the disk is full or broken."""
-    if _sync_file_range is None:
-        return
-    if _sync_file_range(descriptor, start, nbytes, _SYNC_FILE_RANGE_WRITE) != 0:
-        number = ctypes.get_errno()
-        if number not in _UNSUPPORTED:
-            raise OSError(number, os.strerror(number), path)
-
-
-def _find(name: str, since: tuple[int, int], *arguments: Any) -> Any:
-    """A function of Linux's C library, from a version of Linux on, if there is one."""
-    if sys.platform != "linux":
-        return None
-    if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < since:
-        return None
-    function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
-    if function is not None:
-        function.argtypes = arguments
-    return function
-
-
-_syncfs = _find("syncfs", (5, 8), ctypes.c_int)  # reports errors from 5.8 on
-_sync_file_range = _find(
-    "sync_file_range", (2, 6), ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
-)

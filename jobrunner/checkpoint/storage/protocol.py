@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+DOCUMENT_BYTES = 64 << 20
+"""Longest log entry or manifest that is written or read."""
 
 
 class Files(Protocol):
@@ -50,8 +53,11 @@ class Files(Protocol):
 
     # --- writing
 
-    def make_directory(self, path: str) -> None:
-        """Create a directory, which must not exist; its parent must."""
+    def make_directory(self, path: str, inside: Collection[str] = ()) -> None:
+        """Create a directory, which must not exist, and those `inside` it; its parent must exist.
+
+        `inside` are relative paths with ``/``, parents before what they contain.
+        """
 
     def make_directories(self, path: str) -> None:
         """Create a directory and its parents durably, unless they exist."""
@@ -113,8 +119,8 @@ class Files(Protocol):
 
     # --- reading
 
-    def read(self, path: str) -> bytes:
-        """The content of a file."""
+    def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes:
+        """The content of a file; raises a `CheckpointCorruptError` if it is longer than `most`."""
 
     def read_if_there(self, path: str) -> bytes | None:
         """The content of a file; None if it does not exist."""
@@ -141,11 +147,8 @@ class Files(Protocol):
     def walk(self, path: str) -> Iterator[tuple[str, int]]:
         """All files below a directory, as relative paths with ``/``, and their sizes.
 
-        Skips files that disappear meanwhile.
+        Skips files that disappear meanwhile. What is no file (a link, a pipe) has size -1.
         """
 
     def modified_seconds(self, path: str) -> float:
         """When a file was last written, in seconds since 1970, by the storage's clock."""
-
-    def locate(self, path: str) -> tuple[Any, str]:
-        """How Zarr opens an array, which must exist: an obstore store (None for files) and a path."""

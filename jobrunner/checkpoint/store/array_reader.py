@@ -88,6 +88,8 @@ class VerifiedFiles:
                 f"{error.strerror}. {ADVICE}",
                 path=path,
             ) from error
+        except CheckpointError:
+            raise
         except MemoryError as error:
             raise CheckpointError(
                 f"{path} does not fit into memory. Read it where there is more."

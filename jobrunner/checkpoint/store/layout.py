@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 import numpy as np
@@ -323,7 +324,7 @@ def group_document(attributes: Mapping[str, Any]) -> bytes:
 def _root_document(attributes: Mapping[str, Any], documents: Mapping[str, bytes]) -> bytes:
     """Return the document of the root, with those of all groups and arrays for other readers."""
     parts = (
-        b"%s:%s" % (to_json(os.path.dirname(path)), document)
+        b"%s:%s" % (encode_basestring_ascii(os.path.dirname(path)).encode(), document)
         for path, document in documents.items()
     )
     return _CONSOLIDATED % (group_document(attributes)[:-1], b",".join(parts))

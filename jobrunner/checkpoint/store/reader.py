@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ class StoreReader:
     @property
     def root(self) -> str:
         """Path of the store."""
-        return os.path.join(self.directory, self.store)
+        return join_path(self.directory, self.store)
 
     @property
     def verified(self) -> VerifiedFiles:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping
@@ -171,9 +170,7 @@ class StoreBatch:
         names = [store.name for store in self._stores]
         self._stack.enter_context(self._files.durable(self._directory, names))
         for store in self._stores:
-            self._files.make_directory(store.root)
-            for name in store.layout.directories:
-                self._files.make_directory(join_path(store.root, name))
+            self._files.make_directory(store.root, store.layout.directories)
 
     def _write_chunk(
         self,
@@ -205,7 +202,7 @@ class StoreWriter:
         former: FormerStore | None,
     ) -> None:
         self.name = name
-        self.root = os.path.join(directory, name)
+        self.root = join_path(directory, name)
         self.layout = layout
         self.chunks: dict[str, WrittenChunk] = {}  # by path within the store
         self.linked_bytes = 0
@@ -324,7 +321,7 @@ class StoreWriter:
         }
         manifest = seal(group_document(about))
         self._files.write(join_path(self.root, MANIFEST), [manifest])
-        self._files.write(os.path.join(self.root, ROOT_DOCUMENT), [layout.root])
+        self._files.write(join_path(self.root, ROOT_DOCUMENT), [layout.root])
         nbytes = sum(chunk.size for chunk in self.chunks.values())
         nbytes += sum(size for size, _ in documents.values())
         return hashlib.sha256(manifest).hexdigest(), nbytes + len(manifest)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from jobrunner.checkpoint.storage.posix import PosixFiles, start_writing_back
+from jobrunner.checkpoint.storage.linux import start_writing_back
+from jobrunner.checkpoint.storage.posix import PosixFiles
 
 
 class FsyncFiles(PosixFiles):
@@ -27,7 +28,7 @@ def unlistable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     scandir = os.scandir
 
     def fail(path: Any) -> Any:
-        if os.path.basename(path) == "b":
+        if os.fstat(path).st_ino == (tmp_path / "a" / "b").stat().st_ino:
             raise OSError(errno.EIO, "disk is broken", path)
         return scandir(path)
 

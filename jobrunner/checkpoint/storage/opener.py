@@ -1,0 +1,224 @@
+"""Opens files without following links, and only files: no pipe, device or socket."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import accumulate
+from typing import Any, TypeVar
+
+from jobrunner.checkpoint.storage import linux
+from jobrunner.errors import CheckpointCorruptError
+
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+PASSAGE = DIRECTORY | getattr(os, "O_PATH", 0)
+"""To reach what is in a directory, which need not be readable."""
+
+_AT_ONCE = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_LEASE_SECONDS = 60.0
+_DEEPEST = 100
+_GONE = (FileNotFoundError, NotADirectoryError)
+
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a directory",
+}
+_ADVICE = (
+    "jobrunner makes no such thing, and uses only what it makes, because a checkpoint directory may "
+    "come from a stranger. Put the file or directory itself there, or remove it."
+)
+
+
+_Result = TypeVar("_Result")
+
+
+class ForeignFileError(CheckpointCorruptError, OSError):
+    """A name in a checkpoint directory is not a file or directory that jobrunner makes."""
+
+
+def _open_by_parts(path: str, flags: int) -> int:
+    *parents, name = path.strip("/").split("/")
+    descriptor = os.open("/", PASSAGE)
+    try:
+        for parent in parents:
+            below = os.open(parent, PASSAGE, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+        return os.open(name or ".", flags | os.O_NOFOLLOW, 0o666, dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+
+
+open_unlinked: Callable[[str, int], int] = linux.openat2 if linux.has_openat2 else _open_by_parts
+"""Opens a file of an absolute path; raises OSError, with ELOOP or ENOTDIR if it contains a link."""
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a regular file, and wait for nobody to open the other end of a pipe."""
+    try:
+        return open_unlinked(path, flags | _AT_ONCE)
+    except BlockingIOError:  # until a file server returns its lease on the file
+        deadline = time.monotonic() + _LEASE_SECONDS
+    while True:
+        time.sleep(0.01)
+        with contextlib.suppress(*(() if time.monotonic() > deadline else (BlockingIOError,))):
+            return open_unlinked(path, flags | _AT_ONCE)
+
+
+def _stat(name: str, at: int | None) -> os.stat_result:
+    return os.lstat(name) if at is None else os.stat(name, dir_fd=at, follow_symlinks=False)
+
+
+class Opener:
+    """Opens files below directories of checkpoints, whose own paths may contain links; picklable."""
+
+    def __init__(self) -> None:
+        # The directories, and their paths without links once this process knows them; all with "/".
+        self._roots: Mapping[str, str] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_roots": dict.fromkeys(self._roots, "")}
+
+    def bind(self, directory: str) -> None:
+        """Follow no link below a directory."""
+        prefix = f"{directory}/"
+        if prefix not in self._roots:
+            roots = {**self._roots, prefix: ""}
+            self._roots = {root: roots[root] for root in sorted(roots, key=len, reverse=True)}
+
+    def _real(self, path: str) -> str:
+        """The path without the links of its root; those below it stay."""
+        for root, real in self._roots.items():
+            if path.startswith(root):
+                if ".." in path and ".." in path.split("/"):
+                    raise refuse(path, "outside of its directory")
+                return path if real == root else (real or self._resolve(root)) + path[len(root) :]
+            if path == root[:-1]:
+                return (real or self._resolve(root))[:-1]
+        return os.path.realpath(path)
+
+    def _resolve(self, root: str) -> str:
+        real = os.path.realpath(root)
+        if os.path.isdir(real):
+            self._roots = {**self._roots, root: f"{real}/"}
+        return f"{real}/"
+
+    def open(self, path: str, flags: int, opens: Callable[[str, int], int] | None = None) -> int:
+        """Open a file or directory; raises `ForeignFileError` for a link."""
+        real = self._real(path)
+        try:
+            return (opens or open_unlinked)(real, flags)
+        except OSError as error:
+            raise _explain(error, path, real, self._roots) from None
+
+    def open_file(self, path: str, flags: int = os.O_RDONLY) -> tuple[int, os.stat_result]:
+        """Open a regular file, and return its attributes; raises `ForeignFileError` for others."""
+        descriptor = self.open(path, flags, _open_regular)
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode):
+            return descriptor, found
+        os.close(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        raise _foreign(found.st_mode, path)
+
+    def at(self, path: str, call: Callable[[str, int | None], _Result]) -> _Result:
+        """The result of `call` for a name and a descriptor of its directory.
+
+        The name may be a whole path, without a descriptor, if no part of it can be a link.
+        """
+        start = path.rfind("/") + 1
+        try:
+            if path[:start] in self._roots or f"{path}/" in self._roots:
+                return call(self._real(path), None)
+            descriptor = self.open(path[: start - 1] or "/", PASSAGE)
+            try:
+                return call(path[start:], descriptor)
+            finally:
+                os.close(descriptor)
+        except ForeignFileError:
+            raise
+        except OSError as error:
+            error.filename = path
+            raise
+
+    def stat(self, path: str) -> os.stat_result:
+        """The attributes of a name, which may be a link."""
+        return self.at(path, _stat)
+
+    def walk(self, path: str) -> Iterator[tuple[str, os.stat_result | None]]:
+        """What is below a directory, with its attributes; None for directories."""
+        try:
+            descriptor = self.open(path, DIRECTORY)
+        except _GONE:
+            return
+        yield from _walk(descriptor, path, "", 0)
+
+
+def _explain(error: OSError, path: str, real: str, roots: Collection[str]) -> OSError:
+    """The error to raise for one about `path`, which its root makes `real`."""
+    if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+        for at in accumulate(real.split("/"), "{}/{}".format):
+            name = path[: len(path) - len(real) + len(at)]
+            with contextlib.suppress(OSError):
+                kind = stat.S_IFMT(os.lstat(at or "/").st_mode)
+                is_link = kind == stat.S_IFLNK and f"{name}/" not in roots
+                if is_link or (error.errno == errno.ENXIO and at == real):
+                    return _foreign(kind, name)
+    error.filename = path
+    return error
+
+
+def refuse(path: str, found: str) -> ForeignFileError:
+    """The error for something that jobrunner has not made."""
+    return ForeignFileError(f"{path} is {found}. {_ADVICE}", path=path)
+
+
+def too_long(path: str, nbytes: int, most: int) -> ForeignFileError:
+    """The error for a document that is not read."""
+    return refuse(path, f"too long: it has {nbytes:,} bytes, expected {most:,} at most")
+
+
+def _foreign(mode: int, path: str) -> ForeignFileError:
+    return refuse(path, _KINDS.get(stat.S_IFMT(mode), "no file"))
+
+
+def read_bytes(descriptor: int, nbytes: int) -> bytes:
+    """Up to so many bytes, fewer only at the end of the file."""
+    data = os.read(descriptor, nbytes)
+    while len(data) < nbytes and (more := os.read(descriptor, nbytes - len(data))):
+        data += more
+    return data
+
+
+def scan(descriptor: int, path: str, depth: int) -> list[os.DirEntry[str]]:
+    """What an open directory contains; ask the entries only while it is open."""
+    if depth > _DEEPEST:
+        raise refuse(path, f"nested in more than {_DEEPEST} directories")
+    with os.scandir(descriptor) as found:
+        return list(found)
+
+
+def _walk(
+    descriptor: int, path: str, below: str, depth: int
+) -> Iterator[tuple[str, os.stat_result | None]]:
+    try:
+        for entry in scan(descriptor, path, depth):
+            name, found = f"{below}{entry.name}", None
+            with contextlib.suppress(*_GONE):  # it may have gone meanwhile
+                if entry.is_dir(follow_symlinks=False):
+                    inside = os.open(entry.name, DIRECTORY, dir_fd=descriptor)
+                    yield from _walk(inside, f"{path}/{entry.name}", f"{name}/", depth + 1)
+                else:
+                    found = entry.stat(follow_symlinks=False)
+                yield name, found
+    finally:
+        os.close(descriptor)
