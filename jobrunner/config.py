@@ -53,7 +53,7 @@ def get_rights(key: str) -> int | None:
     Raises `DefinitionError` for anything else, and for rights that lock out the owner.
     """
     value = dask.config.get(f"jobrunner.{key}")
-    if value == "":
+    if value == "umask":
         return None
     rights = value if type(value) is int else -1  # YAML reads 0664 as a number
     if isinstance(value, str):
@@ -62,8 +62,8 @@ def get_rights(key: str) -> int | None:
     if rights & ~0o666 or rights & 0o600 != 0o600:
         raise DefinitionError(
             f"jobrunner.{key} in Dask's configuration must be the rights of a file in octal "
-            f"digits, which the owner can read and write, for example '0664', or '' for those of "
-            f"the umask; got {value!r}."
+            f"digits, which the owner can read and write, for example '0664', or 'umask'; got "
+            f"{value!r}."
         )
     return rights
 

@@ -100,7 +100,7 @@ def _copy_store(from_files: Files, to_files: Files, directory: str, source: str)
             to_files.make_directories(parent)
 
         def copy(name: str, copied: str) -> None:
-            data = from_files.read(os.path.join(source, name))
+            _, data = from_files.read_span(os.path.join(source, name), 0, sizes[name])
             to_files.write(os.path.join(target, copied), [data])
 
         jobs = [functools.partial(copy, name, name) for name in sizes if name != root]

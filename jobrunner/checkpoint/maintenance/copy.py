@@ -32,6 +32,7 @@ from jobrunner.checkpoint.storage import (
 )
 from jobrunner.checkpoint.store import (
     MANIFEST,
+    MANIFEST_BYTES,
     RETIRED_DOCUMENT,
     ROOT_DOCUMENT,
     Receipt,
@@ -215,7 +216,7 @@ class _StoreCopy:
         """Copy the manifest and the root document, after all other files."""
         path = join_path(self._source.root, MANIFEST)
         with self._source.verified.reading(path):
-            manifest = self._source.files.read(path)
+            manifest = self._source.files.read(path, MANIFEST_BYTES)
         self._target.files.write(join_path(self._target.root, MANIFEST), [manifest])
         self._copy(ROOT_DOCUMENT)
         self._target.read_manifest()  # verifies it

@@ -43,6 +43,7 @@ from jobrunner.checkpoint.log import (
 from jobrunner.checkpoint.storage import join_path
 from jobrunner.checkpoint.store import (
     MANIFEST,
+    MANIFEST_BYTES,
     RETIRED_DOCUMENT,
     ROOT_DOCUMENT,
     RecordEntry,
@@ -283,7 +284,7 @@ class _Planner:
         newest = 0.0
         for node, name in names.items():
             path = join_path(os.path.join(self._path, name), MANIFEST)
-            data = self._files.read_if_there(path) or b""
+            data = self._files.read_if_there(path, MANIFEST_BYTES) or b""
             digest = hashlib.sha256(data).hexdigest()
             if not is_sealed(data):
                 raise CheckpointCorruptError(

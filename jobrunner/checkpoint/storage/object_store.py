@@ -316,9 +316,9 @@ class ObjectFiles:
 
         return self._ask("get", path, get)
 
-    def read_if_there(self, path: str) -> bytes | None:
+    def read_if_there(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
         try:
-            return self.read(path)
+            return self.read(path, most)
         except FileNotFoundError:
             return None
 

@@ -333,9 +333,9 @@ class PosixFiles:
         finally:
             os.close(descriptor)
 
-    def read_if_there(self, path: str) -> bytes | None:
+    def read_if_there(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
         try:
-            return self.read(path)
+            return self.read(path, most)
         except _NOTHING_THERE:
             return None
 

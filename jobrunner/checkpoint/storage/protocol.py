@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 DOCUMENT_BYTES = 64 << 20
-"""Longest log entry or manifest that is written or read."""
+"""Longest log entry, heartbeat or Zarr document that is read."""
 
 
 class Files(Protocol):
@@ -122,8 +122,8 @@ class Files(Protocol):
     def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes:
         """The content of a file; raises a `CheckpointCorruptError` if it is longer than `most`."""
 
-    def read_if_there(self, path: str) -> bytes | None:
-        """The content of a file; None if it does not exist."""
+    def read_if_there(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
+        """The content of a file, as `read` returns it; None if it does not exist."""
 
     def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
         """Read a file of `nbytes` bytes, of which `target` gets the first ones, and digest it.

@@ -9,7 +9,13 @@ from jobrunner.checkpoint.store.layout import (
     to_json,
 )
 from jobrunner.checkpoint.store.manifest import ADVICE as DAMAGE_ADVICE
-from jobrunner.checkpoint.store.manifest import MANIFEST, ROOT_DOCUMENT, RecordEntry, read_manifest
+from jobrunner.checkpoint.store.manifest import (
+    MANIFEST,
+    MANIFEST_BYTES,
+    ROOT_DOCUMENT,
+    RecordEntry,
+    read_manifest,
+)
 from jobrunner.checkpoint.store.position import (
     describe_position,
     name_position,

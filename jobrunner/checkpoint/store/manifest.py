@@ -32,6 +32,9 @@ STORE_FORMAT = 4
 plain values, or values of types that earlier versions cannot save, 3 with stacked arrays, 2 with compressed arrays or
 arrays in pieces, else 1."""
 
+MANIFEST_BYTES = 512 << 20
+"""Longest manifest that is written or read."""
+
 MANIFEST = "_manifest/zarr.json"
 """The document of a Zarr group, so that readers of Zarr find nothing unknown in a store."""
 

@@ -23,6 +23,7 @@ from jobrunner.checkpoint.store.manifest import (
     ADVICE,
     LONE_ARRAY,
     MANIFEST,
+    MANIFEST_BYTES,
     ROOT_DOCUMENT,
     ArrayEntry,
     Manifest,
@@ -84,7 +85,7 @@ class StoreReader:
         """Read the manifest and compare it with the record's digest."""
         path = join_path(self.root, MANIFEST)
         with self.verified.reading(path):
-            data = self.files.read(path)
+            data = self.files.read(path, MANIFEST_BYTES)
         digest = hashlib.sha256(data).hexdigest()
         if digest != self.manifest:
             raise CheckpointCorruptError(

@@ -39,8 +39,9 @@ from jobrunner.checkpoint.store.layout import (
     seal,
     to_json,
 )
-from jobrunner.checkpoint.store.manifest import MANIFEST, ROOT_DOCUMENT, Manifest
+from jobrunner.checkpoint.store.manifest import MANIFEST, MANIFEST_BYTES, ROOT_DOCUMENT, Manifest
 from jobrunner.checkpoint.store.stacks import Alike, Rows
+from jobrunner.errors import DefinitionError
 from jobrunner.texts import get_logger
 from jobrunner.workspace import ArrayPool
 
@@ -320,6 +321,13 @@ class StoreWriter:
             "documents": documents,
         }
         manifest = seal(group_document(about))
+        if len(manifest) > MANIFEST_BYTES:
+            raise DefinitionError(
+                f"Node {about['node']!r}: the manifest of its store would have {len(manifest):,} "
+                f"bytes, and {MANIFEST_BYTES:,} is the most that is read. It lists every array and "
+                f"every item of containers that are no arrays. Hold large data in arrays, or "
+                f"divide the blobs between nodes."
+            )
         self._files.write(join_path(self.root, MANIFEST), [manifest])
         self._files.write(join_path(self.root, ROOT_DOCUMENT), [layout.root])
         nbytes = sum(chunk.size for chunk in self.chunks.values())
