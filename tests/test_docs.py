@@ -64,7 +64,8 @@ def test_the_parts_of_ones_own_pass_the_suites_as_the_guide_runs_them(tmp_path: 
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    paths = [_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *(_ROOT / "docs").rglob("*.md")]
+    top = [_ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+    paths = [*top, *(_ROOT / "docs").rglob("*.md")]
     broken = [
         f"{path.relative_to(_ROOT)}: {link}"
         for path in paths

@@ -1,15 +1,18 @@
-"""The table of docs/seeds.md names tests that exist."""
+"""The tables of docs/seeds.md and SECURITY.md name tests that exist."""
 
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
-def test_every_test_named_in_the_table_exists() -> None:
-    text = (ROOT / "docs" / "seeds.md").read_text()
+@pytest.mark.parametrize(("document", "least"), [("docs/seeds.md", 30), ("SECURITY.md", 10)])
+def test_every_test_named_in_the_table_exists(document: str, least: int) -> None:
+    text = (ROOT / document).read_text()
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
-    assert len(named) > 30
+    assert len(named) > least
     for path, test in named:
         file = ROOT / path
         assert file.exists(), path

@@ -83,8 +83,8 @@ class MultiNodeCheckpointManager:
     compressors : str, codec of Zarr, or a sequence of them, optional
         For all blobs that name none themselves; see `Blob`. By default nothing is compressed.
     allow_pickle : bool
-        Pickle blobs that cannot be saved otherwise, and unpickle them. Use it only with
-        directories whose writers you trust.
+        Pickle blobs that cannot be saved otherwise, and unpickle them: a checkpoint can then run
+        any code as you. Use it only if you trust everyone who can write to the directory.
     take_over : bool
         Take the directory even from a run that is alive. That run ends with
         `CommitConflictError`.
