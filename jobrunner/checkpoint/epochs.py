@@ -32,7 +32,7 @@ from jobrunner.checkpoint.storage import Files, absolute_path, files_of
 from jobrunner.checkpoint.store import MANIFEST
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import StoreName, format_store_name, parse_store_name
-from jobrunner.texts import get_logger
+from jobrunner.texts import get_logger, printable
 
 logger = get_logger(__name__)
 
@@ -290,4 +290,4 @@ def name_some(items: Iterable[Any]) -> str:
     names = [*map(str, items)]
     if len(names) > 12:
         names[6:-6] = ["…"]
-    return ", ".join(names) or "none"
+    return printable(", ".join(names), kept="") or "none"

@@ -23,7 +23,7 @@ from jobrunner.checkpoint.policies import (
 from jobrunner.checkpoint.storage import Files, run_all
 from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT, steps_in
 from jobrunner.errors import CheckpointError, DefinitionError
-from jobrunner.texts import get_logger
+from jobrunner.texts import get_logger, printable
 
 logger = get_logger(__name__)
 
@@ -340,4 +340,4 @@ def find_unreported(policy: RetentionPolicy, metrics: Metrics) -> list[str]:
 def name_reported(metrics: Metrics) -> str:
     """The names of all metrics that recorded epochs have reported, for a message."""
     names = sorted({name for reported in metrics.values() for name in reported})
-    return ", ".join(names) or "none"
+    return printable(", ".join(names), kept="") or "none"

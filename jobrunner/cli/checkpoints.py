@@ -25,6 +25,7 @@ from jobrunner.errors import (
     DefinitionError,
 )
 from jobrunner.signals import terminated_as_interrupt
+from jobrunner.texts import printable
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import Checkpoint, MultiNodeCheckpointManager
@@ -236,7 +237,8 @@ def pin_command(*, directory: str, epoch: str, label: str) -> Output:
     manager.pin(number, label)
     labels = manager.pins().get(number, [])
     data = {"path": manager.path, "epoch": number, "pins": labels}
-    return Output(data, f"{_name(manager, number)} is pinned: {', '.join(labels)}.")
+    text = f"{_name(manager, number)} is pinned: {', '.join(labels)}."
+    return Output(data, printable(text, kept=""))
 
 
 @main.command("unpin")
@@ -253,8 +255,8 @@ def unpin_command(*, directory: str, epoch: str, label: str | None) -> Output:
     state = f"still pinned: {', '.join(labels)}" if labels else "no longer pinned"
     if not was_pinned:
         was = f"was not pinned{f' as {label}' if label else ''}"
-        return Output(data, f"{_name(manager, number)} {was}.")
-    return Output(data, f"{_name(manager, number)} is {state}.")
+        return Output(data, printable(f"{_name(manager, number)} {was}.", kept=""))
+    return Output(data, printable(f"{_name(manager, number)} is {state}.", kept=""))
 
 
 @main.command("restore")

@@ -17,7 +17,7 @@ from jobrunner.cli.options import (
     read_epoch,
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, DefinitionError
-from jobrunner.texts import show
+from jobrunner.texts import printable, show
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager, NodeCheckpoint
@@ -96,7 +96,10 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
         f"Epoch {found['epoch']} has not ended: its checkpoint was saved after {name_step(found)}."
         for found in partial
     ]
-    lines += [f"Epoch {epoch} is pinned: {', '.join(labels)}." for epoch, labels in pins.items()]
+    lines += [
+        printable(f"Epoch {epoch} is pinned: {', '.join(labels)}.", kept="")
+        for epoch, labels in pins.items()
+    ]
     state = "The job has finished." if is_done else "The job has not finished."
     return Output(data, "\n".join((*lines, *notes, state)))
 
@@ -171,8 +174,10 @@ def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: int) -> Outp
         lines.append("metrics " + " ".join(f"{k}={v}" for k, v in about["metrics"].items()))
     if about["stopped_by"]:
         lines.append(f"stopped by {', '.join(about['stopped_by'])}")
+    lines = [printable(line, kept="") for line in lines]
     for node, found in nodes.items():
-        lines += ["", f"{node}  ({found['store']}, {format_bytes(found['nbytes'])})"]
+        head = f"{node}  ({found['store']}, {format_bytes(found['nbytes'])})"
+        lines += ["", printable(head, kept="")]
         rows = [(f"  {name}", *_format_blob(blob)) for name, blob in found["blobs"].items()]
         lines.append(format_table(rows) if rows else "  no blobs")
     return Output(data, "\n".join(lines))

@@ -15,6 +15,7 @@ from jobrunner.cli.command import Output, exit_code_of, main
 from jobrunner.cli.formatting import format_table
 from jobrunner.cli.options import count_option, directory_argument, open_directory, take_over_option
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
+from jobrunner.texts import printable
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import KeepAny, MultiNodeCheckpointManager, Repair, RetentionPolicy
@@ -237,6 +238,7 @@ def _format_repair(plan: Repair) -> list[str]:
             f"pin those epochs again."
         )
     lines += [f"not recorded: {name}: {why}" for name, why in sorted(plan.unproven.items())]
+    lines = [printable(line, kept="") for line in lines]
     return [*lines, "Nothing is deleted, moved or overwritten."]
 
 

@@ -38,8 +38,10 @@ HOSTILE = "[red]" + "".join(
     for char in map(chr, range(1, 0x10000))
     if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp")
 )
-NAME = HOSTILE[:100]
+NAME = f"{HOSTILE[:100]}\nforged"
+HOSTILE += "\nforged"
 FILE = "\x1b]0;x\x07\u202e\u200b\x9b\r"
+NODE = "a\u202e\u200b\x9b31m\x7f"
 
 
 def assert_safe(text: str, kept: str = "\n\t") -> None:
@@ -62,12 +64,12 @@ def hostile(tmp_path: Path) -> Path:
     for epoch in range(3):
         save(manager, epoch, {NAME: {HOSTILE: HOSTILE}, "v": epoch})
     details = {"metrics": {HOSTILE: 1.0, "text": HOSTILE}, "stopped_by": [HOSTILE]}
-    manager.commits.lock.nodes = (f"a{FILE}", "b")  # type: ignore[union-attr, assignment]
+    manager.commits.lock.nodes = (NODE, "b")  # type: ignore[union-attr, assignment]
     written = manager.commits.begin(3)
     assert written is not None
     from jobrunner.workspace.workspace import Workspace
 
-    workspaces = {node: Workspace(node) for node in (f"a{FILE}", "b")}
+    workspaces = {node: Workspace(node) for node in (NODE, "b")}
     for workspace in workspaces.values():
         workspace.globals.update({NAME: 1, "v": HOSTILE})
     manager.commits.commit(written, written.write(workspaces), details)
@@ -124,6 +126,8 @@ def test_every_command_escapes_what_a_directory_contains(hostile: Path, tmp_path
         as_json = shown(*command, "--json")
         if as_json.stdout:
             json.loads(as_json.stdout)
+        forged = [line for line in told.output.splitlines() if line.startswith("forged")]
+        assert not forged, (command, told.output)
     assert "[red]\\x01" in shown("info", hostile, 3).output
 
 
@@ -159,7 +163,7 @@ def test_errors_and_logs_are_escaped(
         MultiNodeCheckpointManager(hostile).epochs()
     assert "One bit of" in caplog.text
     for text in (*told, caplog.text):
-        assert "\\x1b" in text
+        assert "\\u200b" in text
         assert_safe(text)
 
 

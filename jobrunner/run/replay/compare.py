@@ -24,6 +24,7 @@ from jobrunner.checkpoint import (
 )
 from jobrunner.errors import DefinitionError
 from jobrunner.run.replay.objects import are_same_class, compare_objects, identical
+from jobrunner.texts import printable
 
 Difference = dict[str, Any]
 
@@ -79,7 +80,7 @@ def compare_checkpoints(
     lines += [f"only in B: {name}" for name in only_in[1]]
     lines += [f"{d['node']}/{d['blob']}{d['where']}: {format_difference(d)}" for d in differences]
     lines.append(count_equal(num_equal, len({(d["node"], d["blob"]) for d in differences})))
-    return data, "\n".join(lines), is_equal
+    return data, "\n".join(printable(line, kept="") for line in lines), is_equal
 
 
 def _compare_blob(
