@@ -22,7 +22,7 @@ from jobrunner.workspace import (
     own,
     settle,
     view,
-    view_short,
+    view_small,
 )
 
 Send = Callable[[int, Any], None]
@@ -49,8 +49,8 @@ def gather(step: Step, instance: int = 0) -> list[Any]:
             workspace = step.workspace
             if not is_updated and type(value) is np.ndarray:
                 value = view(value)
-            elif not is_updated and (short := view_short(value)) is not None:
-                value = short
+            elif not is_updated and (small := view_small(value)) is not None:
+                value = small
             elif not is_updated:
                 known = None
                 if workspace.holds(values):

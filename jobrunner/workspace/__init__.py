@@ -20,6 +20,6 @@ from jobrunner.workspace.values import (
     settle,
     sole_arrays,
     view,
-    view_short,
+    view_small,
 )
 from jobrunner.workspace.workspace import BlobUpdate, Workspace, WorkspaceView

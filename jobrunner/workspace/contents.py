@@ -1,7 +1,7 @@
 """What a value contains, and which parts of it something else can reach.
 
-Values are walked level by level, not item by item, so that a list of 100,000 tuples takes a few
-calls of C functions.
+Items of one type are looked at together, not one by one, so that a list of 100,000 tuples takes a
+few calls of C functions.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ SEQUENCES: frozenset[type] = frozenset({list, collections.deque})
 MAPPINGS: frozenset[type] = frozenset(
     {dict, collections.OrderedDict, collections.defaultdict, collections.Counter}
 )
-MUTABLE_LEAVES: frozenset[type] = frozenset({set, bytearray, np.void, np.record})
-
-_NESTED: frozenset[type] = frozenset({list, dict, tuple})
-_TEXTS: frozenset[type] = frozenset({str, bytes})
-_MARSHALLED = _NESTED | _TEXTS | {type(None), bool, int, float, complex}
-_LONGEST_TEXT = 256
+ATTRIBUTED: frozenset[type] = frozenset({collections.OrderedDict, collections.Counter})
+LEAVES: frozenset[type] = frozenset({set, bytearray, np.void, np.record})
+"""Types whose `copy()` is enough: what they hold cannot change, or counts as one value."""
+_MARSHALLED: frozenset[type] = frozenset(
+    {list, dict, tuple, set, type(None), bool, int, float, complex, str, bytes}
+)
 
 
 class Form(Enum):
-    """How a value can be copied."""
+    """What can change in a value."""
 
-    CONSTANT = "nothing in it can change"
-    FLAT = "only the value itself can change: its `copy()` is enough"
-    TREE = "lists, dicts, tuples, numbers and short texts"
-    OTHER = "anything else"
+    CONSTANT = "nothing"
+    FLAT = "only the value itself: its `copy()` is enough"
+    TREE = "only lists, dicts, tuples and some sets, of numbers and strings"
+    PLAIN = "only built-in containers"
+    OTHER = "arrays, tensors or objects too"
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +59,7 @@ class Known:
     """What is known of a blob until a task updates or replaces it."""
 
     form: Form
-    size: int  # how many containers and arrays are in it
+    size: int = 0  # how many containers are in it
     home: Any = None  # the dictionary that holds the blob
     id: int = 0  # the blob's
     kept: Any = None  # a copy: see `KeptStates`
@@ -67,135 +68,202 @@ class Known:
 
 @dataclass(slots=True, eq=False)
 class Contents:
-    """The arrays, tensors and built-in containers within a value, not the value itself."""
+    """The arrays, tensors and built-in containers within a value, not the value itself.
+
+    Tuples and frozensets of immutable values are left out.
+    """
 
     form: Form = Form.FLAT
     parts: list[Any] = field(default_factory=list)  # each once
-    kinds: set[type] = field(default_factory=set)  # of its items, their items, ...
-    ties: dict[int, int] = field(default_factory=dict)  # how often parts are found again, by id
-    is_sole: bool = True  # each part was found once, and nothing else refers to it
+    kinds: set[type] = field(default_factory=set)  # of all that is in it
+    held: list[Any] = field(default_factory=list)  # parts that more than one place refers to
+    ties: dict[int, int] = field(default_factory=dict)  # how often they are found again, by id
 
-    def shared(self, held: Callable[[Any], int] = lambda part: 0) -> set[int]:
+    def shared(self, kept: Callable[[Any], int] = lambda part: 0) -> set[int]:
         """The ids of the parts that something outside of the value can reach.
 
-        References are counted: the caller must have none to a part, but for what `held` returns.
+        References are counted: the caller must have none to a part, but for what `kept` returns.
         """
-        shared: set[int] = set()
-        if self.is_sole:
-            return shared
         # In this order: each part is counted before zip refers to it too.
-        counted = zip(map(sys.getrefcount, self.parts), self.parts, strict=True)
-        more = [(part, count - SOLE_PART) for count, part in counted if count > SOLE_PART]
-        for part, extra in more:
+        counted = zip(map(sys.getrefcount, self.held), self.held, strict=True)
+        reached = []
+        for part, extra in [(part, count - SOLE_PART - 1) for count, part in counted]:
             again = self.ties.get(id(part), 0)
-            if extra > again + held(part) * (1 + again):
-                shared.add(id(part))
-                shared.update(map(id, survey(part).parts))
-        return shared
-
-    def memory(self) -> list[Any]:
-        """The arrays and tensors."""
-        if not any(issubclass(kind, np.ndarray) or is_tensor_kind(kind) for kind in self.kinds):
-            return []
-        return [it for it in self.parts if isinstance(it, np.ndarray) or is_tensor(it)]
+            if extra > again + kept(part) * (1 + again):
+                reached.append(part)
+        within = survey(reached)
+        return set() if within.form is Form.FLAT else set(map(id, within.parts))
 
     def known(self) -> Known:
         """Return what is worth remembering."""
         return Known(self.form, len(self.parts))
 
+    def memory(self) -> list[Any]:
+        """The arrays and tensors."""
+        if not any(map(is_memory, self.kinds)):
+            return []
+        return [part for part in self.parts if is_memory(type(part))]
+
 
 def survey(value: Any) -> Contents:
     """Walk a value."""
-    top = type(value)
-    if top in MUTABLE_LEAVES:
-        return Contents(
-            Form.OTHER if top is set and not IMMUTABLE.issuperset(map(type, value)) else Form.FLAT
-        )
     contents = Contents()
-    kinds, parts = contents.kinds, contents.parts
-    found: set[int] = set()
-    is_tree = top in _NESTED
-    level, of_level = [value], {top}
+    found = {id(value)}
+    num_sets = 0
+    level = {type(value): [value]}
     while level:
-        if not of_level.isdisjoint(MAPPINGS):
-            keys = _keys(level)
-            of_keys = set(map(type, keys))
-            is_tree = is_tree and _are_short(keys, of_keys, _MARSHALLED - _NESTED)
-            if not of_keys <= IMMUTABLE:
-                kinds.add(object)
-        children = _children(level, of_level)
-        of_level = set(map(type, children))
-        kinds |= of_level
-        is_tree = is_tree and _are_short(children, of_level)
-        if of_level <= IMMUTABLE:
-            break
-        level, of_level = _parts(children, of_level), of_level - IMMUTABLE
-        del children
-        if tuple in of_level:
-            inside = _items_of_tuples(_of_kind(level, tuple, of_level))
-            inner = set(map(type, inside))
-            if inner <= IMMUTABLE:
-                is_tree = is_tree and _are_short(inside, inner)
-                of_level.discard(tuple)
-                level = [part for part in level if type(part) is not tuple] if of_level else []
-            del inside
-        if contents.is_sole and max(map(sys.getrefcount, level), default=0) > SOLE_PART:
-            contents.is_sole = False
-            found.update(map(id, parts), [id(value)])
-        if not contents.is_sole:
-            new = dict(zip(map(id, level), level, strict=True))
-            if len(new) < len(level) or not found.isdisjoint(new):
-                for key, count in collections.Counter(map(id, level)).items():
-                    if again := count - (key not in found):
-                        contents.ties[key] = contents.ties.get(key, 0) + again
-            level = [part for key, part in new.items() if key not in found]
-            found.update(new)
-        parts += level
-    if all(kind in IMMUTABLE or is_tuple(kind) for kind in kinds):
-        if is_tuple(top):
+        inside: dict[type, list[Any]] = {}
+        for kind, alike in level.items():
+            for each, items in _inside(kind, alike):
+                if each in inside:
+                    inside[each] += items
+                else:
+                    inside[each] = items
+                del items  # it would count
+        contents.kinds.update(inside)
+        level = {}
+        for kind, alike in inside.items():
+            if items_of(kind) is None or (is_fixed(kind) and _is_constant(kind, alike, contents)):
+                continue
+            if max(map(sys.getrefcount, alike)) > SOLE_PART:
+                alike = _once(contents, alike, found)
+            contents.parts += alike
+            num_sets += len(alike) if kind is set else 0
+            level[kind] = alike
+    top, kinds = type(value), contents.kinds - IMMUTABLE
+    if all(map(is_fixed, kinds)):
+        if is_fixed(top):
             contents.form = Form.CONSTANT
-        elif top is np.ndarray:
+        elif issubclass(top, np.ndarray):
             contents.form = Form.OTHER
+    elif {top, *contents.kinds} <= _MARSHALLED and 2 * num_sets <= len(contents.parts):
+        contents.form = Form.TREE
+    elif all(items_of(kind) is not None and not is_memory(kind) for kind in kinds):
+        contents.form = Form.PLAIN
     else:
-        contents.form = Form.TREE if is_tree else Form.OTHER
+        contents.form = Form.OTHER
     return contents
 
 
+def _once(contents: Contents, alike: list[Any], found: set[int]) -> list[Any]:
+    """Return those of a level's parts that were not found before, each once; note the others."""
+    counts = list(map(sys.getrefcount, alike))
+    held = [part for part, count in zip(alike, counts, strict=True) if count > SOLE_PART]
+    sole = [part for part, count in zip(alike, counts, strict=True) if count <= SOLE_PART]
+    ids = list(map(id, held))
+    once = dict(zip(ids, held, strict=True))
+    for key, count in collections.Counter(ids).items():
+        if again := count - (key not in found):
+            contents.ties[key] = contents.ties.get(key, 0) + again
+    new = [part for key, part in once.items() if key not in found]
+    found.update(once)
+    contents.held += new
+    return sole + new
+
+
+def _is_constant(kind: type, alike: list[Any], contents: Contents) -> bool:
+    """Whether nothing in tuples or frozensets of one kind can change; notes what is in them."""
+    items = all_items(kind, _distinct(alike))
+    if not IMMUTABLE.issuperset(map(type, items[:8])):
+        return False
+    kinds = set(map(type, items))
+    contents.kinds |= kinds
+    return kinds <= IMMUTABLE
+
+
+def _distinct(alike: list[Any]) -> list[Any]:
+    """Return long tuples once each: one may be there many times."""
+    if sum(map(len, alike)) <= 10 * len(alike):
+        return alike
+    return list(dict(zip(map(id, alike), alike, strict=True)).values())
+
+
+def by_kind(items: list[Any]) -> dict[type, list[Any]]:
+    """Group items by their types; without the items of a type if all are immutable."""
+    some = set(map(type, items[:8]))
+    if len(some) == 1 or some <= IMMUTABLE:
+        kinds = set(map(type, items))
+        if kinds <= IMMUTABLE:
+            return {kind: [] for kind in kinds}
+        if len(kinds) == 1:
+            return {kinds.pop(): items[:]}
+    groups = collections.defaultdict[type, list[Any]](list)
+    for item in items:
+        groups[type(item)].append(item)
+    return groups
+
+
+def _inside(kind: type, alike: list[Any]) -> list[tuple[type, list[Any]]]:
+    """Group what is in values of one kind and not immutable, the keys of dicts too."""
+    if kind is list and len(alike) == 1:
+        return list(by_kind(alike[0]).items())
+    if kind not in MAPPINGS:
+        return list(by_kind(all_items(kind, alike)).items())
+    # As dicts: an OrderedDict takes five times as long.
+    both: tuple[Callable[..., Iterable[Any]], ...] = (dict.values, dict.keys)
+    lists = [list(chain.from_iterable(map(of, alike))) for of in both]
+    lists += [[vars(value) for value in alike if vars(value)]] if kind in ATTRIBUTED else []
+    return list(chain.from_iterable(by_kind(items).items() for items in lists))
+
+
+def all_items(kind: type, alike: list[Any]) -> list[Any]:
+    """Return the items of values of one kind, one after another."""
+    items = items_of(kind)
+    assert items is not None
+    return list(chain.from_iterable(alike if items is iter else map(items, alike)))
+
+
 _FEW = 32
-"""So few items are looked at one by one."""
 
 
-def arrays_in_short(value: Any) -> list[np.ndarray] | None:
-    """Return the arrays in a short list, dict or tuple; None if it holds anything else that can change.
+def few_parts(value: Any, parts: list[Any]) -> bool:
+    """Add the arrays, dicts, lists, sets and tuples in a small dict, list or tuple to `parts`.
 
-    The keys of a dict cannot change either.
+    Each is added as often as it is found. False if there are many, or other things that can change.
     """
-    kind = type(value)
-    if (kind is not dict and kind is not list and kind is not tuple) or len(value) > _FEW:
+    if len(value) > _FEW or len(parts) > _FEW:
+        return False
+    for item in value.values() if type(value) is dict else value:
+        kind = type(item)
+        if kind in IMMUTABLE:
+            continue
+        parts.append(item)
+        if kind is np.ndarray:
+            if item.dtype.hasobject:
+                return False
+        elif kind is dict or kind is list or kind is tuple:
+            if not few_parts(item, parts):
+                return False
+            if kind is tuple and parts[-1] is item:
+                parts.pop()  # of immutable values
+        elif kind is not set:
+            return False
+    return True
+
+
+def small_parts(value: Any) -> list[Any] | None:
+    """Return what `few_parts` finds in a value; None if it is not that simple, keys included."""
+    parts: list[Any] = []
+    if type(value) not in SMALL or not few_parts(value, parts):
         return None
-    arrays = []
-    if kind is dict:
-        for name, item in value.items():
-            if type(name) not in IMMUTABLE:
-                return None
-            if type(item) not in IMMUTABLE:
-                if type(item) is not np.ndarray or item.dtype.hasobject:
-                    return None
-                arrays.append(item)
-        return arrays
-    for item in value:
-        if type(item) not in IMMUTABLE:
-            if type(item) is not np.ndarray or item.dtype.hasobject:
-                return None
-            arrays.append(item)
-    return arrays
+    for part in (value, *parts):
+        if isinstance(part, dict | set) and not IMMUTABLE.issuperset(map(type, part)):
+            return None
+    return parts
 
 
-def is_tuple(kind: type) -> bool:
-    """Whether it is `tuple`, or a class of named tuples without other attributes."""
-    return kind is tuple or (
-        issubclass(kind, tuple) and hasattr(kind, "_fields") and not kind.__dictoffset__
-    )
+SMALL: frozenset[type] = frozenset({dict, list, tuple})
+"""The types that `few_parts` takes."""
+
+
+def is_fixed(kind: type) -> bool:
+    """Whether it is `frozenset`, `tuple`, or a class of named tuples without other attributes."""
+    return kind is tuple or kind is frozenset or is_named_tuple(kind)
+
+
+def is_named_tuple(kind: type) -> bool:
+    """Whether it is a class of named tuples without other attributes."""
+    return issubclass(kind, tuple) and hasattr(kind, "_fields") and not kind.__dictoffset__
 
 
 _Items = Callable[[Any], Iterable[Any]]
@@ -204,19 +272,22 @@ _Items = Callable[[Any], Iterable[Any]]
 def _items_of(kind: type) -> _Items | None:
     if kind in IMMUTABLE:
         return None
-    if kind in SEQUENCES or is_tuple(kind):
+    if kind in SEQUENCES or kind is set or is_fixed(kind):
         return iter
-    if kind is collections.OrderedDict or kind is collections.Counter:
-        return _values_and_attributes
     if kind in MAPPINGS:
         return kind.values  # type: ignore[attr-defined, no-any-return]
     if issubclass(kind, np.ndarray):
         return objects_in
-    return (lambda value: ()) if kind in MUTABLE_LEAVES or is_tensor_kind(kind) else None
+    return (lambda value: ()) if kind in LEAVES or is_tensor_kind(kind) else None
 
 
 items_of: Callable[[type], _Items | None] = lru_cache(maxsize=1000)(_items_of)
 """The function that lists the items of a value of that kind; None if it is no array or container."""
+
+
+def is_memory(kind: type) -> bool:
+    """Whether it is a class of arrays or tensors."""
+    return issubclass(kind, np.ndarray) or is_tensor_kind(kind)
 
 
 def is_tensor(value: object) -> bool:
@@ -252,57 +323,6 @@ def objects_in(array: np.ndarray) -> Iterable[Any]:
     if not has_objects(array):
         return ()
     return chain.from_iterable(part.ravel().tolist() for part in fields_with_objects(array))
-
-
-def _values_and_attributes(value: Any) -> Iterable[Any]:
-    return [*value.values(), vars(value)] if vars(value) else value.values()
-
-
-def _children(nodes: list[Any], kinds: set[type]) -> list[Any]:
-    children: list[Any] = []
-    for kind in kinds:
-        items = items_of(kind)
-        if items is not None:
-            alike = _of_kind(nodes, kind, kinds)
-            lists: Any = alike if items is iter else map(items, alike)
-            children += chain.from_iterable(lists)
-    return children
-
-
-def _of_kind(values: list[Any], kind: type, kinds: set[type]) -> list[Any]:
-    """Return the values of one of their kinds."""
-    return values if len(kinds) == 1 else [value for value in values if type(value) is kind]
-
-
-def _parts(children: list[Any], kinds: set[type]) -> list[Any]:
-    """Return the containers, arrays and tensors among values of these kinds."""
-    wanted = {kind for kind in kinds if items_of(kind) is not None}
-    return children if wanted == kinds else [it for it in children if type(it) in wanted]
-
-
-def _items_of_tuples(tuples: list[Any]) -> list[Any]:
-    if sum(map(len, tuples)) > 10 * len(tuples):  # one long tuple may be there many times
-        tuples = list(dict(zip(map(id, tuples), tuples, strict=True)).values())
-    return list(chain.from_iterable(tuples))
-
-
-def _keys(nodes: list[Any]) -> list[Any]:
-    """Return the keys of dicts, and the items of those that are tuples."""
-    keys = list(chain.from_iterable([node for node in nodes if type(node) in MAPPINGS]))
-    if tuple in set(map(type, keys)):
-        tuples = [key for key in keys if type(key) is tuple]
-        keys = _items_of_tuples(tuples) + [key for key in keys if type(key) is not tuple]
-    return keys
-
-
-def _are_short(items: list[Any], kinds: set[type], allowed: frozenset[type] = _MARSHALLED) -> bool:
-    """Whether `marshal` copies these items, the insides of containers aside, and soon."""
-    if not kinds <= allowed:
-        return False
-    if kinds.isdisjoint(_TEXTS):
-        return True
-    texts = items if kinds <= _TEXTS else [item for item in items if type(item) in _TEXTS]
-    return max(map(len, texts)) <= _LONGEST_TEXT
 
 
 _probe = [[0]]

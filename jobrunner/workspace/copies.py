@@ -5,118 +5,170 @@ from __future__ import annotations
 import marshal
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from operator import is_
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
 
 from jobrunner.compile import gc_paused
 from jobrunner.workspace.contents import (
+    ATTRIBUTED,
     IMMUTABLE,
-    MAPPINGS,
-    MUTABLE_LEAVES,
+    LEAVES,
+    SEQUENCES,
+    SMALL,
+    SOLE_PART,
     Form,
     Known,
-    arrays_in_short,
+    all_items,
+    by_kind,
+    few_parts,
     fields_with_objects,
     has_objects,
-    is_tuple,
+    is_fixed,
+    is_memory,
     items_of,
 )
 
+Memory = Callable[[Any], Any]
+"""Returns what an array or a tensor becomes; gets a copy of an array of objects."""
 
-def copy_short(value: Any, memory: Callable[[Any], Any]) -> Any:
-    """Copy a short container as `copy_containers` does, but sooner; None if it is not that simple."""
-    arrays = arrays_in_short(value)
-    if arrays is None:
+
+def copy_small(value: Any, memory: Memory) -> Any:
+    """Copy a small container as `copy_containers` does, but sooner; None if it is not that simple."""
+    parts: list[Any] = []
+    if type(value) not in SMALL or not few_parts(value, parts):
         return None
+    if not parts:
+        return value if type(value) is tuple else value.copy()
+    if len(parts) > 1 and len(set(map(id, parts))) < len(parts):
+        return None
+    return _copy_untied(value, memory)
+
+
+def _copy_untied(value: Any, memory: Memory) -> Any:
     kind = type(value)
-    if not arrays:
-        return value if kind is tuple else value.copy()
-    if len(arrays) > 1 and len(set(map(id, arrays))) < len(arrays):
-        return None
     if kind is dict:
         return {
-            name: item if type(item) in IMMUTABLE else memory(item) for name, item in value.items()
+            name: item if type(item) in IMMUTABLE else _copy_untied(item, memory)
+            for name, item in value.items()
         }
-    items = [item if type(item) in IMMUTABLE else memory(item) for item in value]
+    if kind is np.ndarray:
+        return memory(value)
+    if kind is set:
+        return value.copy()
+    items = [item if type(item) in IMMUTABLE else _copy_untied(item, memory) for item in value]
     return items if kind is list else tuple(items)
 
 
-def copy_containers(value: Any, known: Known, memory: Callable[[Any], Any]) -> Any:
+def copy_containers(value: Any, memory: Memory, known: Known | None = None) -> Any:
     """Copy a value's containers; `memory` returns what its arrays and tensors become."""
-    if known.form is Form.CONSTANT:
+    if known is not None and known.form is Form.CONSTANT:
         return value
-    if known.form is Form.FLAT:
+    if known is not None and known.form is Form.FLAT:
         return value.copy()
-    if known.size < _PAUSED_SIZE:
-        return _copy_nested(value, known.form, memory)
     with gc_paused():
-        return _copy_nested(value, known.form, memory)
+        if known is not None and known.form is Form.TREE:
+            with suppress(ValueError):  # nested too deeply
+                data = marshal.dumps(value)
+                if len(data) <= _MARSHALLED_BYTES * known.size:
+                    return marshal.loads(data)
+            known.form = Form.PLAIN
+        return _copied([value], memory, {}, False)[0]
 
 
-_PAUSED_SIZE = 1000
-"""To make fewer containers, a pause of the garbage collector costs more than it saves."""
+_MARSHALLED_BYTES = 256
+"""For each container: `marshal` also copies strings, and is slow if few containers hold all."""
 
 
-def _copy_nested(value: Any, form: Form, memory: Callable[[Any], Any]) -> Any:
-    if form is Form.TREE:
-        with suppress(ValueError):  # nested too deeply
-            return marshal.loads(marshal.dumps(value))
-    return rebuild(value, memory, {})
+def _copied(items: list[Any], memory: Memory, made: dict[int, Any], is_tied: bool) -> list[Any]:
+    """Copy many values, those of one type together; returns `items` if nothing in them can change.
+
+    `made` has the copies of what more than one place refers to, and with `is_tied` of all.
+    """
+    groups = by_kind(items)
+    copies: dict[type, list[Any]] = {}
+    for kind, alike in groups.items():
+        if items_of(kind) is None or kind is frozenset:
+            continue
+        every = alike
+        is_held = is_tied or max(map(sys.getrefcount, alike)) > SOLE_PART + 1
+        if is_held:
+            once = dict(zip(map(id, alike), alike, strict=True))
+            alike = [part for key, part in once.items() if key not in made]
+        if kind in LEAVES:
+            new = list(map(kind.copy, alike))  # type: ignore[attr-defined]
+        elif is_memory(kind):
+            new = [_copy_array(part, memory, made) for part in alike]
+        else:
+            new = []
+            if is_held and not is_fixed(kind):  # it may contain itself
+                new = list(map(_EMPTY[kind], alike))
+                made.update(zip(map(id, alike), new, strict=True))
+            inner = all_items(kind, alike)
+            within = _copied(inner, memory, made, is_tied or (is_held and is_fixed(kind)))
+            if within is inner and not new:
+                new = alike if is_fixed(kind) else list(map(kind.copy, alike))  # type: ignore[attr-defined]
+            else:
+                new = _filled(kind, alike, within, new)
+            if kind in ATTRIBUTED:
+                for old, one in zip(alike, new, strict=True):
+                    if vars(old):
+                        vars(one).update(_copied([vars(old)], memory, made, is_tied)[0])
+        if is_held:
+            for part, one in zip(alike, new, strict=True):
+                made.setdefault(id(part), one)
+            new = [made[id(part)] for part in every]
+        if new is not every:
+            copies[kind] = new
+    if not copies:
+        return items
+    if len(groups) == 1 and len(new) == len(items):
+        return new
+    take = {kind: iter(copied).__next__ for kind, copied in copies.items()}
+    return [take[kind]() if (kind := type(item)) in take else item for item in items]
 
 
-def rebuild(value: Any, memory: Callable[[Any], Any], made: dict[int, Any]) -> Any:
-    """Rebuild a value's containers; `made` has the copies by the id of what they copy."""
-    kind = type(value)
-    if kind in IMMUTABLE:
-        return value
-    if id(value) in made:
-        return made[id(value)]
-    new: Any
-    if kind is np.ndarray and not value.dtype.hasobject:
-        new = made[id(value)] = memory(value)
-        return new
-    if kind is list or kind is dict or kind in MUTABLE_LEAVES:
-        new = made[id(value)] = value.copy()
-        if kind is list and not IMMUTABLE.issuperset(map(type, value)):
-            new[:] = [rebuild(item, memory, made) for item in value]
-        elif kind is dict:
-            for name, item in value.items():
-                if type(item) not in IMMUTABLE:
-                    new[name] = rebuild(item, memory, made)
-        return new
-    if items_of(kind) is None:
-        return value
-    if is_tuple(kind):
-        items = [rebuild(item, memory, made) for item in value]
-        if id(value) in made:  # it contains itself
-            return made[id(value)]
-        is_same = all(map(is_, items, value))
-        new = made[id(value)] = value if is_same else tuple.__new__(kind, items)
-        return new
-    if kind is deque:
-        new = made[id(value)] = deque(maxlen=value.maxlen)
-        new.extend([rebuild(item, memory, made) for item in value])
-        return new
-    if kind in MAPPINGS:
-        new = defaultdict(value.default_factory) if kind is defaultdict else kind()
-        made[id(value)] = new
-        if (kind is OrderedDict or kind is Counter) and vars(value):
-            vars(new).update(rebuild(vars(value), memory, made))
-        fields = {name: rebuild(item, memory, made) for name, item in value.items()}
-        dict.update(new, fields) if kind is Counter else new.update(fields)
-        return new
-    if not isinstance(value, np.ndarray) or not has_objects(value):
-        new = made[id(value)] = memory(value)
-        return new
-    array = value.copy(order="K")
-    new = made[id(value)] = memory(array)
-    for part in fields_with_objects(array):
-        for place in np.ndindex(part.shape):
-            part[place] = rebuild(part[place], memory, made)
+def _filled(kind: type, olds: list[Any], items: list[Any], new: list[Any]) -> list[Any]:
+    """Put the copied items of containers of one kind into `new` ones."""
+    parts = map(islice, repeat(iter(items)), map(len, olds))
+    if kind is tuple:
+        return list(map(tuple, parts))
+    if is_fixed(kind):
+        return list(map(tuple.__new__, repeat(kind), parts))
+    new = new or list(map(_EMPTY[kind], olds))
+    if kind in SEQUENCES:
+        deque(map(kind.extend, new, parts), maxlen=0)  # type: ignore[attr-defined]
+    else:
+        update = OrderedDict.update if kind is OrderedDict else dict.update
+        deque(map(update, new, map(zip, olds, parts)), maxlen=0)
+    return new
+
+
+_EMPTY: Mapping[type, Callable[[Any], Any]] = {
+    list: lambda old: [],
+    dict: lambda old: {},
+    deque: lambda old: deque(maxlen=old.maxlen),
+    defaultdict: lambda old: defaultdict(old.default_factory),
+    OrderedDict: lambda old: OrderedDict(),
+    Counter: lambda old: Counter(),
+}
+
+
+def _copy_array(array: Any, memory: Memory, made: dict[int, Any]) -> Any:
+    if not has_objects(array):
+        return memory(array)
+    if id(array) in made:  # it was in another one
+        return made[id(array)]
+    copy = array.copy(order="K")
+    new = made[id(array)] = memory(copy)
+    for part in fields_with_objects(copy):
+        items = part.ravel().tolist()
+        within = _copied(items, memory, made, is_tied=True)
+        for place, item in zip(np.ndindex(part.shape), within, strict=True):
+            part[place] = item
     return new
 
 

@@ -18,19 +18,15 @@ import numpy as np
 from jobrunner.workspace.array_pool import ArrayPool
 from jobrunner.workspace.contents import (
     IMMUTABLE,
-    MAPPINGS,
-    SEQUENCES,
     Contents,
     Form,
     Known,
     has_objects,
     is_tensor,
-    is_tensor_kind,
-    is_tuple,
     items_of,
     survey,
 )
-from jobrunner.workspace.copies import copy_containers, copy_tensor, rebuild
+from jobrunner.workspace.copies import copy_containers, copy_tensor
 from jobrunner.workspace.values import SOLE_ITEM, has_own_memory
 
 _COPIED_BYTES = 1 << 20
@@ -168,9 +164,6 @@ class _NotKeptError(Exception):
     """A value cannot be kept exactly, or not within the budget."""
 
 
-_KEPT = IMMUTABLE | MAPPINGS | SEQUENCES | {tuple, set, bytearray, np.ndarray}
-
-
 @dataclass
 class _Keeper:
     """Keeps one blob."""
@@ -205,12 +198,12 @@ class _Keeper:
         self._spend(sum(map(sys.getsizeof, (value, *contents.parts))))
         self.nbytes -= sum(part.nbytes for part in contents.memory())
         if known is not None and known.form is not Form.OTHER:
-            kept = copy_containers(value, known, self._memory)
+            kept = copy_containers(value, self._memory, known)
             known.kept = (kept, self.nbytes)
             return kept
         is_sole = references - contents.ties.get(id(value), 0) <= SOLE_ITEM
         self._shared = contents.shared(self._held) if is_sole else set(map(id, contents.parts))
-        return rebuild(value, self._memory, {})
+        return copy_containers(value, self._memory)
 
     def _held(self, array: Any) -> int:
         return sum(id(array) in arrays for arrays in self.others)
@@ -257,21 +250,13 @@ class _Keeper:
 
 def _can_be_kept(value: Any, contents: Contents) -> bool:
     """Whether it consists of built-in containers, arrays and tensors, and nothing else."""
-    kinds = {type(value), *contents.kinds}
-    if not all(kind in _KEPT or is_tuple(kind) or is_tensor_kind(kind) for kind in kinds):
-        return False
-    for part in (value, *contents.parts):
-        if has_objects(part):
+    for kind in {type(value), *contents.kinds}:
+        is_subclass = issubclass(kind, np.ndarray) and kind is not np.ndarray
+        if is_subclass or (items_of(kind) is None and kind not in IMMUTABLE):
             return False
-        if isinstance(part, dict | set) and not all(map(_is_constant, part)):
-            return False
-    return True
-
-
-def _is_constant(key: object) -> bool:
-    return type(key) in IMMUTABLE or (type(key) is tuple and all(map(_is_constant, key)))
+    return not any(map(has_objects, (value, *contents.memory())))
 
 
 def _restored(kept: Any) -> Any:
     """Rebuild a blob from a kept value; arrays are shared."""
-    return rebuild(kept, lambda part: copy_tensor(part) if is_tensor(part) else part, {})
+    return copy_containers(kept, lambda part: copy_tensor(part) if is_tensor(part) else part)

@@ -15,7 +15,7 @@ import cloudpickle
 import numpy as np
 
 from jobrunner.compile import gc_paused
-from jobrunner.workspace.contents import IMMUTABLE, arrays_in_short, items_of, survey
+from jobrunner.workspace.contents import IMMUTABLE, items_of, small_parts, survey
 
 _PAUSED_BYTES = 100_000
 """Shorter pickles make few objects."""
@@ -64,8 +64,10 @@ def _is_plain(value: Any) -> bool:
     """Whether Python's own pickler keeps all there is of a value, and soon."""
     if type(value) is np.ndarray:
         return value.dtype.isnative and not value.dtype.hasobject
-    arrays = arrays_in_short(value)
-    return arrays is not None and all(array.dtype.isnative for array in arrays)
+    parts = small_parts(value)
+    return parts is not None and all(
+        part.dtype.isnative for part in parts if type(part) is np.ndarray
+    )
 
 
 def from_frames(frames: Sequence[Any]) -> Any:
@@ -84,7 +86,7 @@ def open_frames(frames: Sequence[Any]) -> Any:
         return value.open()
     if kind in IMMUTABLE or not _NUMPY.search(frames[0]):  # there is no array in it
         return value
-    parts: Iterable[Any] | None = () if kind is np.ndarray else arrays_in_short(value)
+    parts: Iterable[Any] | None = () if kind is np.ndarray else small_parts(value)
     if parts is None or (kind is np.ndarray and value.dtype.hasobject):
         parts = survey(value).memory() if items_of(kind) else ()
     for part in (value, *parts):

@@ -24,17 +24,20 @@ import numpy as np
 
 from jobrunner.workspace.contents import (
     IMMUTABLE,
+    SMALL,
     SOLE_PART,
     Contents,
     Form,
     Known,
-    arrays_in_short,
+    few_parts,
     has_objects,
+    is_memory,
     is_tensor,
     items_of,
+    small_parts,
     survey,
 )
-from jobrunner.workspace.copies import copy_containers, copy_short, copy_tensor
+from jobrunner.workspace.copies import copy_containers, copy_small, copy_tensor
 from jobrunner.workspace.memory_limit import copied
 from jobrunner.workspace.pickles import Snapshot, snapshot
 
@@ -61,16 +64,16 @@ def view(value: Any, known: Known | None = None) -> Any:
         return value.open()
     if isinstance(value, np.ndarray) and not has_objects(value):
         return _read_only(value)
-    if known is None and (new := copy_short(value, _read_only)) is not None:
-        return new
     if items_of(kind) is None or is_tensor(value):
         return value
-    return copy_containers(value, known or survey(value).known(), _read_only)
+    if known is None and (new := copy_small(value, _read_only)) is not None:
+        return new
+    return copy_containers(value, _read_only, known)
 
 
-def view_short(value: Any) -> Any:
-    """Return the view of a short container, of which nothing needs to be known; None of another."""
-    return copy_short(value, _read_only)
+def view_small(value: Any) -> Any:
+    """Return the view of a small container, of which nothing needs to be known; None of another."""
+    return copy_small(value, _read_only)
 
 
 def own(holder: Any, key: Any, copy: Callable[[np.ndarray, str], np.ndarray] = copied) -> Any:
@@ -109,22 +112,27 @@ def is_own(holder: Any, key: Any, must_write: bool = False) -> bool:
     kind = type(value)
     if kind in IMMUTABLE:
         return True
-    if kind is np.ndarray and not value.dtype.hasobject:
-        flags = value.flags
-        is_its = references <= SOLE_ITEM and value.base is None and flags.owndata
-        return is_its and (flags.writeable or not must_write)
-    arrays = arrays_in_short(value) if references <= SOLE_ITEM or kind is tuple else None
-    if not arrays:
-        return arrays is not None
-    if references > SOLE_ITEM or max(map(sys.getrefcount, arrays)) > SOLE_PART:
+    is_sole = references <= SOLE_ITEM
+    if kind is np.ndarray:
+        return not value.dtype.hasobject and _is_plainly_own(value, is_sole, must_write)
+    parts: list[Any] = []
+    if kind not in SMALL or not (is_sole or kind is tuple) or not few_parts(value, parts):
         return False
-    for array in arrays:
-        if array.base is not None:
-            return False
-        flags = array.flags
-        if not flags.owndata or (must_write and not flags.writeable):
+    if not parts:
+        return True
+    if not is_sole or max(map(sys.getrefcount, parts)) > SOLE_PART:
+        return False
+    for part in parts:
+        if type(part) is np.ndarray and not _is_plainly_own(part, True, must_write):
             return False
     return True
+
+
+def _is_plainly_own(array: np.ndarray, is_sole: bool, must_write: bool) -> bool:
+    if not is_sole or array.base is not None:
+        return False
+    flags = array.flags
+    return flags.owndata and (flags.writeable or not must_write)
 
 
 def settle(
@@ -146,72 +154,50 @@ def settle(
     value = holder[key]
     kind = type(value)
     is_sole = references <= SOLE_ITEM
-    spans: Callable[[], list[_Span]] = lambda: _spans(others())  # noqa: E731
-    if isinstance(value, np.ndarray) and not has_objects(value):
-        if not _is_own(value, is_sole, spans, must_write):
-            holder[key] = copy(value)
-        return None
-    if is_sole and _settle_short(value, copy, spans, must_write):
-        return None
+    spans: Callable[[], list[_Span]] = cache(lambda: _spans(others()))
     if items_of(kind) is None:
         return None
     if is_tensor(value):
         if _overlaps(value, spans()):
             holder[key] = copy_tensor(value)
         return None
+    if isinstance(value, np.ndarray) and not has_objects(value):
+        if not _is_own(value, is_sole, spans, must_write):
+            holder[key] = copy(value)
+        return None
     contents = survey(value)
     known = contents.known()
     is_sole = references - contents.ties.get(id(value), 0) <= SOLE_ITEM
-    if known.form is Form.CONSTANT or (known.form is Form.FLAT and is_sole):
+    if contents.form is Form.CONSTANT:
         return known
     if isinstance(value, np.ndarray):
         is_sole = _is_own(value, is_sole, spans, must_write)
     shared = contents.shared() if is_sole else set(map(id, contents.parts))
-    foreign = _find_foreign(contents, shared, cache(spans), must_write)
-    if not is_sole or shared or foreign:
+    foreign = _find_foreign(contents, shared, spans, must_write)
+    if not is_sole or shared or foreign or _is_borrowed(value):
 
         def own_memory(part: Any) -> Any:
             if id(part) not in foreign:
                 return part
             return copy_tensor(part) if is_tensor(part) else copy(part)
 
-        holder[key] = copy_containers(value, known, own_memory)
+        holder[key] = copy_containers(value, own_memory, known)
     return known
 
 
-def _settle_short(
-    value: Any,
-    copy: Callable[[np.ndarray], np.ndarray],
-    spans: Callable[[], list[_Span]],
-    must_write: bool,
-) -> bool:
-    """Settle a short container that nothing else refers to; False if it is not that simple."""
-    arrays = arrays_in_short(value)
-    if arrays is None:
-        return False
-    counts = list(map(sys.getrefcount, arrays))
-    if max(counts, default=0) > SOLE_PART and len(set(map(id, arrays))) < len(arrays):
-        return False
-    foreign = {
-        id(array)
-        for array, count in zip(arrays, counts, strict=True)
-        if not _is_own(array, count <= SOLE_PART, spans, must_write)
-    }
-    if foreign and type(value) is tuple:
-        return False
-    if foreign:
-        for name, item in value.items() if type(value) is dict else enumerate(value):
-            if id(item) in foreign:
-                value[name] = copy(item)
-    return True
+def _is_borrowed(part: Any) -> bool:
+    """Whether it is an item of a structured array, in the array's memory."""
+    return isinstance(part, np.void) and part.base is not None and not has_own_memory(part, True)
 
 
 def _find_foreign(
     contents: Contents, shared: set[int], spans: Callable[[], list[_Span]], must_write: bool
 ) -> set[int]:
     """The ids of the arrays and tensors whose memory something else can reach; adds to `shared`."""
+    foreign: set[int] = set()
+    if not contents.kinds.isdisjoint((np.void, np.record)):
+        foreign.update(map(id, filter(_is_borrowed, contents.parts)))
     parts = contents.memory()
-    foreign = set()
     for part in parts:
         # Whoever has its memory can reach its items too.
         if has_objects(part) and not _is_own(part, id(part) not in shared, spans, must_write):
@@ -242,7 +228,7 @@ def _is_own(
     return isinstance(base, mmap.mmap | bytes) and not _overlaps(array, spans())
 
 
-def has_own_memory(array: np.ndarray, is_sole: bool) -> bool:
+def has_own_memory(array: np.ndarray | np.void, is_sole: bool) -> bool:
     """Whether nothing else can reach an array's memory; `is_sole`: nothing refers to the array."""
     base = array.base
     if base is None:
@@ -305,22 +291,22 @@ def freeze(
     array = _read_only_copy if copy else _read_only
     if kind is np.ndarray and not (value.dtype.hasobject and has_objects(value)):
         return array(value)
-    if known is None and is_pickled and not copy and arrays_in_short(value) is not None:
-        return value
-    if known is None and (new := copy_short(value, array)) is not None:
-        return new
-    if kind in _PLAIN:
-        if known is None or known.form is Form.OTHER:
-            contents = survey(value)
-            known = contents.known()
-            parts = contents.parts if known.form is Form.OTHER else ()
-            is_plain = contents.kinds <= _PLAIN and not any(map(_is_complex, (value, *parts)))
-        else:
-            is_plain = not _is_complex(value)
-        if is_plain and is_pickled and not (copy and known.form is Form.OTHER):
+    if known is None and (parts := small_parts(value)) is not None:
+        if is_pickled and not copy:
             return value
-        if is_plain:
-            return copy_containers(value, known, array)
+        if len(set(map(id, parts))) == len(parts):
+            return copy_small(value, array)
+    if items_of(kind) is not None:
+        form, kinds = Form.OTHER, {kind}
+        if known is not None:
+            form = known.form
+        if form is Form.OTHER:
+            contents = survey(value)
+            form, kinds = contents.form, kinds | contents.kinds
+        if all(map(_is_plain, kinds)):
+            if is_pickled and not (copy and form is Form.OTHER):
+                return value
+            return copy_containers(value, array, known)
     if move:
         return value
     if is_tensor(value):
@@ -328,14 +314,10 @@ def freeze(
     return snapshot(value)
 
 
-_PLAIN = IMMUTABLE | {list, tuple, dict, np.ndarray}
-
-
-def _is_complex(part: Any) -> bool:
-    """Whether an array holds objects, or a dict has keys that could."""
-    if type(part) is np.ndarray:
-        return has_objects(part)
-    return type(part) is dict and not IMMUTABLE.issuperset(map(type, part))
+def _is_plain(kind: type) -> bool:
+    if kind in IMMUTABLE or kind is np.ndarray:
+        return True
+    return items_of(kind) is not None and not is_memory(kind)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
@@ -345,9 +327,9 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def _read_only_copy(array: np.ndarray) -> np.ndarray:
-    array = copied(array, "that others read and a task updates")
-    array.flags.writeable = False
-    return array
+    if not has_objects(array):
+        array = copied(array, "that others read and a task updates")
+    return _read_only(array)
 
 
 _Span = tuple[int, int]

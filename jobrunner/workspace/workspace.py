@@ -11,7 +11,7 @@ import numpy as np
 
 from jobrunner.errors import BlobNotFoundError, ExecutionError
 from jobrunner.workspace.contents import Form, Known, items_of, survey
-from jobrunner.workspace.copies import rebuild
+from jobrunner.workspace.copies import copy_containers
 from jobrunner.workspace.kept_states import KeptStates
 from jobrunner.workspace.memory_limit import copied, size_of
 from jobrunner.workspace.values import SOLE_ITEM, view
@@ -82,12 +82,12 @@ class Workspace:
         value = blobs[name]
         known = self.known.get(name)
         if known is not None and known.home is blobs and known.id == id(value):
-            return known if is_sole or known.form is Form.CONSTANT else None
+            return known if is_sole or known.form in _LASTING else None
         if isinstance(value, np.ndarray) or items_of(type(value)) is None:
             return None
         contents = survey(value)
         known = contents.known()
-        if known.form is not Form.CONSTANT and not (is_sole and not contents.shared()):
+        if known.form not in _LASTING and not (is_sole and not contents.shared()):
             return None
         del value
         self.remember(blobs, name, known)
@@ -160,8 +160,12 @@ class Workspace:
         for group, values in self.retained.items():
             if group not in self._detached:
                 for key, value in values.items():
-                    values[key] = rebuild(value, _copied, {})
+                    values[key] = copy_containers(value, _copied)
                 self._detached.add(group)
+
+
+_LASTING = (Form.CONSTANT, Form.OTHER)
+"""What holds, or is the most careful guess, whoever refers to the value."""
 
 
 class WorkspaceView(Mapping[str, Any]):

@@ -49,7 +49,7 @@ def input_arrays_can_be_written(broken):
 
 def inputs_share_their_containers(broken):
     broken.setattr(call, "view", lambda value, known=None: value)
-    broken.setattr(call, "view_short", lambda value: None)
+    broken.setattr(call, "view_small", lambda value: None)
 
 
 def an_update_gets_memory_that_others_have(broken):
@@ -65,8 +65,12 @@ def an_updated_blob_keeps_what_was_put_into_it(broken):
 
 
 def ties_come_apart(broken):
-    rebuild = copies.rebuild
-    broken.setattr(copies, "rebuild", lambda value, memory, made: rebuild(value, memory, {}))
+    copied = copies._copied
+
+    def apart(items, memory, made, is_tied):
+        return [copied([item], memory, {}, False)[0] for item in items]
+
+    broken.setattr(copies, "_copied", apart)
 
 
 def pickling_swaps_bytes(broken):

@@ -1,6 +1,7 @@
 """Blobs are values: inputs of tasks, return values, values for other nodes."""
 
 import collections
+import copy
 import datetime
 import sys
 import threading
@@ -223,6 +224,18 @@ def test_an_object_array_and_a_record_are_adopted_like_others():
     assert adopted["a"] == 1
 
 
+@pytest.mark.parametrize("wrap", [lambda it: it, lambda it: [it, 1], lambda it: {"r": (it,)}])
+@pytest.mark.parametrize("array", [RECORD, RECORD.view(np.recarray)], ids=["void", "record"])
+def test_an_item_of_a_structured_array_becomes_a_copy_of_its_own(array, wrap):
+    rows = array.copy()
+    blobs = {"x": adopt([wrap(rows[0])], ()), "y": wrap(rows[0])}
+    own(blobs, "y")
+    rows["a"] = 9
+    assert portrait(blobs["x"], {}) == portrait(blobs["y"], {}) == portrait(wrap(array[0]), {})
+    again = id(blobs["x"])
+    assert id(own(blobs, "x")) == again
+
+
 # ---- containers of all kinds
 
 LEAVES = [
@@ -230,7 +243,19 @@ LEAVES = [
     *(datetime.date(2020, 1, 1), (1, "two"), (1, np.float64(2)), frozenset({1}), Model([1])),
 ]
 leaves = st.sampled_from(LEAVES)
-made = st.sampled_from([lambda: np.arange(3), lambda: {1, 2}, lambda: bytearray(b"x"), list, dict])
+made = st.sampled_from(
+    [
+        *(lambda: np.arange(3), lambda: {1, 2}, lambda: bytearray(b"x"), list, dict),
+        lambda: RECORD[0].copy(),
+    ]
+)
+
+
+def objects(items):
+    array = np.empty(len(items), object)
+    for i, item in enumerate(items):
+        array[i] = item
+    return array
 
 
 @st.composite
@@ -241,9 +266,11 @@ def values(draw):
         items = draw(st.lists(st.sampled_from(parts), max_size=4))
         named = dict(zip(draw(st.sampled_from(["abcd", [1, (2, 3), None, 4.0]])), items))  # noqa: B905
         kind = draw(
-            st.sampled_from([list, tuple, collections.deque, dict, collections.OrderedDict])
+            st.sampled_from(
+                [list, tuple, collections.deque, dict, collections.OrderedDict, objects]
+            )
         )
-        parts.append(kind(named) if issubclass(kind, dict) else kind(items))
+        parts.append(kind(named) if kind in (dict, collections.OrderedDict) else kind(items))
     if type(parts[-1]) is list and draw(st.booleans()):
         parts[-1].append(parts[-1])
     return parts[-1]
@@ -253,7 +280,7 @@ def portrait(value, seen):
     """Types, values and ties; immutable objects are tied to nothing."""
     kind = type(value)
     if not isinstance(
-        value, list | tuple | collections.deque | dict | np.ndarray | set | bytearray
+        value, list | tuple | collections.deque | dict | np.ndarray | np.void | set | bytearray
     ):
         return (kind, value.weights if kind is Model else repr(value))
     if kind is not tuple:
@@ -262,17 +289,22 @@ def portrait(value, seen):
         seen[id(value)] = len(seen)
     if isinstance(value, dict):
         return (kind, *((name, portrait(item, seen)) for name, item in value.items()))
-    if isinstance(value, list | tuple | collections.deque):
+    if isinstance(value, list | tuple | collections.deque) or is_of_objects(value):
         return (kind, *(portrait(item, seen) for item in value))
     return (kind, repr(value))
 
 
+def is_of_objects(value):
+    return isinstance(value, np.ndarray) and value.dtype.hasobject
+
+
 def mutables(value, found):
-    if isinstance(value, list | tuple | collections.deque | dict) and id(value) not in found:
+    is_container = isinstance(value, list | tuple | collections.deque | dict)
+    if (is_container or is_of_objects(value)) and id(value) not in found:
         found[id(value)] = value
         for item in value.values() if isinstance(value, dict) else value:
             mutables(item, found)
-    elif isinstance(value, np.ndarray | set | bytearray):
+    elif isinstance(value, np.ndarray | np.void | set | bytearray):
         found[id(value)] = value
     return found
 
@@ -318,6 +350,14 @@ def test_a_value_that_nothing_else_refers_to_is_not_copied_however_it_is_tied():
     assert [id(adopted), id(adopted["a"]), id(adopted["c"][0])] == before
 
 
+def test_long_containers_keep_ties_and_objects_that_occur_at_several_depths():
+    shared, array = [1], objects([{"a": 1}])
+    value = [([i], {"at": i, "of": shared}, {i}) for i in range(50)]
+    value += [array, array[0], (shared, [(shared, array)]), collections.deque([value[0]], 3)]
+    assert portrait(view(value), {}) == portrait(value, {})
+    assert portrait(adopt([value], ()), {}) == portrait(value, {})
+
+
 def test_what_is_deeply_nested_is_copied_too():
     value = []
     for _ in range(400):
@@ -347,11 +387,15 @@ def test_a_frozen_array_is_a_read_only_view_or_a_copy_as_asked_for():
 
 
 def test_frozen_containers_do_not_see_later_changes():
-    blob = {"a": [1, 2], "b": (3, [4])}
+    blob = {"a": [1, 2], "b": (3, [4]), "c": {5}, "d": collections.OrderedDict(e=[6])}
     frozen = freeze(blob, copy=False)
+    was = copy.deepcopy(blob)
     blob["a"].append(3)
     blob["b"][1].append(5)
-    assert view(frozen) == {"a": [1, 2], "b": (3, [4])}
+    blob["c"].add(6)
+    blob["d"]["e"].append(7)
+    assert view(frozen) == was
+    assert type(view(frozen)["d"]) is collections.OrderedDict
 
 
 def test_each_reader_of_a_frozen_object_gets_a_copy_of_its_own():
@@ -375,9 +419,8 @@ def test_a_value_with_one_reader_on_its_node_is_moved_and_not_copied():
         [Model(1)],
         {Model(1): 2},
         np.array([Model(1)], dtype=object),
-        collections.OrderedDict(a=[1]),
         types.SimpleNamespace(a=[1]),
-        {1, 2},
+        collections.OrderedDict(a=Model(1)),
     ],
     ids=lambda value: type(value).__name__,
 )
