@@ -13,6 +13,7 @@ from jobrunner.cli.options import (
     cluster_options,
     directory_argument,
     epoch_argument,
+    is_number,
     nothing_recorded,
     open_directory,
     read_epoch,
@@ -209,7 +210,7 @@ def diff_command(*, a: str, b: str, is_deep: bool, allow_pickle: bool) -> Output
 def _split_checkpoint(text: str) -> tuple[str, str]:
     """Split ``DIR@EPOCH``, ``@EPOCH`` or ``DIR``; DIR may contain '@'."""
     directory, at, epoch = text.rpartition("@")
-    if at and (epoch == "latest" or epoch.isdecimal()):
+    if at and (epoch == "latest" or is_number(epoch)):
         return directory, epoch
     return text, "latest"
 

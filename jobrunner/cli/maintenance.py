@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jobrunner.checkpoint import KeepAny, MultiNodeCheckpointManager, Repair, RetentionPolicy
 
 _MAX_SIMILAR = 3
-_BEST = re.compile(r"(?P<metric>[^:]+)(:(?P<mode>min|max))?(:(?P<count>\d+))?")
+_BEST = re.compile(r"(?P<metric>[^:]+)(:(?P<mode>min|max))?(:(?P<count>\d{1,18}))?")
 _NUMBER = re.compile(r"[0-9a-f]{8,}|\d+")
 
 

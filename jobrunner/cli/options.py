@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.cluster import Session
 
+_MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
 Function = Callable[..., Output]
 
 directory_argument = click.argument("directory", metavar="DIR")
@@ -85,9 +86,14 @@ def open_directory(directory: str, **options: Any) -> MultiNodeCheckpointManager
     )
 
 
+def is_number(text: str) -> bool:
+    """Whether a text is a number that an epoch may have."""
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
 def read_epoch(text: str, manager: MultiNodeCheckpointManager) -> int:
     """Parse the number of an epoch, or ``latest``."""
-    if text.isdecimal():
+    if is_number(text):
         return int(text)
     if text != "latest":
         raise errors.DefinitionError(f"{text!r} is neither 'latest' nor the number of an epoch.")

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from jobrunner import errors
 from jobrunner.cli.command import SAVES_FAILED, Output, main
-from jobrunner.cli.options import cluster_options, count_option, take_over_option
+from jobrunner.cli.options import cluster_options, count_option, is_number, take_over_option
 from jobrunner.signals import handled, terminated_as_interrupt
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
         return "latest"
     if text == "none":
         return None
-    if text.isdecimal():
+    if is_number(text):
         return int(text)
     raise click.BadParameter(
         f"{text!r} is neither 'latest' nor 'none' nor the number of an epoch.", ctx, option

@@ -196,6 +196,7 @@ class Callbacks:
 
     def warn(self, message: str) -> None:
         """Report a problem to the callbacks and the log."""
+        message = printable(message)
         logger.warning(message)
         self.notify("on_warning", message)
 

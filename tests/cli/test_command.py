@@ -215,9 +215,12 @@ def test_verify_names_each_damaged_epoch_and_exits_with_7(runs: Path) -> None:
         ["run", "job.py", "--checkpoint", "d", "--scheduler", "tcp://h:1", "--workers", "2"],
         ["run", "job.py", "--checkpoint", "d"],
         ["run", "no such job", "--checkpoint", "d"],
+        ["run", "job.py", "--checkpoint", "d", "--resume", "9" * 5000],
+        ["info", ".", "9" * 5000],
+        ["prune", ".", "--keep-best", "m:" + "9" * 5000],
         ["ls"],
     ],
-    ids=lambda args: " ".join(args),
+    ids=lambda args: " ".join(args)[:80],
 )
 def test_wrong_usage_exits_with_2_and_no_traceback(
     args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
