@@ -22,7 +22,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # Characters that some file systems refuse or that paths use, and "%", which begins an escape.
 _UNSAFE = re.compile(rf'[%/\\<>"|?*{":" if os.name == "nt" else ""}\x00-\x1f\x7f]')
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|$)")
-_STORE = re.compile(r"(?P<stem>.+)\.(?P<epoch>0|[1-9][0-9]*)(?:\.r(?P<retry>[1-9][0-9]*))?", re.S)
+_STORE = re.compile(
+    r"(?P<stem>.+)\.(?P<epoch>0|[1-9][0-9]{0,17})(?:\.r(?P<retry>[1-9][0-9]{0,17}))?", re.S
+)
 
 
 def check_name(name: object, what: str) -> str:

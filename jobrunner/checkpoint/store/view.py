@@ -193,7 +193,10 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
             )
         about = partitions[blob]
         parts = list(self._each(lambda node: self[node][blob], about["nodes"]))
-        return PartitionedArray(blob, about["axis"], parts)
+        try:
+            return PartitionedArray(blob, about["axis"], parts)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self[about['nodes'][0]].path}: {error}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._readers)

@@ -1,0 +1,246 @@
+"""Everything that reads a checkpoint directory, as users call it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jobrunner import JobRunner, KeepLast, MultiNodeCheckpointManager
+from jobrunner.checkpoint import inspect_directory, repair_log, restore_epoch
+from jobrunner.checkpoint.log.heartbeat import Patience
+from jobrunner.cli import checkpoints, listing, maintenance
+from jobrunner.cli.command import Output, _to_json
+from jobrunner.cli.options import open_directory
+from jobrunner.define import Job
+from jobrunner.errors import JobRunnerError
+from jobrunner.run import Replay
+from jobrunner.run.replay.compare import compare_checkpoints
+from jobrunner.testing import FaultyFiles
+from jobrunner.workspace.workspace import Workspace
+from tests.mutants.watch import TimeIsUpError
+
+Check = Callable[[str, str, Any], None]
+"""Gets the digest of a manifest, the name of a blob and its value, which was verified."""
+
+
+class Clock:
+    """Time that passes only while one waits."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        if self.now > 600:
+            raise TimeIsUpError
+
+
+class Case:
+    """One mutant, and all that can be done with it."""
+
+    def __init__(self, path: str, copy: str, job: Job, check: Check) -> None:
+        self.path, self.copy, self.job, self._check = path, copy, job, check
+
+    # ---- parts
+
+    def manager(self, **options: Any) -> MultiNodeCheckpointManager:
+        clock = Clock()
+        return MultiNodeCheckpointManager(
+            self.path,
+            files=FaultyFiles(sync=False),
+            patience=Patience(15, clock, clock.wait),
+            **options,
+        )
+
+    def epochs(self) -> list[int]:
+        """Two recorded epochs, at most."""
+        return self.manager().epochs()[-2:]
+
+    def each(self, act: Callable[[MultiNodeCheckpointManager, int], object]) -> None:
+        """Do something with several epochs; an error in one hides none in the others."""
+        error: JobRunnerError | None = None
+        for epoch in self.epochs():
+            try:
+                act(self.manager(), epoch)
+            except JobRunnerError as caught:
+                error = caught
+        if error is not None:
+            raise error
+
+    # ---- commands
+
+    def ls(self) -> None:
+        _print(listing.list_epochs(open_directory(self.path), 5))
+
+    def info(self) -> None:
+        self.each(lambda manager, epoch: _print(listing.describe_checkpoint(manager, epoch)))
+
+    def verify(self) -> None:
+        manager = self.manager()
+        _print(checkpoints.verify_epochs(manager, manager.epochs(), is_all=True))
+
+    def verify_deep(self) -> None:
+        manager = self.manager()
+        _print(checkpoints.verify_epochs(manager, manager.epochs(), is_all=True, is_deep=True))
+
+    def diff(self, *, is_deep: bool = False) -> None:
+        epochs = self.epochs()
+        if epochs:
+            with self.manager().open(epochs[0]) as one, self.manager().open(epochs[-1]) as other:
+                data, text, _ = compare_checkpoints(one, other, is_deep=is_deep)
+            _print(Output(data, text))
+
+    def diff_deep(self) -> None:
+        self.diff(is_deep=True)
+
+    def fsck(self) -> None:
+        _print(maintenance._inspect(self.manager(), is_brief=False))
+
+    def fsck_repair(self) -> None:
+        clock = Clock()
+        if repair_log(self.manager().recorded, Patience(15, clock, clock.wait)) is not None:
+            self.manager().epochs()
+
+    def prune(self) -> None:
+        manager = self.manager(keep=KeepLast(1))
+        manager.run.start([], {"command": "prune"})
+        try:
+            manager.retention.retire()
+        finally:
+            manager.run.end()
+
+    def prune_best(self) -> None:
+        policy = maintenance._read_policy(2, None, ["loss"])
+        manager = self.manager(keep=policy)
+        maintenance._check_records(manager, policy)
+        maintenance._sum_sizes(manager, manager.retention.retirable())
+
+    def pin(self) -> None:
+        self.each(lambda manager, epoch: manager.pin(epoch, "x"))
+        self.each(lambda manager, epoch: manager.unpin(epoch))
+
+    def restore(self) -> None:
+        recorded = self.manager().recorded
+        aside = [f for f in inspect_directory(recorded) if f.status == "aside"]
+        for finding in aside[:2]:
+            epoch = finding.path.split(".")[1]
+            if epoch.isdecimal():
+                restore_epoch(recorded, int(epoch))
+
+    def copy_all(self) -> None:
+        manager = self.manager()
+        _print(checkpoints.copy_epochs(manager, manager.epochs()[-3:], self.copy, is_all=True))
+
+    # ---- Python
+
+    def load(self) -> None:
+        def act(manager: MultiNodeCheckpointManager, epoch: int) -> None:
+            checkpoint = manager.open(epoch)
+            for node in checkpoint.values():
+                for blob in node:
+                    own = node._owner(blob)
+                    self._check(own._reader.manifest, blob, node.load(blob))
+
+        self.each(act)
+
+    def look(self) -> None:
+        def act(manager: MultiNodeCheckpointManager, epoch: int) -> None:
+            checkpoint = manager.open(epoch)
+            repr(checkpoint)
+            for blob in list(checkpoint.record["details"].get("partitions", {})):
+                np.asarray(checkpoint.array(blob)[...])
+            for node in checkpoint.values():
+                repr(node)
+                for blob in node:
+                    node.outline(blob)
+                    node.digest(blob)
+
+        self.each(act)
+
+    def look_lazily(self) -> None:
+        def act(manager: MultiNodeCheckpointManager, epoch: int) -> None:
+            for node in manager.open(epoch).values():
+                for blob in list(node)[:12]:
+                    node[blob]
+
+        self.each(act)
+
+    def ask(self) -> None:
+        manager = self.manager()
+        manager.latest()
+        manager.pins()
+        list(manager.records())
+        manager.get_ckpt_db_name("a", 2)
+        manager.recorded.unclaimed()
+        manager.recorded.is_done()
+        manager.recorded.held_by()
+        list(manager.watch(timeout_seconds=0))
+
+    def plan(self) -> None:
+        runner = JobRunner(self.job, self.manager(), num_epochs=20)
+        str(runner.plan_resume())
+
+    def plan_epoch(self) -> None:
+        def act(manager: MultiNodeCheckpointManager, epoch: int) -> None:
+            runner = JobRunner(self.job, manager, num_epochs=20, resume_from_epoch=epoch)
+            str(runner.plan_resume())
+
+        self.each(act)
+
+    def replay(self) -> None:
+        self.each(lambda manager, epoch: Replay(self.job, manager.loader, epoch).check())
+
+    def load_in_run(self) -> None:
+        """What a worker does when a run resumes."""
+
+        def act(manager: MultiNodeCheckpointManager, epoch: int) -> None:
+            for task in manager.load(epoch).tasks():
+                if "read" in (task.name or ""):
+                    task.fn()
+            parts = manager.record(epoch)["details"].get("partitions", {})
+            if parts:
+                again = {name: ["a", "b", "c"] for name in parts}
+                blobs = {node: list(parts) for node in "abc"}
+                for task in manager.load(epoch, blobs=blobs, partitions=again).tasks():
+                    if "read" in (task.name or ""):
+                        task.fn()
+
+        self.each(act)
+
+    def resume(self) -> None:
+        """What a run writes: it takes the directory, removes leftovers, saves an epoch."""
+        manager = self.manager(keep=KeepLast(2))
+        manager.run.start(["a"], {"plan": {}})
+        try:
+            latest = manager.latest()
+            if latest is not None:
+                manager.run.rewind(latest, "resumed")
+            save = manager.commits.begin((latest or 0) + 1)
+            workspace = Workspace("a")
+            workspace.globals.update(w=np.arange(9000.0), big=np.arange(9000.0), n=1)
+            manager.commits.commit(save, save.write({"a": workspace}), {})
+        finally:
+            manager.run.end()
+
+
+READING = (
+    *("ls", "info", "verify", "verify_deep", "diff", "diff_deep", "fsck", "prune_best", "load"),
+    *("look", "look_lazily", "ask", "plan", "plan_epoch", "replay", "load_in_run"),
+)
+WRITING = ("fsck_repair", "prune", "pin", "restore", "copy_all", "resume")
+
+
+def operate(case: Case, name: str) -> None:
+    """Do one of them."""
+    getattr(case, name)()
+
+
+def _print(output: Output) -> None:
+    json.dumps(_to_json(output.data), allow_nan=False)
+    output.text.encode(errors="replace")

@@ -1,0 +1,206 @@
+"""Checkpoint directories as trees in memory, and how to sign a changed one again.
+
+A tree maps paths to contents: bytes of a file, or one of the `Odd` things a stranger may put there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from crc32c import crc32c
+
+MANIFEST = "_manifest/zarr.json"
+HEAD_BYTES = len('{"sha256":"') + 64 + len('","entry":')
+"""Before the entry in a file of the log."""
+_SEAL = len(',"sha256":"') + 64 + len('"')
+
+
+@dataclass(frozen=True)
+class Odd:
+    """What is not a plain file."""
+
+    kind: Literal["directory", "link", "pipe", "unreadable", "sparse"]
+    to: str = ""
+
+
+Tree = dict[str, "bytes | Odd"]
+
+
+def read_tree(path: Path) -> Tree:
+    """All files below a directory."""
+    return {
+        str(file.relative_to(path)): file.read_bytes()
+        for file in sorted(path.rglob("*"))
+        if file.is_file()
+    }
+
+
+def write_tree(tree: Tree, path: str) -> None:
+    """Make a directory of a tree; skips what has no place, such as a file below a file."""
+    made = {path}
+    os.mkdir(path)
+    for name, content in sorted(tree.items()):
+        full = f"{path}/{name}"
+        with contextlib.suppress(OSError, ValueError):
+            parent = os.path.dirname(full)
+            if parent not in made:
+                os.makedirs(parent, exist_ok=True)
+                made.add(parent)
+            if isinstance(content, Odd):
+                _put(content, full)
+            else:
+                with open(full, "xb") as file:
+                    file.write(content)
+
+
+def _put(odd: Odd, path: str) -> None:
+    match odd.kind:
+        case "directory":
+            os.makedirs(path)
+        case "link":
+            os.symlink(odd.to, path)
+        case "pipe":
+            os.mkfifo(path)
+        case "unreadable":
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o000))
+        case "sparse":
+            with open(path, "xb") as file:
+                file.truncate(1 << 40)
+
+
+# ---- digests
+
+
+def split_entry(content: bytes) -> Any:
+    """The entry in a file of the log; raises ValueError if there is none."""
+    document = json.loads(content)
+    if not isinstance(document, dict) or not isinstance(document.get("entry"), dict):
+        raise ValueError("no entry")
+    return document["entry"]
+
+
+def frame_entry(text: bytes) -> bytes:
+    """A file of the log, with its digest."""
+    digest = hashlib.sha256(text).hexdigest()
+    return b'{"sha256":"%s","entry":%s}\n' % (digest.encode(), text)
+
+
+def dump(document: Any) -> bytes:
+    """JSON as jobrunner writes it, but with anything in it."""
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def seal(document: bytes) -> bytes:
+    """A manifest, with its own digest at its end."""
+    return document[:-2] + b',"sha256":"%s"}}' % hashlib.sha256(document).hexdigest().encode()
+
+
+def sign(tree: Tree, changed: set[str]) -> None:
+    """Correct all sizes, checksums and digests that depend on the files that were changed.
+
+    As one does who has read the format: files in manifests, the manifests' own digests, their
+    digests in the log, and the digests of the log's entries.
+    """
+    stores = {name.split("/")[0] for name in changed if not name.startswith("_")}
+    for store in stores:
+        manifest = tree.get(f"{store}/{MANIFEST}")
+        if isinstance(manifest, bytes):
+            with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
+                tree[f"{store}/{MANIFEST}"] = _sign_manifest(tree, store, manifest)
+    digests = {
+        name.split("/")[0]: hashlib.sha256(content).hexdigest()
+        for name, content in tree.items()
+        if name.endswith(f"/{MANIFEST}") and isinstance(content, bytes)
+    }
+    for name, content in tree.items():
+        if name.startswith("_log/") and isinstance(content, bytes) and len(content) > HEAD_BYTES:
+            tree[name] = _sign_entry(content, digests, stores, is_changed=name in changed)
+
+
+def _sign_manifest(tree: Tree, store: str, content: bytes) -> bytes:
+    document = json.loads(content)
+    attributes = document["attributes"]
+    before = copy.deepcopy(document)
+    documents = attributes.get("documents")
+    if isinstance(documents, dict):
+        for name in documents:
+            found = tree.get(f"{store}/{name}")
+            if isinstance(found, bytes):
+                documents[name] = _about(found)
+    for array in _arrays(attributes):
+        _sign_array(tree, store, array)
+    if document == before and b'"sha256"' not in content[-_SEAL - 2 :]:
+        return content  # it may be odd JSON, which would not survive
+    sealed = attributes.pop("sha256", None)
+    text = content if document == before else dump(document)
+    if sealed is None:
+        return text
+    return seal(content[: -_SEAL - 2] + b"}}" if document == before else text)
+
+
+def _arrays(attributes: Any) -> Iterator[dict[str, Any]]:
+    stacks = attributes.get("stacks")
+    blobs = attributes.get("blobs")
+    found = list(stacks) if isinstance(stacks, list) else []
+    if isinstance(blobs, dict):
+        for blob in blobs.values():
+            if isinstance(blob, dict) and isinstance(blob.get("arrays"), list):
+                found += blob["arrays"]
+    yield from (it for it in found if isinstance(it, dict) and isinstance(it.get("path"), str))
+
+
+def _sign_array(tree: Tree, store: str, array: dict[str, Any]) -> None:
+    files = array.get("files")
+    there = sorted(
+        name
+        for name in tree
+        if name.startswith(f"{store}/{array['path']}/c") and isinstance(tree[name], bytes)
+    )
+    if not isinstance(files, list) or len(files) != len(there):
+        return
+    for i, name in enumerate(there):
+        content = tree[name]
+        assert isinstance(content, bytes)
+        if files[i] == _about(content):
+            continue
+        files[i] = _about(content)
+        rows = array.get("rows")
+        if isinstance(rows, list) and rows:
+            step = len(content) // len(rows)
+            array["rows"] = [crc32c(content[k * step : (k + 1) * step]) for k in range(len(rows))]
+        pieces = array.get("pieces")
+        if isinstance(pieces, list) and i < len(pieces) and isinstance(pieces[i], list):
+            start = 0
+            for piece in pieces[i]:
+                piece[1] = crc32c(content[start : start + piece[0]])
+                start += piece[0]
+
+
+def _about(content: bytes) -> list[int]:
+    return [len(content), crc32c(content)]
+
+
+def _sign_entry(
+    content: bytes, digests: dict[str, str], stores: set[str], *, is_changed: bool
+) -> bytes:
+    text = content[HEAD_BYTES:-2]
+    with contextlib.suppress(ValueError, RecursionError, LookupError, AttributeError, TypeError):
+        entry = split_entry(content)
+        commits = [entry, *(entry.get("commits") or ())]
+        for commit in commits:
+            for about in (commit.get("stores") or {}).values():
+                if about["store"] in stores and about["manifest"] != digests.get(
+                    about["store"], about["manifest"]
+                ):
+                    about["manifest"] = digests[about["store"]]
+                    is_changed = True
+                    text = dump(entry)
+    return frame_entry(text) if is_changed else content
