@@ -56,6 +56,18 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     rig.manager.run.end()
 
 
+def test_columns_of_plain_values_are_linked_like_arrays(rig: Rig) -> None:
+    rows = [{"id": i, "loss": i + 0.5, "name": f"row {i}"} for i in range(10_000)]
+    rig.blobs["rows"] = rows
+    rig.save(0)
+    rows[7]["loss"] = -1.0
+    rig.save(1)
+    for name, is_same in (("rows/id", True), ("rows/name/texts", True), ("rows/loss", False)):
+        before, after = (rig.chunk(epoch, name).stat() for epoch in (0, 1))
+        assert (before.st_ino == after.st_ino) is is_same, name
+    assert rig.manager.open(1)["a"].load("rows") == rows
+
+
 def test_an_unchanged_array_is_linked_and_a_changed_one_written(rig: Rig) -> None:
     rig.blobs["moving"] = np.zeros(BIG)
     assert rig.save(0).linked_bytes == 0

@@ -78,6 +78,7 @@ OPTIONS: dict[str, Any] = {
 }
 CONTAINERS: dict[str, Any] = {
     "params": {"w": TABLE, "layers": [np.arange(4), np.array(["2020-01-01"], "M8[D]"), "text"]},
+    "rows": [{"id": i, "at": [i, -i], "who": f"n{i}é"} for i in range(300)],
     "bytes": bytes(range(256)) * 20,
     "step": 7,
     **{f"row{i}": np.array([i, -i]) for i in range(70)},
@@ -126,6 +127,9 @@ def expected(store: Path) -> dict[str, Any]:
     found["params/w"] = TABLE.tolist()
     found["params/layers/0"] = [0, 1, 2, 3]
     found["params/layers/1"] = [18262]
+    found["rows/id"] = list(range(300))
+    found["rows/at"] = [[i, -i] for i in range(300)]
+    found["rows/who/texts"] = list("\0".join(f"n{i}é" for i in range(300)).encode())
     found["bytes"] = list(CONTAINERS["bytes"])
     for document in sorted(store.glob("_stacks/*/zarr.json")):
         names = json.loads(document.read_text())["attributes"]["names"]

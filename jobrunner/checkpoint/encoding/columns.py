@@ -41,7 +41,7 @@ MAX_DEPTH = 150
 _LEAST_ROWS = 16
 _LEAST_ITEMS = 256
 """With fewer items in a column, on average, JSON is better."""
-_MOST_COLUMNS = 256
+_MOST_COLUMNS, _MOST_LEVELS = 256, 32
 _LONG_ROW = 8192  # items; longer rows are arrays of their own
 _MOST_VALUES, _LONG_VALUE = 200, 64
 """More values than these, or longer ones, are not worth an index."""
@@ -161,7 +161,7 @@ class _Columns:
             return self._texts(cls, items, at)
         if cls is type(None):
             return self._mixed(bytes(len(items)), [None], [], at)
-        if encoder.depth + at.depth >= MAX_DEPTH:
+        if at.depth > _MOST_LEVELS or encoder.depth + at.depth >= MAX_DEPTH:
             raise _UnlikeError
         if cls is tuple or cls is list:
             return self._sequences(cls, items, at)

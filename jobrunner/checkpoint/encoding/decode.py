@@ -145,7 +145,7 @@ class Decoder:
         value = self.decode(item)
         if type(value) is not cls:
             if type(value) is ValueOutline:
-                raise OutlinedError(value.text.partition(" of ")[2])
+                raise OutlinedError(value.about.get("value", value.text))
             raise TypeError(f"expected a {cls.__name__}, found a {type(value).__name__}")
         return value
 

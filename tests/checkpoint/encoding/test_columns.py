@@ -249,6 +249,17 @@ def test_the_depth_that_is_refused_is_that_of_a_walk(
     assert found[0] == found[1]
 
 
+def test_rows_may_be_nested_as_deep_as_other_values() -> None:
+    for make in (lambda it: [it], lambda it: ({"a": it},), lambda it: it):
+        rows = []
+        for i in range(N):
+            row: Any = [i]
+            for _ in range(70):
+                row = make(row)
+            rows.append((row, None if i % 2 else [i]))
+        assert describe(decode(encode(rows))) == describe(rows)
+
+
 # --- what is not alike
 
 
