@@ -14,14 +14,14 @@ from jobrunner.cluster.leases import Leases
 from jobrunner.cluster.messages import Members, Request, pickle_function
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
+from jobrunner.cluster.replies import Reply, check_runs, read_value
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.cluster.shipping import Parcel, ShippedGroups
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, compile_group
 from jobrunner.config import get_number
 from jobrunner.define import TaskGroup, TaskOutput
 from jobrunner.errors import ExecutionError, NodeLostError
-from jobrunner.worker import FETCH, GroupResult, Message, UnderWay, fetch, merge_runs
-from jobrunner.workspace import from_frames
+from jobrunner.worker import FETCH, GroupResult, UnderWay, fetch, merge_runs
 
 ABORT_SECONDS = 2.0
 RELEASE_SECONDS = 3.0
@@ -179,9 +179,10 @@ class Binding:
             self._messenger.skip_numbers(batch["epochs"] * batch["steps_per_epoch"] - 1)
         width = batch["steps_per_epoch"]
         wall_seconds = time.perf_counter() - started
-        by_worker = [reply.get("runs", ()) for reply in replies.values()]
-        for i in range(min(map(len, by_worker)) // width):
-            rows = [runs[i * width : (i + 1) * width] for runs in by_worker]
+        check_runs(replies, batch["epochs"] * width, width)
+        by_worker = {address: reply.get("runs", ()) for address, reply in replies.items()}
+        for i in range(min(map(len, by_worker.values())) // width):
+            rows = {a: runs[i * width : (i + 1) * width] for a, runs in by_worker.items()}
             result = merge_runs(rows, [condition.name for condition in plan.conditions])
             if "epoch_batch" not in details:
                 result = dataclasses.replace(result, seconds=wall_seconds)
@@ -209,7 +210,7 @@ class Binding:
             "apply", details, channel=channel, what=what, deadline_seconds=deadline_seconds
         )
         replies = self._call(request, addresses or list(self._members.workers))
-        return {address: _own_value(reply["frames"]) for address, reply in replies.items()}
+        return {address: read_value(address, reply) for address, reply in replies.items()}
 
     def abort(self, reason: str = "the client asked for it") -> None:
         """Start no further tasks of the current run; drop the results of running functions."""
@@ -268,7 +269,9 @@ class Binding:
         """The names of the global blobs, by node."""
         replies = self._messenger.sync(self._messenger.query, "blob_names").values()
         return {
-            node: frozenset(names) for reply in replies for node, names in reply["names"].items()
+            node: frozenset(names)
+            for reply in replies
+            for node, names in reply.get("names", {}).items()
         }
 
     def run_alone(
@@ -303,13 +306,7 @@ class Binding:
         keys = [key, "resume"] if key == "init" else [key]
         return self.fetch(task.node.name, task.name, keys, output.part)
 
-    def _call(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
+    def _call(self, request: Request, addresses: Sequence[str]) -> dict[str, Reply]:
         replies = self._messenger.call(request, addresses)
         request.check(replies, self.plan.job)
         return replies
-
-
-def _own_value(frames: Sequence[Any]) -> Any:
-    """Unpickle a received value into memory of its own."""
-    head, *buffers = frames
-    return from_frames([head, *(bytearray(memoryview(b).cast("B")) for b in buffers)])

@@ -17,7 +17,7 @@ from jobrunner.cluster.scheduler import PING_SECONDS, SILENT, describe_unfit
 from jobrunner.compile import PlannedNode
 from jobrunner.errors import PlacementError
 from jobrunner.texts import get_logger
-from jobrunner.worker import MOST_PINGS, Failure, find_cut, lease_key, run_lease
+from jobrunner.worker import MOST_PINGS, find_cut, lease_key, run_lease
 
 logger = get_logger(__name__)
 
@@ -205,8 +205,9 @@ class Leases:
         return {
             frozenset((address, other))
             for address, answer in answers.items()
-            if not isinstance(answer, BaseException)
-            for other in answer
+            if isinstance(answer, list)
+            for other in addresses
+            if other in answer
         }
 
     # ---- reserving
@@ -245,8 +246,8 @@ class Leases:
                 "bind", waiting, leases=keys, wait_seconds=wait_seconds, **details
             )
             for reply in replies.values():
-                if reply["status"] == "failed":
-                    raise Failure(**reply["failure"]).exception()
+                if "failure" in reply:
+                    raise reply["failure"].exception()
             waiting = [address for address in waiting if replies[address]["status"] != "done"]
             if not left:
                 break

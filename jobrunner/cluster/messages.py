@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 import cloudpickle
 
 from jobrunner.cluster.placement import WorkerInfo
+from jobrunner.cluster.replies import Reply, read_reply
 from jobrunner.errors import (
     BlobNotFoundError,
     DefinitionError,
@@ -59,7 +60,7 @@ class Members:
         self.cut: set[str] = set()
         self.leaving: dict[str, str] = {}  # causes; these workers serve until they leave
         self.excused: set[str] = set()  # failed to answer once, perhaps because they leave
-        self.running: dict[str, list[tuple[str, str]]] = {}  # (node, task) at the last answer
+        self.running: dict[str, Sequence[tuple[str, str]]] = {}  # (node, task) at the last answer
 
     @property
     def alive(self) -> list[str]:
@@ -129,12 +130,12 @@ class Request:
             return [({**first, **self.per_worker[a]}, [a]) for a in addresses]
         return [(first, addresses)] if addresses else []
 
-    def check(self, replies: Mapping[str, Message], job: str) -> None:
+    def check(self, replies: Mapping[str, Reply], job: str) -> None:
         """Raise a worker's error, if any; what several workers refuse is one error."""
         failed = [
-            self._failed(Failure(**reply["failure"]), job, reply.get("epoch", self.epoch))
+            self._failed(reply["failure"], job, reply.get("epoch", self.epoch))
             for reply in replies.values()
-            if reply["status"] == "failed"
+            if "failure" in reply
         ]
         if failed:
             if self.call == "apply" and all(type(error) is DefinitionError for error in failed):
@@ -259,7 +260,7 @@ Action = Ask | Abort | AwaitNews | Warn
 
 def exchange(
     request: Request, addresses: Sequence[str], members: Members, now: float
-) -> Generator[Action, Heard, dict[str, Message]]:
+) -> Generator[Action, Heard, dict[str, Reply]]:
     """Send a request, poll until each worker has replied, and notice lost workers.
 
     Yields actions, and takes their results. Returns the replies in the order of `addresses`. Notes
@@ -273,7 +274,7 @@ def exchange(
     since: dict[tuple[str, str], float] = {}  # task -> when a worker first reported it
     asked: Sequence[str] = list(addresses)
     unstarted = set(addresses)  # they may not have got the first message
-    replies: dict[str, Message] = {}
+    replies: dict[str, Reply] = {}
     is_failed = False
     while True:
         batches = request.begin([a for a in asked if a in unstarted], wait_seconds)
@@ -287,7 +288,7 @@ def exchange(
                 unstarted.add(address)
             elif message["status"] == "running" and request.number is not None:
                 if is_run:
-                    members.running[address] = message["tasks"]
+                    members.running[address] = message.get("tasks", ())
             else:
                 if is_run:
                     members.running.pop(address, None)
@@ -295,7 +296,7 @@ def exchange(
                 if "suspect" in message:
                     yield AwaitNews(LOSS_SECONDS)
                     if not members.lost:
-                        members.lost[message["suspect"]] = message["reason"]
+                        members.lost[message["suspect"]] = message.get("reason", "it is suspect")
                         members.cut.add(message["suspect"])
                     yield from _give_up(members, request.epoch)
         pending = [address for address in addresses if address not in replies]
@@ -333,11 +334,11 @@ def exchange(
 
 def _messages(
     heard: Heard, members: Members, epoch: int | None
-) -> Generator[Action, Heard, dict[str, Message | None]]:
+) -> Generator[Action, Heard, dict[str, Reply | None]]:
     """Sort out losses; returns the answers, None for a worker to ask again."""
     for address, how in heard.lost.items():
         members.lost.setdefault(address, how)
-    messages: dict[str, Message | None] = {}
+    messages: dict[str, Reply | None] = {}
     for address, answer in heard.answers.items():
         if isinstance(answer, BaseException):
             # The scheduler disconnects a worker that leaves once; the worker still serves.
@@ -351,7 +352,7 @@ def _messages(
         elif not isinstance(answer, Mapping) or answer.get("status") == "unknown":
             members.lost.setdefault(address, "it restarted and lost this session's state")
         else:
-            messages[address] = answer
+            messages[address] = read_reply(address, answer, members.placement)
     if members.lost:
         yield from _give_up(members, epoch)
     return messages

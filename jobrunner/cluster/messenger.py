@@ -27,6 +27,7 @@ from jobrunner.cluster.messages import (
     exchange,
 )
 from jobrunner.cluster.placement import WorkerInfo
+from jobrunner.cluster.replies import Reply, read_reply
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.config import get_number
 from jobrunner.errors import SchedulerLostError
@@ -77,7 +78,7 @@ class Messenger:
         result: T = self._client.sync(waits, *args, **kwargs)
         return result
 
-    def call(self, request: Request, addresses: Sequence[str]) -> dict[str, Message]:
+    def call(self, request: Request, addresses: Sequence[str]) -> dict[str, Reply]:
         """Send workers a request, and wait until each has replied; see `exchange`."""
         with self._numbering:
             self._number += 1
@@ -115,7 +116,7 @@ class Messenger:
         met: dict[str, Member] = {}
         for info in infos:
             answer = answers.get(info.address, "no answer")
-            if isinstance(answer, BaseException) or info.address not in answers:
+            if not isinstance(answer, str) or info.address not in answers:
                 strange[info.address] = answer
             else:
                 met[info.address] = Member(info, answer)
@@ -132,7 +133,7 @@ class Messenger:
 
     async def query(
         self, call: str, addresses: Sequence[str] | None = None, **details: Any
-    ) -> dict[str, Message]:
+    ) -> dict[str, Reply]:
         """Send workers, by default all, a request that they answer at once."""
         members = self.members.workers
         return await self._operate(Request(call, details), addresses or list(members))
@@ -157,9 +158,7 @@ class Messenger:
 
     # ---- requests
 
-    def _call_directly(
-        self, request: Request, addresses: Sequence[str]
-    ) -> dict[str, Message] | None:
+    def _call_directly(self, request: Request, addresses: Sequence[str]) -> dict[str, Reply] | None:
         """Run a group without the scheduler; None if not all are done, or did not get it."""
         self.scheduler.check_open()
         if self.members.lost or self._lines.is_over or self._lost_leases():
@@ -169,13 +168,16 @@ class Messenger:
         incarnations = {a: self.members.workers[a].incarnation for a in addresses}
         answers = self._lines.ask(message, incarnations, FIRST_WAIT_SECONDS)
         self._is_in_doubt = self._lines.is_over
-        if answers is None or any(answer.get("status") != "done" for answer in answers.values()):
+        if answers is None or not all(isinstance(a, Mapping) for a in answers.values()):
             return None
-        return answers
+        placement = self.members.placement
+        replies = {a: read_reply(a, answer, placement) for a, answer in answers.items()}
+        is_done = all(reply["status"] == "done" for reply in replies.values())
+        return replies if is_done else None
 
     async def _operate(
         self, request: Request, addresses: Sequence[str], started: float | None = None
-    ) -> dict[str, Message]:
+    ) -> dict[str, Reply]:
         if self._is_in_doubt:
             self._is_in_doubt = False
             await self._await_news(NEWS_SECONDS, lambda: self.members.leaving)
@@ -185,15 +187,15 @@ class Messenger:
             while True:
                 action = steps.send(await self._perform(action))
         except StopIteration as end:
-            replies: dict[str, Message] = end.value
+            replies: dict[str, Reply] = end.value
             return replies
 
     async def _operate_each(
         self, request: Request, addresses: Sequence[str], started: float
-    ) -> dict[str, Message]:
+    ) -> dict[str, Reply]:
         """Carry out an exchange with each worker, so that none waits for others' answers."""
         parts = [self._operate(request, [address], started) for address in addresses]
-        replies: dict[str, Message] = {}
+        replies: dict[str, Reply] = {}
         for part in await asyncio.gather(*parts, return_exceptions=True):
             if isinstance(part, BaseException):
                 raise part

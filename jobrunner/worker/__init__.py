@@ -1,8 +1,8 @@
 """What runs inside a worker process."""
 
-from jobrunner.worker.epoch_batch import GroupResult, UnderWay, merge_runs
+from jobrunner.worker.epoch_batch import EndedRun, GroupResult, UnderWay, merge_runs
 from jobrunner.worker.hosted_nodes import FETCH, fetch
-from jobrunner.worker.outbox import Message
+from jobrunner.worker.outbox import Frames, Message
 from jobrunner.worker.outcome import Failure
 from jobrunner.worker.plugin import (
     MOST_PINGS,

@@ -11,8 +11,11 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
+import msgspec
+
+from jobrunner.errors import ExecutionError
 from jobrunner.worker.calls import Number, Seconds
 from jobrunner.worker.task_context import Metric, MetricEntry
 
@@ -32,7 +35,7 @@ class EndedRun(TypedDict):
 
     stopped: list[str]  # the stop conditions that were true
     metrics: str  # JSON text
-    seconds: float  # since the previous run ended or the batch began
+    seconds: Seconds  # since the previous run ended or the batch began
 
 
 class BatchOptions(TypedDict, total=False):
@@ -171,11 +174,11 @@ class GroupResult:
     metrics: dict[str, Metric]
 
 
-def merge_metrics(entries: Iterable[Sequence[Any]]) -> dict[str, Metric]:
+def merge_metrics(entries: Iterable[MetricEntry]) -> dict[str, Metric]:
     """Merge the metrics that all workers sent: see `GroupResult`."""
     by_name: dict[str, list[MetricEntry]] = {}
     for entry in entries:
-        by_name.setdefault(entry[0], []).append(MetricEntry(*entry))
+        by_name.setdefault(entry.name, []).append(entry)
     merged: dict[str, Metric] = {}
     for name, found in by_name.items():
         found.sort(key=lambda entry: (entry.order, entry.instance, entry.node))
@@ -187,16 +190,30 @@ def merge_metrics(entries: Iterable[Sequence[Any]]) -> dict[str, Metric]:
 
 
 def merge_runs(
-    by_worker: Sequence[Sequence[Mapping[str, Any]]], conditions: Sequence[str]
+    by_worker: Mapping[str, Sequence[EndedRun]], conditions: Sequence[str]
 ) -> GroupResult:
-    """Merge one epoch's `EndedRun`s, in order by worker; `conditions` are all the group's."""
+    """Merge one epoch's runs, in order by worker; `conditions` are all the group's."""
     metrics: dict[str, Metric] = {}
-    for runs in zip(*by_worker, strict=True):
-        texts = [run["metrics"] for run in runs if run["metrics"]]
-        metrics.update(merge_metrics(entry for text in texts for entry in json.loads(text)))
-    fired = {name for runs in by_worker for name in runs[-1]["stopped"]}
+    for runs in zip(*by_worker.values(), strict=True):
+        texts = [
+            (address, run["metrics"])
+            for address, run in zip(by_worker, runs, strict=True)
+            if run["metrics"]
+        ]
+        metrics.update(merge_metrics(entry for text in texts for entry in _read_metrics(*text)))
+    fired = {name for runs in by_worker.values() for name in runs[-1]["stopped"]}
     return GroupResult(
-        seconds=max(sum(run["seconds"] for run in runs) for runs in by_worker),
+        seconds=max(sum(run["seconds"] for run in runs) for runs in by_worker.values()),
         stopped=tuple(name for name in conditions if name in fired),
         metrics=metrics,
     )
+
+
+def _read_metrics(address: str, text: str) -> list[MetricEntry]:
+    try:
+        return msgspec.convert(json.loads(text), list[MetricEntry])
+    except (ValueError, RecursionError) as error:
+        raise ExecutionError(
+            f"Worker {address} reported metrics that cannot be read: {error}. Check that the same "
+            f"version of jobrunner runs there."
+        ) from error

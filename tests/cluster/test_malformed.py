@@ -4,11 +4,24 @@ import asyncio
 import copy
 import os
 import random
+from types import SimpleNamespace
 
+import pytest
 from distributed import Client
 from distributed.comm import connect
 
-from jobrunner import ExecutionError, Session, Task, TaskGroup, WorkspaceType
+from jobrunner import (
+    CheckpointWriteError,
+    ExecutionError,
+    Session,
+    Task,
+    TaskGroup,
+    WorkspaceType,
+)
+from jobrunner.checkpoint.store.writer import Receipt
+from jobrunner.cluster.replies import check_runs, read_reply, read_value
+from jobrunner.run.saver import Saver
+from jobrunner.worker.epoch_batch import merge_runs
 from jobrunner.worker.plugin import LEASE_PREFIX, OPERATION
 from tests.sampling import sampled
 
@@ -106,3 +119,122 @@ def test_no_message_ends_a_worker_or_leaves_a_run_waiting(process_cluster, round
         assert client.run(os.getpid) == pids
     assert len(failures) < rounds
     assert not [text for text in failures if "did not end within" in text]
+
+
+# ---- answers
+
+HERE, THERE = "tcp://h:1", "tcp://h:2"
+PLACEMENT = {"a": HERE, "b": THERE}
+RUN = {"stopped": [], "metrics": "", "seconds": 0.1}
+FAILURE = {
+    "node": "a",
+    "task": "t",
+    "summary": "s",
+    "traceback": "",
+    "error": None,
+    "is_own": False,
+}
+ANSWER = {
+    "status": "failed",
+    "tasks": [["a", "t"]],
+    "runs": [RUN],
+    "failure": FAILURE,
+    "epoch": 1,
+    "reason": "r",
+    "suspect": THERE,
+    "frames": [b"x"],
+    "names": {"a": ["x"]},
+}
+FORGED = [
+    {"status": "finished"},
+    {"status": "done", "runs": []},
+    {"status": "done", "runs": [RUN] * 3},
+    {"status": "done", "runs": [{**RUN, "seconds": float("nan")}]},
+    {"status": "done", "runs": [{**RUN, "metrics": '{"loss": 1}'}]},
+    {"status": "done", "runs": [{**RUN, "metrics": "[" * 100_000}]},
+    {"status": "failed", "failure": {**FAILURE, "node": "b"}},
+    {"status": "running", "tasks": [["elsewhere", "t"]]},
+    {"status": "aborted", "reason": "r", "suspect": "tcp://nowhere:1"},
+]
+
+
+def test_every_answer_is_read_or_refused_by_the_workers_name():
+    assert read_reply(HERE, ANSWER, PLACEMENT)["failure"].task == "t"
+    draw, read = random.Random(1), 0
+    for _ in range(1000):
+        answer = copy.deepcopy(ANSWER)
+        for _ in range(draw.randint(1, 2)):
+            inside = draw.choice([answer, answer, answer["failure"], answer["runs"]])
+            if not isinstance(inside, dict | list) or not inside:
+                continue
+            key = draw.choice([*inside]) if isinstance(inside, dict) else 0
+            inside[key] = draw.choice([*STRANGE, "a", HERE])
+        try:
+            read_reply(HERE, answer, PLACEMENT)
+            read += 1
+        except ExecutionError as error:
+            assert HERE in str(error)  # noqa: PT017  # which of them are refused is not the point
+    assert 0 < read < 500
+
+
+@pytest.mark.parametrize("forged", FORGED, ids=str)
+def test_a_forged_answer_is_an_error_that_names_the_worker(forged):
+    def read():
+        replies = {HERE: read_reply(HERE, forged, PLACEMENT)}
+        check_runs(replies, 2, 1)
+        merge_runs({HERE: replies[HERE].get("runs", ())}, [])
+
+    with pytest.raises(ExecutionError, match=HERE):
+        read()
+
+
+def test_workers_that_are_done_must_have_run_as_much():
+    replies = {a: {"status": "done", "runs": [RUN] * n} for a, n in ((HERE, 1), (THERE, 2))}
+    with pytest.raises(ExecutionError, match="as many as others"):
+        check_runs(replies, 2, 1)
+
+
+@pytest.mark.parametrize("frames", [[], ["text"], [b"x", 10**12], None])
+def test_an_answer_without_a_value_is_an_error(frames):
+    with pytest.raises(ExecutionError, match=HERE):
+        read_value(HERE, read_reply(HERE, {"status": "done", "frames": frames}, PLACEMENT))
+
+
+RECEIPT = Receipt("000001-a", "0" * 64, 1, 0.1)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        None,
+        {"b": RECEIPT},
+        {"a": "a receipt"},
+        {"a": Receipt("000001-b", "0" * 64, 1, 0.1)},
+        {"a": Receipt("000001-a", "0" * 64, "many", 0.1)},
+    ],
+)
+def test_a_receipt_that_does_not_fit_is_not_recorded(reply):
+    saver = SimpleNamespace(_binding=SimpleNamespace(placement=PLACEMENT))
+    order = SimpleNamespace(epoch=1, stores={"a": "000001-a", "b": "000001-b"})
+    assert Saver._read_receipts(saver, {HERE: {"a": RECEIPT}}, order) == {"a": RECEIPT}
+    with pytest.raises(CheckpointWriteError, match=HERE):
+        Saver._read_receipts(saver, {HERE: reply}, order)
+
+
+def forge(forged, lied_to, dask_worker):
+    honest = dask_worker.handlers[OPERATION]
+
+    async def answer(call, binding="", **details):
+        is_lie = call == "run" and binding == lied_to
+        return forged if is_lie else await honest(call, binding, **details)
+
+    dask_worker.handlers[OPERATION] = answer
+
+
+@pytest.mark.parametrize("forged", [FORGED[0], FORGED[2], {"status": "failed"}], ids=str)
+def test_a_worker_that_lies_ends_the_run_and_not_the_client(process_cluster, forged):
+    with Client(process_cluster, set_as_default=False) as client, Session(client) as session:
+        session.run(pass_on()[0])
+        client.run(forge, forged, session._binding._messenger.name)
+        with pytest.raises(ExecutionError, match="tcp://127"):
+            session.run(pass_on()[0])

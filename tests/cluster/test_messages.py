@@ -1,7 +1,5 @@
 """What a client asks next, which workers it counts as lost, and what it raises."""
 
-from dataclasses import asdict
-
 import pytest
 
 from jobrunner import BlobNotFoundError, ExecutionError, NodeLostError, TaskFailedError
@@ -144,11 +142,11 @@ def test_an_error_that_a_worker_reports_is_raised():
     request = Request("run", group="epoch", epoch=3)
     failure = describe_failure("a", "t", ValueError("by hand"))
     with pytest.raises(TaskFailedError, match=r"'t' .node 'a'.* failed at epoch 3: .*by hand") as e:
-        request.check({A: DONE, B: {**FAILED, "failure": asdict(failure)}}, "job")
+        request.check({A: DONE, B: {**FAILED, "failure": failure}}, "job")
     assert (e.value.node, e.value.task, e.value.epoch) == ("a", "t", 3)
     own = describe_failure("a", "t", BlobNotFoundError("no 'x'"), is_own=True)
     with pytest.raises(BlobNotFoundError, match=r"^Job 'job', group 'epoch' at epoch 3: no 'x'"):
-        request.check({A: {**FAILED, "failure": asdict(own)}}, "job")
+        request.check({A: {**FAILED, "failure": own}}, "job")
     with pytest.raises(ExecutionError, match=r"h:1 did not finish its part of run epoch: why\. St"):
         request.check({A: {"status": "aborted", "reason": "why"}}, "job")
 
