@@ -15,6 +15,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from jobrunner.checkpoint.log.entries import Holder, RunEntry
+from jobrunner.checkpoint.log.handler import LOG_DIRECTORY
 from jobrunner.checkpoint.log.heartbeat import (
     HEARTBEAT,
     RUNS_DIRECTORY,
@@ -27,7 +28,7 @@ from jobrunner.checkpoint.log.heartbeat import (
 )
 from jobrunner.checkpoint.log.state import State
 from jobrunner.checkpoint.log.writer import LogWriter
-from jobrunner.checkpoint.storage import Files
+from jobrunner.checkpoint.storage import Files, join_path
 from jobrunner.errors import CheckpointError, CheckpointWriteError, CommitConflictError
 from jobrunner.texts import get_logger
 
@@ -88,6 +89,7 @@ class RunLock:
             "process": own_process(),
             "heartbeat_seconds": self._beat_seconds,
         }
+        self._check_rights()
         # The heartbeat must exist before the entry, after which others look for it.
         self._files.make_directories(self._path)
         self._heartbeat.start()
@@ -100,6 +102,27 @@ class RunLock:
             raise
         # Without `leave`, the heartbeat stops when the manager is collected.
         weakref.finalize(self, self._heartbeat.stop)
+
+    def _check_rights(self) -> None:
+        """Warn of a directory that everybody may write to; refuse one that this user may not."""
+        paths = [self._path, *(join_path(self._path, it) for it in (LOG_DIRECTORY, RUNS_DIRECTORY))]
+        found = {path: its for path in paths if (its := self._files.rights(path)) is not None}
+        public = [f"{path} ({its.text})" for path, its in found.items() if its.is_public]
+        if public:
+            logger.warning(
+                "Everybody may write to %s, and so change what the next run loads. Take the right "
+                "away: chmod -R o-w %s",
+                " and ".join(public),
+                self._path,
+            )
+        for path, its in found.items():
+            if not its.may_write:
+                raise CheckpointWriteError(
+                    f"This process may not write to {path} ({its.text}), so no run can begin there. "
+                    f"Let its owner give you the right (jobrunner.checkpoint.mode in Dask's "
+                    f"configuration does so for new files), or copy an epoch to a directory of "
+                    f"your own: jobrunner copy {self._path} EPOCH TARGET"
+                )
 
     def remove_traces_of_others(self) -> None:
         """Remove the heartbeats and probes of earlier runs, not of one that waits or is later."""

@@ -227,8 +227,7 @@ class ObjectFiles:
         return False
 
     def _copy(self, source: str, target: str, path: str) -> None:
-        keys = self._key(source), self._key(target)
-        self._ask("copy", path, lambda store: store.copy(*keys))
+        self._ask("copy", path, lambda store: store.copy(self._key(source), self._key(target)))
 
     def overwrite(self, path: str, data: bytes) -> None:
         self._put(path, [data])
@@ -246,8 +245,7 @@ class ObjectFiles:
 
     def _create(self, path: str, data: bytes) -> None:
         """Create an object; FileExistsError, perhaps because a try with a cut answer made it."""
-        key = self._key(path)
-        self._ask("create", path, lambda store: store.put(key, data, mode="create"))
+        self._ask("create", path, lambda store: store.put(self._key(path), data, mode="create"))
 
     def prove_creation(self, directory: str) -> None:
         path = os.path.join(directory, "created")
@@ -308,13 +306,10 @@ class ObjectFiles:
     # --- reading
 
     def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes:
-        def get(store: ObjectStore) -> bytes:
-            result = store.get(self._key(path))
-            if result.meta["size"] > most:
-                raise too_long(path, result.meta["size"], most)
-            return result.bytes().to_bytes()
-
-        return self._ask("get", path, get)
+        size, data = self.read_span(path, 0, most)
+        if size > most:
+            raise too_long(path, size, most)
+        return data
 
     def read_if_there(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
         try:
@@ -381,9 +376,11 @@ class ObjectFiles:
             for found in batch:
                 yield found["path"][start:], found["size"]
 
+    def rights(self, path: str) -> None:
+        pass
+
     def modified_seconds(self, path: str) -> float:
-        modified: dt.datetime = self._head(path)["last_modified"]
-        return modified.timestamp()
+        return float(self._head(path)["last_modified"].timestamp())
 
     def _head(self, path: str) -> Any:
         return self._ask("head", path, lambda store: store.head(self._key(path)))

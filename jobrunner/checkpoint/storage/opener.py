@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import os
+import pwd
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -12,6 +14,7 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from jobrunner.checkpoint.storage import linux
+from jobrunner.checkpoint.storage.protocol import Rights
 from jobrunner.errors import CheckpointCorruptError
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -154,6 +157,27 @@ class Opener:
         """The attributes of a name, which may be a link."""
         return self.at(path, _stat)
 
+    def rights(self, path: str) -> Rights | None:
+        """Who may use a directory; None if there is none."""
+        try:
+            descriptor = self.open(path, PASSAGE)
+        except FileNotFoundError:
+            return None
+        try:
+            about = os.fstat(descriptor)
+            wanted = os.W_OK | os.X_OK
+            may_write = os.access(".", wanted, dir_fd=descriptor, effective_ids=True)
+        finally:
+            os.close(descriptor)
+        owner, group = str(about.st_uid), str(about.st_gid)
+        with contextlib.suppress(KeyError):
+            owner = pwd.getpwuid(about.st_uid).pw_name
+        with contextlib.suppress(KeyError):
+            group = grp.getgrgid(about.st_gid).gr_name
+        text = f"owner {owner}, group {group}, rights {stat.filemode(about.st_mode)}"
+        public = about.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
+        return Rights(text, may_write=may_write, is_public=public)
+
     def walk(self, path: str) -> Iterator[tuple[str, os.stat_result | None]]:
         """What is below a directory, with its attributes; None for directories."""
         try:
@@ -189,6 +213,23 @@ def too_long(path: str, nbytes: int, most: int) -> ForeignFileError:
 
 def _foreign(mode: int, path: str) -> ForeignFileError:
     return refuse(path, _KINDS.get(stat.S_IFMT(mode), "no file"))
+
+
+def real_path(path: str) -> str:
+    """The path with its links resolved, as far as it exists."""
+    return os.path.realpath(path)
+
+
+def explain_link(error: OSError) -> OSError:
+    """The error to raise if an entry of the log cannot be linked."""
+    if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+        return OSError(
+            error.errno,
+            "this file system has no hard links, which the log needs to create its entries "
+            "atomically; use a directory on another file system",
+            error.filename2 or error.filename,
+        )
+    return error
 
 
 def read_bytes(descriptor: int, nbytes: int) -> bytes:

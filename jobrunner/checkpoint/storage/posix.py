@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 
 from crc32c import crc32c
 
@@ -15,12 +16,13 @@ from jobrunner.checkpoint.storage.opener import (
     DIRECTORY,
     PASSAGE,
     Opener,
+    explain_link,
     read_bytes,
     refuse,
     scan,
     too_long,
 )
-from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result
+from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result, Rights
 
 BLOCK_BYTES = 1 << 20
 """Size of a block that is digested and written together, while it is in a core's cache."""
@@ -33,11 +35,6 @@ _NO_LINK = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EOPNOTSUPP),
     *(errno.EMLINK, errno.EXDEV, errno.EACCES, errno.ENOSYS),
 )
-
-
-def real_path(path: str) -> str:
-    """The path with its links resolved, as far as it exists."""
-    return os.path.realpath(path)
 
 
 def join_path(root: str, path: str) -> str:
@@ -57,12 +54,9 @@ def crc32c_of_zeros(nbytes: int, before: int) -> int:
 class PosixFiles:
     """A POSIX file system; see `Files`.
 
-    Below the directories named by `bind`, no link is followed and only regular files are opened:
-    every call opens the directory that holds the name, and all else is relative to that
-    descriptor. The path of such a directory itself may contain links.
-
-    `durable` calls ``syncfs`` once where that reports errors (Linux 5.8 or later); otherwise
-    ``fsync`` for each file and directory.
+    Below the directories named by `bind`, no link is followed and only regular files are opened;
+    the path of such a directory itself may contain links.
+    `durable` calls ``syncfs`` once where that reports errors (Linux 5.8 or later), else ``fsync``.
     """
 
     threads = 2
@@ -180,8 +174,8 @@ class PosixFiles:
             if error.errno in _NO_LINK:
                 return False
             raise
-        found = self.opener.stat(target)
-        if found.st_size == nbytes and stat.S_ISREG(found.st_mode):
+        its = self.opener.stat(target)
+        if its.st_size == nbytes and stat.S_ISREG(its.st_mode):
             return True
         self.remove_file(target)
         return False
@@ -189,13 +183,10 @@ class PosixFiles:
     def _link(self, source: str, target: str) -> None:
         """Give a file, even if it is a symbolic link, a second name."""
 
-        def link(name: str, at: int | None) -> None:
-            def link_here(new: str, there: int | None) -> None:
-                os.link(name, new, src_dir_fd=at, dst_dir_fd=there, follow_symlinks=False)
+        def link(name: str, at: int | None, new: str, there: int | None) -> None:
+            os.link(name, new, src_dir_fd=at, dst_dir_fd=there, follow_symlinks=False)
 
-            self.opener.at(target, link_here)
-
-        self.opener.at(source, link)
+        self.opener.at(source, lambda *its: self.opener.at(target, partial(link, *its)))
 
     def overwrite(self, path: str, data: bytes) -> None:
         self.before("write", path)
@@ -225,7 +216,7 @@ class PosixFiles:
                 # A network file system may fail, or find the name taken, after it has linked.
                 found = self.read_if_there(path)
                 if found is None:
-                    raise _explain_link(error) from error
+                    raise explain_link(error) from error
                 if found != data:
                     return False
         finally:
@@ -255,7 +246,8 @@ class PosixFiles:
         self.before("list", path)
         with contextlib.suppress(FileNotFoundError):
             self._remove_content(path, self.opener.open(path, DIRECTORY), 0)
-            self.opener.at(path, lambda name, at: self._remove_directory(path, name, at))
+            self.before("rmdir", path)
+            self.opener.at(path, lambda name, at: os.rmdir(name, dir_fd=at))
 
     def _remove_content(self, path: str, descriptor: int, depth: int) -> None:
         """Remove all that is in a directory, and close its descriptor."""
@@ -267,16 +259,13 @@ class PosixFiles:
                         self.before("list", inside)
                         below = os.open(entry.name, DIRECTORY, dir_fd=descriptor)
                         self._remove_content(inside, below, depth + 1)
-                        self._remove_directory(inside, entry.name, descriptor)
+                        self.before("rmdir", inside)
+                        os.rmdir(entry.name, dir_fd=descriptor)
                     else:
                         self.before("unlink", inside)
                         os.unlink(entry.name, dir_fd=descriptor)
         finally:
             os.close(descriptor)
-
-    def _remove_directory(self, path: str, name: str, at: int | None) -> None:
-        self.before("rmdir", path)
-        os.rmdir(name, dir_fd=at)
 
     # --- durability
 
@@ -404,16 +393,8 @@ class PosixFiles:
             if found is not None:
                 yield name, found.st_size if stat.S_ISREG(found.st_mode) else -1
 
+    def rights(self, path: str) -> Rights | None:
+        return self.opener.rights(path)
+
     def modified_seconds(self, path: str) -> float:
         return self.opener.stat(path).st_mtime
-
-
-def _explain_link(error: OSError) -> OSError:
-    if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
-        return OSError(
-            error.errno,
-            "this file system has no hard links, which the log needs to create its entries "
-            "atomically; use a directory on another file system",
-            error.filename2 or error.filename,
-        )
-    return error

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 DOCUMENT_BYTES = 64 << 20
 """Longest log entry, heartbeat or Zarr document that is read."""
+
+
+class Rights(NamedTuple):
+    """Who may use a directory."""
+
+    text: str
+    """Owner, group and rights, for messages."""
+    may_write: bool
+    """Whether this process may."""
+    is_public: bool
+    """Whether everybody may write, and remove what others wrote."""
 
 
 class Files(Protocol):
@@ -149,6 +160,9 @@ class Files(Protocol):
 
         Skips files that disappear meanwhile. What is no file (a link, a pipe) has size -1.
         """
+
+    def rights(self, path: str) -> Rights | None:
+        """Who may use a directory; None if it does not exist or the storage does not tell."""
 
     def modified_seconds(self, path: str) -> float:
         """When a file was last written, in seconds since 1970, by the storage's clock."""

@@ -1,0 +1,162 @@
+"""Links, pipes and sockets in a checkpoint directory, which a stranger may have put there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jobrunner import CheckpointError, KeepLast, MultiNodeCheckpointManager
+from tests.cli.directories import invoke, save
+
+COMMANDS = [
+    ["ls", "DIR"],
+    ["info", "DIR", 1],
+    ["verify", "DIR", "--deep"],
+    ["diff", "DIR", 1, 2, "--deep"],
+    ["fsck", "DIR"],
+    ["copy", "DIR", 1, "OTHER"],
+    ["pin", "DIR", 2],
+    ["prune", "DIR", "--keep-last", 1],
+    ["fsck", "DIR", "--repair"],
+]
+PLACES = [
+    *("_runs", "_runs/x", "_log", "_log/0000000003.json", "_save_now"),
+    *("a.1", "a.1/_manifest", "a.1/_manifest/zarr.json", "a.1/w", "a.1/w/c.0", "a.1/zarr.json"),
+    "a.1/stray",
+]
+
+
+def tree(path: Path) -> dict[str, object]:
+    """All that is in a directory, with what a program could have changed."""
+    found: dict[str, object] = {}
+    for at in sorted(path.rglob("*")):
+        about = at.lstat()
+        content = at.read_bytes() if at.is_file() else None
+        found[str(at)] = (about.st_mode, about.st_mtime_ns, about.st_nlink, content)
+    return found
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """What nobody may touch."""
+    path = tmp_path / "outside"
+    (path / "empty").mkdir(parents=True)
+    (path / "precious").write_text("0")
+    (path / "0000000000.json").write_text("{}")
+    return path
+
+
+def move_and_link(path: Path, outside: Path) -> None:
+    """Put a link to what was there, or to a directory, in its place."""
+    target = outside
+    if path.exists():
+        target = outside / "moved"
+        shutil.move(path, target)
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(target)
+
+
+def run_all(runs: Path) -> dict[str, str]:
+    """What each command says, and what a run that resumes there says."""
+    said = {}
+    for command in COMMANDS:
+        there = {"DIR": runs, "OTHER": runs.parent / "other"}
+        result = invoke(*(there.get(str(word), word) for word in command))
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        said[" ".join(map(str, command))] = result.output
+    said["resume"] = ""
+    manager = MultiNodeCheckpointManager(runs, keep=KeepLast(1), take_over=True)
+    try:
+        manager.run.start(["a", "b"], {})
+        save(manager, 7)
+        manager.load(7)
+    except CheckpointError as error:
+        said["resume"] = str(error)
+    finally:
+        manager.run.end()
+    return said
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_a_link_leads_to_is_not_touched(place: str, runs: Path, outside: Path) -> None:
+    move_and_link(runs / place, outside)
+    before = tree(outside)
+    said = run_all(runs)
+    assert tree(outside) == before
+    if place not in ("_save_now", "_runs/x", "a.1/stray"):
+        assert any(f"{runs / place} is a symbolic link" in text for text in said.values())
+
+
+@pytest.mark.parametrize("place", ["_runs", "_log"])
+def test_nothing_is_copied_through_a_link(place: str, runs: Path, outside: Path) -> None:
+    (runs.parent / "other").mkdir()
+    move_and_link(runs.parent / "other" / place, outside)
+    before = tree(outside)
+    result = invoke("copy", runs, 1, runs.parent / "other")
+    assert tree(outside) == before
+    assert result.exit_code != 0
+    assert f"{runs.parent / 'other' / place} is a symbolic link" in result.stderr
+
+
+def test_the_directory_itself_may_be_a_link(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(runs)
+    assert all(invoke("verify", tmp_path / "link", "--deep").exit_code == 0 for _ in range(2))
+    assert invoke("copy", tmp_path / "link", 1, tmp_path / "new").exit_code == 0
+    assert invoke("prune", tmp_path / "link", "--keep-last", 1).exit_code == 0
+    assert MultiNodeCheckpointManager(runs).epochs() == [3]
+
+
+def make_socket(path: str) -> None:
+    directory = os.getcwd()
+    os.chdir(os.path.dirname(path))  # an address is short
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(os.path.basename(path))
+    finally:
+        os.chdir(directory)
+
+
+PIPE, SOCKET = (os.mkfifo, "a pipe"), (make_socket, "a socket")
+
+
+@pytest.mark.parametrize(
+    ("place", "make", "name"),
+    [*((place, *PIPE) for place in (*PLACES, "_runs/x/heartbeat")), ("a.1/w/c.0", *SOCKET)],
+)
+def test_nobody_waits_for_the_other_end_of_a_pipe(
+    place: str, make: Callable[[str], None], name: str, runs: Path
+) -> None:
+    path = runs / place
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    make(str(path))
+    said = run_all(runs)
+    if path.suffix and place.count("/"):
+        assert any(f"{path} is {name}" in text for text in said.values())
+
+
+@pytest.mark.parametrize("place", ["_log/0000000003.json", "a.1/_manifest/zarr.json"])
+def test_a_document_of_a_gibibyte_is_not_read(place: str, runs: Path) -> None:
+    os.truncate(runs / place, 1 << 30)
+    assert f"{runs / place} is too long" in invoke("fsck", runs).output
+
+
+def test_a_file_with_another_name_elsewhere_is_not_overwritten(runs: Path, outside: Path) -> None:
+    manager = MultiNodeCheckpointManager(runs)
+    manager.run.start(["a", "b"], {})
+    try:
+        (probe,) = (runs / "_runs").glob("*")
+        os.link(outside / "precious", probe / "probe")
+        before = tree(outside)
+        with pytest.raises(CheckpointError, match="is a hard link"):
+            manager.run.probe()
+        assert tree(outside) == before
+    finally:
+        manager.run.end()
