@@ -126,10 +126,15 @@ def _dumped(pickler: Any, value: Any, take: Any) -> bytes:
 
 def _reduce_array(array: np.ndarray) -> Any:
     """Keep the byte order, which NumPy's own pickles lose for arrays that are not contiguous."""
-    if array.dtype.isnative or array.dtype.names is not None:
+    dtype = array.dtype
+    if dtype.isnative or dtype.names is not None:
         return array.__reduce_ex__(5)
     # By its name: the pickle of a dtype of dates loses the byte order too.
-    return np.ndarray.view, (array.view(array.dtype.newbyteorder("=")), array.dtype.str)
+    return _as_dtype, (array.view(dtype.newbyteorder("=")), dtype.str, dict(dtype.metadata or {}))
+
+
+def _as_dtype(array: np.ndarray, name: str, metadata: dict[str, Any]) -> np.ndarray:
+    return array.view(np.dtype(name, metadata=metadata) if metadata else name)
 
 
 def _reduce_masked(array: Any) -> Any:

@@ -517,6 +517,19 @@ def test_a_container_is_its_own_unless_something_else_has_it_or_its_arrays(kind,
     assert box[0][0].flags.writeable
 
 
+@pytest.mark.parametrize("name", ["<f8", ">f8", "<M8[s]", ">M8[s]", ">U2", [("a", ">i4")]])
+def test_notes_on_a_dtype_cross_with_the_array(name):
+    array = np.zeros((4, 2), np.dtype(name, metadata={"unit": "m"}))
+    for value in (array, array[::2], array.T, np.ma.MaskedArray(array[::2])):
+        for found in (
+            from_frames([bytes(frame) for frame in crossing_frames(value)]),
+            view(freeze([value], copy=True))[0],
+            view(adopt([value], ())),
+        ):
+            assert found.dtype == value.dtype
+            assert found.dtype.metadata == {"unit": "m"}
+
+
 def test_large_arrays_travel_as_their_own_memory():
     array = np.arange(1000.0)
     frames = to_frames({"a": array})
