@@ -20,7 +20,15 @@ from jobrunner.compile.fingerprint import code_of, structure_of
 from jobrunner.compile.gc_pause import gc_paused
 from jobrunner.compile.group import GroupCompiler
 from jobrunner.compile.plan import GroupPlan, Plan, PlannedNode
-from jobrunner.define import Blob, Job, Node, Task, TaskGroup, TaskOutput, check_orphans
+from jobrunner.define import (
+    Blob,
+    Job,
+    Node,
+    Task,
+    TaskGroup,
+    TaskOutput,
+    check_orphans,
+)
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_distinct
 
@@ -114,7 +122,7 @@ def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
 
     Whether the other blobs that the group reads exist is checked when it runs.
     """
-    check_orphans(group.made, f"The {group.name} group")
+    check_orphans(group.made, f"The {group.name} group", is_job=False)
     tasks = group.tasks()
     plan = GroupCompiler(
         group,

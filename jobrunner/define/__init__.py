@@ -27,5 +27,5 @@ from jobrunner.define.array_options import (
 )
 from jobrunner.define.job import Job, epoch_limiter
 from jobrunner.define.node import Blob, Node, WorkspaceType
-from jobrunner.define.orphans import check_orphans
+from jobrunner.define.orphans import check_orphans, forget_orphan
 from jobrunner.define.task import Task, TaskGroup, TaskOutput

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jobrunner.define.arguments import COUNT, NATURAL, PATH, checked
 from jobrunner.define.node import Active, Blob, Node, WorkspaceType, as_node
+from jobrunner.define.orphans import forget_orphan
 from jobrunner.define.task import Task, TaskGroup, TaskOutput
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
@@ -222,6 +223,7 @@ class Job(Active):
                 )
         for name, group in roles.items():
             group.name, group.job_name = name, self.name
+            forget_orphan(group)
 
 
 @checked(num_epochs=COUNT)

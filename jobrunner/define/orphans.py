@@ -1,7 +1,8 @@
-"""Tasks in no group: what compiles a group that may miss them says so."""
+"""Tasks in no group and groups in no job: what compiles something that may miss them says so."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 import threading
@@ -14,7 +15,7 @@ from jobrunner.errors import DefinitionError
 from jobrunner.texts import printable
 
 if TYPE_CHECKING:
-    from jobrunner.define.task import Task
+    from jobrunner.define.task import Task, TaskGroup
 
 _MOST = 100
 
@@ -33,49 +34,56 @@ class Mark:
 
 @dataclass(frozen=True)
 class _Orphan:
-    name: str
+    what: str
+    is_group: bool
     place: str
-    task: weakref.ref[Task]
+    thing: weakref.ref[Task | TaskGroup]
     mark: Mark = field(default_factory=Mark)
 
 
 _orphans: list[_Orphan] = []
 
 
-def note_orphan(task: Task) -> None:
-    """Note a new task that is in no group."""
+def note_orphan(thing: Task | TaskGroup, first: Task) -> None:
+    """Note a new task that is in no group, or the first task of a group that is in no job."""
+    is_group = thing is not first
+    what = f"{'the group of ' if is_group else ''}task {first.full_name!r}"
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("jobrunner."):
         frame = frame.f_back
     thread = threading.current_thread()
     where = "" if thread is threading.main_thread() else f" in thread {thread.name!r}"
     place = f"{frame.f_code.co_filename}:{frame.f_lineno}{where}"
-    _orphans.append(_Orphan(task.full_name, place, weakref.ref(task)))
+    _orphans.append(_Orphan(what, is_group, place, weakref.ref(thing)))
     del _orphans[:-_MOST]
 
 
-def forget_orphan(task: Task) -> None:
-    """Forget a task: it has joined a group."""
-    _orphans[:] = [orphan for orphan in _orphans if orphan.task() is not task]
+def forget_orphan(thing: Task | TaskGroup) -> None:
+    """Forget a task that has joined a group, or a group that has joined a job or runs."""
+    _orphans[:] = [orphan for orphan in _orphans if orphan.thing() is not thing]
 
 
-def check_orphans(since: Mark, what: str) -> None:
-    """Refuse tasks made `since` then that are gone, so that nothing can run them; warn of others.
+def check_orphans(since: Mark, what: str, *, is_job: bool = True) -> None:
+    """Refuse what was made `since` then and is gone, so that nothing can run it; warn of the rest.
 
-    `what` is about to be compiled.
+    `what` is about to be compiled. If it is no job, other groups may well run after it.
     """
-    for orphan in tuple(_orphans):
-        if orphan.mark.number < since.number:
-            continue
-        made = f"task {orphan.name!r}, made at {orphan.place},"
-        if orphan.task() is None:
+    later = [orphan for orphan in _orphans if orphan.mark.number >= since.number]
+    if any(orphan.is_group and orphan.thing() is not None for orphan in later):
+        gc.collect()  # a group and its tasks refer to each other
+    for orphan in later:
+        made = f"{orphan.what}, made at {orphan.place},"
+        home = "job" if orphan.is_group else "group"
+        if orphan.thing() is None:
             raise DefinitionError(
-                f"{what}: {made} is in no group, so it would never run. Make it inside the `with` "
-                f"block of its job or group, in the same thread; in another thread, pass its "
-                f"group, as in group=job.epoch_group."
+                f"{what}: {made} is in no {home}, so it would never run. Make tasks inside the "
+                f"`with` block of their job or of one of its groups, in the same thread; in another "
+                f"thread, pass the group, as in group=job.epoch_group."
             )
-        told = (
-            f"{what} is compiled, and {made} has joined no group. If it belongs to the job, make "
-            f"it inside `with job:` or pass its group. If Session.run is to run it, ignore this."
-        )
-        warnings.warn(printable(told, kept=""), stacklevel=2)
+        if is_job or not orphan.is_group:
+            told = (
+                f"{what} is compiled, and {made} has joined no {home}. If it belongs to the job, "
+                f"make its tasks inside `with job:` or pass a group of the job. If Session.run is to "
+                f"run it, ignore this."
+            )
+            warnings.warn(printable(told, kept=""), stacklevel=2)

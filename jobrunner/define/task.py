@@ -159,7 +159,7 @@ class Task:
                 f"Task {self.full_name!r}: group must be a TaskGroup (job.init_group); got {group!r}."
             )
         if group is None:
-            note_orphan(self)
+            note_orphan(self, self)
         else:
             group.add(self)
 
@@ -315,6 +315,8 @@ class TaskGroup(Active):
                 key = (task.node.name, f"{task.name}#{count}")
             self._name_counts[task.node.name, task.name] = count
             task.name = key[1]
+        if not (self._tasks or self.job_name):
+            note_orphan(self, task)
         self._tasks[key] = task
         task.group = self
         forget_orphan(task)

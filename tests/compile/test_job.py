@@ -153,7 +153,9 @@ def test_a_cycle_through_after_is_refused_naming_its_tasks(node):
         (lambda: Task(f, name="t", node=A, after="gone"), ["'a/t'", "'gone'"]),
         (lambda: Task(f, name="t", node=A, after="t"), ["'a/t'", "itself"]),
         (
-            lambda: Task(f, inputs=Task(f, node=A, group=TaskGroup()).output(), name="t", node=A),
+            lambda: Task(
+                f, inputs=Task(f, node=A, group=Job().init_group).output(), name="t", node=A
+            ),
             ["'a/t'", "not part of this job"],
         ),
         (

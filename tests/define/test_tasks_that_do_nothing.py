@@ -14,6 +14,7 @@ import cloudpickle
 import pytest
 
 from jobrunner import (
+    BlobNotFoundError,
     DefinitionError,
     Job,
     JobRunner,
@@ -179,6 +180,46 @@ def test_tasks_without_a_group_that_ran_or_were_refused_are_forgotten(
     with contextlib.suppress(DefinitionError):
         Task(count_up, name="refused", node="a")
     gc.collect()
+    job.compile()
+
+
+def make_group(**kwargs: Any) -> TaskGroup:
+    group = TaskGroup()
+    Task(print, name="lost", node="a", group=group, **kwargs)
+    return group
+
+
+def test_a_dropped_group_that_belongs_to_no_job_is_an_error_of_the_job() -> None:
+    job = make_job()
+    make_group()
+    for _ in range(2):
+        with pytest.raises(
+            DefinitionError, match=r"group of task 'a/lost', made at .*:\d+, is in no job"
+        ):
+            job.compile()
+    make_job().compile()  # a job defined later has nothing to do with it
+
+
+def test_a_group_that_may_still_run_is_warned_of() -> None:
+    with make_job() as job, TaskGroup() as group:
+        Task(print, name="lost", node="a")
+    with pytest.warns(UserWarning, match=r"group of task 'a/lost'.*joined no job.*Session\.run"):
+        job.compile()
+    job = make_job()
+    other = Job("other", exit_group=group)
+    job.compile()
+    assert other.exit_group is group
+
+
+def test_groups_that_run_one_after_another_are_not_warned_of(inproc_session: Session) -> None:
+    groups = [make_group(), make_group(), make_group()]
+    job = make_job()
+    groups.append(make_group())
+    for group in groups:
+        inproc_session.run(group)
+    job.compile()
+    with pytest.raises(BlobNotFoundError):
+        inproc_session.run(make_group(inputs=Node("other")["missing"]))
     job.compile()
 
 
