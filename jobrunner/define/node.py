@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, ClassVar, Literal, Self
 
-from jobrunner.define.arguments import FLAG, NATURAL, Rule, checked
+from jobrunner.define.arguments import FLAG, NAMES, NATURAL, Rule, checked, number
 from jobrunner.define.array_options import read_array_options
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
@@ -71,6 +72,16 @@ class Node(Active):
 
     _active = ContextVar("jobrunner_nodes", default=())
 
+    @checked(
+        workers=Rule(
+            "at least one address, name or host (str)",
+            lambda it: isinstance(it, str) or (NAMES.fits(it) and len(it) > 0),
+        ),
+        resources=Rule(
+            "a mapping of names to positive numbers, as in Dask ({'GPU': 1})",
+            lambda it: isinstance(it, Mapping) and all(map(_is_resource, it, it.values())),
+        ),
+    )
     def __init__(
         self,
         name: str = "local",
@@ -79,26 +90,9 @@ class Node(Active):
         resources: Mapping[str, float] | None = None,
     ) -> None:
         self.name = check_name(name, "node")
-        if isinstance(workers, str):
-            workers = (workers,)
-        if workers is not None:
-            is_some = isinstance(workers, Collection) and len(workers) > 0
-            if not (is_some and all(isinstance(worker, str) for worker in workers)):
-                raise DefinitionError(
-                    f"Node {name!r}: workers must be at least one address, name or host (str); "
-                    f"got {workers!r}."
-                )
-            workers = tuple(workers)
-        if resources is not None:
-            is_mapping = isinstance(resources, Mapping)
-            if not (is_mapping and all(map(_is_resource, resources, resources.values()))):
-                raise DefinitionError(
-                    f"Node {name!r}: resources must map names to positive numbers, as in Dask "
-                    f"({{'GPU': 1}}); got {resources!r}."
-                )
-            resources = dict(resources)
-        self.workers: tuple[str, ...] | None = workers
-        self.resources: Mapping[str, float] | None = resources
+        listed = (workers,) if isinstance(workers, str) else workers
+        self.workers = None if listed is None else tuple(listed)
+        self.resources = None if resources is None else dict(resources)
 
     @classmethod
     def current(cls) -> Node:
@@ -131,9 +125,11 @@ def as_node(node: object, where: str) -> Node:
     return node
 
 
+_AMOUNT = number("a number > 0", lambda it: 0 < it < math.inf)
+
+
 def _is_resource(key: object, amount: object) -> bool:
-    is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
-    return isinstance(key, str) and is_number and 0 < amount < float("inf")  # type: ignore[operator]
+    return isinstance(key, str) and _AMOUNT.fits(amount)
 
 
 class Blob:
