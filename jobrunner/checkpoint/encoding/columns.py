@@ -161,7 +161,7 @@ class _Columns:
             return self._texts(cls, items, at)
         if cls is type(None):
             return self._mixed(bytes(len(items)), [None], [], at)
-        if at.depth > _MOST_LEVELS or encoder.depth + at.depth >= MAX_DEPTH:
+        if at.depth > _MOST_LEVELS or len(encoder.inside) + at.depth >= MAX_DEPTH:
             raise _UnlikeError
         if cls is tuple or cls is list:
             return self._sequences(cls, items, at)

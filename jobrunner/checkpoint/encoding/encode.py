@@ -72,7 +72,7 @@ class Encoder:
         self.numbers: dict[object, int | tuple[int, int]] = {}
         self.num_blocks = 0
         self._count = 0
-        self._inside: set[int] = set()
+        self.inside: set[int] = set()  # containers of what is encoded, by `id`
         self._kept: list[object] = []
         self.copy: object = None  # what holds all that a value with an identity holds
         self.is_value = False  # set inside values whose memory does not matter
@@ -116,7 +116,7 @@ class Encoder:
         dicts = (self.identities, self.numbers, self.classes)
         grown: tuple[Any, ...] = (self.parts, self.memory, self._kept, *dicts)
         lengths = list(map(len, grown))
-        before = (self._count, set(self._inside), self._holder, self.has_state, self.num_blocks)
+        before = (self._count, set(self.inside), self._holder, self.has_state, self.num_blocks)
         self._allow_pickle = False
         try:
             return self._everyday_exactly(method, value, trail)
@@ -124,13 +124,15 @@ class Encoder:
             for it, length in zip(grown, lengths, strict=True):
                 while len(it) > length:
                     it.popitem() if isinstance(it, dict) else it.pop()
-            self._count, self._inside, self._holder, self.has_state, self.num_blocks = before
+            self._count, self.inside, self._holder, self.has_state, self.num_blocks = before
             self._allow_pickle = True
             return self._pickle(value, trail, error.why)
         finally:
             self._allow_pickle = True
 
     def _everyday_exactly(self, method: EncodeMethod, value: Any, trail: Trail) -> Tree:
+        if type(value) in _MUTABLE and (same := self.mutable(value)):
+            return same
         try:
             tree = method(self, value, trail)
         except (UnsuitableError, UnsupportedDtypeError) as error:
@@ -157,7 +159,7 @@ class Encoder:
         self.copy = inner if is_copy else None
         tree = self._encode_within(holder, inner, trail)
         self.copy = None
-        self._inside.remove(id(value))
+        self.inside.remove(id(value))
         return tree
 
     def children(
@@ -169,14 +171,14 @@ class Encoder:
             name: self._encode_within(holder, item, (*trail, place))
             for place, (name, item) in zip(child_names(fields), fields.items(), strict=True)
         }
-        self._inside.remove(id(value))
+        self.inside.remove(id(value))
         return trees
 
     # --- identity
 
     def number(self, key: object, value: object) -> Tree | None:
         """Number an object with an identity; return a ``same`` node if it has a number already."""
-        if id(value) in self._inside:
+        if id(value) in self.inside:
             raise UnsupportedValueError((), type(value), _LOOP, _NO_LOOP)
         known = self.numbers.get(key)
         if isinstance(known, tuple):
@@ -204,11 +206,6 @@ class Encoder:
             if not self.is_value:
                 self.identities[key] = row
 
-    @property
-    def depth(self) -> int:
-        """How many containers the current one is nested in."""
-        return len(self._inside)
-
     def _object(self, value: object) -> Tree | None:
         """Number an object of an unknown class, which counts as immutable if it is hashable."""
         can_change = type(value).__hash__ in (None, object.__hash__)
@@ -235,13 +232,13 @@ class Encoder:
     # --- containers
 
     def _enter(self, value: object, trail: Trail) -> None:
-        """Enter a level of nesting, until removed from `_inside`; refuses cycles and excessive depth."""
-        if id(value) in self._inside:
+        """Enter a level of nesting, until removed from `inside`; refuses cycles and excessive depth."""
+        if id(value) in self.inside:
             raise UnsupportedValueError(trail, type(value), _LOOP, _NO_LOOP)
-        if len(self._inside) >= MAX_DEPTH:
+        if len(self.inside) >= MAX_DEPTH:
             why = f"containers are nested more than {MAX_DEPTH} deep"
             raise UnsupportedValueError(trail[:8], type(value), why, "Store it less deep")
-        self._inside.add(id(value))
+        self.inside.add(id(value))
 
     def _list(self, value: list[Any], trail: Trail) -> Tree:
         return self.mutable(value) or self._sequence("list", value, trail)
@@ -254,7 +251,7 @@ class Encoder:
             return tree
         self._enter(value, trail)
         trees = [self.encode(item, (*trail, str(i))) for i, item in enumerate(value)]
-        self._inside.remove(id(value))
+        self.inside.remove(id(value))
         return trees if kind == "list" else {"$": "tuple", "items": trees}
 
     def _dict(self, value: dict[Any, Any], trail: Trail) -> Tree:
@@ -267,7 +264,7 @@ class Encoder:
         tree = tree or self._dict_items(kind, value, trail)
         if kind == "odict" and vars(value):  # where torch keeps a state_dict's versions
             tree["attributes"] = self.encode(vars(value), (*trail, "_attributes"))
-        self._inside.remove(id(value))
+        self.inside.remove(id(value))
         return tree
 
     def _dict_items(self, kind: str, value: dict[Any, Any], trail: Trail) -> dict[str, Tree]:
@@ -388,6 +385,7 @@ _ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
 EncodeMethod: TypeAlias = Callable[[Encoder, Any, Trail], Tree]
 
 EVERYDAY: dict[type, EncodeMethod] = {**everyday.ENCODERS, **numpy_values.ENCODERS}
+_MUTABLE = everyday.MUTABLE | numpy_values.MUTABLE
 
 
 def _are_plain_keys(keys: Collection[Any]) -> bool:

@@ -1,8 +1,8 @@
 """Values of the standard library's types, as nodes and back. Pure: no I/O.
 
 `ENCODERS` hold a function for each exact type; `PLAIN` and `WITH_IDENTITY` one for each kind of
-node, whose parameters are the node's fields. An encoder raises `UnsuitableError` first of all, if
-the value cannot be saved without pickle.
+node, whose parameters are the node's fields. An encoder raises `UnsuitableError` if the value cannot
+be saved without pickle. The values of `MUTABLE` types are numbered before.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def encode_type(value: type) -> Tree:
 
 
 def _set(encoder: Encoder, value: set[Any], trail: Trail) -> Tree:
-    return encoder.mutable(value) or {"$": "set", "items": _members(encoder, value, trail)}
+    return {"$": "set", "items": _members(encoder, value, trail)}
 
 
 def _frozenset(encoder: Encoder, value: frozenset[Any], trail: Trail) -> Tree:
@@ -96,8 +96,6 @@ def _text(item: object) -> str:
 
 
 def _deque(encoder: Encoder, value: deque[Any], trail: Trail) -> Tree:
-    if same := encoder.mutable(value):
-        return same
     items = encoder.within("a deque", value, tuple(value), trail, is_copy=True)
     return {"$": "deque", "items": items, "maxlen": value.maxlen}
 
@@ -106,8 +104,6 @@ def _defaultdict(encoder: Encoder, value: defaultdict[Any, Any], trail: Trail) -
     factory = value.default_factory
     if factory is not None and factory not in _TYPE_NAMES:
         raise UnsuitableError(f"its default_factory is {factory!r:.80}, not one of Python's types")
-    if same := encoder.mutable(value):
-        return same
     name = None if factory is None else _TYPE_NAMES[factory]
     items = _content(encoder, "", value, value, trail)
     return {"$": "defaultdict", "factory": name, "items": items}
@@ -115,13 +111,10 @@ def _defaultdict(encoder: Encoder, value: defaultdict[Any, Any], trail: Trail) -
 
 def _counter(encoder: Encoder, value: Counter[Any], trail: Trail) -> Tree:
     _refuse_attributes(value)
-    same = encoder.mutable(value)
-    return same or {"$": "Counter", "items": _content(encoder, "a Counter", value, value, trail)}
+    return {"$": "Counter", "items": _content(encoder, "a Counter", value, value, trail)}
 
 
 def _namespace(encoder: Encoder, value: types.SimpleNamespace, trail: Trail) -> Tree:
-    if same := encoder.mutable(value):
-        return same
     items = _content(encoder, "a SimpleNamespace", value, vars(value), trail)
     return {"$": "namespace", "items": items}
 
@@ -144,8 +137,6 @@ def _range(encoder: Encoder, value: range | slice, trail: Trail) -> Tree:
 
 
 def _array(encoder: Encoder, value: array.array[Any], trail: Trail) -> Tree:
-    if same := encoder.mutable(value):
-        return same
     is_text = value.typecode in "uw"
     items = value.tounicode() if is_text else np.array(value)  # a copy: tasks may extend it
     return {
@@ -221,17 +212,12 @@ def _path(encoder: Encoder, value: PurePath, trail: Trail) -> Tree:
 
 def _random(encoder: Encoder, value: random.Random, trail: Trail) -> Tree:
     _refuse_attributes(value)
-    if same := encoder.mutable(value):
-        return same
     return {"$": "random", "state": encoder.encode(value.getstate(), trail)}
 
 
 ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
-    **{
-        type(it): (lambda _, it, trail: {"$": "constant", "name": str(it)})
-        for it in (NotImplemented,)
-    },
-    type(...): lambda _, it, trail: {"$": "constant", "name": "..."},
+    type(NotImplemented): lambda *_: {"$": "constant", "name": "NotImplemented"},
+    type(...): lambda *_: {"$": "constant", "name": "..."},
     type: lambda _, value, trail: encode_type(value),
     set: _set,
     frozenset: _frozenset,
@@ -255,6 +241,10 @@ ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
     random.Random: _random,
     **dict.fromkeys(PATHS, _path),
 }
+MUTABLE: frozenset[type] = frozenset(
+    {set, deque, defaultdict, Counter, types.SimpleNamespace, array.array, random.Random}
+)
+"""Those whose values have an identity."""
 
 
 # --- and back

@@ -103,15 +103,11 @@ def encode_noted(encoder: Encoder, value: Array, trail: Trail) -> Tree:
 
 def _generator(encoder: Encoder, value: np.random.Generator, trail: Trail) -> Tree:
     _check_bits(value.bit_generator)
-    if same := encoder.mutable(value):
-        return same
     return {"$": "np.Generator", "bits": encoder.encode(value.bit_generator, trail)}
 
 
 def _bit_generator(encoder: Encoder, value: Any, trail: Trail) -> Tree:
     _check_bits(value)
-    if same := encoder.mutable(value):
-        return same
     return {
         "$": "np.BitGenerator",
         "state": encoder.encode(value.state, trail),
@@ -127,8 +123,6 @@ def _check_bits(bits: Any) -> None:
 
 
 def _seed_sequence(encoder: Encoder, value: np.random.SeedSequence, trail: Trail) -> Tree:
-    if same := encoder.mutable(value):
-        return same
     return {
         "$": "np.SeedSequence",
         "entropy": encoder.encode(value.entropy, (*trail, "entropy")),
@@ -142,8 +136,6 @@ def _random_state(encoder: Encoder, value: np.random.RandomState, trail: Trail) 
     state = value.get_state(legacy=False)
     if state["bit_generator"] not in _BITS:
         raise UnsuitableError("it has a bit generator that is not one of NumPy's")
-    if same := encoder.mutable(value):
-        return same
     return {"$": "np.RandomState", "state": encoder.encode(state, trail)}
 
 
@@ -154,8 +146,6 @@ def _masked(encoder: Encoder, value: Any, trail: Trail) -> Tree:
         raise UnsuitableError("it masks a subclass of ndarray, or has attributes of its own")
     if value.dtype.hasobject and value.dtype != object:
         dtype_to_spec(value.dtype)  # raises
-    if same := encoder.mutable(value):
-        return same
     data = encoder.encode(value.data, (*trail, "data"))
     mask = None if value.mask is np.ma.nomask else encoder.encode(value.mask, (*trail, "mask"))
     fill = value._fill_value  # None: the default one of the dtype
@@ -181,15 +171,11 @@ def _subclass(encoder: Encoder, value: Array, trail: Trail) -> Tree:
     ):
         raise UnsuitableError("it would load as another one; save np.asarray(...) instead")
     dtype_to_spec(plain.dtype)
-    if same := encoder.mutable(value):
-        return same
     return {"$": f"np.{type(value).__name__}", "array": encoder.encode(plain, trail)}
 
 
 def _void(encoder: Encoder, value: np.void, trail: Trail) -> Tree:
     spec = dtype_to_spec(np.dtype((np.void, value.dtype)))
-    if same := encoder.mutable(value):
-        return same
     return {
         "$": "np.void",
         "dtype": spec,
@@ -210,6 +196,7 @@ ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
     np.void: _void,
     np.record: _void,
 }
+MUTABLE = ENCODERS.keys() - {type(np.ma.masked)}
 
 
 def memory_order(array: Array) -> tuple[int, ...] | None:
