@@ -53,9 +53,14 @@ def restore(path: Path, files: FaultyFiles) -> None:
 
 
 def copy(path: Path, files: FaultyFiles) -> None:
-    if 1 not in recorded(path / "copy"):
+    if 1 not in recorded(copied(path)):
         directory = Epochs(path, files=files)
-        copy_epoch(directory, 1, str(path / "copy"))
+        copy_epoch(directory, 1, str(copied(path)))
+
+
+def copied(path: Path) -> Path:
+    """Where the command copies to: beside the directory that holds all of these."""
+    return path.parent.with_name(f"{path.parent.name}-copies") / path.name
 
 
 def resume(path: Path, files: FaultyFiles) -> None:
@@ -117,9 +122,9 @@ def check(command: Callable[[Path, FaultyFiles], None], path: Path) -> None:
     assert recorded(path) in COMMANDS[command]
     check_epochs(MultiNodeCheckpointManager(path))
     if command is copy:
-        assert recorded(path / "copy") == (1,)
-        check_epochs(MultiNodeCheckpointManager(path / "copy"))
-        shutil.rmtree(path / "copy")
+        assert recorded(copied(path)) == (1,)
+        check_epochs(MultiNodeCheckpointManager(copied(path)))
+        shutil.rmtree(copied(path))
     assert [f for f in inspect(path) if f.status not in ("live", "aside")] == []  # type: ignore[attr-defined]
     shutil.rmtree(path)
 
