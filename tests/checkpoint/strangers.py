@@ -360,6 +360,237 @@ def _(store: Store) -> None:
     store.text = json.dumps(store.manifest).replace('"deep"', "[" * 100_000 + "]" * 100_000)
 
 
+# --- values
+
+STRING = {"string": None, "coerce": True}
+TEXT = b"\1\0\0\0" + struct.pack("<I", 100) + b"x" * 100
+OF_STRINGS = {"dtype": STRING, "shape": [1]}
+HUGE = "f" * 1_000_000
+
+
+def _library(of: str, **parts: Any) -> dict[str, Any]:
+    return {"$": "library", "of": of, "value": parts}
+
+
+def _endless() -> dict[str, Any]:
+    return _library("pandas.Index", range=[0, 10**15, 1], name=None)
+
+
+def _laughs(rows: int = 50) -> list[Any]:
+    """Lists of two lists, both the one before: 2**50 in all."""
+    # Object 0 is the outer list; each row is the next object.
+    return [[], *([{"$": "same", "as": number}] * 2 for number in range(1, rows))]
+
+
+value(
+    "memory: bytes of an array of strings",
+    "expected uint8",
+    {"$": "bytes", "at": 0},
+    x=(TEXT, OF_STRINGS),
+)
+value(
+    "memory: a string of an array of strings",
+    "expected uint8",
+    {"$": "str", "at": 0},
+    x=(TEXT, OF_STRINGS),
+)
+value(
+    "memory: a scalar of strings",
+    "no scalar of",
+    {"$": "scalar", "dtype": STRING, "hex": "00" * 16},
+)
+value(
+    "memory: addresses in an array.array",
+    "items of type",
+    {"$": "array.array", "typecode": "q", "items": {"$": "objects", "items": ["a"], "shape": [1]}},
+)
+value(
+    "memory: addresses in a memoryview",
+    "addresses",
+    {"$": "memoryview", "array": {"$": "objects", "items": ["a"], "shape": [1]}, "readonly": True},
+)
+value(
+    "hollow: with items",
+    "does not have zero bytes",
+    {"$": "hollow", "dtype": "<f8", "shape": [1000]},
+)
+value(
+    "hollow: of strings",
+    "does not have zero bytes",
+    {"$": "hollow", "dtype": STRING, "shape": [1 << 50]},
+)
+value(
+    "hollow: very many",
+    "does not have zero bytes",
+    {"$": "hollow", "dtype": "|V0", "shape": [10**15]},
+)
+value(
+    "gaps: of a wide dtype",
+    "gaps",
+    {"$": "gaps", "dtype": "<U100000000", "at": 0, "missing": 1},
+    x=(TEXT, OF_STRINGS),
+    y=(b"\0", {"dtype": "|b1"}),
+)
+value(
+    "gaps: of another shape",
+    "does not fit",
+    {"$": "gaps", "dtype": {"string": "nan", "coerce": True}, "at": 0, "missing": 1},
+    x=(TEXT, OF_STRINGS),
+    y=(b"\0\0", {"dtype": "|b1"}),
+)
+value(
+    "twice: an array in many lists",
+    "another node",
+    [{"$": "list", "at": 0}] * 1000,
+    x=(bytes(1 << 20), {}),
+)
+value("twice: bytes", "another node", [{"$": "bytes", "at": 0}] * 1000, x=(bytes(1 << 20), {}))
+value("same: in itself", "contains itself", [[{"$": "same", "as": 1}]])
+value("same: laughs", "", _laughs)
+value("deep: lists", "nested|Invalid|invalid", lambda: json.loads("[" * 700 + "]" * 700))
+value(
+    "deep: tuples",
+    "nested|Invalid|invalid",
+    lambda: json.loads('{"$":"tuple","items":[' * 300 + "]}" * 300),
+)
+value("long: an int", "", {"$": "int", "hex": HUGE})
+value(
+    "long: a fraction",
+    "bits",
+    {
+        "$": "fraction",
+        "ratio": {
+            "$": "tuple",
+            "items": [{"$": "int", "hex": HUGE}, {"$": "int", "hex": HUGE[:-1] + "1"}],
+        },
+    },
+)
+value(
+    "long: a seed",
+    "bits",
+    {
+        "$": "np.SeedSequence",
+        "entropy": {"$": "int", "hex": HUGE},
+        "spawn_key": {"$": "tuple", "items": []},
+        "pool_size": 4,
+        "spawned": 0,
+    },
+)
+value("long: a decimal", "", {"$": "decimal", "text": "1E+999999999"})
+value(
+    "endless: a deque of a range",
+    "expected a tuple",
+    {
+        "$": "deque",
+        "maxlen": None,
+        "items": {"$": "range", "bounds": {"$": "tuple", "items": [0, 10**15, 1]}},
+    },
+)
+value("endless: a range", "", {"$": "range", "bounds": {"$": "tuple", "items": [0, 10**15, 1]}})
+value(
+    "endless: a deque's maxlen",
+    "deque",
+    {"$": "deque", "maxlen": 1 << 62, "items": {"$": "int", "hex": "1"}},
+)
+value("zone: a directory", "zone|cannot be decoded", {"$": "zone", "key": "Europe"})
+value("endless: an index", "", _endless)
+value(
+    "endless: categories",
+    "too long",
+    lambda: _library(
+        "pandas.api.extensions.ExtensionArray",
+        kind="categorical",
+        values={"$": "array", "at": 0},
+        categories=_endless(),
+        ordered=False,
+    ),
+    x=(b"\0", {"dtype": "|i1"}),
+)
+value(
+    "endless: levels",
+    "too long",
+    lambda: _library(
+        "pandas.Index",
+        levels=[_endless()],
+        codes=[{"$": "array", "at": 0}],
+        names=["a"],
+        sortorder=None,
+    ),
+    x=(b"\0", {"dtype": "|i1"}),
+)
+value(
+    "endless: an interval",
+    "too long",
+    lambda: _library(
+        "pandas.api.extensions.ExtensionArray",
+        kind="interval",
+        left=_endless(),
+        right={"$": "same", "as": 2},
+        closed="left",
+    ),
+)
+value(
+    "endless: a variable",
+    "expected an array",
+    _library(
+        "xarray.Variable",
+        dims=["x"],
+        data={
+            "kind": "value",
+            "value": {"$": "range", "bounds": {"$": "tuple", "items": [0, 10**15, 1]}},
+        },
+        attrs={},
+        encoding={},
+    ),
+)
+value(
+    "sparse: indices beyond the shape",
+    "do not fit",
+    _library(
+        "scipy.sparse.sparray",
+        format="csr",
+        shape=[1, 1],
+        data={"$": "array", "at": 0},
+        indices={"$": "array", "at": 1},
+        indptr={"$": "array", "at": 2},
+    ),
+    x=(bytes(8), {"dtype": "<f8", "shape": [1]}),
+    y=(b"\xff\xff\xff\x0f", {"dtype": "<i4", "shape": [1]}),
+    z=(struct.pack("<2i", 0, 1), {"dtype": "<i4", "shape": [2]}),
+)
+value(
+    "arrow: data that are addresses",
+    "expected an array",
+    lambda: _library(
+        "pyarrow.Array",
+        type=_arrow_type(),
+        length=1,
+        offsets={"$": "array", "at": 0},
+        data={"$": "objects", "items": ["a"], "shape": [1]},
+    ),
+    x=(struct.pack("<2i", 0, 8), {"dtype": "<i4", "shape": [2]}),
+)
+value(
+    "arrow: offsets beyond the data",
+    "cannot make",
+    lambda: _library(
+        "pyarrow.Array",
+        type=_arrow_type(),
+        length=1,
+        offsets={"$": "array", "at": 0},
+        data={"$": "array", "at": 1},
+    ),
+    x=(struct.pack("<2i", 0, 1 << 30), {"dtype": "<i4", "shape": [2]}),
+    y=(b"abc", {}),
+)
+
+
+def _arrow_type() -> dict[str, Any]:
+    import pyarrow as pa
+
+    return {"$": "bytes", "hex": bytes(pa.schema([("", pa.string())]).serialize()).hex()}
+
+
 # --- running them
 
 

@@ -18,6 +18,9 @@ from jobrunner.checkpoint.encoding.outline import outline_columns
 from jobrunner.checkpoint.encoding.schema import Count
 from jobrunner.compile import gc_paused
 
+_MOST_FIELDS = 8
+"""In a node of a value without items, and in each node inside of it."""
+
 if TYPE_CHECKING:
     from jobrunner.checkpoint.encoding.decode import Decoder
 else:
@@ -119,7 +122,19 @@ def _to_mixed(decoder: Decoder, kinds: Count, values: list[Tree], columns: list[
 
 
 def _to_nodes(decoder: Decoder, of: Tree) -> list[Any]:
-    return list(map(decoder.decode, _items(decoder, of)))
+    nodes = _items(decoder, of)
+    for node in nodes:
+        _check_small(node)  # a few bytes may stand for each
+    return list(map(decoder.decode, nodes))
+
+
+def _check_small(node: Tree, depth: int = 4) -> None:
+    """Check that a tree which was decoded from columns is one of a value without items."""
+    if type(node) is dict or type(node) is list:
+        if not depth or len(node) > _MOST_FIELDS:
+            raise ValueError("a node of a column is not that of one plain value")
+        for item in node.values() if type(node) is dict else node:
+            _check_small(item, depth - 1)
 
 
 def decode_row(decoder: Decoder, of: Count, at: Count) -> Any:

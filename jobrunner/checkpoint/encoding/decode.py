@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import inspect
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -49,6 +50,16 @@ _INVALID = (
 )
 """What NumPy, PyTorch and Python raise if the fields of a node do not fit together."""
 
+_UNFINISHED: Any = object()
+_MOST_SHOWN_BITS = 4096
+"""Python does not write longer ints as text."""
+
+_MOST_DEPTH = 250
+"""An encoder nests containers at most 150 deep, and some values are another in their container."""
+
+MOST_HOLLOW = 1 << 24
+"""Items of an array that takes no bytes, on disk or in memory, but time to look at."""
+
 
 class Decoder:
     """Decodes one blob, which messages call `where`.
@@ -73,15 +84,16 @@ class Decoder:
         is_outline: bool = False,
         classes: Mapping[str, type] | None = None,
     ) -> None:
-        self._array = array
+        self.part = self._once(array)
         self._codecs = {codec.name: codec for codec in codecs}
         self._allow_pickle = allow_pickle
-        self.leaf = leaf or array
+        self.leaf = self._once(leaf) if leaf else self.part
         self.where = where
         self._classes = classes
+        self._used: set[int] = set()  # arrays
+        self._depth = 0
         self._made: list[Any] = []  # objects with an identity, in the order of the tree
         self.blocks: list[Sequence[Any]] = []  # rows with an identity, see `columns`
-        self._taken: set[int] = set()
         self._keeps_states = keeps_states
         self.is_outline = is_outline
         self.is_lazy = leaf is not None
@@ -96,19 +108,27 @@ class Decoder:
         platform lacks a dtype.
         """
         cls = type(item)
-        if cls is list:
-            made: list[Any] = []
-            self._made.append(made)
-            made += map(self.decode, item)
-            return made
-        if cls is not dict:
+        if cls is not list and cls is not dict:
             return item
+        if self._depth == _MOST_DEPTH:
+            raise InvalidTreeError(f"values are nested more than {_MOST_DEPTH} deep")
+        self._depth += 1
+        value = self._decode_list(item) if cls is list else self._decode_dict(item)
+        self._depth -= 1
+        return value
+
+    def _decode_list(self, item: list[Tree]) -> list[Any]:
+        number = len(self._made)
+        self._made.append(_UNFINISHED)
+        self._made[number] = made = list(map(self.decode, item))
+        return made
+
+    def _decode_dict(self, item: dict[str, Tree]) -> Any:
         kind = item.get("$")
         if kind is None:
-            result: dict[Any, Any] = {}
-            self._made.append(result)
-            for key, value in item.items():
-                result[key] = self.decode(value)
+            number = len(self._made)
+            self._made.append(_UNFINISHED)
+            self._made[number] = result = {key: self.decode(it) for key, it in item.items()}
             return result
         try:
             if kind == "tuple" and len(item) == 2 and type(item.get("items")) is list:
@@ -126,7 +146,7 @@ class Decoder:
                     self.blocks[block] = rows = method(self, *fields)
                     return rows
                 number = len(self._made)  # before those of its items
-                self._made.append(None)
+                self._made.append(_UNFINISHED)
                 self._made[number] = value = method(self, *fields)
                 return value
         except (JobRunnerError, InvalidTreeError):
@@ -151,7 +171,7 @@ class Decoder:
 
     def whole(self, item: Tree) -> Any:
         """Decode a tree with whole arrays, also where others are lazy."""
-        before, self.leaf = self.leaf, self._array
+        before, self.leaf = self.leaf, self.part
         try:
             return self.decode(item)
         finally:
@@ -174,17 +194,30 @@ class Decoder:
 
     # --- parts
 
-    def part(self, at: int) -> Array:
-        """Return an array part of which items are made; no two nodes share one."""
-        if at in self._taken:
-            raise ValueError(f"array {at} is that of another node")
-        self._taken.add(at)
-        return self._array(at)
+    def _once(self, array: Callable[[int], T]) -> Callable[[int], T]:
+        """Return `array`, which now returns each array to one node only, or their copies add up."""
+
+        def take(i: int) -> T:
+            if i in self._used:
+                raise ValueError(f"array {i} is that of another node")
+            self._used.add(i)
+            return array(i)
+
+        return take
+
+    def plain(self, at: int, dtype: np.dtype[Any], ndim: int | None = None) -> Array:
+        """Return an array part, which must be of this dtype: others may hold addresses."""
+        array = self.part(at)
+        if array.dtype != dtype or (ndim is not None and array.ndim != ndim):
+            raise TypeError(f"array {at} is {array.dtype}{list(array.shape)}, expected {dtype}")
+        return array
 
     def _data(self, digits: str | None, at: int | None) -> bytes:
         if (digits is None) == (at is None):
             raise ValueError("expected either `hex` or `at`")
-        return bytes.fromhex(digits) if at is None else self._array(at).tobytes()  # type: ignore[arg-type]
+        if at is None:
+            return bytes.fromhex(digits)  # type: ignore[arg-type]
+        return self.plain(at, _BYTE, 1).tobytes()
 
     def undecodable(self, error: Exception) -> CheckpointError:
         """The error for a value that is whole and cannot be made here."""
@@ -197,10 +230,19 @@ class Decoder:
     # --- values without an identity
 
     def _same(self, number: Count) -> Any:
-        return self._made[number]
+        found = self._made[number]
+        if found is _UNFINISHED:
+            raise ValueError(f"object {number} contains itself")
+        if self.is_outline and not hasattr(found, "shape"):
+            return ValueOutline("same", {"value": "(as before)"}, "(as before)")
+        return found
 
-    def _int(self, digits: str) -> int:
-        return int(digits, 16)
+    def _int(self, digits: str) -> Any:
+        number = int(digits, 16)
+        if self.is_outline and number.bit_length() > _MOST_SHOWN_BITS:
+            size = f"{number.bit_length()} bits"
+            return ValueOutline("int", {"value": size}, f"int of {size}")
+        return number
 
     def _tuple(
         self, items: list[Tree] | None = None, at: Count | None = None, of: Tree = None
@@ -248,13 +290,16 @@ class Decoder:
         return self.leaf(at)
 
     def _hollow(self, dtype: Spec, shape: Shape) -> Array:
-        return np.empty(shape, dtype_from_spec(dtype))
+        found = dtype_from_spec(dtype)
+        if found.itemsize or math.prod(shape) > MOST_HOLLOW:
+            raise ValueError(f"an array {found}{list(shape)} does not have zero bytes")
+        return np.empty(shape, found)
 
     def _objects(
         self, at: Count | None = None, items: list[Tree] | None = None, shape: Shape | None = None
     ) -> Array:
         if at is not None and items is None and shape is None:
-            return self._array(at).astype(object)
+            return self.plain(at, _STRING).astype(object)
         if at is not None or items is None or shape is None:
             raise ValueError("expected either `at`, or `items` and `shape`")
         result = np.empty(len(items), object)
@@ -262,10 +307,12 @@ class Decoder:
         return result.reshape(shape)
 
     def _gaps(self, dtype: Spec, at: Count, missing: Count) -> Array:
-        texts, gaps = self._array(at), self._array(missing)
-        full = np.empty_like(texts, dtype=dtype_from_spec(dtype))
-        full[...] = texts
-        full[gaps] = full.dtype.na_object  # type: ignore[attr-defined]
+        found: Any = dtype_from_spec(dtype)
+        gaps = self.plain(missing, np.dtype(bool))
+        full = self.plain(at, np.dtypes.StringDType(coerce=found.coerce)).astype(found)
+        if gaps.shape != full.shape:
+            raise ValueError("`missing` does not fit `at`")
+        full[gaps] = found.na_object
         return full
 
     def _tensor(
@@ -278,7 +325,7 @@ class Decoder:
                 f"{self.where} is a PyTorch tensor, but torch cannot be imported. Install it "
                 f"(pip install torch)."
             ) from None
-        array = None if at is None else self._array(at)
+        array = None if at is None else self.part(at)
         return tensor_from_array(array, shape, dtype, requires_grad, parameter)
 
     def _by_codec(self, name: str, value: Tree) -> Any:
@@ -327,6 +374,9 @@ def _data_as(convert: Callable[[bytes], Any]) -> Callable[..., Any]:
 
     return method
 
+
+_BYTE = np.dtype(np.uint8)
+_STRING = np.dtypes.StringDType()
 
 _PLAIN: Mapping[str, Callable[..., Any]] = {
     "same": Decoder._same,

@@ -50,6 +50,16 @@ PATHS = (
 )
 
 
+_MOST_BITS = 1 << 17
+
+
+def check_bits(*numbers: int) -> None:
+    """Refuse ints that are so long that a value is made of them only slowly."""
+    for number in numbers:
+        if type(number) is int and number.bit_length() > _MOST_BITS:
+            raise UnsuitableError(f"an int in it has more than {_MOST_BITS} bits")
+
+
 # --- to nodes
 
 
@@ -199,6 +209,7 @@ def _decimal(encoder: Encoder, value: Decimal, trail: Trail) -> Tree:
 
 
 def _fraction(encoder: Encoder, value: Fraction, trail: Trail) -> Tree:
+    check_bits(*value.as_integer_ratio())
     return {"$": "fraction", "ratio": encoder.encode(value.as_integer_ratio(), trail)}
 
 
@@ -277,14 +288,17 @@ def _to_array(decoder: Decoder, typecode: str, items: Tree) -> Any:
     if isinstance(content, str):
         found.fromunicode(content)
         return found
-    if content.itemsize != found.itemsize:
+    if type(content) is not np.ndarray or content.dtype != np.dtype(typecode):
         raise TypeError(f"items of type {typecode!r} have {found.itemsize} bytes here")
     found.frombytes(content.tobytes())
     return found
 
 
 def _to_memoryview(decoder: Decoder, array: Tree, readonly: bool) -> memoryview:
-    found = memoryview(decoder.whole(array))
+    content = decoder.array(array)
+    if content.dtype.hasobject:
+        raise TypeError(f"items of {content.dtype} are addresses")
+    found = memoryview(content)  # type: ignore[arg-type]  # arrays are buffers
     return found.toreadonly() if readonly else found
 
 
@@ -305,7 +319,7 @@ def _to_timezone(decoder: Decoder, offset: Tree, name: Tree = None) -> dt.timezo
 def _to_zone(decoder: Decoder, key: str) -> zoneinfo.ZoneInfo:
     try:
         return zoneinfo.ZoneInfo(key)
-    except zoneinfo.ZoneInfoNotFoundError as error:
+    except (zoneinfo.ZoneInfoNotFoundError, OSError) as error:  # a directory of zones
         raise decoder.undecodable(error) from error
 
 
@@ -327,6 +341,11 @@ def _make_random(state: tuple[Any, ...]) -> random.Random:
     return found
 
 
+def _make_fraction(ratio: tuple[int, int]) -> Fraction:
+    check_bits(*ratio)
+    return Fraction(*ratio)
+
+
 PLAIN: Mapping[str, Callable[..., Any]] = {
     "constant": _made_by(_CONSTANTS.__getitem__, name=str),
     "type": _made_by(_TYPES.__getitem__, name=str),
@@ -340,7 +359,7 @@ PLAIN: Mapping[str, Callable[..., Any]] = {
     "timezone": _to_timezone,
     "zone": _to_zone,
     "decimal": _made_by(Decimal, text=str),
-    "fraction": _made_by(lambda ratio: Fraction(*ratio), ratio=tuple),
+    "fraction": _made_by(_make_fraction, ratio=tuple),
     "uuid": _made_by(
         lambda digits, safety: uuid.UUID(digits, is_safe=uuid.SafeUUID[safety]),
         digits=str,

@@ -20,6 +20,7 @@ from jobrunner.checkpoint.encoding.dtypes import (
     dtype_from_spec,
     dtype_to_spec,
 )
+from jobrunner.checkpoint.encoding.everyday import check_bits
 from jobrunner.checkpoint.encoding.schema import Count
 from jobrunner.names import is_clean
 
@@ -123,6 +124,8 @@ def _check_bits(bits: Any) -> None:
 
 
 def _seed_sequence(encoder: Encoder, value: np.random.SeedSequence, trail: Trail) -> Tree:
+    seed = value.entropy
+    check_bits(*(seed if isinstance(seed, list | tuple) else [seed]), *value.spawn_key)
     return {
         "$": "np.SeedSequence",
         "entropy": encoder.encode(value.entropy, (*trail, "entropy")),
@@ -240,9 +243,11 @@ def _to_seeds(
 ) -> np.random.SeedSequence:
     if pool_size > 1024:
         raise ValueError(f"a `pool_size` of {pool_size} is too large")
+    seed, spawned_by = decoder.whole(entropy), decoder.decode_as(tuple, spawn_key)
+    check_bits(*(seed if isinstance(seed, list | tuple) else [seed]), *spawned_by)
     return np.random.SeedSequence(
-        decoder.whole(entropy),
-        spawn_key=decoder.decode_as(tuple, spawn_key),
+        seed,
+        spawn_key=spawned_by,
         pool_size=pool_size,
         n_children_spawned=spawned,
     )
@@ -286,6 +291,8 @@ def _to_recarray(decoder: Decoder, array: Tree) -> Any:
 def decode_scalar(decoder: Decoder, dtype: Spec, digits: str) -> Any:
     """Make a scalar of one of NumPy's types."""
     found = dtype_from_spec(dtype)
+    if found.hasobject or found.subdtype:
+        raise TypeError(f"there is no scalar of {found}")
     if not found.itemsize:
         return np.zeros((), found)[()]
     (scalar,) = np.frombuffer(bytearray.fromhex(digits), found)

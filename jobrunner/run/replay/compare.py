@@ -27,6 +27,8 @@ from jobrunner.run.replay.objects import are_same_class, compare_objects, identi
 from jobrunner.texts import printable
 
 Difference = dict[str, Any]
+_Seen = dict[tuple[int, int], tuple[Any, Any]]
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
 
 _NOT_COMPARED = (
     "the pickles differ, but their values may be equal. To compare the values, pass "
@@ -104,11 +106,11 @@ def compare_values(one: Any, other: Any, where: str = "") -> Iterator[dict[str, 
 
     `where` is the place of the values in the blob, for example ``['layers'][0]``.
     """
-    return _compare(one, other, where, set())
+    return _compare(one, other, where, {})
 
 
-def _compare(one: Any, other: Any, where: str, seen: set[tuple[int, int]]) -> Iterator[Difference]:
-    """Compare; `seen` are pairs of objects that are being compared, by `id`."""
+def _compare(one: Any, other: Any, where: str, seen: _Seen) -> Iterator[Difference]:
+    """Compare; of a pair of objects that is `seen` again, by `id`, nothing more is said."""
     cls, pair = type(one), (id(one), id(other))
     if not are_same_class(cls, type(other)):
         names = f"{cls.__name__} and {type(other).__name__}"
@@ -116,19 +118,17 @@ def _compare(one: Any, other: Any, where: str, seen: set[tuple[int, int]]) -> It
         return
     if pair in seen or (are_identical := identical(one, other)):
         return
-    seen.add(pair)
+    if not isinstance(one, _PLAIN):
+        seen[pair] = (one, other)  # alive, so that no `id` is used twice
     found = False
     for difference in _compare_parts(one, other, where, seen):
         found = True
         yield difference
-    seen.remove(pair)
     if are_identical is False and not found:
         yield {"where": where, "what": "content"}
 
 
-def _compare_parts(
-    one: Any, other: Any, where: str, seen: set[tuple[int, int]]
-) -> Iterator[Difference]:
+def _compare_parts(one: Any, other: Any, where: str, seen: _Seen) -> Iterator[Difference]:
     if (parts := _parts_of_libraries(one, other)) is not None:
         yield from _compare(*parts, where, seen)
     elif isinstance(one, Mapping):

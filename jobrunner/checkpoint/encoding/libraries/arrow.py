@@ -168,9 +168,10 @@ def _unpack(kind: Any, parts: Any) -> Any:
     buffers = [None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))]
     children: list[Any] = []
     if types.is_boolean(kind):
-        buffers.append(pa.py_buffer(np.packbits(parts["values"], bitorder="little")))
+        bits = np.packbits(parts["values"], bitorder="little")
+        buffers.append(_flat(bits, "u"))
     elif _is_binary(kind):
-        buffers += [_flat(parts["offsets"]), _flat(parts["data"])]
+        buffers += [_flat(parts["offsets"], "i"), _flat(parts["data"], "u")]
     elif types.is_struct(kind):
         children = [_unpack(it.type, part) for it, part in zip(kind, parts["fields"], strict=True)]
     elif types.is_fixed_size_list(kind):
@@ -178,12 +179,12 @@ def _unpack(kind: Any, parts: Any) -> Any:
     elif _is_list(kind):
         is_map = types.is_map(kind)
         inner = pa.struct([kind.key_field, kind.item_field]) if is_map else kind.value_type
-        buffers.append(_flat(parts["offsets"]))
+        buffers.append(_flat(parts["offsets"], "i"))
         children = [_unpack(inner, parts["values"])]
     elif types.is_primitive(kind) or _width(kind):
         if parts["values"].dtype != _dtype(kind):
             raise ValueError(f"its values are {parts['values'].dtype}, expected {_dtype(kind)}")
-        buffers.append(_flat(parts["values"]))
+        buffers.append(_flat(parts["values"], _dtype(kind).kind))
     else:
         raise ValueError(f"the Arrow type {kind} is not one that is saved")
     made = pa.Array.from_buffers(kind, length, buffers, children=children or None)
@@ -256,5 +257,7 @@ def _entries(array: Any) -> Any:
     return sys.modules["pyarrow"].StructArray.from_arrays(arrays, fields=fields)
 
 
-def _flat(values: Array) -> Any:
+def _flat(values: Array, kind: str) -> Any:
+    if type(values) is not np.ndarray or values.dtype.kind != kind:
+        raise TypeError(f"expected an array of kind {kind!r}, found {type(values).__name__}")
     return sys.modules["pyarrow"].py_buffer(np.ascontiguousarray(values))

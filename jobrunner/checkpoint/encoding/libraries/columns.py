@@ -13,6 +13,7 @@ import numpy as np
 from jobrunner.checkpoint.encoding.dtypes import Array
 from jobrunner.checkpoint.encoding.libraries.table import NotExactError
 
+_MOST_OF_RANGE = 1 << 24
 _NAN = struct.pack("d", float("nan"))
 _STR, _NONE, _FLOAT_NAN, _NA, _NAT = range(5)
 
@@ -86,10 +87,10 @@ def unpack(parts: Any) -> Any:
             dtype = pd.PeriodDtype(unpack_freq(parts["freq"]))
             return pd.arrays.PeriodArray(_expect(values, "i"), dtype=dtype)
         case "interval":
-            sides = parts["left"], parts["right"]
+            sides = tuple(whole(parts[side]) for side in ("left", "right"))
             return pd.arrays.IntervalArray.from_arrays(*sides, closed=parts["closed"])
         case "categorical":
-            dtype = pd.CategoricalDtype(parts["categories"], bool(parts["ordered"]))
+            dtype = pd.CategoricalDtype(whole(parts["categories"]), bool(parts["ordered"]))
             return pd.Categorical.from_codes(_expect(values, "i"), dtype=dtype)
         case "sparse":
             return _unpack_sparse(parts)
@@ -110,6 +111,16 @@ def unpack(parts: Any) -> Any:
             }.get(values.dtype.kind, pd.arrays.IntegerArray)
             return cls(values, _expect(parts["missing"], "b"))
     raise ValueError(f"the kind {kind!r} of a column is unknown")
+
+
+def whole(index: Any) -> Any:
+    """Check that it is an index, and not a range without end: pandas will write it out."""
+    pd = sys.modules["pandas"]
+    if not isinstance(index, pd.Index):
+        raise TypeError(f"expected an index, found a {type(index).__name__}")
+    if isinstance(index, pd.RangeIndex) and len(index) > _MOST_OF_RANGE:
+        raise ValueError(f"a range of {len(index)} numbers is too long to be written out")
+    return index
 
 
 def _expect(values: Any, kind: str) -> Array:

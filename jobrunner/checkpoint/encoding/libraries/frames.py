@@ -18,6 +18,7 @@ from jobrunner.checkpoint.encoding.libraries.columns import (
     unpack,
     unpack_freq,
     unpack_zone,
+    whole,
 )
 
 
@@ -166,7 +167,7 @@ def _make_index(parts: dict[str, Any]) -> Any:
         return pd.RangeIndex(*parts["range"], name=parts["name"])
     if "levels" in parts:
         for level in parts["levels"]:
-            _check_index(level)
+            whole(level)
         about = {"sortorder": parts["sortorder"], "names": parts["names"]}
         return pd.MultiIndex(parts["levels"], parts["codes"], **about)
     values = unpack(parts["values"])

@@ -78,6 +78,8 @@ def _make_variable(parts: Any) -> Any:
     data = parts["data"]
     is_value = isinstance(data, dict) and data["kind"] == "value"
     data = data["value"] if is_value else unpack(data)
+    if not hasattr(data, "shape") or not hasattr(data, "dtype"):  # a range may be of any length
+        raise TypeError(f"expected an array, found a {type(data).__name__}")
     return sys.modules["xarray"].Variable(parts["dims"], data, parts["attrs"], parts["encoding"])
 
 

@@ -65,13 +65,23 @@ def tensor_from_array(
 ) -> Any:
     """Make the tensor again, on the memory of `array`; None if it has no elements."""
     torch = sys.modules["torch"]
-    torch_dtype = getattr(torch, dtype)
+    torch_dtype = vars(torch).get(dtype)  # without `__getattr__`, which imports
+    if not isinstance(torch_dtype, torch.dtype):
+        raise ValueError(f"{dtype!r} is not a dtype")
     if array is None:
+        if 0 not in shape:
+            raise ValueError(f"expected `at`, the data of a tensor of shape {list(shape)}")
         tensor = torch.empty(shape, dtype=torch_dtype)
     else:
         tensor = torch.from_numpy(array)
         if tensor.dtype != torch_dtype:
+            if tensor.element_size() != torch_dtype.itemsize:
+                raise ValueError(
+                    f"its items have {tensor.element_size()} bytes, those of {dtype} not"
+                )
             tensor = tensor.view(torch_dtype)
+        if tuple(tensor.shape) != tuple(shape):
+            raise ValueError(f"its shape is {list(tensor.shape)}, expected {list(shape)}")
     if parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     return tensor.requires_grad_(requires_grad)
