@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import shutil
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from jobrunner import JobRunner, JobRunnerError, MultiNodeCheckpointManager, Session
+from jobrunner.checkpoint.log.heartbeat import Patience
+from jobrunner.testing import FaultyFiles
 from tests.mutants import fuzz
+from tests.mutants.operations import Clock
+from tests.mutants.seeds import make_seeds
+from tests.mutants.trees import write_tree
 from tests.sampling import sampled
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="watches files by inotify")
@@ -30,6 +39,42 @@ def test_mutants_give_values_or_errors_of_ours(count: int) -> None:
         pytest.fail(f"{fuzz.tell(bad)}\n{again}", pytrace=False)
     assert ends[""] > ends.total() / 20
     assert ends["CheckpointCorruptError"] > ends.total() / 20
+
+
+@sampled("count", sample=15, nightly=3_000)
+def test_a_run_resumes_from_a_mutant_or_says_why(
+    inproc_session: Session, tmp_path: Path, count: int
+) -> None:
+    seeds = {seed.name: seed for seed in make_seeds(QUICK[:3])}
+    numbers = itertools.count(random.SystemRandom().randrange(1 << 30) if count > 100 else 0)
+    ends: Counter[str] = Counter()
+    while ends.total() < count:
+        number = next(numbers)
+        mutant = fuzz.draw_mutant(number, seeds)
+        if mutant is None:
+            continue
+        path = str(tmp_path / "mutant")
+        write_tree(mutant.tree, path)
+        clock = Clock()
+        manager = MultiNodeCheckpointManager(
+            path, files=FaultyFiles(sync=False), patience=Patience(15, clock, clock.wait)
+        )
+        error = None
+        try:
+            epochs = manager.epochs()
+            epoch = epochs[-1] if number % 2 and epochs else "latest"
+            runner = JobRunner(
+                mutant.seed.job(), manager, num_epochs=4, resume_from_epoch=epoch, max_restarts=0
+            )
+            runner.run(inproc_session)
+        except JobRunnerError as caught:
+            error = caught
+        except Exception as caught:
+            pytest.fail(f"seed {number}: {fuzz.explain(caught)}: {mutant.mutation}")
+        ends[type(error).__name__] += 1
+        shutil.rmtree(path)
+    assert ends["NoneType"] > count / 10
+    assert ends["CheckpointCorruptError"] > count / 10
 
 
 FAULTS = {

@@ -75,7 +75,7 @@ def convert(tree: object, kind: type[T], path: str, *, advice: str) -> T:
     """Convert what `parse` returned to `kind`; see `read_document`."""
     try:
         return msgspec.convert(tree, described(kind))
-    except (msgspec.ValidationError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of a key with a lone surrogate
         raise _invalid(error, path, advice) from None
 
 

@@ -56,6 +56,6 @@ def check_plan(plan: dict[str, Any]) -> dict[str, Any]:
 def _check(tree: dict[str, Any], kind: type[msgspec.Struct], name: str) -> dict[str, Any]:
     try:
         msgspec.convert(tree, described(kind))
-    except msgspec.ValidationError as error:
+    except ValueError as error:  # also of a key with a lone surrogate
         raise ValueError(f"`{name}`: {error}") from None
     return tree

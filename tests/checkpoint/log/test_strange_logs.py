@@ -124,6 +124,7 @@ def test_a_state_that_its_entry_cannot_contain_is_damage(
         ({"metrics": {"loss": {"$float": []}}}, "float"),
         ({"stopped_by": "x"}, "stopped_by"),
         ({"step": "1"}, "step"),
+        ({"\ud800": 1}, "surrogates not allowed"),
     ],
 )
 def test_details_that_do_not_fit_damage_one_epoch(
@@ -146,6 +147,12 @@ def test_a_plan_that_does_not_fit_counts_as_unknown(path: Path, edit: Edit, plan
         Task(lambda w: w, inputs="w", outputs="w", node="a")
     plan = JobRunner(job, manager_of(path), num_epochs=3).plan_resume()
     assert (plan.epoch, plan.changes) == (1, ())
+
+
+def test_a_field_with_a_lone_surrogate_is_damage(path: Path, edit: Edit) -> None:
+    file = edit(4, lambda entry: entry.update({"\ud800": 1}))
+    with pytest.raises(CheckpointCorruptError, match=f"{file}, has an invalid field: .*surrogates"):
+        manager_of(path).epochs()
 
 
 def test_a_directory_in_the_place_of_an_entry_damages_that_one_alone(path: Path) -> None:
