@@ -90,6 +90,24 @@ class Epochs:
         self.check_recorded(epoch, state)
         return self.read_record(epoch, state.commit_number(epoch))
 
+    def records(
+        self, epochs: Iterable[int] | None = None
+    ) -> Iterator[tuple[int, Mapping[str, Any] | CheckpointCorruptError]]:
+        """Each of these epochs, by default all, with its record, or why it cannot be read."""
+        state = self.log.refresh()
+        numbers = {}
+        for epoch in state.recorded if epochs is None else epochs:
+            self.check_recorded(epoch, state)
+            numbers[epoch] = state.commit_number(epoch)
+
+        def read(epoch: int) -> Mapping[str, Any] | CheckpointCorruptError:
+            try:
+                return self.read_record(epoch, numbers[epoch])
+            except CheckpointCorruptError as error:
+                return error
+
+        return zip(numbers, self.files.each(read, numbers), strict=True)
+
     def read_record(self, epoch: int, number: int) -> Mapping[str, Any]:
         """Read the record of an epoch from entry `number` of the log."""
         entry = self.log.read_entry(number)
@@ -166,6 +184,10 @@ class Epochs:
         stores = [(name, store) for name in names if (store := parse_store_name(name)) is not None]
         manifests = [os.path.join(self.path, name, MANIFEST) for name, _ in stores]
         return list(compress(stores, self.files.each(self.files.is_taken, manifests)))
+
+    def pins(self) -> dict[int, list[str]]:
+        """The pinned epochs in ascending order, each with its labels."""
+        return {epoch: list(labels) for epoch, labels in sorted(self.log.refresh().pins.items())}
 
     def pin(self, epoch: int, label: str) -> None:
         """See `MultiNodeCheckpointManager.pin`."""

@@ -218,20 +218,7 @@ class MultiNodeCheckpointManager:
         CheckpointError
             The storage fails.
         """
-        state = self.recorded.log.refresh()
-        wanted = state.recorded if epochs is None else epochs
-        numbers = {}
-        for epoch in wanted:
-            self.recorded.check_recorded(epoch, state)
-            numbers[epoch] = state.commit_number(epoch)
-
-        def read(epoch: int) -> Mapping[str, Any] | CheckpointCorruptError:
-            try:
-                return self.recorded.read_record(epoch, numbers[epoch])
-            except CheckpointCorruptError as error:
-                return error
-
-        return zip(numbers, self.recorded.files.each(read, numbers), strict=True)
+        return self.recorded.records(epochs)
 
     @checked(node=TEXT, epoch=EPOCH)
     def get_ckpt_db_name(self, node: str, epoch: int) -> str:
@@ -246,8 +233,7 @@ class MultiNodeCheckpointManager:
 
     def pins(self) -> dict[int, list[str]]:
         """The pinned epochs in ascending order, each with its labels."""
-        pins = self.recorded.log.refresh().pins
-        return {epoch: list(labels) for epoch, labels in sorted(pins.items())}
+        return self.recorded.pins()
 
     @checked(epoch=EPOCH, label=LABEL)
     def pin(self, epoch: int, label: str = "kept") -> None:
