@@ -29,6 +29,7 @@ from jobrunner.define import (
     ArrayOptions,
     TaskGroup,
     checked,
+    instance,
     read_compressors,
     some,
 )
@@ -108,6 +109,8 @@ class MultiNodeCheckpointManager:
 
     @checked(
         path=PATH,
+        save=instance("a SavePolicy, for example SaveEvery(epochs=5)", SavePolicy),
+        keep=instance("a RetentionPolicy, for example KeepLast(3)", RetentionPolicy),
         asynchronous=FLAG,
         budget_bytes=NATURAL,
         delete_on_success=FLAG,
@@ -132,11 +135,7 @@ class MultiNodeCheckpointManager:
         files: Files | None = None,
         patience: Patience | None = None,
     ) -> None:
-        self.save_policy = save if save is not None else SaveEvery(epochs=1)
-        if not isinstance(self.save_policy, SavePolicy):
-            raise DefinitionError(
-                f"save must be a SavePolicy, for example SaveEvery(epochs=5); got {save!r}."
-            )
+        self.save_policy = SaveEvery(epochs=1) if save is None else save
         self.asynchronous = asynchronous
         if budget_bytes is not None and not asynchronous:
             raise DefinitionError("budget_bytes requires asynchronous=True.")
@@ -154,18 +153,15 @@ class MultiNodeCheckpointManager:
                 )
             self._origin = Loader(origin, allow_pickle=allow_pickle)
         if compressors is not None:
-            given = read_compressors(compressors, "compressors")
-            compressors = check_compressors(given, "compressors")
+            compressors = check_compressors(
+                read_compressors(compressors, "compressors"), "compressors"
+            )
         self.retention = Retention(self.recorded, keep)
-        options = ArrayOptions(compressors)
-        self.commits = Commits(self.recorded, self.retention, options, allow_pickle)
+        self.commits = Commits(
+            self.recorded, self.retention, ArrayOptions(compressors), allow_pickle
+        )
         self.run = DirectoryRun(
-            self.recorded,
-            self.retention,
-            self.commits,
-            delete_on_success,
-            take_over,
-            patience,
+            self.recorded, self.retention, self.commits, delete_on_success, take_over, patience
         )
 
     def epochs(self) -> list[int]:

@@ -22,7 +22,7 @@ from jobrunner.checkpoint.policies import (
 )
 from jobrunner.checkpoint.storage import Files, run_all
 from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT, steps_in
-from jobrunner.errors import CheckpointError, DefinitionError
+from jobrunner.errors import CheckpointError
 from jobrunner.texts import get_logger, printable
 
 logger = get_logger(__name__)
@@ -38,10 +38,6 @@ class Retention:
 
     def __init__(self, recorded: Epochs, policy: RetentionPolicy | None = None) -> None:
         self.policy = KeepAll() if policy is None else policy
-        if not isinstance(self.policy, RetentionPolicy):
-            raise DefinitionError(
-                f"keep must be a RetentionPolicy, for example KeepLast(3); got {policy!r}."
-            )
         self.sweeper = Sweeper(recorded.files, recorded.path)
         self._recorded = recorded
         # By position of the commit entry.

@@ -15,6 +15,7 @@ from jobrunner.define.arguments import (
     Rule,
     check_runs,
     checked,
+    instance,
     number,
     one_of,
     some,

@@ -42,6 +42,11 @@ def one_of(*values: str) -> Rule:
     return Rule(" or ".join(map(repr, values)), lambda it: isinstance(it, str) and it in values)
 
 
+def instance(what: str, cls: Any) -> Rule:
+    """An object of class `cls`."""
+    return Rule(what, lambda it: isinstance(it, cls))
+
+
 def some(what: str, cls: Any, item: Any) -> Rule:
     """An object of class `cls` whose items are of class `item`; a str has none."""
     return Rule(
