@@ -47,7 +47,8 @@ class ForeignFileError(CheckpointCorruptError, OSError):
     """A name in a checkpoint directory is not a file or directory that jobrunner makes."""
 
 
-def _open_by_parts(path: str, flags: int) -> int:
+def open_by_parts(path: str, flags: int) -> int:
+    """See `open_unlinked`, on any system."""
     *parents, name = path.strip("/").split("/")
     descriptor = os.open("/", PASSAGE)
     try:
@@ -60,7 +61,7 @@ def _open_by_parts(path: str, flags: int) -> int:
         os.close(descriptor)
 
 
-open_unlinked: Callable[[str, int], int] = linux.openat2 if linux.has_openat2 else _open_by_parts
+open_unlinked: Callable[[str, int], int] = linux.openat2 if linux.has_openat2 else open_by_parts
 """Opens a file of an absolute path; raises OSError, with ELOOP or ENOTDIR if it contains a link."""
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,14 @@ import pytest
 import zarr
 from crc32c import crc32c
 
-from jobrunner import CheckpointWriteError, KeepLast, MultiNodeCheckpointManager
+from jobrunner import (
+    CheckpointCorruptError,
+    CheckpointWriteError,
+    KeepLast,
+    MultiNodeCheckpointManager,
+)
 from jobrunner.checkpoint import Files
+from jobrunner.checkpoint.storage import opener
 from jobrunner.checkpoint.storage.backends import files_of
 from jobrunner.checkpoint.storage.object_store import ObjectFiles
 from jobrunner.checkpoint.storage.posix import PosixFiles
@@ -76,11 +82,13 @@ def store(param: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield Place(ObjectFiles(root), root)
 
 
-@pytest.fixture(params=["posix", "objects", "memory", "s3", "gs", "az"])
+@pytest.fixture(params=["posix", "parts", "objects", "memory", "s3", "gs", "az"])
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
-    if request.param == "posix":
+    if request.param in ("posix", "parts"):
+        if request.param == "parts":  # as where Linux's openat2 is missing
+            monkeypatch.setattr(opener, "open_unlinked", opener.open_by_parts)
         root = str(tmp_path / "k")
         yield Place(files_of(root), root)
     else:
@@ -105,6 +113,79 @@ def test_written_bytes_are_read_back(place: Place) -> None:
     place.write("d/empty", [])
     assert files.read(f"{root}/d/empty") == b""
     assert abs(files.modified_seconds(path) - time.time()) < 600
+
+
+def test_a_document_that_is_too_long_is_not_read(place: Place) -> None:
+    files, path = place.files, f"{place.root}/d/x"
+    place.write("d/x", [b"abc"])
+    assert files.read(path, 3) == files.read_if_there(path, 3) == b"abc"
+    for read in (files.read, files.read_if_there):
+        with pytest.raises(
+            CheckpointCorruptError, match="/d/x is too long: it has 3 bytes"
+        ) as caught:
+            read(path, 2)
+        assert caught.value.path == path
+
+
+def test_a_directory_is_made_with_those_inside_it(place: Place) -> None:
+    files, root = place.files, place.root
+    files.make_directories(root)
+    files.make_directory(f"{root}/a", ["b", "b/c", "d"])
+    for name in ("a/b/c/x", "a/d/x"):
+        files.write(f"{root}/{name}", [b""])
+    assert sorted(files.walk(root)) == [("a/b/c/x", 0), ("a/d/x", 0)]
+    if isinstance(files, PosixFiles):
+        with pytest.raises(FileExistsError) as caught:
+            files.make_directory(f"{root}/a")
+        assert caught.value.filename == f"{root}/a"
+
+
+def test_no_link_is_followed(place: Place, tmp_path: Path) -> None:
+    files, root = place.files, place.root
+    if not isinstance(files, PosixFiles):
+        pytest.skip("has no links")
+    outside = tmp_path / "outside"
+    (outside / "b").mkdir(parents=True)
+    (outside / "x").write_bytes(b"1")
+    place.write("real/x", [b"2"])
+    for name, target in {"directory": outside, "file": outside / "x", "dangling": "no"}.items():
+        Path(root, name).symlink_to(target)
+    before = {at: at.lstat() for at in outside.rglob("*")}
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+        *((files.read, (path,)) for path in ("file", "directory/x", "directory/../real/x")),
+        *((files.write, (path, [b""])) for path in ("directory/new", "dangling")),
+        *((files.overwrite, (path, b"")) for path in ("directory/x", "file", "dangling")),
+        (files.create_whole, ("directory/new", b"", "directory/new.tmp")),
+        (files.make_directory, ("directory/new",)),
+        (files.link, ("real/x", "directory/new", 1)),
+        (files.rename, ("directory/x", "directory/y")),
+        *((files.remove_tree, (path,)) for path in ("directory", "directory/b", "dangling")),
+        (files.remove_file, ("directory/x",)),
+        (files.list_names, ("directory",)),
+        (files.is_taken, ("directory/x",)),
+        (files.modified_seconds, ("directory/x",)),
+    ]
+    for call, (path, *others) in calls:
+        paths = [f"{root}/{it}" if isinstance(it, str) else it for it in (path, *others)]
+        with pytest.raises((CheckpointCorruptError, FileExistsError)):
+            call(*paths)
+    assert not files.link(f"{root}/file", f"{root}/linked", 1)
+    assert not files.is_taken(f"{root}/linked")
+    assert not files.is_directory(f"{root}/directory")
+    assert files.is_taken(f"{root}/dangling")
+    assert dict(files.walk(root)) == {"real/x": 1, "directory": -1, "file": -1, "dangling": -1}
+    files.remove_tree(root)
+    assert {at: at.lstat() for at in outside.rglob("*")} == before
+
+
+def test_a_tree_that_is_too_deep_is_refused(place: Place) -> None:
+    files, root = place.files, place.root
+    if not isinstance(files, PosixFiles):
+        pytest.skip("has no directories")
+    files.make_directories("/".join([root, *"d" * 200]))
+    for call in (files.walk, files.remove_tree):
+        with pytest.raises(CheckpointCorruptError, match="nested"):
+            list(call(root) or ())
 
 
 def test_missing_files_are_reported(place: Place) -> None:
