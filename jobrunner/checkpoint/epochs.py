@@ -185,6 +185,12 @@ class Epochs:
         manifests = [os.path.join(self.path, name, MANIFEST) for name, _ in stores]
         return list(compress(stores, self.files.each(self.files.is_taken, manifests)))
 
+    def next_store(self, node: str, epoch: int) -> str:
+        """The path of the store of a node at an epoch: the recorded one, or else the next."""
+        state = self.log.refresh()
+        retry = state.retries.get(epoch, state.claims.get(epoch, 0))
+        return os.path.join(self.path, format_store_name(node, epoch, retry))
+
     def pins(self) -> dict[int, list[str]]:
         """The pinned epochs in ascending order, each with its labels."""
         return {epoch: list(labels) for epoch, labels in sorted(self.log.refresh().pins.items())}

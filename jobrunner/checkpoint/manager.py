@@ -34,7 +34,7 @@ from jobrunner.define import (
     some,
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
-from jobrunner.names import check_name, format_store_name
+from jobrunner.names import check_name
 
 
 class ManagerOptions(TypedDict, total=False):
@@ -136,10 +136,9 @@ class MultiNodeCheckpointManager:
         patience: Patience | None = None,
     ) -> None:
         self.save_policy = SaveEvery(epochs=1) if save is None else save
-        self.asynchronous = asynchronous
         if budget_bytes is not None and not asynchronous:
             raise DefinitionError("budget_bytes requires asynchronous=True.")
-        self.budget_bytes = budget_bytes
+        self.asynchronous, self.budget_bytes = asynchronous, budget_bytes
         self.recorded = Epochs(path, metadata_handler, files)
         self.path = self.recorded.path
         self.loader = Loader(self.recorded, allow_pickle=allow_pickle)
@@ -148,8 +147,7 @@ class MultiNodeCheckpointManager:
             origin = Epochs(load_path, None, files_beside(absolute_path(load_path), files))
             if origin.path == self.path:
                 raise DefinitionError(
-                    f"load_path must differ from path; both are {self.path}. Omit load_path: a run "
-                    f"resumes from its own directory anyway."
+                    f"load_path and path are both {self.path}. Omit load_path: a run resumes from path."
                 )
             self._origin = Loader(origin, allow_pickle=allow_pickle)
         if compressors is not None:
@@ -223,9 +221,7 @@ class MultiNodeCheckpointManager:
         That is ``path/node.epoch``, with ``.r1``, ``.r2``, ... if earlier attempts to save the
         epoch have claimed that name.
         """
-        state = self.recorded.log.refresh()
-        retry = state.retries.get(epoch, state.claims.get(epoch, 0))
-        return os.path.join(self.path, format_store_name(node, epoch, retry))
+        return self.recorded.next_store(node, epoch)
 
     def pins(self) -> dict[int, list[str]]:
         """The pinned epochs in ascending order, each with its labels."""
@@ -380,8 +376,8 @@ class MultiNodeCheckpointManager:
             return self.loader
         if not self._origin.recorded.all():
             raise CheckpointNotFoundError(
-                f"load_path {self._origin.path} records no epoch. Name the directory of a run that "
-                f"has recorded one, or omit load_path to start afresh."
+                f"load_path {self._origin.path} records no epoch. Name a directory that does, or "
+                f"omit load_path to start afresh."
             )
         return self._origin
 
