@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobrunner.checkpoint.encoding import find_classes, registered_codecs
+from jobrunner.checkpoint.encoding import find_classes, refuse_classes, registered_codecs
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.loader import REPLICATED
 from jobrunner.checkpoint.log import Claim, RunLock, store_names, strict_json
@@ -60,6 +60,11 @@ class Commits:
             logger.warning("%s cannot be read or removed: %s", path, error)
             return False
         return True
+
+    def refuse_classes(self, made: Mapping[tuple[str, str], type]) -> None:
+        """Raise `DefinitionError` if no object of a class can be saved that a blob will be one of."""
+        if not self.allow_pickle:
+            refuse_classes(made, registered_codecs())
 
     def begin(
         self,

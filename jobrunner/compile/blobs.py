@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from jobrunner.define import ArrayOptions, Blob, Job, Task, WorkspaceType
+from jobrunner.define import ArrayOptions, Blob, Job, Task, WorkspaceType, without_partials
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_distinct
 
@@ -63,6 +63,23 @@ def find_globals(tasks: Collection[Task], *, is_init: bool = True) -> Collection
     for blobs, node in {blobs: node for node, blobs in names.items()}.items():
         check_distinct(sorted(blobs), f"blobs of node {node!r}")
     return makers.keys()
+
+
+def find_classes(tasks: Iterable[Task]) -> dict[Key, type]:
+    """The blobs that will be objects of a class, since the last task that makes one calls the class.
+
+    What functions return is not known: nothing checks their annotations. Nor is it of a class that
+    chooses in `__new__` what to make.
+    """
+    found: dict[Key, type] = {}
+    for task in tasks:
+        fn = without_partials(task.fn)
+        makes_one = isinstance(fn, type) and task.num_instances == len(task.output_blobs) == 1
+        for blob in (*task.output_blobs, *task.updates):
+            found.pop(blob.key, None)
+            if makes_one and fn.__new__ is object.__new__ and type(fn).__call__ is type.__call__:
+                found[blob.key] = fn  # type: ignore[assignment]
+    return found
 
 
 def find_configured(

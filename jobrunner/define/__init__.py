@@ -19,6 +19,7 @@ from jobrunner.define.arguments import (
     number,
     one_of,
     some,
+    without_partials,
 )
 from jobrunner.define.array_options import (
     DEFAULT_ARRAY_OPTIONS,

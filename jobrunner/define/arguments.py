@@ -175,16 +175,17 @@ def constants_of(fn: object, kwargs: Mapping[str, object]) -> Iterator[object]:
 
 def check_runs(fn: object, where: str) -> None:
     """Raise `DefinitionError` if a call of `fn` only makes a coroutine or a generator."""
-    fn = _without_partials(fn)
+    fn = without_partials(fn)
     found = _lazy_kind(fn)
     if found is None and callable(fn) and not inspect.isroutine(fn):
-        found = _lazy_kind(_without_partials(type(fn).__call__))
+        found = _lazy_kind(without_partials(type(fn).__call__))
     if found is not None:
         kind, remedy = found
         raise DefinitionError(f"{where} is {kind}, so calling it runs nothing. {remedy}")
 
 
-def _without_partials(fn: object) -> object:
+def without_partials(fn: object) -> object:
+    """The function within `functools.partial` objects."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return fn

@@ -113,6 +113,7 @@ class Run:
         tries = decision.epoch is not None or decision.damaged
         epoch = self._load() if tries else None
         if epoch is None:
+            self.saver.refuse_classes(self.runner.job)
             self._run_group("init", 0)
             self.saver.rewind(None, "started afresh")
             state.fired = ()

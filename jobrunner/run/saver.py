@@ -25,8 +25,9 @@ from jobrunner.checkpoint import (
     epochs_until,
 )
 from jobrunner.cluster import Binding
-from jobrunner.compile import Plan, describe
+from jobrunner.compile import Plan, describe, find_classes
 from jobrunner.config import get_number
+from jobrunner.define import Job
 from jobrunner.errors import CheckpointWriteError, CommitConflictError
 from jobrunner.run.result import NodeSave, SaveReport
 from jobrunner.texts import get_logger
@@ -105,7 +106,7 @@ class NullSaver:
     def start(self, *args: object) -> None:
         """Do nothing."""
 
-    end = set_aside = rewind = finish = save = wait = wait_quietly = start
+    refuse_classes = end = set_aside = rewind = finish = save = wait = wait_quietly = start
 
     def epochs_until(self, epoch: int) -> int | None:
         """No save limits the length of a batch of epochs."""
@@ -169,6 +170,14 @@ class Saver:
             if self._on_save_error == "raise" or not is_empty:
                 raise
             self._failures.add(None, error, "The run starts anyway; each save tries again.")
+
+    def refuse_classes(self, job: Job) -> None:
+        """Raise `DefinitionError` if init tasks make objects that cannot be saved, as far as known."""
+        saved = self._plan.saved_blobs(0)
+        made = find_classes(job.init_group.tasks()).items()
+        self._manager.commits.refuse_classes(
+            {(node, name): cls for (node, name), cls in made if name in saved.get(node, ())}
+        )
 
     def end(self) -> None:
         """Unlock the directory, so that another run can lock it at once."""

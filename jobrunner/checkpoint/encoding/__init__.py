@@ -24,6 +24,7 @@ from jobrunner.checkpoint.encoding.node import (
     EncodedBlob,
     check_dimensions,
     encode_blobs,
+    refuse_classes,
     with_options,
 )
 from jobrunner.checkpoint.encoding.outline import ValueOutline

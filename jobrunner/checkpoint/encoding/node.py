@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jobrunner.checkpoint.encoding import classes, everyday
 from jobrunner.checkpoint.encoding.codecs import (
     Codec,
     CodecTable,
@@ -16,6 +17,8 @@ from jobrunner.checkpoint.encoding.codecs import (
 )
 from jobrunner.checkpoint.encoding.dtypes import Array, ArrayPart, Trail, Tree
 from jobrunner.checkpoint.encoding.encode import Encoder
+from jobrunner.checkpoint.encoding.libraries import find_type
+from jobrunner.checkpoint.encoding.stateful import has_state
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import DefinitionError
 
@@ -91,6 +94,23 @@ def encode_blobs(
         raise DefinitionError("\n".join(lines)) from next(filter(None, causes), None)
     _refuse_shared_memory(node, memory, beside or {})
     return encoded
+
+
+def refuse_classes(made: Mapping[tuple[str, str], type], codecs: Sequence[Codec]) -> None:
+    """Refuse blobs (node and name) that will be objects of these classes, if none can be saved.
+
+    The classes have no ``__new__``, so none of their code runs here.
+    """
+    table = CodecTable(codecs)
+    lines = []
+    for (node, name), cls in made.items():
+        blank: Any = object.__new__(cls)
+        by_class = table.get(cls) or everyday.ENCODERS.get(cls) or classes.find_encoder(blank)
+        if not (by_class or find_type(blank) or has_state(blank)):
+            error = UnsupportedValueError((), cls, "there is no codec for its type")
+            lines.append(_explain(node, name, error))
+    if lines:
+        raise DefinitionError("\n".join(lines))
 
 
 def with_options(
