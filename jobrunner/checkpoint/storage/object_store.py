@@ -20,6 +20,7 @@ from crc32c import crc32c
 from jobrunner.checkpoint.storage.opener import too_long
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, crc32c_of_zeros
 from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result
+from jobrunner.config import get_number
 from jobrunner.texts import printable, without_credentials
 
 if TYPE_CHECKING:
@@ -27,11 +28,24 @@ if TYPE_CHECKING:
 
 _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 2  # of one object: each is copied in memory
-_RETRY: RetryConfig = {"max_retries": 10, "retry_timeout": dt.timedelta(seconds=60)}
+_RETRY_KEY = "checkpoint.retry-seconds"
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 _CUT = "body error"  # part of obstore's message when an answer ends before its end
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 5.0
 MISSING = "object stores need obstore, which is not installed: pip install 'dask-jobrunner[object]'"
+
+
+def _retrying() -> RetryConfig:
+    """How obstore tries again what got no answer: for a time, however often."""
+    return {
+        "max_retries": 1_000_000,
+        "retry_timeout": dt.timedelta(seconds=get_number(_RETRY_KEY)),
+        "backoff": {
+            "init_backoff": dt.timedelta(seconds=_PAUSE_SECONDS),
+            "max_backoff": dt.timedelta(seconds=_LONGEST_PAUSE_SECONDS),
+            "base": 2,
+        },
+    }
 
 
 @functools.cache
@@ -47,8 +61,8 @@ def open_store(root: str) -> ObjectStore:
     account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
     if root.startswith("az://") and account:
         # obstore panics when it prints a store whose account it found by itself.
-        return from_url(root, account_name=account, retry_config=_RETRY)
-    return from_url(root, retry_config=_RETRY)
+        return from_url(root, account_name=account, retry_config=_retrying())
+    return from_url(root, retry_config=_retrying())
 
 
 def _presentable(error: Exception) -> Exception | None:
@@ -77,10 +91,11 @@ class ObjectFiles:
     removals = lookups = 32
     linked_bytes = 4 << 20  # a link waits for the store twice, a write only once
     poll_seconds = 2.0
-    retry_seconds = 60.0  # of requests whose answer is cut; obstore retries those without one
 
     def __init__(self, root: str, open_store: Callable[[str], ObjectStore] = open_store) -> None:
         self.root = root
+        # For requests whose answer is cut; obstore tries those again that got none.
+        self.retry_seconds = get_number(_RETRY_KEY)
         self._open_store = open_store
         self._opened: ObjectStore | None = None
 

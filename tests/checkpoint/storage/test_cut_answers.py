@@ -1,29 +1,31 @@
-"""A store whose answers end before their end: every request is made again, for a minute at most."""
+"""A store whose answers are missing or end too soon: requests are made again, for a minute at most."""
 
 import os
 import time
 
+import dask
 import pytest
 
 from jobrunner import Job, JobRunner, MultiNodeCheckpointManager, Node, Task, epoch_limiter
 from jobrunner.checkpoint.storage.object_store import ObjectFiles
-from tests.object_servers import CUT
+from tests.object_servers import CUT, DROP
+from tests.sampling import sampled
 
 DATA = os.urandom(1 << 20)
 
 
 class Cuts:
-    """Cuts the first answers to requests, or every so many."""
+    """Cuts the first answers to requests, or every so many; or drops their connections."""
 
-    def __init__(self, first=0, every=0):
-        self.first, self.every = first, every
+    def __init__(self, first=0, every=0, verdict=CUT):
+        self.first, self.every, self.verdict = first, every, verdict
         self.count = self.cut = 0
 
     def __call__(self, request):
         self.count += 1
         if self.count <= self.first or (self.every and self.count % self.every == 0):
             self.cut += 1
-            return CUT
+            return self.verdict
         return False
 
 
@@ -72,6 +74,27 @@ def test_every_operation_survives_answers_that_are_cut(s3, files):
         assert cuts.cut, name
         s3.watch = lambda _: False
         files.remove_tree(files.root)
+
+
+@sampled("names", sample=["list_names"], nightly=[*OPERATIONS])
+def test_every_operation_survives_connections_that_are_dropped_for_seconds(s3, files, names):
+    for name in names:
+        files.overwrite(f"{files.root}/x", DATA)
+        files.overwrite(f"{files.root}/y", b"y")
+        s3.watch = Cuts(first=12, verdict=DROP)
+        assert OPERATIONS[name](files, files.root), name
+        s3.watch = lambda _: False
+        files.remove_tree(files.root)
+
+
+def test_a_store_that_drops_every_connection_is_given_up_after_the_time_configured(s3):
+    with dask.config.set({"jobrunner.checkpoint.retry-seconds": 0.2}):
+        files = ObjectFiles(f"{s3.url}/dropped")
+        s3.watch = Cuts(every=1, verdict=DROP)
+        started = time.monotonic()
+        with pytest.raises(OSError, match=r"retry_timeout: ?200ms"):
+            files.list_names(files.root)
+    assert time.monotonic() - started < 10
 
 
 def test_a_store_that_cuts_every_answer_is_given_up(s3, files):
