@@ -40,6 +40,8 @@ def alike() -> list[Any]:
     return [
         records,
         records[7],
+        records[::-1],
+        [{"n": 1.5}] * 300,
         tuple((i, copy.copy(mixed[i % 7]), frozenset(range(i % 3))) for i in range(3000)),
         {Point(i, f"{i}\0"): State(i, [i] * (i % 4), [{i}, Slotted(i)]) for i in range(300)},
         collections.OrderedDict((i, bytes([i % 256])) for i in range(300)),

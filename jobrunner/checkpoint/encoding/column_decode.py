@@ -137,6 +137,18 @@ def _check_small(node: Tree, depth: int = 4) -> None:
             _check_small(item, depth - 1)
 
 
+def _to_again(
+    decoder: Decoder, at: Count, of: Tree = None, block: Count | None = None
+) -> list[Any]:
+    if (of is None) == (block is None):
+        raise ValueError("expected either `of` or `block`")
+    rows = decoder.blocks[block] if of is None else _items(decoder, of)  # type: ignore[index]
+    which = _data(decoder, at, "u")
+    if which.max(initial=0) >= len(rows):
+        raise ValueError(f"a row is {which.max()}, but there are {len(rows)}")
+    return list(map(rows.__getitem__, which.tolist()))
+
+
 def decode_row(decoder: Decoder, of: Count, at: Count) -> Any:
     """Return a row of an earlier column."""
     return decoder.blocks[of][at]
@@ -203,6 +215,7 @@ COLUMNS: Mapping[str, Callable[..., list[Any]]] = {
     "buffers": _to_buffers,
     "mixed": _to_mixed,
     "nodes": _to_nodes,
+    "again": _to_again,
     "tuples": _sequences_of(tuple),
     "frozensets": _sequences_of(frozenset),
     "namedtuples": _to_objects(classes.make_named_tuples),

@@ -16,7 +16,7 @@ import contextlib
 import datetime as dt
 import enum
 import marshal
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from itertools import chain, compress, islice
@@ -121,6 +121,7 @@ class _Columns:
         self._first_part = len(encoder.parts)
         self._num_blocks = encoder.num_blocks
         self._tied: Tied = {}
+        self._open: set[int] = set()  # blocks of rows that are not complete
         self._num_columns = self._num_items = 0
 
     def finish(self) -> None:
@@ -163,13 +164,15 @@ class _Columns:
             return self._mixed(bytes(len(items)), [None], [], at)
         if at.depth > _MOST_LEVELS or len(encoder.inside) + at.depth >= MAX_DEPTH:
             raise _UnlikeError
-        if cls is tuple or cls is list:
+        if cls is list or cls is dict:
+            return self._block(self._dicts if cls is dict else self._sequences, cls, items, at)
+        if cls is tuple:
             return self._sequences(cls, items, at)
-        if cls is dict:
-            return self._dicts(items, at)
         if encoder.codecs is not None and encoder.codecs.get(cls):
             raise _UnlikeError
-        if cls is set or cls is frozenset:
+        if cls is set:
+            return self._block(self._sets, cls, items, at)
+        if cls is frozenset:
             return self._sets(cls, items, at)
         if cls in _NUMPY_SCALARS:
             return {**self._numbers(np.array(items, cls), at), "scalars": True}
@@ -177,12 +180,16 @@ class _Columns:
             if cls in (dt.datetime, dt.time) and not all(map(_has_plain_zone, items)):
                 raise _UnlikeError
             return self._nodes(items, at)
-        if has_state(items[0]) or find_type(items[0]):
+        one = items[0]
+        if has_state(one) or find_type(one) or not classes.find_encoder(one):
             raise _UnlikeError
+        del one
         if issubclass(cls, enum.Enum):
             ids = list(map(id, items))
             return self._values(dict(zip(ids, items, strict=True)), ids, at)
-        return self._objects(cls, items, at)
+        if issubclass(cls, tuple):
+            return self._objects(cls, items, at)
+        return self._block(self._objects, cls, items, at)
 
     # --- columns
 
@@ -214,9 +221,11 @@ class _Columns:
         return {**tree, "at": self._part(np.frombuffer(data, np.uint8), at.inside("texts"))}
 
     def _lengths(self, items: Iterable[Any], at: _Place) -> int:
-        lengths = np.fromiter(map(len, items), np.int64)
-        small = lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))
-        return self._part(small, at.inside("lengths"))
+        return self._integers(map(len, items), at.inside("lengths"))
+
+    def _integers(self, items: Iterable[int], at: _Place) -> int:
+        data = np.fromiter(items, np.int64)
+        return self._part(data.astype(np.min_scalar_type(int(data.max(initial=0)))), at)
 
     def _values(self, found: dict[Any, Any], keys: Iterable[Any], at: _Place) -> Tree:
         """Return the column of items of which there are few different ones, `found` by key."""
@@ -244,30 +253,54 @@ class _Columns:
 
     # --- rows
 
-    def _block(self, rows: Sequence[Any], at: _Place) -> int:
-        """Count a column of mutable rows; return how many references to what they hold there are.
+    def _block(
+        self, encode: Callable[..., Tree], cls: Any, rows: Sequence[Any], at: _Place
+    ) -> Tree:
+        """Return the column of mutable rows, which `encode` makes if they do not occur elsewhere."""
+        if tree := self._again(cls, rows, at):
+            return tree
+        block = self._num_blocks
+        self._num_blocks += 1
+        self._open.add(block)
+        tree = encode(cls, rows, at)
+        self._open.remove(block)
+        return tree
 
-        Raises `_UnlikeError` if a row occurs twice in the blob.
-        """
+    def _again(self, cls: Any, rows: Sequence[Any], at: _Place) -> Tree | None:
+        """Return the column of rows that occur several times; note those that could."""
         counts = list(map(getrefcount, rows))
         sole = _UNREFERENCED + at.holders if at.holders else -1
         if set(counts) != {sole}:
-            numbers = self._encoder.numbers
+            numbers, ids = self._encoder.numbers, list(map(id, rows))
+            places: list[Any] = [numbers.get(key) or self._tied.get(key) for key in ids]
+            block = places[0][0] if type(places[0]) is tuple else None
+            if block not in self._open and all(
+                type(it) is tuple and it[0] == block for it in places
+            ):
+                self._count(len(rows))
+                which = self._integers((it[1] for it in places), at)
+                return {"$": "again", "at": which, "block": block}
+            found = dict(zip(ids, rows, strict=True))
+            if len(found) < len(rows):
+                self._num_items += len(rows)
+                order = dict(zip(found, range(len(found)), strict=True))
+                place = at.inside("rows")._replace(holders=0)
+                column = self._encode_kind(cls, list(found.values()), place)
+                which = self._integers(map(order.__getitem__, ids), at.inside("which"))
+                return {"$": "again", "at": which, "of": column}
             for i in [i for i, count in enumerate(counts) if count != sole]:
-                key = id(rows[i])
-                if key in self._tied or key in numbers:
+                if ids[i] in self._tied or ids[i] in numbers:
                     raise _UnlikeError
-                self._tied[key] = (self._num_blocks, i, rows[i])
-        self._num_blocks += 1
-        return 2
+                self._tied[ids[i]] = (self._num_blocks, i, rows[i])
+        return None
 
     def _frozen(self, rows: Sequence[Any], at: _Place) -> int:
-        """Like `_block`, for rows that cannot change."""
+        """Return how many references there are to what rows that cannot change hold; see `_Place`."""
         is_sole = at.holders and set(map(getrefcount, rows)) == {_UNREFERENCED + at.holders}
         return 2 if is_sole else 0
 
     def _sequences(self, cls: Any, rows: Sequence[Any], at: _Place) -> Tree:
-        holders = self._block(rows, at) if cls is list else self._frozen(rows, at)
+        holders = 2 if cls is list else self._frozen(rows, at)
         flat = list(chain.from_iterable(rows))
         widths = set(map(len, rows))
         width = widths.pop() if len(widths) == 1 else 0
@@ -281,12 +314,12 @@ class _Columns:
         return {"$": _KINDS[cls], **self._ragged(rows, {"items": flat}, at.below(holders))}
 
     def _sets(self, cls: Any, rows: Sequence[Any], at: _Place) -> Tree:
-        holders = self._block(rows, at) if cls is set else self._frozen(rows, at)
+        holders = 2 if cls is set else self._frozen(rows, at)
         flat = list(chain.from_iterable(map(everyday.sort_members, rows)))
         return {"$": _KINDS[cls], **self._ragged(rows, {"items": flat}, at.below(holders))}
 
-    def _dicts(self, rows: Sequence[Any], at: _Place) -> Tree:
-        below = at.below(self._block(rows, at))
+    def _dicts(self, _: Any, rows: Sequence[Any], at: _Place) -> Tree:
+        below = at.below(2)
         keys = list(chain.from_iterable(rows))
         flat = list(chain.from_iterable(map(dict.values, rows)))
         names = list(rows[0])
@@ -304,8 +337,7 @@ class _Columns:
         kind, names, columns = classes.split_fields(cls, rows)
         if not columns:
             raise _UnlikeError
-        is_mutable = kind == "dataclasses"
-        holders = self._block(rows, at) if is_mutable else self._frozen(rows, at)
+        holders = 2 if kind == "dataclasses" else self._frozen(rows, at)
         name = self._encoder.name_class(cls)
         trees = self._fields(child_names(names), columns, at.below(holders))
         return {"$": kind, "cls": name, "names": list(names), "columns": trees}

@@ -57,6 +57,9 @@ def _describe_column(leaf: Callable[[int], Any], tree: Tree) -> tuple[int, str]:
             kinds = {type(value).__name__ for value in tree["values"]}
             kinds |= {_describe_column(leaf, it)[1] for it in tree["columns"]}
             return leaf(tree["kinds"]).shape[0], " | ".join(sorted(kinds))
+        if kind == "again":
+            text = _describe_column(leaf, tree["of"])[1] if "of" in tree else "rows above"
+            return leaf(tree["at"]).shape[0], text
         if "count" in tree:
             return tree["count"], "str"
         about = leaf(tree["at"] if kind == "numbers" else tree["lengths"])

@@ -195,13 +195,31 @@ def test_another_reference_to_a_row_is_one(of_any_size: None) -> None:
     assert blob.tree[1] == {"$": "row", "of": 0, "at": 7}
 
 
+def test_rows_that_occur_again_are_columns_too() -> None:
+    shared: Any = {"again": [1, 2], "lr": 0.5}
+    rows = [{"id": i, "shared": shared, "mine": [[i]] * 2} for i in range(9 * N)]
+    by_id = {row["id"]: row for row in rows[::-1]}
+    held = ([1],)
+    for value in (
+        [[0.5] * 3] * N,
+        [{1}] * N + [{i} for i in range(N)],
+        [rows, by_id, shared, deque(rows[7:])],
+        [rows, by_id[3], [[row] for row in rows]],
+        [Sample(i, shared) for i in range(9 * N)],  # type: ignore[arg-type]
+        (by_id, tuple(rows)),
+        [[(held, i) for i in range(9 * N)], held, (held,)],
+    ):
+        blob = encode(value)
+        assert describe(decode(blob)) == describe(value)
+        assert len(repr(blob.tree)) < 2000
+
+
 def test_rows_that_hold_each_other_are_walked() -> None:
     first = [0]
     rows: list[Any] = [first, *([first, i] for i in range(N))]
-    shared = [[0.5] * 3] * N
-    held = ([1],)
-    nested = [[(held, i) for i in range(N)], held]
-    for value in (rows, shared, nested, [nested[0], nested[0][1]]):
+    rows_of_rows = [[[i], [[0]]] for i in range(N)]
+    rows_of_rows[7][1][0] = rows_of_rows[6]
+    for value in (rows, rows_of_rows, tuple(rows)):
         blob = encode(value)
         assert describe(decode(blob)) == describe(value)
         assert "same" in kinds(blob.tree)
@@ -373,6 +391,9 @@ FORGED: dict[str, tuple[Any, list[Any]]] = {
     "nodes that are none": ({"$": "nodes", "of": {"$": "dicts", "names": ["$"], "columns": [{"$": "texts", "at": 0, "lengths": 1}]}}, [np.frombuffer(b"same", np.uint8), numbers(4)]),
     "a field too many": ({"$": "numbers", "at": 0, "more": 1}, [ONE]),
     "a row that is not there": ({"$": "row", "of": 0, "at": 0}, []),
+    "rows again of none": ({"$": "again", "at": 0, "of": {"$": "numbers", "at": 1}}, [np.array([3], np.uint8), TWO]),
+    "rows again of themselves": ({"$": "lists", "columns": [{"$": "again", "at": 0, "block": 0}]}, [np.array([0], np.uint8)]),
+    "rows again of nothing": ({"$": "again", "at": 0}, [np.array([0], np.uint8)]),
     "a row in itself": ({"$": "lists", "columns": [{"$": "mixed", "kinds": 0, "values": [{"$": "row", "of": 0, "at": 0}], "columns": []}]}, [np.array([0], np.uint8)]),
     "more names than columns": ({"$": "namedtuples", "cls": f"{__name__}:Point", "names": ["x", "y"], "columns": [{"$": "numbers", "at": 0}]}, [ONE]),
 }  # fmt: skip
