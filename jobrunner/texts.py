@@ -11,7 +11,7 @@ LONGEST_TEXT = 20_000
 _UNPRINTABLE = re.compile(r"[^ -~]")
 # In a URL: what stands before "@", also if a secret there contains "/"; and what follows "?".
 _USER = re.compile(r"""(?<=://)(?:[^\s/@'"]+|[^\s/:@'"]*:(?!\d{1,5}(?!\w))[^\s@'"]+)(?=@)""")
-_QUERY = re.compile(r"""(://[^\s?#'"]*[?#])[^\s'")>]+""")
+_QUERY = re.compile(r"""(://[^\s?'"]*[?])[^\s'")>]+""")
 
 
 def printable(text: str, kept: str = "\n\t") -> str:

@@ -75,6 +75,7 @@ def test_names_that_a_file_system_may_fold_are_refused():
         ("s3://bucket/name@3 and tcp://10.0.0.1:8786, x@y", None),
         ("<Client: 'tcp://127.0.0.1:1'>: what? a@b #3", None),
         ("memory://a/b@4", None),
+        ("see https://distributed.dask.org/en/stable/faq.html#what", None),
     ],
 )
 def test_credentials_in_urls_are_left_out_of_texts(text, shown):
