@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dask.system import CPU_COUNT
@@ -54,13 +55,13 @@ async def scheduler_identity(client: Client, n_workers: int) -> dict[str, Any]:
     return found
 
 
-async def broadcast(
-    client: Client, message: Mapping[str, Any], addresses: Sequence[str]
-) -> dict[str, Any]:
-    """Send workers a message by the scheduler; returns each worker's answer or an exception."""
+def broadcaster(client: Client) -> Callable[..., Coroutine[Any, Any, dict[str, Any]]]:
+    """A function that sends workers a message, ``(msg={"op": ...}, workers=[...])``, by the scheduler.
+
+    It returns each worker's answer or an exception.
+    """
     rpc: Any = client.scheduler
-    answers: dict[str, Any] = await rpc.broadcast(msg=message, workers=addresses, on_error="return")
-    return answers
+    return partial(rpc.broadcast, on_error="return")
 
 
 def topic_handlers(client: Client) -> Mapping[str, Callable[[Any], Any]]:

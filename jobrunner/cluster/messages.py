@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 import cloudpickle
+import msgspec
 
 from jobrunner.cluster.placement import WorkerInfo
-from jobrunner.cluster.replies import Reply, read_reply
+from jobrunner.cluster.replies import Reply, malformed
 from jobrunner.errors import (
     BlobNotFoundError,
     DefinitionError,
@@ -330,6 +331,27 @@ def exchange(
                 node, name = min(since, key=since.__getitem__)
                 raise request.overlong(f"{node}/{name}", members.placement.get(node))
             wait_seconds = min(wait_seconds, max(left, 0.01))
+
+
+def read_reply(address: str, answer: object, placement: Mapping[str, str]) -> Reply:
+    """Check a worker's answer, for what is common to all requests.
+
+    `placement` says where each node is: a worker speaks only of its own nodes, and suspects only
+    workers in use. Raises an `ExecutionError` that names the worker.
+    """
+    try:
+        reply = msgspec.convert(answer, Reply)
+    except msgspec.ValidationError as error:
+        raise malformed(address, str(error)) from error
+    nodes = [node for node, _ in reply.get("tasks", ())]
+    if "failure" in reply and reply["failure"].node:
+        nodes.append(reply["failure"].node)
+    for node in nodes:
+        if placement.get(node) != address:
+            raise malformed(address, f"node {node!r:.80} is not on that worker")
+    if "suspect" in reply and reply["suspect"] not in placement.values():
+        raise malformed(address, f"suspect {reply['suspect']!r:.80} is no worker in use")
+    return reply
 
 
 def _messages(

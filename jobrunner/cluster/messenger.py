@@ -25,11 +25,13 @@ from jobrunner.cluster.messages import (
     Members,
     Request,
     exchange,
+    read_reply,
 )
 from jobrunner.cluster.placement import WorkerInfo
-from jobrunner.cluster.replies import Reply, read_reply
+from jobrunner.cluster.replies import Reply
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.config import get_number
+from jobrunner.dask_internals import broadcaster
 from jobrunner.errors import SchedulerLostError
 from jobrunner.texts import get_logger
 from jobrunner.worker import OPERATION, Message, host
@@ -43,6 +45,8 @@ ABORT_SECONDS = 0.3
 """How long to wait until workers have got an abort, before a more urgent error."""
 DEPARTURE_SECONDS = 3.0
 """How much later than requested a worker that is about to leave may answer."""
+LOOK_SECONDS = 0.25
+"""How often to look whether the client still has a scheduler, while it waits for something."""
 MAX_BATCHES = 64
 """How many messages are sent at the same time."""
 
@@ -61,6 +65,7 @@ class Messenger:
         self._client = scheduler.client
         self.name = name
         self.members = members
+        self._broadcast = broadcaster(self._client)
         self._lines = DirectLines(self._client, int(get_number("direct-workers")))
         self._is_in_doubt = False  # direct lines broke just now, perhaps since a worker is lost
         self._loss = asyncio.Event()
@@ -73,8 +78,9 @@ class Messenger:
 
         Raises a `SchedulerLostError` soon after the client has lost its scheduler.
         """
-        self.scheduler.check_open()
-        waits = partial(self.scheduler.while_connected, function)
+        if self._client.status != "running":
+            self.scheduler.check_open()  # raises
+        waits = partial(self._while_connected, function)
         result: T = self._client.sync(waits, *args, **kwargs)
         return result
 
@@ -104,6 +110,23 @@ class Messenger:
         self.scheduler.unwatch(list(self.members.workers), self._hear)
 
     # ---- on the client's event loop
+
+    async def _while_connected(
+        self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Await a coroutine function, for as long as the client has a scheduler.
+
+        A message that is sent just when the scheduler is lost waits for the client's own `timeout`:
+        Dask tries to reach the scheduler again. Raises a `SchedulerLostError` instead.
+        """
+        work = asyncio.ensure_future(function(*args, **kwargs))
+        try:
+            while not (await asyncio.wait((work,), timeout=LOOK_SECONDS))[0]:
+                if self._client.status != "running":
+                    self.scheduler.check_open()  # raises
+            return work.result()
+        finally:
+            work.cancel()
 
     async def meet(self, infos: Collection[WorkerInfo]) -> dict[str, Any]:
         """Make workers members if all get ready to host the binding; else return what is wrong."""
@@ -160,7 +183,8 @@ class Messenger:
 
     def _call_directly(self, request: Request, addresses: Sequence[str]) -> dict[str, Reply] | None:
         """Run a group without the scheduler; None if not all are done, or did not get it."""
-        self.scheduler.check_open()
+        if self._client.status != "running":
+            self.scheduler.check_open()  # raises
         if self.members.lost or self._lines.is_over or self._lost_leases():
             return None
         [(message, _)] = request.begin(addresses, FIRST_WAIT_SECONDS)
@@ -295,12 +319,13 @@ class Messenger:
         parts = await asyncio.gather(*map(send_one, batches))
         return {address: answer for part in parts for address, answer in part.items()}
 
-    def _send(
-        self, message: Message, addresses: Collection[str]
-    ) -> Coroutine[Any, Any, dict[str, Answer]]:
+    async def _send(self, message: Message, addresses: Collection[str]) -> dict[str, Answer]:
         """Send a message through the scheduler; returns each worker's answer or an exception."""
         whole = {"op": OPERATION, "binding": self.name, **message}
-        return self.scheduler.send(whole, addresses)
+        try:
+            return await self._broadcast(msg=whole, workers=list(addresses))
+        except OSError as error:
+            raise self.scheduler.loss(error) from error
 
     # ---- news of losses
 

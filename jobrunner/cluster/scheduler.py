@@ -6,30 +6,25 @@ import asyncio
 import os
 import pydoc
 import threading
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from distributed import Client
 
 from jobrunner._version import __version__
 from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.config import get_number
-from jobrunner.dask_internals import broadcast, is_lost, scheduler_identity, topic_handlers
+from jobrunner.dask_internals import is_lost, scheduler_identity, topic_handlers
 from jobrunner.errors import SchedulerLostError
 from jobrunner.texts import get_logger
 from jobrunner.worker import PLUGIN_NAME
 
 logger = get_logger(__name__)
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 START_AGAIN = "Start the same command again; it resumes from the last recorded epoch."
 
 PING_SECONDS = 5.0
 """How long the scheduler or a worker may take to answer a ping."""
-LOOK_SECONDS = 0.25
-"""How often to look whether the client still has a scheduler, while it waits for something."""
 SHOWN = 5
 """How many workers an error lists."""
 
@@ -107,21 +102,11 @@ class SchedulerLink:
                 f"workers: it was closed, or the scheduler is gone."
             ).advise(f"Connect again. {START_AGAIN}")
 
-    async def while_connected(
-        self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Await a coroutine function, for as long as the client has a scheduler.
-
-        A message that is sent just when the scheduler is lost waits for the client's own `timeout`:
-        Dask tries to reach the scheduler again. Raises a `SchedulerLostError` instead.
-        """
-        work = asyncio.ensure_future(function(*args, **kwargs))
-        try:
-            while not (await asyncio.wait((work,), timeout=LOOK_SECONDS))[0]:
-                self.check_open()
-            return work.result()
-        finally:
-            work.cancel()
+    def loss(self, error: OSError) -> SchedulerLostError:
+        """The error for a message that Dask could not send by the scheduler."""
+        return SchedulerLostError(
+            f"Lost the connection to the scheduler of {self.client!r}: {error}."
+        ).advise(START_AGAIN)
 
     async def identity(self, n_workers: int = 0, patience: float = PING_SECONDS) -> dict[str, Any]:
         """The scheduler's description of itself and of `n_workers` workers; -1 for all.
@@ -143,21 +128,11 @@ class SchedulerLink:
         running: Any = self.client.run(
             function, *arguments, workers=list(addresses), on_error="return"
         )
-        return await self._through_scheduler(running)
-
-    async def send(self, message: dict[str, Any], addresses: Collection[str]) -> dict[str, Any]:
-        """Send workers a message; returns by address what each answered, or an exception."""
-        return await self._through_scheduler(broadcast(self.client, message, list(addresses)))
-
-    async def _through_scheduler(
-        self, sending: Coroutine[Any, Any, dict[str, Any]]
-    ) -> dict[str, Any]:
         try:
-            return await sending
+            results: dict[str, Any] = await running
         except OSError as error:
-            raise SchedulerLostError(
-                f"Lost the connection to the scheduler of {self.client!r}: {error}."
-            ).advise(START_AGAIN) from error
+            raise self.loss(error) from error
+        return results
 
     async def run_each(
         self,

@@ -14,8 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from distributed import get_worker, secede
 from distributed.diagnostics.plugin import WorkerPlugin
+from msgspec import structs
 
 from jobrunner.config import get_bytes, get_number
 from jobrunner.dask_internals import (
@@ -30,9 +32,9 @@ from jobrunner.dask_internals import (
     remove_plugin,
     thread_count,
 )
-from jobrunner.errors import DefinitionError, ExecutionError, JobRunnerError
+from jobrunner.errors import DefinitionError, ExecutionError
 from jobrunner.texts import get_logger
-from jobrunner.worker.calls import Calls, Seconds
+from jobrunner.worker.calls import Seconds, calls
 from jobrunner.worker.group_runs import BindingContext
 from jobrunner.worker.hosted_nodes import HostedNodes, failed_reply
 from jobrunner.worker.outbox import Message
@@ -129,20 +131,33 @@ class WorkspaceHost(WorkerPlugin):
     async def call(self, call: str, binding: str = "", **details: Any) -> Message:
         """Handle a message from a client or another worker; a failure is returned, not raised."""
         try:
-            if not (isinstance(call, str) and isinstance(binding, str)):
-                raise ExecutionError(
-                    f"A message must name a call and a binding; got {call!r:.80} and {binding!r:.80}."
+            owner: object = self
+            found = _OWN_CALLS.get(call)
+            if found is not None:
+                details["binding"] = binding
+            else:
+                owner, found = self.bindings.get(binding), _CALLS.get(call)
+                if owner is None:
+                    return {"status": "unknown"}
+                if found is None:
+                    raise TypeError(f"expected one of {', '.join([*_OWN_CALLS, *_CALLS])}")
+            method, schema = found
+            arguments = structs.asdict(msgspec.convert(details, schema))
+        except (TypeError, msgspec.ValidationError) as error:  # it may come from anyone
+            logger.error(
+                "Message %.80r of binding %.80r is not understood: %s", call, binding, error
+            )
+            return failed_reply(
+                ExecutionError(
+                    f"Worker {self._worker.address} got a message {call!r:.80} that it does not "
+                    f"understand: {error}. Run the same version of jobrunner on the client and on "
+                    f"all workers."
                 )
-            if call in _OWN_CALLS:
-                return await _OWN_CALLS.answer(self, call, {"binding": binding, **details})
-            hosted = self.bindings.get(binding)
-            if hosted is None:
-                return {"status": "unknown"}
-            return await _CALLS.answer(hosted, call, details)
+            )
+        try:
+            return await method(owner, **arguments)
         except Exception as error:
-            is_ours = isinstance(error, JobRunnerError)  # its text says everything
-            text = "Message %.80r of binding %.80r failed: %s"
-            logger.error(text, call, binding, error, exc_info=not is_ours)
+            logger.exception("Message %r of binding %s failed", call, binding)
             return failed_reply(error)
 
     async def hello(self, binding: str = "") -> Message:
@@ -282,8 +297,8 @@ class WorkspaceHost(WorkerPlugin):
         return reply
 
 
-_OWN_CALLS = Calls(WorkspaceHost.hello, WorkspaceHost.bind, WorkspaceHost.release)
-_CALLS = Calls(
+_OWN_CALLS = calls(WorkspaceHost.hello, WorkspaceHost.bind, WorkspaceHost.release)
+_CALLS = calls(
     HostedNodes.ship,
     HostedNodes.run,
     HostedNodes.apply,

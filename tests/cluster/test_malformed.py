@@ -19,7 +19,8 @@ from jobrunner import (
     WorkspaceType,
 )
 from jobrunner.checkpoint.store.writer import Receipt
-from jobrunner.cluster.replies import check_runs, read_reply, read_value
+from jobrunner.cluster.binding import check_runs, read_value
+from jobrunner.cluster.messages import read_reply
 from jobrunner.run.saver import Saver
 from jobrunner.worker.epoch_batch import merge_runs
 from jobrunner.worker.plugin import LEASE_PREFIX, OPERATION
