@@ -60,6 +60,7 @@ class _How(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("flags", "mode", "resolve")]
 
 
+_ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 _HOW_BYTES = ctypes.sizeof(_How)
 
 
@@ -76,7 +77,7 @@ def openat2(path: str, flags: int) -> int:
     Raises OSError, with ELOOP for a link. Only where `has_openat2`.
     """
     sys.audit("open", path, None, flags)
-    name = os.fsencode(path)
+    name = path.encode(_ENCODING, _ERRORS)
     if b"\0" in name:
         raise ValueError("embedded null byte")
     while True:

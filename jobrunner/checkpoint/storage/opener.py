@@ -141,6 +141,8 @@ class Opener:
         """
         start = path.rfind("/") + 1
         try:
+            if real := self._roots.get(path[:start]):
+                return call(real + path[start:], None)
             if path[:start] in self._roots or f"{path}/" in self._roots:
                 return call(self._real(path), None)
             descriptor = self.open(path[: start - 1] or "/", PASSAGE)

@@ -90,29 +90,28 @@ class PosixFiles:
 
     def make_directory(self, path: str, inside: Collection[str] = ()) -> None:
         self.before("mkdir", path)
-        self.opener.at(path, self._make_directory)
-        if inside:
-            descriptor = self.opener.at(path, lambda name, at: os.open(name, PASSAGE, dir_fd=at))
-            try:
-                for name in inside:
-                    below = f"{path}/{name}"
-                    self.before("mkdir", below)
-                    if "/" in name:
-                        self.opener.at(below, self._make_directory)
-                    else:
-                        self._make_directory(name, descriptor)
-            finally:
-                os.close(descriptor)
+        descriptor = self.opener.at(path, self._make_directory)
+        try:
+            for name in inside:
+                below = f"{path}/{name}"
+                self.before("mkdir", below)
+                if "/" in name:
+                    os.close(self.opener.at(below, self._make_directory))
+                elif self.mode is None:
+                    os.mkdir(name, dir_fd=descriptor)
+                else:
+                    os.close(self._make_directory(name, descriptor))
+        finally:
+            os.close(descriptor)
 
-    def _make_directory(self, name: str, at: int | None) -> None:
+    def _make_directory(self, name: str, at: int | None) -> int:
+        """Make a directory and open it."""
         os.mkdir(name, dir_fd=at)
+        descriptor = os.open(name, PASSAGE if self.mode is None else DIRECTORY, dir_fd=at)
         if self.mode is not None:
-            descriptor = os.open(name, DIRECTORY, dir_fd=at)
-            try:
-                kept = os.fstat(descriptor).st_mode & stat.S_ISGID
-                os.fchmod(descriptor, kept | self.mode | (self.mode & 0o444) >> 2)
-            finally:
-                os.close(descriptor)
+            kept = os.fstat(descriptor).st_mode & stat.S_ISGID
+            os.fchmod(descriptor, kept | self.mode | (self.mode & 0o444) >> 2)
+        return descriptor
 
     def make_directories(self, path: str) -> None:
         if self.is_directory(path):
@@ -169,24 +168,24 @@ class PosixFiles:
     def link(self, source: str, target: str, nbytes: int) -> bool:
         try:
             self.before("link", target)
-            self._link(source, target)
+            linked = self._link(source, target)
         except OSError as error:
             if error.errno in _NO_LINK:
                 return False
             raise
-        its = self.opener.stat(target)
-        if its.st_size == nbytes and stat.S_ISREG(its.st_mode):
+        if linked.st_size == nbytes and stat.S_ISREG(linked.st_mode):
             return True
         self.remove_file(target)
         return False
 
-    def _link(self, source: str, target: str) -> None:
-        """Give a file, even if it is a symbolic link, a second name."""
+    def _link(self, source: str, target: str) -> os.stat_result:
+        """Give a file, even if it is a symbolic link, a second name; returns its attributes."""
 
-        def link(name: str, at: int | None, new: str, there: int | None) -> None:
+        def link(name: str, at: int | None, new: str, there: int | None) -> os.stat_result:
             os.link(name, new, src_dir_fd=at, dst_dir_fd=there, follow_symlinks=False)
+            return os.stat(new, dir_fd=there, follow_symlinks=False)
 
-        self.opener.at(source, lambda *its: self.opener.at(target, partial(link, *its)))
+        return self.opener.at(source, lambda *its: self.opener.at(target, partial(link, *its)))
 
     def overwrite(self, path: str, data: bytes) -> None:
         self.before("write", path)
