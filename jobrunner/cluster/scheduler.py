@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import msgspec
 from distributed import Client
 
 from jobrunner._version import __version__
@@ -185,18 +186,22 @@ class SchedulerLink:
         """The running workers, in order of their names and addresses."""
         identity = await self.identity(-1, max(PING_SECONDS, self.silence_seconds))
         self.forget(self._reasons.keys() - identity["workers"].keys())
-        found = [
-            WorkerInfo(
-                address=address,
-                name=str(worker["name"]),
-                host=str(worker["host"]),
-                nthreads=int(worker["nthreads"]),
-                resources=dict(worker["resources"]),
-                limit_bytes=int((worker["nanny"] and worker["memory_limit"]) or 0),
-            )
-            for address, worker in identity["workers"].items()
-            if worker["status"] == "running"
-        ]
+        found = []
+        for address, worker in identity["workers"].items():
+            if worker["status"] != "running":
+                continue
+            about = {
+                "address": address,
+                "name": str(worker["name"]),
+                "host": worker["host"],
+                "nthreads": worker["nthreads"],
+                "resources": worker["resources"],
+                "limit_bytes": (worker["nanny"] and worker["memory_limit"]) or 0,
+            }
+            try:
+                found.append(msgspec.convert(about, WorkerInfo))
+            except msgspec.ValidationError as error:  # workers say this of themselves
+                logger.warning("No nodes on %s, which describes itself wrongly: %s", address, error)
         return sorted(found, key=lambda worker: (len(worker.name), worker.name, worker.address))
 
     def watch(self, addresses: Collection[str], listener: Listener) -> None:

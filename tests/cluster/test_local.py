@@ -1,5 +1,6 @@
 """Who can reach the processes of a cluster that a session started on this machine."""
 
+import asyncio
 import os
 import stat
 import subprocess
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import dask
 import pytest
+from distributed import Security
+from distributed.comm import connect
 
-from jobrunner import DefinitionError, Session, Task
+from jobrunner import DefinitionError, Session, Task, TaskGroup, WorkspaceType
 
 LOOPBACK = {"0100007F", "0" * 24 + "01000000"}  # as Linux writes 127.0.0.1 and ::1
 STRANGER = """
@@ -72,3 +75,34 @@ def test_another_protocol_is_refused():
         pytest.raises(DefinitionError, match="local-protocol .* must be unix or tcp; got 'http'"),
     ):
         Session.local(workers=1)
+
+
+@pytest.mark.nightly
+def test_a_cluster_that_requires_tls_lets_only_holders_of_its_certificate_in(tmp_path):
+    pytest.importorskip("cryptography", reason="it makes certificates: pip install cryptography")
+    security = Security.temporary()
+    keys = {}
+    for role in ("client", "scheduler", "worker"):
+        for kind in ("key", "cert"):
+            path = tmp_path / f"{role}.{kind}"
+            path.write_text(getattr(security, f"tls_{role}_{kind}"))
+            keys[f"distributed.comm.tls.{role}.{kind}"] = str(path)
+    (tmp_path / "ca").write_text(security.tls_ca_file)
+    required = {"distributed.comm.require-encryption": True}
+    with (
+        dask.config.set({**required, "distributed.comm.tls.ca-file": str(tmp_path / "ca"), **keys}),
+        Session.local(workers=1, threads_per_worker=1) as session,
+    ):
+        with TaskGroup(workspace_type=WorkspaceType.GLOBAL) as group:
+            Task(lambda: 1, outputs="x", node="a")
+        lines = None
+        while lines is None or not lines._comms:  # connects in the background
+            session.run(group)
+            lines = session._binding._messenger._lines
+            assert not lines.is_over
+        info = session.client.scheduler_info()
+        for address in (info["address"], *info["workers"]):
+            assert address.startswith("tls://")
+            other = Security.temporary().get_connection_args("client")
+            with pytest.raises(OSError, match=r"certificate|closed|unknown ca|Timed out"):
+                asyncio.run(connect(address, timeout=2, **other))

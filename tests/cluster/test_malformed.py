@@ -21,6 +21,7 @@ from jobrunner import (
 from jobrunner.checkpoint.store.writer import Receipt
 from jobrunner.cluster.binding import check_runs, read_value
 from jobrunner.cluster.messages import read_reply
+from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.run.saver import Saver
 from jobrunner.worker.epoch_batch import merge_runs
 from jobrunner.worker.plugin import LEASE_PREFIX, OPERATION
@@ -239,3 +240,15 @@ def test_a_worker_that_lies_ends_the_run_and_not_the_client(process_cluster, for
         client.run(forge, forged, session._binding._messenger.name)
         with pytest.raises(ExecutionError, match="tcp://127"):
             session.run(pass_on()[0])
+
+
+def test_a_worker_that_describes_itself_wrongly_gets_no_nodes():
+    honest = {"name": 1, "host": "h", "nthreads": 2, "resources": {"GPU": 1}, "nanny": ""}
+    honest |= {"memory_limit": 0, "status": "running"}
+    workers = {HERE: honest, THERE: {**honest, "resources": {"GPU": "all"}}}
+
+    async def identity(**options):
+        return {"workers": workers}
+
+    link = SchedulerLink(SimpleNamespace(scheduler=SimpleNamespace(identity=identity)))
+    assert [worker.address for worker in asyncio.run(link.workers())] == [HERE]
