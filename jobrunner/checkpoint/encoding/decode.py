@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import inspect
-import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -17,12 +16,10 @@ from jobrunner.checkpoint.encoding.classes import unpickle
 from jobrunner.checkpoint.encoding.codecs import Codec
 from jobrunner.checkpoint.encoding.dtypes import (
     Array,
-    Spec,
     Tree,
     UnsupportedDtypeError,
-    dtype_from_spec,
 )
-from jobrunner.checkpoint.encoding.libraries import decode_value, tensor_from_array
+from jobrunner.checkpoint.encoding.libraries import decode_tensor, decode_value
 from jobrunner.checkpoint.encoding.outline import (
     OutlinedError,
     ValueOutline,
@@ -33,7 +30,7 @@ from jobrunner.checkpoint.encoding.outline import (
     outline_tensor,
     outlined,
 )
-from jobrunner.checkpoint.encoding.schema import Count, Shape, described
+from jobrunner.checkpoint.encoding.schema import Count, described
 from jobrunner.checkpoint.encoding.stateful import SavedState
 from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
 
@@ -51,14 +48,10 @@ _INVALID = (
 """What NumPy, PyTorch and Python raise if the fields of a node do not fit together."""
 
 _UNFINISHED: Any = object()
-_MOST_SHOWN_BITS = 4096
-"""Python does not write longer ints as text."""
+_MOST_SHOWN_BITS = 4096  # Python does not write longer ints as text
 
 _MOST_DEPTH = 250
 """An encoder nests containers at most 150 deep, and some values are another in their container."""
-
-MOST_HOLLOW = 1 << 24
-"""Items of an array that takes no bytes, on disk or in memory, but time to look at."""
 
 
 class Decoder:
@@ -289,45 +282,6 @@ class Decoder:
     def _plain_array(self, at: Count) -> object:
         return self.leaf(at)
 
-    def _hollow(self, dtype: Spec, shape: Shape) -> Array:
-        found = dtype_from_spec(dtype)
-        if found.itemsize or math.prod(shape) > MOST_HOLLOW:
-            raise ValueError(f"an array {found}{list(shape)} does not have zero bytes")
-        return np.empty(shape, found)
-
-    def _objects(
-        self, at: Count | None = None, items: list[Tree] | None = None, shape: Shape | None = None
-    ) -> Array:
-        if at is not None and items is None and shape is None:
-            return self.plain(at, _STRING).astype(object)
-        if at is not None or items is None or shape is None:
-            raise ValueError("expected either `at`, or `items` and `shape`")
-        result = np.empty(len(items), object)
-        result[:] = [self.decode(item) for item in items]
-        return result.reshape(shape)
-
-    def _gaps(self, dtype: Spec, at: Count, missing: Count) -> Array:
-        found: Any = dtype_from_spec(dtype)
-        gaps = self.plain(missing, np.dtype(bool))
-        full = self.plain(at, np.dtypes.StringDType(coerce=found.coerce)).astype(found)
-        if gaps.shape != full.shape:
-            raise ValueError("`missing` does not fit `at`")
-        full[gaps] = found.na_object
-        return full
-
-    def _tensor(
-        self, at: Count | None, shape: Shape, dtype: str, requires_grad: bool, parameter: bool
-    ) -> Any:
-        try:
-            import torch  # noqa: F401
-        except ImportError:
-            raise DefinitionError(
-                f"{self.where} is a PyTorch tensor, but torch cannot be imported. Install it "
-                f"(pip install torch)."
-            ) from None
-        array = None if at is None else self.part(at)
-        return tensor_from_array(array, shape, dtype, requires_grad, parameter)
-
     def _by_codec(self, name: str, value: Tree) -> Any:
         codec = self._codecs.get(name)
         if codec is None:
@@ -376,7 +330,6 @@ def _data_as(convert: Callable[[bytes], Any]) -> Callable[..., Any]:
 
 
 _BYTE = np.dtype(np.uint8)
-_STRING = np.dtypes.StringDType()
 
 _PLAIN: Mapping[str, Callable[..., Any]] = {
     "same": Decoder._same,
@@ -404,10 +357,7 @@ _WITH_IDENTITY: Mapping[str, Callable[..., Any]] = {
     "list": Decoder._list,
     "bytearray": _data_as(bytearray),
     "array": Decoder._plain_array,
-    "hollow": Decoder._hollow,
-    "objects": Decoder._objects,
-    "gaps": Decoder._gaps,
-    "tensor": Decoder._tensor,
+    "tensor": decode_tensor,
     "codec": Decoder._by_codec,
     "library": decode_value,
     "state": Decoder._state,

@@ -288,6 +288,8 @@ class Encoder:
                 return numpy_values.encode_objects(self, value, trail)
             is_plain = value.dtype.isbuiltin == 1
             spec = value.dtype.str if is_plain else dtype_to_spec(value.dtype)
+            if not value.dtype.itemsize:
+                numpy_values.check_hollow(value)
         except UnsupportedDtypeError as error:
             return self._pickle(value, trail, str(error))
         if same := self.view(value, str(spec), trail):

@@ -5,6 +5,7 @@ Random generators, masked arrays, matrices, records and dtypes; see `everyday`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from jobrunner.checkpoint.encoding.dtypes import (
     dtype_to_spec,
 )
 from jobrunner.checkpoint.encoding.everyday import check_bits
-from jobrunner.checkpoint.encoding.schema import Count
+from jobrunner.checkpoint.encoding.schema import Count, Shape
 from jobrunner.names import is_clean
 
 if TYPE_CHECKING:
@@ -41,7 +42,21 @@ _POSITIONS = {"MT19937": ("pos", 624), "Philox": ("buffer_pos", 4)}
 """Where a bit generator reads next in its buffer, which it does not check."""
 
 
+_STRING = np.dtypes.StringDType()
+
+_MOST_HOLLOW = 1 << 24
+"""Items of an array that takes no bytes, on disk or in memory, but time to look at."""
+
+
 # --- to nodes
+
+
+def check_hollow(value: Array) -> None:
+    """Refuse an array of items without bytes if there are too many of them."""
+    if value.size > _MOST_HOLLOW:
+        raise UnsupportedDtypeError(
+            f"it has {value.size} items of zero bytes, and at most {_MOST_HOLLOW} can be saved"
+        )
 
 
 def encode_dtype(encoder: Encoder, value: np.dtype[Any], trail: Trail) -> Tree:
@@ -323,6 +338,38 @@ def _to_masked(decoder: Decoder) -> Any:
     return np.ma.masked
 
 
+def _to_hollow(decoder: Decoder, dtype: Spec, shape: Shape) -> Array:
+    found = dtype_from_spec(dtype)
+    if found.itemsize or math.prod(shape) > _MOST_HOLLOW:
+        raise ValueError(f"an array {found}{list(shape)} does not have zero bytes")
+    return np.empty(shape, found)
+
+
+def _to_objects(
+    decoder: Decoder,
+    at: Count | None = None,
+    items: list[Tree] | None = None,
+    shape: Shape | None = None,
+) -> Array:
+    if at is not None and items is None and shape is None:
+        return decoder.plain(at, _STRING).astype(object)
+    if at is not None or items is None or shape is None:
+        raise ValueError("expected either `at`, or `items` and `shape`")
+    result = np.empty(len(items), object)
+    result[:] = [decoder.decode(item) for item in items]
+    return result.reshape(shape)
+
+
+def _to_gaps(decoder: Decoder, dtype: Spec, at: Count, missing: Count) -> Array:
+    found: Any = dtype_from_spec(dtype)
+    gaps = decoder.plain(missing, np.dtype(bool))
+    full = decoder.plain(at, np.dtypes.StringDType(coerce=found.coerce)).astype(found)
+    if gaps.shape != full.shape:
+        raise ValueError("`missing` does not fit `at`")
+    full[gaps] = found.na_object
+    return full
+
+
 PLAIN: Mapping[str, Callable[..., Any]] = {
     "dtype": _to_dtype,
     "masked": _to_masked,
@@ -331,6 +378,9 @@ PLAIN: Mapping[str, Callable[..., Any]] = {
 }
 
 WITH_IDENTITY: Mapping[str, Callable[..., Any]] = {
+    "hollow": _to_hollow,
+    "objects": _to_objects,
+    "gaps": _to_gaps,
     "np.void": _to_void,
     "np.Generator": _to_generator,
     "np.BitGenerator": _to_bits,

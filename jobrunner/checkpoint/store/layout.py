@@ -30,6 +30,7 @@ from jobrunner.checkpoint.encoding import (
     dtype_from_spec,
     dtype_to_spec,
 )
+from jobrunner.checkpoint.store.chunk_bytes import TEXT_BYTES
 from jobrunner.checkpoint.store.compression import suit_dtype
 from jobrunner.checkpoint.store.grid import Grid, plan_grid, to_logical
 from jobrunner.checkpoint.store.manifest import MANIFEST, STORE_FORMAT
@@ -210,7 +211,17 @@ def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) ->
     else:
         grid = plan_grid(data.shape, item_bytes, part.order)
     compressors = suit_dtype(options.compressors, item_bytes) if options.compressors else ()
+    if compressors and is_text and _most_text_bytes(data, grid) > TEXT_BYTES:
+        compressors = ()  # no reader would know a bomb from it
     return _plan(blob, path, data, grid, part.holds, compressors, options=options)
+
+
+def _most_text_bytes(data: Array, grid: Grid) -> int:
+    """Return an upper bound of the bytes of a file's texts."""
+    nbytes = 4 + 4 * np.strings.str_len(data)  # a character has at most four
+    if int(nbytes.sum()) <= TEXT_BYTES:
+        return 0
+    return max(int(nbytes[grid.part(corner)].sum()) for corner in grid.corners())
 
 
 def _plan(

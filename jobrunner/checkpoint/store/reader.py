@@ -185,7 +185,7 @@ class StoreReader:
         """Read a blob with a `zarr.Array`, or an `ArrayOutline`, in place of each array.
 
         Arrays of other values (bytes, long texts, tensors) and rows of stacks are read and
-        verified; what is read through a `zarr.Array` later is not.
+        verified, and so is each chunk that is read through a `zarr.Array` later.
         """
         blob = manifest.blob(name)
 

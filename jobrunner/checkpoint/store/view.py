@@ -14,19 +14,25 @@ import numpy as np
 
 from jobrunner.checkpoint.encoding import Array
 from jobrunner.checkpoint.storage import Result
-from jobrunner.checkpoint.store.manifest import Row
+from jobrunner.checkpoint.store.manifest import ADVICE, Row
 from jobrunner.checkpoint.store.position import name_position, steps_in
 from jobrunner.checkpoint.store.reader import StoreReader
 from jobrunner.define import TEXT, checked
-from jobrunner.errors import BlobNotFoundError, CheckpointError, CheckpointNotFoundError
+from jobrunner.errors import (
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointNotFoundError,
+)
 from jobrunner.texts import printable
 
 
 class NodeCheckpoint(Mapping[str, Any]):
     """The blobs of one node at one epoch, by name, in the order in which they were saved.
 
-    Arrays are lazy: `zarr.Array` objects, alone or inside their containers. What is read through
-    them is not verified; `load` verifies.
+    Arrays are lazy: `zarr.Array` objects, alone or inside their containers. Each chunk that is read
+    through them is verified, and damage raises `CheckpointCorruptError`; `load` verifies the whole
+    blob and its documents.
     """
 
     def __init__(
@@ -69,7 +75,12 @@ class NodeCheckpoint(Mapping[str, Any]):
         entries = [array.alone() if isinstance(array, Row) else array for array in found.arrays]
         # The same for a row of a stack as for an array of its own.
         arrays = [{**msgspec.to_builtins(it), "path": None, "within": None} for it in entries]
-        text = json.dumps([found.tree, arrays], sort_keys=True)
+        try:
+            text = json.dumps([found.tree, arrays], sort_keys=True)
+        except RecursionError as error:
+            raise CheckpointCorruptError(
+                f"{self.path}: the value of the blob {blob!r} is nested too deep. {ADVICE}"
+            ) from error
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _owner(self, blob: str) -> NodeCheckpoint:
@@ -215,7 +226,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
 class PartitionedArray:
     """The parts of an array that nodes saved, concatenated along an axis.
 
-    Indexing it with ints, slices and ``...`` reads only the items requested, unverified.
+    Indexing it with ints, slices and ``...`` reads only the chunks that hold the items requested.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from jobrunner.checkpoint.encoding.libraries.node import (
 from jobrunner.checkpoint.encoding.libraries.table import NotExactError, find_type
 from jobrunner.checkpoint.encoding.libraries.tensors import (
     UnsupportedTensorError,
+    decode_tensor,
     encode_tensor,
     is_tensor,
-    tensor_from_array,
 )

@@ -1,12 +1,13 @@
-"""PyTorch tensors as NumPy arrays and back. Never imports torch."""
+"""PyTorch tensors as NumPy arrays and back. Imports torch only to make them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from jobrunner.checkpoint.encoding.dtypes import NUMBERS, Array, Trail, Tree
+from jobrunner.checkpoint.encoding.schema import Count, Shape
+from jobrunner.errors import DefinitionError
 
 # NumPy has no dtype for some of torch's; they are saved as integers of the same size.
 _AS_INTEGERS = {1: "uint8", 2: "int16"}
@@ -60,11 +61,18 @@ def encode_tensor(encoder: Any, value: Any, trail: Trail, is_state: bool) -> Tre
     return {"$": "tensor", "at": part, "shape": list(array.shape), **description}
 
 
-def tensor_from_array(
-    array: Array | None, shape: Sequence[int], dtype: str, requires_grad: bool, parameter: bool
+def decode_tensor(
+    decoder: Any, at: Count | None, shape: Shape, dtype: str, requires_grad: bool, parameter: bool
 ) -> Any:
-    """Make the tensor again, on the memory of `array`; None if it has no elements."""
-    torch = sys.modules["torch"]
+    """Make the tensor again, on the memory of its array; there is none if it has no elements."""
+    try:
+        import torch
+    except ImportError:
+        raise DefinitionError(
+            f"{decoder.where} is a PyTorch tensor, but torch cannot be imported. Install it "
+            f"(pip install torch)."
+        ) from None
+    array = None if at is None else decoder.part(at)
     torch_dtype = vars(torch).get(dtype)  # without `__getattr__`, which imports
     if not isinstance(torch_dtype, torch.dtype):
         raise ValueError(f"{dtype!r} is not a dtype")
