@@ -213,17 +213,23 @@ def all_items(kind: type, alike: list[Any]) -> list[Any]:
     return list(chain.from_iterable(alike if items is iter else map(items, alike)))
 
 
-_FEW = 32
+FEW = 32
+
+SMALL: frozenset[type] = frozenset({dict, list, tuple})
 
 
-def few_parts(value: Any, parts: list[Any]) -> bool:
-    """Add the arrays, dicts, lists, sets and tuples in a small dict, list or tuple to `parts`.
+def small_parts(value: Any, parts: list[Any]) -> bool:
+    """Add what can change in a small dict, list or tuple to `parts`; False if it is not that simple.
 
-    Each is added as often as it is found. False if there are many, or other things that can change.
+    It may hold arrays, dicts, lists, sets and tuples; each is added as often as it is found. All
+    keys and members of sets are immutable.
     """
-    if len(value) > _FEW or len(parts) > _FEW:
+    kind = type(value)
+    if kind not in SMALL or len(value) > FEW or len(parts) > FEW:
         return False
-    for item in value.values() if type(value) is dict else value:
+    if kind is dict and not IMMUTABLE.issuperset(map(type, value)):
+        return False
+    for item in value.values() if kind is dict else value:
         kind = type(item)
         if kind in IMMUTABLE:
             continue
@@ -231,29 +237,12 @@ def few_parts(value: Any, parts: list[Any]) -> bool:
         if kind is np.ndarray:
             if item.dtype.hasobject:
                 return False
-        elif kind is dict or kind is list or kind is tuple:
-            if not few_parts(item, parts):
+        elif kind is set:
+            if not IMMUTABLE.issuperset(map(type, item)):
                 return False
-            if kind is tuple and parts[-1] is item:
-                parts.pop()  # of immutable values
-        elif kind is not set:
+        elif not small_parts(item, parts):
             return False
     return True
-
-
-def small_parts(value: Any) -> list[Any] | None:
-    """Return what `few_parts` finds in a value; None if it is not that simple, keys included."""
-    parts: list[Any] = []
-    if type(value) not in SMALL or not few_parts(value, parts):
-        return None
-    for part in (value, *parts):
-        if isinstance(part, dict | set) and not IMMUTABLE.issuperset(map(type, part)):
-            return None
-    return parts
-
-
-SMALL: frozenset[type] = frozenset({dict, list, tuple})
-"""The types that `few_parts` takes."""
 
 
 def is_fixed(kind: type) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from jobrunner.compile import gc_paused
 from jobrunner.workspace.contents import (
     ATTRIBUTED,
+    FEW,
     IMMUTABLE,
     LEAVES,
     SEQUENCES,
@@ -24,7 +25,6 @@ from jobrunner.workspace.contents import (
     Known,
     all_items,
     by_kind,
-    few_parts,
     fields_with_objects,
     has_objects,
     is_fixed,
@@ -36,31 +36,52 @@ Memory = Callable[[Any], Any]
 """Returns what an array or a tensor becomes; gets a copy of an array of objects."""
 
 
+class _NotSmallError(Exception):
+    pass
+
+
 def copy_small(value: Any, memory: Memory) -> Any:
     """Copy a small container as `copy_containers` does, but sooner; None if it is not that simple."""
-    parts: list[Any] = []
-    if type(value) not in SMALL or not few_parts(value, parts):
+    if type(value) not in SMALL:
         return None
-    if not parts:
-        return value if type(value) is tuple else value.copy()
-    if len(parts) > 1 and len(set(map(id, parts))) < len(parts):
+    try:
+        return _copy_small(value, memory, {})
+    except _NotSmallError:
         return None
-    return _copy_untied(value, memory)
 
 
-def _copy_untied(value: Any, memory: Memory) -> Any:
+def _copy_small(value: Any, memory: Memory, made: dict[int, Any]) -> Any:
+    if len(value) > FEW or len(made) > FEW:
+        raise _NotSmallError
     kind = type(value)
+    new: Any = {} if kind is dict else []
+    if kind is not tuple:
+        made[id(value)] = new  # it may contain itself
+    items: list[Any] = [] if kind is dict else new
+    is_same = True
+    for item in value.values() if kind is dict else value:
+        if (its := type(item)) not in IMMUTABLE:
+            old = item
+            if (key := id(item)) in made:
+                item = made[key]
+            elif its is np.ndarray and not item.dtype.hasobject:
+                item = made[key] = memory(item)
+            elif its in SMALL:
+                item = _copy_small(item, memory, made)
+            elif its is set:
+                item = made[key] = item.copy()
+            else:
+                raise _NotSmallError
+            is_same = is_same and item is old
+        items.append(item)
+    if kind is list:
+        return new
     if kind is dict:
-        return {
-            name: item if type(item) in IMMUTABLE else _copy_untied(item, memory)
-            for name, item in value.items()
-        }
-    if kind is np.ndarray:
-        return memory(value)
-    if kind is set:
-        return value.copy()
-    items = [item if type(item) in IMMUTABLE else _copy_untied(item, memory) for item in value]
-    return items if kind is list else tuple(items)
+        new.update(zip(value, items, strict=True))
+        return new
+    if id(value) not in made:  # in itself
+        made[id(value)] = value if is_same else tuple(items)
+    return made[id(value)]
 
 
 def copy_containers(value: Any, memory: Memory, known: Known | None = None) -> Any:

@@ -7,7 +7,7 @@ import io
 import pickle
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -64,8 +64,8 @@ def _is_plain(value: Any) -> bool:
     """Whether Python's own pickler keeps all there is of a value, and soon."""
     if type(value) is np.ndarray:
         return value.dtype.isnative and not value.dtype.hasobject
-    parts = small_parts(value)
-    return parts is not None and all(
+    parts: list[Any] = []
+    return small_parts(value, parts) and all(
         part.dtype.isnative for part in parts if type(part) is np.ndarray
     )
 
@@ -86,9 +86,10 @@ def open_frames(frames: Sequence[Any]) -> Any:
         return value.open()
     if kind in IMMUTABLE or not _NUMPY.search(frames[0]):  # there is no array in it
         return value
-    parts: Iterable[Any] | None = () if kind is np.ndarray else small_parts(value)
-    if parts is None or (kind is np.ndarray and value.dtype.hasobject):
-        parts = survey(value).memory() if items_of(kind) else ()
+    parts: list[Any] = []
+    is_plain = kind is np.ndarray and not value.dtype.hasobject
+    if not (is_plain or small_parts(value, parts)):
+        parts = survey(value).memory() if items_of(kind) else []
     for part in (value, *parts):
         if isinstance(part, np.ndarray):
             part.flags.writeable = False

@@ -16,20 +16,19 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from jobrunner.workspace.contents import (
+    FEW,
     IMMUTABLE,
     SMALL,
-    SOLE_PART,
     Contents,
     Form,
     Known,
-    few_parts,
     has_objects,
     is_memory,
     is_tensor,
@@ -44,6 +43,7 @@ from jobrunner.workspace.pickles import Snapshot, snapshot
 # What `sys.getrefcount` returns in this interpreter for a value that only its container refers to,
 # and for an array that only one view refers to.
 SOLE_ITEM = (lambda box: sys.getrefcount(box[0]))([object()])
+_SOLE_LOOPED = next(sys.getrefcount(item) for item in [object()])
 _SOLE_BASE = (lambda array: sys.getrefcount(array.base))(np.empty(2)[:1])
 
 
@@ -115,17 +115,36 @@ def is_own(holder: Any, key: Any, must_write: bool = False) -> bool:
     is_sole = references <= SOLE_ITEM
     if kind is np.ndarray:
         return not value.dtype.hasobject and _is_plainly_own(value, is_sole, must_write)
-    parts: list[Any] = []
-    if kind not in SMALL or not (is_sole or kind is tuple) or not few_parts(value, parts):
+    if kind not in SMALL or not (is_sole or _is_constant(value)):
         return False
-    if not parts:
-        return True
-    if not is_sole or max(map(sys.getrefcount, parts)) > SOLE_PART:
+    return _are_own(value.values() if kind is dict else value, must_write)
+
+
+def _are_own(items: Collection[Any], must_write: bool) -> bool:
+    """Whether nothing else can reach the few items of a container, nor what is in them."""
+    if len(items) > FEW:
         return False
-    for part in parts:
-        if type(part) is np.ndarray and not _is_plainly_own(part, True, must_write):
+    for item in items:
+        kind = type(item)
+        if kind in IMMUTABLE:
+            continue
+        is_sole = sys.getrefcount(item) <= _SOLE_LOOPED
+        if kind is np.ndarray:
+            if item.dtype.hasobject or not _is_plainly_own(item, is_sole, must_write):
+                return False
+        elif kind is dict:
+            if not is_sole or not _are_own(item.values(), must_write):
+                return False
+        elif kind is list or kind is tuple:
+            if not (is_sole or _is_constant(item)) or not _are_own(item, must_write):
+                return False
+        elif kind is not set or not is_sole:
             return False
     return True
+
+
+def _is_constant(value: Any) -> bool:
+    return type(value) is tuple and IMMUTABLE.issuperset(map(type, value))
 
 
 def _is_plainly_own(array: np.ndarray, is_sole: bool, must_write: bool) -> bool:
@@ -291,11 +310,10 @@ def freeze(
     array = _read_only_copy if copy else _read_only
     if kind is np.ndarray and not (value.dtype.hasobject and has_objects(value)):
         return array(value)
-    if known is None and (parts := small_parts(value)) is not None:
+    if known is None and small_parts(value, []):
         if is_pickled and not copy:
             return value
-        if len(set(map(id, parts))) == len(parts):
-            return copy_small(value, array)
+        return copy_small(value, array)
     if items_of(kind) is not None:
         form, kinds = Form.OTHER, {kind}
         if known is not None:
