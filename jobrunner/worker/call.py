@@ -117,7 +117,7 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
             def beside(i: int = i) -> Iterator[Any]:
                 yield from (*arguments, *step.kwargs.values(), *parts[:i], *parts[i + 1 :])
 
-            known.append(settle(parts, i, beside))
+            known.append(None if is_own(parts, i) else settle(parts, i, beside))
     if step.updates:
         _settle_updates(step, arguments)
     if not (parts or step.captures or step.handovers):

@@ -13,7 +13,6 @@ from jobrunner.workspace.pickles import (
     to_frames,
 )
 from jobrunner.workspace.values import (
-    adopt,
     freeze,
     is_own,
     own,

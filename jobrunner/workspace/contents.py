@@ -163,19 +163,14 @@ def _once(contents: Contents, alike: list[Any], found: set[int]) -> list[Any]:
 
 def _is_constant(kind: type, alike: list[Any], contents: Contents) -> bool:
     """Whether nothing in tuples or frozensets of one kind can change; notes what is in them."""
-    items = all_items(kind, _distinct(alike))
+    if sum(map(len, alike)) > 10 * len(alike):  # a long one may be there many times
+        alike = list(dict(zip(map(id, alike), alike, strict=True)).values())
+    items = all_items(kind, alike)
     if not IMMUTABLE.issuperset(map(type, items[:8])):
         return False
     kinds = set(map(type, items))
     contents.kinds |= kinds
     return kinds <= IMMUTABLE
-
-
-def _distinct(alike: list[Any]) -> list[Any]:
-    """Return long tuples once each: one may be there many times."""
-    if sum(map(len, alike)) <= 10 * len(alike):
-        return alike
-    return list(dict(zip(map(id, alike), alike, strict=True)).values())
 
 
 def by_kind(items: list[Any]) -> dict[type, list[Any]]:
@@ -247,11 +242,8 @@ def small_parts(value: Any, parts: list[Any]) -> bool:
 
 def is_fixed(kind: type) -> bool:
     """Whether it is `frozenset`, `tuple`, or a class of named tuples without other attributes."""
-    return kind is tuple or kind is frozenset or is_named_tuple(kind)
-
-
-def is_named_tuple(kind: type) -> bool:
-    """Whether it is a class of named tuples without other attributes."""
+    if kind is tuple or kind is frozenset:
+        return True
     return issubclass(kind, tuple) and hasattr(kind, "_fields") and not kind.__dictoffset__
 
 

@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice, repeat
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class _NotSmallError(Exception):
 
 def copy_small(value: Any, memory: Memory) -> Any:
     """Copy a small container as `copy_containers` does, but sooner; None if it is not that simple."""
-    if type(value) not in SMALL:
+    if type(value) not in SMALL or len(value) > FEW:
         return None
     try:
         return _copy_small(value, memory, {})
@@ -51,37 +52,29 @@ def copy_small(value: Any, memory: Memory) -> Any:
 
 
 def _copy_small(value: Any, memory: Memory, made: dict[int, Any]) -> Any:
-    if len(value) > FEW or len(made) > FEW:
-        raise _NotSmallError
+    if (key := id(value)) in made:
+        return made[key]
     kind = type(value)
-    new: Any = {} if kind is dict else []
-    if kind is not tuple:
-        made[id(value)] = new  # it may contain itself
-    items: list[Any] = [] if kind is dict else new
-    is_same = True
-    for item in value.values() if kind is dict else value:
-        if (its := type(item)) not in IMMUTABLE:
-            old = item
-            if (key := id(item)) in made:
-                item = made[key]
-            elif its is np.ndarray and not item.dtype.hasobject:
-                item = made[key] = memory(item)
-            elif its in SMALL:
-                item = _copy_small(item, memory, made)
-            elif its is set:
-                item = made[key] = item.copy()
-            else:
-                raise _NotSmallError
-            is_same = is_same and item is old
-        items.append(item)
-    if kind is list:
-        return new
-    if kind is dict:
-        new.update(zip(value, items, strict=True))
-        return new
-    if id(value) not in made:  # in itself
-        made[id(value)] = value if is_same else tuple(items)
-    return made[id(value)]
+    new: Any
+    if kind is np.ndarray and not value.dtype.hasobject:
+        new = made[key] = memory(value)
+    elif kind is set:
+        new = made[key] = value.copy()
+    elif kind not in SMALL or len(value) > FEW or len(made) > FEW:
+        raise _NotSmallError
+    elif kind is dict:
+        new = made[key] = {}
+        for name, item in value.items():
+            new[name] = item if type(item) in IMMUTABLE else _copy_small(item, memory, made)
+    else:
+        new = []
+        if kind is list:
+            made[key] = new
+        for item in value:
+            new.append(item if type(item) in IMMUTABLE else _copy_small(item, memory, made))
+        if kind is tuple:  # which may be in itself
+            new = made.setdefault(key, value if all(map(is_, new, value)) else tuple(new))
+    return new
 
 
 def copy_containers(value: Any, memory: Memory, known: Known | None = None) -> Any:

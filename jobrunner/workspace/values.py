@@ -5,8 +5,8 @@ task was given or returns, nothing that can change is shared:
 
 - `view`: a blob as a task's input. Arrays become read-only views, built-in containers are copied.
 - `own`: a blob that a task updates. What something else can reach is copied.
-- `adopt`: a return value that becomes a blob; `settle`: the blob that a task has updated. What
-  something else can reach is copied.
+- `settle`: a return value that becomes a blob, or a blob that a task has updated. What something
+  else can reach is copied.
 - `freeze`: a value for other nodes or for a `TaskOutput`. Later changes do not show in it.
 
 Other mutable objects belong to their node: its tasks share them, other nodes get copies.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -88,16 +88,6 @@ def own(holder: Any, key: Any, copy: Callable[[np.ndarray, str], np.ndarray] = c
     return holder[key]
 
 
-def adopt(box: list[Any], arguments: Sequence[Any]) -> Any:
-    """Return a task's return value, the one item of `box`, as its node's own.
-
-    What something else can reach is copied: an argument of the call, a module's global, a cache.
-    The caller must have no other reference to the value: references are counted.
-    """
-    settle(box, 0, lambda: arguments)
-    return box[0]
-
-
 def _copied_result(array: np.ndarray) -> np.ndarray:
     return copied(array, "that a task returned or stored, and something else can reach")
 
@@ -114,7 +104,8 @@ def is_own(holder: Any, key: Any, must_write: bool = False) -> bool:
         return True
     is_sole = references <= SOLE_ITEM
     if kind is np.ndarray:
-        return not value.dtype.hasobject and _is_plainly_own(value, is_sole, must_write)
+        has_memory = not value.dtype.hasobject and has_own_memory(value, is_sole)
+        return has_memory and (not must_write or value.flags.writeable)
     if kind not in SMALL or not (is_sole or _is_constant(value)):
         return False
     return _are_own(value.values() if kind is dict else value, must_write)
@@ -130,7 +121,9 @@ def _are_own(items: Collection[Any], must_write: bool) -> bool:
             continue
         is_sole = sys.getrefcount(item) <= _SOLE_LOOPED
         if kind is np.ndarray:
-            if item.dtype.hasobject or not _is_plainly_own(item, is_sole, must_write):
+            if item.dtype.hasobject or not has_own_memory(item, is_sole):
+                return False
+            if must_write and not item.flags.writeable:
                 return False
         elif kind is dict:
             if not is_sole or not _are_own(item.values(), must_write):
@@ -147,13 +140,6 @@ def _is_constant(value: Any) -> bool:
     return type(value) is tuple and IMMUTABLE.issuperset(map(type, value))
 
 
-def _is_plainly_own(array: np.ndarray, is_sole: bool, must_write: bool) -> bool:
-    if not is_sole or array.base is not None:
-        return False
-    flags = array.flags
-    return flags.owndata and (flags.writeable or not must_write)
-
-
 def settle(
     holder: Any,
     key: Any,
@@ -165,10 +151,8 @@ def settle(
     """Make ``holder[key]`` a value of its own: copy what `others` or anything else can reach.
 
     With `must_write`, also copy arrays that are read-only. Return what is known of the value, if it
-    is a container and not a short one. The caller must have no reference to it.
+    is a container. The caller must have no reference to it; `is_own` may save it the call.
     """
-    if is_own(holder, key, must_write):
-        return None
     references = sys.getrefcount(holder[key])
     value = holder[key]
     kind = type(value)

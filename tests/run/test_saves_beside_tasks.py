@@ -18,7 +18,7 @@ from jobrunner import CheckpointWriteError, MultiNodeCheckpointManager
 from jobrunner.checkpoint.worker_save import Save
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.kept_states import KeptStates
-from jobrunner.workspace.values import adopt, own
+from jobrunner.workspace.values import own, settle
 from jobrunner.workspace.workspace import Workspace
 from tests.sampling import examples
 
@@ -118,7 +118,8 @@ class Rig:
         if act.what == "replace":
             box = [value]
             del value
-            self.workspace.globals[act.name] = adopt(box, ())
+            settle(box, 0, tuple)
+            self.workspace.globals[act.name] = box[0]
         for value, seen in zip(self.kept, self.seen, strict=False):
             # A container is the node's own, and its tasks share it.
             assert isinstance(value, dict) or np.array_equal(value, seen)
