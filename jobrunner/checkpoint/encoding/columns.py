@@ -1,13 +1,13 @@
 """Many alike plain values as columns: arrays of numbers and text, and rows made of them. Pure.
 
-A column is a node that stands for a list of items. Numbers of one type are an array; strings are one
-array, beside their lengths; rows (tuples, lists, dicts, named tuples, dataclasses) have a column for
-each position, key or field, or else one column of all that they hold, beside their lengths. So much
-data makes a short tree, and arrays that a later save can link. `column_decode` is the way back.
+A column is a node that stands for a list of items. Numbers of one type are an array; so are all
+strings together; rows (tuples, lists, dicts, named tuples, dataclasses) have a column for each
+position, key or field, or else one column of all that they hold, beside their lengths. So much data
+makes a short tree, and arrays that a later save can link. `column_decode` is the way back.
 
 Mutable rows have no numbers, as other objects with an identity do: those of one column are a block.
 Another reference to one, ``{"$": "row", "of": block, "at": i}``, counts blocks in the order of the
-tree. So a tree does not depend on how many rows there are.
+tree.
 """
 
 from __future__ import annotations
@@ -180,10 +180,8 @@ class _Columns:
             if cls in (dt.datetime, dt.time) and not all(map(_has_plain_zone, items)):
                 raise _UnlikeError
             return self._nodes(items, at)
-        one = items[0]
-        if has_state(one) or find_type(one) or not classes.find_encoder(one):
+        if has_state(items[0]) or find_type(items[0]) or not classes.find_encoder(items[0]):
             raise _UnlikeError
-        del one
         if issubclass(cls, enum.Enum):
             ids = list(map(id, items))
             return self._values(dict(zip(ids, items, strict=True)), ids, at)
