@@ -11,7 +11,7 @@ import numpy as np
 
 from jobrunner.checkpoint.encoding import StatefulBlob
 from jobrunner.checkpoint.store import StoreReader
-from jobrunner.define import Task, TaskGroup, WorkspaceType
+from jobrunner.define import Task, TaskGroup, WorkspaceType, forget_orphan
 from jobrunner.errors import DefinitionError
 from jobrunner.worker import current_task
 from jobrunner.workspace import BlobUpdate, Workspace
@@ -205,6 +205,7 @@ def load_group(
                 name="update",
                 after=verified,
             )
+    forget_orphan(group)  # it belongs to no job, and whoever asked for it need not run it
     return group
 
 

@@ -26,9 +26,11 @@ from jobrunner import (
     CheckpointWriteError,
     CommitConflictError,
     DefinitionError,
+    Job,
     KeepBest,
     KeepLast,
     MultiNodeCheckpointManager,
+    Task,
     TaskGroup,
     register_codec,
 )
@@ -192,6 +194,14 @@ def test_loading_some_blobs_does_not_change_the_others(rig: Rig) -> None:
     assert set(fresh["server"].globals) == {"socket", "name", "w", "later"}
     assert_identical(values("server", 0), fresh["server"].globals["w"])
     assert "w" not in fresh["trainer:0"].globals
+
+
+def test_a_load_that_is_not_run_hinders_no_job(rig: Rig) -> None:
+    rig.save(0)
+    with Job("j") as job:
+        Task(lambda: None, node="a", name="nothing", outputs="w")
+    rig.manager.load(0)
+    job.compile()
 
 
 def test_a_partial_load_reads_only_what_is_asked_for(rig: Rig) -> None:

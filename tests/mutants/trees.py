@@ -44,10 +44,13 @@ def read_tree(path: Path) -> Tree:
 
 
 def write_tree(tree: Tree, path: str) -> None:
-    """Make a directory of a tree; skips what has no place, such as a file below a file."""
+    """Make a directory of a tree; skips what has no place, such as a file below a file or link."""
     made = {path}
     os.mkdir(path)
+    odd = tuple(f"{name}/" for name, content in tree.items() if isinstance(content, Odd))
     for name, content in sorted(tree.items()):
+        if name.startswith(odd):
+            continue
         full = f"{path}/{name}"
         with contextlib.suppress(OSError, ValueError):
             parent = os.path.dirname(full)

@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from jobrunner.checkpoint.encoding import described
-from jobrunner.checkpoint.log.entries import Natural, NodeName
+from jobrunner.checkpoint.log.entries import Natural
 
-Nodes = Annotated[list[NodeName], Meta(min_length=1)]
+Nodes = Annotated[list[str], Meta(min_length=1)]
 
 
 class Partition(msgspec.Struct):

@@ -7,7 +7,8 @@ requires a directory that no run holds.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -26,13 +27,20 @@ Positive = Annotated[int, Meta(ge=1, le=_MOST)]
 Value = Annotated[int, Meta(ge=-_MOST, le=_MOST)]
 Text = Annotated[str, Meta(min_length=1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-NodeName = Annotated[str, Meta(pattern=r"^[^/\x00-\x1f\ud800-\udfff]{1,128}\Z")]
 RunName = Annotated[
     str, Meta(pattern=r"^[^./\x00-\x1f\ud800-\udfff][^/\x00-\x1f\ud800-\udfff]{0,63}\Z")
 ]
 
+_NODES = re.compile(r"([^/\x00-\x1f\ud800-\udfff]{1,128}\n)*")
+
 Entry = Mapping[str, Any]
 """An entry as JSON, as a `MetadataHandler` stores it."""
+
+
+def _check_nodes(names: Iterable[str], field: str) -> None:
+    """Raise ValueError unless all can name nodes, and so stores."""
+    if not _NODES.fullmatch("\n".join((*names, ""))):  # much faster than one by one
+        raise ValueError(f"`{field}` contains a text that cannot name a node")
 
 
 class Claim(NamedTuple):
@@ -70,8 +78,11 @@ class RebuiltRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run: RunName
     run_number: Natural | None
     time: str
-    stores: dict[NodeName, StoreRecord]
+    stores: dict[str, StoreRecord]
     details: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        _check_nodes(self.stores, "stores")
 
 
 class Holder(
@@ -154,10 +165,13 @@ class LogEntry(
 class RunEntry(LogEntry, tag="run"):
     """A run took the directory: earlier runs must stop writing there."""
 
-    nodes: list[NodeName]
+    nodes: list[str]
     info: dict[str, Any]
     process: Process | None = None
     heartbeat_seconds: Seconds = 0
+
+    def __post_init__(self) -> None:
+        _check_nodes(self.nodes, "nodes")
 
 
 class BeginEntry(LogEntry, tag="begin"):
@@ -173,8 +187,11 @@ class CommitEntry(LogEntry, tag="commit"):
     epoch: Natural
     retry: Natural
     run_number: Natural | None
-    stores: dict[NodeName, StoreRecord]
+    stores: dict[str, StoreRecord]
     details: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        _check_nodes(self.stores, "stores")
 
 
 class RewindEntry(LogEntry, tag="rewind"):
