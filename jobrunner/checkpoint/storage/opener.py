@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import grp
+import math
 import os
 import pwd
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -67,14 +68,15 @@ open_unlinked: Callable[[str, int], int] = linux.openat2 if linux.has_openat2 el
 
 def _open_regular(path: str, flags: int) -> int:
     """Open a regular file, and wait for nobody to open the other end of a pipe."""
-    try:
-        return open_unlinked(path, flags | _AT_ONCE)
-    except BlockingIOError:  # until a file server returns its lease on the file
-        deadline = time.monotonic() + _LEASE_SECONDS
+    deadline = math.inf
     while True:
-        time.sleep(0.01)
-        with contextlib.suppress(*(() if time.monotonic() > deadline else (BlockingIOError,))):
+        try:
             return open_unlinked(path, flags | _AT_ONCE)
+        except BlockingIOError:  # until a file server returns its lease on the file
+            deadline = min(deadline, time.monotonic() + _LEASE_SECONDS)
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _stat(name: str, at: int | None) -> os.stat_result:
@@ -86,7 +88,7 @@ class Opener:
 
     def __init__(self) -> None:
         # The directories, and their paths without links once this process knows them; all with "/".
-        self._roots: Mapping[str, str] = {}
+        self._roots: dict[str, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_roots": dict.fromkeys(self._roots, "")}
@@ -112,7 +114,7 @@ class Opener:
     def _resolve(self, root: str) -> str:
         real = os.path.realpath(root)
         if os.path.isdir(real):
-            self._roots = {**self._roots, root: f"{real}/"}
+            self._roots[root] = f"{real}/"  # in place: another thread may bind meanwhile
         return f"{real}/"
 
     def open(self, path: str, flags: int, opens: Callable[[str, int], int] | None = None) -> int:

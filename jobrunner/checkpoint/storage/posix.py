@@ -95,17 +95,17 @@ class PosixFiles:
             for name in inside:
                 below = f"{path}/{name}"
                 self.before("mkdir", below)
-                if "/" in name:
+                if "/" in name or self.mode is not None:
                     os.close(self.opener.at(below, self._make_directory))
-                elif self.mode is None:
-                    os.mkdir(name, dir_fd=descriptor)
                 else:
-                    os.close(self._make_directory(name, descriptor))
+                    os.mkdir(name, dir_fd=descriptor)
+        except OSError as error:
+            error.filename = below
+            raise
         finally:
             os.close(descriptor)
 
     def _make_directory(self, name: str, at: int | None) -> int:
-        """Make a directory and open it."""
         os.mkdir(name, dir_fd=at)
         descriptor = os.open(name, PASSAGE if self.mode is None else DIRECTORY, dir_fd=at)
         if self.mode is not None:
@@ -119,7 +119,7 @@ class PosixFiles:
         parent = os.path.dirname(path)
         if parent != path:
             self.make_directories(parent)
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(FileExistsError, FileNotFoundError):  # somebody removes it already
             self.make_directory(path)
         self.sync_path(parent)
 
@@ -229,10 +229,9 @@ class PosixFiles:
 
     def rename(self, source: str, target: str) -> None:
         self.before("rename", source)
-        old = os.path.basename(source)
 
         def rename(name: str, at: int | None) -> None:
-            new = name.removesuffix(old) + os.path.basename(target)
+            new = os.path.join(os.path.dirname(name), os.path.basename(target))
             os.rename(name, new, src_dir_fd=at, dst_dir_fd=at)
 
         self.opener.at(source, rename)
@@ -357,6 +356,8 @@ class PosixFiles:
         descriptor, found = self.opener.open_file(path)
         try:
             size = found.st_size
+            if not 0 <= start < size:
+                return size, b""
             os.lseek(descriptor, start, os.SEEK_SET)
             return size, read_bytes(descriptor, max(0, min(nbytes, size - start)))
         finally:
