@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import errno
-import functools
 import os
 import random
 import time
@@ -17,6 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
+from jobrunner.checkpoint.storage.object_client import (
+    LONGEST_PAUSE_SECONDS,
+    PAUSE_SECONDS,
+    RETRY_KEY,
+    open_store,
+)
 from jobrunner.checkpoint.storage.opener import too_long
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, crc32c_of_zeros
 from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result
@@ -24,45 +28,13 @@ from jobrunner.config import get_number
 from jobrunner.texts import printable, without_credentials
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore, RetryConfig
+    from obstore.store import ObjectStore
 
 _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 2  # of one object: each is copied in memory
-_RETRY_KEY = "checkpoint.retry-seconds"
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 _CUT = "body error"  # part of obstore's message when an answer ends before its end
-_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 5.0
 MISSING = "object stores need obstore, which is not installed: pip install 'dask-jobrunner[object]'"
-
-
-def _retrying() -> RetryConfig:
-    """How obstore tries again what got no answer: for a time, however often."""
-    return {
-        "max_retries": 1_000_000,
-        "retry_timeout": dt.timedelta(seconds=get_number(_RETRY_KEY)),
-        "backoff": {
-            "init_backoff": dt.timedelta(seconds=_PAUSE_SECONDS),
-            "max_backoff": dt.timedelta(seconds=_LONGEST_PAUSE_SECONDS),
-            "base": 2,
-        },
-    }
-
-
-@functools.cache
-def open_store(root: str) -> ObjectStore:
-    """The objects below a URL, with the credentials of this process's environment.
-
-    Cached by URL, so that a process shares connections and the content of ``memory://``.
-    """
-    from obstore.store import MemoryStore, from_url
-
-    if root.startswith("memory://"):
-        return MemoryStore()
-    account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
-    if root.startswith("az://") and account:
-        # obstore panics when it prints a store whose account it found by itself.
-        return from_url(root, account_name=account, retry_config=_retrying())
-    return from_url(root, retry_config=_retrying())
 
 
 def _presentable(error: Exception) -> Exception | None:
@@ -95,7 +67,7 @@ class ObjectFiles:
     def __init__(self, root: str, open_store: Callable[[str], ObjectStore] = open_store) -> None:
         self.root = root
         # For requests whose answer is cut; obstore tries those again that got none.
-        self.retry_seconds = get_number(_RETRY_KEY)
+        self.retry_seconds = get_number(RETRY_KEY)
         self._open_store = open_store
         self._opened: ObjectStore | None = None
 
@@ -172,11 +144,11 @@ class ObjectFiles:
     def _tries(self) -> Iterator[bool]:
         """Iterate over tries, with a growing pause between them; True: the last one."""
         deadline = time.monotonic() + self.retry_seconds
-        pause = _PAUSE_SECONDS
+        pause = PAUSE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             yield False
             time.sleep(min(pause * random.uniform(0.5, 1.0), left))
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         yield True
 
     def _refuse_missing_bucket(self, error: Exception, path: str, is_sure: bool = False) -> None:

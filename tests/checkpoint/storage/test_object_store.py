@@ -40,7 +40,8 @@ from jobrunner import checkpoint as package
 from jobrunner.checkpoint import Epochs, Files, Loader, Receipt, copy_epoch, inspect_directory
 from jobrunner.checkpoint.log.heartbeat import Patience
 from jobrunner.checkpoint.storage.backends import absolute_path
-from jobrunner.checkpoint.storage.object_store import ObjectFiles, open_store
+from jobrunner.checkpoint.storage.object_client import open_store
+from jobrunner.checkpoint.storage.object_store import ObjectFiles
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.cli.command import main
 from jobrunner.cli.listing import describe_checkpoint, list_epochs
