@@ -214,6 +214,18 @@ def _(store: Store) -> None:
     store.array("w")["files"] = [store.put("w/c.0", gzip.compress(bytes(100)))]
 
 
+@case("shape: of many compressed arrays, beyond the memory", "this machine has|not fit into memory")
+def _(store: Store) -> None:
+    entries = []
+    for i in range(64):
+        entry = store.make_array(f"t/{i}", b"", dtype="<f8", shape=[1 << 28], compressors=[ZSTD])
+        os.truncate(store.root / f"t/{i}/c.0", 1 << 16)
+        entries.append({**entry, "files": [[1 << 16, 0]]})
+    store.manifest["documents"]["t/zarr.json"] = store.put("t/zarr.json", b"{}")
+    tree = [{"$": "array", "at": i} for i in range(len(entries))]
+    store.manifest["blobs"]["t"] = {"value": tree, "arrays": entries}
+
+
 @case("shape: of texts, beyond what their file can hold", "size of a file")
 def _(store: Store) -> None:
     data = b"\xff\xff\xff\xff"

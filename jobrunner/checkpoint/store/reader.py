@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from jobrunner.errors import (
     CheckpointError,
     DefinitionError,
 )
+
+_SURELY_THERE_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +123,10 @@ class StoreReader:
         verified = self.verified
         loaded: dict[str, list[Any]] = {}
         rows: dict[str, list[WantedRow]] = {}
+        alone: list[tuple[list[Any], int, StoredArray]] = []
         jobs: list[Callable[[], None]] = []
         paths: set[str] = set()
-        nbytes = 0
+        nbytes = expanded = 0
         for name, blob in wanted.items():
             found: list[Any] = [None] * len(blob.arrays)
             loaded[name] = found
@@ -132,8 +136,13 @@ class StoreReader:
                 if isinstance(array, Row):
                     rows.setdefault(array.path, []).append((found, i, array))
                 else:
-                    found[i], array_jobs = StoredArray(verified, array).read()
-                    jobs += array_jobs
+                    stored = StoredArray(verified, array)
+                    expanded += max(0, stored.nbytes - array.nbytes)
+                    alone.append((found, i, stored))
+        self._check_memory(expanded)
+        for found, i, stored in alone:
+            found[i], array_jobs = stored.read()
+            jobs += array_jobs
         for wanted_rows in rows.values():
             jobs += read_rows(verified, wanted_rows)
         for document in documents_of(paths):
@@ -143,6 +152,16 @@ class StoreReader:
             name: self._decode(name, blob.tree, loaded[name].__getitem__, keeps_states=keeps_states)
             for name, blob in wanted.items()
         }
+
+    def _check_memory(self, nbytes: int) -> None:
+        """Refuse arrays that take more memory than there is, by so much more than their files."""
+        if nbytes > _SURELY_THERE_BYTES:
+            there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            if nbytes > there:
+                raise CheckpointError(
+                    f"The compressed arrays in {self.root} take more than {nbytes} bytes of memory, "
+                    f"and this machine has {there}. Read fewer blobs at once, or read them elsewhere."
+                )
 
     def axis_length(self, blob: str, axis: int) -> int:
         """Return the length of an array blob along `axis`."""
