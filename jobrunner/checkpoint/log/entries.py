@@ -20,7 +20,7 @@ from jobrunner.checkpoint.log.epoch_map import EpochMap
 
 _MOST = 1 << 62  # no number of an honest log comes near it
 MOST_REBUILT = 100_000
-"""Records that one repair rebuilds, at most."""
+"""Records that repairs rebuild, at most."""
 
 Natural = Annotated[int, Meta(ge=0, le=_MOST)]
 Positive = Annotated[int, Meta(ge=1, le=_MOST)]
@@ -125,12 +125,12 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         An entry records one epoch, a repair several: few entries cannot name very many.
         """
-        for first, step, count, value, value_step in self.recorded:
+        total = sum(count for _, _, count, _, _ in self.recorded)
+        for _, _, count, value, value_step in self.recorded:
             ends = (value, value + (count - 1) * value_step)
-            if min(ends) < 0 or max(ends) > number or (count > MOST_REBUILT and not value_step):
+            if min(ends) < 0 or max(ends) > number or total > number + MOST_REBUILT:
                 raise ValueError(
-                    f"`recorded`: {count} epochs from {first}, every {step}, cannot be recorded by "
-                    f"entries before {number}"
+                    f"`recorded`: {total} epochs cannot be recorded by the entries before {number}"
                 )
         recorded, retries, _ = map(EpochMap, (self.recorded, self.retries, self.claims))
         if not recorded.has_keys_of(retries):

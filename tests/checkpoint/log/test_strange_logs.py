@@ -91,6 +91,7 @@ def summary(**fields: Any) -> dict[str, Any]:
     [
         ({"recorded": [[0, 1, 10**15, 0, 1]], "retries": [[0, 1, 10**15, 0, 0]]}, "before 5"),
         ({"recorded": [[0, 1, 10**15, 0, 0]], "retries": [[0, 1, 10**15, 0, 0]]}, "before 5"),
+        ({"recorded": [[n * 10**5, 1, 10**5, 4, 0] for n in range(9)]}, "900000 epochs"),
         ({"recorded": [[0, 1, 1, 99, 0]], "retries": [[0, 1, 1, 0, 0]]}, "before 5"),
         ({"recorded": [[0, 1, 1, -1, 0]], "retries": [[0, 1, 1, 0, 0]]}, "before 5"),
         ({"recorded": [[0, 1, 2, 2, 2]], "retries": [[0, 1, 1, 0, 0]]}, "different epochs"),
