@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from multiprocessing import resource_tracker
-from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import dask
@@ -183,8 +182,11 @@ class OwnCluster:
     ) -> None:
         if processes and getattr(multiprocessing.current_process(), "_inheriting", False):
             sys.exit(1)  # a worker process that imports the script; the client explains
+        # Dask's own settings may require TLS.
+        is_unix = get_choice("local-protocol", UNIX, "tcp") == UNIX
+        is_unix = is_unix and processes and not Security().require_encryption
+        self._sockets = make_socket_directory() if is_unix else None
         self._nannies: list[Nanny] = []
-        self._sockets: TemporaryDirectory[str] | None = None
         self._filter = MemoryOnly()
         self._filter.start()
         self._is_killed = False
@@ -195,10 +197,7 @@ class OwnCluster:
             "processes": processes,
             "dashboard_address": "127.0.0.1:0",  # any free port
         }
-        # Dask's own settings may require TLS.
-        is_unix = get_choice("local-protocol", UNIX, "tcp") == UNIX
-        if processes and is_unix and not Security().require_encryption:
-            self._sockets = make_socket_directory()
+        if self._sockets is not None:
             options |= {"protocol": UNIX, "host": f"127.0.0.1{self._sockets.name}"}
         threading.Thread(
             target=self._start, args=(options,), name="jobrunner-cluster", daemon=True
@@ -213,8 +212,14 @@ class OwnCluster:
                 )
             error = self._starting.exception()
             if isinstance(error, RuntimeError):
+                cause = _innermost(error)
+                if self._sockets is not None and getattr(cause, "errno", None) is not None:
+                    raise ExecutionError(
+                        f"The local cluster did not start: {cause}. Set TMPDIR to a directory of a "
+                        f"file system that has sockets, or jobrunner.local-protocol to tcp."
+                    ) from error
                 raise ExecutionError(
-                    f"The local cluster did not start: {_innermost(error)}. Call "
+                    f"The local cluster did not start: {cause}. Call "
                     f"Session.local under `if __name__ == '__main__':`, since worker processes "
                     f"import the script, or use Session.local(processes=False)."
                 ) from error
