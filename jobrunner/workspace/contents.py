@@ -138,7 +138,7 @@ def survey(value: Any) -> Contents:
             contents.form = Form.OTHER
     elif {top, *contents.kinds} <= _MARSHALLED and 2 * num_sets <= len(contents.parts):
         contents.form = Form.TREE
-    elif all(items_of(kind) is not None and not is_memory(kind) for kind in kinds):
+    elif np.ndarray not in kinds and all(map(is_plain, kinds)):
         contents.form = Form.PLAIN
     else:
         contents.form = Form.OTHER
@@ -269,6 +269,13 @@ items_of: Callable[[type], _Items | None] = lru_cache(maxsize=1000)(_items_of)
 def is_memory(kind: type) -> bool:
     """Whether it is a class of arrays or tensors."""
     return issubclass(kind, np.ndarray) or is_tensor_kind(kind)
+
+
+def is_plain(kind: type) -> bool:
+    """Whether it is a class of immutable values, of built-in containers, or `numpy.ndarray`."""
+    if kind in IMMUTABLE or kind is np.ndarray:
+        return True
+    return items_of(kind) is not None and not is_memory(kind)
 
 
 def is_tensor(value: object) -> bool:

@@ -22,7 +22,9 @@ from jobrunner.workspace.contents import (
     Form,
     Known,
     has_objects,
+    is_plain,
     is_tensor,
+    is_tensor_kind,
     items_of,
     survey,
 )
@@ -193,16 +195,22 @@ class _Keeper:
         if is_tensor(value):
             return self._tensor(value)
         contents = survey(value) if items_of(type(value)) is not None else Contents()
-        if not _can_be_kept(value, contents):
+        memory = contents.memory()
+        kinds = {type(value), *contents.kinds}
+        if not all(is_plain(kind) or is_tensor_kind(kind) for kind in kinds):
+            raise _NotKeptError
+        if any(map(has_objects, (value, *memory))):
             raise _NotKeptError
         self._spend(sum(map(sys.getsizeof, (value, *contents.parts))))
-        self.nbytes -= sum(part.nbytes for part in contents.memory())
+        self.nbytes -= sum(part.nbytes for part in memory)
+        del memory
         if known is not None and known.form is not Form.OTHER:
             kept = copy_containers(value, self._memory, known)
             known.kept = (kept, self.nbytes)
             return kept
         is_sole = references - contents.ties.get(id(value), 0) <= SOLE_ITEM
         self._shared = contents.shared(self._held) if is_sole else set(map(id, contents.parts))
+        del contents  # each part would seem to be in two places
         return copy_containers(value, self._memory)
 
     def _held(self, array: Any) -> int:
@@ -246,15 +254,6 @@ class _Keeper:
         self.nbytes += int(nbytes)
         if self.nbytes > self.left_bytes:
             raise _NotKeptError
-
-
-def _can_be_kept(value: Any, contents: Contents) -> bool:
-    """Whether it consists of built-in containers, arrays and tensors, and nothing else."""
-    for kind in {type(value), *contents.kinds}:
-        is_subclass = issubclass(kind, np.ndarray) and kind is not np.ndarray
-        if is_subclass or (items_of(kind) is None and kind not in IMMUTABLE):
-            return False
-    return not any(map(has_objects, (value, *contents.memory())))
 
 
 def _restored(kept: Any) -> Any:

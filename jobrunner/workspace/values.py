@@ -30,7 +30,7 @@ from jobrunner.workspace.contents import (
     Form,
     Known,
     has_objects,
-    is_memory,
+    is_plain,
     is_tensor,
     items_of,
     small_parts,
@@ -177,6 +177,7 @@ def settle(
         is_sole = _is_own(value, is_sole, spans, must_write)
     shared = contents.shared() if is_sole else set(map(id, contents.parts))
     foreign = _find_foreign(contents, shared, spans, must_write)
+    del contents  # each part would seem to be in two places
     if not is_sole or shared or foreign or _is_borrowed(value):
 
         def own_memory(part: Any) -> Any:
@@ -299,14 +300,11 @@ def freeze(
             return value
         return copy_small(value, array)
     if items_of(kind) is not None:
-        form, kinds = Form.OTHER, {kind}
-        if known is not None:
-            form = known.form
-        if form is Form.OTHER:
-            contents = survey(value)
-            form, kinds = contents.form, kinds | contents.kinds
-        if all(map(_is_plain, kinds)):
-            if is_pickled and not (copy and form is Form.OTHER):
+        kinds = {kind}
+        if known is None or known.form is Form.OTHER:
+            kinds |= survey(value).kinds
+        if all(map(is_plain, kinds)):
+            if is_pickled and not (copy and np.ndarray in kinds):
                 return value
             return copy_containers(value, array, known)
     if move:
@@ -314,12 +312,6 @@ def freeze(
     if is_tensor(value):
         return Snapshot(copy_tensor(value), copy_tensor)
     return snapshot(value)
-
-
-def _is_plain(kind: type) -> bool:
-    if kind in IMMUTABLE or kind is np.ndarray:
-        return True
-    return items_of(kind) is not None and not is_memory(kind)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
