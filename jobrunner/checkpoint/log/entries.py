@@ -317,13 +317,18 @@ MOST_TRIED_BYTES = 16 << 10
 _PLAIN_BYTES = range(0x20, 0x80)  # JSON escapes all others
 
 
-@lru_cache(maxsize=256)
 def mend_bit(data: bytes, most_bytes: int = MOST_TRIED_BYTES) -> bytes | None:
     """An entry's file as it was written, if one bit of `data` is wrong; the digest proves it.
 
     A byte that JSON escapes must be the wrong one. Without one, every bit is tried, but only in
     files up to `most_bytes`: the time grows with their square.
     """
+    mend = _mend_bit if len(data) <= MOST_TRIED_BYTES else _mend_bit.__wrapped__
+    return mend(data, most_bytes)
+
+
+@lru_cache(maxsize=256)
+def _mend_bit(data: bytes, most_bytes: int) -> bytes | None:
     named, text, digest = split_file(data)
     whole = frame(text, digest)
     wrong = int.from_bytes(whole) ^ int.from_bytes(data)
