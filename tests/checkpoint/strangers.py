@@ -298,6 +298,11 @@ def _(store: Store) -> None:
     store.manifest["stacks"][0]["dtype"] = {"string": None, "coerce": True}
 
 
+@case("record: a blob that its own node borrows", "")
+def _(store: Store) -> None:
+    store.details["replicated"] = {"x": ["a", "a"]}
+
+
 # --- bombs
 
 BOMB_BYTES = 8 * GIB
@@ -708,7 +713,7 @@ def run(names: list[str]) -> dict[str, Any]:
     for name in names:
         print(name, file=sys.stderr, flush=True)
         store: Any = _Store(path / "a.0")
-        store.text = None
+        store.text, store.details = None, {}
         CASES[name][1](store)
         document = json.loads(before[path / "a.0" / MANIFEST])
         document["attributes"] = store.manifest
@@ -720,6 +725,7 @@ def run(names: list[str]) -> dict[str, Any]:
         entry = copy.deepcopy(dict(read_content(before[commit]) or {}))
         digest = hashlib.sha256(data).hexdigest()
         entry["stores"]["a"]["manifest"] = digest
+        entry["details"] |= store.details
         commit.write_bytes(encode_entry(entry))
         del document, content, data, store
         found[name] = {way: _try(call) for way, call in _ways(path, digest)}

@@ -7,6 +7,7 @@ import hashlib
 import json
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import msgspec
@@ -36,7 +37,10 @@ class NodeCheckpoint(Mapping[str, Any]):
     """
 
     def __init__(
-        self, node: str, reader: StoreReader, borrowed: Mapping[str, NodeCheckpoint]
+        self,
+        node: str,
+        reader: StoreReader,
+        borrowed: Mapping[str, Callable[[], NodeCheckpoint]],
     ) -> None:
         self.node = node
         self.path = reader.root
@@ -85,8 +89,10 @@ class NodeCheckpoint(Mapping[str, Any]):
 
     def _owner(self, blob: str) -> NodeCheckpoint:
         """Return the checkpoint of the node that saved the blob."""
-        if blob in self._borrowed:
-            return self._borrowed[blob]._owner(blob)
+        own = self._borrowed[blob]() if blob in self._borrowed else self
+        return own._saved(blob)
+
+    def _saved(self, blob: str) -> NodeCheckpoint:
         if blob not in self._manifest.blobs:
             there = ", ".join(map(repr, self)) or "none"
             raise BlobNotFoundError(f"{self.path} has no blob {blob!r}. Its blobs are: {there}.")
@@ -175,7 +181,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
                 node,
                 self._readers[node],
                 {
-                    name: self[owner]
+                    name: partial(self.__getitem__, owner)
                     for name, (owner, *others) in replicated.items()
                     if node in others and owner in self._readers
                 },

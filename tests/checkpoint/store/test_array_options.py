@@ -26,7 +26,7 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.checkpoint.storage.posix import PosixFiles
-from jobrunner.checkpoint.store import grid
+from jobrunner.checkpoint.store import grid, layout
 from jobrunner.checkpoint.store.chunk_bytes import decode_piece, encode_chunk, split_chunk
 from jobrunner.checkpoint.store.compression import (
     Gzip,
@@ -140,6 +140,19 @@ def test_compressed_arrays_in_pieces_come_back_and_plain_zarr_reads_them(
     assert rig.document(0, "rows").shards is not None
     names = [c.to_dict()["name"] for c in rig.document(0, "small").compressors]
     assert names == ([] if compressors is None else [names[0]])
+    rig.manager.run.end()
+
+
+def test_strings_too_long_to_tell_from_a_bomb_are_not_compressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "TEXT_BYTES", 1_000)
+    rig = Rig(tmp_path, compressors="zstd")
+    dtype = np.dtypes.StringDType()
+    rig.save(0, short=np.array(["é"] * 9, dtype), long=np.array(["", "é" * 500], dtype))
+    rig.check(0)
+    found = {name: bool(rig.document(0, name).compressors) for name in ("short", "long")}
+    assert found == {"short": True, "long": False}
     rig.manager.run.end()
 
 
