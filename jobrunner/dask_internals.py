@@ -172,4 +172,9 @@ def deadly_bytes(worker: Worker) -> int:
 def fair_bytes(worker: Worker) -> int:
     """A worker's memory limit, or else its share of the machine's memory, as in Dask's "auto"."""
     share = min(1, thread_count(worker) / CPU_COUNT)
-    return int(worker.memory_manager.memory_limit or share * MEMORY_LIMIT)
+    return int(worker.memory_manager.memory_limit or share * machine_bytes())
+
+
+def machine_bytes() -> int:
+    """How much memory this machine has, or the container that the process is in."""
+    return int(MEMORY_LIMIT)

@@ -15,7 +15,7 @@ import pytest
 
 import jobrunner
 from jobrunner import DefinitionError, Job, JobRunner, Node, Task
-from jobrunner.checkpoint import registered_codecs
+from jobrunner.checkpoint import REGISTERED_CODECS
 
 # What jobrunner makes and users only read; and what it calls with arguments of its own.
 _MADE = {
@@ -189,6 +189,6 @@ def test_the_name_of_a_codec_is_clean_and_its_own() -> None:
         jobrunner.register_codec(Made, lambda: 1, str)
     jobrunner.register_codec(type("First", (), {}), str, str)
     again = jobrunner.register_codec(type("First", (), {}), str, int)
-    assert [it for it in registered_codecs() if it.name == again.name] == [again]
+    assert [it for it in REGISTERED_CODECS.values() if it.name == again.name] == [again]
     with pytest.raises(DefinitionError, match=r"codec of First already has the name .*First"):
         jobrunner.register_codec(Made, str, str, name=again.name)

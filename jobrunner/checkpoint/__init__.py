@@ -1,6 +1,7 @@
 """Managers, which save and load epochs; policies: when to save, which epochs to keep."""
 
 from jobrunner.checkpoint.encoding import (
+    REGISTERED_CODECS,
     Codec,
     CodecTable,
     Decoder,
@@ -11,7 +12,6 @@ from jobrunner.checkpoint.encoding import (
     encode_blobs,
     library_parts,
     register_codec,
-    registered_codecs,
 )
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.loader import PARTITIONS, Loader

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobrunner.checkpoint.encoding import find_classes, refuse_classes, registered_codecs
+from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes, refuse_classes
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.loader import REPLICATED
 from jobrunner.checkpoint.log import Claim, RunLock, store_names, strict_json
@@ -64,7 +64,7 @@ class Commits:
     def refuse_classes(self, made: Mapping[tuple[str, str], type]) -> None:
         """Raise `DefinitionError` if no object of a class can be saved that a blob will be one of."""
         if not self.allow_pickle:
-            refuse_classes(made, registered_codecs())
+            refuse_classes(made, tuple(REGISTERED_CODECS.values()))
 
     def begin(
         self,
@@ -90,7 +90,7 @@ class Commits:
         shared = {name: list(nodes) for name, nodes in (replicated or {}).items()}
         stored = as_json({**(details or {}), **({REPLICATED: shared} if shared else {})}, "details")
         encoder = BlobEncoder(
-            registered_codecs(),
+            tuple(REGISTERED_CODECS.values()),
             self.allow_pickle,
             initial,
             resolve_options(array_options) if array_options else {},

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from jobrunner.checkpoint.encoding import find_classes, registered_codecs
+from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
 from jobrunner.checkpoint.epochs import Epochs, name_some
 from jobrunner.checkpoint.log import Claim, memory_key
 from jobrunner.checkpoint.store import Checkpoint, StoreReader
@@ -164,7 +164,7 @@ class Loader:
                 f"{self.recorded.only_node!r}. Name a checkpointed node, or use a "
                 f"MultiNodeCheckpointManager."
             )
-        codecs = registered_codecs()
+        codecs = tuple(REGISTERED_CODECS.values())
         return {
             node: StoreReader(
                 self.recorded.files,

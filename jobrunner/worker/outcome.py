@@ -97,6 +97,8 @@ def _endless(node: str, task: str, trace: TracebackType | None) -> DefinitionErr
     """The error for a value that could not be walked to its end."""
     functions = {frame.f_code.co_name for frame, _ in traceback.walk_tb(trace)}
     what = "returned" if "finish" in functions else "reads or updates"
+    if "_settle_updates" in functions:
+        what = "updated"
     who = f"Task {node}/{task} {what} a value that" if task else "A value"
     return DefinitionError(
         f"{who} is nested too deeply to be copied, sent or saved. Use a flat list or dict in which "

@@ -237,7 +237,7 @@ def test_a_hundred_thousand_epochs_are_opened_from_the_last_full_state(tmp_path:
     for epoch in range(100_000):
         state.recorded[epoch], state.retries[epoch] = 2 * epoch + 2, 0
         state.claims[epoch] = 1
-    last = 200_010
+    last = 200_200
     at = last - last % STATE_INTERVAL
     read: list[int] = []
 

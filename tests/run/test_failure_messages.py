@@ -161,7 +161,8 @@ def test_a_blob_that_contains_itself_is_not_saved_and_named(
     def update(x: list[Any]) -> None:
         x.append(make())
 
-    with pytest.raises(DefinitionError, match=r"[Bb]lob '(a/)?x'.*(itself|deep)"):
+    what = r"blob 'x'.*itself" if make is endless else "a/t updated .* nested too deeply"
+    with pytest.raises(DefinitionError, match=what):
         run(inproc_session, update, tmp_path, updates="x")
     assert MultiNodeCheckpointManager(tmp_path).epochs() == [0]
 

@@ -138,7 +138,7 @@ def test_a_directory_is_named_and_neither_those_below_nor_the_one_above_are_sear
     JobRunner(counter(12), MultiNodeCheckpointManager(path / "earlier")).run(inproc_session)
     assert manager.latest() == 10
     above = MultiNodeCheckpointManager(tmp_path / "new", load_path=tmp_path / "runs")
-    with pytest.raises(CheckpointNotFoundError, match="Name the directory of a run"):
+    with pytest.raises(CheckpointNotFoundError, match="Name a directory that does"):
         JobRunner(counter(12), above).run(inproc_session)
     again = MultiNodeCheckpointManager(tmp_path / "new", load_path=path)
     assert JobRunner(counter(12), again).run(inproc_session).resumed_from == 10

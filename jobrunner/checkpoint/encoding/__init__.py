@@ -2,10 +2,10 @@
 
 from jobrunner.checkpoint.encoding.classes import SavedObject, find_class, find_classes
 from jobrunner.checkpoint.encoding.codecs import (
+    REGISTERED_CODECS,
     Codec,
     CodecTable,
     register_codec,
-    registered_codecs,
 )
 from jobrunner.checkpoint.encoding.decode import Decoder, InvalidTreeError
 from jobrunner.checkpoint.encoding.dtypes import (

@@ -106,7 +106,7 @@ class CodecTable:
         return self._found[cls]
 
 
-_registered: dict[type, Codec] = {}
+REGISTERED_CODECS: dict[type, Codec] = {}
 
 
 @checked(**_RULES)
@@ -160,7 +160,7 @@ def register_codec(
         raise DefinitionError(f"register_codec: {cls.__name__} is saved exactly without a codec.")
     full_name = name or f"{cls.__module__}.{cls.__qualname__}"
     codec = Codec(cls, encode, decode, full_name, subclasses)
-    for other in [it for it in _registered.values() if it.name == codec.name]:
+    for other in [it for it in REGISTERED_CODECS.values() if it.name == codec.name]:
         is_again = (other.cls.__module__, other.cls.__qualname__) == (
             cls.__module__,
             cls.__qualname__,
@@ -170,16 +170,11 @@ def register_codec(
                 f"register_codec: the codec of {other.cls.__name__} already has the name "
                 f"{codec.name!r}. Choose another one."
             )
-        del _registered[other.cls]  # the class was defined anew
-    _registered[cls] = codec
+        del REGISTERED_CODECS[other.cls]  # the class was defined anew
+    REGISTERED_CODECS[cls] = codec
     return codec
 
 
 def needs_no_codec(cls: type) -> bool:
     """Whether `register_codec` refuses the type, because it is saved exactly without a codec."""
     return cls in EXACT_TYPES or issubclass(cls, np.generic) or cls.__module__ == "torch"
-
-
-def registered_codecs() -> tuple[Codec, ...]:
-    """Return all registered codecs."""
-    return tuple(_registered.values())

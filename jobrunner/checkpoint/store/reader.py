@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from jobrunner.checkpoint.store.manifest import (
     documents_of,
     read_manifest,
 )
+from jobrunner.dask_internals import machine_bytes
 from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
@@ -156,7 +156,7 @@ class StoreReader:
     def _check_memory(self, nbytes: int) -> None:
         """Refuse arrays that take more memory than there is, by so much more than their files."""
         if nbytes > _SURELY_THERE_BYTES:
-            there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            there = machine_bytes()
             if nbytes > there:
                 raise CheckpointError(
                     f"The compressed arrays in {self.root} take more than {nbytes} bytes of memory, "

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import structs
 
-from jobrunner.checkpoint import Codec, Loader, registered_codecs
+from jobrunner.checkpoint import REGISTERED_CODECS, Codec, Loader
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import changes, describe
 from jobrunner.define import Job
@@ -154,7 +154,7 @@ class Replay:
             rebuild(job, plan, manager, needed)
         if self._from is not None:
             self._first_step = steps_done(plan, manager.recorded.record(self._from))
-        self._codecs = tuple(registered_codecs())
+        self._codecs = tuple(REGISTERED_CODECS.values())
         groups = {key: traced(group, self._codecs) for key, group in plan.groups.items()}
         self._plan = structs.replace(plan, groups=groups)
         then = manager.recorded.run_plan(epoch)

@@ -55,9 +55,7 @@ class TestShapes(CodecContract):
     values = (Shape([1, 2]), Square([3]), Cube([4]))
 
 
-def test_the_codec_of_the_nearest_class_saves_a_subclass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobrunner.checkpoint.encoding.codecs._registered", {})
-
+def test_the_codec_of_the_nearest_class_saves_a_subclass() -> None:
     def codec(cls: type, **options: Any) -> Any:
         return register_codec(cls, vars, cls, name=cls.__name__, **options)
 
