@@ -18,8 +18,12 @@ from jobrunner.checkpoint.encoding.outline import outline_columns
 from jobrunner.checkpoint.encoding.schema import Count
 from jobrunner.compile import gc_paused
 
-_MOST_FIELDS = 8
-"""In a node of a value without items, and in each node inside of it."""
+_MOST_FIELDS = 16
+"""In a node of a value without items, together with those of the nodes inside of it."""
+
+_REPEATED = {"str", "bytes", "enum"}
+"""Kinds of the values that a column repeats. Tuples of tuples, each with two references to the next,
+would take for ever to hash."""
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint.encoding.decode import Decoder
@@ -51,7 +55,10 @@ def decode_numbers(decoder: Decoder, at: Count, scalars: bool = False) -> list[A
 
 
 def _items(decoder: Decoder, column: Tree) -> list[Any]:
-    return decoder.decode_as(list, column)
+    kind = column.get("$") if type(column) is dict else None
+    if kind not in COLUMNS and kind not in BLOCKS:
+        raise ValueError("expected a column")
+    return decoder.decode(column)  # type: ignore[no-any-return]  # columns are lists
 
 
 def _data(decoder: Decoder, at: int, kinds: str, axes: int = 1) -> Array:
@@ -109,6 +116,9 @@ def _to_buffers(decoder: Decoder, at: Count, lengths: Count) -> list[bytes]:
 
 
 def _to_mixed(decoder: Decoder, kinds: Count, values: list[Tree], columns: list[Tree]) -> list[Any]:
+    for value in values:
+        if type(value) is list or (type(value) is dict and value.get("$") not in _REPEATED):
+            raise ValueError("a value that a column repeats is not plain")
     codes = _bytes(decoder, kinds)
     constants = list(map(decoder.decode, values))
     found = [_items(decoder, it) for it in columns]
@@ -128,13 +138,15 @@ def _to_nodes(decoder: Decoder, of: Tree) -> list[Any]:
     return list(map(decoder.decode, nodes))
 
 
-def _check_small(node: Tree, depth: int = 4) -> None:
+def _check_small(node: Tree) -> None:
     """Check that a tree which was decoded from columns is one of a value without items."""
-    if type(node) is dict or type(node) is list:
-        if not depth or len(node) > _MOST_FIELDS:
+    level, num_fields = [node], 0
+    while level:
+        held = [it for it in level if type(it) is dict or type(it) is list]
+        num_fields += sum(map(len, held))
+        if num_fields > _MOST_FIELDS:
             raise ValueError("a node of a column is not that of one plain value")
-        for item in node.values() if type(node) is dict else node:
-            _check_small(item, depth - 1)
+        level = [it for each in held for it in (each.values() if type(each) is dict else each)]
 
 
 def _to_again(
@@ -142,6 +154,8 @@ def _to_again(
 ) -> list[Any]:
     if (of is None) == (block is None):
         raise ValueError("expected either `of` or `block`")
+    if type(of) is dict and of.get("$") not in BLOCKS:
+        raise ValueError("only rows that can change occur again")
     rows = decoder.blocks[block] if of is None else _items(decoder, of)  # type: ignore[index]
     which = _data(decoder, at, "u")
     if which.max(initial=0) >= len(rows):

@@ -27,7 +27,7 @@ from uuid import UUID
 import numpy as np
 
 from jobrunner.checkpoint.encoding import classes, everyday
-from jobrunner.checkpoint.encoding.codecs import UnsuitableError
+from jobrunner.checkpoint.encoding.codecs import UnsuitableError, UnsupportedValueError
 from jobrunner.checkpoint.encoding.dtypes import NUMBERS, Array, ArrayPart, Trail, Tree
 from jobrunner.checkpoint.encoding.libraries import find_type
 from jobrunner.checkpoint.encoding.stateful import has_state
@@ -48,6 +48,7 @@ _MOST_VALUES, _LONG_VALUE = 200, 64
 
 _SCALARS = (float, int, bool)
 _MARSHAL_HEAD = 5
+_SAMPLE = 128
 _MARSHALLED: Mapping[Any, tuple[bytes, np.dtype[Any]]] = {
     float: (b"g", np.dtype([("code", "S1"), ("value", "<f8")])),
     int: (b"i", np.dtype([("code", "S1"), ("value", "<i4")])),
@@ -93,17 +94,15 @@ def encode_columns(
     holders = 3 if value is encoder.copy else 0 if kind == "tuple" else 2  # a list is one of them
     place = _Place(trail, holders)
     columns = _Columns(encoder, kind)
-    num_parts, num_classes = len(encoder.parts), len(encoder.classes)
+    undo = encoder.undoing()
     try:
         trees = {
             name: columns.encode(items, place if len(lists) == 1 else place.inside(name))
             for name, items in lists.items()
         }
         columns.finish()
-    except (_UnlikeError, UnsuitableError):
-        del encoder.parts[num_parts:]
-        for name in list(encoder.classes)[num_classes:]:
-            del encoder.classes[name]
+    except (_UnlikeError, UnsuitableError, UnsupportedValueError):
+        undo()
         return None
     if len(lists) == 1 and trees["of"].keys() == {"$", "at"} and trees["of"]["$"] == "numbers":
         return {"$": kind, "at": trees["of"]["at"]}  # as in format 1
@@ -118,16 +117,21 @@ class _Columns:
         self._encoder = encoder
         self._holds = holds
         self._parts: list[ArrayPart] = []
-        self._first_part = len(encoder.parts)
+        self._first_part, self._num_numbers = len(encoder.parts), len(encoder.numbers)
         self._num_blocks = encoder.num_blocks
         self._tied: Tied = {}
         self._open: set[int] = set()  # blocks of rows that are not complete
         self._num_columns = self._num_items = 0
 
     def finish(self) -> None:
-        """Give parts and rows to the encoder; raises `_UnlikeError` if they are too few."""
-        is_part_of_node = len(self._encoder.parts) > self._first_part
-        if is_part_of_node or self._num_items < _LEAST_ITEMS * self._num_columns:
+        """Give parts and rows to the encoder.
+
+        Raises `_UnlikeError` if they are too few, or a node has a part or a number.
+        """
+        before, encoder = (self._first_part, self._num_numbers), self._encoder
+        if before != (len(encoder.parts), len(encoder.numbers)):
+            raise _UnlikeError
+        if self._num_items < _LEAST_ITEMS * self._num_columns:
             raise _UnlikeError
         self._encoder.parts += self._parts
         self._encoder.add_blocks(self._num_blocks, self._tied)
@@ -177,8 +181,6 @@ class _Columns:
         if cls in _NUMPY_SCALARS:
             return {**self._numbers(np.array(items, cls), at), "scalars": True}
         if cls in _LEAVES:
-            if cls in (dt.datetime, dt.time) and not all(map(_has_plain_zone, items)):
-                raise _UnlikeError
             return self._nodes(items, at)
         if has_state(items[0]) or find_type(items[0]) or not classes.find_encoder(items[0]):
             raise _UnlikeError
@@ -363,7 +365,8 @@ class _Columns:
 def _pack(items: Any) -> Array | None:
     """Return floats, bools or integers of up to 64 bits as an array; None if they are not alike."""
     cls = type(items[0]) if items else None
-    if cls in _MARSHALLED:
+    # `marshal` copies the memory of arrays: do not give it what begins like a row with some.
+    if cls in _MARSHALLED and set(map(type, items[:_SAMPLE])) == {cls}:
         code, form = _MARSHALLED[cls]
         with contextlib.suppress(ValueError):
             # Faster than to ask for the type of each. If all of them begin with this byte, all of
@@ -382,8 +385,3 @@ def _pack(items: Any) -> Array | None:
 def _is_byte(code: int) -> bytes:
     """Return the table that translates this byte to 1 and others to 0."""
     return bytes(code) + b"\1" + bytes(255 - code)
-
-
-def _has_plain_zone(value: Any) -> bool:
-    zone = value.tzinfo
-    return zone is None or type(zone) is dt.timezone or getattr(zone, "key", None) is not None

@@ -58,8 +58,7 @@ class Encoder:
 
     def __init__(self, codecs: CodecTable | None, allow_pickle: bool) -> None:
         self.parts: list[ArrayPart] = []
-        # Each array as the value holds it, with its trail.
-        self.memory: list[tuple[Trail, Array]] = []
+        self.memory: list[tuple[Trail, Array]] = []  # each as the value holds it, with its trail
         # Mutable objects but arrays, by `id`; kept alive, so that no `id` is used twice.
         self.identities: dict[int, object] = {}
         self.has_state = False
@@ -70,8 +69,7 @@ class Encoder:
         self._allow_pickle = allow_pickle
         # Of each object with an identity; of a row in a column, its block and index.
         self.numbers: dict[object, int | tuple[int, int]] = {}
-        self.num_blocks = 0
-        self._count = 0
+        self.num_blocks = self._count = 0
         self.inside: set[int] = set()  # containers of what is encoded, by `id`
         self._kept: list[object] = []
         self.copy: object = None  # what holds all that a value with an identity holds
@@ -103,32 +101,40 @@ class Encoder:
             return self._state(value, trail)
         if method := classes.find_encoder(value):
             return self._everyday(method, value, trail)
+        why = "there is no codec for its type"
         if isinstance(value, np.ndarray):
             why = "a subclass of ndarray would load as a plain one; save np.asarray(...) instead"
-        else:
-            why = "there is no codec for its type"
         return self._pickle(value, trail, why)
 
     def _everyday(self, method: EncodeMethod, value: Any, trail: Trail) -> Tree:
         if not self._allow_pickle:
             return self._everyday_exactly(method, value, trail)
         # What must be pickled inside of it is pickled with it, so that objects stay shared.
-        dicts = (self.identities, self.numbers, self.classes)
-        grown: tuple[Any, ...] = (self.parts, self.memory, self._kept, *dicts)
-        lengths = list(map(len, grown))
-        before = (self._count, set(self.inside), self._holder, self.has_state, self.num_blocks)
+        undo = self.undoing()
         self._allow_pickle = False
         try:
             return self._everyday_exactly(method, value, trail)
         except UnsupportedValueError as error:
+            why = error.why
+        finally:
+            self._allow_pickle = True
+        undo()
+        return self._pickle(value, trail, why)
+
+    def undoing(self) -> Callable[[], None]:
+        """Return the function that takes back what is encoded from now on."""
+        dicts = (self.identities, self.numbers, self.classes)
+        grown: tuple[Any, ...] = (self.parts, self.memory, self._kept, *dicts)
+        lengths = [*map(len, grown)]
+        before = (self._count, set(self.inside), self._holder, self.has_state, self.num_blocks)
+
+        def undo() -> None:
             for it, length in zip(grown, lengths, strict=True):
                 while len(it) > length:
                     it.popitem() if isinstance(it, dict) else it.pop()
             self._count, self.inside, self._holder, self.has_state, self.num_blocks = before
-            self._allow_pickle = True
-            return self._pickle(value, trail, error.why)
-        finally:
-            self._allow_pickle = True
+
+        return undo
 
     def _everyday_exactly(self, method: EncodeMethod, value: Any, trail: Trail) -> Tree:
         if type(value) in _MUTABLE and (same := self.mutable(value)):
@@ -142,8 +148,7 @@ class Encoder:
 
     def name_class(self, cls: type) -> str:
         """Return the name under which the value's class will be found again."""
-        name = self._class_names.get(cls) or classes.name_of(cls)
-        self._class_names[cls] = name
+        name = self._class_names[cls] = self._class_names.get(cls) or classes.name_of(cls)
         if self.classes.setdefault(name, cls) is not cls:
             raise UnsuitableError(f"there are two classes with the name {name}")
         return name
@@ -243,9 +248,6 @@ class Encoder:
     def _list(self, value: list[Any], trail: Trail) -> Tree:
         return self.mutable(value) or self._sequence("list", value, trail)
 
-    def _tuple(self, value: tuple[Any, ...], trail: Trail) -> Tree:
-        return self._sequence("tuple", value, trail)
-
     def _sequence(self, kind: str, value: Sequence[Any], trail: Trail) -> Tree:
         if tree := encode_columns(self, kind, value, {"of": value}, trail):
             return tree
@@ -258,8 +260,7 @@ class Encoder:
         if same := self.mutable(value):
             return same
         kind = "dict" if type(value) is dict else "odict"
-        content = {"keys": value, "of": value.values()}
-        tree = encode_columns(self, kind, value, content, trail)
+        tree = encode_columns(self, kind, value, {"keys": value, "of": value.values()}, trail)
         self._enter(value, trail)
         tree = tree or self._dict_items(kind, value, trail)
         if kind == "odict" and vars(value):  # where torch keeps a state_dict's versions
@@ -377,12 +378,11 @@ _ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
         encoder.mutable(value) or encoder._data("bytearray", bytes(value), trail)
     ),
     list: Encoder._list,
-    tuple: Encoder._tuple,
+    tuple: lambda encoder, value, trail: encoder._sequence("tuple", value, trail),
     dict: Encoder._dict,
     OrderedDict: Encoder._dict,
     np.ndarray: Encoder.array,
 }
-
 
 EncodeMethod: TypeAlias = Callable[[Encoder, Any, Trail], Tree]
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import datetime as dt
 import enum
 import math
+import tracemalloc
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -305,6 +308,37 @@ def test_what_is_pickled_among_them_is_refused_or_stays_shared(of_any_size: None
     assert found[1] == [{"id": i} for i in range(20)]
 
 
+class Zone(dt.tzinfo):
+    key = "its own"
+
+    def utcoffset(self, when: object) -> None:
+        return None
+
+
+@pytest.mark.parametrize("num_items", [20, 600])
+def test_what_columns_numbered_in_vain_is_forgotten(num_items: int) -> None:
+    zone, shared = Zone(), [1]
+    times = [dt.datetime(2020, 1, 1, i % 24, tzinfo=zone) for i in range(num_items)]
+    codec = Codec(Zone, lambda it: [], lambda content: zone, "zone")
+    for options in ({"allow_pickle": True}, {"codecs": [codec]}):
+        blob = encode([times, shared, shared], **options)
+        found = decode(blob, **options)
+        assert [it.hour for it in found[0]] == [it.hour for it in times]
+        assert found[1] is found[2]
+        assert found[1] == shared
+    with pytest.raises(DefinitionError, match="item 0/0: a .*Zone cannot be saved"):
+        encode([times])
+
+
+def test_arrays_behind_a_number_are_not_copied() -> None:
+    value = {"step": 1.0} | {f"w{i}": np.zeros(1 << 20, np.uint8) for i in range(20)}
+    tracemalloc.start()
+    encode(value)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
 def test_a_few_items_are_json_as_ever() -> None:
     for value in ([(i, 0.5) for i in range(100)], {f"k{i}": i for i in range(200)}, ["x"] * 50):
         blob = encode(value)
@@ -412,6 +446,33 @@ def test_a_forged_column_is_invalid(name: str) -> None:
             except InvalidTreeError:
                 continue
             assert is_outline, found
+
+
+@pytest.mark.parametrize("how", ["again", "mixed", "same"])
+def test_a_forger_cannot_repeat_what_takes_for_ever_to_hash(how: str) -> None:
+    column: Any = {"$": "tuples", "lengths": 0}
+    item: Any = {"$": "tuple", "items": []}
+    lists: Any = [[None]]
+    for i in range(1, 61):
+        column = {"$": "again", "at": 2 * i, "of": column}
+        column = {"$": "tuples", "lengths": 2 * i - 1, "items": column}
+        item = {"$": "mixed", "kinds": 2 * i, "values": [item], "columns": []}
+        item = {"$": "tuple", "of": item}
+        if how == "same":
+            lists.append([{"$": "tuple", "of": {"$": "same", "as": i}}] * 2)
+    members = {"$": "tuple", "items": [item]} if how == "mixed" else {"$": "tuple", "of": column}
+    if how == "same":
+        members = {"$": "tuple", "of": {"$": "same", "as": 61}}
+    decoder = Decoder(lambda i: np.array([2] if i % 2 else [0, 0], np.uint8), where="the blob")
+    with pytest.raises(InvalidTreeError, match="expected a column|is not plain|that can change"):
+        decoder.decode([*lists, {"$": "frozenset", "items": members}])
+
+
+def test_nodes_in_a_column_are_small() -> None:
+    rows = encode([{"$": "tuple", "items": [[i] * 8, [i] * 8]} for i in range(N)])
+    tree = {"$": "list", "of": {"$": "nodes", "of": rows.tree["of"]}}
+    with pytest.raises(InvalidTreeError, match="not that of one plain value"):
+        decode(dataclasses.replace(rows, tree=tree))
 
 
 def test_a_dict_whose_columns_do_not_fit_is_invalid() -> None:
