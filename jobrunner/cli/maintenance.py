@@ -59,19 +59,24 @@ def prune_command(
     _check_records(manager, policy)
     if dry_run or manager.recorded.log.refresh().number < 0:
         retired = manager.retention.retirable()
-        nbytes = _sum_sizes(manager, retired)
+        sizes = _sizes(manager, retired)
     else:
         manager.run.start([], {"command": "prune"})
         try:
-            nbytes = _sum_sizes(manager, manager.retention.retirable())
+            sizes = _sizes(manager, manager.retention.retirable())
             retired = manager.retention.retire()
         finally:
             manager.run.end()
-    kept = sorted(set(manager.epochs()).difference(retired))
+    state = manager.recorded.log.refresh()
+    kept = sorted(set(state.recorded).difference(retired))
+    left = [] if dry_run else sorted({claim.epoch for claim in state.chores}.intersection(retired))
+    deleted = [epoch for epoch in retired if epoch not in left]
+    nbytes = sum(sizes[epoch] for epoch in deleted)
     data = {
         "path": manager.path,
         "dry_run": dry_run,
         "retired": retired,
+        "left": left,
         "kept": kept,
         "pinned": list(manager.pins()),
         "nbytes": nbytes,
@@ -79,11 +84,10 @@ def prune_command(
     would = "would be " if dry_run else ""
     if not retired:
         return Output(data, f"Nothing {would}deleted. Number of epochs kept: {len(kept)}.")
-    return Output(
-        data,
-        f"{would}deleted: {format_ranges(retired)} ({format_bytes(nbytes)})\n"
-        f"kept: {format_ranges(kept)}",
-    )
+    lines = [f"{would}deleted: {format_ranges(deleted)} ({format_bytes(nbytes)})"] * bool(deleted)
+    if left:
+        lines.append(f"retired, not deleted yet (the next run tries again): {format_ranges(left)}")
+    return Output(data, "\n".join([*lines, f"kept: {format_ranges(kept)}"]))
 
 
 def _read_policy(last: int | None, every: int | None, best: Sequence[str]) -> KeepAny:
@@ -141,13 +145,13 @@ def _check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None
         )
 
 
-def _sum_sizes(manager: MultiNodeCheckpointManager, epochs: Sequence[int]) -> int:
-    nbytes = 0
-    for _, record in manager.records(epochs):
+def _sizes(manager: MultiNodeCheckpointManager, epochs: Sequence[int]) -> dict[int, int]:
+    sizes = {}
+    for epoch, record in manager.records(epochs):
         if isinstance(record, CheckpointCorruptError):
             raise record
-        nbytes += sum(about["nbytes"] for about in record["stores"].values())
-    return nbytes
+        sizes[epoch] = sum(about["nbytes"] for about in record["stores"].values())
+    return sizes
 
 
 @main.command("fsck")

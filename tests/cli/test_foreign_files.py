@@ -92,6 +92,21 @@ def test_what_a_link_leads_to_is_not_touched(place: str, runs: Path, outside: Pa
         assert any(f"{runs / place} is a symbolic link" in text for text in said.values())
 
 
+def test_prune_does_not_call_a_link_deleted(runs: Path, outside: Path) -> None:
+    move_and_link(runs / "a.1", outside)
+    result = invoke("prune", runs, "--keep-last", 1)
+    lines = ["retired, not deleted yet (the next run tries again): 1", "kept: 3"]
+    assert result.stdout.splitlines()[1:] == lines
+    assert result.stdout.startswith("deleted: 0, 2 (")
+
+
+def test_a_linked_chunk_has_no_size(runs: Path, outside: Path) -> None:
+    move_and_link(runs / "a.1" / "w" / "c.0", outside)
+    output = invoke("fsck", runs).output
+    assert "bytes, found no file" in output
+    assert "-1" not in output
+
+
 @pytest.mark.parametrize("place", ["_runs", "_log"])
 def test_nothing_is_copied_through_a_link(place: str, runs: Path, outside: Path) -> None:
     (runs.parent / "other").mkdir()

@@ -304,7 +304,7 @@ def _inspect_recorded(
         found = there.pop(path, None)
         if found != size:
             problems += 1
-            what = "missing" if found is None else f"{found} bytes"
+            what = "missing" if found is None else "no file" if found < 0 else f"{found} bytes"
             why = f"Part of recorded epoch {epoch}: expected {size} bytes, found {what}."
             if found is None and path == ROOT_DOCUMENT and RETIRED_DOCUMENT in there:
                 why = f"{why} It was renamed to {RETIRED_DOCUMENT}."

@@ -155,7 +155,7 @@ class Opener:
         except ForeignFileError:
             raise
         except OSError as error:
-            error.filename = path
+            error.filename, error.filename2 = path, None
             raise
 
     def stat(self, path: str) -> os.stat_result:
@@ -225,14 +225,14 @@ def real_path(path: str) -> str:
     return os.path.realpath(path)
 
 
-def explain_link(error: OSError) -> OSError:
+def explain_link(error: OSError, path: str) -> OSError:
     """The error to raise if an entry of the log cannot be linked."""
     if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
         return OSError(
             error.errno,
             "this file system has no hard links, which the log needs to create its entries "
             "atomically; use a directory on another file system",
-            error.filename2 or error.filename,
+            path,
         )
     return error
 
@@ -243,6 +243,21 @@ def read_bytes(descriptor: int, nbytes: int) -> bytes:
     while len(data) < nbytes and (more := os.read(descriptor, nbytes - len(data))):
         data += more
     return data
+
+
+@contextlib.contextmanager
+def within(descriptor: int, path: str) -> Iterator[None]:
+    """Close a directory's descriptor at the end; errors that name it or a name in it get the path."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error.filename, int):
+            error.filename = path
+        elif error.filename is not None and "/" not in error.filename:
+            error.filename = f"{path}/{error.filename}"
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def scan(descriptor: int, path: str, depth: int) -> list[os.DirEntry[str]]:
@@ -256,7 +271,7 @@ def scan(descriptor: int, path: str, depth: int) -> list[os.DirEntry[str]]:
 def _walk(
     descriptor: int, path: str, below: str, depth: int
 ) -> Iterator[tuple[str, os.stat_result | None]]:
-    try:
+    with within(descriptor, path):
         for entry in scan(descriptor, path, depth):
             name, found = f"{below}{entry.name}", None
             with contextlib.suppress(*_GONE):  # it may have gone meanwhile
@@ -266,5 +281,3 @@ def _walk(
                 else:
                     found = entry.stat(follow_symlinks=False)
                 yield name, found
-    finally:
-        os.close(descriptor)

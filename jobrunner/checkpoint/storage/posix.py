@@ -21,6 +21,7 @@ from jobrunner.checkpoint.storage.opener import (
     refuse,
     scan,
     too_long,
+    within,
 )
 from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result, Rights
 
@@ -38,8 +39,8 @@ _NO_LINK = (
 
 
 def join_path(root: str, path: str) -> str:
-    """Path of a file in a store, whose manifest has ``/`` on every system."""
-    return f"{root}/{path}" if os.sep == "/" else os.path.join(root, *path.split("/"))
+    """Path of a file in a store, as its manifest names it."""
+    return f"{root}/{path}"
 
 
 def crc32c_of_zeros(nbytes: int, before: int) -> int:
@@ -91,7 +92,7 @@ class PosixFiles:
     def make_directory(self, path: str, inside: Collection[str] = ()) -> None:
         self.before("mkdir", path)
         descriptor = self.opener.at(path, self._make_directory)
-        try:
+        with within(descriptor, path):
             for name in inside:
                 below = f"{path}/{name}"
                 self.before("mkdir", below)
@@ -99,11 +100,6 @@ class PosixFiles:
                     os.close(self.opener.at(below, self._make_directory))
                 else:
                     os.mkdir(name, dir_fd=descriptor)
-        except OSError as error:
-            error.filename = below
-            raise
-        finally:
-            os.close(descriptor)
 
     def _make_directory(self, name: str, at: int | None) -> int:
         os.mkdir(name, dir_fd=at)
@@ -215,7 +211,7 @@ class PosixFiles:
                 # A network file system may fail, or find the name taken, after it has linked.
                 found = self.read_if_there(path)
                 if found is None:
-                    raise explain_link(error) from error
+                    raise explain_link(error, path) from error
                 if found != data:
                     return False
         finally:
@@ -249,7 +245,7 @@ class PosixFiles:
 
     def _remove_content(self, path: str, descriptor: int, depth: int) -> None:
         """Remove all that is in a directory, and close its descriptor."""
-        try:
+        with within(descriptor, path):
             for entry in scan(descriptor, path, depth):
                 inside = f"{path}/{entry.name}"
                 with contextlib.suppress(FileNotFoundError):
@@ -262,8 +258,6 @@ class PosixFiles:
                     else:
                         self.before("unlink", inside)
                         os.unlink(entry.name, dir_fd=descriptor)
-        finally:
-            os.close(descriptor)
 
     # --- durability
 
@@ -369,10 +363,8 @@ class PosixFiles:
             descriptor = self.opener.open(path, DIRECTORY)
         except _NOTHING_THERE:
             return []
-        try:
+        with within(descriptor, path):
             return os.listdir(descriptor)
-        finally:
-            os.close(descriptor)
 
     def is_taken(self, path: str) -> bool:
         try:

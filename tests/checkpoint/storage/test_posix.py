@@ -82,3 +82,38 @@ def test_a_file_is_written_whole_and_in_order_while_the_disk_works(tmp_path: Pat
     pieces = [os.urandom(size) for size in (3 << 20, 200 << 10, 5)]
     PosixFiles().write(str(tmp_path / "file"), pieces, padding_bytes=7)
     assert (tmp_path / "file").read_bytes() == b"".join(pieces) + bytes(7)
+
+
+class Busy(PosixFiles):
+    """Where another process writes into a directory that is being removed."""
+
+    def before(self, operation: str, path: str) -> None:
+        if operation == "rmdir":
+            Path(path, "late").touch()
+
+
+def test_an_error_below_a_directory_names_the_whole_path(unlistable: Path) -> None:
+    broken = str(unlistable / "a" / "b")
+    with pytest.raises(OSError, match="disk is broken") as listed:
+        list(PosixFiles().walk(str(unlistable)))
+    assert listed.value.filename == broken
+    (unlistable / "c" / "d").mkdir(parents=True)
+    with pytest.raises(OSError, match="not empty") as removed:
+        Busy().remove_tree(str(unlistable / "c"))
+    assert removed.value.filename == str(unlistable / "c" / "d")
+
+
+def test_a_file_system_without_links_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(source: str, target: str, **_: Any) -> None:
+        raise OSError(errno.EPERM, "no links", source, None, target)
+
+    monkeypatch.setattr(os, "link", fail)
+    (tmp_path / "_log").mkdir()
+    files = PosixFiles()
+    files.bind(str(tmp_path))
+    path, temporary = (str(tmp_path / "_log" / name) for name in ("0.json", ".0.tmp"))
+    with pytest.raises(OSError, match="has no hard links") as error:
+        files.create_whole(path, b"0", temporary)
+    assert (error.value.filename, error.value.filename2) == (path, None)
