@@ -10,8 +10,9 @@ LONGEST_TEXT = 20_000
 
 _UNPRINTABLE = re.compile(r"[^ -~]")
 # In a URL: what stands before "@", also if a secret there contains "/"; and what follows "?".
-_USER = re.compile(r"""(?<=://)(?:[^\s/@'"]+|[^\s/:@'"]*:(?!\d{1,5}(?!\w))[^\s@'"]+)(?=@)""")
-_QUERY = re.compile(r"""(://[^\s?'"]*[?])[^\s'")>]+""")
+_USER = re.compile(r"(?<=://)(?:[^/@]+|[^/:@]*:(?!\d{1,5}(?!\w))[^@]+)(?=@)")
+_QUERY = re.compile(r"(://(?:(?!://)[^?])*[?])[^)>]+")
+_WORD = re.compile(r"""[^\s'"]+""")
 
 
 def printable(text: str, kept: str = "\n\t") -> str:
@@ -34,7 +35,15 @@ def without_credentials(text: str) -> str:
     """Leave out of each URL in a text what stands before its host, and its query."""
     if "://" not in text:
         return text
-    return _QUERY.sub(r"\1…", _USER.sub("…", text))
+    return _WORD.sub(_without_credentials, text)
+
+
+def _without_credentials(word: re.Match[str]) -> str:
+    if "://" not in word[0]:
+        return word[0]
+    # Each URL before the last "@" has one after it: no search runs to the end of the word in vain.
+    before, at, rest = word[0].rpartition("@")
+    return _QUERY.sub(r"\1…", _USER.sub("…", before + at) + rest)
 
 
 def shorten(text: str, length: int = LONGEST_TEXT) -> str:

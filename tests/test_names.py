@@ -1,5 +1,7 @@
 """Names on disk: every name is read back as it was, and none leaves the directory."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,6 +82,13 @@ def test_names_that_a_file_system_may_fold_are_refused():
 )
 def test_credentials_in_urls_are_left_out_of_texts(text, shown):
     assert printable(text) == (text if shown is None else shown)
+
+
+@pytest.mark.parametrize("part", ["://:a", "@://a:b", "?://a"])
+def test_no_text_makes_the_search_for_credentials_slow(part):
+    before = time.process_time()
+    printable(part * 20_000)
+    assert time.process_time() - before < 1
 
 
 @given(st.text(max_size=50))

@@ -241,7 +241,7 @@ class Leases:
         waiting = list(keys)
         while waiting:
             left = max(0.0, deadline - time.monotonic())
-            wait_seconds = min(FIRST_WAIT_SECONDS, left)
+            wait_seconds = float(min(FIRST_WAIT_SECONDS, left))
             replies = await self._messenger.query(
                 "bind", waiting, leases=keys, wait_seconds=wait_seconds, **details
             )

@@ -121,7 +121,7 @@ class Request:
         """The message that asks for the operation's progress."""
         if self.number is None:
             return {"call": self.call}
-        message = {"call": self.call, "number": self.number, "wait_seconds": wait_seconds}
+        message = {"call": self.call, "number": self.number, "wait_seconds": float(wait_seconds)}
         return {**message, "channel": self.channel} if self.channel else message
 
     def begin(self, addresses: Sequence[str], wait_seconds: float) -> list[Batch]:

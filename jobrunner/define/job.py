@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
-from jobrunner.define.arguments import COUNT, NATURAL, PATH, checked
+from jobrunner.define.arguments import COUNT, NATURAL, PATH, Rule, checked
 from jobrunner.define.node import Active, Blob, Node, WorkspaceType, as_node
 from jobrunner.define.orphans import forget_orphan
 from jobrunner.define.task import Task, TaskGroup, TaskOutput
@@ -35,7 +35,7 @@ class Job(Active):
     steps_per_epoch : int
         How often the epoch group runs per epoch. Stop conditions are read after the last run.
     seed : int
-        The seed of every ``current_task().rng``.
+        The seed of every ``current_task().rng``: from 0 to 2**64 - 1.
 
     Examples
     --------
@@ -50,7 +50,10 @@ class Job(Active):
 
     _active = ContextVar("jobrunner_jobs", default=())
 
-    @checked(steps_per_epoch=COUNT, seed=NATURAL)
+    @checked(
+        steps_per_epoch=COUNT,
+        seed=Rule("an int >= 0 and < 2**64", lambda it: NATURAL.fits(it) and it < 1 << 64),
+    )
     def __init__(
         self,
         name: str | None = None,

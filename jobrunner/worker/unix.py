@@ -17,16 +17,16 @@ from typing import Any
 import dask
 from distributed.comm.core import BaseListener, Comm, CommClosedError, Connector
 from distributed.comm.registry import Backend, backends
-from distributed.comm.tcp import MAX_BUFFER_SIZE, TCP, convert_stream_closed_error
+from distributed.comm.tcp import MAX_BUFFER_SIZE, TCP
 from tornado import netutil
 from tornado.ioloop import IOLoop
-from tornado.iostream import IOStream, StreamClosedError
+from tornado.iostream import IOStream
 
 SCHEME = "unix"
 HOST = "127.0.0.1"
 """Addresses begin with it, and then name a socket's path: Dask takes a machine from an address."""
 
-_LONGEST_DIRECTORY = 80  # a socket's whole path may have 103 bytes
+_LONGEST_DIRECTORY = 103 - len("/jobrunner-12345678/12345678")  # macOS: paths have up to 103 bytes
 
 
 def make_socket_directory() -> tempfile.TemporaryDirectory[str]:
@@ -58,12 +58,14 @@ class UnixConnector(Connector):
 
     async def connect(self, address: str, deserialize: bool = True, **options: Any) -> Comm:
         """Connect to the socket of an address."""
-        stream = _stream(socket.socket(socket.AF_UNIX))
+        opened = socket.socket(socket.AF_UNIX)
         try:
-            await stream.connect(_path(address))
-        except StreamClosedError as error:
-            convert_stream_closed_error(self, error)
-        return TCP(stream, f"{SCHEME}://{HOST}", f"{SCHEME}://{address}", deserialize)
+            opened.setblocking(False)
+            opened.connect(_path(address))  # connects at once, or fails: then Dask tries again
+        except BaseException:
+            opened.close()
+            raise
+        return TCP(_stream(opened), f"{SCHEME}://{HOST}", f"{SCHEME}://{address}", deserialize)
 
 
 class UnixListener(BaseListener):

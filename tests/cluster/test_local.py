@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import dask
@@ -13,6 +15,7 @@ from distributed import Security
 from distributed.comm import connect
 
 from jobrunner import DefinitionError, Session, Task, TaskGroup, WorkspaceType
+from jobrunner.worker import make_socket_directory
 
 LOOPBACK = {"0100007F", "0" * 24 + "01000000"}  # as Linux writes 127.0.0.1 and ::1
 STRANGER = """
@@ -57,6 +60,36 @@ def test_only_its_owner_can_reach_a_local_cluster():
             refused = subprocess.run(command, capture_output=True, text=True, check=False)
             assert "PermissionError" in refused.stderr
     assert not paths[0].parent.exists()
+
+
+def test_a_socket_fits_into_a_long_temporary_directory(monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        for length in range(70, 90):
+            parent = base + "/".ljust(length - len(base), "x")
+            os.mkdir(parent)
+            monkeypatch.setattr(tempfile, "tempdir", parent)
+            with make_socket_directory() as directory:
+                assert len(f"{directory}/12345678") <= 103  # of macOS; Linux takes 4 more
+
+
+def test_a_connection_waits_for_a_place_in_a_full_queue():
+    async def connect_later(path, queued):
+        connecting = asyncio.ensure_future(connect(f"unix://127.0.0.1{path}", timeout=10))
+        await asyncio.wait((connecting,), timeout=0.05)
+        assert not connecting.done()
+        queued.accept()[0].close()  # now there is a place
+        opened, _ = await asyncio.get_running_loop().run_in_executor(None, queued.accept)
+        opened.close()
+        with pytest.raises(OSError, match="closed|handshake"):
+            await connecting
+
+    with make_socket_directory() as directory, socket.socket(socket.AF_UNIX) as queued:
+        path = f"{directory}/queued"
+        queued.bind(path)
+        queued.listen(0)
+        with socket.socket(socket.AF_UNIX) as first:
+            first.connect(path)
+            asyncio.run(connect_later(path, queued))
 
 
 @pytest.mark.nightly

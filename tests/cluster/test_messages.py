@@ -1,5 +1,6 @@
 """What a client asks next, which workers it counts as lost, and what it raises."""
 
+import numpy as np
 import pytest
 
 from jobrunner import BlobNotFoundError, ExecutionError, NodeLostError, TaskFailedError
@@ -297,3 +298,8 @@ def test_the_schedulers_news_of_a_loss_outweigh_another_workers():
     play.members.lost[A] = "the scheduler removed it"
     assert lose(play).worker == A
     assert play.members.cut == set()
+
+
+def test_a_deadline_of_numpy_is_sent_as_a_float():
+    request = Request("run", number=1, deadline_seconds=np.float64(1))
+    assert type(request.poll(np.float64(0.5))["wait_seconds"]) is float

@@ -132,6 +132,7 @@ REFUSED = [
     (lambda: Job("a/b"), "'/'"),
     (lambda: Job(steps_per_epoch=0), "steps_per_epoch"),
     (lambda: Job(seed=-1), "seed"),
+    (lambda: Job(seed=1 << 64), "seed"),
     (lambda: Job(init_group=3), "init group"),
     (lambda: Job(nodes_to_checkpoint="trainer"), "nodes_to_checkpoint"),
     (lambda: Job(nodes_to_checkpoint=[3]), "nodes_to_checkpoint"),
