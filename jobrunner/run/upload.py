@@ -41,7 +41,8 @@ class CopyTo:
     ----------
     path : str or os.PathLike
         A directory, or its URL, that the workers can write to; created if missing. A store of the
-        same name is replaced, and no Zarr reader opens it until the copy is complete.
+        same name is replaced, and no Zarr reader opens it until the copy is complete and durable,
+        also after a power loss.
 
     Notes
     -----
@@ -94,6 +95,7 @@ def _copy_store(from_files: Files, to_files: Files, directory: str, source: str)
         if to_files.is_taken(target):
             if to_files.is_taken(os.path.join(target, root)):
                 to_files.remove_file(os.path.join(target, root))
+                to_files.sync_path(target)
             to_files.remove_tree(target)
         sizes = dict(from_files.walk(source))
         for parent in sorted({os.path.dirname(os.path.join(target, name)) for name in sizes}):
@@ -104,9 +106,11 @@ def _copy_store(from_files: Files, to_files: Files, directory: str, source: str)
             to_files.write(os.path.join(target, copied), [data])
 
         jobs = [functools.partial(copy, name, name) for name in sizes if name != root]
-        run_all(jobs, max(from_files.threads, to_files.threads), sum(sizes.values()))
-        copy(root, f"{root}.partial")
+        with to_files.durable(directory, [os.path.basename(target)]):
+            run_all(jobs, max(from_files.threads, to_files.threads), sum(sizes.values()))
+            copy(root, f"{root}.partial")
         to_files.rename(os.path.join(target, f"{root}.partial"), os.path.join(target, root))
+        to_files.sync_path(target)
     except OSError as error:
         raise CheckpointWriteError(
             f"Could not copy the store {source!r} to {target!r}: {error}. The checkpoint itself "

@@ -1,0 +1,51 @@
+"""Copies of stores, and what a power loss leaves of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import zarr
+
+from jobrunner import CopyTo, MultiNodeCheckpointManager
+from jobrunner.checkpoint.storage.posix import PosixFiles
+from tests.cli.directories import begin, save
+
+
+class Traced(PosixFiles):
+    """Notes what is done, in order."""
+
+    has_syncfs = True  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trace: list[tuple[str, str]] = []
+
+    def before(self, operation: str, path: str) -> None:
+        self.trace.append((operation, path))
+
+    def sync_path(self, path: str) -> None:
+        self.before("fsync", path)
+
+    def _sync_file_system(self, descriptor: int) -> int:
+        return 0
+
+
+def test_a_copy_opens_only_when_all_of_it_is_durable(tmp_path: Path) -> None:
+    run = begin(tmp_path / "k")
+    save(run, 1)
+    run.run.end()
+    files = Traced()
+    manager = MultiNodeCheckpointManager(tmp_path / "k", files=files)
+    task, _ = CopyTo(tmp_path / "copy").build(1, manager).tasks()
+    for _ in "ab":  # the second replaces the first
+        files.trace.clear()
+        task.fn()
+        store = str(tmp_path / "copy" / "a.1")
+        shown = files.trace.index(("rename", f"{store}/zarr.json.partial"))
+        last = max(at for at, (what, _) in enumerate(files.trace) if what == "write")
+        synced = [at for at, (what, _) in enumerate(files.trace) if what == "syncfs"]
+        assert last < synced[0] < shown
+        assert ("fsync", store) in files.trace[shown:]
+    hidden = files.trace.index(("unlink", f"{store}/zarr.json"))
+    assert files.trace[hidden + 1] == ("fsync", store)  # before anything else is removed
+    assert zarr.open_group(store, mode="r")["w"][5] == 5
