@@ -54,7 +54,7 @@ def _describe_column(leaf: Callable[[int], Any], tree: Tree) -> tuple[int, str]:
         if kind == "nodes":
             return _describe_column(leaf, tree["of"])[0], "values"
         if kind == "mixed":
-            kinds = {type(value).__name__ for value in tree["values"]}
+            kinds = set(map(_name_kind, tree["values"]))
             kinds |= {_describe_column(leaf, it)[1] for it in tree["columns"]}
             return leaf(tree["kinds"]).shape[0], " | ".join(sorted(kinds))
         if kind == "again":
@@ -77,6 +77,14 @@ def _describe_column(leaf: Callable[[int], Any], tree: Tree) -> tuple[int, str]:
         f"{name}: {text}" if name else text for name, (_, text) in zip(names, found, strict=True)
     )
     return found[0][0], f"{start}{', '.join(fields)}{end}"
+
+
+def _name_kind(value: Tree) -> str:
+    """Name the type of a value that a column repeats."""
+    if type(value) is not dict:
+        return "None" if value is None else type(value).__name__
+    name = str(value.get("cls", value["$"]))
+    return name.rpartition(":")[2]
 
 
 _BRACKETS: Mapping[str, Any] = {

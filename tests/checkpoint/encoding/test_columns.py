@@ -370,6 +370,7 @@ def test_an_outline_says_what_there_is(tmp_path: Path) -> None:
         "pairs": {(i, i): None if i % 2 else str(i) for i in range(N)},
         "set": set(map(str, range(N))),
         "moments": [np.float32(0.5)] * N,
+        "phases": [(Phase.HOT if i % 3 else Phase.COLD, b"x", i) for i in range(N)],
     }
     reader = write_store(tmp_path, encode_blobs("n", values))
     manifest = reader.read_manifest()
@@ -379,9 +380,10 @@ def test_an_outline_says_what_there_is(tmp_path: Path) -> None:
         "scores": "Counter of 400 x str: int64",
         "points": "{'all': list of 400 x Point(x: int64, y: float64), 'n': 1}",
         "ragged": "deque of 400 x [int64, ...]",
-        "pairs": "dict of 400 x (2 x int64): NoneType | str",
+        "pairs": "dict of 400 x (2 x int64): None | str",
         "set": "set of 400 x str",
         "moments": "list of 400 x float32",
+        "phases": "list of 400 x (Phase, bytes, int64)",
     }
     assert {name: reader.peek(manifest, name) for name in values} == values
 
