@@ -18,7 +18,6 @@ from jobrunner.checkpoint.storage.opener import (
     Opener,
     explain_link,
     read_bytes,
-    refuse,
     scan,
     too_long,
     within,
@@ -187,8 +186,10 @@ class PosixFiles:
         self.before("write", path)
         descriptor, found = self.opener.open_file(path, os.O_WRONLY | os.O_CREAT)
         try:
-            if found.st_nlink > 1:
-                raise refuse(path, "a hard link, so the file has another name elsewhere")
+            if found.st_nlink > 1:  # as in a snapshot, whose file stays as it is
+                self.remove_file(path)
+                self.write(path, [data])
+                return
             if self.mode is not None and not found.st_size:
                 os.fchmod(descriptor, self.mode)
             os.pwrite(descriptor, data, 0)
