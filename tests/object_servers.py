@@ -74,7 +74,7 @@ class S3Server:
         self._server = make_server(
             "127.0.0.1", 0, self._answer, threaded=True, request_handler=Quiet
         )
-        self._thread = threading.Thread(target=self._server.serve_forever, name="s3")
+        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.02], name="s3")
         self._thread.start()
         self.address = f"http://127.0.0.1:{self._server.server_port}"
         bucket = f"bucket{uuid.uuid4().hex}"

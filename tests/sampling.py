@@ -29,6 +29,10 @@ def sampled(names: str, *, sample: Any, nightly: Any) -> pytest.MarkDecorator:
     )
 
 
-def examples(everyday: int) -> int:
-    """How many examples Hypothesis draws for a test that needs more or fewer than others."""
-    return everyday * settings().max_examples // EVERYDAY_EXAMPLES
+def examples(everyday: int, *, nightly: int | None = None) -> int:
+    """How many examples Hypothesis draws for a test that needs more or fewer than others.
+
+    Nightly, ten times as many unless told otherwise.
+    """
+    times = settings().max_examples // EVERYDAY_EXAMPLES
+    return nightly if nightly is not None and times > 1 else everyday * times

@@ -31,7 +31,7 @@ def manager_of(objects: Path, **options: Any) -> MultiNodeCheckpointManager:
     return MultiNodeCheckpointManager(URL, **options)
 
 
-@sampled("every_kth", sample=7, nightly=1)
+@sampled("every_kth", sample=13, nightly=1)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("how", ["fail", "die"])
 def test_a_fault_at_any_request_leaves_the_old_state_or_the_new(

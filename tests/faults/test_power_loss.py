@@ -214,7 +214,7 @@ def matters_beside(unread: Collection[str]) -> Matters:
     return matters
 
 
-@sampled("every_kth, limit, drawn", sample=(20, 3, 3), nightly=(1, None, 10))
+@sampled("every_kth, limit, drawn", sample=(40, 3, 3), nightly=(1, None, 10))
 def test_every_state_that_a_power_loss_may_leave_is_recovered(
     every_kth: int, limit: int | None, drawn: int, life: Life, judge: Judge
 ) -> None:
@@ -269,7 +269,7 @@ def test_leaving_out_any_sync_is_caught(is_sample: bool, life: Life, judge: Judg
             around = [(done.what, done.path) for done in life.trace[i - 1 : i + 1]]
             kinds[re.sub(r"[0-9a-f]{32}|\d+", "", str(around))] = i
         syncs = [i for i in kinds.values() if not is_excused(life, i)][
-            :: 2 if life.has_syncfs else 16
+            :: 3 if life.has_syncfs else 32
         ]
     caught = [i for i in syncs if is_needed(life, judge, i)]
     missed = [i for i in syncs if i not in caught]

@@ -169,7 +169,7 @@ def test_what_cannot_be_listed_is_an_error_of_the_checkpoint(left: Path) -> None
         restore(left, UnlistedFiles(sync=False))
 
 
-@sampled("every_kth", sample=37, nightly=1)
+@sampled("every_kth", sample=61, nightly=1)
 def test_sigkill_at_any_operation_of_a_command_loses_nothing(
     every_kth: int, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="watches files b
 QUICK = ("two_runs", "killed", "stacks", "format_3")
 
 
-@sampled("count", sample=700, nightly=100_000)
+@sampled("count", sample=350, nightly=100_000)
 def test_mutants_give_values_or_errors_of_ours(count: int) -> None:
     is_nightly = count > 10_000
     first = random.SystemRandom().randrange(1 << 30) if is_nightly else 0
@@ -41,7 +41,7 @@ def test_mutants_give_values_or_errors_of_ours(count: int) -> None:
     assert ends["CheckpointCorruptError"] > ends.total() / 20
 
 
-@sampled("count", sample=15, nightly=3_000)
+@sampled("count", sample=8, nightly=3_000)
 def test_a_run_resumes_from_a_mutant_or_says_why(
     inproc_session: Session, tmp_path: Path, count: int
 ) -> None:

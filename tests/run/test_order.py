@@ -245,13 +245,13 @@ fixtures_are_shared = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow
 
 
 @given(specs())
-@settings(max_examples=examples(40), suppress_health_check=fixtures_are_shared)
+@settings(max_examples=examples(15, nightly=400), suppress_health_check=fixtures_are_shared)
 def test_random_jobs_equal_running_their_tasks_in_order_in_process(inproc_session, tasks):
     check(inproc_session, tasks)
 
 
 @given(specs())
-@settings(max_examples=examples(15), suppress_health_check=fixtures_are_shared)
+@settings(max_examples=examples(5, nightly=150), suppress_health_check=fixtures_are_shared)
 def test_random_jobs_equal_running_their_tasks_in_order_on_processes(process_session, tasks):
     check(process_session, tasks)
 

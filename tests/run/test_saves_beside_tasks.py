@@ -187,7 +187,7 @@ def assert_same(found: Any, expected: Any) -> None:
         assert np.array_equal(found, expected)
 
 
-@settings(max_examples=examples(120))
+@settings(max_examples=examples(60, nightly=1200))
 @given(steps=rounds, rollback_bytes=st.sampled_from([0, 1 << 30]))
 def test_a_save_records_the_blobs_as_they_were_when_it_began(
     steps: Any, rollback_bytes: int

@@ -88,7 +88,10 @@ def dask_processes(tmp_path):
     processes.kill()
 
 
-@pytest.mark.parametrize("whose", ["of the session", "of the user", "that gave up"])
+@pytest.mark.parametrize(
+    "whose",
+    [pytest.param("of the session", marks=pytest.mark.nightly), "of the user", "that gave up"],
+)
 def test_the_run_continues_when_the_scheduler_is_back(dask_processes, tmp_path, undisturbed, whose):
     flag, warnings = tmp_path / "flag", []
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from simulation import World
 
 
-@sampled("seeds", sample=200, nightly=5000)
+@sampled("seeds", sample=100, nightly=5000)
 def test_no_fault_loses_an_epoch_or_changes_a_bit(seeds):
     totals = Counter()
     for seed in range(seeds):

@@ -79,11 +79,19 @@ class TestSqliteMetadataHandler(MetadataHandlerContract):
     def make_handler(directory: str) -> SqliteMetadataHandler:
         return SqliteMetadataHandler(Path(directory) / "log.sqlite")
 
+    @pytest.mark.nightly  # as with threads, and as with processes on our own handler
+    def test_one_of_several_processes_gets_each_number(self, tmp_path: Path) -> None:
+        super().test_one_of_several_processes_gets_each_number(tmp_path)
+
 
 class TestFileMetadataHandlerOnObjects(MetadataHandlerContract):
     @staticmethod
     def make_handler(directory: str) -> FileMetadataHandler:
         return FileMetadataHandler(FaultyObjects(directory, f"{directory}/objects"))
+
+    @pytest.mark.nightly  # as with threads, and as with processes on our own handler
+    def test_one_of_several_processes_gets_each_number(self, tmp_path: Path) -> None:
+        super().test_one_of_several_processes_gets_each_number(tmp_path)
 
 
 class Overwrites(SqliteMetadataHandler):

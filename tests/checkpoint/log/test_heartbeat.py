@@ -66,7 +66,7 @@ def run_entry(**process: Any) -> Holder:
 ELSEWHERE = {"host": "another", "pid": 1}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def dead_process() -> Process:
     code = (
         "import msgspec; from jobrunner.checkpoint.log.heartbeat import own_process;"
