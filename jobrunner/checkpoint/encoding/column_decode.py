@@ -155,7 +155,7 @@ def _to_again(
     if (of is None) == (block is None):
         raise ValueError("expected either `of` or `block`")
     if type(of) is dict and of.get("$") not in BLOCKS:
-        raise ValueError("only rows that can change occur again")
+        raise ValueError("only rows that can change occur again")  # see `_REPEATED`
     rows = decoder.blocks[block] if of is None else _items(decoder, of)  # type: ignore[index]
     which = _data(decoder, at, "u")
     if which.max(initial=0) >= len(rows):

@@ -365,7 +365,7 @@ class _Columns:
 def _pack(items: Any) -> Array | None:
     """Return floats, bools or integers of up to 64 bits as an array; None if they are not alike."""
     cls = type(items[0]) if items else None
-    # `marshal` copies the memory of arrays: do not give it what begins like a row with some.
+    # `marshal` copies the memory of arrays too, so look at the first items before.
     if cls in _MARSHALLED and set(map(type, items[:_SAMPLE])) == {cls}:
         code, form = _MARSHALLED[cls]
         with contextlib.suppress(ValueError):
