@@ -119,7 +119,7 @@ class Case:
         policy = maintenance._read_policy(2, None, ["loss"])
         manager = self.manager(keep=policy)
         maintenance._check_records(manager, policy)
-        maintenance._sum_sizes(manager, manager.retention.retirable())
+        maintenance._sizes(manager, manager.retention.retirable())
 
     def pin(self) -> None:
         self.each(lambda manager, epoch: manager.pin(epoch, "x"))
