@@ -17,7 +17,7 @@ from jobrunner.workspace import copies, kept_states, pickles, values
 from tests.fuzz.fuzz import TOGETHER, failures, start_workers
 from tests.sampling import sampled
 
-EVERYDAY = range(104)
+EVERYDAY = range(200)
 
 
 @pytest.fixture(scope="module")
