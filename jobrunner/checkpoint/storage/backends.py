@@ -10,9 +10,9 @@ import urllib.request
 from collections.abc import Iterator
 
 from jobrunner.checkpoint.storage.object_store import MISSING, ObjectFiles
-from jobrunner.checkpoint.storage.opener import real_path
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.storage.protocol import Files
+from jobrunner.checkpoint.storage.system import real_path
 from jobrunner.config import get_rights
 from jobrunner.errors import DefinitionError
 

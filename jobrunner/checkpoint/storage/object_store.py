@@ -21,9 +21,9 @@ from jobrunner.checkpoint.storage.object_client import (
     RETRY_KEY,
     open_store,
 )
-from jobrunner.checkpoint.storage.opener import too_long
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, crc32c_of_zeros
 from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result
+from jobrunner.checkpoint.storage.system import too_long
 from jobrunner.config import get_number
 from jobrunner.texts import printable, without_credentials
 

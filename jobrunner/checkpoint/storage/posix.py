@@ -11,8 +11,9 @@ from functools import partial
 
 from crc32c import crc32c
 
-from jobrunner.checkpoint.storage import linux
-from jobrunner.checkpoint.storage.opener import (
+from jobrunner.checkpoint.storage import system
+from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result, Rights
+from jobrunner.checkpoint.storage.system import (
     DIRECTORY,
     PASSAGE,
     Opener,
@@ -22,7 +23,6 @@ from jobrunner.checkpoint.storage.opener import (
     too_long,
     within,
 )
-from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result, Rights
 
 BLOCK_BYTES = 1 << 20
 """Size of a block that is digested and written together, while it is in a core's cache."""
@@ -141,7 +141,7 @@ class PosixFiles:
                         self._write_block(descriptor, path, block)
                         if len(block) >= _WRITTEN_BACK_BYTES:
                             # The disk writes while the next block is copied.
-                            linux.start_writing_back(descriptor, position, len(block), path)
+                            system.start_writing_back(descriptor, position, len(block), path)
                         position += len(block)
             while padding_bytes > 0:
                 block = memoryview(_ZEROS)[:padding_bytes]
@@ -298,10 +298,10 @@ class PosixFiles:
     @property
     def has_syncfs(self) -> bool:
         """Whether one call makes a whole file system durable and reports errors."""
-        return linux.has_syncfs
+        return system.has_syncfs
 
     def _sync_file_system(self, descriptor: int) -> int:
-        return linux.sync_file_system(descriptor)
+        return system.sync_file_system(descriptor)
 
     # --- reading
 

@@ -28,7 +28,7 @@ from jobrunner import (
     MultiNodeCheckpointManager,
 )
 from jobrunner.checkpoint import Files
-from jobrunner.checkpoint.storage import opener
+from jobrunner.checkpoint.storage import system
 from jobrunner.checkpoint.storage.backends import files_of
 from jobrunner.checkpoint.storage.object_store import ObjectFiles
 from jobrunner.checkpoint.storage.posix import PosixFiles
@@ -88,7 +88,7 @@ def place(
 ) -> Iterator[Place]:
     if request.param in ("posix", "parts"):
         if request.param == "parts":  # as where Linux's openat2 is missing
-            monkeypatch.setattr(opener, "open_unlinked", opener.open_by_parts)
+            monkeypatch.setattr(system, "open_unlinked", system.open_by_parts)
         root = str(tmp_path / "k")
         yield Place(files_of(root), root)
     else:

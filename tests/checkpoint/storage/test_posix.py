@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from jobrunner.checkpoint.storage.linux import start_writing_back
 from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.checkpoint.storage.system import start_writing_back
 
 
 class FsyncFiles(PosixFiles):

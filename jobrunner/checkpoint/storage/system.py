@@ -1,20 +1,23 @@
-"""Opens files without following links, and only files: no pipe, device or socket."""
+"""How the system opens and syncs files: follows no link, opens no pipe, device or socket."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import functools
 import grp
 import math
 import os
 import pwd
+import re
 import stat
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from itertools import accumulate
 from typing import Any, TypeVar
 
-from jobrunner.checkpoint.storage import linux
 from jobrunner.checkpoint.storage.protocol import Rights
 from jobrunner.errors import CheckpointCorruptError
 
@@ -48,6 +51,102 @@ class ForeignFileError(CheckpointCorruptError, OSError):
     """A name in a checkpoint directory is not a file or directory that jobrunner makes."""
 
 
+# --- system calls of Linux that Python does not have
+
+
+_SYNC_FILE_RANGE_WRITE = 2
+_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EPERM, errno.EOPNOTSUPP)
+_OPENAT2 = 437  # on all processors
+_RESOLVE_NO_SYMLINKS = 4
+_AT_FDCWD = -100
+
+
+def _find(name: str, since: tuple[int, int], *arguments: Any) -> Any:
+    """A function of Linux's C library, from a version of Linux on, if there is one."""
+    if sys.platform != "linux":
+        return None
+    if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < since:
+        return None
+    function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
+    if function is not None:
+        function.argtypes = arguments
+    return function
+
+
+_syncfs = _find("syncfs", (5, 8), ctypes.c_int)  # reports errors from 5.8 on
+_sync_file_range = _find(
+    "sync_file_range", (2, 6), ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
+)
+_syscall = _find(
+    *("syscall", (5, 6), ctypes.c_long, ctypes.c_int),
+    *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t),
+)
+
+has_syncfs = _syncfs is not None
+
+
+def sync_file_system(descriptor: int) -> int:
+    """Make a whole file system durable; returns an errno, 0 if it is."""
+    return 0 if _syncfs(descriptor) == 0 else ctypes.get_errno()
+
+
+def start_writing_back(descriptor: int, start: int, nbytes: int, path: str) -> None:
+    """Let Linux start writing a part of a file; raises OSError if the disk is full or broken."""
+    if _sync_file_range is None:
+        return
+    if _sync_file_range(descriptor, start, nbytes, _SYNC_FILE_RANGE_WRITE) != 0:
+        number = ctypes.get_errno()
+        if number not in _UNSUPPORTED:
+            raise OSError(number, os.strerror(number), path)
+
+
+class _How(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in ("flags", "mode", "resolve")]
+
+
+_ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+_HOW_BYTES = ctypes.sizeof(_How)
+
+
+@functools.cache
+def _how(flags: int) -> tuple[int, _How]:
+    mode = 0o666 if flags & os.O_CREAT else 0
+    how = _How(flags, mode, _RESOLVE_NO_SYMLINKS)
+    return ctypes.addressof(how), how
+
+
+def openat2(path: str, flags: int) -> int:
+    """Open a file as `os.open` does, but follow no link in any part of its absolute path.
+
+    Raises OSError, with ELOOP for a link. Not on every system.
+    """
+    sys.audit("open", path, None, flags)
+    name = path.encode(_ENCODING, _ERRORS)
+    if b"\0" in name:
+        raise ValueError("embedded null byte")
+    while True:
+        descriptor: int = _syscall(_OPENAT2, _AT_FDCWD, name, _how(flags)[0], _HOW_BYTES)
+        if descriptor >= 0:
+            return descriptor
+        number = ctypes.get_errno()
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number), path)
+
+
+def _has_openat2() -> bool:
+    """Whether this system lets the process call it; some containers do not."""
+    if _syscall is None:
+        return False
+    try:
+        os.close(openat2("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+# --- opening
+
+
 def open_by_parts(path: str, flags: int) -> int:
     """See `open_unlinked`, on any system."""
     *parents, name = path.strip("/").split("/")
@@ -62,7 +161,7 @@ def open_by_parts(path: str, flags: int) -> int:
         os.close(descriptor)
 
 
-open_unlinked: Callable[[str, int], int] = linux.openat2 if linux.has_openat2 else open_by_parts
+open_unlinked: Callable[[str, int], int] = openat2 if _has_openat2() else open_by_parts
 """Opens a file of an absolute path; raises OSError, with ELOOP or ENOTDIR if it contains a link."""
 
 

@@ -1,0 +1,22 @@
+"""Packages and files stay small enough to be read."""
+
+from pathlib import Path
+
+import jobrunner
+
+PACKAGE = Path(jobrunner.__file__).parent
+MOST_MODULES = 14
+MOST_LINES = 400
+
+
+def test_no_package_has_more_modules_than_one_can_keep_in_mind() -> None:
+    modules = [path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
+    counts = dict.fromkeys((path.parent for path in modules), 0)
+    for path in modules:
+        counts[path.parent] += 1
+    assert {it.name: count for it, count in counts.items() if count > MOST_MODULES} == {}
+
+
+def test_no_file_is_longer_than_one_reads_at_a_time() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert {it.name: length for it, length in lengths.items() if length > MOST_LINES} == {}
