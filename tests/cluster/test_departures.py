@@ -85,7 +85,9 @@ def close_gracefully(client, cluster):
     client.run(leave, workers=[address])
 
 
-@pytest.mark.parametrize("leave", [retire, close_gracefully])
+@pytest.mark.parametrize(
+    "leave", [pytest.param(retire, marks=pytest.mark.nightly), close_gracefully]
+)
 def test_nodes_of_a_worker_that_leaves_move_and_no_epoch_runs_twice(tmp_path, undisturbed, leave):
     flag = tmp_path / "flag"
     with (

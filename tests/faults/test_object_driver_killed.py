@@ -137,7 +137,7 @@ def test_killed_in_mid_save_and_mid_commit_the_job_goes_on_from_what_is_recorded
 
 
 @sampled("every_kth", sample=40, nightly=1)
-@pytest.mark.parametrize("how", ["refused", "unheard"])
+@pytest.mark.parametrize("how", [pytest.param("refused", marks=pytest.mark.nightly), "unheard"])
 def test_killed_at_any_request_what_was_told_is_recorded_and_whole(
     s3: S3Server, killer: Killer, how: How, every_kth: int
 ) -> None:

@@ -244,6 +244,7 @@ def open_session(cluster):
 fixtures_are_shared = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
+@pytest.mark.nightly
 @given(specs())
 @settings(max_examples=examples(15, nightly=400), suppress_health_check=fixtures_are_shared)
 def test_random_jobs_equal_running_their_tasks_in_order_in_process(inproc_session, tasks):

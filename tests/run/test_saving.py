@@ -333,7 +333,7 @@ def two_nodes(epochs):
     return job
 
 
-@pytest.mark.parametrize("is_asynchronous", [False, True])
+@pytest.mark.parametrize("is_asynchronous", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_storage_that_hangs_ends_the_run_with_the_nodes_that_are_late(
     inproc_client, tmp_path, hanging, caplog, monkeypatch, is_asynchronous
 ):
