@@ -5,7 +5,6 @@ Only this module formats or parses ``node.epoch``.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from functools import lru_cache
@@ -20,7 +19,7 @@ _MAX_NAME_BYTES = 200
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # Characters that some file systems refuse or that paths use, and "%", which begins an escape.
-_UNSAFE = re.compile(rf'[%/\\<>"|?*{":" if os.name == "nt" else ""}\x00-\x1f\x7f]')
+_UNSAFE = re.compile(r'[%/\\<>"|?*\x00-\x1f\x7f]')
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|$)")
 _STORE = re.compile(
     r"(?P<stem>.+)\.(?P<epoch>0|[1-9][0-9]{0,17})(?:\.r(?P<retry>[1-9][0-9]{0,17}))?", re.S
