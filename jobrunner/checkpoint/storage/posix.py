@@ -105,7 +105,11 @@ class PosixFiles:
         descriptor = os.open(name, PASSAGE if self.mode is None else DIRECTORY, dir_fd=at)
         if self.mode is not None:
             kept = os.fstat(descriptor).st_mode & stat.S_ISGID
-            os.fchmod(descriptor, kept | self.mode | (self.mode & 0o444) >> 2)
+            try:
+                os.fchmod(descriptor, kept | self.mode | (self.mode & 0o444) >> 2)
+            except OSError:  # a file system without rights
+                os.close(descriptor)
+                raise
         return descriptor
 
     def make_directories(self, path: str) -> None:

@@ -13,6 +13,7 @@ import pwd
 import re
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from itertools import accumulate
@@ -43,6 +44,8 @@ _ADVICE = (
     "come from a stranger. Put the file or directory itself there, or remove it."
 )
 
+
+_binding = threading.Lock()  # threads that lose a root would follow links below it
 
 _Result = TypeVar("_Result")
 
@@ -195,9 +198,10 @@ class Opener:
     def bind(self, directory: str) -> None:
         """Follow no link below a directory."""
         prefix = f"{directory}/"
-        if prefix not in self._roots:
-            roots = {**self._roots, prefix: ""}
-            self._roots = {root: roots[root] for root in sorted(roots, key=len, reverse=True)}
+        with _binding:
+            if prefix not in self._roots:
+                roots = {**self._roots, prefix: ""}
+                self._roots = {root: roots[root] for root in sorted(roots, key=len, reverse=True)}
 
     def _real(self, path: str) -> str:
         """The path without the links of its root; those below it stay."""

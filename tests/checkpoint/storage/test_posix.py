@@ -117,3 +117,21 @@ def test_a_file_system_without_links_is_named(
     with pytest.raises(OSError, match="has no hard links") as error:
         files.create_whole(path, b"0", temporary)
     assert (error.value.filename, error.value.filename2) == (path, None)
+
+
+def test_a_directory_whose_rights_cannot_be_set_leaves_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[int] = []
+
+    def refuse(descriptor: int, mode: int) -> None:
+        opened.append(descriptor)
+        raise PermissionError(errno.EPERM, "no rights here")
+
+    files = PosixFiles()
+    files.bind(str(tmp_path), mode=0o664)
+    monkeypatch.setattr(os, "fchmod", refuse)
+    with pytest.raises(PermissionError):
+        files.make_directory(str(tmp_path / "k"))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
