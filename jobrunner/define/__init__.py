@@ -27,7 +27,8 @@ from jobrunner.define.array_options import (
     Compressor,
     read_compressors,
 )
+from jobrunner.define.group import TaskGroup
 from jobrunner.define.job import Job, epoch_limiter
 from jobrunner.define.node import Blob, Node, WorkspaceType
 from jobrunner.define.orphans import check_orphans, forget_orphan
-from jobrunner.define.task import Task, TaskGroup, TaskOutput
+from jobrunner.define.task import Task, TaskOutput

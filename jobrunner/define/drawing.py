@@ -10,8 +10,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import Blob, Node
-from jobrunner.define.task import Task, TaskGroup, TaskOutput
+from jobrunner.define.task import Task, TaskOutput
 from jobrunner.errors import DefinitionError
 
 if TYPE_CHECKING:

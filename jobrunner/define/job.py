@@ -8,9 +8,10 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
 from jobrunner.define.arguments import COUNT, NATURAL, PATH, Rule, checked
+from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import Active, Blob, Node, WorkspaceType, as_node
 from jobrunner.define.orphans import forget_orphan
-from jobrunner.define.task import Task, TaskGroup, TaskOutput
+from jobrunner.define.task import Task, TaskOutput
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
 

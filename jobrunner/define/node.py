@@ -48,6 +48,16 @@ class WorkspaceType(enum.Enum):
 WorkspaceTypeName = Literal["global", "private"]
 
 
+def as_workspace_type(value: object, where: str) -> WorkspaceType | None:
+    """Return a `WorkspaceType`, or make one from its name; None stays None."""
+    try:
+        return None if value is None else WorkspaceType(value)
+    except ValueError:
+        raise DefinitionError(
+            f"{where}: workspace_type must be a WorkspaceType, 'global' or 'private'; got {value!r}."
+        ) from None
+
+
 class Node(Active):
     """A logical place that tasks run on. It has one workspace, on one Dask worker at a time.
 

@@ -15,7 +15,8 @@ from jobrunner.errors import DefinitionError
 from jobrunner.texts import printable
 
 if TYPE_CHECKING:
-    from jobrunner.define.task import Task, TaskGroup
+    from jobrunner.define.group import TaskGroup
+    from jobrunner.define.task import Task
 
 _MOST = 100
 

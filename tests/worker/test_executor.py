@@ -23,8 +23,9 @@ from jobrunner.compile.plan import (
     Slice,
     UpdateArgument,
 )
+from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import Node, WorkspaceType
-from jobrunner.define.task import Task, TaskGroup
+from jobrunner.define.task import Task
 from jobrunner.errors import BlobNotFoundError, DefinitionError
 from jobrunner.worker.epoch_batch import merge_metrics
 from jobrunner.worker.executor import GroupRun
