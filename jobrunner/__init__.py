@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     )
     from jobrunner.run import (
         BlobDifference,
+        Callback,
         CopyTo,
         JobRunner,
         ReplayReport,
@@ -81,6 +82,7 @@ __all__ = [
     "Blob",
     "BlobDifference",
     "BlobNotFoundError",
+    "Callback",
     "Checkpoint",
     "CheckpointCorruptError",
     "CheckpointError",

@@ -19,7 +19,16 @@ from jobrunner.checkpoint import REGISTERED_CODECS
 
 # What jobrunner makes and users only read; and what it calls with arguments of its own.
 _MADE = {
-    *("BlobDifference", "Checkpoint", "Moment", "Plan", "ReplayReport", "ResumePlan", "RunResult"),
+    *(
+        "BlobDifference",
+        "Callback",
+        "Checkpoint",
+        "Moment",
+        "Plan",
+        "ReplayReport",
+        "ResumePlan",
+        "RunResult",
+    ),
     *("SaveReport", "TaskOutput", "WorkspaceType", "__version__", "current_task"),
     *("MetadataHandler", "RetentionPolicy", "SavePolicy", "UploadTaskGroupBuilder"),
 }

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobrunner.checkpoint import Loader, load_waiting_states, steps_in
+from jobrunner.checkpoint import DAMAGE_ADVICE, Loader, load_waiting_states, steps_in
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import GroupPlan, Plan, compile_resume
 from jobrunner.config import get_number
 from jobrunner.define import Blob, Job, TaskGroup
-from jobrunner.errors import BlobNotFoundError, PlanMismatchError
+from jobrunner.errors import BlobNotFoundError, CheckpointCorruptError, PlanMismatchError
 
 START_AFRESH = "start afresh (resume_from_epoch=None, --resume none)"
 
@@ -56,6 +56,40 @@ def load(
     )
     session.run_group(group, epoch, get_number("checkpoint.deadline-seconds"))
     return Loaded(group, resume_group, waiting)
+
+
+def load_newest(
+    session: Session,
+    binding: Binding,
+    job: Job,
+    manager: Loader,
+    named: int | None,
+    damaged: dict[int, str],
+    aside: str,
+    warn: Callable[[str], None],
+) -> tuple[int, Mapping[str, Any], Loaded] | None:
+    """Load epoch `named`, or the newest whole one if it is None; return it with its record.
+
+    None: no recorded epoch is whole. Adds those that are not to `damaged`, each with its damage;
+    `aside` says what is done with them.
+    """
+    for epoch in reversed(manager.recorded.all()) if named is None else [named]:
+        try:
+            loaded = load(session, binding, job, manager, epoch, from_memory=True)
+            record = manager.recorded.record(epoch)
+            binding.recorded = manager.memory_key(record)
+            manager.report_load(loaded.group, "checkpoint_load")
+            return epoch, record, loaded
+        except CheckpointCorruptError as error:
+            if named is not None:
+                raise
+            damaged[epoch] = str(error)
+            warn(
+                f"Epoch {epoch} of {manager.path} is damaged{aside}; trying an earlier one: "
+                f"{str(error).removesuffix(DAMAGE_ADVICE).rstrip()}"
+            )
+    warn(f"No recorded epoch of {manager.path} is whole; starting afresh.")
+    return None
 
 
 def finish_load(binding: Binding, loaded: Loaded, run: Callable[[str, int], object]) -> None:

@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from jobrunner.checkpoint import DAMAGE_ADVICE
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan
 from jobrunner.config import get_number
 from jobrunner.errors import (
-    CheckpointCorruptError,
     CheckpointError,
     NodeLostError,
     PlacementError,
@@ -21,10 +19,11 @@ from jobrunner.errors import (
     SchedulerLostError,
     TaskFailedError,
 )
+from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import State, Step, next_step
-from jobrunner.run.load import finish_load, load, recorded_stops, steps_done
+from jobrunner.run.load import finish_load, load_newest, recorded_stops, steps_done
 from jobrunner.run.losses import Loss, Losses, is_transient
-from jobrunner.run.result import Callbacks, ResumePlan, RunResult, SaveReport
+from jobrunner.run.result import ResumePlan, RunResult, SaveReport
 from jobrunner.run.resume import ResumeFrom, plan_resume
 from jobrunner.run.saver import NullSaver, Saver
 from jobrunner.signals import TerminatedError
@@ -133,28 +132,14 @@ class Run:
         is_own = manager is self.runner.checkpoint_manager.loader
         named = self.resume_from if isinstance(self.resume_from, int) else None
         damaged: dict[int, str] = {}
-        job, plan = self.runner.job, self.plan
-        for epoch in reversed(manager.recorded.all()) if named is None else [named]:
-            try:
-                loaded = load(self.session, self.binding, job, manager, epoch, from_memory=True)
-                record = manager.recorded.record(epoch)
-                self.binding.recorded = manager.memory_key(record)
-                manager.report_load(loaded.group, "checkpoint_load")
-                break
-            except CheckpointCorruptError as error:
-                if named is not None:
-                    raise
-                damaged[epoch] = str(error)
-                aside = " and set aside" if is_own else ""
-                self.callbacks.warn(
-                    f"Epoch {epoch} of {manager.path} is damaged{aside}; trying an earlier one: "
-                    f"{str(error).removesuffix(DAMAGE_ADVICE).rstrip()}"
-                )
-        else:
-            self.callbacks.warn(f"No recorded epoch of {manager.path} is whole; starting afresh.")
+        job, plan, warn = self.runner.job, self.plan, self.callbacks.warn
+        aside = " and set aside" if is_own else ""
+        found = load_newest(self.session, self.binding, job, manager, named, damaged, aside, warn)
+        if found is None:
             if is_own:
                 self.saver.set_aside(damaged)
             return None
+        epoch, record, loaded = found
         finish_load(self.binding, loaded, self._run_group)
         state = self.state
         metrics = record["details"].get("metrics", {})

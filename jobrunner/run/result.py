@@ -1,15 +1,13 @@
-"""What a runner reports, and to which callbacks: its plan, its saves, its result."""
+"""What a runner reports: its plan, its saves, its result."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
-from jobrunner.texts import get_logger, printable
-
-logger = get_logger(__name__)
+from jobrunner.texts import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,59 +148,3 @@ def format_ranges(numbers: Sequence[int]) -> str:
     ranges = [[number for _, number in run] for _, run in runs]
     texts = [f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in ranges]
     return ", ".join(texts) or "none"
-
-
-class Callback(Protocol):
-    """An object that a runner calls during a run; it may have any of these methods.
-
-    They run on the client, between epochs; an exception in one ends the run. Set
-    ``is_passive = True`` on a callback that only observes. If all are passive and nothing else
-    needs the client, the workers run short epochs in a batch of `jobrunner.stint-seconds`, and
-    `on_epoch` is called for each of them after the batch.
-    """
-
-    def on_start(self, plan: ResumePlan, total_epochs: int | None) -> None:
-        """Handle the begin of the run; `total_epochs` is the limit, if there is one."""
-
-    def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, Any]) -> None:
-        """Handle the end of an epoch, before its checkpoint is written."""
-
-    def on_save(self, report: SaveReport) -> None:
-        """Handle a save: recorded, or failed with `SaveReport.error`."""
-
-    def on_warning(self, message: str) -> None:
-        """Handle a problem that does not end the run."""
-
-    def on_stop_asked(self, reason: str, at_once: str) -> None:
-        """Handle a signal that ends the run after its epoch; `at_once` says what ends it now."""
-
-    def on_finish(self, result: RunResult) -> None:
-        """Handle the end of the run, after its exit group."""
-
-
-class Callbacks:
-    """The callbacks of one run."""
-
-    def __init__(self, callbacks: Sequence[object]) -> None:
-        self._callbacks = callbacks
-
-    @property
-    def are_passive(self) -> bool:
-        """Whether none of them must be called between two epochs."""
-        return all(
-            getattr(callback, "is_passive", False) or not hasattr(callback, "on_epoch")
-            for callback in self._callbacks
-        )
-
-    def warn(self, message: str) -> None:
-        """Report a problem to the callbacks and the log."""
-        message = printable(message)
-        logger.warning(message)
-        self.notify("on_warning", message)
-
-    def notify(self, event: str, *args: object) -> None:
-        """Call the method `event` of each callback that has it."""
-        for callback in self._callbacks:
-            handle = getattr(callback, event, None)
-            if handle is not None:
-                handle(*args)

@@ -27,10 +27,11 @@ from jobrunner.define import (
     some,
 )
 from jobrunner.errors import DefinitionError
+from jobrunner.run.callbacks import Callback, Callbacks
 from jobrunner.run.load import load_blobs
 from jobrunner.run.loop import Run
 from jobrunner.run.replay import Replay, ReplayReport
-from jobrunner.run.result import Callback, Callbacks, ResumePlan, RunResult
+from jobrunner.run.result import ResumePlan, RunResult
 from jobrunner.run.resume import ResumeFrom, plan_resume
 from jobrunner.run.saver import SaveErrorPolicy
 from jobrunner.run.upload import CopyTo, UploadTaskGroupBuilder
@@ -91,7 +92,7 @@ class JobRunner:
     num_epochs : int, optional
         Stop after that many epochs in all, like `epoch_limiter`.
     callbacks : sequence of Callback
-        Objects with any of the methods of `jobrunner.run.result.Callback`.
+        Objects with any of the methods of `Callback`.
 
     Raises
     ------
