@@ -17,7 +17,7 @@ COMMANDS = [
     ["ls", "DIR"],
     ["info", "DIR", 1],
     ["verify", "DIR", "--deep"],
-    ["diff", "DIR", 1, 2, "--deep"],
+    ["diff", "DIR@1", "@2", "--deep"],
     ["fsck", "DIR"],
     ["copy", "DIR", 1, "OTHER"],
     ["pin", "DIR", 2],
@@ -65,9 +65,10 @@ def run_all(runs: Path) -> dict[str, str]:
     """What each command says, and what a run that resumes there says."""
     said = {}
     for command in COMMANDS:
-        there = {"DIR": runs, "OTHER": runs.parent / "other"}
+        there = {"DIR": runs, "DIR@1": f"{runs}@1", "OTHER": runs.parent / "other"}
         result = invoke(*(there.get(str(word), word) for word in command))
         assert result.exception is None or isinstance(result.exception, SystemExit)
+        assert "Usage:" not in result.output
         said[" ".join(map(str, command))] = result.output
     said["resume"] = ""
     manager = MultiNodeCheckpointManager(runs, keep=KeepLast(1), take_over=True)
