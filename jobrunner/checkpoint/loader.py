@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import uuid
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +16,14 @@ from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
 from jobrunner.checkpoint.epochs import Epochs, name_some
 from jobrunner.checkpoint.log import Claim, memory_key
 from jobrunner.checkpoint.store import Checkpoint, StoreReader
-from jobrunner.checkpoint.worker_load import Part, Reading, cut_evenly, load_group, reading_seconds
+from jobrunner.checkpoint.worker_load import (
+    Part,
+    Reading,
+    States,
+    cut_evenly,
+    load_group,
+    reading_seconds,
+)
 from jobrunner.define import TaskGroup
 from jobrunner.errors import BlobNotFoundError, CheckpointError, CheckpointNotFoundError
 
@@ -25,6 +34,28 @@ PARTITIONS = "partitions"
 """Detail of a record: name of a blob -> its axis, and the nodes that have its parts, in order."""
 
 _VERIFIED_AT_ONCE = 4  # stores, each by threads of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Where the nodes and blobs of a job are in a checkpoint, if it has them under other names."""
+
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    """Node -> the recorded node that it was; others have the same name."""
+    blobs: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    """Node and blob -> the recorded ones; other blobs have the same name on that recorded node."""
+    shared: Mapping[str, str] = field(default_factory=dict)
+    """Replicated or partitioned blob -> its recorded name; others have the same name."""
+
+    def of(self, node: str, blob: str) -> tuple[str, str]:
+        """The recorded node and blob."""
+        return self.blobs.get((node, blob)) or (
+            self.nodes.get(node, node),
+            self.shared.get(blob, blob),
+        )
+
+
+_UNCHANGED = Origins()
 
 
 class Loader:
@@ -93,48 +124,40 @@ class Loader:
         partitions: Mapping[str, Sequence[str]] | None = None,
         anew: Mapping[str, Collection[str]] | None = None,
         from_memory: bool = False,
+        origins: Origins = _UNCHANGED,
     ) -> TaskGroup:
         """See `MultiNodeCheckpointManager.load`.
 
         For blobs named in `anew`, by node, objects are made only after the group has run;
         `load_waiting_states` then loads their states. By default a state is loaded into the
         existing object. With `from_memory`, states that workers still have in memory are used
-        instead of read and verified.
+        instead of read and verified. `origins` are for nodes and blobs that have other names now.
         """
         record = self.recorded.record(epoch)
-        readers, details = self.readers(record), record["details"]
+        readers = self.readers(record)
         named_alone = [node for node, names in (blobs or {}).items() if not names]
         for node in (*(nodes or ()), *named_alone):
-            if node not in readers:
+            if origins.nodes.get(node, node) not in readers:
                 raise BlobNotFoundError(
                     f"Epoch {epoch} of {self.path} has no node {node!r}. It has "
                     f"{name_some(readers)}."
                 )
         readings: dict[str, Reading] = {}
         with self.recorded.reading(epoch):
-            parts = self._cut(readers, details.get(PARTITIONS, {}), partitions or {})
+            parts = self._cut(record, readers, partitions or {}, origins)
             for node in readers if blobs is None else blobs:
-                if nodes is not None and node not in nodes:
-                    continue
-                asked = None if blobs is None else frozenset(blobs[node])
-                borrowed = {
-                    name: self._reader_of(readers, owner, name)
-                    for name, (owner, *others) in details.get(REPLICATED, {}).items()
-                    if node != owner and (node in others if asked is None else name in asked)
-                }
-                cut = {
-                    name: part
-                    for name, part in parts.get(node, {}).items()
-                    if asked is None or name in asked
-                }
-                own = None if asked is None else asked - borrowed.keys() - cut.keys()
-                if own and node not in readers:
-                    raise BlobNotFoundError(
-                        f"Epoch {epoch} of {self.path} has no node {node!r}, so blob "
-                        f"{next(iter(own))!r} cannot be loaded there."
-                    )
-                key = self.memory_key(record) if from_memory else None
-                readings[node] = Reading(readers.get(node), own, borrowed, cut, key)
+                if nodes is None or node in nodes:
+                    asked = None if blobs is None else frozenset(blobs[node]) - parts[node].keys()
+                    cut = {
+                        name: part
+                        for name, part in parts[node].items()
+                        if blobs is None or name in blobs[node]
+                    }
+                    reading = self._reading(node, asked, readers, record, origins)
+                    # Workers keep values by the names that their blobs had.
+                    is_kept = from_memory and not origins.blobs and not origins.shared
+                    key = self.memory_key(record) if is_kept else None
+                    readings[node] = replace(reading, parts=cut, memory_key=key)
             check = partial(self._check_blobs, epoch)
             found = list(self.recorded.files.each(check, readings.items()))
         where = f"Epoch {epoch} of {self.path}"
@@ -143,6 +166,35 @@ class Loader:
         group = load_group(readings, replace=blobs is None, anew=anew or {})
         self.recorded.loaded = epoch
         return group
+
+    def _reading(
+        self,
+        node: str,
+        asked: Collection[str] | None,
+        readers: Mapping[str, StoreReader],
+        record: Mapping[str, Any],
+        origins: Origins,
+    ) -> Reading:
+        """What a node loads from its own store and from those of others; `asked` None: all."""
+        home = origins.nodes.get(node, node)
+        replicated = record["details"].get(REPLICATED, {})
+        own: dict[str, str] | None = None if asked is None else {}
+        borrowed: dict[str, tuple[StoreReader, str]] = {}
+        if asked is None:
+            asked = [name for name, (_, *others) in replicated.items() if node in others]
+        for name in asked:
+            at, then = origins.of(node, name)
+            owner = replicated[then][0] if then in replicated else at
+            if owner != home:
+                borrowed[name] = self._reader_of(readers, owner, then), then
+            elif own is not None:
+                own[name] = then
+        if own and home not in readers:
+            raise BlobNotFoundError(
+                f"Epoch {record['epoch']} of {self.path} has no node {node!r}, so blob "
+                f"{next(iter(own))!r} cannot be loaded there."
+            )
+        return Reading(readers.get(home), own, borrowed)
 
     def memory_key(self, record: Mapping[str, Any]) -> str:
         """The key under which workers keep the states of a recorded epoch in memory."""
@@ -188,34 +240,49 @@ class Loader:
 
     def _cut(
         self,
+        record: Mapping[str, Any],
         readers: Mapping[str, StoreReader],
-        recorded: Mapping[str, Any],
         partitions: Mapping[str, Sequence[str]],
-    ) -> dict[str, dict[str, Part]]:
+        origins: Origins,
+    ) -> dict[str, dict[str, Part | States]]:
         """Node -> its partitioned blobs that other nodes saved -> its new part."""
-        parts: dict[str, dict[str, Part]] = {}
+        parts: dict[str, dict[str, Part | States]] = defaultdict(dict)
+        recorded = record["details"].get(PARTITIONS, {})
         for name, nodes in partitions.items():
-            if name not in recorded or list(nodes) == recorded[name]["nodes"]:
+            then = origins.shared.get(name, name)
+            if then not in recorded:
                 continue
-            axis = recorded[name]["axis"]
-            stores = [self._reader_of(readers, node, name) for node in recorded[name]["nodes"]]
-            measure = partial(StoreReader.axis_length, blob=name, axis=axis)
+            axis, before = recorded[then]["axis"], recorded[then]["nodes"]
+            if [origins.nodes.get(node, node) for node in nodes] == before:
+                continue
+            stores = [self._reader_of(readers, node, then) for node in before]
+            if all(then in record["stores"][node].get("states", ()) for node in before):
+                is_joined = len(nodes) != len(before)
+                for i, node in enumerate(nodes):
+                    ours = stores if is_joined else [stores[i]]
+                    parts[node][name] = States(then, ours, is_joined)
+                continue
+            measure = partial(StoreReader.axis_length, blob=then, axis=axis)
             lengths = list(self.recorded.files.each(measure, stores))
             for node, pieces in zip(nodes, cut_evenly(lengths, len(nodes)), strict=True):
                 found = [(stores[i], start, stop) for i, start, stop in pieces]
-                parts.setdefault(node, {})[name] = Part(axis, found)
+                parts[node][name] = Part(then, axis, found)
         return parts
 
     def _check_blobs(self, epoch: int, named: tuple[str, Reading]) -> set[str]:
         """Check that a node has the blobs that it is to load; return the classes that they name."""
         node, reading = named
         classes: set[str] = set()
-        for name, reader in reading.borrowed.items():
+        elsewhere = list(reading.borrowed.values())
+        for part in reading.parts.values():
+            if isinstance(part, States):
+                elsewhere += [(store, part.blob) for store in part.stores]
+        for reader, name in elsewhere:
             classes.update((reader.read_manifest().classes or {}).get(name, ()))
         if reading.own is None or (reading.blobs is not None and not reading.blobs):
             return classes
         manifest = reading.own.read_manifest()
-        for blob in manifest.blobs if reading.blobs is None else reading.blobs:
+        for blob in manifest.blobs if reading.blobs is None else reading.blobs.values():
             if blob not in manifest.blobs:
                 raise BlobNotFoundError(
                     f"Node {node!r} has no blob {blob!r} at epoch {epoch} of {self.path}. "

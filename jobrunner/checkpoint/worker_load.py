@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from jobrunner.checkpoint.encoding import StatefulBlob
+from jobrunner.checkpoint.encoding import StatefulBlob, join_states
 from jobrunner.checkpoint.store import StoreReader
 from jobrunner.define import Task, TaskGroup, WorkspaceType, forget_orphan
 from jobrunner.errors import DefinitionError
@@ -30,22 +30,25 @@ class _Verified:
 class Part:
     """A node's part of a partitioned array: pieces (store, start, stop) along an axis, in order."""
 
+    blob: str
+    """Its name in these stores."""
     axis: int
     pieces: Sequence[tuple[StoreReader, int, int]]
 
-    def load(self, blob: str) -> np.ndarray[Any, Any]:
+    def load(self) -> np.ndarray[Any, Any]:
         """Read the pieces and join them, in the dtype that they were saved in."""
         arrays = [
-            reader.load_slice(blob, self.axis, start, stop) for reader, start, stop in self.pieces
+            reader.load_slice(self.blob, self.axis, start, stop)
+            for reader, start, stop in self.pieces
         ]
         first, *others = arrays
         if not others:
             return first
         # Without `out`, NumPy joins in native byte order, and closes the gaps of records.
-        whole = np.empty_like(first, _common_dtype(arrays), shape=self._shape(blob, arrays))
+        whole = np.empty_like(first, _common_dtype(arrays), shape=self._shape(arrays))
         return np.concatenate(arrays, self.axis, out=whole)
 
-    def _shape(self, blob: str, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[int, ...]:
+    def _shape(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[int, ...]:
         length = sum(array.shape[self.axis] for array in arrays)
         shapes = {
             (*array.shape[: self.axis], length, *array.shape[self.axis + 1 :]) for array in arrays
@@ -56,11 +59,29 @@ class Part:
                 for array, (reader, _, _) in zip(arrays, self.pieces, strict=True)
             )
             raise DefinitionError(
-                f"The parts of {blob!r} do not fit together along axis {self.axis}: {found}. They "
+                f"The parts of {self.blob!r} do not fit together along axis {self.axis}: {found}. They "
                 f"must have the same dtype and differ only in their length along it. Resume on as "
                 f"many nodes as saved them, and let their tasks make them alike."
             )
         return shapes.pop()
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """A node's part of a partitioned blob of objects: the states that other nodes saved."""
+
+    blob: str
+    """Its name in these stores."""
+    stores: Sequence[StoreReader]
+    is_joined: bool
+    """Another number of nodes saved it: the object gets the states of all, in their order."""
+
+    def load(self) -> Any:
+        """Read the states."""
+        parts = [store.load([self.blob], keeps_states=True)[self.blob] for store in self.stores]
+        if not self.is_joined:
+            return parts[0]
+        return join_states(parts, f"Blob {self.blob!r} in {', '.join(s.root for s in self.stores)}")
 
 
 def _common_dtype(arrays: Sequence[np.ndarray[Any, Any]]) -> np.dtype[Any] | None:
@@ -98,21 +119,31 @@ class Reading:
     """What a node loads, and from where."""
 
     own: StoreReader | None
-    """The node's store, if the node was saved."""
-    blobs: frozenset[str] | None
-    """The blobs to load from `own`; None: all."""
-    borrowed: Mapping[str, StoreReader]
-    """Replicated blobs, which are in another node's store."""
-    parts: Mapping[str, Part]
+    """The store of the node, if it was saved."""
+    blobs: Mapping[str, str] | None
+    """The blobs to load from `own` -> their names there; None: all."""
+    borrowed: Mapping[str, tuple[StoreReader, str]]
+    """Blobs that are in other nodes' stores: replicated ones, and some that were renamed."""
+    parts: Mapping[str, Part | States] = field(default_factory=dict)
     """Partitioned blobs whose parts differ from those that were saved."""
-    memory_key: str | None
+    memory_key: str | None = None
     """The key under which workers keep the states of this epoch in memory; None: read all."""
 
     def with_classes(self, classes: Mapping[str, type]) -> Reading:
         """The same, with the job's classes, by name, for the values."""
-        own = None if self.own is None else replace(self.own, classes=classes)
-        borrowed = {name: replace(it, classes=classes) for name, it in self.borrowed.items()}
-        return replace(self, own=own, borrowed=borrowed)
+
+        def prepared(reader: StoreReader) -> StoreReader:
+            return replace(reader, classes=classes)
+
+        own = None if self.own is None else prepared(self.own)
+        borrowed = {name: (prepared(it), then) for name, (it, then) in self.borrowed.items()}
+        parts = {
+            name: replace(part, stores=[*map(prepared, part.stores)])
+            if isinstance(part, States)
+            else part
+            for name, part in self.parts.items()
+        }
+        return replace(self, own=own, borrowed=borrowed, parts=parts)
 
     def load(self) -> tuple[_Verified, float]:
         """Recall the blobs that are in memory; read and verify all others. Returns the seconds too.
@@ -120,19 +151,22 @@ class Reading:
         A task on the node calls this.
         """
         started = time.perf_counter()
-        known: Mapping[str, Any] = {}
+        values: dict[str, Any] = {}
         if self.memory_key is not None and self.own is not None and self.blobs is not None:
             task = current_task()
-            names = self.blobs | self.borrowed.keys()
-            known = task.workspace.kept_states.recall(task.node, self.own.identity, names)
-        values = dict(known)
-        left = None if self.blobs is None else self.blobs - known.keys()
-        if self.own is not None and left != frozenset():
-            values |= self.own.load(left, keeps_states=True)
-        for name in self.borrowed.keys() - known.keys():
-            values |= self.borrowed[name].load([name], keeps_states=True)
+            names = self.blobs.keys() | self.borrowed.keys()
+            values |= task.workspace.kept_states.recall(task.node, self.own.identity, names)
+        if self.own is not None:
+            if self.blobs is None:
+                values |= self.own.load(keeps_states=True)
+            elif left := {then: name for name, then in self.blobs.items() if name not in values}:
+                found = self.own.load(left, keeps_states=True)
+                values |= {left[then]: value for then, value in found.items()}
+        for name, (reader, then) in self.borrowed.items():
+            if name not in values:
+                values[name] = reader.load([then], keeps_states=True)[then]
         for name, part in self.parts.items():
-            values[name] = part.load(name)
+            values[name] = part.load()
         return _Verified(values), time.perf_counter() - started
 
 

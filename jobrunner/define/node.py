@@ -158,6 +158,8 @@ class Blob:
     partition : int, optional
         Each node that declares it so has a part of one array. The parts are joined along this
         axis, in the order in which the nodes are defined. Another number of nodes can load them.
+        Objects with a state may take the place of arrays (and the axis means nothing): another
+        number of nodes loads what their ``merge_state_dicts(states)`` makes of the states of all.
     compressors : str, Zarr codec, or a sequence of them, optional
         Compress its arrays in checkpoints: ``"zstd"``, ``"blosc"``, ``"gzip"``, or a codec like
         ``zarr.codecs.BloscCodec(cname="lz4")``. ``()``: never, even if the manager compresses.

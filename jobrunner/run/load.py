@@ -137,7 +137,8 @@ def rebuild(
     The objects are node -> blobs. Raises `PlanMismatchError` if no init task makes one of them.
     """
     recorded = manager.stateful_blobs(epoch)
-    shared = {name for names in recorded.values() for name in names} & plan.replicated.keys()
+    shared = {name for names in recorded.values() for name in names}
+    shared &= plan.replicated.keys() | plan.partitions.keys()
     waiting = {}
     for node, blobs in plan.saved_blobs(epoch).items():
         found = blobs & (recorded.get(node, frozenset()) | shared)

@@ -8,6 +8,7 @@ import pytest
 from jobrunner import (
     Blob,
     Checkpoint,
+    CheckpointError,
     DefinitionError,
     Job,
     JobRunner,
@@ -222,3 +223,95 @@ def test_more_nodes_load_a_replicated_object(inproc_session, manager):
     JobRunner(shared("abc", 3), manager).run(inproc_session)
     weights = Task(lambda m: m.weights[0], inputs="m", node="c")
     assert inproc_session.run(weights) == 3.0
+
+
+class Reader:
+    """Reads every `count`-th number from `index` on; its state is which it has read."""
+
+    def __init__(self, index, count):
+        self.index, self.count, self.read = index, count, []
+
+    def state_dict(self):
+        return {"read": self.read}
+
+    def load_state_dict(self, state):
+        self.read = list(state["read"])
+
+    def merge_state_dicts(self, states):
+        read = [number for state in states for number in state["read"]]
+        return {"read": [n for n in sorted(read) if n % self.count == self.index], "order": read}
+
+
+class LoneReader(Reader):
+    merge_state_dicts = None
+
+
+def read_on(readers):
+    for reader in readers.values() if isinstance(readers, dict) else [readers]:
+        reader.read.append(reader.index + reader.count * len(reader.read))
+
+
+def parted(nodes, epochs, make=Reader):
+    with Job("parted") as job:
+        for i, node in enumerate(nodes):
+            with job.init_group:
+                Task(
+                    make,
+                    outputs=Blob("reader", partition=0),
+                    kwargs={"index": i, "count": len(nodes)},
+                    node=node,
+                    name="make",
+                )
+            Task(read_on, updates="reader", node=node, name="read")
+        epoch_limiter(job, epochs)
+    return job
+
+
+def numbers_read(session, nodes):
+    task = [Task(lambda r: r.read, inputs="reader", node=node) for node in nodes]
+    return [session.run(one) for one in task]
+
+
+@pytest.mark.parametrize("nodes", ["ab", "xy", "ba"])
+def test_as_many_nodes_get_the_states_of_their_own_parts(inproc_session, manager, nodes):
+    JobRunner(parted("ab", 2, LoneReader), manager).run(inproc_session)
+    JobRunner(parted(nodes, 3, LoneReader), manager).run(inproc_session)
+    assert numbers_read(inproc_session, nodes) == [[0, 2, 4], [1, 3, 5]]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_another_number_of_nodes_merges_the_states_of_all_parts(inproc_session, manager, count):
+    nodes = [f"n{i}" for i in range(count)]
+    JobRunner(parted("ab", 2), manager).run(inproc_session)
+    JobRunner(parted(nodes, 3), manager).run(inproc_session)
+    found = [read[:-1] for read in numbers_read(inproc_session, nodes)]
+    assert found == [[n for n in range(4) if n % count == i] for i in range(count)]
+    JobRunner(parted("ab", 4), manager).run(inproc_session)
+
+
+def test_parts_that_hold_several_objects_are_merged_place_by_place(inproc_session, manager):
+    def make(index, count):
+        return {"train": Reader(index, count), "valid": Reader(index, count)}
+
+    JobRunner(parted("ab", 2, make), manager).run(inproc_session)
+    JobRunner(parted("c", 2, make), manager).run(inproc_session)
+    task = Task(lambda r: (r["train"].read, r["valid"].read), inputs="reader", node="c")
+    assert inproc_session.run(task) == ([0, 1, 2, 3], [0, 1, 2, 3])
+
+
+def test_states_that_their_objects_cannot_merge_are_refused(inproc_session, manager):
+    JobRunner(parted("ab", 2, LoneReader), manager).run(inproc_session)
+    with pytest.raises(PlanMismatchError, match=r"parts .* was 2 .*LoneReader.*merge_state_dicts"):
+        JobRunner(parted("abc", 3, LoneReader), manager).run(inproc_session)
+    with pytest.raises(CheckpointError, match=r"merge_state_dicts of .*KeyError: 'read'"):
+        JobRunner(parted("abc", 3, Forgetful), manager).run(inproc_session)
+    assert manager.epochs() == [0, 1, 2]
+    assert manager.open(2).nodes == ("a", "b")
+
+
+class Forgetful(LoneReader):
+    def merge_state_dicts(self, states):
+        return {"read": [state.pop("read") + state["read"] for state in states]}
+
+
+Forgetful.__qualname__ = "LoneReader"

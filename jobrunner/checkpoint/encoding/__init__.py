@@ -38,4 +38,4 @@ from jobrunner.checkpoint.encoding.schema import (
     parse,
     read_document,
 )
-from jobrunner.checkpoint.encoding.stateful import StatefulBlob
+from jobrunner.checkpoint.encoding.stateful import StatefulBlob, join_states

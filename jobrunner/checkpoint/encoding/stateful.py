@@ -7,7 +7,7 @@ class, none of its code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,14 @@ class SavedState:
     """Stands for an object until its state is loaded into one."""
 
     cls: str  # full name of its class
-    state: Any  # what its ``state_dict()`` returned
+    state: Any  # what its ``state_dict()`` returned; or a `JoinedStates`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JoinedStates:
+    """The states of objects that another number of nodes saved, in the order of these nodes."""
+
+    states: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,42 @@ class StatefulBlob:
         not use the blob's objects any more.
         """
         return _Merge(self.where).merge(self.value, made, "")
+
+
+def join_states(parts: Sequence[object], where: str) -> StatefulBlob:
+    """Join the parts of a partitioned blob of objects, as they were read, for another number of nodes.
+
+    Raises `PlanMismatchError` if a part contains anything but objects, in lists, tuples and dicts, or
+    if the parts do not contain them at the same places.
+    """
+    values = [part.value if isinstance(part, StatefulBlob) else part for part in parts]
+    return StatefulBlob(_join(values, where, ""), where)
+
+
+def _join(parts: Sequence[Any], where: str, place: str) -> Any:
+    first = parts[0]
+    kind = type(first)
+    if all(type(part) is kind for part in parts):
+        if kind is SavedState and all(part.cls == first.cls for part in parts):
+            return SavedState(first.cls, JoinedStates([part.state for part in parts]))
+        if kind in (list, tuple) and all(len(part) == len(first) for part in parts):
+            items = zip(*parts, strict=True)
+            return kind(_join(its, where, f"{place}[{i}]") for i, its in enumerate(items))
+        if kind is dict and all(part.keys() == first.keys() for part in parts):
+            return {
+                key: _join([part[key] for part in parts], where, f"{place}[{key!r}]")
+                for key in first
+            }
+    found = ", ".join(dict.fromkeys(map(_name_part, parts)))
+    raise PlanMismatchError(
+        f"{where}{place and f', item {place}'}: another number of nodes saved this partitioned blob; "
+        f"expected in all parts objects of one class with a state, or lists, tuples or dicts of them "
+        f"alike, found {found}. Resume on as many nodes as saved the parts."
+    )
+
+
+def _name_part(part: object) -> str:
+    return f"the state of a {part.cls}" if isinstance(part, SavedState) else f"a {name_class(part)}"
 
 
 @dataclass(slots=True)
@@ -89,8 +132,11 @@ class _Merge:
                 f"{name_class(made)}. Make the same class in the init task, or start afresh "
                 f"(resume_from_epoch=None, --resume none)."
             )
+        state = saved.state
+        if isinstance(state, JoinedStates):
+            state = self._joined(state.states, made, where)
         try:
-            made.load_state_dict(saved.state)
+            made.load_state_dict(state)
         except Exception as error:
             raise CheckpointError(
                 f"{where}: the saved state is whole, but load_state_dict of {name_class(made)} "
@@ -98,6 +144,24 @@ class _Merge:
                 f"when it was saved, or start afresh (resume_from_epoch=None, --resume none)."
             ) from error
         return made
+
+    def _joined(self, states: list[Any], made: Any, where: str) -> Any:
+        """What the object makes of the states of all former parts."""
+        if not callable(getattr(type(made), "merge_state_dicts", None)):
+            raise PlanMismatchError(
+                f"{where}: the number of parts of this partitioned blob was {len(states)} and is "
+                f"another now: expected {name_class(made)} to have a method merge_state_dicts(self, "
+                f"states), which makes one state of all parts' states; found none. Add it, or resume "
+                f"on as many nodes as saved the parts."
+            )
+        try:
+            return made.merge_state_dicts(states)
+        except Exception as error:
+            raise CheckpointError(
+                f"{where}: merge_state_dicts of {name_class(made)}, given the states of "
+                f"{len(states)} parts, raised {type(error).__name__}: {error}. Correct it, or resume "
+                f"on as many nodes as saved the parts."
+            ) from error
 
 
 def _item(made: Any, key: Any) -> Any:
