@@ -33,6 +33,11 @@ class State:
     resumed_from: int | None = None  # the epoch of that load; None: init
     is_finished: bool = False  # the loaded run had run its exit group
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """The epoch in the workspaces, and how many of its steps; 0: all."""
+        return self.epoch + bool(self.steps_done), self.steps_done
+
     def begin(self, epochs: range) -> None:
         """Note the epochs that the workers run next."""
         self.under_way = epochs

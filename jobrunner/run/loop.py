@@ -12,10 +12,8 @@ from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan
 from jobrunner.config import get_number
 from jobrunner.errors import (
-    CheckpointError,
     NodeLostError,
     PlacementError,
-    RunStoppedError,
     SchedulerLostError,
     TaskFailedError,
 )
@@ -23,8 +21,8 @@ from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import State, Step, next_step
 from jobrunner.run.load import finish_load, load_newest, recorded_stops, steps_done
 from jobrunner.run.losses import Loss, Losses, is_transient
-from jobrunner.run.result import ResumePlan, RunResult, SaveReport
-from jobrunner.run.resume import ResumeFrom, plan_resume
+from jobrunner.run.result import RunResult, SaveReport
+from jobrunner.run.resume import Resumption
 from jobrunner.run.saver import NullSaver, Saver
 from jobrunner.signals import TerminatedError
 from jobrunner.texts import get_logger
@@ -51,7 +49,7 @@ class Run:
         self.session = session
         self.callbacks = Callbacks(runner.callbacks)
         self.state = State(Losses(runner.max_restarts))
-        self.resume_from: ResumeFrom = runner.resume_from_epoch
+        self.resumption = Resumption(runner, plan)
         self.batch_seconds = get_number("stint-seconds")
         self.binding: Binding
         self.saver: Saver | NullSaver = NullSaver()
@@ -61,30 +59,46 @@ class Run:
 
     def run(self) -> RunResult:
         """See `JobRunner.run`."""
+        try:
+            self.callbacks.notify("on_setup", self.runner)
+            result = self._run()
+            self.callbacks.notify("on_finish", result)
+        except BaseException as error:
+            self.callbacks.notify("on_error", error)
+            raise
+        finally:
+            self.callbacks.close()
+        return result
+
+    def _run(self) -> RunResult:
         self._bind()
         try:
             self._run_to_end()
         except KeyboardInterrupt as interrupt:
             self.binding.abort()
             if isinstance(interrupt, TerminatedError) and self.runner.stop_reason:
-                raise self._stopped(None, "it had no more time for the epoch") from interrupt
+                raise self.resumption.stopped(
+                    None, "it had no more time for the epoch"
+                ) from interrupt
             raise
         finally:
             self.saver.end()
-        result = self.state.result(self.plan.epoch_limit)
-        self.callbacks.notify("on_finish", result)
-        return result
+        return self.state.result(self.plan.epoch_limit)
 
     def _run_to_end(self) -> None:
         """Init or resume, then epochs, then upload, download and exit; again after a loss."""
         loss: Loss | None = None
+        lost_at = 0.0
         while True:
             try:
                 if loss is not None:
-                    again = f"Beginning again from {self._resume_point()}."
+                    again = f"Beginning again from {self.resumption.point()}."
                     self.callbacks.warn(f"{loss.without_advice()} {again}")
                     self._bind_again(stays=True)
                 self._init_or_resume()
+                if loss is not None:
+                    loss, since = None, time.monotonic() - lost_at
+                    self.callbacks.notify("on_recovery", *self.state.position, since)
                 self._run_epochs()
                 if not self.state.is_finished:
                     self._upload_download_exit()
@@ -92,8 +106,9 @@ class Run:
             except (NodeLostError, SchedulerLostError, TaskFailedError) as error:
                 if isinstance(error, TaskFailedError) and not is_transient(self.runner.job, error):
                     raise
+                loss, lost_at = error, time.monotonic()
+                self.callbacks.notify("on_loss", error)
                 self._count(error)
-                loss = error
 
     # ---- init or resume
 
@@ -101,7 +116,7 @@ class Run:
         """Set `state.epoch` to the last epoch that is complete in the workspaces."""
         state = self.state
         self.saver.start(self.binding)
-        decision = self._decide()
+        decision = self.resumption.plan()
         if not state.is_announced:
             state.is_announced = True
             self.callbacks.notify("on_start", decision, self.plan.epoch_limit)
@@ -119,8 +134,7 @@ class Run:
             self._save(0, {})
         if not state.has_begun:
             state.has_begun, state.resumed_from = True, epoch
-        # A named epoch is for the start only; after a loss, resume from this run's own epochs.
-        self.resume_from = "latest"
+        self.resumption.is_first = False
         # A finished job is unfinished again if its last epoch is damaged.
         state.is_finished = decision.is_finished and epoch == decision.epoch
         state.epoch = (epoch or 0) - bool(state.steps_done)
@@ -128,9 +142,10 @@ class Run:
     def _load(self) -> int | None:
         """Load the named epoch, or for "latest" the newest whole one; None if there is none."""
         assert self.runner.checkpoint_manager is not None
+        started = time.monotonic()
         manager = self.runner.checkpoint_manager.source()
         is_own = manager is self.runner.checkpoint_manager.loader
-        named = self.resume_from if isinstance(self.resume_from, int) else None
+        named = self.resumption.named
         damaged: dict[int, str] = {}
         job, plan, warn = self.runner.job, self.plan, self.callbacks.warn
         aside = " and set aside" if is_own else ""
@@ -146,6 +161,7 @@ class Run:
         state.fired, state.steps_done = recorded_stops(plan, record), steps_done(plan, record)
         if state.steps_done:
             state.metrics[epoch] = dict(metrics)
+        self.callbacks.notify("on_load", epoch, state.steps_done, time.monotonic() - started)
         if is_own:
             self.saver.set_aside(damaged)
             self.saver.rewind(epoch, f"resumed from epoch {epoch}")
@@ -164,7 +180,7 @@ class Run:
             elif (count := self._batch_size()) > 1:
                 first = self.state.epoch + 1
                 self.state.begin(range(first, first + count))
-                self.binding.run_epochs(first, count, self.batch_seconds, self._note_end)
+                self.binding.run_epochs(first, count, self.batch_seconds, self._note_whole)
                 self._save_if_due()
             else:
                 self._run_epoch()
@@ -174,7 +190,7 @@ class Run:
                 # A batch of epochs ended, in which nothing was saved.
                 self._save(state.epoch, state.metrics.get(state.epoch, {}))
                 self.saver.wait()
-            raise self._stopped(state.epoch, "its epoch has ended")
+            raise self.resumption.stopped(state.epoch, "its epoch has ended")
 
     def _batch_size(self) -> int:
         """How many epochs the workers may run without the client."""
@@ -205,8 +221,10 @@ class Run:
         first_step, state.steps_done = state.steps_done, 0
         # An epoch resumed in the middle already has metrics.
         metrics = state.metrics.pop(epoch, {}) if first_step else {}
+        self.callbacks.notify("on_epoch_start", epoch)
         last_step = self.plan.steps_per_epoch
         for step in range(first_step, last_step):
+            self.callbacks.notify("on_step_start", epoch, step + 1)
             outcome = self.binding.run(
                 "epoch",
                 epoch=epoch,
@@ -216,16 +234,25 @@ class Run:
                 is_careful=state.is_careful,
             )
             metrics.update(outcome.metrics)
+            self.callbacks.notify("on_step", epoch, step + 1, outcome.seconds, outcome.metrics)
             if step + 1 < last_step:
                 stops = bool(self.runner.stop_reason) and self.saver.can_save
                 if stops or self.saver.is_due(epoch, step + 1):
                     self._save(epoch, metrics, step + 1)
                 if stops:
                     self.saver.wait()
-                    raise self._stopped(epoch - 1, f"step {step + 1} of epoch {epoch} has ended")
+                    raise self.resumption.stopped(
+                        epoch - 1,
+                        f"step {step + 1} of epoch {epoch} has ended",
+                    )
         seconds = time.monotonic() - started
         self._note_end(epoch, replace(outcome, seconds=seconds, metrics=metrics))
         self._save_if_due()
+
+    def _note_whole(self, epoch: int, result: GroupResult) -> None:
+        """Note that an epoch of a batch has ended."""
+        self.callbacks.notify("on_epoch_start", epoch)
+        self._note_end(epoch, result)
 
     def _note_end(self, epoch: int, result: GroupResult) -> None:
         state = self.state
@@ -284,10 +311,12 @@ class Run:
         if builder is not None and not is_recorded:
             self.callbacks.warn(
                 f"The last epoch, {epoch}, could not be recorded, so nothing is uploaded. "
-                f"Repair the storage. {self._how_to_resume()}"
+                f"Repair the storage. {self.resumption.advice()}"
             )
         elif builder is not None and manager is not None:
+            started = time.monotonic()
             self.session.run_group(builder.build(epoch, manager), epoch)
+            self.callbacks.notify("on_group", "upload", epoch, time.monotonic() - started)
         for group in ("download", "exit"):
             self._run_group(group, epoch)
         if is_recorded:
@@ -297,14 +326,18 @@ class Run:
 
     def _run_group(self, group: str, epoch: int) -> None:
         self.state.begin(range(epoch, epoch + 1))
-        self.binding.run(
+        result = self.binding.run(
             group,
             epoch=epoch,
             task_deadline_seconds=self.runner.task_deadline_seconds,
             is_careful=self.state.is_careful,
         )
+        self.callbacks.notify("on_group", group, epoch, result.seconds)
 
     def _save(self, epoch: int, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        if self.saver.can_save:
+            self.saver.wait()  # the save before this one ends first
+            self.callbacks.notify("on_save_start", epoch, step or 0)
         self.saver.save(epoch, () if step else self.state.fired, metrics, step)
 
     def _saved(self, report: SaveReport, step: int | None) -> None:
@@ -333,7 +366,7 @@ class Run:
         try:
             self._bind(stays=stays)
         except PlacementError as error:
-            raise PlacementError(str(error)).advise(self._how_to_resume()) from error
+            raise PlacementError(str(error)).advise(self.resumption.advice()) from error
 
     def _count(self, error: Loss) -> None:
         """Count a loss and wait for a lost scheduler; raise if the run cannot continue."""
@@ -344,9 +377,9 @@ class Run:
         if losses.are_too_many:
             last = copy.copy(error)
             last.args = (f"{error.without_advice()} {losses.describe()}",)
-            raise last.advise(self._how_to_resume()) from error
+            raise last.advise(self.resumption.advice()) from error
         if self.runner.stop_reason:
-            raise self._stopped(None, "a loss ended its epoch") from error
+            raise self.resumption.stopped(None, "a loss ended its epoch") from error
         if isinstance(error, SchedulerLostError) or not self.session.is_connected:
             seconds = self.runner.scheduler_wait_seconds
             self.callbacks.warn(
@@ -356,28 +389,4 @@ class Run:
             try:
                 self.session.reconnect(seconds)
             except SchedulerLostError as lost:
-                raise SchedulerLostError(str(lost)).advise(self._how_to_resume()) from error
-
-    def _decide(self) -> ResumePlan:
-        runner = self.runner
-        return plan_resume(runner.job, self.plan, runner.checkpoint_manager, self.resume_from)
-
-    def _resume_point(self) -> str:
-        """Where the same command would resume, for a message."""
-        try:
-            decision = self._decide()
-        except CheckpointError as error:  # the error that needs this text matters more
-            return f"the last recorded epoch, which cannot be read now: {str(error).rstrip('.')}"
-        step = f", step {decision.step}" if decision.step else ""
-        return "the start" if decision.epoch is None else f"epoch {decision.epoch}{step}"
-
-    def _how_to_resume(self) -> str:
-        return f"Run the same command again to resume from {self._resume_point()}."
-
-    def _stopped(self, epoch: int | None, why: str) -> RunStoppedError:
-        reason = self.runner.stop_reason
-        return RunStoppedError(
-            f"Job {self.plan.job!r} stopped on request ({reason}): {why}. {self._how_to_resume()}",
-            reason=reason,
-            epoch=epoch,
-        )
+                raise SchedulerLostError(str(lost)).advise(self.resumption.advice()) from error

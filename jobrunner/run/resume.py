@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jobrunner.checkpoint import Loader, MultiNodeCheckpointManager
 from jobrunner.compile import Plan, changes, describe
 from jobrunner.define import Job
-from jobrunner.errors import CheckpointCorruptError
+from jobrunner.errors import CheckpointCorruptError, CheckpointError, RunStoppedError
 from jobrunner.run.decisions import remainder
 from jobrunner.run.load import rebuild, recorded_stops, required_blobs, steps_done
 from jobrunner.run.result import ResumePlan, format_ranges
+
+if TYPE_CHECKING:
+    from jobrunner.run.runner import JobRunner
 
 ResumeFrom = int | Literal["latest"] | None
 
@@ -100,6 +103,52 @@ def plan_resume(
         warnings=warnings,
         damaged=damaged,
     )
+
+
+class Resumption:
+    """Where a run, and later the same command, begins; for messages too."""
+
+    def __init__(self, runner: JobRunner, plan: Plan) -> None:
+        self._runner = runner
+        self._plan = plan
+        self.is_first = True  # the run has not begun yet
+
+    @property
+    def _begins_from(self) -> ResumeFrom:
+        # What was asked is for the start only; after a loss, resume from this run's own epochs.
+        return self._runner.resume_from_epoch if self.is_first else "latest"
+
+    @property
+    def named(self) -> int | None:
+        """The epoch that was asked for by number."""
+        return self._begins_from if isinstance(self._begins_from, int) else None
+
+    def plan(self) -> ResumePlan:
+        """See `plan_resume`."""
+        runner = self._runner
+        return plan_resume(runner.job, self._plan, runner.checkpoint_manager, self._begins_from)
+
+    def point(self) -> str:
+        """Where the same command would resume, for a message."""
+        try:
+            decision = self.plan()
+        except CheckpointError as error:  # the error that needs this text matters more
+            return f"the last recorded epoch, which cannot be read now: {str(error).rstrip('.')}"
+        step = f", step {decision.step}" if decision.step else ""
+        return "the start" if decision.epoch is None else f"epoch {decision.epoch}{step}"
+
+    def advice(self) -> str:
+        """How to resume, as the end of a message."""
+        return f"Run the same command again to resume from {self.point()}."
+
+    def stopped(self, epoch: int | None, why: str) -> RunStoppedError:
+        """The error that ends a run on request."""
+        reason = self._runner.stop_reason
+        return RunStoppedError(
+            f"Job {self._plan.job!r} stopped on request ({reason}): {why}. {self.advice()}",
+            reason=reason,
+            epoch=epoch,
+        )
 
 
 def _find_newest(

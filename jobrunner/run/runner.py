@@ -21,13 +21,12 @@ from jobrunner.define import (
     Blob,
     Job,
     Rule,
-    check_runs,
     checked,
     one_of,
     some,
 )
 from jobrunner.errors import DefinitionError
-from jobrunner.run.callbacks import Callback, Callbacks
+from jobrunner.run.callbacks import check_callbacks
 from jobrunner.run.load import load_blobs
 from jobrunner.run.loop import Run
 from jobrunner.run.replay import Replay, ReplayReport
@@ -92,7 +91,7 @@ class JobRunner:
     num_epochs : int, optional
         Stop after that many epochs in all, like `epoch_limiter`.
     callbacks : sequence of Callback
-        Objects with any of the methods of `Callback`.
+        Objects with any of the methods of `Callback`. Each event calls them in this order.
 
     Raises
     ------
@@ -322,17 +321,7 @@ class JobRunner:
                 f"CheckpointManager; got {manager!r}. For a directory, write "
                 f"MultiNodeCheckpointManager(path)."
             )
-        if isinstance(self.callbacks, str) or not isinstance(self.callbacks, Sequence):
-            raise DefinitionError(f"{where}: callbacks must be a list; got {self.callbacks!r}.")
-        for callback in self.callbacks:
-            if isinstance(callback, type):
-                raise DefinitionError(
-                    f"{where}: a callback must be an object; got the class {callback.__name__}. "
-                    f"Write {callback.__name__}()."
-                )
-            for event in (name for name in vars(Callback) if name.startswith("on_")):
-                if (handle := getattr(callback, event, None)) is not None:
-                    check_runs(handle, f"{where}: {event} of {type(callback).__name__}")
+        check_callbacks(self.callbacks, where)
         if manager is None:
             for name, is_given in (
                 ("resume_from_epoch", isinstance(self.resume_from_epoch, int)),
@@ -376,7 +365,8 @@ class JobRunner:
     def _ask_to_stop(self, signal_name: str) -> None:
         self.stop(signal_name)
         again = "Ctrl-C again" if signal_name == "SIGINT" else "the same signal again"
-        Callbacks(self.callbacks).notify("on_stop_asked", signal_name, again)
+        if self._run is not None:
+            self._run.callbacks.notify("on_stop_asked", signal_name, again)
 
 
 def _check_session(session: object, method: str) -> None:

@@ -58,6 +58,8 @@ class DifferenceError(AssertionError):
 class Watcher:
     """Notes which epochs ended, and the blobs after each if it is not passive."""
 
+    is_essential = True
+
     def __init__(self, session: Session, rules: Rules, *, is_passive: bool) -> None:
         self.session, self.rules, self.is_passive = session, rules, is_passive
         self.epochs: list[int] = []

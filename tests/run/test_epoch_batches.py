@@ -24,7 +24,7 @@ from jobrunner.worker.epoch_batch import WINDOW_RUNS
 
 
 class Watcher:
-    is_passive = True
+    is_passive = is_essential = True
 
     def __init__(self):
         self.epochs, self.metrics = [], []
@@ -168,6 +168,8 @@ def test_a_callback_that_is_not_passive_is_called_after_each_epoch(session):
     seen = []
 
     class Asks:
+        is_essential = True
+
         def on_epoch(self, epoch, seconds, metrics):
             seen.append(session.fetch(Node("n0")["n"]))
             if epoch == 12:

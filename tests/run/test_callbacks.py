@@ -1,0 +1,213 @@
+"""Which methods of a callback a run calls, in which order, and what their failures do."""
+
+import logging
+
+import pytest
+
+from jobrunner import (
+    Callback,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    RunStoppedError,
+    SaveEvery,
+    Task,
+    TaskFailedError,
+    current_task,
+    epoch_limiter,
+)
+from jobrunner.run.callbacks import EVENTS
+
+
+@pytest.fixture
+def session(inproc_session):
+    return inproc_session
+
+
+@pytest.fixture
+def manager(tmp_path):
+    return MultiNodeCheckpointManager(tmp_path / "ckpt")
+
+
+def count(n):
+    current_task().report(n=n + 1)
+    return n + 1
+
+
+FLAKY, RAN = [], []  # tasks run in this process
+
+
+def count_or_fail(n):
+    if n == 1 and FLAKY:
+        raise FLAKY.pop()
+    return n + 1
+
+
+def note_and_count(n):
+    RAN.append(current_task().epoch)
+    return n + 1
+
+
+def counter(limit=3, fn=count, **options):
+    with Job("counter", **options) as job, Node("a"):
+        with job.init_group:
+            Task(lambda: 0, outputs="n")
+        Task(fn, inputs="n", outputs="n", name="count", transient_errors=(OSError,))
+    epoch_limiter(job, limit)
+    return job
+
+
+class Hears(Callback):
+    """Notes each event with what tells it from others."""
+
+    def __init__(self, *events):
+        self.heard = []
+        for event in events or EVENTS:
+            setattr(self, event, self.note(event))
+
+    def note(self, event):
+        def handle(*args):
+            shown = tuple(arg for arg in args if isinstance(arg, int | str))
+            self.heard.append((event.removeprefix("on_"), *shown))
+
+        return handle
+
+
+class Fails(Callback):
+    def __init__(self, *, is_essential=False):
+        self.is_essential = is_essential
+
+    def on_epoch(self, epoch, seconds, metrics):
+        raise ZeroDivisionError(f"epoch {epoch}")
+
+
+def test_every_event_of_a_run_comes_in_order(session, manager):
+    hears = Hears()
+    JobRunner(counter(1, steps_per_epoch=2), manager, callbacks=[hears]).run(session)
+    assert hears.heard == [
+        ("setup",),
+        ("start", 1),
+        ("group", "init", 0),
+        ("save_start", 0, 0),
+        ("save",),
+        ("epoch_start", 1),
+        ("step_start", 1, 1),
+        ("step", 1, 1),
+        ("step_start", 1, 2),
+        ("step", 1, 2),
+        ("epoch", 1),
+        ("save_start", 1, 0),
+        ("save",),
+        ("group", "download", 1),
+        ("group", "exit", 1),
+        ("finish",),
+    ]
+
+
+def test_a_run_that_resumes_within_an_epoch_says_so(session, tmp_path):
+    def stop(epoch, step, *args):
+        if (epoch, step) == (2, 1):
+            runner.stop("by hand")
+
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(steps=1))
+    stops = Callback()
+    stops.on_step = stop
+    job = counter(2, steps_per_epoch=2)
+    hears = Hears("on_error", "on_finish")
+    runner = JobRunner(job, manager, callbacks=[stops, hears])
+    with pytest.raises(RunStoppedError):
+        runner.run(session)
+    assert hears.heard == [("error",)]
+    hears = Hears("on_load", "on_epoch_start", "on_step_start", "on_epoch", "on_group")
+    JobRunner(job, manager, callbacks=[hears]).run(session)
+    assert hears.heard == [
+        ("load", 2, 1),
+        ("epoch_start", 2),
+        ("step_start", 2, 2),
+        ("epoch", 2),
+        ("group", "download", 2),
+        ("group", "exit", 2),
+    ]
+
+
+def test_a_loss_and_the_recovery_from_it_are_told(session, manager):
+    FLAKY.append(OSError("by hand"))
+    hears = Hears("on_loss", "on_load", "on_recovery", "on_epoch")
+    JobRunner(counter(2, count_or_fail), manager, callbacks=[hears]).run(session)
+    assert hears.heard == [
+        ("epoch", 1),
+        ("loss",),
+        ("load", 1, 0),
+        ("recovery", 1, 0),
+        ("epoch", 2),
+    ]
+
+
+def test_a_failing_callback_is_a_warning_for_the_others(session, caplog):
+    first, last = Hears("on_warning", "on_epoch"), Hears("on_warning", "on_epoch")
+    with caplog.at_level(logging.WARNING):
+        result = JobRunner(counter(3), callbacks=[first, Fails(), last]).run(session)
+    assert result.epoch == 3
+    [warning, *epochs] = sorted(first.heard, reverse=True)
+    assert epochs == [("epoch", 3), ("epoch", 2), ("epoch", 1)]
+    assert sorted(last.heard) == sorted(first.heard)
+    for part in ("Fails", "on_epoch", "ZeroDivisionError: epoch 1", "is_essential = True"):
+        assert part in warning[1]
+    told = [record.getMessage() for record in caplog.records]
+    assert told[0] == warning[1]
+    assert "Traceback" in caplog.text
+    assert told[1:] == ["Callback Fails: on_epoch failed 3 times in all."]
+
+
+def test_callbacks_that_fail_at_each_others_failures_end_nothing(session):
+    def broken(*args):
+        raise LookupError("broken too")
+
+    fails = [Fails(), Fails()]
+    for callback in fails:
+        callback.on_warning = callback.on_error = broken
+    assert JobRunner(counter(2), callbacks=fails).run(session).epoch == 2
+
+
+def test_an_essential_callback_that_fails_ends_the_run(session, manager):
+    hears = Hears("on_error", "on_finish")
+    with pytest.raises(ZeroDivisionError):
+        JobRunner(counter(3), manager, callbacks=[Fails(is_essential=True), hears]).run(session)
+    assert hears.heard == [("error",)]
+    assert JobRunner(counter(3), manager).run(session).resumed_from == 0  # the lock is free
+
+
+def test_a_failure_in_a_handler_of_errors_does_not_hide_the_error(session):
+    def fail(n):
+        raise ValueError("by hand")
+
+    broken = Hears()
+    broken.is_essential = True
+    broken.on_error = lambda error: 1 / 0
+    with pytest.raises(TaskFailedError, match="by hand"):
+        JobRunner(counter(fn=fail), callbacks=[broken]).run(session)
+
+
+def test_the_workers_run_batches_unless_a_callback_must_be_asked(session):
+    def run_in_batches(callback):
+        """Whether epochs ran before the callback heard of the one before."""
+        ahead = []
+        watch = Callback()
+        watch.is_passive = True
+        watch.on_epoch = lambda epoch, *args: ahead.append(RAN[-1] > epoch)
+        JobRunner(counter(200, note_and_count), callbacks=[callback, watch]).run(session)
+        return any(ahead)
+
+    passive = Hears("on_epoch_start", "on_epoch")
+    passive.is_passive = True
+    assert run_in_batches(passive)
+    starts_and_ends = [(event, n) for n in range(1, 201) for event in ("epoch_start", "epoch")]
+    assert passive.heard == starts_and_ends
+    assert run_in_batches(Callback())  # it has no method of its own
+    active = Hears("on_epoch")
+    assert not run_in_batches(active)
+    steps = Hears("on_step")
+    steps.is_passive = True
+    assert not run_in_batches(steps)
+    assert steps.heard == [("step", n, 1) for n in range(1, 201)]
