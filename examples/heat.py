@@ -14,7 +14,6 @@ result has the same bits on any number of workers, interrupted or not.
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -57,13 +56,13 @@ def step(row_above: Array, row_below: Array, field: Array) -> float:
     return float(np.abs(change).max())
 
 
-def is_level(*changes: float, tolerance: float) -> bool:
+def is_level(changes: list[float], tolerance: float) -> bool:
     """Tell whether nothing moves any more, and report how much still does."""
     current_task().report(change=max(changes))
     return max(changes) < tolerance
 
 
-def save_plate(*fields: Array, path: str) -> None:
+def save_plate(fields: list[Array], path: str) -> None:
     """Put the blocks together and write them as a NumPy file."""
     plate = np.concatenate(fields)
     np.save(path, plate)
@@ -80,31 +79,35 @@ def build_job(
     nodes = [Node(f"block:{i}") for i in range(blocks)]
     with Job("heat") as job:
         with job.init_group:
-            for i, node in enumerate(nodes):
-                Task(
-                    partial(cold_plate_with_hot_square, i, blocks, size), outputs="field", node=node
-                )
+            Task.on_each(
+                nodes,
+                cold_plate_with_hot_square,
+                outputs="field",
+                kwargs=lambda i: {"index": i, "count": blocks, "size": size},
+            )
         # All publish before any steps: a read of another node's blob sees the last write that was
         # defined before it, so each step sees its neighbours' rows of the same moment.
-        for node in nodes:
-            Task(publish_edges, inputs="field", outputs=["first", "last"], node=node)
-        changes = [
-            Task(
-                step,
-                inputs=[nodes[i - 1]["last"], nodes[(i + 1) % blocks]["first"]],
-                updates="field",
-                node=node,
-            ).output()
-            for i, node in enumerate(nodes)
-        ]
+        Task.on_each(nodes, publish_edges, outputs=["first", "last"])
+        changes = Task.on_each(
+            nodes,
+            step,
+            lambda i: {
+                "row_above": nodes[i - 1]["last"],
+                "row_below": nodes[(i + 1) % blocks]["first"],
+            },
+            updates="field",
+        )
         job.add_stop_condition(
-            Task(is_level, inputs=changes, kwargs={"tolerance": 1e-4}, node=nodes[0]).output()
+            Task(is_level, {"changes": changes}, kwargs={"tolerance": 1e-4}, node=nodes[0])
         )
         with job.exit_group:
-            # Absolute here, on the client: a worker may have another current directory.
-            path = str(Path(output).absolute())
-            fields = [node["field"] for node in nodes]
-            Task(save_plate, inputs=fields, kwargs={"path": path}, node=nodes[0])
+            Task(
+                save_plate,
+                {"fields": [node["field"] for node in nodes]},
+                # Absolute here, on the client: a worker may have another current directory.
+                kwargs={"path": str(Path(output).absolute())},
+                node=nodes[0],
+            )
     epoch_limiter(job, epochs)
     return job
 

@@ -14,7 +14,6 @@ same command resumes from the last recorded epoch and comes to the same centroid
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -60,16 +59,21 @@ def assign(points: Array, centroids: Array) -> tuple[Array, npt.NDArray[np.int64
 
 
 def recompute(
-    centroids: Array, *partials: tuple[Array, npt.NDArray[np.int64], float]
+    centroids: Array, parts: list[tuple[Array, npt.NDArray[np.int64], float]]
 ) -> tuple[Array, float]:
     """Move each centroid to the mean of its points, and measure the longest way."""
     # Always summed in the order of the trainers, so that the bits do not depend on timing.
-    sums = np.sum([sums for sums, _, _ in partials], axis=0)
-    counts = np.sum([counts for _, counts, _ in partials], axis=0)[:, None]
+    sums = np.sum([sums for sums, _, _ in parts], axis=0)
+    counts = np.sum([counts for _, counts, _ in parts], axis=0)[:, None]
     moved = np.where(counts > 0, sums / np.maximum(counts, 1), centroids)
     shift = float(np.abs(moved - centroids).max())
-    current_task().report(inertia=sum(inertia for _, _, inertia in partials), shift=shift)
+    current_task().report(inertia=sum(inertia for _, _, inertia in parts), shift=shift)
     return moved, shift
+
+
+def stands_still(shift: float) -> bool:
+    """Tell whether no centroid has moved."""
+    return shift < 1e-6
 
 
 def save_centroids(centroids: Array, path: str) -> None:
@@ -87,30 +91,18 @@ def build_job(
     with Job("kmeans") as job:
         with job.init_group:
             Task(first_centroids, outputs="centroids", node=server, kwargs={"k": k})
-            for i, node in enumerate(nodes):
-                Task(partial(load_shard, i, trainers), outputs="points", node=node)
-        partials = [
-            Task(assign, inputs=["points", server["centroids"]], node=node).output()
-            for node in nodes
-        ]
-        update = Task(
-            recompute,
-            inputs=["centroids", *partials],
-            outputs=["centroids", "shift"],
-            node=server,
-        )
-        job.add_stop_condition(
-            Task(
-                lambda shift: shift < 1e-6,
-                inputs=[update.output(1)],
-                name="stands still",
-                node=server,
-            ).output()
-        )
+            Task.on_each(
+                nodes,
+                load_shard,
+                outputs="points",
+                kwargs=lambda i: {"index": i, "count": trainers},
+            )
+        parts = Task.on_each(nodes, assign, inputs={"centroids": server["centroids"]})
+        Task(recompute, inputs={"parts": parts}, outputs=["centroids", "shift"], node=server)
+        job.add_stop_condition(Task(stands_still, name="stands still", node=server))
         with job.exit_group:
             # Absolute here, on the client: a worker may have another current directory.
-            path = str(Path(output).absolute())
-            Task(save_centroids, inputs="centroids", node=server, kwargs={"path": path})
+            Task(save_centroids, node=server, kwargs={"path": str(Path(output).absolute())})
     epoch_limiter(job, 100)
     return job
 

@@ -97,8 +97,10 @@ def _nodes_of(description: Mapping[str, Any]) -> set[str]:
 
 def structure_of(task: Task, global_blobs: Collection[tuple[str, str]]) -> str:
     """Digest of one task's structure: 16 hexadecimal digits."""
+    places = {"places": task.places} if task.places else {}
     return _digest(
         {
+            **places,
             "inputs": [_name_input(value) for value in task.inputs],
             "updates": [blob.name for blob in task.updates],
             "outputs": [

@@ -154,6 +154,8 @@ class GroupCompiler:
             what = f"Task {task.full_name!r} of the {self.group.name} group uses"
         node = blob.key[0]
         what = f"{what} blob {blob.name!r} of node {node!r}"
+        if task is not None and blob.name in task.implied and blob.node == task.node:
+            what += f" (for parameter {blob.name!r} of its function, which nothing else gives)"
         if blob.key in self.globals:
             raise DefinitionError(
                 f"{what} before any task makes it. Make it in the init group, or define the task "
@@ -295,6 +297,7 @@ class GroupCompiler:
                     crossings=tuple(draft.crossings),
                     hands_over=tuple(draft.hands_over),
                     num_instances=task.num_instances,
+                    places=task.places,
                 )
             )
         reports: dict[str, list[Report]] = {}

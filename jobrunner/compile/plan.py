@@ -9,6 +9,7 @@ gives the same result as the tasks run one after another in order of definition.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
@@ -61,6 +62,24 @@ class Capture(Struct, frozen=True):
     retain: bool  # for `TaskOutput.fetch`, until the group runs again; else for this run
 
 
+Place = tuple[str, int | None]
+"""A parameter, and of how many arguments it gets the list; None: it gets one argument."""
+
+
+class ByName(Struct, frozen=True):
+    """Passes arguments to parameters of `fn`: those of `places`, in order."""
+
+    fn: Callable[..., Any]
+    places: tuple[Place, ...]
+
+    def __call__(self, *arguments: Any, **kwargs: Any) -> Any:
+        """Call `fn`."""
+        rest = iter(arguments)
+        for name, count in self.places:
+            kwargs[name] = next(rest) if count is None else list(islice(rest, count))
+        return self.fn(**kwargs)
+
+
 class PlannedTask(Struct, frozen=True):
     """One task of a slice."""
 
@@ -75,6 +94,11 @@ class PlannedTask(Struct, frozen=True):
     crossings: tuple[int, ...]  # that must arrive first: those in `arguments`, and bare signals
     hands_over: tuple[int, ...]  # crossings that are ready when this task ends
     num_instances: int = 1
+    places: tuple[Place, ...] = ()  # of the arguments; (): they are passed in order
+
+    def callee(self) -> Callable[..., Any]:
+        """What to call with the arguments."""
+        return ByName(self.fn, self.places) if self.places else self.fn
 
 
 class Crossing(Struct, frozen=True):

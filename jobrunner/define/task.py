@@ -7,10 +7,9 @@ that node. This lets library code add tasks to the active group and node.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Union
 
 from jobrunner.define.arguments import (
     COUNT,
@@ -30,6 +29,7 @@ from jobrunner.define.node import (
     as_workspace_type,
 )
 from jobrunner.define.orphans import note_orphan
+from jobrunner.define.parameters import read_arguments, sequence
 from jobrunner.errors import DefinitionError, ExecutionError
 from jobrunner.names import check_name
 
@@ -74,7 +74,12 @@ class TaskOutput:
         return f"TaskOutput({self.task.full_name!r}, {self.part})"
 
 
-Input = str | Blob | TaskOutput
+# Built from strings: `Task` is defined below.
+Input = Union[str, Blob, TaskOutput, "Task"]
+Inputs = Input | Sequence[Input] | Mapping[str, Input | Sequence[Input]] | None
+Outputs = str | Blob | Sequence[str | Blob]
+Updates = Outputs | Mapping[str, str | Blob]
+After = Union["Task", str, Sequence[Union["Task", str]]]
 
 
 class Task:
@@ -83,15 +88,19 @@ class Task:
     Parameters
     ----------
     fn : callable
-        Called as ``fn(*inputs, *updates, **kwargs)`` with plain values. NumPy arrays among the
-        inputs are read-only views.
-    inputs : str, Blob, TaskOutput, or a sequence of them
-        A str names a blob of the task's own node.
+        Called with plain values. NumPy arrays among the inputs are read-only views.
+    inputs : str, Blob, TaskOutput, Task, or a sequence or mapping of them, optional
+        A str names a blob of the task's own node; a task stands for its one output. In a sequence,
+        they are passed in order: ``fn(*inputs, *updates, **kwargs)``. A mapping says which
+        parameter of `fn` gets which input, or a list of inputs: ``{"parts": [a["x"], b["x"]]}``.
+        Parameters without a default that neither it nor `updates` nor `kwargs` names get the blobs
+        of their own names. If `inputs` is omitted, all are found so; ``()`` passes none.
     outputs : str, Blob, or a sequence of them
         Blobs of the task's own node that the return value fills: one blob takes the value,
         several take the items of a sequence of that length.
-    updates : str, Blob, or a sequence of them
-        Blobs of the task's own node that `fn` changes in place.
+    updates : str, Blob, or a sequence or mapping of them
+        Blobs of the task's own node that `fn` changes in place. Where `inputs` are given by name,
+        each goes to the parameter of its name; a mapping names other parameters.
     kwargs : mapping, optional
         Keyword arguments, the same in every run.
     name : str, optional
@@ -123,10 +132,10 @@ class Task:
     def __init__(
         self,
         fn: Callable[..., Any],
-        inputs: Input | Sequence[Input] = (),
-        outputs: str | Blob | Sequence[str | Blob] = (),
+        inputs: Inputs = None,
+        outputs: Outputs = (),
         *,
-        updates: str | Blob | Sequence[str | Blob] = (),
+        updates: Updates = (),
         kwargs: Mapping[str, Any] | None = None,
         name: str | None = None,
         node: Node | str | None = None,
@@ -134,7 +143,7 @@ class Task:
         workspace_type: WorkspaceType | WorkspaceTypeName | None = None,
         num_instances: int = 1,
         transient_errors: type[BaseException] | tuple[type[BaseException], ...] = (),
-        after: Task | str | Sequence[Task | str] = (),
+        after: After = (),
     ) -> None:
         self.node = Node.current() if node is None else as_node(node, f"Task {name or fn!r}")
         self.fn = fn
@@ -146,19 +155,22 @@ class Task:
         self.plan: Any = None
         self.fetched_parts: set[int] = set()
 
-        self.inputs = tuple(self._input(value) for value in _sequence(inputs))
-        self.updates = self._own_blobs(updates, "updates")
+        self.kwargs = self._check_call(kwargs)
+        if not isinstance(updates, Mapping):
+            updates = self._own_blobs(updates, "updates")
+        where = f"Task {self.full_name!r}"
+        given = read_arguments(fn, inputs, updates, self.kwargs, where)
+        self.inputs = tuple(self._input(value) for value in given.inputs)
+        self.updates = self._own_blobs(given.updates, "updates")
+        self.places, self.implied = given.places, given.implied
         self.output_blobs = self._own_blobs(outputs, "outputs")
-        if not isinstance(kwargs, Mapping | None):
-            raise DefinitionError(
-                f"Task {self.full_name!r}: kwargs must map names to values; got {kwargs!r}."
-            )
-        self.kwargs: Mapping[str, Any] = dict(kwargs or {})
         self.workspace_type = as_workspace_type(workspace_type, f"Task {self.full_name!r}")
         self.num_instances = num_instances
-        self.transient_errors = tuple(_sequence(transient_errors))
-        self.after: tuple[Task | str, ...] = tuple(_sequence(after))
+        self.transient_errors = sequence(transient_errors)
+        self.after: tuple[Task | str, ...] = sequence(after)
         self._check()
+        if given.misfit:
+            raise DefinitionError(f"{where}: {given.misfit}")
 
         group = TaskGroup._innermost() if group is None else group
         if not isinstance(group, TaskGroup | None):
@@ -169,6 +181,57 @@ class Task:
             note_orphan(self, self)
         else:
             group.add(self)
+
+    @classmethod
+    def on_each(
+        cls,
+        nodes: Sequence[Node | str],
+        fn: Callable[..., Any],
+        inputs: Inputs | Callable[[int], Inputs] = None,
+        outputs: Outputs | Callable[[int], Outputs] = (),
+        *,
+        updates: Updates | Callable[[int], Updates] = (),
+        kwargs: Mapping[str, Any] | Callable[[int], Mapping[str, Any]] | None = None,
+        after: After | Callable[[int], After] = (),
+        **options: Any,
+    ) -> list[Task]:
+        """Make a task on each of `nodes`.
+
+        Parameters
+        ----------
+        nodes : sequence of Node or str
+            At least one.
+        fn : callable
+        inputs, outputs, updates, kwargs, after : optional
+            As of `Task`. Each may also be a function, which is called with the index of each node
+            and returns that of its task: ``kwargs=lambda i: {"seed": i}``.
+        **options
+            Other arguments of `Task`, the same for all.
+
+        Returns
+        -------
+        list of Task
+            In the order of `nodes`.
+
+        Raises
+        ------
+        DefinitionError
+            An argument is invalid.
+        """
+        where = f"Task.on_each {options.get('name') or _name_of(fn)!r}"
+        if isinstance(nodes, str) or not isinstance(nodes, Sequence) or not nodes:
+            raise DefinitionError(f"{where}: nodes must be a list of nodes; got {nodes!r}.")
+        if "node" in options:
+            raise DefinitionError(f"{where}: got node=; name the nodes in nodes.")
+        each: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "updates": updates}
+        each |= {"kwargs": kwargs, "after": after}
+
+        def of(i: int) -> dict[str, Any]:
+            return {what: value(i) if callable(value) else value for what, value in each.items()}
+
+        return [
+            cls(fn, node=as_node(node, where), **of(i), **options) for i, node in enumerate(nodes)
+        ]
 
     @property
     def full_name(self) -> str:
@@ -207,11 +270,17 @@ class Task:
             return Blob(value, self.node)
         if isinstance(value, Blob):
             return Blob(value.name, value.node or self.node)
-        advice = "pass constants in kwargs= or with functools.partial"
         if isinstance(value, Task):
-            advice = "pass task.output()"
-        expected = "inputs must be blobs' names, Blobs or TaskOutputs"
-        raise self._wrong_type(expected, value, advice)
+            if len(value.output_blobs) > 1:
+                raise DefinitionError(
+                    f"Task {self.full_name!r}: task {value.full_name!r}, one of its inputs, has "
+                    f"{len(value.output_blobs)} outputs. Pass one of them: task.output(0)."
+                )
+            return TaskOutput(value, 0)
+        expected = "inputs must be blobs' names, Blobs, TaskOutputs or Tasks"
+        raise self._wrong_type(
+            expected, value, "pass constants in kwargs= or with functools.partial"
+        )
 
     def _wrong_type(self, expected: str, value: object, advice: str = "") -> DefinitionError:
         hint = dask_hint(value) or advice
@@ -222,7 +291,7 @@ class Task:
 
     def _own_blobs(self, values: object, what: str) -> tuple[Blob, ...]:
         blobs = []
-        for value in _sequence(values):
+        for value in sequence(values):
             if not isinstance(value, str | Blob):
                 raise self._wrong_type(f"{what} must be names or Blobs", value)
             blob = Blob(value) if isinstance(value, str) else value
@@ -235,11 +304,27 @@ class Task:
             blobs.append(blob.on(self.node))
         return tuple(blobs)
 
-    def _check(self) -> None:
+    def _check_call(self, kwargs: object) -> Mapping[str, Any]:
         where = f"Task {self.full_name!r}"
+        if not isinstance(kwargs, Mapping | None):
+            raise DefinitionError(f"{where}: kwargs must map names to values; got {kwargs!r}.")
         if not callable(self.fn):
             raise self._wrong_type("fn must be callable", self.fn, "pass a function")
         check_runs(self.fn, f"{where}: fn")
+        if any(not isinstance(key, str) for key in kwargs or ()):
+            raise DefinitionError(
+                f"{where}: the keys of kwargs must be str; got {list(kwargs or ())}."
+            )
+        for value in constants_of(self.fn, kwargs or {}):
+            if hint := dask_hint(value):
+                raise DefinitionError(
+                    f"{where}: got a {type(value).__name__} as a constant argument. "
+                    f"To fix it, {hint}."
+                )
+        return dict(kwargs or {})
+
+    def _check(self) -> None:
+        where = f"Task {self.full_name!r}"
         for kind in self.transient_errors:
             if not (isinstance(kind, type) and issubclass(kind, Exception)):
                 raise DefinitionError(
@@ -258,31 +343,6 @@ class Task:
                         f"{where}: blob {blob.name!r} is in {what} and in updates. An updated blob "
                         f"is passed to fn and counts as written: name it in updates only."
                     )
-        if any(not isinstance(key, str) for key in self.kwargs):
-            raise DefinitionError(
-                f"{where}: the keys of kwargs must be str; got {list(self.kwargs)}."
-            )
-        for value in constants_of(self.fn, self.kwargs):
-            if hint := dask_hint(value):
-                raise DefinitionError(
-                    f"{where}: got a {type(value).__name__} as a constant argument. "
-                    f"To fix it, {hint}."
-                )
-        try:
-            signature = inspect.signature(self.fn)
-        except (TypeError, ValueError):  # a builtin without a signature
-            return
-        try:
-            signature.bind(*self.inputs, *self.updates, **self.kwargs)
-        except TypeError as error:
-            raise DefinitionError(
-                f"{where}: {self.name}{signature} cannot be called with {len(self.inputs)} inputs, "
-                f"{len(self.updates)} updates and the keywords {sorted(self.kwargs)}: {error}."
-            ) from None
-
-
-def _sequence(value: object) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else (value,)
 
 
 def _name_of(fn: object) -> str:

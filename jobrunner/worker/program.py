@@ -160,7 +160,7 @@ class Program:
             raise InputMissing(condition.node, error) from None
 
     def _add_task(self, task: PlannedTask, workspace: Workspace) -> None:
-        node, fn, kwargs = workspace.node, task.fn, task.kwargs
+        node, fn, kwargs = workspace.node, task.callee(), task.kwargs
         if kwargs and all(type(value) in IMMUTABLE for value in kwargs.values()):
             fn, kwargs = partial(fn, **kwargs), {}
         step = Step(

@@ -99,7 +99,7 @@ def test_outputs_are_one_name_or_a_sequence():
 REFUSED = [
     (lambda: Task(3), "fn must be callable"),
     (lambda: Task(one, inputs=3), "inputs must be blobs' names"),
-    (lambda: Task(one, inputs=Task(one)), "task.output()"),
+    (lambda: Task(one, inputs=Task(one, outputs=["a", "b"])), "task.output(0)"),
     (lambda: Task(one, inputs=["a", "b"]), "cannot be called with 2 inputs"),
     (lambda: Task(one, kwargs={"y": 1}), "cannot be called"),
     (lambda: Task(one, kwargs={1: 1}), "keys of kwargs"),

@@ -64,7 +64,7 @@ class Traced:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
-        value = self.task.fn(*args, **kwargs)
+        value = self.task.callee()(*args, **kwargs)
         made: dict[int | str, Any] = {
             argument.name: args[place]
             for place, argument in enumerate(self.task.arguments)
@@ -91,7 +91,8 @@ def traced(group: GroupPlan, codecs: Sequence[Codec]) -> GroupPlan:
     """Trace every task of a group."""
     slices = {
         node: structs.replace(
-            part, tasks=tuple(structs.replace(t, fn=Traced(t, codecs)) for t in part.tasks)
+            part,
+            tasks=tuple(structs.replace(t, fn=Traced(t, codecs), places=()) for t in part.tasks),
         )
         for node, part in group.slices.items()
     }

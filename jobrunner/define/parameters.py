@@ -1,0 +1,159 @@
+"""Which parameter of a task's function gets which input, for inputs that are given by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import Parameter
+from typing import Any, NamedTuple
+
+from jobrunner.errors import DefinitionError
+
+Place = tuple[str, int | None]
+"""A parameter, and of how many values it gets the list; None: it gets one value."""
+
+
+class Arguments(NamedTuple):
+    """What a task passes to its function besides `kwargs`."""
+
+    inputs: tuple[Any, ...]
+    updates: tuple[Any, ...]
+    places: tuple[Place, ...] = ()
+    """Where the inputs, and then the updates, go; if there are none, they are passed in order."""
+    implied: frozenset[str] = frozenset()
+    """Parameters that get the blobs of their names, because nothing else was given for them."""
+    misfit: str = ""
+    """Why `fn` cannot be called with them."""
+
+
+def read_arguments(
+    fn: Callable[..., Any],
+    inputs: object,
+    updates: object,
+    kwargs: Mapping[str, Any],
+    where: str,
+) -> Arguments:
+    """Read a task's `inputs` and `updates`.
+
+    Raises `DefinitionError`, which names the function and the parameter, if a name is wrong.
+    """
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # a builtin without a signature
+        signature = None
+    named = isinstance(inputs, Mapping) or isinstance(updates, Mapping)
+    if named and not (isinstance(inputs, Mapping) or inputs is None):
+        raise DefinitionError(
+            f"{where}: updates maps parameters to blobs, so inputs must do so too; got {inputs!r}."
+        )
+    if not named:
+        in_order = Arguments(sequence(() if inputs is None else inputs), sequence(updates))
+        if signature is None:
+            return in_order
+        try:
+            signature.bind(*in_order.inputs, *in_order.updates, **kwargs)
+        except TypeError as error:
+            if inputs is not None:
+                return in_order._replace(
+                    misfit=f"{_name(fn)}{signature} cannot be called with {len(in_order.inputs)} "
+                    f"inputs, {len(in_order.updates)} updates and the keywords {sorted(kwargs)}: "
+                    f"{error}."
+                )
+        else:
+            return in_order
+    if signature is None:
+        raise DefinitionError(
+            f"{where}: {_name(fn)} does not say what its parameters are called. Give inputs and "
+            f"updates as lists."
+        )
+    return _Named(f"{where}: ", f"{_name(fn)}{signature}", signature, kwargs).read(inputs, updates)
+
+
+class _Named(NamedTuple):
+    """Reads arguments that are given by name."""
+
+    where: str
+    called: str
+    signature: inspect.Signature
+    kwargs: Mapping[str, Any]
+
+    def read(self, inputs: object, updates: object) -> Arguments:
+        parameters = self.signature.parameters
+        given = dict(inputs) if isinstance(inputs, Mapping) else {}
+        updated = dict(self._updates(updates))
+        for what, names in (("inputs", given), ("updates", updated)):
+            for name in names:
+                self._check(what, name)
+        if both := sorted(given.keys() & updated.keys()):
+            raise self._error(f"inputs and updates both name parameter {both[0]!r}")
+        implied = [
+            name
+            for name, it in parameters.items()
+            if it.default is it.empty
+            and it.kind not in (it.VAR_POSITIONAL, it.VAR_KEYWORD)
+            and not (name in given or name in updated or name in self.kwargs)
+        ]
+        for name in implied:
+            self._check("inputs", name)
+        given.update((name, name) for name in implied)
+        order = {name: i for i, name in enumerate(parameters)}
+        by_place = sorted(given, key=lambda name: order.get(name, len(order)))
+        places = [
+            (name, len(given[name]) if isinstance(given[name], list | tuple) else None)
+            for name in by_place
+        ] + [(name, None) for name in updated]
+        try:
+            self.signature.bind(**dict.fromkeys((*given, *updated)), **self.kwargs)
+        except TypeError as error:
+            raise self._error(f"it cannot be called so: {error}") from None
+        return Arguments(
+            tuple(value for name in by_place for value in sequence(given[name])),
+            tuple(updated.values()),
+            () if self._is_in_order(places) else tuple(places),
+            frozenset(implied),
+        )
+
+    def _updates(self, updates: object) -> Iterator[tuple[str, Any]]:
+        if isinstance(updates, Mapping):
+            yield from updates.items()
+            return
+        for blob in sequence(updates):
+            yield getattr(blob, "name", blob), blob
+
+    def _is_in_order(self, places: Sequence[Place]) -> bool:
+        first = list(self.signature.parameters.values())[: len(places)]
+        return [(it.name, None) for it in first] == list(places) and all(
+            it.kind is it.POSITIONAL_OR_KEYWORD for it in first
+        )
+
+    def _check(self, what: str, name: object) -> None:
+        if not isinstance(name, str):
+            raise self._error(f"the keys of {what} must be names of parameters; got {name!r}")
+        found = self.signature.parameters.get(name)
+        if found is None or found.kind is Parameter.VAR_KEYWORD:
+            if any(it.kind is it.VAR_KEYWORD for it in self.signature.parameters.values()):
+                return
+            advice = f"; write {what}={{parameter: {name!r}}}" if what == "updates" else ""
+            raise self._error(f"{what} name {name!r}, which is no parameter of it{advice}")
+        if found.kind in (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL):
+            star = "*" if found.kind is Parameter.VAR_POSITIONAL else ""
+            raise self._error(
+                f"parameter {star}{name} takes no argument by name. Remove the "
+                f"{star or '/'} from the function, or give inputs and updates as lists"
+            )
+        if name in self.kwargs:
+            raise self._error(f"{what} and kwargs both name parameter {name!r}")
+
+    def _error(self, what: str) -> DefinitionError:
+        return DefinitionError(f"{self.where}{self.called}: {what}.")
+
+
+def sequence(value: object) -> tuple[Any, ...]:
+    """The items of a list or tuple; of another value, itself."""
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _name(fn: Any) -> str:
+    while hasattr(fn, "func"):
+        fn = fn.func
+    return str(getattr(fn, "__name__", None) or type(fn).__name__)
