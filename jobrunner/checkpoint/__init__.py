@@ -48,8 +48,10 @@ from jobrunner.checkpoint.policies import (
     SaveEvery,
     SavePolicy,
     epochs_until,
+    find_unreported,
+    retired_by,
 )
-from jobrunner.checkpoint.retention import find_unreported, name_reported
+from jobrunner.checkpoint.retention import name_reported
 from jobrunner.checkpoint.storage import (
     Files,
     ObjectFiles,

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import math
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import Claim, LogEntry, State, nodes_of, store_names
 from jobrunner.checkpoint.policies import (
     KeepAll,
-    KeepAny,
-    KeepBest,
     Metrics,
     RetentionPolicy,
+    find_unreported,
     retired_by,
 )
 from jobrunner.checkpoint.storage import Files, run_all
@@ -28,6 +29,8 @@ from jobrunner.texts import get_logger, printable
 logger = get_logger(__name__)
 
 _DRAIN_SECONDS = 30.0
+
+_T = TypeVar("_T")
 
 
 class Retention:
@@ -43,6 +46,7 @@ class Retention:
         # By position of the commit entry.
         self._metrics: dict[int, Mapping[str, Any]] = {}
         self._steps: dict[int, int] = {}
+        self._times: dict[int, float] = {}
         self._has_warned = False  # in this run
 
     def start_run(self) -> None:
@@ -62,7 +66,9 @@ class Retention:
         entry = self._recorded.log.append(kind, body)
         position = self._recorded.log.known().recorded.get(body.get("epoch", -1))
         if kind == "commit" and position is not None:
-            self._steps[position] = body["details"].get("step", 0)  # it need not be read again
+            # They need not be read again.
+            self._steps[position] = body["details"].get("step", 0)
+            self._times[position] = _seconds(entry.time)
         return entry
 
     def retirable(self) -> list[int]:
@@ -121,8 +127,14 @@ class Retention:
     def _choose(self, state: State) -> list[int]:
         epochs = state.recorded.keys_in_order()
         kept = {state.latest, self._recorded.loaded, *state.pins}
-        metrics = _RecordedMetrics(state, self._metrics, partial(self._learn, state))
-        proposed = retired_by(self.policy, epochs, metrics, partial(self._unfinished, state))
+        learn = partial(self._learn, state)
+        proposed = retired_by(
+            self.policy,
+            epochs,
+            _Recorded(state, self._metrics, learn),
+            partial(self._unfinished, state),
+            _Recorded(state, self._times, learn),
+        )
         return sorted(e for e in proposed if e not in kept and e in state.recorded)
 
     def _unfinished(self, state: State, epochs: Sequence[int]) -> set[int]:
@@ -134,22 +146,23 @@ class Retention:
     def _learn(self, state: State, epochs: Sequence[int]) -> None:
         """Read the records of these epochs, many at once."""
 
-        def read(epoch: int) -> tuple[Mapping[str, Any], int]:
+        def read(epoch: int) -> tuple[Mapping[str, Any], int, float]:
             try:
                 record = self._recorded.read_record(epoch, state.commit_number(epoch))
             except CheckpointError as error:
                 path = self._recorded.path
                 logger.warning("%s: the record of epoch %d cannot be read: %s", path, epoch, error)
-                return {}, 0
-            return record["details"].get("metrics", {}), steps_in(record)
+                return {}, 0, math.nan
+            metrics = record["details"].get("metrics", {})
+            return metrics, steps_in(record), _seconds(record["time"])
 
         for epoch, found in zip(epochs, self._recorded.files.each(read, epochs), strict=True):
             position = state.recorded[epoch]
-            self._metrics[position], self._steps[position] = found
+            self._metrics[position], self._steps[position], self._times[position] = found
 
     def _warn_of_unreported(self, state: State) -> None:
         """Warn, once a run, if `KeepBest` keeps no epoch because none reported its metric."""
-        metrics = _RecordedMetrics(state, self._metrics, partial(self._learn, state))
+        metrics = _Recorded(state, self._metrics, partial(self._learn, state))
         if self._has_warned or not (names := find_unreported(self.policy, metrics)):
             return
         self._has_warned = True
@@ -162,20 +175,17 @@ class Retention:
         )
 
 
-class _RecordedMetrics(Mapping[int, Mapping[str, Any]]):
-    """Recorded epoch -> the metrics that its tasks reported; read from the log on first use."""
+class _Recorded(Mapping[int, _T]):
+    """Recorded epoch -> something that its record says; read from the log on first use."""
 
     def __init__(
-        self,
-        state: State,
-        known: Mapping[int, Mapping[str, Any]],
-        learn: Callable[[Sequence[int]], None],
+        self, state: State, known: Mapping[int, _T], learn: Callable[[Sequence[int]], None]
     ) -> None:
         self._state = state
         self._known = known
         self._learn = learn
 
-    def __getitem__(self, epoch: int) -> Mapping[str, Any]:
+    def __getitem__(self, epoch: int) -> _T:
         position = self._state.recorded[epoch]
         if position not in self._known:
             # Read all at once: a policy that asks for one epoch asks for all.
@@ -322,18 +332,15 @@ class Sweeper:
             list(self._files.each(hide, [os.path.join(self._path, store) for store in stores]))
 
 
-def find_unreported(policy: RetentionPolicy, metrics: Metrics) -> list[str]:
-    """The metrics of a policy's `KeepBest` parts that no recorded epoch has reported."""
-    if isinstance(policy, KeepAny):
-        found = [name for part in policy.policies for name in find_unreported(part, metrics)]
-        return list(dict.fromkeys(found))
-    if isinstance(policy, KeepBest):
-        is_reported = any(policy.metric in reported for reported in metrics.values())
-        return [] if is_reported else [policy.metric]
-    return []
-
-
 def name_reported(metrics: Metrics) -> str:
     """The names of all metrics that recorded epochs have reported, for a message."""
     names = sorted({name for reported in metrics.values() for name in reported})
     return printable(", ".join(names), kept="") or "none"
+
+
+def _seconds(time: str) -> float:
+    """The time of an entry in Unix seconds; NaN if it is none."""
+    try:
+        return dt.datetime.fromisoformat(time).timestamp()
+    except (ValueError, OverflowError):
+        return math.nan

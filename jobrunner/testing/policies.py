@@ -11,9 +11,10 @@ Example
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
-from jobrunner.checkpoint import Moment, RetentionPolicy, SavePolicy
+from jobrunner.checkpoint import Moment, RetentionPolicy, SavePolicy, retired_by
 
 _EPOCHS = (0, 1, 2, 3, 5, 8, 9, 10, 20, 21)
 
@@ -59,10 +60,9 @@ class RetentionPolicyContract:
     """What every epoch but the first reports."""
 
     def _retired(self, policy: RetentionPolicy, epochs: tuple[int, ...]) -> list[int]:
-        reported: dict[int, dict[str, Any]] = {epoch: dict(self.metrics) for epoch in epochs}
-        if epochs:
-            reported[epochs[0]] = {}
-        return sorted(policy.retires(list(epochs), reported))
+        reported = {epoch: dict(self.metrics) if epoch else {} for epoch in epochs}
+        times = {epoch: 60.0 * epoch for epoch in epochs}
+        return sorted(retired_by(policy, list(epochs), reported, _unfinished, times))
 
     def test_it_is_a_retention_policy(self) -> None:
         """The manager refuses an object without the method."""
@@ -89,6 +89,10 @@ class RetentionPolicyContract:
         left = tuple(set(_EPOCHS) - set(self._retired(self.policy, _EPOCHS)))
         again = self._retired(self.policy, tuple(sorted(left)))
         _check(not again, f"nothing more of {sorted(left)}", again)
+
+
+def _unfinished(epochs: Sequence[int]) -> list[int]:
+    return [epoch for epoch in epochs if epoch == 9]
 
 
 def _check(holds: bool, expected: str, found: object = "something else") -> None:

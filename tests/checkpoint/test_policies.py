@@ -128,6 +128,43 @@ def test_ints_too_large_for_a_float_rank_as_infinities() -> None:
     assert kept(KeepBest("n", mode="max"), huge) == [1]
 
 
+def test_a_threshold_must_be_reached() -> None:
+    assert kept(KeepBest("loss", None, threshold=2.0)) == [3, 4]
+    assert kept(KeepBest("loss", 1, threshold=2.0)) == [3]
+    assert kept(KeepBest("loss", 3, threshold=0.5)) == []
+    assert kept(KeepBest("loss", None, mode="max", threshold=2.0)) == [1, 4]
+
+
+def test_a_function_of_all_metrics_may_rank_epochs() -> None:
+    metrics = {1: {"f1": 0.5, "loss": 9}, 2: {"f1": 0.5, "loss": 1}, 3: {"f1": 0.9}, 4: {}}
+    assert kept(KeepBest(lambda m: m["f1"] - m["loss"], mode="max"), metrics) == [2]
+    assert kept(KeepBest(lambda m: m.get("f1"), mode="max"), metrics) == [3]
+    with pytest.raises(ZeroDivisionError):
+        kept(KeepBest(lambda m: 1 / 0), metrics)
+
+
+TIMES = {0: 0.0, 1: 9.0, 2: 10.0, 3: 12.0, 4: 25.0, 5: 3.0, 6: 4.0, 7: math.nan, 8: 12.0, 9: 13.0}
+
+
+def test_epochs_are_kept_by_the_time_of_their_records() -> None:
+    def spaced(**options: Any) -> list[int]:
+        retired = KeepEvery(seconds=10, **options).retires(list(TIMES), {}, None, TIMES)
+        return [epoch for epoch in TIMES if epoch not in retired]
+
+    assert spaced() == [0, 2, 4, 5, 7, 9]  # the clock was set back after 4; the time of 7 is lost
+    assert spaced(n=3) == [0, 2, 3, 4, 5, 6, 7, 9]
+
+
+def test_what_is_kept_by_time_stays_kept() -> None:
+    epochs: list[int] = []
+    for epoch in range(100):
+        epochs.append(epoch)
+        times = {it: 7.0 * it for it in epochs}
+        retired = KeepEvery(seconds=30).retires(epochs, {}, None, times)
+        epochs = [it for it in epochs if it not in retired or it == epoch]  # the newest stays
+    assert epochs == [*range(0, 100, 5), 99]
+
+
 def test_joined_policies_keep_what_either_keeps() -> None:
     assert kept(KeepLast(1) | KeepBest("loss")) == [3, 4]
     assert kept(KeepEvery(3) | KeepLast(1)) == [0, 3, 4]
@@ -143,6 +180,11 @@ def test_joined_policies_keep_what_either_keeps() -> None:
         lambda: KeepBest(""),
         lambda: KeepBest("loss", 0),
         lambda: KeepBest("loss", mode="best"),  # type: ignore[arg-type]
+        lambda: KeepBest("loss", None),
+        lambda: KeepBest("loss", threshold=math.nan),
+        lambda: KeepBest(3),  # type: ignore[arg-type]
+        lambda: KeepEvery(),
+        lambda: KeepEvery(seconds=0),
     ],
 )
 def test_invalid_arguments_of_policies_are_refused(make: Any) -> None:

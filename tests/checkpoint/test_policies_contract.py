@@ -31,8 +31,24 @@ class TestKeepLast(RetentionPolicyContract):
     policy = KeepLast(3)
 
 
+class TestKeepEvery(RetentionPolicyContract):
+    policy = KeepEvery(5, seconds=120, partial=True)
+
+
+class TestKeepBest(RetentionPolicyContract):
+    policy = KeepBest("loss", n=None, mode="max", threshold=0.4)
+
+
+def loss_of(metrics: Any) -> float:
+    return -float(metrics["loss"])
+
+
+class TestKeepBestByAFunction(RetentionPolicyContract):
+    policy = KeepBest(loss_of, 3)
+
+
 class TestKeepJoined(RetentionPolicyContract):
-    policy = KeepEvery(5) | KeepBest("loss", 2) | KeepLast(2)
+    policy = KeepEvery(5) | KeepEvery(seconds=300) | KeepBest("loss", 2) | KeepLast(2)
 
 
 class Counts:

@@ -66,6 +66,28 @@ def test_epochs_are_saved_by_policy_and_the_last_one_always(inproc_session, tmp_
     assert JobRunner(counter(7), manager).plan_resume().is_finished
 
 
+@pytest.mark.parametrize(("seconds", "kept"), [(1e6, [0, 6]), (1e-9, [0, 1, 2, 3, 4, 5, 6])])
+def test_epochs_are_kept_by_time_also_after_a_resume(inproc_session, tmp_path, seconds, kept):
+    for limit in (3, 6):
+        manager = manager_of(tmp_path, keep=KeepEvery(seconds=seconds))
+        JobRunner(counter(limit), manager).run(inproc_session)
+    # A resume keeps the epoch it began from.
+    assert manager.epochs() == sorted({*kept, 3})
+
+
+def test_the_best_by_a_function_the_latest_and_every_nth_are_kept_together(
+    inproc_session, tmp_path, caplog
+):
+    best = KeepBest(lambda metrics: -abs(metrics["n"] - 4), mode="max")
+    manager = manager_of(tmp_path, keep=best | KeepLast(2) | KeepEvery(5))
+    JobRunner(counter(9), manager).run(inproc_session)
+    assert manager.epochs() == [0, 4, 5, 8, 9]
+    assert "KeepBest" not in caplog.text
+    manager = manager_of(tmp_path, keep=KeepBest(lambda metrics: metrics["nothing"]))
+    JobRunner(counter(12), manager).run(inproc_session)
+    assert "no recorded epoch has reported '<lambda>'" in caplog.text
+
+
 def test_policies_get_the_average_cost_of_a_save(inproc_session, tmp_path):
     class Told:
         def __init__(self):
