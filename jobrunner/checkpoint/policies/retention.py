@@ -239,7 +239,7 @@ class KeepBest(_JoinsRetention):
     n: int | None = 1
     mode: Literal["min", "max"] = "min"
     partial: bool = False
-    threshold: float | None = None
+    threshold: int | float | None = None  # any finite number
 
     def __post_init__(self) -> None:
         if self.n is None and self.threshold is None:
