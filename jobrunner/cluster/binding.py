@@ -305,7 +305,7 @@ class Binding:
             )
         key = self._groups.key_of(task.group)
         # A resume runs some of the init group's tasks.
-        keys = [key, "resume"] if key == "init" else [key]
+        keys = [key, "resume"] if key == "init" else self._groups.variants(key)
         return self.fetch(task.node.name, task.name, keys, output.part)
 
     def _call(self, request: Request, addresses: Sequence[str]) -> dict[str, Reply]:

@@ -109,6 +109,7 @@ def structure_of(task: Task, global_blobs: Collection[tuple[str, str]]) -> str:
             ],
             "kwargs": sorted(task.kwargs),
             "num_instances": task.num_instances,
+            **({"every": task.every} if task.every > 1 else {}),
             "after": sorted(
                 other if isinstance(other, str) else other.full_name for other in task.after
             ),

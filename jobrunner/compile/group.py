@@ -11,8 +11,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
+from msgspec import structs
+
 from jobrunner.compile.blobs import Key
 from jobrunner.compile.plan import (
+    ENDS_EPOCH,
     Argument,
     BlobArgument,
     Capture,
@@ -65,20 +68,28 @@ class GroupCompiler:
         # -> id, and targets in order of first use
         self._crossings: dict[CrossingKey, tuple[int, dict[str, None]]] = {}
 
-    def compile(self, conditions: Sequence[TaskOutput | Blob] = ()) -> GroupPlan:
-        """Compile the group and the stop conditions that are read after it."""
+    def compile(
+        self,
+        conditions: Sequence[TaskOutput | Blob] = (),
+        ends: Sequence[TaskOutput | Blob] = (),
+    ) -> GroupPlan:
+        """Compile the group, the stop conditions read after it, and the `ends` of its epoch."""
         for i, task in enumerate(self.tasks):
             self._add(i, task)
         for i, task in enumerate(self.tasks):
             for other in task.after:
                 self._add_after(i, task, other)
         self._check_cycles()
-        compiled = tuple(self._condition(condition) for condition in conditions)
+        compiled = [self._condition(condition) for condition in conditions]
+        compiled += [
+            structs.replace(end, name=f"{end.name}{ENDS_EPOCH}")
+            for end in map(self._condition, ends)
+        ]
         return GroupPlan(
             name=self.group.name,
             slices=self._slices(),
             crossings=tuple(self._crossing(key) for key in self._crossings),
-            conditions=compiled,
+            conditions=tuple(compiled),
         )
 
     # ---- one task's reads and writes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from jobrunner.compile.blobs import (
     Key,
@@ -20,6 +20,7 @@ from jobrunner.compile.fingerprint import code_of, structure_of
 from jobrunner.compile.gc_pause import gc_paused
 from jobrunner.compile.group import GroupCompiler
 from jobrunner.compile.plan import GroupPlan, Plan, PlannedNode
+from jobrunner.compile.steps import check_no_intervals, check_steps, compile_steps, split_stops
 from jobrunner.define import (
     Blob,
     Job,
@@ -49,18 +50,35 @@ def compile_job(job: Job) -> Plan:
 
     groups: dict[str, GroupPlan] = {}
     made: dict[str, set[Key]] = {}
+    intervals = check_steps(job)
+    stops, last_stops = split_stops(job, global_blobs)
     for name, group in job.groups.items():
-        groups[name] = GroupCompiler(
-            group,
-            tasks[name],
-            global_blobs,
-            available=set().union(*made.values()),
-            updated=updated,
-            groups=job.groups.values(),
-        ).compile(job.stop_conditions if name == "epoch" else ())
-        made[name] = {blob.key for task in tasks[name] for blob in task.output_blobs}.intersection(
-            global_blobs
-        )
+
+        def compile_tasks(
+            some: Sequence[Task],
+            conditions: Sequence[TaskOutput | Blob] = (),
+            ends: Sequence[TaskOutput | Blob] = (),
+            group: TaskGroup = group,
+        ) -> GroupPlan:
+            return GroupCompiler(
+                group,
+                some,
+                global_blobs,
+                available=set().union(*made.values()),
+                updated=updated,
+                groups=job.groups.values(),
+            ).compile(conditions, ends)
+
+        lasting = tasks[name]
+        if name == "epoch":
+            groups |= compile_steps(job, intervals, stops, compile_tasks)
+            if job.steps_per_epoch is None:  # an epoch may end before the others have run
+                lasting = [task for task in lasting if task.every == 1]
+        else:
+            groups[name] = compile_tasks(lasting, last_stops if name == "epoch_end" else ())
+        made[name] = _made_by(lasting, global_blobs)
+    steady = [task for task in tasks["epoch"] if task.every == 1]
+    ended = made["epoch"].union(made.get("epoch_end", ()))
 
     functions = {id(task.fn): task.fn for task in every}
     codes = {number: code_of(fn) for number, fn in functions.items()}
@@ -75,18 +93,24 @@ def compile_job(job: Job) -> Plan:
         checkpointed=checkpointed,
         globals=by_node(global_blobs),
         initial=by_node(made["init"]),
-        lasting=by_node(made["init"] | made["epoch"]),
+        early=by_node(made["init"] | _made_by(steady, global_blobs)),
+        lasting=by_node(made["init"] | ended),
         transient=by_node(blob.key for blob in outputs if blob.transient),
         replicated=replicated,
         partitions=partitions,
         array_options=find_array_options(job, configured),
         structure={key: structure_of(task, global_blobs) for key, task in named.items()},
         code={key: codes[id(task.fn)] for key, task in named.items()},
+        intervals=intervals,
     )
     groups["resume"] = compile_resume(job, plan)
-    for group in job.groups.values():
+    for group in (*job.groups.values(), job.epoch_end_group):
         group.is_compiled = True
     return plan
+
+
+def _made_by(tasks: Iterable[Task], global_blobs: Collection[Key]) -> set[Key]:
+    return {blob.key for task in tasks for blob in task.output_blobs}.intersection(global_blobs)
 
 
 def compile_resume(
@@ -123,6 +147,7 @@ def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
     Whether the other blobs that the group reads exist is checked when it runs.
     """
     check_orphans(group.made, f"The {group.name} group", is_job=False)
+    check_no_intervals(group)
     tasks = group.tasks()
     plan = GroupCompiler(
         group,

@@ -8,13 +8,21 @@ gives the same result as the tasks run one after another in order of definition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from msgspec import Struct
 
 from jobrunner.define import ArrayOptions
+
+ENDS_EPOCH = " (ends the epoch)"
+"""Ends the names of conditions that end an epoch, not the job."""
+
+
+def step_key(due: Sequence[int]) -> str:
+    """The key of the variant of the epoch group with the tasks whose interval is in `due`."""
+    return "epoch" + "".join(f" every {every}" for every in due)
 
 
 class BlobArgument(Struct, frozen=True):
@@ -171,18 +179,21 @@ class Plan(Struct, frozen=True):
 
     job: str
     seed: int
-    steps_per_epoch: int
+    steps_per_epoch: int | None
     epoch_limit: int | None
     nodes: tuple[PlannedNode, ...]
     groups: Mapping[str, GroupPlan]
     """"init", "epoch", "download", "exit", and "resume": the init tasks that run again after every
-    load, on nodes that are not checkpointed and for transient blobs."""
+    load, on nodes that are not checkpointed and for transient blobs. "epoch_end", if the job has
+    one; the variants of "epoch" that `step_group` names."""
     checkpointed: tuple[str, ...]  # the nodes whose workspaces are saved
     globals: Mapping[str, frozenset[str]]
     initial: Mapping[str, frozenset[str]] = {}
     """The global blobs that the init group makes; they exist from epoch 0 on."""
+    early: Mapping[str, frozenset[str]] = {}
+    """Those that the init group or every step makes; they exist from the first step on."""
     lasting: Mapping[str, frozenset[str]] = {}
-    """Those that the init or the epoch group makes; they exist from epoch 1 on."""
+    """Those that an epoch makes, too; they exist from epoch 1 on."""
     transient: Mapping[str, frozenset[str]] = {}
     replicated: Mapping[str, tuple[str, ...]] = {}  # blob -> its nodes
     partitions: Mapping[str, tuple[int, tuple[str, ...]]] = {}
@@ -191,10 +202,35 @@ class Plan(Struct, frozen=True):
     structure: Mapping[str, str] = {}
     """``"group:node/task"`` -> digest, in order of definition; see `compile.fingerprint`."""
     code: Mapping[str, str] = {}
+    intervals: tuple[int, ...] = ()
+    """The `every` of tasks that do not run in every step."""
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether workers can run several epochs by themselves: all steps are alike."""
+        is_even = self.steps_per_epoch is not None and not self.intervals
+        return is_even and "epoch_end" not in self.groups
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The names of the stop conditions."""
+        plans = [plan for plan in self.groups.values() if plan.name in ("epoch", "epoch_end")]
+        names = (condition.name for plan in plans for condition in plan.conditions)
+        return tuple(dict.fromkeys(name for name in names if not name.endswith(ENDS_EPOCH)))
+
+    def step_group(self, step: int) -> str:
+        """The key of the group that runs as step `step` of an epoch, counted from 0."""
+        return step_key([every for every in self.intervals if not (step + 1) % every])
+
+    def ends_epoch(self, steps: int, conditions: Collection[str]) -> bool:
+        """Whether an epoch ends after `steps` steps, with these conditions true after the last."""
+        if self.steps_per_epoch is not None:
+            return steps >= self.steps_per_epoch
+        return any(name.endswith(ENDS_EPOCH) for name in conditions)
 
     def saved_blobs(self, epoch: int) -> dict[str, frozenset[str]]:
         """The blobs of each checkpointed node that a checkpoint of `epoch` contains."""
-        made = self.initial if epoch == 0 else self.lasting
+        made = self.initial if epoch == 0 else self.early if epoch < 1 else self.lasting
         none: frozenset[str] = frozenset()
         return {
             node: made.get(node, none) - self.transient.get(node, none)

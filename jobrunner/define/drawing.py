@@ -220,14 +220,20 @@ def _some(names: list[str]) -> str:
 
 
 def _conditions(job: Job) -> set[Task]:
-    return {end.task for end in job.stop_conditions if isinstance(end, TaskOutput)}
+    ends = (*job.stop_conditions, *job.epoch_end_conditions)
+    return {end.task for end in ends if isinstance(end, TaskOutput)}
 
 
 def _how_often(job: Job, group: str) -> str:
+    if group == "epoch_end":
+        return " (once an epoch)"
     if group != "epoch":
         return ""
-    steps = f", {job.steps_per_epoch} times an epoch" if job.steps_per_epoch > 1 else ""
-    return f" (repeated{steps})"
+    count = job.steps_per_epoch
+    steps = "" if count == 1 else f", {count} times an epoch" if count else ", many times an epoch"
+    rare = sorted({task.every for task in job.epoch_group.tasks()} - {1})
+    tasks = f"; some tasks every {' or '.join(map(str, rare))} steps" if rare else ""
+    return f" (repeated{steps}{tasks})"
 
 
 def _end_of(job: Job) -> str:

@@ -1,4 +1,4 @@
-"""The job: four task groups and the conditions that end it."""
+"""The job: its task groups, and the conditions that end it and its epochs."""
 
 from __future__ import annotations
 
@@ -29,12 +29,16 @@ class Job(Active):
     name : str, optional
     init_group, epoch_group, download_group, exit_group : TaskGroup, optional
         By default a new, empty group.
+    epoch_end_group : TaskGroup, optional
+        Runs once at the end of each epoch, after its last step: validation, for example. By default
+        a new, empty group.
     stop_conditions : sequence of TaskOutput or Blob, optional
     nodes_to_checkpoint : sequence of Node or str, optional
         By default the nodes of the init group, and those on which the epoch group makes global
         blobs.
-    steps_per_epoch : int
-        How often the epoch group runs per epoch. Stop conditions are read after the last run.
+    steps_per_epoch : int or None
+        How many steps an epoch has: how often the epoch group runs. None: as many as it takes until
+        a condition that you gave to `end_epoch_when` is true.
     seed : int
         The seed of every ``current_task().rng``: from 0 to 2**64 - 1.
 
@@ -52,7 +56,7 @@ class Job(Active):
     _active = ContextVar("jobrunner_jobs", default=())
 
     @checked(
-        steps_per_epoch=COUNT,
+        steps_per_epoch=Rule("an int >= 1 or None", lambda it: it is None or COUNT.fits(it)),
         seed=Rule("an int >= 0 and < 2**64", lambda it: NATURAL.fits(it) and it < 1 << 64),
     )
     def __init__(
@@ -61,16 +65,18 @@ class Job(Active):
         *,
         init_group: TaskGroup | None = None,
         epoch_group: TaskGroup | None = None,
+        epoch_end_group: TaskGroup | None = None,
         download_group: TaskGroup | None = None,
         exit_group: TaskGroup | None = None,
         stop_conditions: Sequence[TaskOutput | Blob] | None = None,
         nodes_to_checkpoint: Sequence[Node | str] | None = None,
-        steps_per_epoch: int = 1,
+        steps_per_epoch: int | None = 1,
         seed: int = 0,
     ) -> None:
         self.name = check_name("job" if name is None else name, "job")
         self.init_group = self._adopt(init_group, "init")
         self.epoch_group = self._adopt(epoch_group, "epoch")
+        self.epoch_end_group = self._adopt(epoch_end_group, "epoch_end")
         self.download_group = self._adopt(download_group, "download")
         self.exit_group = self._adopt(exit_group, "exit")
         where = f"Job {self.name!r}"
@@ -78,6 +84,7 @@ class Job(Active):
         self.seed = seed
         self.epoch_limit: int | None = None
         self.stop_conditions: list[TaskOutput | Blob] = []
+        self.epoch_end_conditions: list[TaskOutput | Blob] = []
         for condition in self._listed("stop_conditions", stop_conditions):
             self.add_stop_condition(condition)
         self._nodes_to_checkpoint: list[Node] | None = None
@@ -89,8 +96,10 @@ class Job(Active):
 
     @property
     def groups(self) -> dict[str, TaskGroup]:
-        """The four groups, in the order they run."""
-        groups = (self.init_group, self.epoch_group, self.download_group, self.exit_group)
+        """The groups by name, in the order they run; an epoch end group only if it does anything."""
+        end = self.epoch_end_group
+        ends = [end] if end.tasks() or end.reports else []
+        groups = (self.init_group, self.epoch_group, *ends, self.download_group, self.exit_group)
         return {group.name: group for group in groups}
 
     @classmethod
@@ -110,20 +119,24 @@ class Job(Active):
             A task stands for its first output. A blob must name its node. An array must have one
             element.
         """
-        self.epoch_group.check_open("a stop condition")
-        if isinstance(condition, Task):
-            condition = condition.output()
-        if not isinstance(condition, TaskOutput | Blob):
+        self.stop_conditions.append(self._condition(condition, "stop condition"))
+
+    def end_epoch_when(self, condition: TaskOutput | Blob | Task) -> None:
+        """End an epoch after the first of its steps that ends with ``bool(condition)`` true.
+
+        For ``Job(steps_per_epoch=None)``. With several conditions, any of them ends the epoch.
+
+        Parameters
+        ----------
+        condition : TaskOutput, Blob or Task
+            As for `add_stop_condition`. It must have a value after every step.
+        """
+        if self.steps_per_epoch is not None:
             raise DefinitionError(
-                f"Job {self.name!r}: a stop condition must be a TaskOutput or a Blob; got "
-                f"{type(condition).__name__}."
+                f"Job {self.name!r}: each epoch has steps_per_epoch={self.steps_per_epoch}, so no "
+                f"condition can end it. Write Job(steps_per_epoch=None)."
             )
-        if isinstance(condition, Blob) and condition.node is None:
-            raise DefinitionError(
-                f"Job {self.name!r}: the stop condition {condition!r} names no node; write "
-                f"node[{condition.name!r}]."
-            )
-        self.stop_conditions.append(condition)
+        self.epoch_end_conditions.append(self._condition(condition, "condition that ends an epoch"))
 
     def nodes_to_checkpoint(self) -> list[Node]:
         """The nodes whose workspaces are saved: those given to `Job`, or its default."""
@@ -131,7 +144,7 @@ class Job(Active):
             return list(dict.fromkeys(self._nodes_to_checkpoint))
         makers = (
             task.node
-            for task in self.epoch_group.tasks()
+            for task in (*self.epoch_group.tasks(), *self.epoch_end_group.tasks())
             if task.output_blobs and task.blob_type is WorkspaceType.GLOBAL
         )
         return list(dict.fromkeys([*self.init_group.used_nodes(), *makers]))
@@ -199,6 +212,22 @@ class Job(Active):
             return list(values or ())
         raise DefinitionError(f"Job {self.name!r}: {what} must be a list; got {values!r}.")
 
+    def _condition(self, condition: object, what: str) -> TaskOutput | Blob:
+        self.epoch_group.check_open(f"a {what}")
+        if isinstance(condition, Task):
+            condition = condition.output()
+        if not isinstance(condition, TaskOutput | Blob):
+            raise DefinitionError(
+                f"Job {self.name!r}: a {what} must be a TaskOutput or a Blob; got "
+                f"{type(condition).__name__}."
+            )
+        if isinstance(condition, Blob) and condition.node is None:
+            raise DefinitionError(
+                f"Job {self.name!r}: the {what} {condition!r} names no node; write "
+                f"node[{condition.name!r}]."
+            )
+        return condition
+
     def _adopt(self, group: TaskGroup | None, name: str) -> TaskGroup:
         group = TaskGroup() if group is None else group
         where = f"Job {self.name!r}: the {name} group"
@@ -216,6 +245,7 @@ class Job(Active):
         roles = {
             "init": self.init_group,
             "epoch": self.epoch_group,
+            "epoch_end": self.epoch_end_group,
             "download": self.download_group,
             "exit": self.exit_group,
         }

@@ -115,6 +115,10 @@ class Task:
     num_instances : int
         Number of calls, which run concurrently in threads. ``current_task().instance`` is the
         number of a call. The task returns the list of their values.
+    every : int
+        For a task of the epoch group: run it only in each step of an epoch whose number, counted
+        from 1, is a multiple of this. The other steps run as if it was not there, so what reads
+        its `TaskOutput` must be a task of the same interval, or of a multiple of it.
     transient_errors : type or tuple of types
         Exceptions after which a `JobRunner` resumes from the last recorded epoch, as after a lost
         worker, up to `max_restarts` times. Other exceptions end the run.
@@ -128,7 +132,7 @@ class Task:
         An argument is invalid.
     """
 
-    @checked(num_instances=COUNT)
+    @checked(num_instances=COUNT, every=COUNT)
     def __init__(
         self,
         fn: Callable[..., Any],
@@ -142,6 +146,7 @@ class Task:
         group: TaskGroup | None = None,
         workspace_type: WorkspaceType | WorkspaceTypeName | None = None,
         num_instances: int = 1,
+        every: int = 1,
         transient_errors: type[BaseException] | tuple[type[BaseException], ...] = (),
         after: After = (),
     ) -> None:
@@ -166,6 +171,7 @@ class Task:
         self.output_blobs = self._own_blobs(outputs, "outputs")
         self.workspace_type = as_workspace_type(workspace_type, f"Task {self.full_name!r}")
         self.num_instances = num_instances
+        self.every = every
         self.transient_errors = sequence(transient_errors)
         self.after: tuple[Task | str, ...] = sequence(after)
         self._check()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from jobrunner.compile import Plan
 from jobrunner.run.losses import Losses
 from jobrunner.run.result import RunResult, SaveReport
+from jobrunner.worker import GroupResult
 
 Step = Literal["run an epoch", "finish", "stop", "move"]
 
@@ -24,6 +26,7 @@ class State:
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)  # by epoch
     saves: list[SaveReport] = field(default_factory=list)  # successful or not
     epoch_seconds: float = float("inf")  # the last epoch's
+    num_steps: int = 0  # the last epoch's, if it was not run in a batch
     under_way: range = range(0)  # the epochs that workers run now; empty: nodes are placed
     is_careful: bool = False  # workers run one task at a time and report it before it begins
     most_workers: int = 0  # the most in use at once so far
@@ -88,6 +91,34 @@ def next_step(
     if is_recorded and (is_leaving or has_room):
         return "move"
     return "run an epoch"
+
+
+def each_step(
+    plan: Plan, first: int, run: Callable[[str, int], GroupResult]
+) -> Iterator[tuple[int, GroupResult, bool]]:
+    """Run an epoch from step `first` on, counted from 0, and its end group after the last step.
+
+    `run` runs a group, given its key and the step. Yields after each step how many are done, its
+    result, and whether the epoch has ended; the last result includes that of the end group.
+    """
+    step, has_ended = first, False
+    while not has_ended:
+        result = run(plan.step_group(step), step)
+        step += 1
+        has_ended = plan.ends_epoch(step, result.stopped)
+        if has_ended and "epoch_end" in plan.groups:
+            last = run("epoch_end", step)
+            stopped = (*result.stopped, *last.stopped)
+            result = replace(
+                last,
+                seconds=result.seconds + last.seconds,
+                stopped=tuple(name for name in plan.stops if name in stopped),
+                metrics={**result.metrics, **last.metrics},
+            )
+        elif has_ended and plan.steps_per_epoch is None:
+            stopped = tuple(name for name in plan.stops if name in result.stopped)
+            result = replace(result, stopped=stopped)
+        yield step, result, has_ended
 
 
 def remainder(

@@ -156,14 +156,13 @@ def rebuild(
 
 def recorded_stops(plan: Plan, record: Mapping[str, Any]) -> tuple[str, ...]:
     """The stop conditions that were true at a recorded epoch, among those the job still has."""
-    names = {condition.name for condition in plan.groups["epoch"].conditions}
-    return tuple(name for name in record["details"].get("stopped_by", ()) if name in names)
+    return tuple(name for name in record["details"].get("stopped_by", ()) if name in plan.stops)
 
 
 def steps_done(plan: Plan, record: Mapping[str, Any]) -> int:
     """How many steps of its epoch a checkpoint contains; 0: all."""
     done = steps_in(record)
-    if done and done >= plan.steps_per_epoch:
+    if plan.steps_per_epoch is not None and 0 < plan.steps_per_epoch <= done:
         raise PlanMismatchError(
             f"Epoch {record['epoch']} was saved after step {done}, but the epochs of job "
             f"{plan.job!r} have steps_per_epoch={plan.steps_per_epoch}, so the run cannot resume "

@@ -18,7 +18,7 @@ from jobrunner.errors import (
     TaskFailedError,
 )
 from jobrunner.run.callbacks import Callbacks
-from jobrunner.run.decisions import State, Step, next_step
+from jobrunner.run.decisions import State, Step, each_step, next_step
 from jobrunner.run.load import finish_load, load_newest, recorded_stops, steps_done
 from jobrunner.run.losses import Loss, Losses, is_transient
 from jobrunner.run.result import RunResult, SaveReport
@@ -198,6 +198,7 @@ class Run:
         epoch = state.epoch + 1
         if (
             state.steps_done
+            or not self.plan.can_batch
             or runner.stop_reason
             or self.binding.leaving
             or runner.epoch_deadline_seconds is not None
@@ -222,29 +223,34 @@ class Run:
         # An epoch resumed in the middle already has metrics.
         metrics = state.metrics.pop(epoch, {}) if first_step else {}
         self.callbacks.notify("on_epoch_start", epoch)
-        last_step = self.plan.steps_per_epoch
-        for step in range(first_step, last_step):
-            self.callbacks.notify("on_step_start", epoch, step + 1)
+
+        def run(group: str, step: int) -> GroupResult:
+            is_step = group != "epoch_end"
+            if is_step:
+                self.callbacks.notify("on_step_start", epoch, step + 1)
             outcome = self.binding.run(
-                "epoch",
+                group,
                 epoch=epoch,
                 step=step,
                 deadline_seconds=self.runner.epoch_deadline_seconds,
                 task_deadline_seconds=self.runner.task_deadline_seconds,
                 is_careful=state.is_careful,
             )
+            if is_step:
+                self.callbacks.notify("on_step", epoch, step + 1, outcome.seconds, outcome.metrics)
+            return outcome
+
+        for done, outcome, has_ended in each_step(self.plan, first_step, run):
             metrics.update(outcome.metrics)
-            self.callbacks.notify("on_step", epoch, step + 1, outcome.seconds, outcome.metrics)
-            if step + 1 < last_step:
+            if not has_ended:
                 stops = bool(self.runner.stop_reason) and self.saver.can_save
-                if stops or self.saver.is_due(epoch, step + 1):
-                    self._save(epoch, metrics, step + 1)
+                if stops or self.saver.is_due(epoch, done):
+                    self._save(epoch, metrics, done)
                 if stops:
                     self.saver.wait()
-                    raise self.resumption.stopped(
-                        epoch - 1,
-                        f"step {step + 1} of epoch {epoch} has ended",
-                    )
+                    why = f"step {done} of epoch {epoch} has ended"
+                    raise self.resumption.stopped(epoch - 1, why)
+        state.num_steps = done
         seconds = time.monotonic() - started
         self._note_end(epoch, replace(outcome, seconds=seconds, metrics=metrics))
         self._save_if_due()
@@ -265,7 +271,8 @@ class Run:
         epoch = self.state.epoch
         # The state must be recorded before the nodes leave their workspaces.
         then = self._next_step(is_recorded=True)
-        if self.saver.is_due(epoch, self.plan.steps_per_epoch) or then != "run an epoch":
+        steps = self.plan.steps_per_epoch or self.state.num_steps
+        if self.saver.is_due(epoch, steps, has_ended=True) or then != "run an epoch":
             self._save(epoch, self.state.metrics[epoch])
         if then in ("stop", "move"):
             self.saver.wait()

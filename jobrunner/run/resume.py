@@ -82,7 +82,8 @@ def plan_resume(
     )
     steps = [f"load epoch {epoch}" + (f", saved after step {step}" if step else "")]
     if step:
-        steps.append(f"steps {step + 1} to {plan.steps_per_epoch} of epoch {epoch}")
+        last = "the last" if plan.steps_per_epoch is None else plan.steps_per_epoch
+        steps.append(f"steps {step + 1} to {last} of epoch {epoch}")
     if left == "epochs":
         steps.append(_epochs(plan, epoch + 1))
     if left != "nothing":
@@ -194,7 +195,7 @@ def _first_steps(plan: Plan, *saves: str) -> tuple[str, ...]:
 
 
 def _epochs(plan: Plan, first: int) -> str:
-    ends = [condition.name for condition in plan.groups["epoch"].conditions]
+    ends = [*plan.stops]
     ends += [] if plan.epoch_limit is None else [f"epoch {plan.epoch_limit}"]
     return f"epochs from {first} until {' or '.join(ends)}"
 

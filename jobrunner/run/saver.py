@@ -111,7 +111,7 @@ class NullSaver:
     def epochs_until(self, epoch: int) -> int | None:
         """No save limits the length of a batch of epochs."""
 
-    def is_due(self, epoch: int, step: int) -> bool:
+    def is_due(self, epoch: int, step: int, *, has_ended: bool = False) -> bool:
         """No save is ever due."""
         return False
 
@@ -208,12 +208,12 @@ class Saver:
 
         None: the policy saves by time. A requested save waits until these epochs have ended.
         """
-        return epochs_until(self._manager.save_policy, epoch, self._plan.steps_per_epoch)
+        return epochs_until(self._manager.save_policy, epoch, self._plan.steps_per_epoch or 1)
 
-    def is_due(self, epoch: int, step: int) -> bool:
+    def is_due(self, epoch: int, step: int, *, has_ended: bool = False) -> bool:
         """Whether the policy or the user asks to save after step `step` of `epoch`, from 1 on.
 
-        Also reports a save in the background that has ended, and raises its error as `save` does.
+        `has_ended`: it was the last step, and the epoch end group has run. Also reports a save in the background that has ended, and raises its error as `save` does.
         """
         save = self._in_flight
         if save is not None and not save.thread.is_alive():
@@ -226,6 +226,7 @@ class Saver:
             # The mean, not the median, so that rare expensive saves count in full.
             statistics.fmean(self._stalls) if self._stalls else None,
             self._in_flight is not None,
+            has_ended and self._plan.steps_per_epoch is None,
         )
         if self._has_lock and self._manager.commits.take_request():
             self._save_now.set()

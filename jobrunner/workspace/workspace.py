@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,14 +93,14 @@ class Workspace:
         self.remember(blobs, name, known)
         return known
 
-    def result(self, groups: Iterable[str], task: str, part: int) -> Any:
-        """Return part of a task's return value in the last run of one of the groups.
+    def result(self, groups: Collection[str], task: str, part: int) -> Any:
+        """Return part of a task's return value in the last of the groups' runs that has it.
 
         Raises `ExecutionError` if it was not retained, and `TypeError` if it cannot be copied.
         """
-        for group in groups:
-            values = self.retained.get(group, {})
-            if (task, part) in values:
+        for group in reversed(self.retained):  # in the order of their last runs
+            values = self.retained[group]
+            if group in groups and (task, part) in values:
                 value = values[task, part]
                 if isinstance(value, TypeError):
                     raise value

@@ -20,31 +20,38 @@ class Moment:
         The epoch that is running, or has just ended.
     step : int
         The number of steps of this epoch that have ended, at least 1.
-    steps_per_epoch : int
+    steps_per_epoch : int or None
+        None if it is not known; see `Job.end_epoch_when`.
     seconds_since_save : float
         Time since the last save began, or since the run began.
     seconds_to_save : float or None
         Mean time that the epochs waited for each of the last few saves; None before the first.
     is_saving : bool
         Whether a save in the background is still being written; another one would wait for it.
+    has_ended : bool
+        Whether this step was the last of an epoch whose number of steps was not known.
     """
 
     epoch: int
     step: int
-    steps_per_epoch: int
+    steps_per_epoch: int | None
     seconds_since_save: float
     seconds_to_save: float | None = None
     is_saving: bool = False
+    has_ended: bool = False
 
     @property
     def is_boundary(self) -> bool:
         """Whether the epoch has ended."""
-        return self.step == self.steps_per_epoch
+        return self.has_ended or self.step == self.steps_per_epoch
 
     @property
     def total_steps(self) -> int:
-        """The number of steps since epoch 0, including those before a resume."""
-        return (self.epoch - 1) * self.steps_per_epoch + self.step
+        """The number of steps since epoch 0, including those before a resume.
+
+        If `steps_per_epoch` is None, the number of steps of this epoch.
+        """
+        return (self.epoch - 1) * (self.steps_per_epoch or 0) + self.step
 
 
 @runtime_checkable
@@ -104,7 +111,8 @@ class SaveEvery(_JoinsSaves):
         Save after each epoch whose number is a multiple of this.
     steps : int, optional
         Save each time the epoch group has run this often, counted from epoch 0. With
-        ``Job(steps_per_epoch=)`` this also saves in the middle of an epoch.
+        ``Job(steps_per_epoch=)`` this also saves in the middle of an epoch. If the number of steps
+        is not known, count from the start of each epoch, and save at the end of each.
     seconds : float, optional
         Save after the first step that ends this long or longer after the last save began.
 
@@ -135,7 +143,7 @@ class SaveEvery(_JoinsSaves):
         """See `SavePolicy`."""
         if self.epochs is not None and moment.is_boundary and not moment.epoch % self.epochs:
             return True
-        if self.steps is not None and not moment.total_steps % self.steps:
+        if self.steps is not None and self._is_step_due(moment, self.steps):
             return True
         return self.seconds is not None and moment.seconds_since_save >= self.seconds
 
@@ -146,6 +154,11 @@ class SaveEvery(_JoinsSaves):
             epochs, rest = divmod(self.steps, steps_per_epoch)
             intervals.append(1 if rest else epochs)
         return _least(interval - (epoch - 1) % interval for interval in intervals)
+
+    @staticmethod
+    def _is_step_due(moment: Moment, steps: int) -> bool:
+        done = moment.total_steps
+        return not done % steps or moment.has_ended
 
 
 @checked(max_overhead=number("a number > 0 and < 1, for example 0.03", lambda it: 0 < it < 1))

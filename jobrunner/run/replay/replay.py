@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from jobrunner.checkpoint import REGISTERED_CODECS, Codec, Loader
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import changes, describe
 from jobrunner.define import Job
+from jobrunner.run.decisions import each_step
 from jobrunner.run.load import Loaded, finish_load, load, rebuild, required_blobs, steps_done
 from jobrunner.run.replay.compare import compare_bits, count_equal, format_difference
 from jobrunner.run.replay.tracing import Call, Dataflow, Trace, read_trace, traced
@@ -190,36 +191,33 @@ class Replay:
         self._binding: Binding = self._session.bind(self._plan, wait_seconds=self._wait_seconds)
         trace, flow, groups = Trace(), Dataflow(), dict(self._plan.groups)
 
-        def run(group: str, epoch: int, step: int = 0) -> None:
+        def run(group: str, step: int = 0, *, epoch: int) -> GroupResult:
             logger.info("Replay: %s group, epoch %d, step %d", group, epoch, step)
             result = self._run(group, epoch, step)
-            trace.update(read_trace(result.metrics, group, epoch, step))
-            flow.add_run(groups[group], group, epoch, step)
+            trace.update(read_trace(result.metrics, groups[group].name, epoch, step))
+            flow.add_run(groups[group], groups[group].name, epoch, step)
+            return result
 
         if self._from is None:
-            run("init", 0)
+            run("init", epoch=0)
         else:
             loaded = self._load(self._from)
             groups["resume"] = loaded.resume_group
-            finish_load(self._binding, loaded, run)
+            finish_load(self._binding, loaded, lambda group, epoch: run(group, epoch=epoch))
             for node, names in loaded.waiting.items():
                 for name in names:  # no run made the state that was loaded into this object
                     flow.blobs.pop((node, name), None)
-        for epoch, step in self._steps():
-            run("epoch", epoch, step)
+        first = (self._from or 0) + (not self._first_step)
+        for epoch in range(first, self._epoch + 1):
+            start = self._first_step if epoch == self._from else 0
+            run_step = partial(run, epoch=epoch)
+            for done, _, _ in each_step(self._plan, start, run_step):
+                if epoch == self._epoch and done == self._last_step:
+                    break
         return trace, flow
 
     def _run(self, group: str, epoch: int, step: int = 0) -> GroupResult:
         return self._binding.run(group, epoch=epoch, step=step, **self._deadlines)
-
-    def _steps(self) -> Iterator[tuple[int, int]]:
-        """The epoch and step of each run of the epoch group."""
-        first = (self._from or 0) + (not self._first_step)
-        for epoch in range(first, self._epoch + 1):
-            start = self._first_step if epoch == self._from else 0
-            stop = self._last_step if epoch == self._epoch else 0
-            for step in range(start, stop or self._plan.steps_per_epoch):
-                yield epoch, step
 
     def _load(self, epoch: int) -> Loaded:
         loaded = load(self._session, self._binding, self._job, self._manager, epoch)

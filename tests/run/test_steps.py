@@ -1,0 +1,259 @@
+"""Tasks that run every k steps, once an epoch, and epochs that a condition ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobrunner import (
+    DefinitionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    SaveEvery,
+    Session,
+    Task,
+    TaskFailedError,
+    current_task,
+    epoch_limiter,
+)
+
+CALLS: list[tuple[str, int | None, int]] = []
+"""Tasks that ran, with epoch and step; they run in this process."""
+
+
+@pytest.fixture
+def session(inproc_session: Session) -> Session:
+    return inproc_session
+
+
+@pytest.fixture(autouse=True)
+def _calls() -> None:
+    CALLS.clear()
+
+
+def note(*values: Any) -> list[Any]:
+    task = current_task()
+    CALLS.append((task.name, task.epoch, task.step))
+    task.report(**{task.name: len(CALLS)})
+    return [task.name, task.epoch, task.step, float(task.rng.random()), *values]
+
+
+def calls(name: str) -> list[tuple[int | None, int]]:
+    return [(epoch, step) for task, epoch, step in CALLS if task == name]
+
+
+def train(path: Path, epochs: int = 2, **options: Any) -> tuple[Job, JobRunner]:
+    """Four steps an epoch on node a; a report every two; validation on node b once an epoch."""
+    with Job("j", steps_per_epoch=4) as job:
+        with job.init_group:
+            Task(list, outputs="w", node="a")
+            Task(list, outputs="loss", node="b")
+        Task(note, "w", "w", name="train", node="a")
+        rare = Task(note, "w", name="rare", node="a", every=2)
+        Task(note, rare.output(), "seen", name="reader", node="b", every=2, workspace_type="global")
+        with job.epoch_end_group:
+            Task(note, [job_blob("a", "w"), "seen"], "loss", name="validate", node="b")
+    epoch_limiter(job, epochs)
+    manager = MultiNodeCheckpointManager(path, **options)
+    return job, JobRunner(job, manager)
+
+
+def job_blob(node: str, name: str) -> Any:
+    from jobrunner import Node
+
+    return Node(node)[name]
+
+
+def test_tasks_run_every_k_steps_and_once_an_epoch(session: Session, tmp_path: Path) -> None:
+    job, runner = train(tmp_path)
+    rare = job.epoch_group.find("a", "rare")
+    assert rare is not None
+    result = runner.run(session)
+    assert result.epoch == 2
+    assert calls("train") == [(e, s) for e in (1, 2) for s in range(4)]
+    assert calls("rare") == calls("reader") == [(1, 1), (1, 3), (2, 1), (2, 3)]
+    assert calls("validate") == [(1, 4), (2, 4)]
+    assert [set(row) for row in result.metrics[-2:]] == [
+        {"epoch", "train", "rare", "reader", "validate"}
+    ] * 2
+    # The end group read what the last step had written, and its result is in the checkpoint.
+    assert MultiNodeCheckpointManager(tmp_path).open(2)["b"]["loss"][4][:3] == ["train", 2, 3]
+    # The last value stays, whichever steps came after.
+    assert rare.output().fetch()[1:3] == [2, 3]
+
+
+@pytest.mark.parametrize("last", [2, 5, 6, 7, 8])
+def test_a_run_interrupted_at_any_step_gives_the_same_bits(
+    session: Session, tmp_path: Path, last: int
+) -> None:
+    _, runner = train(tmp_path / "whole")
+    runner.run(session)
+    whole = MultiNodeCheckpointManager(tmp_path / "whole").open(2)
+    _, runner = train(tmp_path / "parts", save=SaveEvery(steps=1))
+    asked = iter([*[False] * last, True])
+
+    class Stop:
+        def on_save(self, report: Any) -> None:
+            if next(asked, False):
+                raise KeyboardInterrupt
+
+    stopped = train(tmp_path / "parts", save=SaveEvery(steps=1))[1]
+    stopped.callbacks = (Stop(),)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run(session)
+    again = train(tmp_path / "parts", save=SaveEvery(steps=1))[1]
+    again.run(session)
+    parts = MultiNodeCheckpointManager(tmp_path / "parts").open(2)
+    for node in ("a", "b"):
+        assert {k: str(v) for k, v in whole[node].items()} == {
+            k: str(v) for k, v in parts[node].items()
+        }
+    assert again.replay(session, 2).is_equal
+
+
+def read(at: list[int], counts: list[int]) -> bool:
+    task = current_task()
+    assert task.epoch is not None
+    CALLS.append((task.name, task.epoch, task.step))
+    at[0] += 1
+    if at[0] == counts[task.epoch - 1]:
+        at[0] = 0
+    return at[0] == 0
+
+
+def read_all(counts: list[int], *, limit: int = 3) -> Job:
+    """Epochs of `counts` steps, which a condition ends."""
+    with Job("j", steps_per_epoch=None) as job:
+        with job.init_group:
+            Task(lambda: [0], outputs="at", node="a")
+        job.end_epoch_when(Task(read, updates="at", kwargs={"counts": counts}, node="a"))
+        Task(note, name="rare", node="b", every=2)
+        with job.epoch_end_group:
+            Task(note, name="validate", node="b")
+    epoch_limiter(job, limit)
+    return job
+
+
+def test_a_condition_ends_an_epoch(session: Session, tmp_path: Path) -> None:
+    steps = [(1, 0), (1, 1), (2, 0), (3, 0), (3, 1), (3, 2)]
+    JobRunner(read_all([2, 1, 3])).run(session)
+    assert calls("read") == steps
+    assert calls("rare") == [(1, 1), (3, 1)]
+    assert calls("validate") == [(1, 2), (2, 1), (3, 3)]
+    manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(steps=2))
+    JobRunner(read_all([2, 1, 3]), manager).run(session)
+    assert list(filter(lambda e: int(e) == e, manager.epochs())) == [0, 1, 2, 3]
+    report = JobRunner(read_all([2, 1, 3]), manager).replay(session, 3)
+    assert report.is_equal
+
+
+def test_a_stop_condition_may_be_of_the_epoch_end_group(session: Session) -> None:
+    with Job("j", steps_per_epoch=3) as job:
+        with job.init_group:
+            Task(int, outputs="n", node="a")
+        Task(lambda n: n + 1, "n", "n", node="a")
+        with job.epoch_end_group:
+            met = Task(lambda n: n >= 6, "n", name="met", node="a")
+    job.add_stop_condition(met)
+    assert "validate" not in repr(job)
+    result = JobRunner(job).run(session)
+    assert (result.epoch, result.stopped_by) == (2, "a/met")
+    assert "stop" not in JobRunner(job).plan_resume().reason
+    assert any("until a/met" in step for step in JobRunner(job).plan_resume().steps)
+
+
+def fails(define: Any, **options: Any) -> str:
+    with Job("j", **options) as job:
+        with job.init_group:
+            Task(int, outputs="n", node="a")
+        define(job)
+    epoch_limiter(job, 1)
+    with pytest.raises(DefinitionError) as caught:
+        job.compile()
+    return str(caught.value)
+
+
+def test_what_cannot_run_is_refused_by_name() -> None:
+    def reads_rare(job: Job) -> None:
+        rare = Task(int, name="rare", node="a", every=2)
+        Task(note, rare.output(), name="often", node="b", every=3)
+
+    assert "'b/often' reads the output of 'a/rare'" in fails(reads_rare, steps_per_epoch=6)
+
+    def reads_private(job: Job) -> None:
+        Task(int, outputs="p", node="a", every=2)
+        Task(note, "p", name="often", node="a")
+
+    found = fails(reads_private, steps_per_epoch=6)
+    assert found.startswith("In steps in which the tasks with every=2 do not run: Task 'a/often'")
+
+    def too_rare(job: Job) -> None:
+        Task(int, name="rare", node="a", every=2)
+
+    assert "'a/rare' would never run: it runs every 2 steps, and an epoch has 1" in fails(too_rare)
+
+    def in_exit(job: Job) -> None:
+        with job.exit_group:
+            Task(int, name="rare", node="a", every=2)
+
+    assert "the exit group has no steps" in fails(in_exit)
+    endless = fails(lambda job: None, steps_per_epoch=None)
+    assert "no condition that ends an epoch" in endless
+
+    def ends_rarely(job: Job) -> None:
+        job.end_epoch_when(Task(bool, name="rare", node="a", every=2))
+
+    assert "does not run in every step" in fails(ends_rarely, steps_per_epoch=None)
+
+    def stops_rarely(job: Job) -> None:
+        job.add_stop_condition(Task(bool, name="rare", node="a", every=2))
+
+    assert "has no value at the end of an epoch" in fails(stops_rarely, steps_per_epoch=3)
+    with pytest.raises(DefinitionError, match="no condition can end it"):
+        Job("j").end_epoch_when(job_blob("a", "n"))
+    with pytest.raises(DefinitionError, match="steps_per_epoch must be an int >= 1 or None"):
+        Job("j", steps_per_epoch=0)
+
+
+def test_a_stop_condition_may_be_of_a_task_that_runs_in_the_last_step(session: Session) -> None:
+    with Job("j", steps_per_epoch=4) as job:
+        with job.init_group:
+            Task(int, outputs="n", node="a")
+        Task(lambda n: n + 1, "n", "n", node="a")
+        met = Task(lambda n: n >= 6, "n", name="met", node="a", every=2)
+    job.add_stop_condition(met)
+    assert JobRunner(job).run(session).epoch == 2
+
+
+def test_a_failure_in_the_end_group_repeats_only_what_was_not_saved(
+    session: Session, tmp_path: Path
+) -> None:
+    fail = True
+
+    def validate() -> None:
+        if fail:
+            raise ValueError
+
+    with Job("j", steps_per_epoch=2) as job:
+        with job.init_group:
+            Task(list, outputs="w", node="a")
+        Task(note, "w", "w", name="train", node="a")
+        with job.epoch_end_group:
+            Task(validate, node="a")
+    epoch_limiter(job, 1)
+    manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(steps=1))
+    with pytest.raises(TaskFailedError, match="validate"):
+        JobRunner(job, manager).run(session)
+    fail = False
+    JobRunner(job, manager).run(session)
+    assert calls("train") == [(1, 0), (1, 1), (1, 1)]
+
+
+def test_drawings_show_steps() -> None:
+    job = read_all([1])
+    html = job._repr_html_()
+    assert "epoch (repeated, many times an epoch; some tasks every 2 steps)" in html
+    assert "epoch_end (once an epoch)" in html
