@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, compress, repeat
+from operator import is_, not_
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ MAPPINGS: frozenset[type] = frozenset(
 ATTRIBUTED: frozenset[type] = frozenset({collections.OrderedDict, collections.Counter})
 LEAVES: frozenset[type] = frozenset({set, bytearray, np.void, np.record})
 """Types whose `copy()` is enough: what they hold cannot change, or counts as one value."""
-_MARSHALLED: frozenset[type] = frozenset(
+MARSHALLED: frozenset[type] = frozenset(
     {list, dict, tuple, set, type(None), bool, int, float, complex, str, bytes}
 )
 
@@ -49,7 +50,7 @@ class Form(Enum):
 
     CONSTANT = "nothing"
     FLAT = "only the value itself: its `copy()` is enough"
-    TREE = "only lists, dicts, tuples and some sets, of numbers and strings"
+    TREE = "only lists, dicts, tuples and some sets, of numbers and strings, in any container"
     PLAIN = "only built-in containers"
     OTHER = "arrays, tensors or objects too"
 
@@ -136,7 +137,7 @@ def survey(value: Any) -> Contents:
             contents.form = Form.CONSTANT
         elif issubclass(top, np.ndarray):
             contents.form = Form.OTHER
-    elif {top, *contents.kinds} <= _MARSHALLED and 2 * num_sets <= len(contents.parts):
+    elif _is_tree(value, contents.kinds) and 2 * num_sets <= len(contents.parts):
         contents.form = Form.TREE
     elif np.ndarray not in kinds and all(map(is_plain, kinds)):
         contents.form = Form.PLAIN
@@ -145,17 +146,26 @@ def survey(value: Any) -> Contents:
     return contents
 
 
+def _is_tree(value: Any, kinds: set[type]) -> bool:
+    """Whether `marshal` can copy what is in a container of built-in type."""
+    top = type(value)
+    is_known = top in MARSHALLED or top in SEQUENCES or top in MAPPINGS
+    return is_known and kinds <= MARSHALLED and not (top in ATTRIBUTED and vars(value))
+
+
 def _once(contents: Contents, alike: list[Any], found: set[int]) -> list[Any]:
     """Return those of a level's parts that were not found before, each once; note the others."""
-    counts = list(map(sys.getrefcount, alike))
-    held = [part for part, count in zip(alike, counts, strict=True) if count > SOLE_PART]
-    sole = [part for part, count in zip(alike, counts, strict=True) if count <= SOLE_PART]
+    is_held = list(map(SOLE_PART.__lt__, map(sys.getrefcount, alike)))
+    held = list(compress(alike, is_held))
+    sole = [] if len(held) == len(alike) else list(compress(alike, map(not_, is_held)))
     ids = list(map(id, held))
     once = dict(zip(ids, held, strict=True))
-    for key, count in collections.Counter(ids).items():
-        if again := count - (key not in found):
-            contents.ties[key] = contents.ties.get(key, 0) + again
-    new = [part for key, part in once.items() if key not in found]
+    known = found & once.keys()
+    if known or len(once) < len(ids):
+        for key, count in collections.Counter(ids).items():
+            if again := count - (key not in known):
+                contents.ties[key] = contents.ties.get(key, 0) + again
+    new = [part for key, part in once.items() if key not in known]
     found.update(once)
     contents.held += new
     return sole + new
@@ -174,18 +184,23 @@ def _is_constant(kind: type, alike: list[Any], contents: Contents) -> bool:
 
 
 def by_kind(items: list[Any]) -> dict[type, list[Any]]:
-    """Group items by their types; without the items of a type if all are immutable."""
-    some = set(map(type, items[:8]))
-    if len(some) == 1 or some <= IMMUTABLE:
-        kinds = set(map(type, items))
-        if kinds <= IMMUTABLE:
-            return {kind: [] for kind in kinds}
-        if len(kinds) == 1:
-            return {kinds.pop(): items[:]}
-    groups = collections.defaultdict[type, list[Any]](list)
-    for item in items:
-        groups[type(item)].append(item)
+    """Group items by their types; without the items of immutable types."""
+    kinds = set(map(type, items))
+    groups: dict[type, list[Any]] = {kind: [] for kind in kinds}
+    others = kinds - IMMUTABLE
+    if len(kinds) == len(others) == 1:
+        return {kinds.pop(): items[:]}
+    if len(others) <= _FEW_KINDS:
+        for kind in others:
+            groups[kind] += compress(items, map(is_, map(type, items), repeat(kind)))
+    else:
+        for item in items:
+            groups[type(item)].append(item)
     return groups
+
+
+_FEW_KINDS = 3
+"""More take longer one after another."""
 
 
 def _inside(kind: type, alike: list[Any]) -> list[tuple[type, list[Any]]]:

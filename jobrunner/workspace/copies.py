@@ -5,11 +5,11 @@ from __future__ import annotations
 import marshal
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from itertools import islice, repeat
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from jobrunner.workspace.contents import (
     FEW,
     IMMUTABLE,
     LEAVES,
+    MAPPINGS,
+    MARSHALLED,
     SEQUENCES,
     SMALL,
     SOLE_PART,
@@ -83,14 +85,43 @@ def copy_containers(value: Any, memory: Memory, known: Known | None = None) -> A
         return value
     if known is not None and known.form is Form.FLAT:
         return value.copy()
+    if known is not None and known.form is Form.TREE and (packed := pack(value, known)):
+        return packed.open()
     with gc_paused():
-        if known is not None and known.form is Form.TREE:
-            with suppress(ValueError):  # nested too deeply
-                data = marshal.dumps(value)
-                if len(data) <= _MARSHALLED_BYTES * known.size:
-                    return marshal.loads(data)
-            known.form = Form.PLAIN
         return _copied([value], memory, {}, False)[0]
+
+
+class Packed(NamedTuple):
+    """A container as bytes."""
+
+    data: bytes
+    empty: Any  # a container of its type, if `data` has only the items; else None
+    keys: Collection[Any] | None
+
+    def open(self) -> Any:
+        """Return the container."""
+        with gc_paused():
+            found = marshal.loads(self.data)
+            if self.empty is None:
+                return found
+            kind = type(self.empty)
+            return _filled(kind, [self.keys], found, [_EMPTY[kind](self.empty)])[0]
+
+
+def pack(value: Any, known: Known) -> Packed | None:
+    """Pack a container whose form is TREE; None, with its form set to PLAIN, if a copy is better."""
+    is_whole = type(value) in MARSHALLED
+    is_mapping = type(value) in MAPPINGS
+    items = value if is_whole else list(value.values() if is_mapping else value)
+    with suppress(ValueError):  # nested too deeply
+        data = marshal.dumps(items)
+        if len(data) <= _MARSHALLED_BYTES * known.size:
+            if is_whole:
+                return Packed(data, None, None)
+            keys = list(value) if is_mapping else range(len(value))
+            return Packed(data, _EMPTY[type(value)](value), keys)
+    known.form = Form.PLAIN
+    return None
 
 
 _MARSHALLED_BYTES = 256

@@ -1,7 +1,7 @@
 """States of nodes that a worker keeps in memory, to recover without reading storage. No Dask.
 
 An array that only its blob refers to is kept by reference: `values.own` copies it before an update,
-because the kept state refers to it too. Built-in containers are rebuilt, tensors copied. Other
+because the kept state refers to it too. Built-in containers are packed or copied, tensors copied. Other
 objects could change unnoticed, so they are not kept, and recovery reads them from storage.
 """
 
@@ -18,7 +18,6 @@ import numpy as np
 from jobrunner.workspace.array_pool import ArrayPool
 from jobrunner.workspace.contents import (
     IMMUTABLE,
-    Contents,
     Form,
     Known,
     has_objects,
@@ -28,7 +27,7 @@ from jobrunner.workspace.contents import (
     items_of,
     survey,
 )
-from jobrunner.workspace.copies import copy_containers, copy_tensor
+from jobrunner.workspace.copies import Packed, copy_containers, copy_tensor, pack
 from jobrunner.workspace.values import SOLE_ITEM, has_own_memory
 
 _COPIED_BYTES = 1 << 20
@@ -194,24 +193,40 @@ class _Keeper:
             return self._array(value, references - held <= SOLE_ITEM)
         if is_tensor(value):
             return self._tensor(value)
-        contents = survey(value) if items_of(type(value)) is not None else Contents()
+        if items_of(type(value)) is None or has_objects(value):
+            raise _NotKeptError
+        if known is not None and known.form is not Form.OTHER:
+            kept = self._plain(value, known)
+            known.kept = (kept, self.nbytes)
+            return kept
+        contents = survey(value)
+        if contents.form is not Form.OTHER:
+            known = contents.known()
+            del contents  # each part would seem to be in two places
+            return self._plain(value, known)
         memory = contents.memory()
         kinds = {type(value), *contents.kinds}
         if not all(is_plain(kind) or is_tensor_kind(kind) for kind in kinds):
             raise _NotKeptError
-        if any(map(has_objects, (value, *memory))):
+        if any(map(has_objects, memory)):
             raise _NotKeptError
         self._spend(sum(map(sys.getsizeof, (value, *contents.parts))))
         self.nbytes -= sum(part.nbytes for part in memory)
         del memory
-        if known is not None and known.form is not Form.OTHER:
-            kept = copy_containers(value, self._memory, known)
-            known.kept = (kept, self.nbytes)
-            return kept
         is_sole = references - contents.ties.get(id(value), 0) <= SOLE_ITEM
         self._shared = contents.shared(self._held) if is_sole else set(map(id, contents.parts))
-        del contents  # each part would seem to be in two places
+        del contents
         return copy_containers(value, self._memory)
+
+    def _plain(self, value: Any, known: Known) -> Any:
+        """Return what to keep of a value without arrays, tensors and objects."""
+        if known.form is Form.TREE and (packed := pack(value, known)):
+            self._spend(sys.getsizeof(packed.data) + sys.getsizeof(packed.keys))
+            return packed
+        parts = survey(value).parts if known.form is Form.PLAIN else []
+        self._spend(sum(map(sys.getsizeof, (value, *parts))))
+        del parts
+        return copy_containers(value, self._memory, known)
 
     def _held(self, array: Any) -> int:
         return sum(id(array) in arrays for arrays in self.others)
@@ -258,4 +273,6 @@ class _Keeper:
 
 def _restored(kept: Any) -> Any:
     """Rebuild a blob from a kept value; arrays are shared."""
+    if type(kept) is Packed:
+        return kept.open()
     return copy_containers(kept, lambda part: copy_tensor(part) if is_tensor(part) else part)

@@ -1,7 +1,7 @@
 """States that a worker keeps in memory for recovery are exact, or not kept."""
 
 import mmap
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jobrunner.workspace.array_pool import LEAST_BYTES
 from jobrunner.workspace.kept_states import KeptStates
-from jobrunner.workspace.values import own, view
+from jobrunner.workspace.values import own, settle, view
 
 IDENTITY = ("directory", "a.1", "digest")
 
@@ -60,6 +60,31 @@ def test_a_recalled_state_can_be_changed_and_recalled_again(kept_states):
         value["w"] += 1
         value["steps"].append(3)
         value["seen"].add(2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: defaultdict(list, {(i, "k"): [i, None, {i: [0.5]}] for i in range(50)}),
+        lambda: OrderedDict((str(i), {"at": [i, -0.0]}) for i in range(50)),
+        lambda: deque(([i], {"é\ud800": (i, [True])}) for i in range(50)),
+        lambda: deque(([i] for i in range(50)), 60),
+        lambda: Counter({str(i): [1 << 70] for i in range(50)}),
+        lambda: [[i, b"x", {i}, 1j] for i in range(50)],
+        lambda: {"long": [["x" * 1000] for _ in range(50)]},
+    ],
+    ids=["defaultdict", "OrderedDict", "deque", "maxlen", "Counter", "list", "strings"],
+)
+def test_containers_of_plain_values_are_views_and_kept_exactly(kept_states, make):
+    holder = {"x": make()}
+    known = settle(holder, "x", tuple)
+    kept_states.keep("1", "a", holder, ["x"], IDENTITY, lambda name: known)
+    for copy in (view(holder["x"], known), recall(kept_states)["x"], recall(kept_states)["x"]):
+        assert repr(copy) == repr(make())
+        for item in copy.values() if isinstance(copy, dict) else copy:
+            (item[0] if isinstance(item, tuple) else item).clear()
+        copy.clear()
+    assert repr(holder["x"]) == repr(make())
 
 
 def test_an_array_that_something_else_refers_to_is_copied(kept_states):
