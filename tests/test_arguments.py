@@ -134,6 +134,7 @@ class _Made:
             "label": "l",
             "session": None,
             "address": "tcp://127.0.0.1:1",
+            "blob": "x",
             "blob_names": ["x"],
             "condition": None,
             "task_or_group": None,

@@ -98,6 +98,7 @@ def _nodes_of(description: Mapping[str, Any]) -> set[str]:
 def structure_of(task: Task, global_blobs: Collection[tuple[str, str]]) -> str:
     """Digest of one task's structure: 16 hexadecimal digits."""
     places = {"places": task.places} if task.places else {}
+    made = sorted([*task.setup, *task.instance_setup])
     return _digest(
         {
             **places,
@@ -110,6 +111,7 @@ def structure_of(task: Task, global_blobs: Collection[tuple[str, str]]) -> str:
             "kwargs": sorted(task.kwargs),
             "num_instances": task.num_instances,
             **({"every": task.every} if task.every > 1 else {}),
+            **({"setup": made} if made else {}),
             "after": sorted(
                 other if isinstance(other, str) else other.full_name for other in task.after
             ),
@@ -132,6 +134,12 @@ def code_of(fn: Any) -> str:
         code = getattr(vars(type(fn)).get("__call__"), "__code__", None)
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
     return _digest([name, _flatten(code) if code is not None else None], 8)
+
+
+def task_code(task: Task, code: str) -> str:
+    """Digest of the code of a task, given that of its function."""
+    others = {**task.setup, **task.instance_setup}
+    return _digest([code, *map(code_of, others.values())], 8) if others else code
 
 
 def _flatten(code: CodeType) -> list[Any]:

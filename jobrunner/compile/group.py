@@ -309,6 +309,8 @@ class GroupCompiler:
                     hands_over=tuple(draft.hands_over),
                     num_instances=task.num_instances,
                     places=task.places,
+                    setup=task.setup,
+                    instance_setup=task.instance_setup,
                 )
             )
         reports: dict[str, list[Report]] = {}

@@ -16,7 +16,7 @@ from jobrunner.compile.blobs import (
     find_shared,
     keys_of,
 )
-from jobrunner.compile.fingerprint import code_of, structure_of
+from jobrunner.compile.fingerprint import code_of, structure_of, task_code
 from jobrunner.compile.gc_pause import gc_paused
 from jobrunner.compile.group import GroupCompiler
 from jobrunner.compile.plan import GroupPlan, Plan, PlannedNode
@@ -100,7 +100,7 @@ def compile_job(job: Job) -> Plan:
         partitions=partitions,
         array_options=find_array_options(job, configured),
         structure={key: structure_of(task, global_blobs) for key, task in named.items()},
-        code={key: codes[id(task.fn)] for key, task in named.items()},
+        code={key: task_code(task, codes[id(task.fn)]) for key, task in named.items()},
         intervals=intervals,
     )
     groups["resume"] = compile_resume(job, plan)

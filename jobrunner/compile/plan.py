@@ -102,6 +102,8 @@ class PlannedTask(Struct, frozen=True):
     crossings: tuple[int, ...]  # that must arrive first: those in `arguments`, and bare signals
     hands_over: tuple[int, ...]  # crossings that are ready when this task ends
     num_instances: int = 1
+    setup: Mapping[str, Callable[[], Any]] = {}  # makes keyword arguments, once for all instances
+    instance_setup: Mapping[str, Callable[[], Any]] = {}
     places: tuple[Place, ...] = ()  # of the arguments; (): they are passed in order
 
     def callee(self) -> Callable[..., Any]:

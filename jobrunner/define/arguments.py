@@ -184,6 +184,31 @@ def check_runs(fn: object, where: str) -> None:
         raise DefinitionError(f"{where} is {kind}, so calling it runs nothing. {remedy}")
 
 
+def read_setup(functions: object, where: str) -> Mapping[str, Callable[[], Any]]:
+    """Check functions that make arguments, by parameter; they may be generator functions."""
+    if functions is None:
+        return {}
+    if not (
+        isinstance(functions, Mapping)
+        and all(isinstance(key, str) and callable(fn) for key, fn in functions.items())
+    ):
+        raise DefinitionError(
+            f"{where} must map names of parameters to functions; got {functions!r}."
+        )
+    for key, fn in functions.items():
+        if not inspect.isgeneratorfunction(without_partials(fn)):
+            check_runs(fn, f"{where}: {key!r}")
+        try:
+            inspect.signature(fn).bind()
+        except ValueError:  # a builtin without a signature
+            continue
+        except TypeError as error:
+            raise DefinitionError(
+                f"{where}: {key!r}: the function is called without arguments: {error}."
+            ) from None
+    return dict(functions)
+
+
 def without_partials(fn: object) -> object:
     """The function within `functools.partial` objects."""
     while isinstance(fn, functools.partial):

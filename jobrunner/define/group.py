@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jobrunner.define.arguments import COUNT, check_runs, checked
 from jobrunner.define.node import (
     Active,
+    Blob,
     Node,
     WorkspaceType,
     WorkspaceTypeName,
@@ -19,7 +20,12 @@ from jobrunner.define.orphans import Mark, forget_orphan, note_orphan
 from jobrunner.errors import DefinitionError
 
 if TYPE_CHECKING:
-    from jobrunner.define.task import Task
+    from jobrunner.define.task import Task, TaskOutput
+
+
+def final_output(value: Any) -> Any:
+    """What the tasks of `TaskGroup.final_output` call."""
+    return value
 
 
 class TaskGroup(Active):
@@ -40,11 +46,39 @@ class TaskGroup(Active):
         self.made = Mark()
         self.reports: list[tuple[Node, Callable[[], Any], int]] = []
         self.is_compiled = False
+        self._merged_into: TaskGroup | None = None
         self._tasks: dict[tuple[str, str], Task] = {}
         self._name_counts: dict[tuple[str, str], int] = {}
 
-    def add(self, task: Task) -> None:
-        """Add a task that has no group yet. `Task` calls this."""
+    @classmethod
+    def current(cls) -> TaskGroup:
+        """The group of the innermost ``with`` block; `DefinitionError` if there is none.
+
+        Inside ``with job:``, that is the job's epoch group.
+        """
+        group = cls._innermost()
+        if group is None:
+            raise DefinitionError(
+                "No task group is active. Enter one first: with job.epoch_group: ..."
+            )
+        return group
+
+    def add(self, task: Task | TaskGroup) -> None:
+        """Add a task that has no group yet, as `Task` does, or the tasks of another group.
+
+        Parameters
+        ----------
+        task : Task or TaskGroup
+            A group gives all its tasks and report steps to this one, in order, and accepts no more.
+            Its workspace type stays that of its tasks. It must belong to no job.
+
+        Raises
+        ------
+        DefinitionError
+            The task or group has another place already, or two tasks of a node have the same name.
+        """
+        if isinstance(task, TaskGroup):
+            return self._merge(task)
         self.check_open(f"task {task.full_name!r}")
         if task.group is not None:
             raise DefinitionError(
@@ -70,8 +104,8 @@ class TaskGroup(Active):
         forget_orphan(task)
 
     def tasks(self) -> list[Task]:
-        """Its tasks, in order of definition."""
-        return list(self._tasks.values())
+        """Its tasks, in order of definition; those of `final_output` come last."""
+        return sorted(self._tasks.values(), key=lambda task: task.is_final)
 
     def find(self, node: str, name: str) -> Task | None:
         """The task `name` of `node`, or None."""
@@ -82,6 +116,38 @@ class TaskGroup(Active):
         nodes = [task.node for task in self._tasks.values()]
         return list(dict.fromkeys([*nodes, *(node for node, _, _ in self.reports)]))
 
+    def final_output(self, blob: str | Blob, node: Node | str | None = None) -> TaskOutput:
+        """Keep the value that a blob has once all tasks of the group have ended, also later ones.
+
+        Parameters
+        ----------
+        blob : str or Blob
+            Made by this group or an earlier one. It may be private.
+        node : Node or str, optional
+            Where `blob` is, if it is a str. By default `Node.current()`.
+
+        Returns
+        -------
+        TaskOutput
+            Its `fetch` returns the value after the group's last run.
+
+        Raises
+        ------
+        DefinitionError
+            An argument is invalid. If the blob does not exist, compiling the group says so.
+
+        Notes
+        -----
+        Each run of the group copies the value. A global blob can be fetched without this, by
+        ``session.fetch(node["name"])``.
+        """
+        from jobrunner.define.task import Task
+
+        where = blob.node if isinstance(blob, Blob) and blob.node is not None else node
+        task = Task(final_output, [blob], node=where, group=self)
+        task.is_final = True
+        return task.output()
+
     @checked(interval_ms=COUNT)
     def report_step(
         self, fn: Callable[[], Any], node: Node | str | None = None, interval_ms: int = 1000
@@ -91,7 +157,7 @@ class TaskGroup(Active):
         Parameters
         ----------
         fn : callable
-            May read ``current_task().workspace`` and ``report`` metrics.
+            May read ``current_task().workspace`` and ``report`` metrics. An error ends the run.
         node : Node or str, optional
             By default `Node.current()`.
         interval_ms : int
@@ -105,12 +171,35 @@ class TaskGroup(Active):
         self.reports.append((node, fn, interval_ms))
 
     def check_open(self, what: str) -> None:
-        """Refuse to add `what` to a compiled group."""
+        """Refuse to add `what` to a group that is compiled or part of another one."""
+        if self._merged_into is not None:
+            raise DefinitionError(
+                f"Cannot add {what}: its group has been added to the {self._merged_into.name} "
+                f"group. Add to that group, or define all tasks before you add the group."
+            )
         if self.is_compiled:
             raise DefinitionError(
                 f"Cannot add {what}: the {self.name} group is already compiled. Define all tasks "
                 f"before compile() or run()."
             )
+
+    def _merge(self, other: TaskGroup) -> None:
+        self.check_open(f"another group ({other!r})")
+        other.check_open(f"{other!r} to another group")
+        if other.job_name or other is self:
+            raise DefinitionError(
+                f"Cannot add {other!r} to the {self.name} group: it is the {other.name} group of job "
+                f"{other.job_name!r}. Add only groups that belong to no job."
+                if other.job_name
+                else f"Cannot add {other!r} to itself."
+            )
+        for task in other.tasks():
+            task.group = None
+            task.workspace_type = task.workspace_type or other.workspace_type
+            self.add(task)
+        self.reports += other.reports
+        other._merged_into = self
+        forget_orphan(other)
 
     def __repr__(self) -> str:
         return f"<TaskGroup {self.name!r}: {len(self._tasks)} tasks>"

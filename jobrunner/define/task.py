@@ -18,6 +18,7 @@ from jobrunner.define.arguments import (
     checked,
     constants_of,
     dask_hint,
+    read_setup,
 )
 from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import (
@@ -115,6 +116,13 @@ class Task:
     num_instances : int
         Number of calls, which run concurrently in threads. ``current_task().instance`` is the
         number of a call. The task returns the list of their values.
+    setup : mapping of str to callable, optional
+        What to make before the calls: a parameter of `fn`, and a function without arguments whose
+        value that parameter gets, one value for all instances. If it is a generator function, the
+        parameter gets what it yields, and what follows ``yield`` runs after the last call has
+        ended, also by an error.
+    instance_setup : mapping of str to callable, optional
+        The same for each instance, in its thread, after `setup`.
     every : int
         For a task of the epoch group: run it only in each step of an epoch whose number, counted
         from 1, is a multiple of this. The other steps run as if it was not there, so what reads
@@ -146,6 +154,8 @@ class Task:
         group: TaskGroup | None = None,
         workspace_type: WorkspaceType | WorkspaceTypeName | None = None,
         num_instances: int = 1,
+        setup: Mapping[str, Callable[[], Any]] | None = None,
+        instance_setup: Mapping[str, Callable[[], Any]] | None = None,
         every: int = 1,
         transient_errors: type[BaseException] | tuple[type[BaseException], ...] = (),
         after: After = (),
@@ -159,12 +169,20 @@ class Task:
         self.session: Any = None
         self.plan: Any = None
         self.fetched_parts: set[int] = set()
+        self.is_final = False  # runs after all others: see `TaskGroup.final_output`
 
         self.kwargs = self._check_call(kwargs)
         if not isinstance(updates, Mapping):
             updates = self._own_blobs(updates, "updates")
         where = f"Task {self.full_name!r}"
-        given = read_arguments(fn, inputs, updates, self.kwargs, where)
+        self.setup = read_setup(setup, f"{where}: setup")
+        self.instance_setup = read_setup(instance_setup, f"{where}: instance_setup")
+        keywords = [*self.kwargs, *self.setup, *self.instance_setup]
+        if len(set(keywords)) < len(keywords):
+            raise DefinitionError(
+                f"{where}: kwargs, setup and instance_setup name a parameter twice: {keywords}."
+            )
+        given = read_arguments(fn, inputs, updates, dict.fromkeys(keywords), where)
         self.inputs = tuple(self._input(value) for value in given.inputs)
         self.updates = self._own_blobs(given.updates, "updates")
         self.places, self.implied = given.places, given.implied

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
@@ -76,6 +77,24 @@ def _own(workspace: Workspace, values: dict[str, Any], name: str) -> Any:
     if is_own(values, name, must_write=True):
         return values[name]
     return own(values, name, workspace.kept_states.array_pool.copy)
+
+
+@contextmanager
+def set_up(functions: Mapping[str, Callable[[], Any]]) -> Iterator[dict[str, Any]]:
+    """Make arguments; at the end, let generators among the functions go on, the last one first."""
+    with ExitStack() as stack:
+        made = {}
+        for name, fn in functions.items():
+            made[name] = fn()
+            if isinstance(made[name], GeneratorType):
+                generator, made[name] = made[name], next(made[name])
+                stack.callback(_end, name, generator)
+        yield made
+
+
+def _end(name: str, generator: Generator[Any]) -> None:
+    for _ in generator:
+        raise RuntimeError(f"The function that sets up {name!r} yields more than one value.")
 
 
 def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], send: Send) -> None:

@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any
 
 from jobrunner.texts import get_logger
-from jobrunner.worker.call import Send, finish, gather, hand_over
+from jobrunner.worker.call import Send, finish, gather, hand_over, set_up
 from jobrunner.worker.outcome import Outcome, describe_failure, is_true
 from jobrunner.worker.program import InputMissing, Program, Step
 from jobrunner.worker.task_context import FRAME, CurrentTask, Metric, MetricEntry
@@ -172,7 +172,7 @@ class GroupRun:
             is_done = True
             started = perf_counter() if step.is_long else 0.0
             try:
-                if step.num_instances > 1:
+                if not step.is_single:
                     is_done = self._run_instances(step)
                 elif step.report is not None:
                     self._report(step)
@@ -194,12 +194,18 @@ class GroupRun:
         FRAME.set(None)
         self._end_thread()
 
-    def _call(self, step: Step, arguments: list[Any], instance: int) -> Any:
+    def _call(
+        self, step: Step, arguments: list[Any], instance: int, made: Mapping[str, Any] | None = None
+    ) -> Any:
         FRAME.set([self._make_current, step, instance, None])
         if self.wait_to_start is not None:
             self.wait_to_start()
             if self._is_over:
                 return None
+        if made is not None:
+            with set_up(step.instance_setup) as own:
+                kwargs = {name: view(value) for name, value in step.kwargs.items()}
+                return step.fn(*arguments, **kwargs, **made, **own)
         if not step.kwargs:
             return step.fn(*arguments)
         return step.fn(*arguments, **{name: view(value) for name, value in step.kwargs.items()})
@@ -207,17 +213,34 @@ class GroupRun:
     def _run_instances(self, step: Step) -> bool:
         """Run all instances of a task at once; returns whether this thread's ended last."""
         count = left = step.num_instances
+        failures: list[int] = []
         arguments = [gather(step, instance) for instance in range(count)]
         results: list[Any] = [None] * count
+        FRAME.set([self._make_current, step, -1, None])
+        if step.setup and self.wait_to_start is not None:
+            self.wait_to_start()
+        shared = set_up(step.setup)
+        made = shared.__enter__()
 
         def run(instance: int) -> bool:
             nonlocal left
-            results[instance] = self._call(step, arguments[instance], instance)
-            with self._lock:
-                left -= 1
-                if left:
-                    return False
-            inputs, box = list(chain(*arguments)), [results.copy()]
+            is_last = has_failed = False
+            try:
+                results[instance] = self._call(step, arguments[instance], instance, made)
+            except BaseException:
+                has_failed = True
+                raise
+            finally:
+                with self._lock:
+                    left -= 1
+                    failures.extend([instance] * has_failed)
+                    is_last = left == 0
+                if is_last:
+                    FRAME.set([self._make_current, step, -1, None])
+                    shared.__exit__(None, None, None)
+            if failures or not is_last:
+                return False
+            inputs, box = list(chain(*arguments)), [results.copy() if count > 1 else results[0]]
             arguments.clear()  # they would count as references to their items
             results.clear()
             if not self._is_over:

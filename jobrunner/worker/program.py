@@ -83,6 +83,9 @@ class Step:
     captures: tuple[CapturedPart, ...] = ()
     handovers: tuple[Handover, ...] = ()
     num_instances: int = 1
+    setup: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    instance_setup: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    is_single: bool = True  # one call, and nothing to set up
     report: Report | None = None
     needs: int = 0  # how many steps and arrivals it waits for
     successors: list[int] = field(default_factory=list)  # positions of the steps that wait for it
@@ -178,6 +181,9 @@ class Program:
             captures=tuple(self._captured(task, capture) for capture in task.captures),
             handovers=tuple(self._handover(self._crossings[c]) for c in task.hands_over),
             num_instances=task.num_instances,
+            setup=task.setup,
+            instance_setup=task.instance_setup,
+            is_single=not (task.num_instances > 1 or task.setup or task.instance_setup),
         )
         step.updates = tuple(
             (i, blobs, name)

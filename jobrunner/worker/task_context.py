@@ -32,7 +32,8 @@ class CurrentTask:
     """The task that runs in this thread: see `current_task`.
 
     `epoch` is None outside a runner. `step` counts the epoch group's runs within the epoch, from 0;
-    `attempt` how many times the runner has recovered. `instance` goes from 0 to `num_instances` - 1.
+    `attempt` how many times the runner has recovered. `instance` goes from 0 to `num_instances` - 1;
+    in functions of `setup`, which are called for all instances, it is -1.
     `workspace` has the node's blobs, private ones of this run included, read-only.
     """
 

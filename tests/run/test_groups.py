@@ -1,0 +1,121 @@
+"""Groups that libraries make, and what a group leaves for the client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobrunner import (
+    DefinitionError,
+    ExecutionError,
+    Job,
+    JobRunner,
+    Node,
+    Session,
+    Task,
+    TaskGroup,
+    WorkspaceType,
+    current_task,
+    epoch_limiter,
+)
+
+SEEN: list[str] = []
+
+
+def note_name() -> None:
+    SEEN.append(current_task().name)
+
+
+def one() -> int:
+    return 1
+
+
+def test_a_group_that_a_library_makes_joins_the_active_one(inproc_session: Session) -> None:
+    SEEN.clear()
+
+    def library() -> TaskGroup:
+        with TaskGroup(WorkspaceType.GLOBAL) as mine, Node("n"):
+            Task(one, outputs="x")
+            Task(lambda x: x + 1, inputs="x", outputs="y", name="more", after="one")
+            mine.report_step(note_name, "n", 60_000)
+        return mine
+
+    with Job("nested") as job:
+        Task(one, node="n")
+        TaskGroup.current().add(library())
+    epoch_limiter(job, 1)
+    assert [task.full_name for task in job.epoch_group.tasks()] == ["n/one", "n/one#2", "n/more"]
+    JobRunner(job).run(inproc_session)
+    assert inproc_session.fetch(Node("n")["y"]) == 2  # global, as the library's group said
+    assert SEEN == ["report#1"]
+
+
+def test_a_group_is_added_once_and_takes_no_more_tasks() -> None:
+    with TaskGroup() as mine:
+        Task(one)
+    group, other = TaskGroup(), TaskGroup()
+    group.add(mine)
+    with pytest.raises(DefinitionError, match=r"its group has been added to the group group"):
+        Task(one, group=mine)
+    with pytest.raises(DefinitionError, match=r"has been added"):
+        other.add(mine)
+    with pytest.raises(DefinitionError, match=r"to itself"):
+        other.add(other)
+    job = Job("j")
+    with pytest.raises(DefinitionError, match=r"it is the init group of job 'j'"):
+        group.add(job.init_group)
+    job.compile()
+    with pytest.raises(DefinitionError, match=r"already compiled"):
+        job.epoch_group.add(other)
+
+
+def test_the_current_group_is_the_innermost() -> None:
+    with pytest.raises(DefinitionError, match="No task group is active"):
+        TaskGroup.current()
+    with Job() as job:
+        assert TaskGroup.current() is job.epoch_group
+        with job.init_group, TaskGroup() as inner:
+            assert TaskGroup.current() is inner
+
+
+def bump(x: Any) -> None:
+    x += 1
+
+
+def test_a_final_output_is_the_value_after_all_tasks_of_the_group(inproc_session: Session) -> None:
+    with TaskGroup() as group, Node("n") as node:
+        Task(lambda: np.zeros(2), outputs="x", name="make")
+        final = group.final_output("x")
+        there = group.final_output(Node("m")["y"], node)
+        Task(bump, updates="x")  # defined later
+        Task(lambda x: float(x.sum()), inputs=node["x"], outputs="y", node="m")
+        Task(bump, updates="x", name="last")
+    inproc_session.run(group)
+    assert final.fetch().tolist() == [2, 2]  # a private blob, gone by now
+    assert there.fetch() == 1 * 2
+    assert [task.name for task in group.tasks()][-2:] == ["final_output"] * 2
+
+
+def test_a_final_output_of_a_job_is_that_of_its_last_epoch(inproc_session: Session) -> None:
+    with Job("finals") as job, Node("n"):
+        with job.init_group:
+            Task(lambda: 0, outputs="total", name="zero")
+        total = job.epoch_group.final_output("total")
+        Task(lambda total: total + 3, inputs="total", outputs="total", name="add")
+    epoch_limiter(job, 4)
+    with pytest.raises(ExecutionError, match="has no value"):
+        total.fetch()
+    JobRunner(job).run(inproc_session)
+    assert total.fetch() == 12
+
+
+def test_a_final_output_of_a_missing_blob_is_refused() -> None:
+    with Job("j") as job:
+        Task(one, node="n")
+        job.epoch_group.final_output("y", "n")
+    with pytest.raises(DefinitionError, match=r"'n/final_output' .*uses blob 'y'"):
+        job.compile()
+    with pytest.raises(DefinitionError, match="inputs must be"):
+        TaskGroup().final_output(3)  # type: ignore[arg-type]

@@ -1,0 +1,174 @@
+"""Tasks of several instances: what is made before them, and what ends after them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from jobrunner import (
+    DefinitionError,
+    Job,
+    JobRunner,
+    Node,
+    Session,
+    Task,
+    TaskFailedError,
+    TaskGroup,
+    current_task,
+    epoch_limiter,
+)
+
+EVENTS: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_events() -> None:
+    EVENTS.clear()
+
+
+def note(event: Any) -> None:
+    EVENTS.append(event)
+
+
+def shared() -> Iterator[threading.Barrier]:
+    note("task set up")
+    yield threading.Barrier(3)
+    note("task torn down")
+
+
+def own() -> Iterator[int]:
+    number = current_task().instance
+    note(("set up", number))
+    yield 10 * number
+    note(("torn down", number))
+
+
+def meet(x: int, barrier: threading.Barrier, own: int) -> int:
+    barrier.wait(10)
+    note("call")
+    return x + own
+
+
+def run(session: Session, *args: Any, **kwargs: Any) -> Any:
+    task = Task(*args, node="n", group=TaskGroup(), **kwargs)
+    output = task.output()
+    assert task.group is not None
+    session.run(task.group)
+    return output.fetch()
+
+
+def test_set_up_runs_once_before_all_instances_and_tear_down_once_after_them(
+    inproc_session: Session,
+) -> None:
+    values = run(
+        inproc_session,
+        lambda barrier, own: meet(1, barrier, own),
+        num_instances=3,
+        setup={"barrier": shared},
+        instance_setup={"own": own},
+    )
+    assert values == [1, 11, 21]
+    assert EVENTS[0] == "task set up"
+    assert EVENTS[-1] == "task torn down"
+    assert len(EVENTS) == 2 + 3 * 3
+    for instance in range(3):
+        assert EVENTS.index(("set up", instance)) < EVENTS.index("call")
+        assert EVENTS.index("call") < EVENTS.index(("torn down", instance))
+
+
+def test_one_call_may_have_a_set_up_too(inproc_session: Session) -> None:
+    made = run(inproc_session, lambda box: box["n"], setup={"box": lambda: {"n": 5}})
+    assert made == 5
+
+
+def fail(own: int) -> None:
+    if own == 10:
+        raise ValueError("of instance 1")
+
+
+def test_tear_downs_run_once_after_an_error_of_an_instance(inproc_session: Session) -> None:
+    with pytest.raises(TaskFailedError, match="'fail' .node 'n'") as caught:
+        run(
+            inproc_session,
+            lambda barrier, own: fail(own),
+            name="fail",
+            num_instances=3,
+            setup={"barrier": shared},
+            instance_setup={"own": own},
+        )
+    assert "of instance 1" in str(caught.value)
+    inproc_session.run(Task(note, kwargs={"event": "next"}, node="n"))  # waits for all instances
+    assert EVENTS[-2:] == ["task torn down", "next"]
+    assert EVENTS.count("task torn down") == 1
+    assert sorted(number for what, number in EVENTS[1:-2] if what == "torn down") == [0, 1, 2]
+
+
+def broken() -> Iterator[int]:
+    yield 1
+    raise OSError("cannot close")
+
+
+def never() -> int:
+    raise OSError("cannot open")
+
+
+def twice() -> Iterator[int]:
+    yield 1
+    yield 2
+
+
+@pytest.mark.parametrize(
+    ("setup", "message"),
+    [(broken, "cannot close"), (never, "cannot open"), (twice, "yields more than one value")],
+)
+@pytest.mark.parametrize("kind", ["setup", "instance_setup"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_set_up_or_tear_down_that_fails_fails_the_task(
+    inproc_session: Session, setup: Callable[[], Any], message: str, kind: str, count: int
+) -> None:
+    # The set-up made before is torn down, and the blob is not set.
+    made = {"barrier": shared, "value": setup}
+    with pytest.raises(TaskFailedError, match=message) as caught:
+        run(
+            inproc_session,
+            lambda barrier, value: value,
+            outputs="x",
+            name="t",
+            num_instances=count,
+            **{kind: made},
+        )
+    assert "node 'n'" in str(caught.value)
+    inproc_session.run(Task(note, kwargs={"event": "next"}, node="n"))
+    calls = count if kind == "instance_setup" else 1
+    assert EVENTS.count("task set up") == EVENTS.count("task torn down") == calls
+
+
+def test_what_a_set_up_draws_differs_from_what_instances_draw(inproc_session: Session) -> None:
+    def draw() -> float:
+        return float(current_task().rng.random())
+
+    with Job("draws", seed=3) as job, Node("n"):
+        outs = Task(lambda a: [a, draw()], setup={"a": draw}, name="t").output()
+    epoch_limiter(job, 1)
+    JobRunner(job).run(inproc_session)
+    first, second = outs.fetch()
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"setup": [shared]}, "must map names of parameters to functions"),
+        ({"setup": {"x": 3}}, "must map names of parameters to functions"),
+        ({"instance_setup": {"x": lambda y: y}}, "is called without arguments"),
+        ({"setup": {"y": shared}}, "cannot be called"),
+        ({"setup": {"x": shared}, "kwargs": {"x": 1}}, "name a parameter twice"),
+        ({"setup": {"x": shared}, "instance_setup": {"x": own}}, "name a parameter twice"),
+    ],
+)
+def test_a_set_up_that_cannot_run_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(DefinitionError, match=message):
+        Task(lambda x: x, name="t", **arguments)
