@@ -4,6 +4,7 @@
 
     JobRunnerError
     ├── DefinitionError (ValueError)         fix the job, name or argument
+    ├── EndOfData                            begin the next pass: a reader has read all of this one
     ├── PlacementError                       start more workers, or change a node's requirements
     ├── ExecutionError                       a group of tasks did not finish
     │   ├── TaskFailedError                  fix the task's function, then run again
@@ -73,6 +74,10 @@ class JobRunnerError(Exception):
 
 class DefinitionError(JobRunnerError, ValueError):
     """Invalid job, name or argument. The caller's mistake, raised before anything runs."""
+
+
+class EndOfData(JobRunnerError):  # noqa: N818 - an end, which callers expect
+    """A reader has read all of its pass. ``for batch in reader`` begins the next."""
 
 
 class PlacementError(JobRunnerError):

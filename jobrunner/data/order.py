@@ -1,0 +1,122 @@
+"""The orders of a pass: which record stands at each position. Pure, and the same for ever.
+
+A saved position means nothing in another order, so orders depend on no library's generator: only on
+integer arithmetic and SHA-2. No order holds an entry for every record. A shuffled one computes the
+records of some thousand positions at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+Key = NDArray[np.uint64]
+
+_WINDOW = 1 << 13  # positions whose records are computed together
+_FEW = 1 << 12  # records whose order is a sort of random numbers
+_ROUNDS = 5
+
+
+def key_of(*parts: object) -> Key:
+    """64-bit numbers that look random and depend only on `parts`."""
+    digest = hashlib.sha512(repr(("jobrunner.data", *parts)).encode()).digest()
+    more = hashlib.sha512(digest).digest()
+    return np.frombuffer(digest + more, "<u8")
+
+
+class Permutation:
+    """A shuffled order of the numbers below `n`.
+
+    Few numbers are sorted by random keys. Of many, each position is mixed by steps that map the
+    numbers below the next power of two one to one (Kensler, "Correlated multi-jittered sampling",
+    2013); a result that is too large is mixed again until it is not.
+    """
+
+    def __init__(self, n: int, key: Key) -> None:
+        self.n = n
+        self._key = key
+        self._sorted: Indices | None = None
+
+    def at(self, start: int, stop: int) -> Indices:
+        """The numbers at positions from `start` to before `stop`."""
+        if self.n <= _FEW:
+            if self._sorted is None:
+                self._sorted = np.argsort(_hashed(self.n, self._key), kind="stable")
+            return self._sorted[start:stop]
+        found = self._mixed(np.arange(start, stop, dtype=np.uint64))
+        while len(outside := np.flatnonzero(found >= self.n)):
+            found[outside] = self._mixed(found[outside])
+        return found.view(np.int64)
+
+    def _mixed(self, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        bits = (self.n - 1).bit_length()
+        mask, shift = np.uint64((1 << bits) - 1), np.uint64(bits // 2)
+        for i in range(_ROUNDS):
+            x = x * (self._key[2 * i] | np.uint64(1))
+            x += self._key[2 * i + 1]
+            x &= mask
+            x ^= x >> shift
+        return x
+
+
+def _hashed(n: int, key: Key) -> NDArray[np.uint64]:
+    """A 64-bit hash of each number below `n` (SplitMix64's finalizer)."""
+    x: NDArray[np.uint64] = np.arange(n, dtype=np.uint64)
+    x = x * np.uint64(0x9E3779B97F4A7C15) + key[0]
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    hashed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+    return hashed
+
+
+class Shuffled:
+    """A shuffled order of records: all mixed, or block after block.
+
+    Parameters
+    ----------
+    lengths : sequence of int
+        Records of each block. The blocks come in a shuffled order, and the records of each.
+    seed : int
+    number : int
+        Of the pass; each has an order of its own.
+    """
+
+    def __init__(self, lengths: Sequence[int], seed: int, number: int) -> None:
+        counts = np.asarray(lengths, np.int64)
+        self._starts = np.cumsum(counts) - counts
+        self._key = (seed, number)
+        self._blocks = Permutation(len(counts), key_of(*self._key)).at(0, len(counts))
+        self._counts = counts[self._blocks]
+        self._ends = np.cumsum(self._counts)
+        self._total = int(counts.sum())
+        self._block: tuple[int, Permutation] = (-1, Permutation(0, key_of()))
+        self._from, self._window = 0, np.empty(0, np.int64)
+
+    def at(self, start: int, stop: int) -> Indices:
+        """The records at positions from `start` to before `stop`."""
+        begin = start - self._from
+        if begin < 0 or stop - self._from > len(self._window):
+            end = min(self._total, max(stop, start + _WINDOW))
+            self._from, self._window = start, self._compute(start, end)
+            begin = 0
+        return self._window[begin : stop - self._from]
+
+    def _compute(self, start: int, stop: int) -> Indices:
+        found = []
+        place = int(np.searchsorted(self._ends, start, side="right"))
+        while start < stop:
+            end = int(self._ends[place])
+            first = end - int(self._counts[place])
+            block = int(self._blocks[place])
+            if self._block[0] != block:
+                length = int(self._counts[place])
+                self._block = (block, Permutation(length, key_of(*self._key, block)))
+            until = min(end, stop)
+            rows = self._block[1].at(start - first, until - first)
+            found.append(rows + self._starts[block])
+            start, place = until, place + 1
+        return found[0] if len(found) == 1 else np.concatenate([*found, np.empty(0, np.int64)])

@@ -1,0 +1,327 @@
+"""Readers of records that have numbers: order, batches, shards, and positions."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobrunner import DefinitionError, JobRunnerError, PlanMismatchError
+from jobrunner.data import EndOfData, IndexedReader, Reader, from_records
+
+
+def flat(reader: Any) -> list[int]:
+    """All records that are left of the pass, of batches or not."""
+    return [int(record) for item in reader for record in np.atleast_1d(item)]
+
+
+def test_an_array_is_read_in_batches_pass_after_pass() -> None:
+    reader = from_records(np.arange(7)).batched(3)
+    assert [batch.tolist() for batch in reader] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert reader.finished
+    with pytest.raises(EndOfData, match="Pass 0 has ended"):
+        reader.read()
+    assert reader.finished
+    assert next(iter(reader)).tolist() == [0, 1, 2]
+    assert not reader.finished
+    assert reader.state_dict()["pass"] == 1
+    assert isinstance(reader, Reader)
+    assert issubclass(EndOfData, JobRunnerError)
+
+
+def test_it_has_finished_with_the_last_record_and_not_one_read_later() -> None:
+    reader = from_records([1, 2])
+    reader.read()
+    assert not reader.finished
+    reader.read()
+    assert reader.finished
+
+
+def test_an_empty_batch_is_no_end() -> None:
+    reader = from_records([np.empty(0), np.ones(1)])
+    assert [len(item) for item in reader] == [0, 1]
+
+
+def test_no_record_at_all_is_an_end_at_once() -> None:
+    for reader in (from_records([]), from_records(np.arange(1)).sharded(0, 2).batched(2)):
+        assert reader.finished
+        assert list(reader) == []
+
+
+def test_records_without_batches_are_single_ones() -> None:
+    assert list(from_records(np.arange(3))) == [0, 1, 2]
+    assert [one.shape for one in from_records(np.zeros((2, 5)))] == [(5,), (5,)]
+
+
+def test_parts_of_dicts_and_tuples_stay_together() -> None:
+    data = {"x": np.arange(10), "y": (np.arange(10) * 2, list("abcdefghij"))}
+    for batch in from_records(data).shuffled(3).batched(4):
+        assert (batch["x"] * 2 == batch["y"][0]).all()
+        assert batch["y"][1] == ["abcdefghij"[i] for i in batch["x"]]
+    with pytest.raises(DefinitionError, match=r"\{'x': 2, 'y': 3\}"):
+        from_records({"x": [1, 2], "y": [1, 2, 3]})
+
+
+@pytest.mark.parametrize("data", [3, "text", iter([1]), np.array(1), (), {}, None])
+def test_what_has_no_records_by_number_is_refused(data: object) -> None:
+    with pytest.raises(DefinitionError, match=r"must have a length.*from_iterable"):
+        from_records(data)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    reader = from_records([1])
+    for call in (
+        lambda: reader.batched(0),
+        lambda: reader.batched(1, drop_last=1),  # type: ignore[arg-type]
+        lambda: reader.shuffled(-1),
+        lambda: reader.sharded(2, 2),
+        lambda: reader.sharded(0, 0),
+        lambda: reader.limited(batches=0),
+        lambda: reader.limited(seconds=0),
+    ):
+        with pytest.raises(DefinitionError, match="must be"):
+            call()
+
+
+def test_a_batch_cannot_change_the_data() -> None:
+    data = np.arange(4)
+    batch = from_records(data).batched(2).read()
+    with pytest.raises(ValueError, match="read-only"):
+        batch[0] = 9
+    assert data[0] == 0
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 100, 4096, 4097, 9000])
+def test_a_shuffled_pass_has_each_record_once_and_an_order_of_its_own(n: int) -> None:
+    reader = from_records(np.arange(n)).shuffled(5).batched(1000)
+    passes = [flat(reader) for _ in range(3)]
+    assert all(sorted(each) == list(range(n)) for each in passes)
+    if n >= 100:
+        assert len({tuple(each) for each in [*passes, list(range(n))]}) == 4
+        assert flat(from_records(np.arange(n)).shuffled(6)) != passes[0]
+
+
+def test_the_order_is_the_same_for_ever() -> None:
+    """Saved positions mean nothing in another order."""
+    assert flat(from_records(np.arange(10)).shuffled(7)) == [3, 8, 7, 2, 0, 1, 4, 9, 6, 5]
+    large = from_records(np.arange(10**6)).shuffled(7).batched(5).read()
+    assert large.tolist() == LARGE
+
+
+LARGE = [340073, 112420, 563879, 136165, 813888]
+
+
+@pytest.mark.parametrize("n", [4, 5, 4100, 8191])
+def test_a_shuffled_order_has_no_pattern(n: int) -> None:
+    """Each part of the numbers is about as often near the beginning as any other, for all seeds."""
+    seeds = 1500
+    counts = np.zeros((4, 4))
+    for seed in range(seeds):
+        reader = from_records(np.arange(n)).shuffled(seed)
+        counts[reader.read() * 4 // n, reader.read() * 4 // n] += 1
+    expected = np.full((4, 4), seeds / 16)
+    if n < 10:  # the second record is another than the first
+        low = np.bincount(np.arange(n) * 4 // n)
+        pairs = np.outer(low, low) - np.diag(low)
+        expected = seeds * pairs / pairs.sum()
+    seen = expected > 0
+    chi_squared = ((counts - expected)[seen] ** 2 / expected[seen]).sum()
+    assert chi_squared < 40  # of 15 degrees of freedom: once in 2,000
+
+
+def test_an_order_takes_no_memory() -> None:
+    class Many:
+        def __len__(self) -> int:
+            return 10**15
+
+        def __getitem__(self, i: int) -> int:
+            return i
+
+    reader = from_records(Many()).shuffled(1).batched(3)
+    first = reader.read()
+    assert len(set(first)) == 3
+    assert max(first) > 10**12
+
+
+def test_drop_last_leaves_out_what_is_no_whole_batch() -> None:
+    reader = from_records(np.arange(7)).batched(3, drop_last=True)
+    assert [batch.tolist() for batch in reader] == [[0, 1, 2], [3, 4, 5]]
+    assert reader.finished
+    assert len(reader) == 2
+    assert len(from_records(np.arange(7)).batched(3)) == 3
+    assert len(from_records(np.arange(7)).sharded(1, 2)) == 4
+
+
+def test_a_limit_ends_the_loop_and_not_the_pass() -> None:
+    reader = from_records(list(range(7)))
+    loops = []
+    while not reader.finished:
+        loops.append(list(reader.limited(batches=3)))
+    assert loops == [[0, 1, 2], [3, 4, 5], [6]]
+    limited = reader.limited(batches=2)
+    assert list(limited) == [0, 1]
+    assert not limited.finished
+    with pytest.raises(EndOfData, match="limit of 2"):
+        limited.read()
+    assert list(limited) == [2, 3]
+    assert list(reader.limited(seconds=1e-9)) == [4]
+    assert list(reader.limited(seconds=1e6)) == [5, 6]
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[IndexedReader, int]:
+    n = draw(st.integers(0, 60))
+    reader = from_records(np.arange(n))
+    if draw(st.booleans()):
+        reader = reader.shuffled(draw(st.integers(0, 9)))
+    return reader, n
+
+
+@given(jobs(), st.data())
+def test_a_restored_reader_reads_on_where_the_saved_one_was(
+    job: tuple[IndexedReader, int], data: st.DataObject
+) -> None:
+    reader, _ = job
+    make = reader.batched(data.draw(st.integers(1, 9))).sharded
+    shard = data.draw(st.sampled_from([(0, 1), (0, 2), (1, 3)]))
+    saved = make(*shard)
+    for _ in range(data.draw(st.integers(0, 20))):
+        next(iter(saved), None)
+    restored = make(*shard)
+    restored.load_state_dict(saved.state_dict())
+    for other in (restored, pickle.loads(pickle.dumps(saved)), copy.deepcopy(saved)):
+        assert other.finished == saved.finished
+        assert other.state_dict() == saved.state_dict()
+    for _ in range(2):
+        assert flat(restored) == flat(saved)
+
+
+@given(st.integers(4, 30), st.booleans(), st.data())
+def test_any_number_of_shards_read_each_record_once_in_each_pass(
+    n: int, is_shuffled: bool, data: st.DataObject
+) -> None:
+    """Their number changes again and again, in mid-pass too, and some are ahead of others."""
+    reader = from_records(np.arange(n))
+    reader = reader.shuffled(1) if is_shuffled else reader
+    seen: dict[int, Counter[int]] = defaultdict(Counter)
+
+    def shards() -> list[IndexedReader]:
+        k = data.draw(st.integers(1, 4))
+        return [reader.sharded(i, k) for i in range(k)]
+
+    def read(shard: IndexedReader, most: int) -> None:
+        for record in shard.limited(batches=most):
+            seen[shard.state_dict()["pass"]][int(record)] += 1
+
+    now = shards()
+    for _ in range(data.draw(st.integers(1, 4))):
+        for shard in now:
+            for _ in range(data.draw(st.integers(0, 3))):
+                read(shard, data.draw(st.integers(1, n)))
+        whole = now[0].merge_state_dicts([shard.state_dict() for shard in now])
+        now = shards()
+        for shard in now:
+            shard.load_state_dict(whole)
+    last = max(seen, default=0) + 1
+    for shard in now:
+        while shard.state_dict()["pass"] < last or not shard.finished:
+            read(shard, n)
+    assert seen == {number: Counter(range(n)) for number in range(last + 1)}
+
+
+def test_a_merged_state_is_shared_out_evenly() -> None:
+    reader = from_records(np.arange(100))
+    old = [reader.sharded(i, 2) for i in range(2)]
+    list(old[0].limited(batches=30))
+    list(old[1].limited(batches=10))
+    new = [reader.sharded(i, 3) for i in range(3)]
+    for shard in new:
+        shard.load_state_dict(old[0].merge_state_dicts([each.state_dict() for each in old]))
+    left = [flat(shard) for shard in new]
+    assert [len(each) for each in left] == [20, 20, 20]
+    assert [*left[0], *left[1], *left[2]] == [*range(30, 50), *range(60, 100)]
+
+
+FORGED = {
+    "length": (99, "field 'length': expected 10, found 99. The data has another number of records"),
+    "order": ("as stored", "field 'order': expected 'shuffled, seed 1', found 'as stored'"),
+    "pass": (-1, "field 'pass': expected an int >= 0, found -1"),
+    "shard": ([1, 2], r"field 'shard': expected \[0, 1\], found \[1, 2\].*partition=0"),
+    "rest": ([[0, 11, 1]], "field 'rest': expected ranges .* <= 10"),
+    "later": ([[[5, 2, 1]]], "field 'later': expected ranges"),
+}
+FURTHER = [
+    ("pass", True),
+    ("pass", 2**70),
+    ("pass", "1"),
+    ("shard", [1, 1]),
+    ("shard", [0]),
+    ("shard", None),
+    ("rest", None),
+    ("rest", "ab"),
+    ("rest", [[0, 10, 2]]),
+    ("rest", [[0, None, 1]]),
+    ("rest", [[0, 5, 1], [4, 6, 1]]),
+    ("rest", [[0, 5]]),
+    ("rest", [[0, 5.0, 1]]),
+    ("rest", [[-1, 5, 1]]),
+    ("later", {}),
+    ("length", 10.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [(field, *both) for field, both in FORGED.items()]
+    + [(field, value, f"field '{field}': expected") for field, value in FURTHER],
+)
+def test_a_forged_or_foreign_state_is_refused_by_field(
+    field: str, value: object, message: str
+) -> None:
+    reader = from_records(np.arange(10)).shuffled(1)
+    reader.read()
+    before = reader.state_dict()
+    with pytest.raises(PlanMismatchError, match=message):
+        reader.load_state_dict({**before, field: value})
+    if field != "shard":
+        with pytest.raises(PlanMismatchError, match=f"state 0 of 1, {message}"):
+            reader.merge_state_dicts([{**before, field: value}])
+    assert reader.state_dict() == before
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    reader = from_records(np.arange(10))
+    for state in ({}, {"position": 3}, [1], None):
+        with pytest.raises(PlanMismatchError, match="expected the fields"):
+            reader.load_state_dict(state)  # type: ignore[arg-type]
+    with pytest.raises(PlanMismatchError, match="no states"):
+        reader.merge_state_dicts([])
+    states = [reader.sharded(i, 2).state_dict() for i in range(2)]
+    with pytest.raises(PlanMismatchError, match=r"state 0 of 2, field 'shard': expected \[0, 2\]"):
+        reader.merge_state_dicts(states[::-1])
+    states[1]["rest"] = states[0]["rest"]
+    with pytest.raises(PlanMismatchError, match="same records left, from number 0"):
+        reader.merge_state_dicts(states)
+
+
+def test_threads_share_a_reader() -> None:
+    reader = from_records(np.arange(1000)).shuffled(1).batched(7)
+
+    def read(_: int) -> list[int]:
+        found: list[int] = []
+        with suppress(EndOfData):
+            while True:
+                found += reader.read().tolist()
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(chain.from_iterable(pool.map(read, range(4)))) == list(range(1000))
