@@ -194,7 +194,7 @@ def _about(content: bytes) -> list[int]:
 def _sign_entry(
     content: bytes, digests: dict[str, str], stores: set[str], *, is_changed: bool
 ) -> bytes:
-    text = content[HEAD_BYTES:-2]
+    is_stale = False
     with contextlib.suppress(ValueError, RecursionError, LookupError, AttributeError, TypeError):
         entry = split_entry(content)
         commits = [entry, *(entry.get("commits") or ())]
@@ -204,6 +204,7 @@ def _sign_entry(
                     about["store"], about["manifest"]
                 ):
                     about["manifest"] = digests[about["store"]]
-                    is_changed = True
-                    text = dump(entry)
-    return frame_entry(text) if is_changed else content
+                    is_stale = True
+    if is_stale:
+        return frame_entry(dump(entry))
+    return frame_entry(content[HEAD_BYTES:-2]) if is_changed else content
