@@ -206,6 +206,8 @@ class Plan(Struct, frozen=True):
     code: Mapping[str, str] = {}
     intervals: tuple[int, ...] = ()
     """The `every` of tasks that do not run in every step."""
+    enders: frozenset[str] = frozenset()
+    """The names of what may end the job beside its conditions and its limit."""
 
     @property
     def can_batch(self) -> bool:

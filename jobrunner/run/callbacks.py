@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jobrunner.define import check_runs
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from jobrunner.run.runner import JobRunner
 
 logger = get_logger(__name__)
+
+Plain = bool | int | float | str | None
 
 
 class Callback:
@@ -29,13 +31,28 @@ class Callback:
         `on_epoch_start` and `on_epoch` for each of them after the batch.
     is_essential : bool
         An exception in one of its methods ends the run. Otherwise it is a warning.
+    ends_job : bool
+        The job ends after this epoch, as if a stop condition were true. Read when an epoch has
+        ended or was loaded.
     ends_by : str
-        The name under which it ends runs, if it does: what it passes to `JobRunner.finish`.
+        What `RunResult.stopped_by` says then. A job that ended so has ended for later runs too, if
+        one of their callbacks has that name. Empty: this callback never ends a job.
     """
 
     is_passive: bool = False
     is_essential: bool = False
+    ends_job: bool = False
     ends_by: str = ""
+
+    def state_dict(self) -> Mapping[str, Plain]:
+        """What the record of each saved epoch keeps for this callback: names and plain values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Plain]) -> None:
+        """Take back the state from the record of the epoch that was loaded.
+
+        `state` is empty if that has none, and when the init group has run.
+        """
 
     def on_setup(self, runner: JobRunner) -> None:
         """Handle the begin of a run, before its nodes are placed."""
@@ -47,7 +64,7 @@ class Callback:
         """Handle the load of a recorded epoch: all of it, or its first `step` steps if not 0."""
 
     def on_group(self, group: str, epoch: int, seconds: float) -> None:
-        """Handle the end of a group: "init", "resume", "upload", "download" or "exit"."""
+        """Handle the end of a group: init, resume, epoch_end, upload, download or exit."""
 
     def on_epoch_start(self, epoch: int) -> None:
         """Handle the begin of an epoch, or of the rest of one that was saved after a step."""
@@ -90,6 +107,7 @@ class Callback:
 
 
 EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+_METHODS = (*EVENTS, "state_dict", "load_state_dict")
 
 
 def check_callbacks(callbacks: object, where: str) -> None:
@@ -102,16 +120,23 @@ def check_callbacks(callbacks: object, where: str) -> None:
                 f"{where}: a callback must be an object; got the class {callback.__name__}. "
                 f"Write {callback.__name__}()."
             )
-        for event in EVENTS:
-            if (handle := getattr(callback, event, None)) is not None:
-                check_runs(handle, f"{where}: {event} of {type(callback).__name__}")
+        for name in _METHODS:
+            if (method := getattr(callback, name, None)) is not None:
+                check_runs(method, f"{where}: {name} of {type(callback).__name__}")
+
+
+def enders(callbacks: Sequence[object]) -> frozenset[str]:
+    """The names under which callbacks may end a job."""
+    names = (getattr(callback, "ends_by", "") for callback in callbacks)
+    return frozenset(name for name in names if isinstance(name, str) and name)
 
 
 class Callbacks:
     """The callbacks of one run."""
 
     def __init__(self, callbacks: Sequence[object]) -> None:
-        self._handlers = {event: _handlers(callbacks, event) for event in EVENTS}
+        self._enders: list[Any] = [it for it in callbacks if getattr(it, "ends_by", "")]
+        self._handlers = {name: _handlers(callbacks, name) for name in _METHODS}
         self._failures: Counter[tuple[int, str, str]] = Counter()
         self.has_steps = bool(self._handlers["on_step_start"] or self._handlers["on_step"])
         """Whether one of them must be called at each step."""
@@ -133,12 +158,41 @@ class Callbacks:
         An exception is a warning, or passed on if the callback is essential.
         """
         for callback, handle in self._handlers[event]:
-            try:
-                handle(*args)
-            except Exception as error:
-                if event != "on_error" and getattr(callback, "is_essential", False):
-                    raise
-                self._report(callback, event, error)
+            self._call(callback, event, handle, *args)
+
+    def ended_by(self) -> tuple[str, ...]:
+        """The names of the callbacks that end the job now."""
+        return tuple(it.ends_by for it in self._enders if getattr(it, "ends_job", False))
+
+    def states(self) -> dict[str, dict[str, Plain]]:
+        """What the callbacks have to be recorded, by name."""
+        found = {}
+        for name, callback, state_dict in self._named("state_dict"):
+            if state := self._call(callback, "state_dict", _plain, state_dict):
+                found[name] = state
+        return found
+
+    def load_states(self, states: Mapping[str, Mapping[str, Plain]]) -> None:
+        """Give each callback its state from a record."""
+        for name, callback, load_state_dict in self._named("load_state_dict"):
+            self._call(callback, "load_state_dict", load_state_dict, states.get(name, {}))
+
+    def _named(self, method: str) -> Iterator[tuple[str, object, Callable[..., Any]]]:
+        """The callbacks with that method, each with a name: of its class, and which of these."""
+        count: Counter[str] = Counter()
+        for callback, handle in self._handlers[method]:
+            name = type(callback).__name__
+            count[name] += 1
+            yield name if count[name] == 1 else f"{name} {count[name]}", callback, handle
+
+    def _call(self, callback: object, name: str, method: Callable[..., Any], *args: object) -> Any:
+        try:
+            return method(*args)
+        except Exception as error:
+            if name != "on_error" and getattr(callback, "is_essential", False):
+                raise
+            self._report(callback, name, error)
+            return None
 
     def close(self) -> None:
         """Warn of the failures that were only counted."""
@@ -160,10 +214,7 @@ class Callbacks:
         logger.warning(message, exc_info=error)
         for callback, handle in self._handlers["on_warning"]:
             if callback is not failed:
-                try:
-                    handle(message)
-                except Exception as another:
-                    self._report(callback, "on_warning", another)
+                self._call(callback, "on_warning", handle, message)
 
 
 def _handlers(
@@ -177,3 +228,14 @@ def _handlers(
         for callback, handle in found
         if handle is not None and getattr(handle, "__func__", None) is not empty
     ]
+
+
+def _plain(state_dict: Callable[[], Mapping[str, Plain]]) -> dict[str, Plain]:
+    state = dict(state_dict())
+    for name, value in state.items():
+        if not isinstance(name, str) or not isinstance(value, Plain):
+            raise TypeError(
+                f"state_dict()[{name!r}] must be a bool, an int, a float, a str or None under the "
+                f"name of a str; got {value!r:.200}"
+            )
+    return state

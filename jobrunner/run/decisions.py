@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -57,6 +57,16 @@ class State:
         if self.fired:
             return self.fired[0]
         return "epoch_limiter" if limit is not None and self.epoch >= limit else ""
+
+    def details(
+        self, metrics: Mapping[str, Any], step: int | None, callbacks: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What a record says of the run; `callbacks` are their states."""
+        details: dict[str, Any] = {
+            "stopped_by": [] if step else list(self.fired),
+            "metrics": dict(metrics),
+        }
+        return {**details, "callbacks": callbacks} if callbacks else details
 
     def result(self, limit: int | None) -> RunResult:
         """The result for the user."""

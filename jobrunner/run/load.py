@@ -155,8 +155,9 @@ def rebuild(
 
 
 def recorded_stops(plan: Plan, record: Mapping[str, Any]) -> tuple[str, ...]:
-    """The stop conditions that were true at a recorded epoch, among those the job still has."""
-    return tuple(name for name in record["details"].get("stopped_by", ()) if name in plan.stops)
+    """The stop conditions that were true at a recorded epoch, among those that there still are."""
+    names = plan.enders.union(plan.stops)
+    return tuple(name for name in record["details"].get("stopped_by", ()) if name in names)
 
 
 def steps_done(plan: Plan, record: Mapping[str, Any]) -> int:

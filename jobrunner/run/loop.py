@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,6 +20,7 @@ from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import State, Step, each_step, next_step
 from jobrunner.run.load import finish_load, load_newest, recorded_stops, steps_done
 from jobrunner.run.losses import Loss, Losses, is_transient
+from jobrunner.run.recovery import count_loss
 from jobrunner.run.result import RunResult, SaveReport
 from jobrunner.run.resume import Resumption
 from jobrunner.run.saver import NullSaver, Saver
@@ -108,7 +108,7 @@ class Run:
                     raise
                 loss, lost_at = error, time.monotonic()
                 self.callbacks.notify("on_loss", error)
-                self._count(error)
+                count_loss(self, error)
 
     # ---- init or resume
 
@@ -131,6 +131,7 @@ class Run:
             self._run_group("init", 0)
             self.saver.rewind(None, "started afresh")
             state.fired = ()
+            self.callbacks.load_states({})
             self._save(0, {})
         if not state.has_begun:
             state.has_begun, state.resumed_from = True, epoch
@@ -138,6 +139,8 @@ class Run:
         # A finished job is unfinished again if its last epoch is damaged.
         state.is_finished = decision.is_finished and epoch == decision.epoch
         state.epoch = (epoch or 0) - bool(state.steps_done)
+        if not state.is_finished:
+            self._ask_callbacks()
 
     def _load(self) -> int | None:
         """Load the named epoch, or for "latest" the newest whole one; None if there is none."""
@@ -161,6 +164,7 @@ class Run:
         state.fired, state.steps_done = recorded_stops(plan, record), steps_done(plan, record)
         if state.steps_done:
             state.metrics[epoch] = dict(metrics)
+        self.callbacks.load_states(record["details"].get("callbacks", {}))
         self.callbacks.notify("on_load", epoch, state.steps_done, time.monotonic() - started)
         if is_own:
             self.saver.set_aside(damaged)
@@ -238,6 +242,8 @@ class Run:
             )
             if is_step:
                 self.callbacks.notify("on_step", epoch, step + 1, outcome.seconds, outcome.metrics)
+            else:
+                self.callbacks.notify("on_group", group, epoch, outcome.seconds)
             return outcome
 
         for done, outcome, has_ended in each_step(self.plan, first_step, run):
@@ -265,6 +271,12 @@ class Run:
         state.epoch, state.fired, state.epoch_seconds = epoch, result.stopped, result.seconds
         state.metrics[epoch] = dict(result.metrics)
         self.callbacks.notify("on_epoch", epoch, result.seconds, result.metrics)
+        self._ask_callbacks()
+
+    def _ask_callbacks(self) -> None:
+        """Count callbacks that end the job here among its stop conditions."""
+        fired = self.state.fired
+        self.state.fired += tuple(by for by in self.callbacks.ended_by() if by not in fired)
 
     def _save_if_due(self) -> None:
         """Save the epoch that ended if the policy or the next step asks for it."""
@@ -345,7 +357,8 @@ class Run:
         if self.saver.can_save:
             self.saver.wait()  # the save before this one ends first
             self.callbacks.notify("on_save_start", epoch, step or 0)
-        self.saver.save(epoch, () if step else self.state.fired, metrics, step)
+        details = self.state.details(metrics, step, self.callbacks.states())
+        self.saver.save(epoch, details, step)
 
     def _saved(self, report: SaveReport, step: int | None) -> None:
         state = self.state
@@ -374,26 +387,3 @@ class Run:
             self._bind(stays=stays)
         except PlacementError as error:
             raise PlacementError(str(error)).advise(self.resumption.advice()) from error
-
-    def _count(self, error: Loss) -> None:
-        """Count a loss and wait for a lost scheduler; raise if the run cannot continue."""
-        self.saver.wait_quietly()
-        state = self.state
-        losses = state.losses.after_error(error, state.under_way, was_careful=state.is_careful)
-        state.losses = losses
-        if losses.are_too_many:
-            last = copy.copy(error)
-            last.args = (f"{error.without_advice()} {losses.describe()}",)
-            raise last.advise(self.resumption.advice()) from error
-        if self.runner.stop_reason:
-            raise self.resumption.stopped(None, "a loss ended its epoch") from error
-        if isinstance(error, SchedulerLostError) or not self.session.is_connected:
-            seconds = self.runner.scheduler_wait_seconds
-            self.callbacks.warn(
-                f"The scheduler is lost. Waiting up to {seconds:g} s for it to return at its "
-                f"address."
-            )
-            try:
-                self.session.reconnect(seconds)
-            except SchedulerLostError as lost:
-                raise SchedulerLostError(str(lost)).advise(self.resumption.advice()) from error

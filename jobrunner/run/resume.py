@@ -197,6 +197,7 @@ def _first_steps(plan: Plan, *saves: str) -> tuple[str, ...]:
 def _epochs(plan: Plan, first: int) -> str:
     ends = [*plan.stops]
     ends += [] if plan.epoch_limit is None else [f"epoch {plan.epoch_limit}"]
+    ends += sorted(plan.enders)
     return f"epochs from {first} until {' or '.join(ends)}"
 
 

@@ -26,7 +26,7 @@ from jobrunner.define import (
     some,
 )
 from jobrunner.errors import DefinitionError
-from jobrunner.run.callbacks import check_callbacks
+from jobrunner.run.callbacks import check_callbacks, enders
 from jobrunner.run.load import load_blobs
 from jobrunner.run.loop import Run
 from jobrunner.run.replay import Replay, ReplayReport
@@ -350,7 +350,9 @@ class JobRunner:
     def _compile(self) -> Plan:
         job = self.job
         # Check before the groups are compiled, so that the user can still add a condition.
-        if not job.stop_conditions and job.epoch_limit is None and self.num_epochs is None:
+        limits = [n for n in (job.epoch_limit, self.num_epochs) if n is not None]
+        ends = enders(self.callbacks)
+        if not (job.stop_conditions or limits or ends):
             raise DefinitionError(
                 f"Job {job.name!r} has no stop condition and no epoch limit, so it would never "
                 f"end. Add one: job.add_stop_condition(...), epoch_limiter(job, n), or a limit for "
@@ -359,8 +361,7 @@ class JobRunner:
         plan = job.compile()
         if self.checkpoint_manager is not None:
             resolve_options(plan.array_options)
-        limits = [n for n in (job.epoch_limit, self.num_epochs) if n is not None]
-        return structs.replace(plan, epoch_limit=min(limits, default=None))
+        return structs.replace(plan, epoch_limit=min(limits, default=None), enders=ends)
 
     def _ask_to_stop(self, signal_name: str) -> None:
         self.stop(signal_name)

@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -232,12 +232,10 @@ class Saver:
             self._save_now.set()
         return self._save_now.is_set() or self._manager.save_policy.is_due(moment)
 
-    def save(
-        self, epoch: int, fired: Sequence[str], metrics: Mapping[str, Any], step: int | None = None
-    ) -> None:
+    def save(self, epoch: int, about: Mapping[str, Any], step: int | None = None) -> None:
         """Write and record the checkpoint of `epoch`, or of its first `step` steps.
 
-        With an asynchronous manager, return once tasks cannot change what is saved; `is_due` and
+        `about` is what the record says of the run. With an asynchronous manager, return once tasks cannot change what is saved; `is_due` and
         `wait` then report the end of the save. Raises `CheckpointWriteError` only if
         `on_save_error` is "raise", and always raises other errors.
         """
@@ -245,7 +243,7 @@ class Saver:
         save = _Save(epoch, step)
         self._last_save = save.started
         self._save_now.clear()
-        details: dict[str, Any] = {"stopped_by": list(fired), "metrics": dict(metrics)}
+        details = dict(about)
         if step is not None:
             details["step"] = step
             details["steps_per_epoch"] = self._plan.steps_per_epoch

@@ -29,6 +29,7 @@ class Details(msgspec.Struct):
     steps_per_epoch: Natural | None = None
     replicated: dict[str, Nodes] = {}
     partitions: dict[str, Partition] = {}
+    callbacks: dict[str, dict[str, bool | int | float | str | None]] = {}  # their states
 
 
 class Plan(msgspec.Struct):
