@@ -1,0 +1,150 @@
+"""Logs have one line for each epoch, whatever happened to the runs that wrote them."""
+
+import csv
+import errno
+import json
+import os
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from jobrunner import JobRunner, MultiNodeCheckpointManager, SaveEvery, current_task
+from jobrunner.callbacks import CSVLog, JSONLinesLog
+from tests.callbacks.jobs import LOSSES, DiesAfter, build
+
+KINDS = pytest.mark.parametrize("kind", [CSVLog, JSONLinesLog])
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "logs" / "run"
+
+
+@pytest.fixture
+def manager(tmp_path):
+    return MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(epochs=2))
+
+
+def read(path):
+    """The epochs and their losses."""
+    text = Path(path).read_text()
+    if text.startswith("epoch,"):
+        rows = list(csv.DictReader(text.splitlines()))
+    else:
+        rows = [json.loads(line) for line in text.splitlines()]
+    assert all(float(row["seconds"]) >= 0 for row in rows)
+    return [(int(row["epoch"]), float(row["loss"])) for row in rows]
+
+
+WHOLE = list(enumerate(LOSSES, start=1))
+
+
+@KINDS
+def test_a_row_is_written_for_each_epoch(inproc_session, path, kind):
+    JobRunner(build(), callbacks=[kind(path)]).run(inproc_session)
+    assert read(path) == WHOLE
+    frame = pd.read_csv(path) if kind is CSVLog else pd.read_json(path, lines=True)
+    assert list(frame.columns) == ["epoch", "seconds", "loss"]
+    # Without a manager every run begins at the start, and so does its log.
+    JobRunner(build(3), callbacks=[kind(path)]).run(inproc_session)
+    assert read(path) == WHOLE[:3]
+
+
+@KINDS
+def test_rows_of_epochs_that_run_again_are_replaced(inproc_session, path, manager, kind):
+    with pytest.raises(InterruptedError):
+        JobRunner(build(), manager, callbacks=[kind(path), DiesAfter(5)]).run(inproc_session)
+    assert read(path) == WHOLE[:5]
+    assert manager.latest() == 4
+    with path.open("a") as file:
+        file.write('{"epoch": 6, "sec' if kind is JSONLinesLog else "6,0.2")  # torn by a crash
+    JobRunner(build(), manager, callbacks=[kind(path)]).run(inproc_session)
+    assert read(path) == WHOLE
+
+
+@KINDS
+def test_a_resume_within_an_epoch_replaces_its_row(inproc_session, path, tmp_path, kind):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(steps=1))
+    job = build(4, steps_per_epoch=2)
+    with pytest.raises(InterruptedError):
+        JobRunner(job, manager, callbacks=[kind(path), DiesAfter(3)]).run(inproc_session)
+    assert [epoch for epoch, _ in read(path)] == [1, 2, 3]
+    assert manager.record(3)["details"]["step"] == 1
+    JobRunner(job, manager, callbacks=[kind(path)]).run(inproc_session)
+    assert read(path) == [(1, 0.5), (2, 0.45), (3, 0.7), (4, 0.9)]
+
+
+@KINDS
+def test_rows_are_on_disk_before_their_epoch_is_recorded(inproc_session, path, manager, kind):
+    class Looks:
+        is_essential = True
+
+        def on_save(self, report):
+            assert len(read(path)) == report.epoch
+
+    JobRunner(build(), manager, callbacks=[kind(path), Looks()]).run(inproc_session)
+
+
+@KINDS
+@pytest.mark.parametrize("content", ["a,b\n1,2\n", "epoch,seconds", "my notes", "epoch: 1\n", ""])
+def test_the_file_of_another_program_is_not_touched(inproc_session, path, caplog, kind, content):
+    path.parent.mkdir()
+    path.write_text(content)
+    JobRunner(build(3), callbacks=[kind(path)]).run(inproc_session)
+    if content == "" or (kind is CSVLog and content == "epoch,seconds"):
+        assert read(path) == WHOLE[:3]
+    else:
+        assert path.read_text() == content
+        assert f"{path} contains the line" in caplog.text
+        assert "Give the log another path" in caplog.text
+
+
+def report_more(n):
+    current_task().report(**{"a b,c": 'x"\n', "epoch": 7, "nan": float("nan")})
+    return n
+
+
+@KINDS
+def test_metrics_of_every_name_and_value_are_kept(inproc_session, path, kind):
+    from jobrunner import Task
+
+    job = build(4)
+    Task(report_more, inputs="n", node="a", group=job.epoch_group)
+    log = kind(path)
+    JobRunner(job, callbacks=[log]).run(inproc_session)
+    assert read(path) == WHOLE[:4]
+    if kind is CSVLog:
+        assert pd.read_csv(path)["a b,c"].tolist() == ['x"\\n'] * 4
+        assert pd.read_csv(path)["nan"].isna().all()
+    else:
+        frame = pd.read_json(path, lines=True)
+        assert frame["a b,c"].tolist() == ['x"\n'] * 4
+        assert frame["nan"].isna().all()
+
+
+def test_a_metric_that_comes_later_adds_a_column(tmp_path):
+    log = CSVLog(tmp_path / "log.csv")
+    log.on_group("init", 0, 0.0)
+    log.on_epoch(1, 0.5, {"loss": 1.0})
+    log.on_epoch(2, 0.5, {"loss": 0.5, "accuracy": 0.75})
+    log.on_epoch(3, 0.5, {"accuracy": 0.8})
+    log.on_error(ValueError())
+    assert (tmp_path / "log.csv").read_text().splitlines() == [
+        "epoch,seconds,loss,accuracy",
+        "1,0.5,1.0,",
+        "2,0.5,0.5,0.75",
+        "3,0.5,,0.8",
+    ]
+
+
+@KINDS
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_a_full_disk_is_an_error_of_the_log(tmp_path, kind):
+    log = kind(tmp_path / "log")
+    log.on_epoch(1, 0.5, {})  # opens the file
+    log._lines.close()
+    log._lines._fd = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as caught:
+        log.on_epoch(2, 0.5, {})
+    log.on_error(caught.value)
