@@ -3,6 +3,7 @@
 ::
 
     jobrunner run examples/heat.py --checkpoint runs/heat
+    jobrunner run examples/heat.py --checkpoint runs/large --param size=1024
     python examples/heat.py
 
 Each node holds some rows of the plate. In an epoch every node first publishes its outer rows, then
@@ -13,7 +14,6 @@ result has the same bits on any number of workers, interrupted or not.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from jobrunner import (
     Task,
     current_task,
     epoch_limiter,
+    job,
 )
 
 Array = npt.NDArray[np.float64]
@@ -69,16 +70,17 @@ def save_plate(fields: list[Array], path: str) -> None:
     print(f"wrote {plate.shape} plate of mean {plate.mean():.6f} to {path}", flush=True)
 
 
+@job
 def build_job(
     blocks: int = 4,
     size: int = 256,
     epochs: int = 1000,
-    output: str | os.PathLike[str] = "heat-plate.npy",
+    output: str = "heat-plate.npy",
 ) -> Job:
     """Define the job; nothing runs yet."""
     nodes = [Node(f"block:{i}") for i in range(blocks)]
-    with Job("heat") as job:
-        with job.init_group:
+    with Job("heat") as made:
+        with made.init_group:
             Task.on_each(
                 nodes,
                 cold_plate_with_hot_square,
@@ -97,10 +99,10 @@ def build_job(
             },
             updates="field",
         )
-        job.add_stop_condition(
+        made.add_stop_condition(
             Task(is_level, {"changes": changes}, kwargs={"tolerance": 1e-4}, node=nodes[0])
         )
-        with job.exit_group:
+        with made.exit_group:
             Task(
                 save_plate,
                 {"fields": [node["field"] for node in nodes]},
@@ -108,13 +110,11 @@ def build_job(
                 kwargs={"path": str(Path(output).absolute())},
                 node=nodes[0],
             )
-    epoch_limiter(job, epochs)
-    return job
+    epoch_limiter(made, epochs)
+    return made
 
-
-job = build_job()
 
 if __name__ == "__main__":
     with Session.local(workers=2) as session:
-        result = JobRunner(job, MultiNodeCheckpointManager("runs/heat")).run(session)
+        result = JobRunner(build_job(), MultiNodeCheckpointManager("runs/heat")).run(session)
     print(f"epoch {result.epoch}, stopped by {result.stopped_by}")

@@ -3,6 +3,7 @@
 ::
 
     jobrunner run examples/kmeans.py --checkpoint runs/kmeans
+    jobrunner run examples/kmeans.py --checkpoint runs/k12 --param k=12
     python examples/kmeans.py
 
 Each trainer holds a shard of the 1,797 images of 8 x 8 pixels that ship with scikit-learn. In an
@@ -13,7 +14,6 @@ same command resumes from the last recorded epoch and comes to the same centroid
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ from jobrunner import (
     Task,
     current_task,
     epoch_limiter,
+    job,
 )
 
 Array = npt.NDArray[np.float64]
@@ -82,14 +83,13 @@ def save_centroids(centroids: Array, path: str) -> None:
     print(f"wrote {len(centroids)} centroids to {path}", flush=True)
 
 
-def build_job(
-    trainers: int = 4, k: int = 10, output: str | os.PathLike[str] = "kmeans-centroids.npy"
-) -> Job:
+@job
+def build_job(trainers: int = 4, k: int = 10, output: str = "kmeans-centroids.npy") -> Job:
     """Define the job; nothing runs yet."""
     server = Node("server")
     nodes = [Node(f"trainer:{i}") for i in range(trainers)]
-    with Job("kmeans") as job:
-        with job.init_group:
+    with Job("kmeans") as made:
+        with made.init_group:
             Task(first_centroids, outputs="centroids", node=server, kwargs={"k": k})
             Task.on_each(
                 nodes,
@@ -99,17 +99,15 @@ def build_job(
             )
         parts = Task.on_each(nodes, assign, inputs={"centroids": server["centroids"]})
         Task(recompute, inputs={"parts": parts}, outputs=["centroids", "shift"], node=server)
-        job.add_stop_condition(Task(stands_still, name="stands still", node=server))
-        with job.exit_group:
+        made.add_stop_condition(Task(stands_still, name="stands still", node=server))
+        with made.exit_group:
             # Absolute here, on the client: a worker may have another current directory.
             Task(save_centroids, node=server, kwargs={"path": str(Path(output).absolute())})
-    epoch_limiter(job, 100)
-    return job
+    epoch_limiter(made, 100)
+    return made
 
-
-job = build_job()
 
 if __name__ == "__main__":
     with Session.local(workers=2) as session:
-        result = JobRunner(job, MultiNodeCheckpointManager("runs/kmeans")).run(session)
+        result = JobRunner(build_job(), MultiNodeCheckpointManager("runs/kmeans")).run(session)
     print(f"epoch {result.epoch}, stopped by {result.stopped_by}")

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         TaskOutput,
         WorkspaceType,
         epoch_limiter,
+        job,
     )
     from jobrunner.errors import (
         BlobNotFoundError,
@@ -129,6 +130,7 @@ __all__ = [
     "__version__",
     "current_task",
     "epoch_limiter",
+    "job",
     "register_codec",
 ]
 

@@ -135,11 +135,15 @@ class Epochs:
 
     def run_plan(self, epoch: int) -> Mapping[str, Any] | None:
         """The plan of the run that recorded `epoch`, as it described it; None if it is unknown."""
-        plan = self.run_info(epoch).get("plan")
+        return self.plan_of(self.record(epoch)["run_number"])
+
+    def plan_of(self, run_number: int | None) -> Mapping[str, Any] | None:
+        """The plan of a run, as it described it when it began; None if it is unknown."""
+        plan = self.info_of(run_number).get("plan")
         try:
             return check_plan(plan) if plan else None
         except ValueError as error:
-            logger.warning("%s: the plan of the run of epoch %d: %s", self.path, epoch, error)
+            logger.warning("%s: the plan of run %s: %s", self.path, run_number, error)
             return None
 
     def info_of(self, run_number: int | None) -> Mapping[str, Any]:

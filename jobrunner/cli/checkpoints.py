@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +16,7 @@ from jobrunner.cli.options import (
     is_number,
     nothing_recorded,
     open_directory,
+    param_option,
     read_epoch,
     take_over_option,
 )
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from jobrunner.checkpoint import Checkpoint, MultiNodeCheckpointManager
     from jobrunner.cluster import Session
 
-_REPLAY_OPTIONS = ("target", "allow_pickle", "workers", "threads", "scheduler")
+_REPLAY_OPTIONS = ("target", "allow_pickle", "parameters", "workers", "threads", "scheduler")
 
 
 @main.command("verify")
@@ -57,6 +58,7 @@ _REPLAY_OPTIONS = ("target", "allow_pickle", "workers", "threads", "scheduler")
     is_flag=True,
     help="Unpickle blobs for --replay. Only if you trust everyone who can write to DIR.",
 )
+@param_option
 @cluster_options
 def verify_command(
     *,
@@ -66,6 +68,7 @@ def verify_command(
     replay: str | None,
     target: str | None,
     allow_pickle: bool,
+    parameters: Mapping[str, str],
     cluster: Callable[[], Session],
 ) -> Output:
     """Compare every byte of an epoch with its record.
@@ -91,7 +94,7 @@ def verify_command(
     from jobrunner.cli.script import load_job
     from jobrunner.run import Replay
 
-    job = load_job(target)
+    job = load_job(target, parameters)
     manager = open_directory(directory, allow_pickle=allow_pickle)
     again = Replay(job, manager.loader, read_epoch(replay, manager))
     again.check()  # before a cluster starts

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from jobrunner.cli.command import Output, main
@@ -17,7 +19,7 @@ from jobrunner.cli.options import (
     read_epoch,
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, DefinitionError
-from jobrunner.texts import printable, show
+from jobrunner.texts import printable, shorten, show
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager, NodeCheckpoint
@@ -46,11 +48,13 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
     recorded = manager.epochs()
     shown = recorded if last is None else recorded[-last:]
     epochs, damaged = [], {}
+    parameters_of = functools.cache(lambda number: _parameters_of(manager, number))
     for epoch, record in manager.records(shown):
         if isinstance(record, CheckpointCorruptError):
             damaged[epoch] = str(record)
         else:
-            epochs.append(_describe_epoch(record))
+            parameters = parameters_of(record["run_number"])
+            epochs.append({**_describe_epoch(record), "parameters": parameters})
     is_done = manager.recorded.is_done()
     pins = manager.pins()
     for found in epochs:
@@ -100,6 +104,7 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
         printable(f"Epoch {epoch} is pinned: {', '.join(labels)}.", kept="")
         for epoch, labels in pins.items()
     ]
+    lines += _format_parameters(epochs)
     state = "The job has finished." if is_done else "The job has not finished."
     return Output(data, "\n".join((*lines, *notes, state)))
 
@@ -164,12 +169,15 @@ def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: int) -> Outp
             }
             for node in checkpoint.nodes
         }
+    about["parameters"] = _parameters_of(manager, checkpoint.record["run_number"])
     data = {"path": manager.path, **about, "run": checkpoint.record["run"], "nodes": nodes}
     size, time = format_bytes(about["nbytes"]), format_seconds(about["seconds"])
     lines = [
         f"{name_position(checkpoint.record)} of {manager.path}",
         f"saved {format_time(about['time'])}, {size} in {time}",
     ]
+    if about["parameters"]:
+        lines.append(f"parameters {_name_parameters(about['parameters'])}")
     if about["metrics"]:
         lines.append("metrics " + " ".join(f"{k}={v}" for k, v in about["metrics"].items()))
     if about["stopped_by"]:
@@ -198,6 +206,31 @@ def _describe_epoch(record: Mapping[str, Any]) -> dict[str, Any]:
         "metrics": details.get("metrics", {}),
         "stopped_by": details.get("stopped_by", []),
     }
+
+
+def _parameters_of(manager: MultiNodeCheckpointManager, run_number: int | None) -> dict[str, Any]:
+    """What the function that made a run's job was called with."""
+    plan = manager.recorded.plan_of(run_number) or {}
+    parameters: dict[str, Any] = plan.get("parameters", {})
+    return parameters
+
+
+def _name_parameters(parameters: Mapping[str, Any]) -> str:
+    return " ".join(
+        f"{name}={shorten(show(value), 2 * _SHOWN_VALUE_LENGTH)}"
+        for name, value in parameters.items()
+    )
+
+
+def _format_parameters(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each row of epochs that were saved with the same parameters."""
+    lines = []
+    for named, group in groupby(epochs, lambda found: _name_parameters(found["parameters"])):
+        if named:
+            first, *_, last = [found["epoch"] for found in group] * 2
+            of = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+            lines.append(printable(f"Parameters of {of}: {named}", kept=""))
+    return lines
 
 
 def _describe_blob(node: NodeCheckpoint, name: str) -> dict[str, Any]:

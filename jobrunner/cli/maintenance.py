@@ -13,36 +13,27 @@ import click
 
 from jobrunner.cli.command import Output, exit_code_of, main
 from jobrunner.cli.formatting import format_table
-from jobrunner.cli.options import count_option, directory_argument, open_directory, take_over_option
+from jobrunner.cli.options import directory_argument, open_directory, take_over_option
+from jobrunner.cli.saving import keep_options
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
 from jobrunner.texts import printable
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint import KeepAny, MultiNodeCheckpointManager, Repair, RetentionPolicy
+    from jobrunner.checkpoint import KeepAny, MultiNodeCheckpointManager, Repair
 
 _MAX_SIMILAR = 3
-_BEST = re.compile(r"(?P<metric>[^:]+)(:(?P<mode>min|max))?(:(?P<count>\d{1,18}))?")
 _NUMBER = re.compile(r"[0-9a-f]{8,}|\d+")
 
 
 @main.command("prune")
 @directory_argument
-@count_option("--keep-last", "Keep the newest N epochs.")
-@count_option("--keep-every", "Keep epochs that are multiples of N.")
-@click.option(
-    "--keep-best",
-    multiple=True,
-    metavar="METRIC[:min|max][:N]",
-    help="Keep the N epochs with the lowest value of a metric, or the highest. [default: min, 1]",
-)
+@keep_options
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted; change nothing.")
 @take_over_option
 def prune_command(
     *,
     directory: str,
-    keep_last: int | None,
-    keep_every: int | None,
-    keep_best: tuple[str, ...],
+    keep: KeepAny | None,
     dry_run: bool,
     take_over: bool,
 ) -> Output:
@@ -54,9 +45,13 @@ def prune_command(
 
     from jobrunner.run import format_ranges
 
-    policy = _read_policy(keep_last, keep_every, keep_best)
-    manager = open_directory(directory, keep=policy, take_over=take_over)
-    _check_records(manager, policy)
+    if keep is None:
+        raise DefinitionError(
+            "Give at least one of --keep-last N, --keep-every N and --keep-best METRIC. An epoch "
+            "stays if any of them keeps it."
+        )
+    manager = open_directory(directory, keep=keep, take_over=take_over)
+    _check_records(manager, keep)
     if dry_run or manager.recorded.log.refresh().number < 0:
         retired = manager.retention.retirable()
         sizes = _sizes(manager, retired)
@@ -88,30 +83,6 @@ def prune_command(
     if left:
         lines.append(f"retired, not deleted yet (the next run tries again): {format_ranges(left)}")
     return Output(data, "\n".join([*lines, f"kept: {format_ranges(kept)}"]))
-
-
-def _read_policy(last: int | None, every: int | None, best: Sequence[str]) -> KeepAny:
-    from jobrunner.checkpoint import KeepAny, KeepBest, KeepEvery, KeepLast
-
-    policies: list[RetentionPolicy] = []
-    if last is not None:
-        policies.append(KeepLast(last))
-    if every is not None:
-        policies.append(KeepEvery(every))
-    for text in best:
-        match = _BEST.fullmatch(text)
-        if match is None:
-            raise DefinitionError(
-                f"--keep-best {text}: expected METRIC[:min|max][:N], for example loss:min:3."
-            )
-        metric, count = match["metric"], int(match["count"] or 1)
-        policies.append(KeepBest(metric, count, "max" if match["mode"] == "max" else "min"))
-    if not policies:
-        raise DefinitionError(
-            "Give at least one of --keep-last N, --keep-every N and --keep-best METRIC. An epoch "
-            "stays if any of them keeps it."
-        )
-    return KeepAny(tuple(policies))
 
 
 def _check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None:

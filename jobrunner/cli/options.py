@@ -86,6 +86,32 @@ def open_directory(directory: str, **options: Any) -> MultiNodeCheckpointManager
     )
 
 
+def _split_parameters(
+    ctx: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str]:
+    """Read ``--param NAME=VALUE``."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or not name.isidentifier():
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE.", ctx, option)
+        if name in found:
+            raise click.BadParameter(f"{name!r} is given twice.", ctx, option)
+        found[name] = value
+    return found
+
+
+param_option = click.option(
+    "--param",
+    "parameters",
+    multiple=True,
+    callback=_split_parameters,
+    metavar="NAME=VALUE",
+    help="Give the function that makes the job, which has the decorator @job, an argument. "
+    "May be repeated.",
+)
+
+
 def is_number(text: str) -> bool:
     """Whether a text is a number that an epoch may have."""
     return text.isdecimal() and len(text) <= _MOST_DIGITS

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from jobrunner import errors
 from jobrunner.cli.command import SAVES_FAILED, Output, main
-from jobrunner.cli.options import cluster_options, count_option, is_number, take_over_option
+from jobrunner.cli.options import (
+    cluster_options,
+    count_option,
+    is_number,
+    param_option,
+)
+from jobrunner.cli.saving import save_options
 from jobrunner.signals import handled, terminated_as_interrupt
 
 if TYPE_CHECKING:
@@ -51,14 +57,7 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     help="What to do when a save fails. 'warn': continue and try again at the next save. 'refuse': "
     "the same, but do not start if DIR is not writable. 'raise': end the run.",
 )
-@count_option("--save-every", "Save every N epochs. [default: 1]")
-@count_option("--keep-last", "Keep only the newest N checkpoints. [default: all]")
-@click.option(
-    "--allow-pickle",
-    is_flag=True,
-    help="Pickle blobs that cannot be saved otherwise, and unpickle them. Only if you trust "
-    "everyone who can write to DIR.",
-)
+@save_options
 @click.option(
     "--resume",
     callback=_read_resume,
@@ -69,6 +68,7 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     "from the beginning and set recorded epochs aside.",
 )
 @count_option("--epochs", "Stop after N epochs in all, counted across resumes.")
+@param_option
 @cluster_options
 @click.option(
     "--grace",
@@ -79,40 +79,32 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
 @click.option(
     "--dry-run", is_flag=True, help="Show what would run, from which epoch and why; run nothing."
 )
-@take_over_option
 def run(
     *,
     target: str,
     checkpoint: str,
     on_save_error: SaveErrorPolicy,
-    save_every: int | None,
-    keep_last: int | None,
-    allow_pickle: bool,
+    saving: Mapping[str, Any],
     resume: ResumeFrom,
     epochs: int | None,
+    parameters: Mapping[str, str],
     cluster: Callable[[], Session],
     grace: float | None,
     dry_run: bool,
-    take_over: bool,
 ) -> Output:
     """Run a job, or resume it.
 
     FILE_OR_MODULE is a Python file or an importable module. JOB names a variable of type Job, or a
-    function without arguments that returns one. Omit JOB if there is only one such variable.
+    function that returns one. Omit JOB if there is only one such variable or function with the
+    decorator @job.
     """
-    from jobrunner.checkpoint import KeepLast, MultiNodeCheckpointManager, SaveEvery
+    from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.cli.progress import show_progress
     from jobrunner.cli.script import load_job
     from jobrunner.run import JobRunner
 
-    job = load_job(target)
-    manager = MultiNodeCheckpointManager(
-        checkpoint,
-        save=None if save_every is None else SaveEvery(epochs=save_every),
-        keep=None if keep_last is None else KeepLast(keep_last),
-        allow_pickle=allow_pickle,
-        take_over=take_over,
-    )
+    job = load_job(target, parameters)
+    manager = MultiNodeCheckpointManager(checkpoint, **saving)
     about = {"job": job.name, "checkpoint": manager.path}
     if dry_run:
         plan = JobRunner(job, manager, resume_from_epoch=resume, num_epochs=epochs).plan_resume()
@@ -159,8 +151,11 @@ def _command_again() -> str:
         if name in _NOT_REPEATED or ctx.get_parameter_source(name) is ParameterSource.DEFAULT:
             continue
         value = ctx.params[name]
-        words += param.opts[:1] if isinstance(param, click.Option) else []
-        words += [] if value is True else [str(value)]
+        if isinstance(value, Mapping):
+            value = tuple(f"{key}={text}" for key, text in value.items())
+        for each in value if isinstance(value, tuple) else (value,):
+            words += param.opts[:1] if isinstance(param, click.Option) else []
+            words += [] if each is True else [str(each)]
     return shlex.join(words)
 
 

@@ -10,13 +10,14 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import cloudpickle
 
-from jobrunner.define import Job
+from jobrunner.define import Job, is_job_function, read_parameters
 from jobrunner.errors import DefinitionError
 
 
@@ -43,8 +44,8 @@ def parse_target(text: str) -> Target:
     return Target(source, is_file, name or None)
 
 
-def load_job(text: str) -> Job:
-    """Import ``FILE_OR_MODULE[:NAME]`` and return its job.
+def load_job(text: str, parameters: Mapping[str, str] | None = None) -> Job:
+    """Import ``FILE_OR_MODULE[:NAME]`` and return its job, made with `parameters`.
 
     The directory of the file, or for a module the current directory, goes to the front of
     ``sys.path``, as with ``python``. The functions and classes of a file are sent to workers by
@@ -52,7 +53,25 @@ def load_job(text: str) -> Job:
     """
     target = parse_target(text)
     module = _import_file(Path(target.source)) if target.is_file else _import(target.source)
-    return _find_job(module, target)
+    found = _find(module, target)
+    where = target.source if target.name is None else f"{target.source}:{target.name}"
+    arguments = {}
+    if is_job_function(found):
+        arguments = read_parameters(found, parameters or {})
+    elif parameters:
+        raise DefinitionError(
+            f"{where} takes no --param {next(iter(parameters))}: parameters need a function that "
+            f"has the decorator @jobrunner.job and returns a Job."
+        )
+    if isinstance(found, Job):
+        return found
+    try:
+        made = found(**arguments)
+    except (Exception, SystemExit) as error:
+        raise _explain(error, target.source, getattr(module, "__file__", None), "failed") from error
+    if not isinstance(made, Job):
+        raise DefinitionError(f"{where}() returned {made!r:.80}; expected a Job.")
+    return made
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -71,7 +90,9 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         # Not `exec_module`: its cached bytecode may be older than an edit of the last second.
-        exec(compile(path.read_bytes(), str(path.resolve()), "exec"), vars(module))
+        exec(
+            compile(path.read_bytes(), str(path.resolve()), "exec", dont_inherit=True), vars(module)
+        )
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _explain(error, str(path), str(path.resolve())) from error
@@ -127,17 +148,18 @@ def _is_ours(module: str) -> bool:
     return module.partition(".")[0] in ("jobrunner", "importlib")
 
 
-def _find_job(module: ModuleType, target: Target) -> Job:
+def _find(module: ModuleType, target: Target) -> Job | Callable[..., Any]:
+    """A job, or a function to be called for one."""
     if target.name is None:
-        return _find_only_job(module, target.source)
+        return _find_only(module, target.source)
     where = f"{target.source}:{target.name}"
     if not hasattr(module, target.name):
         raise DefinitionError(
             f"{target.source} has no {target.name!r}.{_offer(module, target.source)}"
         )
     found = getattr(module, target.name)
-    if isinstance(found, Job):
-        return found
+    if isinstance(found, Job) or is_job_function(found):
+        return cast("Job | Callable[..., Any]", found)
     signature = None
     if callable(found) and not isinstance(found, type):
         with contextlib.suppress(ValueError):  # a function written in C
@@ -152,31 +174,33 @@ def _find_job(module: ModuleType, target: Target) -> Job:
     except TypeError:
         raise DefinitionError(
             f"{where}{signature} cannot be called without arguments. Give each parameter a default "
-            f"value."
+            f"value, or the function the decorator @jobrunner.job."
         ) from None
-    try:
-        job = found()
-    except (Exception, SystemExit) as error:
-        file = getattr(module, "__file__", None)
-        raise _explain(error, target.source, file, "failed") from error
-    if not isinstance(job, Job):
-        raise DefinitionError(f"{where}() returned {job!r:.80}; expected a Job.")
-    return job
+    return cast("Callable[..., Any]", found)
 
 
-def _find_only_job(module: ModuleType, source: str) -> Job:
-    jobs = {id(value): value for value in vars(module).values() if isinstance(value, Job)}
-    if len(jobs) == 1:
-        return next(iter(jobs.values()))
-    count = len(jobs) or "no"
+def _find_only(module: ModuleType, source: str) -> Job | Callable[..., Any]:
+    named = _jobs_of(module)
+    found = {id(value): value for value in named.values()}
+    if len(found) == 1:
+        return next(iter(found.values()))
     raise DefinitionError(
-        f"{source} defines {count} jobs; expected one.{_offer(module, source)} Or name a function "
-        f"without arguments that returns a Job: {source}:function."
+        f"{source} defines {len(found) or 'no'} jobs; expected one.{_offer(module, source)} Or name "
+        f"a function without arguments that returns a Job: {source}:function."
     )
 
 
+def _jobs_of(module: ModuleType) -> dict[str, Job | Callable[..., Any]]:
+    """The jobs of a module, and the functions that make them and have the decorator `job`."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, Job) or is_job_function(value)
+    }
+
+
 def _offer(module: ModuleType, source: str) -> str:
-    names = sorted(name for name, value in vars(module).items() if isinstance(value, Job))
+    names = sorted(_jobs_of(module))
     if not names:
         return f" No variable of {source} is a Job."
     return f" Name one of its jobs: {', '.join(f'{source}:{name}' for name in names)}."

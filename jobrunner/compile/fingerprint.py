@@ -16,6 +16,7 @@ from typing import Any
 
 from jobrunner.compile.plan import Plan
 from jobrunner.define import Task, TaskOutput
+from jobrunner.texts import shorten, show
 
 DESCRIPTION_VERSION = 1
 
@@ -33,6 +34,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         # Digests of code can be compared within a minor version of Python.
         "python": ".".join(platform.python_version_tuple()[:2]),
         "nodes": {node: sorted(blobs) for node, blobs in plan.saved_blobs(1).items()},
+        **({"parameters": dict(plan.parameters)} if plan.parameters else {}),
         "structure": dict(plan.structure),
         "code": dict(plan.code),
     }
@@ -52,6 +54,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for key, what in labels.items()
         if then.get(key) != now.get(key)
     ]
+    found += _changed_parameters(then.get("parameters", {}), now.get("parameters", {}))
     old_nodes, new_nodes = then.get("nodes", {}), now["nodes"]
     before, used = (_nodes_of(plan) for plan in (then, now))
     found += [
@@ -88,6 +91,17 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             f"task {name} has other code" for name in shared if old_code.get(name) != new_code[name]
         ]
     return found
+
+
+def _changed_parameters(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    def of(values: Mapping[str, Any], name: str) -> str:
+        return shorten(show(values[name]), 100) if name in values else "not given"
+
+    return [
+        f"parameter {name!r} was {of(then, name)} and is {of(now, name)}"
+        for name in dict.fromkeys((*now, *then))
+        if name not in then or name not in now or then[name] != now[name]
+    ]
 
 
 def _nodes_of(description: Mapping[str, Any]) -> set[str]:

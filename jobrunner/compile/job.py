@@ -99,6 +99,7 @@ def compile_job(job: Job) -> Plan:
         replicated=replicated,
         partitions=partitions,
         array_options=find_array_options(job, configured),
+        parameters=job.parameters,
         structure={key: structure_of(task, global_blobs) for key, task in named.items()},
         code={key: task_code(task, codes[id(task.fn)]) for key, task in named.items()},
         intervals=intervals,

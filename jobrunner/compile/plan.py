@@ -201,6 +201,8 @@ class Plan(Struct, frozen=True):
     partitions: Mapping[str, tuple[int, tuple[str, ...]]] = {}
     """Blob -> its axis, and the nodes of its parts, in order."""
     array_options: Mapping[str, Mapping[str, ArrayOptions]] = {}
+    parameters: Mapping[str, Any] = {}
+    """What the function that made the job was called with; see `job`."""
     structure: Mapping[str, str] = {}
     """``"group:node/task"`` -> digest, in order of definition; see `compile.fingerprint`."""
     code: Mapping[str, str] = {}

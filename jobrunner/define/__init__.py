@@ -28,7 +28,8 @@ from jobrunner.define.array_options import (
     read_compressors,
 )
 from jobrunner.define.group import TaskGroup
-from jobrunner.define.job import Job, epoch_limiter
+from jobrunner.define.job_functions import is_job_function, job, read_parameters
+from jobrunner.define.jobs import Job, epoch_limiter
 from jobrunner.define.node import Blob, Node, WorkspaceType
 from jobrunner.define.orphans import check_orphans, forget_orphan
 from jobrunner.define.task import Task, TaskOutput

@@ -16,7 +16,7 @@ from jobrunner.define.task import Task, TaskOutput
 from jobrunner.errors import DefinitionError
 
 if TYPE_CHECKING:
-    from jobrunner.define.job import Job
+    from jobrunner.define.jobs import Job
 
 # In pixels: the columns and rows, a task's box, the edge of the drawing, a group's title.
 LANE, ROW, WIDTH, HEIGHT, MARGIN, HEAD = 190, 74, 166, 40, 20, 34

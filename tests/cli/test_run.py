@@ -42,6 +42,25 @@ with Job("count") as job:
 epoch_limiter(job, {limit})
 """
 
+_MADE = """
+from jobrunner import Job, Task, current_task, epoch_limiter, job
+
+def step(w, rate, fail_at):
+    if current_task().epoch == fail_at:
+        raise ValueError("as asked")
+    current_task().report(loss=w)
+    return w * rate
+
+@job
+def make(rate: float = 0.5, fail_at: int | None = None):
+    with Job("made") as made:
+        with made.init_group:
+            Task(lambda: 1.0, outputs="w", node="a")
+        Task(step, outputs="w", node="a", kwargs={"rate": rate, "fail_at": fail_at})
+    epoch_limiter(made, 8)
+    return made
+"""
+
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
@@ -313,6 +332,56 @@ def test_saving_can_be_tuned(process_cluster: LocalCluster, tmp_path: Path) -> N
     result = _run(process_cluster, script, *options)
     assert result.exit_code == 0, result.output
     assert MultiNodeCheckpointManager(tmp_path / "runs").epochs() == [4, 5]
+
+
+def test_parameters_and_all_options_of_a_manager_reach_the_run(
+    process_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    path = tmp_path / "made.py"
+    path.write_text(_MADE)
+    options = ["--save-every", "2", "--save-every", "600s", "--async", "--budget", "1MiB"]
+    options += ["--keep-best", "loss:max:1", "--keep-last", "1", "--compress", "zstd"]
+    given = ["--param", "rate=0.25", "--param", "fail_at=7"]
+    failed = _run(process_cluster, path, *options, *given)
+    assert failed.exit_code == 3
+    again = next(line for line in failed.stderr.splitlines() if "To resume from it:" in line)
+    assert all(option in again for option in (*options, *given))
+    manager = MultiNodeCheckpointManager(tmp_path / "runs")
+    assert manager.epochs() == [2, 6]
+    plan = _invoke("run", path, "--checkpoint", manager.path, "--param", "rate=0.5", "--dry-run")
+    assert "parameter 'rate' was 0.25 and is 0.5" in plan.stdout
+    listed = _json(_invoke("ls", manager.path, "--json"))
+    assert listed["epochs"][0]["parameters"] == {"rate": 0.25, "fail_at": 7}
+    shown = _invoke("ls", manager.path).stdout
+    assert "Parameters of epochs 2 to 6: rate=0.25 fail_at=7" in shown
+    info = _invoke("info", manager.path, 6).stdout
+    assert "parameters rate=0.25 fail_at=7" in info
+    result = _run(process_cluster, path, *options, *given[:2], "--delete-on-success")
+    assert result.exit_code == 0, result.output
+    assert manager.epochs() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--budget", "1MiB"], "--budget limits the copies of --async"),
+        (["--async", "--budget", "much"], "--budget much: expected a size"),
+        (["--save-every", "often"], "--save-every often: expected a number of epochs"),
+        (["--save-every", "0"], "--save-every 0: expected"),
+        (["--keep-best", "loss:least"], "--keep-best loss:least: expected METRIC"),
+        (["--compress", "rar"], "'rar' is none of the compressors"),
+        (["--param", "rate"], "'rate' is not NAME=VALUE"),
+        (["--param", "rate=1", "--param", "rate=2"], "'rate' is given twice"),
+        (["--load-from", "runs"], "load_path and path are both"),
+    ],
+)
+def test_wrong_options_exit_with_2(tmp_path: Path, options: list[str], says: str) -> None:
+    path = tmp_path / "made.py"
+    path.write_text(_MADE)
+    with contextlib.chdir(tmp_path):
+        result = _invoke("run", path, "--checkpoint", "runs", "--dry-run", *options)
+    assert result.exit_code == 2
+    assert says in result.stderr
 
 
 def test_a_failing_task_keeps_the_last_epoch_and_says_how_to_resume(

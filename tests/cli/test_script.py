@@ -12,7 +12,11 @@ import pytest
 from jobrunner.cli.script import Target, load_job, parse_target
 from jobrunner.errors import DefinitionError
 
-_IMPORT = "from jobrunner.define.job import Job\n"
+_IMPORT = "from jobrunner.define.jobs import Job\n"
+_MAKE = """from jobrunner import job
+@job
+def make(lr: float = 0.1, n=1, sizes: list[int] = [], fast=False): return Job('made')
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -143,3 +147,44 @@ def test_a_script_may_import_its_neighbours(tmp_path: Path) -> None:
     _write(tmp_path, "n = 3\n", "cli_neighbour_for_test.py")
     script = _write(tmp_path, "from cli_neighbour_for_test import n\njob = Job(f'j{n}')\n")
     assert load_job(script).name == "j3"
+
+
+def test_parameters_are_read_by_the_types_of_the_function_that_makes_the_job(
+    tmp_path: Path,
+) -> None:
+    script = _write(tmp_path, _MAKE)
+    assert load_job(script).parameters == {"lr": 0.1, "n": 1, "sizes": [], "fast": False}
+    given = {"lr": "3e-1", "sizes": "[1, 2]", "fast": "true"}
+    assert load_job(f"{script}:make", given).parameters == {
+        "lr": 0.3,
+        "n": 1,
+        "sizes": [1, 2],
+        "fast": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "message"),
+    [
+        (
+            _MAKE,
+            {"rate": "1"},
+            "make has no parameter 'rate'; its parameters are lr, n, sizes, fast",
+        ),
+        (_MAKE, {"lr": "high"}, "make: lr cannot be 'high'; expected float"),
+        (_MAKE, {"n": "1.5"}, "make: n cannot be '1.5'; expected int"),
+        (_MAKE, {"sizes": "[1,"}, r"make: sizes cannot be '\[1,'; expected list\[int\]"),
+        (
+            "from jobrunner import job\n@job\ndef make(n: int): ...",
+            {},
+            r"make\(n: int\) cannot be called: missing .* 'n'",
+        ),
+        ("a = Job('a')", {"n": "1"}, r"takes no --param n: .* decorator @jobrunner\.job"),
+        (_MAKE + "a = make()", {}, r"defines 2 jobs.*script\.py:a, .*script\.py:make"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_named(
+    tmp_path: Path, text: str, given: dict[str, str], message: str
+) -> None:
+    with pytest.raises(DefinitionError, match=message):
+        load_job(_write(tmp_path, text), given)

@@ -14,6 +14,7 @@ from jobrunner.checkpoint.log.heartbeat import Patience
 from jobrunner.cli import checkpoints, listing, maintenance
 from jobrunner.cli.command import Output, _to_json
 from jobrunner.cli.options import open_directory
+from jobrunner.cli.saving import read_keep
 from jobrunner.define import Job
 from jobrunner.errors import JobRunnerError
 from jobrunner.run import Replay
@@ -116,7 +117,8 @@ class Case:
             manager.run.end()
 
     def prune_best(self) -> None:
-        policy = maintenance._read_policy(2, None, ["loss"])
+        policy = read_keep(2, None, ["loss"])
+        assert policy is not None
         manager = self.manager(keep=policy)
         maintenance._check_records(manager, policy)
         maintenance._sizes(manager, manager.retention.retirable())

@@ -54,7 +54,7 @@ def test_kmeans_agrees_with_a_plain_loop(
 ) -> None:
     output = tmp_path / "centroids.npy"
     with Session(process_client) as session:
-        result = _run(session, kmeans.build_job(trainers=3, output=output), tmp_path / "runs")
+        result = _run(session, kmeans.build_job(trainers=3, output=str(output)), tmp_path / "runs")
     assert result.stopped_by == "server/stands still"
     centroids = np.load(output)
     assert centroids.shape == (10, 64)
@@ -72,9 +72,9 @@ def test_kmeans_stopped_and_resumed_gives_the_same_bits(
 ) -> None:
     whole, parts = tmp_path / "whole.npy", tmp_path / "parts.npy"
     with Session(inproc_client) as session:
-        once = _run(session, kmeans.build_job(output=whole), tmp_path / "a")
+        once = _run(session, kmeans.build_job(output=str(whole)), tmp_path / "a")
         for num_epochs in (1, 4, None):
-            job = kmeans.build_job(output=parts)
+            job = kmeans.build_job(output=str(parts))
             last = _run(session, job, tmp_path / "b", num_epochs)
     assert (last.resumed_from, last.epoch) == (4, once.epoch)
     assert whole.read_bytes() == parts.read_bytes()
@@ -82,7 +82,7 @@ def test_kmeans_stopped_and_resumed_gives_the_same_bits(
 
 def test_heat_flows_as_on_one_plate(heat: Any, session: Session, tmp_path: Path) -> None:
     output = tmp_path / "plate.npy"
-    job = heat.build_job(blocks=3, size=32, epochs=20, output=output)
+    job = heat.build_job(blocks=3, size=32, epochs=20, output=str(output))
     assert _run(session, job, tmp_path / "runs").epoch == 20
     plate = heat.cold_plate_with_hot_square(0, 1, 32)
     for _ in range(20):
@@ -95,9 +95,9 @@ def test_heat_stopped_and_resumed_gives_the_same_bits(
 ) -> None:
     whole, parts = tmp_path / "whole.npy", tmp_path / "parts.npy"
     with Session(inproc_client) as session:
-        _run(session, heat.build_job(size=32, epochs=12, output=whole), tmp_path / "a")
+        _run(session, heat.build_job(size=32, epochs=12, output=str(whole)), tmp_path / "a")
         for epochs in (5, 12):
-            job = heat.build_job(size=32, epochs=epochs, output=parts)
+            job = heat.build_job(size=32, epochs=epochs, output=str(parts))
             last = _run(session, job, tmp_path / "b")
     assert (last.resumed_from, last.epoch) == (5, 12)
     assert whole.read_bytes() == parts.read_bytes()
@@ -108,7 +108,7 @@ def test_heat_has_the_same_bits_on_1_2_and_4_workers(heat: Any, tmp_path: Path) 
     for workers in (1, 2, 4):
         output = tmp_path / f"{workers}.npy"
         with Session.local(workers, threads_per_worker=1, processes=False) as session:
-            job = heat.build_job(blocks=4, size=64, epochs=10, output=output)
+            job = heat.build_job(blocks=4, size=64, epochs=10, output=str(output))
             _run(session, job, tmp_path / str(workers))
         plates.add(output.read_bytes())
     assert len(plates) == 1

@@ -40,6 +40,7 @@ class Plan(msgspec.Struct):
     steps_per_epoch: Any = None
     python: Any = None
     nodes: dict[str, list[str]] = {}
+    parameters: dict[str, Any] = {}
     structure: dict[str, str] = {}
     code: dict[str, str] = {}
 

@@ -42,6 +42,11 @@ class Job(Active):
     seed : int
         The seed of every ``current_task().rng``: from 0 to 2**64 - 1.
 
+    Attributes
+    ----------
+    parameters : dict
+        What the function with `@job` that made it was called with; else empty.
+
     Examples
     --------
     >>> with Job("count") as job:
@@ -83,6 +88,7 @@ class Job(Active):
         self.steps_per_epoch = steps_per_epoch
         self.seed = seed
         self.epoch_limit: int | None = None
+        self.parameters: dict[str, Any] = {}
         self.stop_conditions: list[TaskOutput | Blob] = []
         self.epoch_end_conditions: list[TaskOutput | Blob] = []
         for condition in self._listed("stop_conditions", stop_conditions):

@@ -1,0 +1,171 @@
+"""Options that say what a run saves, and which epochs are kept."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobrunner.cli.options import count_option, take_over_option
+from jobrunner.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from jobrunner.checkpoint import KeepAny, RetentionPolicy, SavePolicy
+    from jobrunner.cli.command import Output
+
+    Function = Callable[..., Output]
+
+_BEST = re.compile(r"(?P<metric>[^:]+)(:(?P<mode>min|max))?(:(?P<count>\d{1,18}))?")
+_INTERVAL = re.compile(r"(?P<count>\d{1,18})(?P<unit>steps|s|)")
+
+
+def keep_options(function: Function) -> Function:
+    """Add ``--keep-last``, ``--keep-every`` and ``--keep-best``; pass `keep`: a policy or None."""
+
+    @count_option("--keep-last", "Keep the newest N epochs.")
+    @count_option("--keep-every", "Keep epochs that are multiples of N.")
+    @click.option(
+        "--keep-best",
+        multiple=True,
+        metavar="METRIC[:min|max][:N]",
+        help="Keep the N epochs with the lowest value of a metric, or the highest. "
+        "[default: min, 1]",
+    )
+    @functools.wraps(function)
+    def call(
+        *,
+        keep_last: int | None,
+        keep_every: int | None,
+        keep_best: tuple[str, ...],
+        **others: Any,
+    ) -> Output:
+        return function(keep=read_keep(keep_last, keep_every, keep_best), **others)
+
+    return call
+
+
+def read_keep(last: int | None, every: int | None, best: Sequence[str]) -> KeepAny | None:
+    """The policy that keeps an epoch if one of the options does; None without options."""
+    from jobrunner.checkpoint import KeepAny, KeepBest, KeepEvery, KeepLast
+
+    policies: list[RetentionPolicy] = []
+    if last is not None:
+        policies.append(KeepLast(last))
+    if every is not None:
+        policies.append(KeepEvery(every))
+    for text in best:
+        match = _BEST.fullmatch(text)
+        if match is None:
+            raise DefinitionError(
+                f"--keep-best {text}: expected METRIC[:min|max][:N], for example loss:min:3."
+            )
+        metric, count = match["metric"], int(match["count"] or 1)
+        policies.append(KeepBest(metric, count, "max" if match["mode"] == "max" else "min"))
+    return KeepAny(tuple(policies)) if policies else None
+
+
+def save_options(function: Function) -> Function:
+    """Add the options of a run's manager; pass `saving`: its keywords."""
+
+    @click.option(
+        "--save-every",
+        multiple=True,
+        metavar="N|Nsteps|Ns|auto",
+        help="Save every N epochs, N steps or N seconds; 'auto': as often as saves cost little. May "
+        "be repeated. [default: 1]",
+    )
+    @keep_options
+    @click.option(
+        "--async",
+        "is_async",
+        is_flag=True,
+        help="Save in the background, while later epochs run.",
+    )
+    @click.option(
+        "--budget",
+        metavar="SIZE",
+        help="With --async: how much memory its copies may take in each worker, as in 2GiB.",
+    )
+    @click.option(
+        "--compress",
+        multiple=True,
+        metavar="NAME",
+        help="Compress arrays: zstd, blosc, gzip. [default: no]",
+    )
+    @click.option(
+        "--load-from",
+        metavar="DIR",
+        help="Another checkpoint directory to resume from while this one records no epoch.",
+    )
+    @click.option(
+        "--delete-on-success", is_flag=True, help="Delete all epochs when the job has ended."
+    )
+    @click.option(
+        "--allow-pickle",
+        is_flag=True,
+        help="Pickle blobs that cannot be saved otherwise, and unpickle them. Only if you trust "
+        "everyone who can write to DIR.",
+    )
+    @take_over_option
+    @functools.wraps(function)
+    def call(
+        *,
+        save_every: tuple[str, ...],
+        keep: KeepAny | None,
+        is_async: bool,
+        budget: str | None,
+        compress: tuple[str, ...],
+        load_from: str | None,
+        delete_on_success: bool,
+        allow_pickle: bool,
+        take_over: bool,
+        **others: Any,
+    ) -> Output:
+        if budget is not None and not is_async:
+            raise click.UsageError("--budget limits the copies of --async: give both.")
+        saving = {
+            "save": _read_save(save_every),
+            "keep": keep,
+            "asynchronous": is_async,
+            "budget_bytes": None if budget is None else _read_size(budget),
+            "compressors": compress or None,
+            "load_path": load_from,
+            "delete_on_success": delete_on_success,
+            "allow_pickle": allow_pickle,
+            "take_over": take_over,
+        }
+        return function(saving=saving, **others)
+
+    return call
+
+
+def _read_save(texts: Sequence[str]) -> SavePolicy | None:
+    from jobrunner.checkpoint import Auto, SaveEvery
+
+    policies: list[Any] = []
+    for text in texts:
+        match = _INTERVAL.fullmatch(text)
+        if text == "auto":
+            policies.append(Auto())
+        elif match is None or not int(match["count"]):
+            raise click.UsageError(
+                f"--save-every {text}: expected a number of epochs, steps or seconds, for example "
+                f"5, 100steps or 600s; or 'auto'."
+            )
+        else:
+            unit = {"": "epochs", "steps": "steps", "s": "seconds"}[match["unit"]]
+            policies.append(SaveEvery(**{unit: int(match["count"])}))
+    return functools.reduce(operator.or_, policies) if policies else None
+
+
+def _read_size(text: str) -> int:
+    from dask.utils import parse_bytes
+
+    try:
+        return int(parse_bytes(text))
+    except ValueError:
+        raise click.UsageError(f"--budget {text}: expected a size, for example 2GiB.") from None

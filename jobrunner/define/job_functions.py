@@ -1,0 +1,195 @@
+"""Jobs as functions of parameters: `job` checks and records what they are called with."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from inspect import Parameter
+from numbers import Number
+from typing import Any, ParamSpec, TypeGuard, cast, get_type_hints
+
+import msgspec
+
+from jobrunner.define.jobs import Job
+from jobrunner.errors import DefinitionError
+
+_P = ParamSpec("_P")
+_PARAMETERS = "_jobrunner_parameters"
+_PLAIN = (bool, int, float, str)
+_INFOS = (
+    *(msgspec.inspect.BoolType, msgspec.inspect.IntType, msgspec.inspect.FloatType),
+    *(msgspec.inspect.StrType, msgspec.inspect.NoneType, msgspec.inspect.LiteralType),
+    *(msgspec.inspect.EnumType, msgspec.inspect.UnionType, msgspec.inspect.ListType),
+    *(msgspec.inspect.VarTupleType, msgspec.inspect.TupleType, msgspec.inspect.DictType),
+)
+
+
+def job(function: Callable[_P, Job]) -> Callable[_P, Job]:
+    """Make a function that returns a `Job` check its arguments, and the job record them.
+
+    Parameters
+    ----------
+    function : callable
+        Each parameter has a type, by its annotation or else its default: bool, int, float, str,
+        an ``Enum``, ``Literal``, ``X | None``, or a list, tuple or dict of these.
+
+    Returns
+    -------
+    callable
+        Takes the same arguments. `Job.parameters` of the job that it returns has all of them,
+        defaults too: they are recorded in checkpoints, compared at a resume, and shown by
+        ``jobrunner ls`` and ``info``. ``jobrunner run FILE --param lr=0.3`` calls it.
+
+    Raises
+    ------
+    DefinitionError
+        A parameter has no type or another one. A call raises it if an argument is unknown, missing
+        or does not fit its type, or if `function` returns no `Job`.
+
+    Examples
+    --------
+    >>> @job
+    ... def descend(lr: float = 0.1, epochs: int = 10) -> Job:
+    ...     with Job("descend") as made:
+    ...         Task(lambda w: w * (1 - lr), inputs="w", outputs="w")
+    ...     epoch_limiter(made, epochs)
+    ...     return made
+    >>> descend(lr=0.3).parameters
+    {'lr': 0.3, 'epochs': 10}
+    """
+    if not inspect.isroutine(function):
+        raise DefinitionError(f"job takes a function that returns a Job; got {function!r:.200}.")
+    signature = inspect.signature(function)
+    types = {
+        name: _type_of(function, parameter) for name, parameter in signature.parameters.items()
+    }
+    name = function.__name__
+
+    @functools.wraps(function)
+    def make(*args: _P.args, **kwargs: _P.kwargs) -> Job:
+        bound = _bind(function, signature, args, kwargs)
+        bound.apply_defaults()
+        for each, value in bound.arguments.items():
+            if value is not signature.parameters[each].default:
+                bound.arguments[each] = _fit(f"{name}: {each}", value, types[each])
+        made = function(*bound.args, **bound.kwargs)
+        if not isinstance(made, Job):
+            raise DefinitionError(f"{name}() returned {made!r:.80}; expected a Job.")
+        made.parameters = {
+            each: _recorded(f"{name}: {each}", value) for each, value in bound.arguments.items()
+        }
+        return made
+
+    setattr(make, _PARAMETERS, types)
+    return cast("Callable[_P, Job]", make)
+
+
+def is_job_function(value: object) -> TypeGuard[Callable[..., Job]]:
+    """Whether `job` has made it."""
+    return inspect.isroutine(value) and hasattr(value, _PARAMETERS)
+
+
+def read_parameters(function: Callable[..., Job], texts: Mapping[str, str]) -> dict[str, Any]:
+    """Read the arguments of a function that `job` has made, by the types of its parameters.
+
+    Raises `DefinitionError` if it cannot be called with them.
+    """
+    types = getattr(function, _PARAMETERS)
+    name = getattr(function, "__name__", "")
+    if unknown := [each for each in texts if each not in types]:
+        known = f"its parameters are {', '.join(types)}" if types else "it has no parameters"
+        raise DefinitionError(f"{name} has no parameter {unknown[0]!r}; {known}.")
+    read = {each: _read(f"{name}: {each}", text, types[each]) for each, text in texts.items()}
+    _bind(function, inspect.signature(function), (), read)
+    return read
+
+
+def _bind(
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> inspect.BoundArguments:
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise DefinitionError(
+            f"{function.__name__}{signature} cannot be called: {error}."
+        ) from None
+
+
+def _type_of(function: Callable[..., Any], parameter: Parameter) -> Any:
+    where = f"job: parameter {parameter.name!r} of {function.__name__}"
+    if parameter.kind not in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
+        raise DefinitionError(f"{where} must be an ordinary one; got {parameter}.")
+    try:
+        hints = get_type_hints(function)
+    except NameError as error:
+        raise DefinitionError(f"{where}: an annotation cannot be read: {error}.") from None
+    if parameter.name in hints:
+        found = hints[parameter.name]
+    elif type(parameter.default) in _PLAIN:
+        found = type(parameter.default)
+    else:
+        raise DefinitionError(
+            f"{where} needs a type: annotate it, as in `{parameter.name}: float`."
+        )
+    try:
+        is_known = _is_known(msgspec.inspect.type_info(found))
+    except (TypeError, NameError):
+        is_known = False
+    if not is_known:
+        raise DefinitionError(
+            f"{where} has the type {getattr(found, '__name__', found)}, which cannot be recorded. "
+            f"Use bool, int, float, str, an Enum, a Literal, or a list, tuple or dict of these."
+        )
+    default = parameter.default
+    if default is not parameter.empty:
+        _fit(where, default, found)
+    return found
+
+
+def _is_known(info: Any) -> bool:
+    inner = [getattr(info, name, None) for name in ("item_type", "key_type", "value_type")]
+    inner += [*getattr(info, "item_types", ()), *getattr(info, "types", ())]
+    return isinstance(info, _INFOS) and all(map(_is_known, filter(None, inner)))
+
+
+def _fit(where: str, value: Any, kind: Any) -> Any:
+    if isinstance(value, Number) and hasattr(value, "item"):  # of NumPy
+        value = value.item()
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        if isinstance(kind, type) and issubclass(kind, enum.Enum) and isinstance(value, kind):
+            return value
+        raise _refused(where, value, kind) from None
+
+
+def _read(where: str, text: str, kind: Any) -> Any:
+    try:
+        return msgspec.convert(text, kind, strict=False)
+    except msgspec.ValidationError:
+        pass
+    try:  # lists and the like
+        return msgspec.json.decode(text.encode(), type=kind, strict=False)
+    except (msgspec.DecodeError, UnicodeError):
+        raise _refused(where, text, kind) from None
+
+
+def _refused(where: str, value: object, kind: Any) -> DefinitionError:
+    expected = kind.__name__ if type(kind) is type else str(kind).replace("typing.", "")
+    return DefinitionError(f"{where} cannot be {value!r:.200}; expected {expected}.")
+
+
+def _recorded(where: str, value: Any) -> Any:
+    """The value as JSON has it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    try:
+        return msgspec.json.decode(msgspec.json.encode(value))
+    except (msgspec.MsgspecError, OverflowError, UnicodeError) as error:
+        raise DefinitionError(f"{where} cannot be recorded: {error}.") from None
