@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         SchedulerLostError,
         TaskFailedError,
     )
+    from jobrunner.pipes import pipe
     from jobrunner.run import (
         BlobDifference,
         Callback,
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
     )
     from jobrunner.worker import current_task
 
-_PACKAGES = ("errors", "define", "compile", "worker", "cluster", "checkpoint", "run")
+_PACKAGES = ("errors", "define", "compile", "worker", "pipes", "cluster", "checkpoint", "run")
 """Each imports those before it, so looking a name up in all of them loads nothing else."""
 
 __all__ = [
@@ -131,6 +132,7 @@ __all__ = [
     "current_task",
     "epoch_limiter",
     "job",
+    "pipe",
     "register_codec",
 ]
 

@@ -135,6 +135,7 @@ class _Made:
             "session": None,
             "address": "tcp://127.0.0.1:1",
             "blob": "x",
+            "reader": "x",
             "blob_names": ["x"],
             "condition": None,
             "task_or_group": None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import json
 import platform
 from collections.abc import Collection, Mapping
@@ -137,11 +138,15 @@ def structure_of(task: Task, global_blobs: Collection[tuple[str, str]]) -> str:
 def code_of(fn: Any) -> str:
     """Digest of a function's code: 16 hexadecimal digits.
 
-    It covers nested functions, but not defaults; of a partial, its function; of another callable,
-    the ``__call__`` of its class.
+    It covers nested functions, but not defaults; of a partial, its function and the functions among
+    its arguments; of another callable, the ``__call__`` of its class.
     """
+    given: list[Any] = []
     while isinstance(fn, functools.partial):
+        given += [*fn.args, *fn.keywords.values()]
         fn = fn.func
+    if others := [code_of(value) for value in given if inspect.isfunction(value)]:
+        return _digest([code_of(fn), *others], 8)
     fn = getattr(fn, "__func__", fn)
     code = getattr(fn, "__code__", None)
     if code is None:

@@ -13,11 +13,13 @@ from jobrunner.define.arguments import (
     SECONDS,
     TEXT,
     Rule,
+    check_call,
     check_runs,
     checked,
     instance,
     number,
     one_of,
+    read_setup,
     some,
     without_partials,
 )
@@ -30,6 +32,6 @@ from jobrunner.define.array_options import (
 from jobrunner.define.group import TaskGroup
 from jobrunner.define.job_functions import is_job_function, job, read_parameters
 from jobrunner.define.jobs import Job, epoch_limiter
-from jobrunner.define.node import Blob, Node, WorkspaceType
+from jobrunner.define.node import Blob, Node, WorkspaceType, as_node
 from jobrunner.define.orphans import check_orphans, forget_orphan
 from jobrunner.define.task import Task, TaskOutput

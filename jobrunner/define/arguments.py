@@ -184,6 +184,36 @@ def check_runs(fn: object, where: str) -> None:
         raise DefinitionError(f"{where} is {kind}, so calling it runs nothing. {remedy}")
 
 
+def check_call(
+    fn: Callable[..., Any],
+    count: int,
+    names: Collection[str],
+    where: str,
+    *,
+    is_lazy: bool = False,
+) -> None:
+    """Raise `DefinitionError` if `fn` cannot be called with so many arguments and these keywords.
+
+    It may be a generator function only if `is_lazy`.
+    """
+    if not callable(fn):
+        raise DefinitionError(f"{where} must be callable; got {fn!r:.200}.")
+    if not is_lazy:
+        check_runs(fn, where)
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return
+    try:
+        signature.bind(*range(count), **dict.fromkeys(names))
+    except TypeError as error:
+        keywords = f" and the keywords {sorted(names)}" if names else ""
+        raise DefinitionError(
+            f"{where}: {getattr(fn, '__name__', type(fn).__name__)}{signature} cannot be called with "
+            f"{count} arguments{keywords}: {error}."
+        ) from None
+
+
 def read_setup(functions: object, where: str) -> Mapping[str, Callable[[], Any]]:
     """Check functions that make arguments, by parameter; they may be generator functions."""
     if functions is None:
@@ -196,16 +226,8 @@ def read_setup(functions: object, where: str) -> Mapping[str, Callable[[], Any]]
             f"{where} must map names of parameters to functions; got {functions!r}."
         )
     for key, fn in functions.items():
-        if not inspect.isgeneratorfunction(without_partials(fn)):
-            check_runs(fn, f"{where}: {key!r}")
-        try:
-            inspect.signature(fn).bind()
-        except ValueError:  # a builtin without a signature
-            continue
-        except TypeError as error:
-            raise DefinitionError(
-                f"{where}: {key!r}: the function is called without arguments: {error}."
-            ) from None
+        is_generator = inspect.isgeneratorfunction(without_partials(fn))
+        check_call(fn, 0, (), f"{where}: {key!r}", is_lazy=is_generator)
     return dict(functions)
 
 

@@ -370,7 +370,7 @@ class Task:
 
 
 def _name_of(fn: object) -> str:
-    while isinstance(fn, functools.partial):
+    while isinstance(fn, functools.partial) and not hasattr(fn, "__name__"):
         fn = fn.func
     name = getattr(fn, "__name__", None) or type(fn).__name__
     return check_name(name.strip("<>"), "task")

@@ -1,5 +1,6 @@
 """What runs inside a worker process."""
 
+from jobrunner.worker.call import set_up
 from jobrunner.worker.epoch_batch import EndedRun, GroupResult, UnderWay, merge_runs
 from jobrunner.worker.hosted_nodes import FETCH, fetch
 from jobrunner.worker.outbox import Frames, Message
@@ -14,6 +15,6 @@ from jobrunner.worker.plugin import (
     run_lease,
 )
 from jobrunner.worker.preload import MemoryOnly
-from jobrunner.worker.task_context import Metric, current_task
+from jobrunner.worker.task_context import Metric, cancellation, current_task, renumber
 from jobrunner.worker.unix import SCHEME as UNIX
 from jobrunner.worker.unix import make_socket_directory

@@ -383,4 +383,4 @@ class GroupRun:
                         self._metrics[name, node] = entry
 
         blobs = WorkspaceView(step.workspace)
-        return self.current_task(node, step.name, instance, blobs, record)
+        return self.current_task(node, step.name, instance, blobs, record, lambda: self._is_over)

@@ -33,7 +33,7 @@ class CurrentTask:
 
     `epoch` is None outside a runner. `step` counts the epoch group's runs within the epoch, from 0;
     `attempt` how many times the runner has recovered. `instance` goes from 0 to `num_instances` - 1;
-    in functions of `setup`, which are called for all instances, it is -1.
+    in a pipe, it is the number of the item. In `setup` and `into` functions it is negative.
     `workspace` has the node's blobs, private ones of this run included, read-only.
     """
 
@@ -48,6 +48,7 @@ class CurrentTask:
     instance: int
     workspace: WorkspaceView
     _record: Callable[[dict[str, Metric]], None]
+    _is_over: Callable[[], bool] = lambda: False
 
     @cached_property
     def rng(self) -> np.random.Generator:
@@ -58,6 +59,14 @@ class CurrentTask:
         """
         task = (self.group, self.node, self.name)
         return make_rng(self._seed, *task, self.epoch, self.step, self.instance)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether another task has failed or a worker was lost, so that nobody takes the results.
+
+        Nothing stops a running function: one that takes minutes may look and return early.
+        """
+        return self._is_over()
 
     def report(self, **metrics: Metric) -> None:
         """Add to the epoch's metrics. Of several values, the last in order of definition counts.
@@ -102,7 +111,7 @@ def current_task() -> CurrentTask:
     -------
     CurrentTask
         With `job`, `node`, `group`, `epoch`, `step`, `attempt`, `instance`, `name`, `workspace`,
-        `rng` and `report(**metrics)`.
+        `rng`, `is_cancelled` and `report(**metrics)`.
 
     Raises
     ------
@@ -124,6 +133,20 @@ def current_task() -> CurrentTask:
         frame[3] = make(step, instance)
     task: CurrentTask = frame[3]
     return task
+
+
+def renumber(instance: int) -> None:
+    """Make this thread's task another instance of itself, which draws its own random numbers."""
+    if (frame := FRAME.get()) is not None:
+        FRAME.set([frame[0], frame[1], instance, None])
+
+
+def cancellation() -> Callable[[], bool]:
+    """A function that tells whether the task of this thread `is_cancelled`; no task never is."""
+    if FRAME.get() is None:
+        return lambda: False
+    task = current_task()
+    return lambda: task.is_cancelled
 
 
 def make_rng(

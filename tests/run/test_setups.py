@@ -163,7 +163,7 @@ def test_what_a_set_up_draws_differs_from_what_instances_draw(inproc_session: Se
     [
         ({"setup": [shared]}, "must map names of parameters to functions"),
         ({"setup": {"x": 3}}, "must map names of parameters to functions"),
-        ({"instance_setup": {"x": lambda y: y}}, "is called without arguments"),
+        ({"instance_setup": {"x": lambda y: y}}, "cannot be called with 0 arguments"),
         ({"setup": {"y": shared}}, "cannot be called"),
         ({"setup": {"x": shared}, "kwargs": {"x": 1}}, "name a parameter twice"),
         ({"setup": {"x": shared}, "instance_setup": {"x": own}}, "name a parameter twice"),

@@ -1,0 +1,3 @@
+"""Tasks that read records, process them in threads and pass the results on."""
+
+from jobrunner.pipes.definition import pipe

@@ -1,0 +1,410 @@
+"""Pipes on one node and across nodes: order, bounds, errors, positions."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pytest
+
+from jobrunner import (
+    Blob,
+    DefinitionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    Session,
+    Task,
+    TaskFailedError,
+    TaskGroup,
+    current_task,
+    epoch_limiter,
+    pipe,
+)
+
+FAR = [Node("a"), Node("b"), Node("c")]
+READ: list[Any] = []
+GATE = threading.Event()
+
+
+class Numbers:
+    """A reader of the numbers from 0 to n - 1."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.at, self.passes, self.finished = n, 0, 0, False
+
+    def __iter__(self) -> Self:
+        if self.finished:
+            self.at, self.finished = 0, False
+            self.passes += 1
+        return self
+
+    def __next__(self) -> int:
+        if self.at == self.n:
+            self.finished = True
+            raise StopIteration
+        self.at += 1
+        READ.append(self.at - 1)
+        return self.at - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "passes": self.passes, "finished": self.finished}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.passes, self.finished = state["at"], state["passes"], state["finished"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_read() -> None:
+    READ.clear()
+    GATE.clear()
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+def add_to(x: int, total: Any) -> int:
+    total += x
+    return int(total[0])
+
+
+def make_job(make_pipe: Callable[[], Task], *, n: int = 10, **options: Any) -> tuple[Job, Any]:
+    """A job whose epochs run a pipe over n numbers on node "here"; and the pipe's results."""
+    with Job("pipes", **options) as job, Node("here"):
+        with job.init_group:
+            Task(Numbers, (), "reader", kwargs={"n": n}, name="open")
+        results = make_pipe().output()
+        job.add_stop_condition(
+            Task(operator.attrgetter("finished"), "reader", name="finished").output()
+        )
+    return job, results
+
+
+PLACES: dict[str, dict[str, Any]] = {
+    "here": {},
+    "threads": {"num_threads": 3},
+    "nodes": {"nodes": FAR, "limit": 50, "capacity": 12},
+    "one item at a time": {"nodes": FAR, "limit": 50, "capacity": 1},
+    "another node": {"node": "there", "reader": Blob("reader", "here"), "limit": 50},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_results_come_in_the_order_of_the_items(inproc_session: Session, place: str) -> None:
+    options = {"reader": "reader", **PLACES[place]}
+    job, results = make_job(lambda: pipe(processor=square, **options))
+    result = JobRunner(job).run(inproc_session)
+    assert result.epoch == 1
+    assert results.fetch() == [x * x for x in range(10)]
+    assert list(range(10)) == READ
+
+
+@pytest.mark.parametrize("options", [{"limit": 4}, {"limit": 4, "nodes": FAR, "capacity": 2}])
+def test_a_limit_splits_a_pass_over_epochs_and_the_next_pass_begins_after_its_end(
+    inproc_session: Session, options: dict[str, Any]
+) -> None:
+    job, results = make_job(lambda: pipe("reader", square, **options))
+    with job, Node("here") as here:
+        with job.init_group:
+            Task(list, (), "seen", name="none")
+        Task(extend, [results], updates="seen", name="note")
+    job.stop_conditions.clear()
+    epoch_limiter(job, 4)
+    JobRunner(job).run(inproc_session)
+    assert inproc_session.fetch(here["seen"]) == [
+        [0, 1, 4, 9],
+        [16, 25, 36, 49],
+        [64, 81],
+        [0, 1, 4, 9],
+    ]
+
+
+def extend(results: Any, seen: Any) -> None:
+    seen.append(results)
+
+
+def sleepless(x: int) -> int:
+    """Let item 0 end last."""
+    if x == 0:
+        GATE.wait(10)
+    elif x == 5:
+        GATE.set()
+    return x
+
+
+def test_unordered_results_come_as_they_get_ready(inproc_session: Session) -> None:
+    job, results = make_job(
+        lambda: pipe("reader", sleepless, num_threads=2, capacity=8, ordered=False)
+    )
+    JobRunner(job).run(inproc_session)
+    assert sorted(results.fetch()) == list(range(10))
+    assert results.fetch().index(0) >= 4
+
+
+def hold(x: int, most: Any) -> int:
+    most[0] = max(most[0], len(READ) - x)
+    return x
+
+
+@pytest.mark.parametrize("capacity", [1, 3])
+def test_no_more_is_read_than_fits_and_not_yet_passed_on(
+    inproc_session: Session, capacity: int
+) -> None:
+    with TaskGroup() as group, Node("here"):
+        Task(Numbers, (), "reader", kwargs={"n": 40})
+        Task(lambda: np.zeros(1, int), outputs="most")
+        pipe("reader", square_root, into=hold, updates="most", num_threads=4, capacity=capacity)
+        most = group.final_output("most")
+    inproc_session.run(group)
+    assert 1 <= most.fetch()[0] <= capacity
+
+
+def square_root(x: int) -> int:
+    return x
+
+
+@pytest.mark.parametrize("capacity", [2, 6, 12])
+def test_across_nodes_reading_waits_until_parts_are_processed(
+    inproc_session: Session, capacity: int
+) -> None:
+    with TaskGroup() as group, Node("here"):
+        Task(Numbers, (), "reader", kwargs={"n": 40})
+        ahead = pipe("reader", lambda_ahead, nodes=FAR, limit=40, capacity=capacity).output()
+    inproc_session.run(group)
+    assert max(ahead.fetch()) <= capacity
+
+
+def lambda_ahead(x: int) -> int:
+    DONE.append(x)
+    return len(READ) - x
+
+
+DONE: list[int] = []
+
+
+def test_into_changes_blobs_of_each_node_in_the_order_of_its_items(
+    inproc_session: Session,
+) -> None:
+    def note(x: int, seen: Any) -> None:
+        seen.append(x)
+
+    job, results = make_job(
+        lambda: pipe(
+            "reader", square, into=note, updates="seen", nodes=FAR, limit=20, num_threads=2
+        )
+    )
+    with job.init_group:
+        for node in FAR:
+            Task(list, (), "seen", node=node, name="none")
+    JobRunner(job).run(inproc_session)
+    # Two items a part, in turn.
+    assert [inproc_session.fetch(node["seen"]) for node in FAR] == [
+        [0, 1, 36, 49],
+        [4, 9, 64, 81],
+        [16, 25],
+    ]
+    assert results.fetch() == [None] * 10
+
+
+def scale(x: int, by: Any, offset: int) -> int:
+    return x * int(by[0]) + offset
+
+
+def test_inputs_are_shared_by_all_calls(inproc_session: Session) -> None:
+    with TaskGroup() as group, Node("here"):
+        Task(Numbers, (), "reader", kwargs={"n": 5})
+        Task(lambda: np.array([3]), outputs="by", name="by")
+        one = Task(lambda: 1)
+        got = pipe("reader", scale, ["by", one.output()], "scaled", num_threads=2).output()
+    inproc_session.run(group)
+    assert got.fetch() == [1, 4, 7, 10, 13]
+
+
+def draw(x: int) -> float:
+    return float(current_task().rng.random())
+
+
+def test_an_item_draws_the_same_numbers_on_any_number_of_threads(
+    inproc_session: Session,
+) -> None:
+    drawn = []
+    for num_threads in (1, 4):
+        job, results = make_job(lambda n=num_threads: pipe("reader", draw, num_threads=n), seed=5)
+        JobRunner(job).run(inproc_session)
+        drawn.append(results.fetch())
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) == 10
+
+
+def connect() -> Iterator[list[str]]:
+    READ.append("open")
+    yield [threading.current_thread().name]
+    READ.append("close")
+
+
+def use(x: int, own: list[str]) -> bool:
+    return own == [threading.current_thread().name]
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_each_thread_sets_up_once_and_tears_down(inproc_session: Session, num_threads: int) -> None:
+    job, results = make_job(
+        lambda: pipe("reader", use, num_threads=num_threads, instance_setup={"own": connect})
+    )
+    JobRunner(job).run(inproc_session)
+    assert results.fetch() == [True] * 10
+    assert READ.count("open") == READ.count("close") == num_threads
+
+
+def fail_at_7(x: int, *_: Any) -> int:
+    if x == 7:
+        raise ValueError("seven")
+    return x
+
+
+def fail_reading() -> Iterator[int]:
+    yield 0
+    raise ValueError("seven")
+
+
+class Failing(Numbers):
+    def __next__(self) -> int:
+        return fail_at_7(super().__next__())
+
+
+def fail_to_connect() -> None:
+    raise ValueError("seven")
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("what", ["processor", "into", "reader", "set-up", "tear-down"])
+def test_an_error_ends_the_group_and_names_node_task_and_epoch(
+    inproc_session: Session, what: str, place: str
+) -> None:
+    options = {"reader": "reader", **PLACES[place]}
+    call = {
+        "processor": {"processor": fail_at_7},
+        "into": {"processor": square_root, "into": fail_at_7},
+        "reader": {"processor": square_root},
+        "set-up": {"processor": use, "instance_setup": {"own": fail_to_connect}},
+        "tear-down": {"processor": use, "instance_setup": {"own": fail_reading}},
+    }[what]
+    job, _ = make_job(lambda: pipe(name="work", **call, **options))
+    if what == "reader":
+        job.init_group.find("here", "open").fn = Failing  # type: ignore[union-attr]
+    with pytest.raises(TaskFailedError, match="ValueError: seven") as caught:
+        JobRunner(job).run(inproc_session)
+    assert caught.value.task in ("work", "work.read", "work.part", *PARTS)
+    assert caught.value.epoch == 1
+    assert caught.value.node in ("here", "a", "b", "c", "there")
+    if what in ("processor", "into", "reader"):
+        assert "In item 7 of this run" in str(caught.value)
+
+
+PARTS = {f"work.{kind}#{i}" for kind in ("read", "part") for i in range(2, 60)}
+
+
+def test_a_resumed_run_reads_on_from_what_was_processed(
+    inproc_session: Session, tmp_path: Path
+) -> None:
+    def new() -> tuple[Job, Any]:
+        job, results = make_job(
+            lambda: pipe(
+                "reader", square, into=add_to, updates="total", num_threads=3, limit=3, capacity=2
+            )
+        )
+        with job.init_group:
+            Task(lambda: np.array([100]), (), "total", node="here", name="zero")
+        return job, results
+
+    manager = MultiNodeCheckpointManager(tmp_path / "runs")
+    job, _ = new()
+    assert JobRunner(job, manager).run(inproc_session).epoch == 4
+    final = int(inproc_session.fetch(Node("here")["total"])[0])
+    assert final == 100 + sum(x * x for x in range(10))
+    for epoch in range(4):
+        READ.clear()
+        job, _ = new()
+        runner = JobRunner(job, manager, resume_from_epoch=epoch)
+        runner.run(inproc_session)
+        assert list(range(3 * epoch, 10)) == READ
+        assert inproc_session.fetch(Node("here")["total"])[0] == final
+
+
+def test_processes_pass_items_to_each_other(process_client: Any) -> None:
+    with Session(process_client) as session:
+        job, results = make_job(
+            lambda: pipe("reader", times_two, nodes=FAR, limit=30, num_threads=2, name="double")
+        )
+        JobRunner(job).run(session)
+        assert results.fetch() == [2 * x for x in range(10)]
+
+
+def times_two(x: int) -> int:
+    return 2 * x
+
+
+class Slow(Numbers):
+    """Never ends; its first item lets a task fail."""
+
+    def __next__(self) -> int:
+        GATE.set()
+        return 1
+
+
+def fail_when_open() -> None:
+    GATE.wait(10)
+    raise ValueError("elsewhere")
+
+
+@pytest.mark.parametrize("options", [{}, {"num_threads": 2}, {"into": square, "num_threads": 2}])
+def test_an_endless_pipe_ends_when_another_task_fails(
+    inproc_session: Session, options: dict[str, Any]
+) -> None:
+    with TaskGroup() as group, Node("here"):
+        Task(Slow, (), "reader", kwargs={"n": 1})
+        pipe("reader", square_root, **options)
+        Task(fail_when_open, node="other")
+    with pytest.raises(TaskFailedError, match="elsewhere"):
+        inproc_session.run(group)
+    # Waits until the pipe has returned.
+    inproc_session.run(Task(square, (), kwargs={"x": 1}, node="here"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"reader": 3}, "reader must be the name of a blob"),
+        ({"processor": 3}, "processor must be callable"),
+        ({"processor": scale}, "cannot be called with 1 arguments"),
+        ({"into": square, "updates": ["x", "y"]}, "cannot be called with 3 arguments"),
+        ({"processor": fail_reading}, "generator function"),
+        ({"processor": scale, "inputs": ["x", "y"], "updates": "z"}, "Give into="),
+        ({"inputs": "x"}, "are for processor"),
+        ({"nodes": FAR}, "needs|Give limit="),
+        ({"reader": Blob("reader", "there")}, "reads on node 'there' and processes on 'here'"),
+        ({"nodes": []}, "at least one node"),
+        ({"num_threads": 0}, "num_threads must be an int >= 1"),
+        ({"capacity": 0}, "capacity must be an int >= 1"),
+        ({"limit": 0}, "limit must be an int >= 1"),
+        ({"num_instances": 3}, "num_instances is an argument of Task"),
+        ({"into": square, "updates": "reader"}, "cannot be called with 2 arguments|twice"),
+    ],
+)
+def test_a_pipe_that_cannot_run_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with TaskGroup(), Node("here"), pytest.raises(DefinitionError, match=message):
+        pipe(**{"reader": "reader", **arguments})
+
+
+def test_something_that_is_no_reader_is_named(inproc_session: Session) -> None:
+    with TaskGroup() as group, Node("here"):
+        Task(lambda: 3, (), "reader", name="three")
+        pipe("reader", square)
+    with pytest.raises(TaskFailedError, match="reads from a int; expected a reader"):
+        inproc_session.run(group)
