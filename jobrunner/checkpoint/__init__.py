@@ -14,7 +14,7 @@ from jobrunner.checkpoint.encoding import (
     register_codec,
 )
 from jobrunner.checkpoint.epochs import Epochs
-from jobrunner.checkpoint.loader import PARTITIONS, Loader
+from jobrunner.checkpoint.loader import PARTITIONS, REPLICATED, Loader, Origins
 from jobrunner.checkpoint.log import (
     LOG_DIRECTORY,
     STATE_INTERVAL,

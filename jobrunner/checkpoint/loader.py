@@ -125,6 +125,7 @@ class Loader:
         anew: Mapping[str, Collection[str]] | None = None,
         from_memory: bool = False,
         origins: Origins = _UNCHANGED,
+        given: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> TaskGroup:
         """See `MultiNodeCheckpointManager.load`.
 
@@ -132,10 +133,12 @@ class Loader:
         `load_waiting_states` then loads their states. By default a state is loaded into the
         existing object. With `from_memory`, states that workers still have in memory are used
         instead of read and verified. `origins` are for nodes and blobs that have other names now.
+        `given` are values of other blobs, by node, to set together with those loaded.
         """
         record = self.recorded.record(epoch)
         readers = self.readers(record)
-        named_alone = [node for node, names in (blobs or {}).items() if not names]
+        given = given or {}
+        named_alone = [node for node, its in (blobs or {}).items() if not its and node not in given]
         for node in (*(nodes or ()), *named_alone):
             if origins.nodes.get(node, node) not in readers:
                 raise BlobNotFoundError(
@@ -155,9 +158,11 @@ class Loader:
                     }
                     reading = self._reading(node, asked, readers, record, origins)
                     # Workers keep values by the names that their blobs had.
-                    is_kept = from_memory and not origins.blobs and not origins.shared
+                    is_kept = from_memory and not (origins.blobs or given)
                     key = self.memory_key(record) if is_kept else None
-                    readings[node] = replace(reading, parts=cut, memory_key=key)
+                    readings[node] = replace(
+                        reading, parts=cut, memory_key=key, given=given.get(node, {})
+                    )
             check = partial(self._check_blobs, epoch)
             found = list(self.recorded.files.each(check, readings.items()))
         where = f"Epoch {epoch} of {self.path}"

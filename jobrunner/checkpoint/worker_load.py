@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jobrunner.checkpoint.encoding import StatefulBlob, join_states
+from jobrunner.checkpoint.encoding import StatefulBlob, given_state, join_states
 from jobrunner.checkpoint.store import StoreReader
 from jobrunner.define import Task, TaskGroup, WorkspaceType, forget_orphan
 from jobrunner.errors import DefinitionError
@@ -126,6 +126,8 @@ class Reading:
     """Blobs that are in other nodes' stores: replicated ones, and some that were renamed."""
     parts: Mapping[str, Part | States] = field(default_factory=dict)
     """Partitioned blobs whose parts differ from those that were saved."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Values of other blobs; of those in `_Update.anew`, their states."""
     memory_key: str | None = None
     """The key under which workers keep the states of this epoch in memory; None: read all."""
 
@@ -190,6 +192,11 @@ class _Update:
             for name, value in values.items()
             if isinstance(value, StatefulBlob)
         }
+        for name, value in reading.given.items():
+            if name in self.anew:
+                states[name] = given_state(value, f"Blob {name!r}, from migrate").load_into
+            else:
+                values[name] = value
         return BlobUpdate(
             {name: value for name, value in values.items() if name not in states},
             replace=self.replace,

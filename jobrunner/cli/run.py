@@ -24,7 +24,7 @@ from jobrunner.signals import handled, terminated_as_interrupt
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.cluster import Session
-    from jobrunner.run import ResumeFrom, RunResult, SaveErrorPolicy
+    from jobrunner.run import Missing, ResumeFrom, RunResult, SaveErrorPolicy
 
 _NOT_REPEATED = {"resume", "take_over", "as_json"}
 
@@ -39,6 +39,18 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     raise click.BadParameter(
         f"{text!r} is neither 'latest' nor 'none' nor the number of an epoch.", ctx, option
     )
+
+
+def _read_rename(
+    ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for text in texts:
+        old, equals, new = text.partition("=")
+        if not equals or old in names:
+            raise click.BadParameter(f"{text!r} is not OLD=NEW, each OLD once.", ctx, option)
+        names[old] = new
+    return names
 
 
 @main.command("run")
@@ -67,6 +79,22 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     help="The epoch to resume from. 'latest': the last recorded one; if there is none, start. 'none': start "
     "from the beginning and set recorded epochs aside.",
 )
+@click.option(
+    "--rename",
+    callback=_read_rename,
+    multiple=True,
+    metavar="OLD=NEW",
+    help="A node that the checkpoint has as OLD is NEW in the job; or a blob, NODE/OLD=NODE/NEW, '*/OLD=*/NEW' on "
+    "every node. May be given several times. Means nothing once it is done.",
+)
+@click.option(
+    "--missing",
+    type=click.Choice(["error", "init"]),
+    default="error",
+    show_default=True,
+    help="What to do about nodes and blobs that the checkpoint lacks. 'init': run the init tasks that make "
+    "them.",
+)
 @count_option("--epochs", "Stop after N epochs in all, counted across resumes.")
 @param_option
 @cluster_options
@@ -86,6 +114,8 @@ def run(
     on_save_error: SaveErrorPolicy,
     saving: Mapping[str, Any],
     resume: ResumeFrom,
+    rename: dict[str, str],
+    missing: Missing,
     epochs: int | None,
     parameters: Mapping[str, str],
     cluster: Callable[[], Session],
@@ -107,7 +137,14 @@ def run(
     manager = MultiNodeCheckpointManager(checkpoint, **saving)
     about = {"job": job.name, "checkpoint": manager.path}
     if dry_run:
-        plan = JobRunner(job, manager, resume_from_epoch=resume, num_epochs=epochs).plan_resume()
+        plan = JobRunner(
+            job,
+            manager,
+            resume_from_epoch=resume,
+            num_epochs=epochs,
+            rename=rename,
+            missing=missing,
+        ).plan_resume()
         return Output({**about, "plan": plan.to_dict()}, str(plan))
 
     again = _command_again()
@@ -118,6 +155,8 @@ def run(
             resume_from_epoch=resume,
             on_save_error=on_save_error,
             num_epochs=epochs,
+            rename=rename,
+            missing=missing,
             grace_seconds=grace,
             callbacks=[progress],
         )

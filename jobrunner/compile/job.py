@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from msgspec import structs
+
 from jobrunner.compile.blobs import (
     Key,
     Names,
@@ -115,16 +117,21 @@ def _made_by(tasks: Iterable[Task], global_blobs: Collection[Key]) -> set[Key]:
 
 
 def compile_resume(
-    job: Job, plan: Plan, anew: Names | None = None, present: Names | None = None
+    job: Job,
+    plan: Plan,
+    anew: Names | None = None,
+    present: Names | None = None,
+    missing: Names | None = None,
 ) -> GroupPlan:
     """Compile the init tasks that run again after a load.
 
     The blobs of `anew` are made although a checkpoint has their state, which is then loaded into
-    them. `present` are the blobs that exist, and only `anew` is made; None: the blobs of a
-    checkpoint exist, and all others are made. Raises `DefinitionError` if one of these tasks
-    updates a blob that exists, so it would be updated twice.
+    them; those of `missing` because it has nothing of them. `present` are the blobs that exist, and
+    only `anew` is made; None: the blobs of a checkpoint exist, and all others are made. Raises
+    `DefinitionError` if one of these tasks updates a blob that exists, so it would be updated twice.
     """
-    remade = keys_of(anew or {})
+    lacking = keys_of(missing or {})
+    remade = keys_of(anew or {}) | lacking
     global_blobs, transient = keys_of(plan.globals), keys_of(plan.transient)
     if present is None:
         available = keys_of(plan.saved_blobs(0))
@@ -134,7 +141,7 @@ def compile_resume(
     loaded -= remade
     return GroupCompiler(
         job.init_group,
-        _resumed_tasks(job, loaded, remade, plan if present is None else None),
+        _resumed_tasks(job, loaded, remade, lacking, plan if present is None else None),
         global_blobs,
         available=available - remade,
         updated={blob.key for task in all_tasks(job) for blob in task.updates},
@@ -162,29 +169,29 @@ def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
 
 
 def _resumed_tasks(
-    job: Job, loaded: Collection[Key], remade: set[Key], plan: Plan | None
+    job: Job, loaded: Collection[Key], remade: set[Key], lacking: set[Key], plan: Plan | None
 ) -> list[Task]:
     """The init tasks that run again after a load, in order of definition.
 
-    - tasks that make the blobs of `remade`;
+    - tasks that make the blobs of `remade`, and tasks that update those of `lacking`;
     - with a plan, tasks of nodes that are not checkpointed, and tasks that make or update
       transient blobs;
     - tasks that make what these tasks read, unless it is `loaded`.
     """
     tasks = job.init_group.tasks()
-    transient = keys_of(plan.transient) if plan is not None else set()
+    changed = lacking | (keys_of(plan.transient) if plan is not None else set())
 
     def is_wanted(task: Task) -> bool:
         outputs = {blob.key for blob in task.output_blobs}
         if plan is not None and task.node.name not in plan.checkpointed:
             return True
         written = outputs.union(blob.key for blob in task.updates)
-        return not (remade.isdisjoint(outputs) and transient.isdisjoint(written))
+        return not (remade.isdisjoint(outputs) and changed.isdisjoint(written))
 
     makers: dict[Key, list[Task]] = {}
     for task in tasks:
         # The loaded state would replace an update of these blobs.
-        updates = [blob for blob in task.updates if blob.key not in remade]
+        updates = [blob for blob in task.updates if blob.key not in remade - lacking]
         for blob in (*task.output_blobs, *updates):
             makers.setdefault(blob.key, []).append(task)
     wanted = [task for task in tasks if is_wanted(task)]
@@ -202,13 +209,15 @@ def _resumed_tasks(
         included.update(needed)
 
     resumed = [task for task in tasks if task in included]
+    when = "at this resume, for blobs that the checkpoint lacks"
+    when = when if lacking else "at every resume, for its transient blobs"
     for task in resumed:
         for blob in task.updates:
             if blob.key in loaded:
                 raise DefinitionError(
-                    f"Task {task.full_name!r} of the init group runs again at every resume, for its "
-                    f"transient blobs, and would update blob {blob.name!r} twice: the checkpoint "
-                    f"already has the update. Update that blob in another task."
+                    f"Task {task.full_name!r} of the init group runs again {when}, and would update "
+                    f"blob {blob.name!r} twice: the checkpoint already has the update. Update that "
+                    f"blob in another task."
                 )
     return resumed
 
@@ -216,6 +225,7 @@ def _resumed_tasks(
 def planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
     """The nodes that these groups use, with what they require of their workers."""
     found: dict[str, PlannedNode] = {}
+    uids: dict[str, str] = {}
     for group in groups:
         nodes: list[Node | None] = []
         for task in group.tasks():
@@ -224,6 +234,7 @@ def planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
         nodes += [node for node, _, _ in group.reports]
         for node in {id(node): node for node in nodes if node is not None}.values():
             asked = PlannedNode(node.name, node.workers, node.resources)
+            uid = uids.setdefault(node.name, node.uid) if node.uid is not None else None
             known = found.setdefault(node.name, asked)
             if known.workers is None and known.resources is None:
                 found[node.name] = asked
@@ -233,5 +244,21 @@ def planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
                     f"resources={known.resources}, and workers={node.workers}, "
                     f"resources={node.resources}. Make it once and use that object."
                 )
+            if uid != node.uid:
+                raise DefinitionError(
+                    f"Node {node.name!r} has two uids, {uid!r} and {node.uid!r}. Make it once and use "
+                    f"that object."
+                )
     check_distinct(found, "nodes")
-    return tuple(found.values())
+    named: dict[str, str] = {}
+    for name in found:
+        uid = uids.get(name, name)
+        if named.setdefault(uid, name) != name:
+            raise DefinitionError(
+                f"Nodes {named[uid]!r} and {name!r} have the same uid, {uid!r}; a node without a uid "
+                f"has its name for one. Give each its own."
+            )
+    return tuple(
+        structs.replace(node, uid=uids[name]) if name in uids else node
+        for name, node in found.items()
+    )

@@ -169,11 +169,12 @@ class GroupPlan(Struct, frozen=True):
 
 
 class PlannedNode(Struct, frozen=True):
-    """A node, and what it requires of its worker in Dask's terms."""
+    """A node, what it requires of its worker in Dask's terms, and its `uid` if it has one."""
 
     name: str
     workers: tuple[str, ...] | None = None
     resources: Mapping[str, float] | None = None
+    uid: str | None = None
 
 
 class Plan(Struct, frozen=True):
@@ -233,6 +234,14 @@ class Plan(Struct, frozen=True):
         if self.steps_per_epoch is not None:
             return steps >= self.steps_per_epoch
         return any(name.endswith(ENDS_EPOCH) for name in conditions)
+
+    def uids(self) -> dict[str, str]:
+        """The checkpointed nodes that have a `uid`, each with it."""
+        return {
+            node.name: node.uid
+            for node in self.nodes
+            if node.uid is not None and node.name in self.checkpointed
+        }
 
     def saved_blobs(self, epoch: int) -> dict[str, frozenset[str]]:
         """The blobs of each checkpointed node that a checkpoint of `epoch` contains."""

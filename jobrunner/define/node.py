@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, ClassVar, Literal, Self
 
-from jobrunner.define.arguments import FLAG, NAMES, NATURAL, Rule, checked, number
+from jobrunner.define.arguments import FLAG, LABEL, NAMES, NATURAL, Rule, checked, number
 from jobrunner.define.array_options import read_array_options
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
@@ -70,6 +70,9 @@ class Node(Active):
         Addresses, names or hosts of the workers it may run on, as in `Client.submit`.
     resources : mapping of str to float, optional
         The resources of its worker that it occupies, as in `Client.submit`.
+    uid : str, optional
+        What identifies the node in checkpoints; by default its name. A node with a `uid` may be
+        renamed, and still loads what was saved under that `uid`, or under that name.
 
     Examples
     --------
@@ -91,6 +94,7 @@ class Node(Active):
             "a mapping of names to positive numbers, as in Dask ({'GPU': 1})",
             lambda it: isinstance(it, Mapping) and all(map(_is_resource, it, it.values())),
         ),
+        uid=LABEL,
     )
     def __init__(
         self,
@@ -98,11 +102,13 @@ class Node(Active):
         *,
         workers: str | Sequence[str] | None = None,
         resources: Mapping[str, float] | None = None,
+        uid: str | None = None,
     ) -> None:
         self.name = check_name(name, "node")
         listed = (workers,) if isinstance(workers, str) else workers
         self.workers = None if listed is None else tuple(listed)
         self.resources = None if resources is None else dict(resources)
+        self.uid = uid
 
     @classmethod
     def current(cls) -> Node:

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jobrunner.checkpoint import DAMAGE_ADVICE, Loader, load_waiting_states, steps_in
+from jobrunner.checkpoint import (
+    DAMAGE_ADVICE,
+    Loader,
+    MultiNodeCheckpointManager,
+    load_waiting_states,
+    steps_in,
+)
 from jobrunner.cluster import Binding, Session
-from jobrunner.compile import GroupPlan, Plan, compile_resume
+from jobrunner.compile import GroupPlan, Plan, compile_resume, planned_nodes
 from jobrunner.config import get_number
 from jobrunner.define import Blob, Job, TaskGroup
-from jobrunner.errors import BlobNotFoundError, CheckpointCorruptError, PlanMismatchError
+from jobrunner.errors import (
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    CheckpointError,
+    PlanMismatchError,
+)
+from jobrunner.run.matching import START_AFRESH, Adaptation, Match, match, name_now
+from jobrunner.run.migrate import migrated
 
-START_AFRESH = "start afresh (resume_from_epoch=None, --resume none)"
+if TYPE_CHECKING:
+    from jobrunner.run.runner import JobRunner
+
+FORMER = "as it was before it was recorded in another shape"
+"""The label of the pin that keeps a checkpoint whose epoch is recorded anew; see `record_anew`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +41,8 @@ class Loaded:
     group: TaskGroup  # the group that loaded it
     resume_group: GroupPlan  # init tasks to run again; they also make those objects
     waiting: Mapping[str, frozenset[str]]  # node -> blobs whose states wait for their objects
+    match: Match
+    blobs: Mapping[str, frozenset[str]]  # node -> blobs that it now has from the checkpoint
 
 
 def load(
@@ -31,37 +51,46 @@ def load(
     job: Job,
     manager: Loader,
     epoch: int,
+    adaptation: Adaptation,
     *,
     from_memory: bool = False,
 ) -> Loaded:
     """Load an epoch into workspaces; `from_memory`: use states that workers kept in memory."""
     plan = binding.plan
-    blobs = required_blobs(plan, manager, epoch)
+    given = migrated(adaptation, plan, manager, epoch)
+    found = match(plan, manager, epoch, adaptation, given)
     # Bytes on disk of the nodes that load their whole store.
     stores = manager.recorded.record(epoch)["stores"]
     saved = (manager.recorded.run_plan(epoch) or {}).get("nodes", {})
-    sizes = {
-        node: stores[node]["nbytes"]
-        for node, names in blobs.items()
-        if node in stores and node in saved and names >= set(saved[node])
-    }
+    sizes = {}
+    for node, names in found.blobs.items():
+        there = [found.origins.of(node, name) for name in names]
+        home = found.origins.nodes.get(node, node)
+        if home in stores and home in saved and set(there) >= {(home, it) for it in saved[home]}:
+            sizes[node] = stores[home]["nbytes"]
     binding.check_fit(sizes, f"Epoch {epoch} of {manager.path}")
-    resume_group, waiting = rebuild(job, plan, manager, epoch)
+    resume_group, waiting = rebuild(job, plan, manager, epoch, found, given)
     group = manager.load(
         epoch,
-        blobs=blobs,
+        blobs={**dict.fromkeys(given, ()), **found.blobs},
         partitions={name: nodes for name, (_, nodes) in plan.partitions.items()},
         anew=waiting,
         from_memory=from_memory,
+        origins=found.origins,
+        given=given,
     )
     session.run_group(group, epoch, get_number("checkpoint.deadline-seconds"))
-    return Loaded(group, resume_group, waiting)
+    blobs = {
+        node: found.blobs.get(node, frozenset()).union(given.get(node, ()))
+        for node in {**found.blobs, **given}
+    }
+    return Loaded(group, resume_group, waiting, found, blobs)
 
 
 def load_newest(
     session: Session,
     binding: Binding,
-    job: Job,
+    runner: JobRunner,
     manager: Loader,
     named: int | None,
     damaged: dict[int, str],
@@ -73,12 +102,17 @@ def load_newest(
     None: no recorded epoch is whole. Adds those that are not to `damaged`, each with its damage;
     `aside` says what is done with them.
     """
+    job, adaptation = runner.job, runner.adaptation
     for epoch in reversed(manager.recorded.all()) if named is None else [named]:
         try:
-            loaded = load(session, binding, job, manager, epoch, from_memory=True)
+            loaded = load(session, binding, job, manager, epoch, adaptation, from_memory=True)
             record = manager.recorded.record(epoch)
             binding.recorded = manager.memory_key(record)
             manager.report_load(loaded.group, "checkpoint_load")
+            if changed := loaded.match.describe():
+                warn(
+                    f"Epoch {epoch} of {manager.path} has other nodes or blobs than the job: {changed}"
+                )
             return epoch, record, loaded
         except CheckpointCorruptError as error:
             if named is not None:
@@ -97,7 +131,7 @@ def finish_load(binding: Binding, loaded: Loaded, run: Callable[[str, int], obje
 
     `run` gets the key of a group and an epoch.
     """
-    if loaded.waiting:
+    if loaded.waiting or loaded.match.made:
         # Ship all groups at once: objects that their functions share stay shared.
         binding.ship({**binding.plan.groups, "resume": loaded.resume_group})
     if loaded.resume_group.slices:
@@ -106,52 +140,65 @@ def finish_load(binding: Binding, loaded: Loaded, run: Callable[[str, int], obje
         binding.apply(load_waiting_states)
 
 
-def required_blobs(plan: Plan, manager: Loader, epoch: int) -> dict[str, frozenset[str]]:
-    """The blobs to load from `epoch`, by node; raises `PlanMismatchError` if it lacks some."""
-    there = manager.blobs(epoch)
-    needed = plan.saved_blobs(epoch)
-    shared = manager.shared_blobs(epoch) & (plan.replicated.keys() | plan.partitions.keys())
-    missing = []
-    for node, blobs in needed.items():
-        own = blobs - shared
-        if node in there:
-            missing += [f"blob {b!r} of node {node!r}" for b in sorted(own.difference(there[node]))]
-        elif own or not blobs:
-            missing.append(f"node {node!r}")
-    if missing:
-        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-        raise PlanMismatchError(
-            f"Job {plan.job!r} cannot resume from epoch {epoch} of {manager.path}, which lacks "
-            f"{', '.join(missing[:8])}{more}; its nodes are "
-            f"{', '.join(map(repr, there)) or 'none'}. Run the job that wrote it, or "
-            f"{START_AFRESH}."
-        )
-    return needed
+def record_anew(
+    manager: MultiNodeCheckpointManager,
+    epoch: int,
+    save: Callable[[], None],
+    wait: Callable[[], None],
+) -> None:
+    """Record a loaded epoch in the shape that the job gave it, with `save`; then `wait` for it.
+
+    The stores in the former shape are set aside, not deleted: the log does so with pinned epochs.
+    A crash before the commit leaves the record as it was, with one pin more.
+    """
+    labels = manager.pins().get(epoch, [])
+    manager.pin(epoch, FORMER)
+    try:
+        save()
+        wait()
+    finally:
+        with suppress(CheckpointError):
+            manager.unpin(epoch, FORMER)  # unless a commit has done so
+    for label in labels:
+        manager.pin(epoch, label)
 
 
 def rebuild(
-    job: Job, plan: Plan, manager: Loader, epoch: int
+    job: Job,
+    plan: Plan,
+    manager: Loader,
+    epoch: int,
+    found: Match,
+    given: Mapping[str, Mapping[str, Any]],
 ) -> tuple[GroupPlan, dict[str, frozenset[str]]]:
     """The init tasks to run after a load of `epoch`, and the objects that then get their states.
 
     The objects are node -> blobs. Raises `PlanMismatchError` if no init task makes one of them.
     """
     recorded = manager.stateful_blobs(epoch)
-    shared = {name for names in recorded.values() for name in names}
-    shared &= plan.replicated.keys() | plan.partitions.keys()
+    anywhere = {name for names in recorded.values() for name in names}
+    shared = {name for name, then in found.origins.shared.items() if then in anywhere}
     waiting = {}
-    for node, blobs in plan.saved_blobs(epoch).items():
-        found = blobs & (recorded.get(node, frozenset()) | shared)
-        missing = sorted(found - plan.initial.get(node, frozenset()))
+    for node in {**found.blobs, **given}:
+        names = found.blobs.get(node, frozenset()).union(given.get(node, ()))
+        there = {name: found.origins.of(node, name) for name in names}
+        stateful = frozenset(
+            name
+            for name, (old, then) in there.items()
+            if name in shared or then in recorded.get(old, ())
+        )
+        missing = sorted(stateful - plan.initial.get(node, frozenset()))
         if missing:
             raise PlanMismatchError(
                 f"Epoch {epoch} of {manager.path} contains the state of an object in blob "
                 f"{missing[0]!r} of node {node!r}, but no init task of job {plan.job!r} makes "
                 f"that object. Add one that does, or {START_AFRESH}."
             )
-        if found:
-            waiting[node] = found
-    return (compile_resume(job, plan, waiting) if waiting else plan.groups["resume"]), waiting
+        if stateful:
+            waiting[node] = stateful
+    if not waiting and not found.made:
+        return plan.groups["resume"], waiting
+    return compile_resume(job, plan, waiting, missing=found.made), waiting
 
 
 def recorded_stops(plan: Plan, record: Mapping[str, Any]) -> tuple[str, ...]:
@@ -174,19 +221,31 @@ def steps_done(plan: Plan, record: Mapping[str, Any]) -> int:
 
 
 def load_blobs(
-    job: Job, manager: Loader, epoch: int, asked: Sequence[str | Blob], session: Session
+    job: Job,
+    manager: Loader,
+    epoch: int,
+    asked: Sequence[str | Blob],
+    session: Session,
+    rename: Mapping[str, str],
 ) -> None:
     """See `JobRunner.load_blobs_from_checkpoints`."""
-    wanted = _find_blobs(manager, epoch, asked)
+    nodes = planned_nodes(job.groups.values())
+    uids = {node.name: node.uid for node in nodes if node.uid is not None}
+    now = name_now(rename, uids, [node.name for node in nodes], manager, epoch)
+    wanted = _find_blobs(now.blobs, manager, epoch, asked)
     with session.exclusive(f"The load of epoch {epoch} of {manager.path}"):
-        stateful = {n: b & wanted.get(n, set()) for n, b in manager.stateful_blobs(epoch).items()}
+        recorded = manager.stateful_blobs(epoch)
+        stateful: dict[str, set[str]] = {}
+        for node, names in wanted.items():
+            there = {name: now.blobs[node, name] for name in names}
+            stateful[node] = {n for n, (old, then) in there.items() if then in recorded[old]}
         present = session.blob_names() if any(stateful.values()) else {}
         waiting = {
-            node: missing
+            node: frozenset(missing)
             for node, blobs in stateful.items()
             if (missing := blobs - present.get(node, frozenset()))
         }
-        group = manager.load(epoch, blobs=wanted, anew=waiting)
+        group = manager.load(epoch, blobs=wanted, anew=waiting, origins=now.origins(wanted))
         session.run(group)
         manager.report_load(group, "checkpoint_partial_load")
         if waiting:
@@ -195,21 +254,25 @@ def load_blobs(
             session.run_compiled("made anew", resume_group, plan.nodes).apply(load_waiting_states)
 
 
-def _find_blobs(manager: Loader, epoch: int, asked: Sequence[str | Blob]) -> dict[str, set[str]]:
+def _find_blobs(
+    there: Collection[tuple[str, str]], manager: Loader, epoch: int, asked: Sequence[str | Blob]
+) -> dict[str, set[str]]:
     """The blobs that were asked for, by node; a name stands for every node that has the blob."""
-    there = manager.blobs(epoch)
     found: dict[str, set[str]] = {}
     for one in [asked] if isinstance(asked, str | Blob) else asked:
         blob = Blob(one) if isinstance(one, str) else one
         nodes = [
             node
-            for node, names in there.items()
-            if blob.name in names and (blob.node is None or blob.node.name == node)
+            for node, name in there
+            if blob.name == name and (blob.node is None or blob.node.name == node)
         ]
         if not nodes:
+            names: dict[str, list[str]] = {}
+            for node, name in there:
+                names.setdefault(node, []).append(name)
             raise BlobNotFoundError(
                 f"Epoch {epoch} of {manager.path} has no blob {blob!r}. Its blobs are: "
-                + "; ".join(f"{n}: {', '.join(sorted(b))}" for n, b in there.items())
+                + "; ".join(f"{n}: {', '.join(sorted(b))}" for n, b in names.items())
             )
         for node in nodes:
             found.setdefault(node, set()).add(blob.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobrunner.cluster import Binding, Session
@@ -18,10 +19,10 @@ from jobrunner.errors import (
 )
 from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import State, Step, each_step, next_step
-from jobrunner.run.load import finish_load, load_newest, recorded_stops, steps_done
+from jobrunner.run.load import finish_load, load_newest, record_anew, recorded_stops, steps_done
 from jobrunner.run.losses import Loss, Losses, is_transient
 from jobrunner.run.recovery import count_loss
-from jobrunner.run.result import RunResult, SaveReport
+from jobrunner.run.result import ResumePlan, RunResult, SaveReport
 from jobrunner.run.resume import Resumption
 from jobrunner.run.saver import NullSaver, Saver
 from jobrunner.signals import TerminatedError
@@ -52,6 +53,7 @@ class Run:
         self.resumption = Resumption(runner, plan)
         self.batch_seconds = get_number("stint-seconds")
         self.binding: Binding
+        self.lineage: Mapping[str, Any] = {}  # what each record says of `adaptation`
         self.saver: Saver | NullSaver = NullSaver()
         if (manager := runner.checkpoint_manager) is not None:
             warn, policy = self.callbacks.warn, runner.on_save_error
@@ -125,8 +127,9 @@ class Run:
         state.recorded, state.steps_done = None, 0
         # Try epochs known to be damaged too: this reports them and sets them aside.
         tries = decision.epoch is not None or decision.damaged
-        epoch = self._load() if tries else None
+        epoch = self._load(decision) if tries else None
         if epoch is None:
+            self.lineage = self.runner.adaptation.lineage(self.plan, {})
             self.saver.refuse_classes(self.runner.job)
             self._run_group("init", 0)
             self.saver.rewind(None, "started afresh")
@@ -142,17 +145,19 @@ class Run:
         if not state.is_finished:
             self._ask_callbacks()
 
-    def _load(self) -> int | None:
+    def _load(self, decision: ResumePlan) -> int | None:
         """Load the named epoch, or for "latest" the newest whole one; None if there is none."""
-        assert self.runner.checkpoint_manager is not None
-        started = time.monotonic()
-        manager = self.runner.checkpoint_manager.source()
-        is_own = manager is self.runner.checkpoint_manager.loader
+        started, runner = time.monotonic(), self.runner
+        own = runner.checkpoint_manager
+        assert own is not None
+        is_own = (manager := own.source()) is own.loader
         named = self.resumption.named
         damaged: dict[int, str] = {}
-        job, plan, warn = self.runner.job, self.plan, self.callbacks.warn
+        plan, warn = self.plan, self.callbacks.warn
         aside = " and set aside" if is_own else ""
-        found = load_newest(self.session, self.binding, job, manager, named, damaged, aside, warn)
+        found = load_newest(
+            self.session, self.binding, runner, manager, named, damaged, aside, warn
+        )
         if found is None:
             if is_own:
                 self.saver.set_aside(damaged)
@@ -166,13 +171,16 @@ class Run:
             state.metrics[epoch] = dict(metrics)
         self.callbacks.load_states(record["details"].get("callbacks", {}))
         self.callbacks.notify("on_load", epoch, state.steps_done, time.monotonic() - started)
+        self.lineage = runner.adaptation.lineage(plan, record["details"])
+        save = partial(self._save, epoch, metrics, state.steps_done or None)
         if is_own:
             self.saver.set_aside(damaged)
             self.saver.rewind(epoch, f"resumed from epoch {epoch}")
             state.recorded = None if state.steps_done else epoch
+            if loaded.match.is_reshaped and not (decision.is_finished and epoch == decision.epoch):
+                record_anew(own, epoch, save, self.saver.wait)
         else:
-            # Then the run can resume from its own directory alone.
-            self._save(epoch, metrics, state.steps_done or None)
+            save()  # then the run can resume from its own directory alone
         return epoch
 
     # ---- epochs
@@ -358,7 +366,7 @@ class Run:
             self.saver.wait()  # the save before this one ends first
             self.callbacks.notify("on_save_start", epoch, step or 0)
         details = self.state.details(metrics, step, self.callbacks.states())
-        self.saver.save(epoch, details, step)
+        self.saver.save(epoch, {**details, **self.lineage}, step)
 
     def _saved(self, report: SaveReport, step: int | None) -> None:
         state = self.state

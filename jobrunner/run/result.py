@@ -95,6 +95,14 @@ class ResumePlan:
         What would run, in order.
     rebuilds : tuple of str
         The init tasks that would run again after the load.
+    renames : tuple of str
+        Recorded nodes and blobs that have another name now, by ``rename`` or by their uid.
+    makes : tuple of str
+        Blobs that the checkpoint lacks: what would make them, if not an init task.
+    drops : tuple of str
+        Recorded nodes and blobs that the job would not load.
+    migrates : str
+        The name of the function ``migrate`` if it would be called; what it returns is not known.
     sets_aside : tuple of int
         Recorded epochs that the run would set aside.
     changes : tuple of str
@@ -111,6 +119,10 @@ class ResumePlan:
     reason: str
     steps: tuple[str, ...] = ()
     rebuilds: tuple[str, ...] = ()
+    renames: tuple[str, ...] = ()
+    makes: tuple[str, ...] = ()
+    drops: tuple[str, ...] = ()
+    migrates: str = ""
     sets_aside: tuple[int, ...] = ()
     changes: tuple[str, ...] = ()
     is_finished: bool = False
@@ -132,6 +144,10 @@ class ResumePlan:
         aside = (format_ranges(self.sets_aside),) if self.sets_aside else ()
         for title, items in (
             ("runs", self.steps),
+            ("loads under another name", self.renames),
+            ("migrates with", (self.migrates,) if self.migrates else ()),
+            ("makes, as it is not recorded", self.makes),
+            ("does not load", self.drops),
             ("runs again after the load", self.rebuilds),
             ("sets aside epochs", aside),
             ("changed since it was recorded", self.changes),

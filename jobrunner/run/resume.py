@@ -10,7 +10,8 @@ from jobrunner.compile import Plan, changes, describe
 from jobrunner.define import Job
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, RunStoppedError
 from jobrunner.run.decisions import remainder
-from jobrunner.run.load import rebuild, recorded_stops, required_blobs, steps_done
+from jobrunner.run.load import rebuild, recorded_stops, steps_done
+from jobrunner.run.matching import Adaptation, Match, match
 from jobrunner.run.result import ResumePlan, format_ranges
 
 if TYPE_CHECKING:
@@ -20,7 +21,11 @@ ResumeFrom = int | Literal["latest"] | None
 
 
 def plan_resume(
-    job: Job, plan: Plan, own: MultiNodeCheckpointManager | None, resume_from: ResumeFrom
+    job: Job,
+    plan: Plan,
+    own: MultiNodeCheckpointManager | None,
+    resume_from: ResumeFrom,
+    adaptation: Adaptation,
 ) -> ResumePlan:
     """Decide where a run of `plan` begins; see `JobRunner.plan_resume`."""
     if own is None:
@@ -52,13 +57,13 @@ def plan_resume(
         epoch: int | None = resume_from
         reason = "it was asked for"
         manager.recorded.check_recorded(resume_from, manager.recorded.log.refresh())
-        required_blobs(plan, manager, resume_from)
+        found: Match | None = match(plan, manager, resume_from, adaptation)
     else:
-        epoch = _find_newest(plan, manager, epochs, damaged)
+        epoch, found = _find_newest(plan, manager, epochs, adaptation, damaged)
         reason = f"it is the last epoch recorded in {manager.path}"
         if damaged:
             reason += " that is not known to be damaged"
-    if epoch is None:
+    if epoch is None or found is None:
         path = manager.path
         return ResumePlan(
             None,
@@ -70,6 +75,7 @@ def plan_resume(
         )
     record = manager.recorded.record(epoch)
     before = manager.recorded.run_plan(epoch)
+    now = describe(plan)
     step = steps_done(plan, record)
     later = tuple(e for e in epochs if e > epoch)
     left = remainder(
@@ -81,6 +87,8 @@ def plan_resume(
         is_done=manager.recorded.is_done(),
     )
     steps = [f"load epoch {epoch}" + (f", saved after step {step}" if step else "")]
+    if found.is_reshaped and left != "nothing":
+        steps.append(f"save epoch {epoch} with the nodes and blobs of this job")
     if step:
         last = "the last" if plan.steps_per_epoch is None else plan.steps_per_epoch
         steps.append(f"steps {step + 1} to {last} of epoch {epoch}")
@@ -94,11 +102,15 @@ def plan_resume(
         tuple(steps),
         rebuilds=tuple(
             f"{node}/{task.name}"
-            for node, part in rebuild(job, plan, manager, epoch)[0].slices.items()
+            for node, part in rebuild(job, plan, manager, epoch, found, {})[0].slices.items()
             for task in part.tasks
         ),
+        renames=found.renamed,
+        makes=tuple(found.describe_made(adaptation.migrates(record))),
+        drops=found.dropped,
+        migrates=adaptation.migration if adaptation.migrates(record) else "",
         sets_aside=later,
-        changes=tuple(changes(before, describe(plan))) if before else (),
+        changes=tuple(changes(found.rename(before, now), now)) if before else (),
         is_finished=left == "nothing",
         step=step,
         warnings=warnings,
@@ -127,7 +139,8 @@ class Resumption:
     def plan(self) -> ResumePlan:
         """See `plan_resume`."""
         runner = self._runner
-        return plan_resume(runner.job, self._plan, runner.checkpoint_manager, self._begins_from)
+        manager, adaptation = runner.checkpoint_manager, runner.adaptation
+        return plan_resume(runner.job, self._plan, manager, self._begins_from, adaptation)
 
     def point(self) -> str:
         """Where the same command would resume, for a message."""
@@ -153,20 +166,24 @@ class Resumption:
 
 
 def _find_newest(
-    plan: Plan, manager: Loader, epochs: list[int], damaged: dict[int, str]
-) -> int | None:
+    plan: Plan,
+    manager: Loader,
+    epochs: list[int],
+    adaptation: Adaptation,
+    damaged: dict[int, str],
+) -> tuple[int, Match] | tuple[None, None]:
     """The newest epoch not known to be damaged; only its load shows whether it is whole.
 
     Adds newer epochs to `damaged`, each with its damage.
     """
     for epoch in reversed(epochs):
         try:
-            required_blobs(plan, manager, epoch)
+            found = match(plan, manager, epoch, adaptation)
         except CheckpointCorruptError as error:
             damaged[epoch] = str(error)
         else:
-            return epoch
-    return None
+            return epoch, found
+    return None, None
 
 
 def _check_claimed(directory: Loader) -> tuple[str, ...]:

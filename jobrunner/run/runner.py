@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import get_args
 
@@ -29,11 +29,12 @@ from jobrunner.errors import DefinitionError
 from jobrunner.run.callbacks import check_callbacks, enders
 from jobrunner.run.load import load_blobs
 from jobrunner.run.loop import Run
+from jobrunner.run.matching import Migration, Missing, adapt
 from jobrunner.run.replay import Replay, ReplayReport
 from jobrunner.run.result import ResumePlan, RunResult
 from jobrunner.run.resume import ResumeFrom, plan_resume
 from jobrunner.run.saver import SaveErrorPolicy
-from jobrunner.run.upload import CopyTo, UploadTaskGroupBuilder
+from jobrunner.run.upload import UploadTaskGroupBuilder, check_builder
 from jobrunner.signals import stop_on_signals
 from jobrunner.worker import UnderWay
 
@@ -54,6 +55,12 @@ _BLOBS = Rule("names or Blobs", lambda it: isinstance(it, str | Blob) or _SOME_B
     task_deadline_seconds=SECONDS,
     grace_seconds=SECONDS,
     num_epochs=COUNT,
+    rename=Rule(
+        "a mapping of old names to new ones (str)",
+        lambda it: isinstance(it, Mapping) and all(isinstance(n, str) for n in (*it, *it.values())),
+    ),
+    missing=one_of(*get_args(Missing)),
+    migrate=Rule("a function", callable),
 )
 @dataclass(eq=False, repr=False)
 class JobRunner:
@@ -92,6 +99,17 @@ class JobRunner:
         Stop after that many epochs in all, like `epoch_limiter`.
     callbacks : sequence of Callback
         Objects with any of the methods of `Callback`. Each event calls them in this order.
+    rename : mapping of str to str, optional
+        What has another name now than in the checkpoint: ``{"old": "new"}`` for nodes,
+        ``{"node/old": "node/new"}`` for blobs, ``{"*/old": "*/new"}`` for blobs of every node. In
+        the old name of a blob, the node has its old name too. Means nothing for checkpoints of runs
+        that were given it.
+    missing : "error" or "init"
+        What to do about nodes and blobs that the checkpoint lacks. ``"init"``: run the init tasks
+        that make them, and what these need.
+    migrate : callable, optional
+        ``migrate(checkpoint) -> {node: {blob: value}}`` makes blobs of this job from a `Checkpoint`;
+        other blobs are loaded as usual. Runs on the client, once: records name it.
 
     Raises
     ------
@@ -113,10 +131,14 @@ class JobRunner:
     grace_seconds: float | None = None
     num_epochs: int | None = None
     callbacks: Sequence[object] = ()
+    rename: Mapping[str, str] | None = None
+    missing: Missing = "error"
+    migrate: Migration | None = None
 
     def __post_init__(self) -> None:
         self._check()
         self.callbacks = tuple(self.callbacks)
+        self.adaptation = adapt(self.rename, self.missing, self.migrate, self.job)
         self.stop_reason = ""  # why to stop after the epoch; empty: not asked
         self.save_asked = threading.Event()  # to save after the current step
         self._run: Run | None = None
@@ -140,7 +162,8 @@ class JobRunner:
         Runs on the client; needs no cluster. Only `run` finds out whether the stores are whole.
         """
         plan = self._compile()
-        return plan_resume(self.job, plan, self.checkpoint_manager, self.resume_from_epoch)
+        manager = self.checkpoint_manager
+        return plan_resume(self.job, plan, manager, self.resume_from_epoch, self.adaptation)
 
     def run(self, session: Session) -> RunResult:
         """Run the job to its end.
@@ -178,7 +201,8 @@ class JobRunner:
         _check_session(session, "run")
         plan = self._compile()
         # Its errors come before anything is bound or written.
-        plan_resume(self.job, plan, self.checkpoint_manager, self.resume_from_epoch)
+        manager = self.checkpoint_manager
+        plan_resume(self.job, plan, manager, self.resume_from_epoch, self.adaptation)
         self.stop_reason = ""
         with session.exclusive(f"Job {plan.job!r}"):
             self._run = Run(self, plan, session)
@@ -268,6 +292,7 @@ class JobRunner:
             self.job,
             self._loader(session, "replay"),
             epoch,
+            adaptation=self.adaptation,
             wait_seconds=self.worker_wait_seconds,
             deadline_seconds=self.epoch_deadline_seconds,
             task_deadline_seconds=self.task_deadline_seconds,
@@ -307,7 +332,7 @@ class JobRunner:
         loader = self._loader(session, "load_blobs_from_checkpoints")
         if epoch not in loader.recorded.all():
             return False
-        load_blobs(self.job, loader, epoch, blob_names, session)
+        load_blobs(self.job, loader, epoch, blob_names, session, self.adaptation.rename)
         return True
 
     def _check(self) -> None:
@@ -326,17 +351,14 @@ class JobRunner:
             for name, is_given in (
                 ("resume_from_epoch", isinstance(self.resume_from_epoch, int)),
                 ("upload_task_group_builder", builder is not None),
+                ("rename", bool(self.rename)),
+                ("missing='init'", self.missing == "init"),
+                ("migrate", self.migrate is not None),
             ):
                 if is_given:
                     raise DefinitionError(f"{where}: {name} requires a checkpoint_manager.")
         elif builder is not None:
-            if isinstance(builder, type) or not callable(getattr(builder, "build", None)):
-                raise DefinitionError(
-                    f"{where}: upload_task_group_builder must be an object with a method "
-                    f"build(epoch, manager), such as CopyTo(path); got {builder!r}."
-                )
-            if isinstance(builder, CopyTo):
-                builder.check(manager)
+            check_builder(builder, manager, where)
 
     def _loader(self, session: object, method: str) -> Loader:
         _check_session(session, method)

@@ -34,6 +34,17 @@ class UploadTaskGroupBuilder(Protocol):
         """
 
 
+def check_builder(builder: object, manager: MultiNodeCheckpointManager, where: str) -> None:
+    """Raise `DefinitionError` if a builder has no method ``build``, or would copy into `manager`."""
+    if isinstance(builder, type) or not callable(getattr(builder, "build", None)):
+        raise DefinitionError(
+            f"{where}: upload_task_group_builder must be an object with a method "
+            f"build(epoch, manager), such as CopyTo(path); got {builder!r}."
+        )
+    if isinstance(builder, CopyTo):
+        builder.check(manager)
+
+
 class CopyTo:
     """Copy each node's store of the last epoch elsewhere, on the node's own worker.
 

@@ -38,4 +38,4 @@ from jobrunner.checkpoint.encoding.schema import (
     parse,
     read_document,
 )
-from jobrunner.checkpoint.encoding.stateful import StatefulBlob, join_states
+from jobrunner.checkpoint.encoding.stateful import StatefulBlob, given_state, join_states

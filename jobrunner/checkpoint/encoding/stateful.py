@@ -30,7 +30,7 @@ def name_class(value: object) -> str:
 class SavedState:
     """Stands for an object until its state is loaded into one."""
 
-    cls: str  # full name of its class
+    cls: str  # full name of its class; empty if it was given, not saved
     state: Any  # what its ``state_dict()`` returned; or a `JoinedStates`
 
 
@@ -56,6 +56,11 @@ class StatefulBlob:
         not use the blob's objects any more.
         """
         return _Merge(self.where).merge(self.value, made, "")
+
+
+def given_state(state: object, where: str) -> StatefulBlob:
+    """A blob that is an object whose state was not saved but made by hand."""
+    return StatefulBlob(SavedState("", state), where)
 
 
 def join_states(parts: Sequence[object], where: str) -> StatefulBlob:
@@ -121,12 +126,12 @@ class _Merge:
         if not has_state(made):
             found = "nothing" if made is None else f"a {name_class(made)}"
             raise PlanMismatchError(
-                f"{where}: expected an object of class {saved.cls} to load the saved state into, "
+                f"{where}: expected an object{saved.cls and f' of class {saved.cls}'} to load the state into, "
                 f"found {found}. Make the object in a task of the job's init group, or read the state "
                 f"without the job: manager.open(epoch)[node][blob]."
             )
         # A script's module has another name if another program imports it.
-        if not saved.cls.endswith(f".{type(made).__qualname__}"):
+        if saved.cls and not saved.cls.endswith(f".{type(made).__qualname__}"):
             raise PlanMismatchError(
                 f"{where}: expected an object of class {saved.cls}, whose state was saved, found a "
                 f"{name_class(made)}. Make the same class in the init task, or start afresh "
@@ -139,7 +144,7 @@ class _Merge:
             made.load_state_dict(state)
         except Exception as error:
             raise CheckpointError(
-                f"{where}: the saved state is whole, but load_state_dict of {name_class(made)} "
+                f"{where}: {'the saved state is whole, but ' if saved.cls else ''}load_state_dict of {name_class(made)} "
                 f"raised {type(error).__name__}: {error}. Make the object in the init task as it was "
                 f"when it was saved, or start afresh (resume_from_epoch=None, --resume none)."
             ) from error

@@ -30,6 +30,9 @@ class Details(msgspec.Struct):
     replicated: dict[str, Nodes] = {}
     partitions: dict[str, Partition] = {}
     callbacks: dict[str, dict[str, bool | int | float | str | None]] = {}  # their states
+    uids: dict[str, str] = {}
+    renamed: dict[str, str] = {}
+    migrated: list[str] = []
 
 
 class Plan(msgspec.Struct):

@@ -14,7 +14,8 @@ from jobrunner.cluster import Binding, Session
 from jobrunner.compile import changes, describe
 from jobrunner.define import Job
 from jobrunner.run.decisions import each_step
-from jobrunner.run.load import Loaded, finish_load, load, rebuild, required_blobs, steps_done
+from jobrunner.run.load import Loaded, finish_load, load, rebuild, steps_done
+from jobrunner.run.matching import Adaptation, match
 from jobrunner.run.replay.compare import compare_bits, count_equal, format_difference
 from jobrunner.run.replay.tracing import Call, Dataflow, Trace, read_trace, traced
 from jobrunner.texts import get_logger, printable
@@ -137,12 +138,14 @@ class Replay:
         manager: Loader,
         epoch: int,
         *,
+        adaptation: Adaptation | None = None,
         wait_seconds: float = 60,
         **deadlines: Any,  # see `Binding.run`
     ) -> None:
         self._job = job
         self._manager = manager
         self._epoch = epoch
+        self._adaptation = adaptation = adaptation or Adaptation()
         self._wait_seconds = wait_seconds
         self._deadlines = deadlines
         plan = job.compile()
@@ -151,8 +154,7 @@ class Replay:
         self._first_step = 0
         self._needed = [epoch] if self._from is None else [epoch, self._from]
         for needed in self._needed:
-            required_blobs(plan, manager, needed)
-            rebuild(job, plan, manager, needed)
+            rebuild(job, plan, manager, needed, match(plan, manager, needed, adaptation), {})
         if self._from is not None:
             self._first_step = steps_done(plan, manager.recorded.record(self._from))
         self._codecs = tuple(REGISTERED_CODECS.values())
@@ -220,15 +222,16 @@ class Replay:
         return self._binding.run(group, epoch=epoch, step=step, **self._deadlines)
 
     def _load(self, epoch: int) -> Loaded:
-        loaded = load(self._session, self._binding, self._job, self._manager, epoch)
-        if loaded.waiting:
+        manager, adaptation = self._manager, self._adaptation
+        loaded = load(self._session, self._binding, self._job, manager, epoch, adaptation)
+        if loaded.waiting or loaded.match.made:
             loaded = replace(loaded, resume_group=traced(loaded.resume_group, self._codecs))
         return loaded
 
     def _compare(self) -> Found:
-        blobs = self._plan.saved_blobs(self._epoch)
-        self._binding.apply(partial(_set_aside, blobs))
+        self._binding.apply(partial(_set_aside, self._plan.saved_blobs(self._epoch)))
         loaded = self._load(self._epoch)
+        blobs = loaded.blobs
         if loaded.waiting:
             finish_load(self._binding, loaded, self._run)
         compare = partial(_compare, blobs, self._codecs)

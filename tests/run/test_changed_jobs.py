@@ -1,0 +1,458 @@
+"""A job that has other nodes and blobs than its checkpoint."""
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from jobrunner import (
+    Blob,
+    CheckpointError,
+    DefinitionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    PlanMismatchError,
+    Session,
+    Task,
+    TaskFailedError,
+    current_task,
+    epoch_limiter,
+)
+
+
+@pytest.fixture(scope="module")
+def session(inproc_cluster):
+    with Client(inproc_cluster, set_as_default=False) as client, Session(client) as session:
+        yield session
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "in the background"])
+def manager(request, tmp_path):
+    return MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=request.param)
+
+
+def job_of(nodes, epochs, fails_at=None, transient_errors=()):
+    """Each node counts its blobs up; `nodes` are Node -> blob -> first value."""
+
+    def add_one(**values):
+        task = current_task()
+        if task.epoch == fails_at and not (transient_errors and task.attempt):
+            raise ZeroDivisionError
+        return [value + 1 for value in values.values()]
+
+    with Job("changing") as job:
+        for node, blobs in nodes.items():
+            with job.init_group:
+                for name, value in blobs.items():
+                    Task(
+                        lambda value: np.full(3, value),
+                        outputs=name,
+                        kwargs={"value": value},
+                        node=node,
+                        name=f"make {name}",
+                    )
+            for name in blobs:
+                Task(
+                    lambda it: add_one(it=it)[0],
+                    inputs=name,
+                    outputs=name,
+                    node=node,
+                    name=f"count {name}",
+                    transient_errors=transient_errors,
+                )
+        epoch_limiter(job, epochs)
+    return job
+
+
+def blobs_in(session, manager, epoch):
+    """Node -> blob -> first item, as recorded."""
+    checkpoint = manager.open(epoch)
+    return {n: {b: int(checkpoint[n].load(b)[0]) for b in checkpoint[n]} for n in checkpoint}
+
+
+A10 = {"a": {"w": 10}}
+A20_B30 = {"a": {"w": 20}, "b": {"w": 30}}
+
+
+def test_a_renamed_node_and_blob_are_loaded_and_recorded_at_once(session, manager):
+    JobRunner(job_of(A20_B30, 2), manager).run(session)
+    seen = Watch()
+    renamed = job_of({"server": {"w": 0}, "b": {"weights": 0}}, 3)
+    options = {"rename": {"a": "server", "b/w": "b/weights"}, "callbacks": [seen]}
+    runner = JobRunner(renamed, manager, **options)
+    plan = runner.plan_resume()
+    assert plan.renames == (
+        "node 'a' as 'server'",
+        "blob 'w' of node 'b' as blob 'weights' of node 'b'",
+    )
+    assert (plan.makes, plan.drops, plan.rebuilds) == ((), (), ())
+    assert "save epoch 2 with the nodes and blobs of this job" in plan.steps
+    assert not any("server" in change for change in plan.changes)
+    assert "loads under another name:\n  node 'a' as 'server'" in str(plan)
+    result = runner.run(session)
+    assert [report.epoch for report in result.saves] == [2, 3]
+    assert blobs_in(session, manager, 2) == {"server": {"w": 22}, "b": {"weights": 32}}
+    assert blobs_in(session, manager, 3) == {"server": {"w": 23}, "b": {"weights": 33}}
+    assert len(seen.warnings) == 1
+    assert "node 'a' as 'server' is loaded" in seen.warnings[0]
+    # Given again, it means nothing more; and it need not be given.
+    for epochs, again in ((4, options), (5, {})):
+        job = job_of({"server": {"w": 0}, "b": {"weights": 0}}, epochs)
+        runner = JobRunner(job, manager, **again)
+        assert runner.plan_resume().renames == ()
+        assert [report.epoch for report in runner.run(session).saves] == [epochs]
+    assert blobs_in(session, manager, 5) == {"server": {"w": 25}, "b": {"weights": 35}}
+    assert len(seen.warnings) == 1
+
+
+class Watch:
+    def __init__(self):
+        self.warnings, self.plans = [], []
+
+    def on_warning(self, message):
+        self.warnings.append(message)
+
+    def on_start(self, plan, total):
+        self.plans.append(plan)
+
+
+def test_two_nodes_that_swap_names_are_not_swapped_back_by_the_same_command(session, manager):
+    JobRunner(job_of(A20_B30, 1), manager).run(session)
+    for epochs in (2, 3):
+        options = {"rename": {"a": "b", "b": "a"}}
+        JobRunner(job_of(A20_B30, epochs), manager, **options).run(session)
+    assert blobs_in(session, manager, 3) == {"a": {"w": 33}, "b": {"w": 23}}
+    JobRunner(job_of(A20_B30, 4), manager).run(session)
+    assert blobs_in(session, manager, 4) == {"a": {"w": 34}, "b": {"w": 24}}
+
+
+def test_a_new_node_may_take_the_name_of_a_renamed_one(session, manager):
+    JobRunner(job_of(A10, 1), manager).run(session)
+    wider = {"a": {"w": 50}, "b": {"w": 0}}
+    for epochs in (2, 3):
+        runner = JobRunner(job_of(wider, epochs), manager, rename={"a": "b"}, missing="init")
+        runner.run(session)
+    assert blobs_in(session, manager, 1) == {"a": {"w": 50}, "b": {"w": 11}}
+    assert blobs_in(session, manager, 3) == {"a": {"w": 52}, "b": {"w": 13}}
+
+
+def test_a_fresh_run_notes_the_renames_it_was_given(session, manager):
+    for epochs in (1, 2):
+        JobRunner(job_of(A20_B30, epochs), manager, rename={"a": "b"}).run(session)
+    assert blobs_in(session, manager, 2) == {"a": {"w": 22}, "b": {"w": 32}}
+
+
+def test_a_blob_renamed_on_every_node(session, manager):
+    JobRunner(job_of(A20_B30, 1), manager).run(session)
+    runner = JobRunner(
+        job_of({"a": {"v": 0}, "c": {"v": 0}}, 2), manager, rename={"*/w": "*/v", "b": "c"}
+    )
+    assert runner.plan_resume().renames == (
+        "node 'b' as 'c'",
+        "blob 'w' of every node as 'v'",
+    )
+    runner.run(session)
+    assert blobs_in(session, manager, 2) == {"a": {"v": 22}, "c": {"v": 32}}
+
+
+def test_a_blob_may_move_to_another_node(session, manager):
+    JobRunner(job_of({"a": {"w": 1, "x": 5}, "b": {"w": 2}}, 1), manager).run(session)
+    moved = job_of({"a": {"w": 0}, "b": {"w": 0, "y": 0}}, 2)
+    JobRunner(moved, manager, rename={"a/x": "b/y"}).run(session)
+    assert blobs_in(session, manager, 2) == {"a": {"w": 3}, "b": {"w": 4, "y": 7}}
+
+
+def test_what_is_missing_is_made_by_its_init_tasks_and_what_they_need(session, manager):
+    JobRunner(job_of({**A20_B30, "old": {"w": 1}}, 2), manager).run(session)
+    calls = []
+    job = job_of({"a": {"w": 0}, "b": {"w": 0}}, 3)
+    with job.init_group:
+        Task(lambda: calls.append("lr") or 0.5, outputs="lr", node="a", workspace_type="private")
+        Task(lambda: calls.append("other"), outputs="other", node="a", workspace_type="private")
+        Task(lambda w, lr: w * lr, inputs=["w", "lr"], outputs="m", node="a", name="make m")
+        Task(lambda m: np.add(m, 100, out=m), updates="m", node="a", name="warm up")
+        Task(lambda w: w + 1, inputs=Blob("w", "b"), outputs="w", node="new", name="copy")
+    with pytest.raises(
+        PlanMismatchError, match=r"lacks blob 'm' of node 'a', node 'new'.*--missing"
+    ):
+        JobRunner(job, manager).plan_resume()
+    runner = JobRunner(job, manager, missing="init")
+    plan = runner.plan_resume()
+    assert plan.makes == ("blob 'm' of node 'a'", "blob 'w' of node 'new'")
+    assert plan.drops == ("node 'old' ('w')",)
+    assert len(plan.rebuilds) == 4
+    runner.run(session)
+    # From the loaded values of what they read.
+    assert blobs_in(session, manager, 2) == {
+        "a": {"w": 22, "m": 111},
+        "b": {"w": 32},
+        "new": {"w": 33},
+    }
+    JobRunner(job, manager).plan_resume()
+
+
+def test_an_init_task_that_would_repeat_an_update_is_refused(session, manager):
+    JobRunner(job_of(A10, 1), manager).run(session)
+    job = job_of(A10, 2)
+    with job.init_group:
+        Task(lambda w: 1, updates="w", outputs="m", node="a", name="both")
+    with pytest.raises(
+        DefinitionError, match=r"'a/both'.*blobs that the checkpoint lacks.*'w' twice"
+    ):
+        JobRunner(job, manager, missing="init").run(session)
+    assert blobs_in(session, manager, 1) == {"a": {"w": 11}}
+
+
+def test_a_node_with_a_uid_is_found_whatever_its_name_is(session, manager):
+    first = {Node("a", uid="u"): {"w": 1}, Node("b"): {"w": 5}}
+    JobRunner(job_of(first, 1), manager).run(session)
+    # "b" is the uid of a node that had none; the new node "a" is another one than the old.
+    then = {Node("x", uid="u"): {"w": 0}, Node("y", uid="b"): {"w": 0}, Node("a"): {"w": 70}}
+    runner = JobRunner(job_of(then, 2), manager, missing="init")
+    assert runner.plan_resume().renames == ("node 'a' as 'x'", "node 'b' as 'y'")
+    runner.run(session)
+    assert blobs_in(session, manager, 2) == {"x": {"w": 3}, "y": {"w": 7}, "a": {"w": 71}}
+    swapped = {Node("y", uid="u"): {"w": 0}, Node("x", uid="b"): {"w": 0}, Node("a"): {"w": 70}}
+    result = JobRunner(job_of(swapped, 3), manager).run(session)
+    assert [report.epoch for report in result.saves] == [3]  # a uid alone costs nothing
+    assert blobs_in(session, manager, 3) == {"y": {"w": 4}, "x": {"w": 8}, "a": {"w": 72}}
+
+
+def test_uids_belong_to_one_node_each():
+    with pytest.raises(DefinitionError, match=r"'a' and 'b' have the same uid, 'a'"):
+        job_of({Node("a"): {"w": 0}, Node("b", uid="a"): {"w": 0}}, 1).compile()
+    job = job_of({Node("a", uid="u"): {"w": 0}}, 1)
+    with job.epoch_group:
+        Task(lambda w: 0, inputs="w", node=Node("a", uid="v"))
+    with pytest.raises(DefinitionError, match=r"'a' has two uids, 'u' and 'v'"):
+        job.compile()
+
+
+def test_a_loss_before_the_next_save_loads_the_new_shape(session, manager):
+    JobRunner(job_of(A20_B30, 1), manager).run(session)
+    job = job_of(
+        {"c": {"w": 0}, "b": {"w": 0, "m": 7}}, 3, fails_at=2, transient_errors=ZeroDivisionError
+    )
+    result = JobRunner(job, manager, rename={"a": "c"}, missing="init").run(session)
+    assert result.restarts > 0
+    assert blobs_in(session, manager, 3) == {"c": {"w": 23}, "b": {"w": 33, "m": 9}}
+
+
+def test_the_former_shape_stays_on_disk_and_pins_stay(session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    JobRunner(job_of(A10, 1), manager).run(session)
+    manager.pin(1, "mine")
+    JobRunner(job_of({"b": {"w": 0}}, 1), manager, rename={"a": "b"}).plan_resume()
+    JobRunner(job_of({"b": {"w": 0}}, 2), manager, rename={"a": "b"}).run(session)
+    assert manager.pins() == {1: ["mine"]}
+    assert (tmp_path / "ckpt" / "a.1" / "w").is_dir()
+    assert manager.open(1).nodes == ("b",)
+
+
+def test_a_failed_start_leaves_the_record_as_it_was(session, manager):
+    JobRunner(job_of(A10, 2), manager).run(session)
+    job = job_of({"b": {"w": 0}, "c": {"w": 0}}, 3)
+    with job.init_group:
+        Task(lambda: 1 / 0, outputs="m", node="c", name="fails")
+    with pytest.raises(TaskFailedError):
+        JobRunner(job, manager, rename={"a": "b"}, missing="init").run(session)
+    assert manager.epochs() == [0, 1, 2]
+    assert blobs_in(session, manager, 2) == {"a": {"w": 12}}
+    assert manager.pins() == {}
+
+
+def test_from_another_directory_and_from_an_older_epoch(session, manager, tmp_path):
+    JobRunner(job_of(A10, 3), manager).run(session)
+    other = MultiNodeCheckpointManager(tmp_path / "other", load_path=manager.path)
+    job, options = job_of({"b": {"w": 0}}, 4), {"rename": {"a": "b"}}
+    JobRunner(job, other, 2, **options).run(session)
+    assert blobs_in(session, other, 4) == {"b": {"w": 14}}
+    JobRunner(job_of({"b": {"w": 0}}, 5), other, **options).run(session)
+    JobRunner(job_of({"b": {"w": 0}}, 5), other, 3, **options).run(session)
+    assert blobs_in(session, other, 5) == {"b": {"w": 15}}
+
+
+def test_a_finished_job_is_not_recorded_again(session, manager):
+    JobRunner(job_of(A10, 1), manager).run(session)
+    result = JobRunner(job_of({"b": {"w": 0}}, 1), manager, rename={"a": "b"}).run(session)
+    assert result.saves == []
+    assert blobs_in(session, manager, 1) == {"a": {"w": 11}}
+
+
+def test_replay_and_partial_loads_know_the_names(session, manager):
+    JobRunner(job_of(A10, 2), manager).run(session)
+    job = job_of({"b": {"v": 0}}, 3)
+    runner = JobRunner(job, manager, rename={"a": "b", "a/w": "b/v"})
+    report = runner.replay(session, 2)
+    assert report.is_equal
+    assert report.num_equal == 1
+    assert runner.load_blobs_from_checkpoints("v", 1, session)
+    assert session.fetch(Node("b")["v"])[0] == 11
+    runner.run(session)
+    assert runner.replay(session, 3).is_equal
+
+
+@pytest.mark.parametrize(
+    ("rename", "match"),
+    [
+        ({"a": "b/w"}, r"nodes to nodes"),
+        ({"*/w": "b/w"}, r"nodes to nodes"),
+        ({"a/w": "a/"}, "is empty"),
+        ({"a": "c", "b": "c"}, r"'a' and 'b' the same name, 'c'"),
+    ],
+)
+def test_renames_that_mean_nothing_are_refused(rename, match, manager):
+    with pytest.raises(DefinitionError, match=match):
+        JobRunner(job_of(A10, 1), manager, rename=rename)
+
+
+@pytest.mark.parametrize(
+    ("rename", "match"),
+    [
+        ({"trainer": "tester"}, r"epoch 1 of .* has neither\. Its nodes are 'a'"),
+        ({"a": "c"}, r"job 'changing' saves no 'c'\. Its nodes are 'b'"),
+        ({"a/x": "b/w"}, "has neither"),
+    ],
+)
+def test_renames_that_do_not_fit_are_refused_before_anything_runs(session, manager, rename, match):
+    JobRunner(job_of(A10, 1), manager).run(session)
+    with pytest.raises(PlanMismatchError, match=match):
+        JobRunner(job_of({"b": {"w": 0}}, 2), manager, rename=rename).plan_resume()
+
+
+# ---- shared blobs and objects
+
+
+class Counter:
+    def __init__(self):
+        self.n = 0
+
+    def state_dict(self):
+        return {"n": self.n}
+
+    def load_state_dict(self, state):
+        self.n = state["n"]
+
+
+def bump(counter):
+    counter.n += 1
+
+
+def shared(nodes, epochs, part="u", replica="r", counter="c"):
+    with Job("shared") as job:
+        for i, node in enumerate(nodes):
+            with job.init_group:
+                Task(
+                    lambda i: np.full(6, i),
+                    outputs=Blob(part, partition=0),
+                    kwargs={"i": i},
+                    node=node,
+                )
+                Task(lambda: np.arange(3), outputs=Blob(replica, replicated=True), node=node)
+                Task(Counter, outputs=counter, node=node)
+            Task(bump, updates=counter, node=node)
+        epoch_limiter(job, epochs)
+    return job
+
+
+def test_shared_blobs_and_objects_are_renamed_too(session, manager):
+    JobRunner(shared("ab", 2), manager).run(session)
+    runner = JobRunner(
+        shared("xb", 3, "part", "replica", "counter"),
+        manager,
+        rename={"a": "x", "*/u": "*/part", "*/r": "*/replica", "*/c": "*/counter"},
+    )
+    assert (plan := runner.plan_resume()).drops == ()
+    assert plan.makes == ()
+    runner.run(session)
+    checkpoint = manager.open(3)
+    assert [checkpoint[n].load("part").tolist() for n in "xb"] == [[0] * 6, [1] * 6]
+    assert [checkpoint[n].load("replica").tolist() for n in "xb"] == [[0, 1, 2]] * 2
+    assert [checkpoint[n]["counter"]["n"] for n in "xb"] == [3, 3]
+    # More nodes: parts are cut anew, independent state of new nodes is made anew.
+    wider = shared("xbc", 4, "part", "replica", "counter")
+    JobRunner(wider, manager, missing="init").run(session)
+    checkpoint = manager.open(4)
+    assert [checkpoint[n].load("part").tolist() for n in "xbc"] == [[0] * 4, [0, 0, 1, 1], [1] * 4]
+    assert [checkpoint[n]["counter"]["n"] for n in "xbc"] == [4, 4, 1]
+    fewer = shared("b", 5, "part", "replica", "counter")
+    runner = JobRunner(fewer, manager)
+    assert runner.plan_resume().drops == (
+        "blob 'counter' of node 'x'",
+        "blob 'counter' of node 'c'",
+    )
+    runner.run(session)
+    assert manager.open(5)["b"].load("part").tolist() == [0] * 6 + [1] * 6
+
+
+# ---- migrate
+
+
+def test_migrate_makes_blobs_of_an_older_checkpoint_once(session, manager):
+    JobRunner(job_of({"a": {"w": 1, "x": 5}}, 2), manager).run(session)
+    calls = []
+
+    def split(checkpoint):
+        calls.append(checkpoint.epoch)
+        w = checkpoint["a"].load("w")
+        return {"a": {"w": w * 10}, "b": {"w": w, "lazy": checkpoint["a"]["x"]}}
+
+    new = {"a": {"w": 0, "x": 0}, "b": {"w": 0, "lazy": 0, "n": 7}}
+    options = {"migrate": split, "missing": "init"}
+    runner = JobRunner(job_of(new, 3), manager, **options)
+    plan = runner.plan_resume()
+    assert plan.migrates == split.__qualname__
+    assert calls == []
+    runner.run(session)
+    found = {"a": {"w": 31, "x": 8}, "b": {"w": 4, "lazy": 8, "n": 8}}
+    assert blobs_in(session, manager, 3) == found
+    for again in (options, {}):
+        runner = JobRunner(job_of(new, 3), manager, 2, **again)
+        assert runner.plan_resume().migrates == ""
+        runner.run(session)
+        assert blobs_in(session, manager, 3) == found
+    assert calls == [2]
+
+
+def test_migrate_makes_the_state_of_an_object(session, manager):
+    JobRunner(shared("a", 2), manager).run(session)
+
+    def hundred(checkpoint):
+        return {"a": {"c": {"n": checkpoint["a"]["c"]["n"] + 100}}}
+
+    JobRunner(shared("a", 3), manager, migrate=hundred).run(session)
+    assert manager.open(3)["a"]["c"] == {"n": 103}
+
+
+def returns(value):
+    return lambda checkpoint: value
+
+
+@pytest.mark.parametrize(
+    ("migrate", "match"),
+    [
+        (returns(3), "found a int"),
+        (returns({"a": 3}), "for node 'a' a int"),
+        (returns({"c": {"w": 3}}), "blob 'w' of node 'c'.*nodes among 'a'"),
+        (returns({"a": {"v": 3}}), "blob 'v' of node 'a'.*blobs among 'm', 'w'"),
+        (lambda checkpoint: 1 / 0, "it raised ZeroDivisionError"),
+        (returns({}), "lacks blob 'm' of node 'a'"),
+    ],
+)
+def test_what_migrate_returns_is_checked(session, tmp_path, migrate, match):
+    manager = MultiNodeCheckpointManager(tmp_path)
+    JobRunner(job_of(A10, 1), manager).run(session)
+    job = job_of({"a": {"w": 0, "m": 1}}, 2)
+    with pytest.raises(PlanMismatchError, match=match):
+        JobRunner(job, manager, migrate=migrate).run(session)
+    assert blobs_in(session, manager, 1) == {"a": {"w": 11}}
+
+
+def test_what_cannot_be_saved_is_refused_and_the_record_stays(session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path)
+    JobRunner(job_of(A10, 1), manager).run(session)
+    with pytest.raises((DefinitionError, CheckpointError)):
+        JobRunner(job_of(A10, 2), manager, migrate=returns({"a": {"w": object()}})).run(session)
+    assert manager.pins() == {}
+    assert blobs_in(session, manager, 1) == {"a": {"w": 11}}
