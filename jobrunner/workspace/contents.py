@@ -52,7 +52,7 @@ class Form(Enum):
     FLAT = "only the value itself: its `copy()` is enough"
     TREE = "only lists, dicts, tuples and some sets, of numbers and strings, in any container"
     PLAIN = "only built-in containers"
-    OTHER = "arrays, tensors or objects too"
+    OTHER = "arrays, tensors or objects too, or itself an array"
 
 
 @dataclass(slots=True, eq=False)
@@ -132,11 +132,11 @@ def survey(value: Any) -> Contents:
             num_sets += len(alike) if kind is set else 0
             level[kind] = alike
     top, kinds = type(value), contents.kinds - IMMUTABLE
-    if all(map(is_fixed, kinds)):
+    if issubclass(top, np.ndarray):
+        contents.form = Form.OTHER
+    elif all(map(is_fixed, kinds)):
         if is_fixed(top):
             contents.form = Form.CONSTANT
-        elif issubclass(top, np.ndarray):
-            contents.form = Form.OTHER
     elif _is_tree(value, contents.kinds) and 2 * num_sets <= len(contents.parts):
         contents.form = Form.TREE
     elif np.ndarray not in kinds and all(map(is_plain, kinds)):

@@ -119,6 +119,28 @@ def test_containers_that_two_updated_blobs_hold_come_apart(play: Any) -> None:
     assert found["h"]["ordered"]["n"] is found["h"]["d"]["n"]
 
 
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_read_only_array_of_objects_becomes_one_that_tasks_update(
+    inproc_session: Session, kind: type
+) -> None:
+    def make() -> np.ndarray:
+        array = np.empty(2, dtype=object)
+        array[1] = kind((1, 2))  # which only the array refers to
+        array.flags.writeable = False
+        return array[...]
+
+    def step(x: np.ndarray) -> None:
+        x[0] = current_task().epoch
+
+    with Job("objects") as job, Node("a") as a:
+        with job.init_group:
+            Task(make, outputs="x")
+        Task(step, updates="x")
+        epoch_limiter(job, 2)
+    JobRunner(job).run(inproc_session)
+    assert list(inproc_session.fetch(a["x"])) == [2, kind((1, 2))]
+
+
 def test_what_occurs_twice_in_a_blob_is_one_object_everywhere(play: Any) -> None:
     def make() -> Any:
         x, items = np.zeros(2), [0]
