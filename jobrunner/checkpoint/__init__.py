@@ -1,5 +1,6 @@
 """Managers, which save and load epochs; policies: when to save, which epochs to keep."""
 
+from jobrunner.checkpoint.commits import read_receipts
 from jobrunner.checkpoint.encoding import (
     REGISTERED_CODECS,
     Codec,

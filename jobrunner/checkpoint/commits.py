@@ -11,6 +11,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+from msgspec import structs
+
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes, refuse_classes
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.loader import REPLICATED
@@ -271,6 +274,33 @@ def writing(path: str, what: str) -> Iterator[None]:
             f"{path}: {what}: {type(error).__name__}: {error}. Earlier epochs are still "
             f"recorded. Repair the storage and run again."
         ) from error
+
+
+def read_receipts(
+    replies: Mapping[str, Any], save: Save, placement: Mapping[str, str]
+) -> dict[str, Receipt]:
+    """The receipts by node, from the replies by worker.
+
+    Each worker gives those of its own nodes, as `placement` says, for the stores claimed.
+    """
+    found: dict[str, Receipt] = {}
+    for address, reply in replies.items():
+        try:
+            fields = {node: structs.asdict(receipt) for node, receipt in reply.items()}
+            receipts = msgspec.convert(fields, dict[str, Receipt])
+            for node, receipt in receipts.items():
+                if placement.get(node) != address:
+                    raise ValueError(f"node {node!r:.80} is not on that worker")
+                if receipt.store != save.stores.get(node):
+                    raise ValueError(f"store {receipt.store!r:.80} is not that of {node!r}")
+        except (AttributeError, TypeError, ValueError) as error:
+            raise CheckpointWriteError(
+                f"Epoch {save.epoch} cannot be recorded: worker {address} returned receipts that "
+                f"do not fit: {error}. Check that the same version of jobrunner runs there, and "
+                f"who can reach the cluster."
+            ) from error
+        found.update(receipts)
+    return found
 
 
 def _check_replicas(save: Save, receipts: Mapping[str, Receipt]) -> None:

@@ -160,7 +160,7 @@ class Binding:
         batch = details.get("epoch_batch", {"epochs": 1, "steps_per_epoch": 1})
         if not addresses:
             for i in range(batch["epochs"]):
-                yield (epoch or 0) + i, GroupResult(0.0, (), {})
+                yield (epoch or 0) + i, GroupResult(0.0, ())
             return
         started = time.perf_counter()
         recorded, self.recorded = self.recorded, ""  # other threads set it, too

@@ -32,6 +32,22 @@ from jobrunner.define.array_options import (
 from jobrunner.define.group import TaskGroup
 from jobrunner.define.job_functions import is_job_function, job, read_parameters
 from jobrunner.define.jobs import Job, epoch_limiter
+from jobrunner.define.metrics import (
+    MOST_ARRAYS_BYTES,
+    ArrayEntry,
+    Image,
+    Max,
+    Mean,
+    Metric,
+    MetricEntry,
+    Min,
+    Reported,
+    Sum,
+    Total,
+    Totals,
+    merge_reports,
+    pack_array,
+)
 from jobrunner.define.node import Blob, Node, WorkspaceType, as_node
 from jobrunner.define.orphans import check_orphans, forget_orphan
 from jobrunner.define.task import Task, TaskOutput

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from jobrunner.compile import Plan
+from jobrunner.define import Reported
 from jobrunner.run.losses import Losses
 from jobrunner.run.result import RunResult, SaveReport
 from jobrunner.worker import GroupResult
@@ -25,7 +27,8 @@ class State:
     fired: tuple[str, ...] = ()  # stop conditions that were true when `epoch` ended
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)  # by epoch
     saves: list[SaveReport] = field(default_factory=list)  # successful or not
-    epoch_seconds: float = float("inf")  # the last epoch's
+    reported: Reported = field(default_factory=Reported)  # in the `steps_done`
+    epoch_seconds: float = float("inf")  # the last epoch's; infinite if it reported arrays
     num_steps: int = 0  # the last epoch's, if it was not run in a batch
     under_way: range = range(0)  # the epochs that workers run now; empty: nodes are placed
     is_careful: bool = False  # workers run one task at a time and report it before it begins
@@ -45,6 +48,21 @@ class State:
         """Note the epochs that the workers run next."""
         self.under_way = epochs
         self.is_careful = bool(epochs) and self.needs_care(epochs.start)
+
+    def end(self, epoch: int, result: GroupResult) -> None:
+        """Note that an epoch has ended."""
+        self.epoch, self.fired = epoch, result.stopped
+        # A batch of epochs would keep all arrays on the workers until its end.
+        self.epoch_seconds = math.inf if result.reported.arrays else result.seconds
+        self.metrics[epoch] = dict(result.metrics)
+
+    def note_save(self, report: SaveReport, step: int | None) -> None:
+        """Note a save of an epoch, or of its first `step` steps."""
+        self.saves.append(report)
+        if report.error is None:
+            if self.losses.in_a_row:
+                self.losses = self.losses.after_record()
+            self.recorded = None if step else report.epoch
 
     def needs_care(self, epoch: int) -> bool:
         """Whether to run an epoch one task at a time; see `Losses.careful_epochs`."""
@@ -66,6 +84,8 @@ class State:
             "stopped_by": [] if step else list(self.fired),
             "metrics": dict(metrics),
         }
+        if step and self.reported.totals:
+            details["totals"] = self.reported.totals
         return {**details, "callbacks": callbacks} if callbacks else details
 
     def result(self, limit: int | None) -> RunResult:
@@ -119,11 +139,13 @@ def each_step(
         if has_ended and "epoch_end" in plan.groups:
             last = run("epoch_end", step)
             stopped = (*result.stopped, *last.stopped)
-            result = replace(
-                last,
+            reported = Reported()
+            reported.add(result.reported)
+            reported.add(last.reported)
+            result = GroupResult(
                 seconds=result.seconds + last.seconds,
                 stopped=tuple(name for name in plan.stops if name in stopped),
-                metrics={**result.metrics, **last.metrics},
+                reported=reported,
             )
         elif has_ended and plan.steps_per_epoch is None:
             stopped = tuple(name for name in plan.stops if name in result.stopped)

@@ -17,7 +17,7 @@ from jobrunner.checkpoint import (
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import GroupPlan, Plan, compile_resume, planned_nodes
 from jobrunner.config import get_number
-from jobrunner.define import Blob, Job, TaskGroup
+from jobrunner.define import Blob, Job, Reported, TaskGroup, Total
 from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
@@ -199,6 +199,16 @@ def rebuild(
     if not waiting and not found.made:
         return plan.groups["resume"], waiting
     return compile_resume(job, plan, waiting, missing=found.made), waiting
+
+
+def reported_in(record: Mapping[str, Any]) -> Reported:
+    """What tasks had reported in the recorded epoch, or in its steps so far."""
+    details = record["details"]
+    totals = {
+        name: {node: Total(*total) for node, total in nodes.items()}
+        for name, nodes in details.get("totals", {}).items()
+    }
+    return Reported(dict(details.get("metrics", {})), totals)
 
 
 def recorded_stops(plan: Plan, record: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan
 from jobrunner.config import get_number
+from jobrunner.define import Reported
 from jobrunner.errors import (
     NodeLostError,
     PlacementError,
@@ -19,7 +20,14 @@ from jobrunner.errors import (
 )
 from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import State, Step, each_step, next_step
-from jobrunner.run.load import finish_load, load_newest, record_anew, recorded_stops, steps_done
+from jobrunner.run.load import (
+    finish_load,
+    load_newest,
+    record_anew,
+    recorded_stops,
+    reported_in,
+    steps_done,
+)
 from jobrunner.run.losses import Loss, Losses, is_transient
 from jobrunner.run.recovery import count_loss
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport
@@ -165,14 +173,12 @@ class Run:
         epoch, record, loaded = found
         finish_load(self.binding, loaded, self._run_group)
         state = self.state
-        metrics = record["details"].get("metrics", {})
+        state.reported = reported_in(record)
         state.fired, state.steps_done = recorded_stops(plan, record), steps_done(plan, record)
-        if state.steps_done:
-            state.metrics[epoch] = dict(metrics)
         self.callbacks.load_states(record["details"].get("callbacks", {}))
         self.callbacks.notify("on_load", epoch, state.steps_done, time.monotonic() - started)
         self.lineage = runner.adaptation.lineage(plan, record["details"])
-        save = partial(self._save, epoch, metrics, state.steps_done or None)
+        save = partial(self._save, epoch, state.reported.metrics, state.steps_done or None)
         if is_own:
             self.saver.set_aside(damaged)
             self.saver.rewind(epoch, f"resumed from epoch {epoch}")
@@ -232,8 +238,7 @@ class Run:
         state.begin(range(epoch, epoch + 1))
         state.recorded = None
         first_step, state.steps_done = state.steps_done, 0
-        # An epoch resumed in the middle already has metrics.
-        metrics = state.metrics.pop(epoch, {}) if first_step else {}
+        reported = state.reported = state.reported if first_step else Reported()
         self.callbacks.notify("on_epoch_start", epoch)
 
         def run(group: str, step: int) -> GroupResult:
@@ -249,24 +254,25 @@ class Run:
                 is_careful=state.is_careful,
             )
             if is_step:
-                self.callbacks.notify("on_step", epoch, step + 1, outcome.seconds, outcome.metrics)
+                told = outcome.reported.everything
+                self.callbacks.notify("on_step", epoch, step + 1, outcome.seconds, told)
             else:
                 self.callbacks.notify("on_group", group, epoch, outcome.seconds)
             return outcome
 
         for done, outcome, has_ended in each_step(self.plan, first_step, run):
-            metrics.update(outcome.metrics)
+            reported.add(outcome.reported)
             if not has_ended:
                 stops = bool(self.runner.stop_reason) and self.saver.can_save
                 if stops or self.saver.is_due(epoch, done):
-                    self._save(epoch, metrics, done)
+                    self._save(epoch, reported.metrics, done)
                 if stops:
                     self.saver.wait()
                     why = f"step {done} of epoch {epoch} has ended"
                     raise self.resumption.stopped(epoch - 1, why)
         state.num_steps = done
         seconds = time.monotonic() - started
-        self._note_end(epoch, replace(outcome, seconds=seconds, metrics=metrics))
+        self._note_end(epoch, replace(outcome, seconds=seconds, reported=reported))
         self._save_if_due()
 
     def _note_whole(self, epoch: int, result: GroupResult) -> None:
@@ -275,10 +281,8 @@ class Run:
         self._note_end(epoch, result)
 
     def _note_end(self, epoch: int, result: GroupResult) -> None:
-        state = self.state
-        state.epoch, state.fired, state.epoch_seconds = epoch, result.stopped, result.seconds
-        state.metrics[epoch] = dict(result.metrics)
-        self.callbacks.notify("on_epoch", epoch, result.seconds, result.metrics)
+        self.state.end(epoch, result)
+        self.callbacks.notify("on_epoch", epoch, result.seconds, result.reported.everything)
         self._ask_callbacks()
 
     def _ask_callbacks(self) -> None:
@@ -369,12 +373,7 @@ class Run:
         self.saver.save(epoch, {**details, **self.lineage}, step)
 
     def _saved(self, report: SaveReport, step: int | None) -> None:
-        state = self.state
-        state.saves.append(report)
-        if report.error is None:
-            if state.losses.in_a_row:
-                state.losses = state.losses.after_record()
-            state.recorded = None if step else report.epoch
+        self.state.note_save(report, step)
         self.callbacks.notify("on_save", report)
 
     def _bind(self, *, stays: bool = False) -> None:

@@ -13,9 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-import msgspec
-from msgspec import structs
-
 from jobrunner.checkpoint import (
     PARTITIONS,
     Moment,
@@ -23,6 +20,7 @@ from jobrunner.checkpoint import (
     Receipt,
     Save,
     epochs_until,
+    read_receipts,
 )
 from jobrunner.cluster import Binding
 from jobrunner.compile import Plan, describe, find_classes
@@ -336,34 +334,13 @@ class Saver:
         """Let the workers write, and record the epoch. Runs in any thread."""
         with self._abandons(order):
             replies = self._apply(write, f"the save of epoch {order.epoch}", "save")
-            receipts = self._read_receipts(replies, order)
+            receipts = read_receipts(replies, order, self._binding.placement)
             self._manager.commits.commit(order, receipts, details)
             self._binding.recorded = order.memory_key
         return {
             node: NodeSave(receipt.seconds, receipt.nbytes - receipt.linked_bytes)
             for node, receipt in receipts.items()
         }
-
-    def _read_receipts(self, replies: Mapping[str, Any], order: Save) -> dict[str, Receipt]:
-        """The receipts by node: each worker gives those of its own nodes, for the stores claimed."""
-        found: dict[str, Receipt] = {}
-        for address, reply in replies.items():
-            try:
-                fields = {node: structs.asdict(receipt) for node, receipt in reply.items()}
-                receipts = msgspec.convert(fields, dict[str, Receipt])
-                for node, receipt in receipts.items():
-                    if self._binding.placement.get(node) != address:
-                        raise ValueError(f"node {node!r:.80} is not on that worker")
-                    if receipt.store != order.stores.get(node):
-                        raise ValueError(f"store {receipt.store!r:.80} is not that of {node!r}")
-            except (AttributeError, TypeError, ValueError) as error:
-                raise CheckpointWriteError(
-                    f"Epoch {order.epoch} cannot be recorded: worker {address} returned receipts "
-                    f"that do not fit: {error}. Check that the same version of jobrunner runs "
-                    f"there, and who can reach the cluster."
-                ) from error
-            found.update(receipts)
-        return found
 
     def _apply(self, fn: Callable[..., Any], what: str, channel: str = "apply") -> dict[str, Any]:
         """Call `fn` on all workers with a deadline, because storage may hang without an error."""

@@ -8,16 +8,16 @@ the slowest worker. All workers run what was granted, so all end after the same 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Literal, NamedTuple, TypedDict
+from typing import Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 
+from jobrunner.define import ArrayEntry, Metric, MetricEntry, Reported, merge_reports
 from jobrunner.errors import ExecutionError
 from jobrunner.worker.calls import Number, Seconds
-from jobrunner.worker.task_context import Metric, MetricEntry
 
 AHEAD_SECONDS = 0.01
 LEAST_AHEAD_RUNS, MOST_AHEAD_RUNS = 8, 32
@@ -36,6 +36,7 @@ class EndedRun(TypedDict):
     stopped: list[str]  # the stop conditions that were true
     metrics: str  # JSON text
     seconds: Seconds  # since the previous run ended or the batch began
+    arrays: NotRequired[list[ArrayEntry]]
 
 
 class BatchOptions(TypedDict, total=False):
@@ -95,10 +96,17 @@ class EpochBatch:
         epochs, step = divmod(self.step + len(self.ended), self.steps_per_epoch)
         return self.epoch + epochs, step
 
-    def end_run(self, stopped: list[str], metrics: str) -> None:
+    def end_run(self, stopped: list[str], metrics: str, arrays: Sequence[ArrayEntry] = ()) -> None:
         """Record the end of a run."""
         now = self.clock()
-        self.ended.append({"stopped": stopped, "metrics": metrics, "seconds": now - self._last_end})
+        ended: EndedRun = {
+            "stopped": stopped,
+            "metrics": metrics,
+            "seconds": now - self._last_end,
+        }
+        if arrays:
+            ended["arrays"] = list(arrays)
+        self.ended.append(ended)
         self._last_end = now
 
     def hear_report(self, follower: str, runs: int) -> None:
@@ -163,49 +171,37 @@ class UnderWay(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """The result of a group's run on all workers.
-
-    If several nodes report a metric, `metrics` has the value that is last in order of definition
-    under its name, and each node's under ``"node/name"``.
-    """
+    """The result of a group's run on all workers."""
 
     seconds: float  # that the client waited; for an epoch of a batch, those of the slowest worker
     stopped: tuple[str, ...]  # names of the true stop conditions, in order of definition
-    metrics: dict[str, Metric]
+    reported: Reported = field(default_factory=Reported)
 
-
-def merge_metrics(entries: Iterable[MetricEntry]) -> dict[str, Metric]:
-    """Merge the metrics that all workers sent: see `GroupResult`."""
-    by_name: dict[str, list[MetricEntry]] = {}
-    for entry in entries:
-        by_name.setdefault(entry.name, []).append(entry)
-    merged: dict[str, Metric] = {}
-    for name, found in by_name.items():
-        found.sort(key=lambda entry: (entry.order, entry.instance, entry.node))
-        merged[name] = found[-1].value
-    for name, found in by_name.items():
-        if len(found) > 1:
-            merged.update({f"{entry.node}/{name}": entry.value for entry in found})
-    return merged
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics that tasks reported."""
+        return self.reported.metrics
 
 
 def merge_runs(
     by_worker: Mapping[str, Sequence[EndedRun]], conditions: Sequence[str]
 ) -> GroupResult:
     """Merge one epoch's runs, in order by worker; `conditions` are all the group's."""
-    metrics: dict[str, Metric] = {}
+    reported = Reported()
     for runs in zip(*by_worker.values(), strict=True):
-        texts = [
-            (address, run["metrics"])
-            for address, run in zip(by_worker, runs, strict=True)
-            if run["metrics"]
-        ]
-        metrics.update(merge_metrics(entry for text in texts for entry in _read_metrics(*text)))
+        entries: list[MetricEntry] = []
+        arrays: list[ArrayEntry] = []
+        for address, run in zip(by_worker, runs, strict=True):
+            if run["metrics"]:
+                entries += _read_metrics(address, run["metrics"])
+            arrays += run.get("arrays", ())
+        if entries or arrays:
+            reported.add(merge_reports(entries, arrays))
     fired = {name for runs in by_worker.values() for name in runs[-1]["stopped"]}
     return GroupResult(
         seconds=max(sum(run["seconds"] for run in runs) for runs in by_worker.values()),
         stopped=tuple(name for name in conditions if name in fired),
-        metrics=metrics,
+        reported=reported,
     )
 
 

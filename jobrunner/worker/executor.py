@@ -22,7 +22,7 @@ from jobrunner.texts import get_logger
 from jobrunner.worker.call import Send, finish, gather, hand_over, set_up
 from jobrunner.worker.outcome import Outcome, describe_failure, is_true
 from jobrunner.worker.program import InputMissing, Program, Step
-from jobrunner.worker.task_context import FRAME, CurrentTask, Metric, MetricEntry
+from jobrunner.worker.task_context import FRAME, CurrentTask, Reports
 from jobrunner.workspace import IMMUTABLE, WorkspaceView, view
 
 logger = get_logger(__name__)
@@ -73,7 +73,7 @@ class GroupRun:
         self._report_locks = {
             step.position: threading.Lock() for step in program.steps if step.report is not None
         }
-        self._metrics: dict[tuple[str, str], MetricEntry] = {}
+        self._reports: Reports | None = None  # what tasks have reported
         self._make_current = self._make_task  # bound once, not at every call
 
     # ---- called on the timer's thread
@@ -345,7 +345,8 @@ class GroupRun:
             workspace.private.clear()
         program.arrived.clear()
         program.results.clear()
-        outcome.metrics = list(self._metrics.values())
+        if self._reports is not None:
+            outcome.metrics, outcome.arrays = self._reports.entries()
         if not self._end(outcome):
             self.drained()
 
@@ -374,13 +375,11 @@ class GroupRun:
     def _make_task(self, step: Step, instance: int) -> CurrentTask:
         node = step.workspace.node
 
-        def record(metrics: Mapping[str, Metric]) -> None:
+        def record(values: Mapping[str, Any]) -> None:
             with self._lock:
-                for name, value in metrics.items():
-                    found = self._metrics.get((name, node))
-                    if found is None or (found.order, found.instance) <= (step.index, instance):
-                        entry = MetricEntry(name, node, step.index, instance, value)
-                        self._metrics[name, node] = entry
+                if self._reports is None:
+                    self._reports = Reports()
+                self._reports.add(values, node, step.name, step.index, instance)
 
         blobs = WorkspaceView(step.workspace)
         return self.current_task(node, step.name, instance, blobs, record, lambda: self._is_over)

@@ -284,7 +284,7 @@ class GroupRuns:
         if outcome.status == "done":
             self._drained.set()
             metrics = json.dumps(outcome.metrics) if outcome.metrics else ""
-            batch.end_run(outcome.stopped, metrics)
+            batch.end_run(outcome.stopped, metrics, outcome.arrays)
             done = batch.report()
             if done is not None:
                 self._note(REPORT, [batch.lead], f"{done} {self._context.address}")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import cloudpickle
 import numpy as np
 
+from jobrunner.define import ArrayEntry, MetricEntry
 from jobrunner.errors import (
     CheckpointError,
     DefinitionError,
@@ -19,7 +20,6 @@ from jobrunner.errors import (
     JobRunnerError,
 )
 from jobrunner.texts import get_logger, shorten
-from jobrunner.worker.task_context import MetricEntry
 from jobrunner.workspace import NotPicklableError
 
 logger = get_logger(__name__)
@@ -58,6 +58,7 @@ class Outcome:
     reason: str = ""  # why it was aborted
     stopped: list[str] = field(default_factory=list)  # the stop conditions that are true
     metrics: list[MetricEntry] = field(default_factory=list)
+    arrays: list[ArrayEntry] = field(default_factory=list)
 
 
 def describe_failure(

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from jobrunner.errors import ExecutionError
+from jobrunner.define import (
+    MOST_ARRAYS_BYTES,
+    ArrayEntry,
+    Image,
+    Max,
+    Mean,
+    Metric,
+    MetricEntry,
+    Min,
+    Sum,
+    Total,
+    pack_array,
+)
+from jobrunner.errors import DefinitionError, ExecutionError
 from jobrunner.workspace import WorkspaceView
-
-Metric = bool | int | float | str
-
-
-class MetricEntry(NamedTuple):
-    """A reported metric."""
-
-    name: str
-    node: str
-    order: int  # the task's place in the order of definition
-    instance: int
-    value: Metric
 
 
 @dataclass(repr=False, eq=False)
@@ -47,7 +48,7 @@ class CurrentTask:
     name: str
     instance: int
     workspace: WorkspaceView
-    _record: Callable[[dict[str, Metric]], None]
+    _record: Callable[[dict[str, Any]], None]
     _is_over: Callable[[], bool] = lambda: False
 
     @cached_property
@@ -68,35 +69,114 @@ class CurrentTask:
         """
         return self._is_over()
 
-    def report(self, **metrics: Metric) -> None:
+    def report(self, **metrics: Metric | Mean | Sum | Min | Max | np.ndarray | Image) -> None:
         """Add to the epoch's metrics. Of several values, the last in order of definition counts.
 
         Parameters
         ----------
-        **metrics : bool, int, float, str, or NumPy scalars of these
+        **metrics
+            A number, bool or str, or a NumPy scalar of these. `Mean`, `Sum`, `Min` or `Max` of a
+            number combines it with what other tasks report under the name. An `Image`, or an array
+            of numbers, goes to callbacks only and is not recorded; it has at most 4 MiB, and all
+            those of a worker's tasks in one run of the group 16 MiB.
 
         Raises
         ------
         TypeError
             A metric is of another type.
+        ValueError
+            An array or image is too large, or of another dtype.
         """
         self._record({key: self._plain(key, value) for key, value in metrics.items()})
 
-    def _plain(self, key: str, value: object) -> Metric:
+    def _plain(self, key: str, value: object) -> object:
         plain = value.item() if isinstance(value, np.generic) else value
         for kind in (bool, int, float, str):
             if isinstance(plain, kind):
                 return kind(plain)
-        shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
+        if isinstance(value, Mean | Sum | Min | Max):
+            return value
+        if isinstance(value, np.ndarray | Image):
+            try:
+                return pack_array(value)
+            except ValueError as error:
+                raise ValueError(
+                    f"Task {self.node}/{self.name} reports {key!r}, which cannot be sent to "
+                    f"callbacks: {error}."
+                ) from None
         raise TypeError(
-            f"Task {self.node}/{self.name} reports {key!r} as {type(value).__qualname__}{shape}; "
-            f"a metric must be a number, a bool, a str or a NumPy scalar. Convert it, as in "
-            f"report({key}=float(x))."
+            f"Task {self.node}/{self.name} reports {key!r} as {type(value).__qualname__}; a metric "
+            f"must be a number, a bool, a str or a NumPy scalar, Mean, Sum, Min or Max of a number, "
+            f"an array or an Image. Convert it, as in report({key}=float(x))."
         )
 
     def __repr__(self) -> str:
         where = f"{self.node}/{self.name}"
         return f"<CurrentTask {where!r} of {self.group!r}, epoch {self.epoch}, step {self.step}>"
+
+
+class Reports:
+    """What the tasks of one worker report in one run of a group. Not safe in several threads."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str], MetricEntry | ArrayEntry] = {}
+        self._combined: dict[tuple[str, str, int, int], MetricEntry] = {}
+        self._nbytes = 0  # of arrays
+
+    def add(
+        self, values: Mapping[str, Any], node: str, task: str, order: int, instance: int
+    ) -> None:
+        """Add what `CurrentTask.report` got, checked; see `MetricEntry` for `order`."""
+        for name, value in values.items():
+            if isinstance(value, Mean | Sum | Min | Max):
+                self._combine(value, name, node, task, order, instance)
+                continue
+            found = self._last.get((name, node))
+            if found is not None and (found.order, found.instance) > (order, instance):
+                continue
+            if isinstance(value, tuple):
+                entry: MetricEntry | ArrayEntry = ArrayEntry(name, node, order, instance, *value)
+            else:
+                entry = MetricEntry(name, node, order, instance, value)
+            self._nbytes += _nbytes(entry) - _nbytes(found)
+            if self._nbytes > MOST_ARRAYS_BYTES:
+                raise ValueError(
+                    f"Task {node}/{task} reports {name!r}: the arrays and images that tasks on "
+                    f"this worker report in one run of their group have {self._nbytes} bytes, and "
+                    f"at most {MOST_ARRAYS_BYTES} are sent. Report fewer."
+                )
+            self._last[name, node] = entry
+
+    def entries(self) -> tuple[list[MetricEntry], list[ArrayEntry]]:
+        """The metrics, and the arrays and images."""
+        last = self._last.values()
+        metrics = [entry for entry in last if isinstance(entry, MetricEntry)]
+        arrays = [entry for entry in last if isinstance(entry, ArrayEntry)]
+        return [*metrics, *self._combined.values()], arrays
+
+    def _combine(
+        self,
+        value: Mean | Sum | Min | Max,
+        name: str,
+        node: str,
+        task: str,
+        order: int,
+        instance: int,
+    ) -> None:
+        key, total = (name, node, order, instance), Total.of(value)
+        found = self._combined.get(key)
+        if found is not None:
+            if (found.how, found.over) != (total.how, value.over):
+                raise DefinitionError(
+                    f"Task {node}/{task} reports {name!r} in different ways. Report it in one way."
+                )
+            total = found.total & total
+        entry = MetricEntry(*key, total.value, total.how, total.weight, value.over)
+        self._combined[key] = entry
+
+
+def _nbytes(entry: MetricEntry | ArrayEntry | None) -> int:
+    return len(entry.data) if isinstance(entry, ArrayEntry) else 0
 
 
 # Set at each call of a task's function, so it is cheap: a list `[make, step, instance, None]`.

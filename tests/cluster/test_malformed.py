@@ -18,11 +18,11 @@ from jobrunner import (
     TaskGroup,
     WorkspaceType,
 )
+from jobrunner.checkpoint import read_receipts
 from jobrunner.checkpoint.store.writer import Receipt
 from jobrunner.cluster.binding import check_runs, read_value
 from jobrunner.cluster.messages import read_reply
 from jobrunner.cluster.scheduler import SchedulerLink
-from jobrunner.run.saver import Saver
 from jobrunner.worker.epoch_batch import merge_runs
 from jobrunner.worker.plugin import LEASE_PREFIX, OPERATION
 from tests.sampling import sampled
@@ -216,11 +216,10 @@ RECEIPT = Receipt("000001-a", "0" * 64, 1, 0.1)
     ],
 )
 def test_a_receipt_that_does_not_fit_is_not_recorded(reply):
-    saver = SimpleNamespace(_binding=SimpleNamespace(placement=PLACEMENT))
     order = SimpleNamespace(epoch=1, stores={"a": "000001-a", "b": "000001-b"})
-    assert Saver._read_receipts(saver, {HERE: {"a": RECEIPT}}, order) == {"a": RECEIPT}
+    assert read_receipts({HERE: {"a": RECEIPT}}, order, PLACEMENT) == {"a": RECEIPT}
     with pytest.raises(CheckpointWriteError, match=HERE):
-        Saver._read_receipts(saver, {HERE: reply}, order)
+        read_receipts({HERE: reply}, order, PLACEMENT)
 
 
 def forge(forged, lied_to, dask_worker):

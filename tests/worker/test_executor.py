@@ -24,10 +24,10 @@ from jobrunner.compile.plan import (
     UpdateArgument,
 )
 from jobrunner.define.group import TaskGroup
+from jobrunner.define.metrics import merge_reports
 from jobrunner.define.node import Node, WorkspaceType
 from jobrunner.define.task import Task
 from jobrunner.errors import BlobNotFoundError, DefinitionError
-from jobrunner.worker.epoch_batch import merge_metrics
 from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.program import Program
 from jobrunner.worker.task_context import CurrentTask, current_task
@@ -757,7 +757,7 @@ def test_the_metric_of_the_task_defined_last_counts(bench):
         reports={"b": [Report("r", lambda: current_task().report(late=True), 500)]},
     )
     outcome = bench(plan).run()
-    assert merge_metrics(outcome.metrics) == {
+    assert merge_reports(outcome.metrics).metrics == {
         "loss": 3,
         "a/loss": 3,
         "b/loss": 2,
@@ -776,7 +776,7 @@ def test_the_metric_of_the_last_instance_counts(bench):
         barrier.wait(10)
 
     outcome = bench(group({"a": [task(0, report, num_instances=3)]})).run()
-    assert merge_metrics(outcome.metrics) == {"n": 2}
+    assert merge_reports(outcome.metrics).metrics == {"n": 2}
 
 
 def conditions_of(value, capture=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -20,10 +20,15 @@ class Partition(msgspec.Struct):
     nodes: Nodes
 
 
+Combined = tuple[Literal["mean", "sum", "min", "max"], int | float, int | float]
+"""How values of a metric become one, their value so far, and its weight."""
+
+
 class Details(msgspec.Struct):
     """The details of a record that jobrunner reads; others are for people."""
 
     metrics: dict[str, bool | int | float | str | None] = {}
+    totals: dict[str, dict[str, Combined]] = {}  # of a mid-epoch checkpoint; by name and node
     stopped_by: list[str] = []
     step: Natural = 0
     steps_per_epoch: Natural | None = None

@@ -23,8 +23,9 @@ from jobrunner.compile import (
     ResultArgument,
     UpdateArgument,
 )
+from jobrunner.define import Metric
 from jobrunner.run.replay.compare import digest_value
-from jobrunner.worker import Metric, current_task
+from jobrunner.worker import current_task
 
 _PREFIX = "\0made "
 

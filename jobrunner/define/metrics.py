@@ -1,0 +1,339 @@
+"""What tasks report: how several values of a name become one, and what only callbacks get.
+
+Pure. Results depend on what was reported, not on which worker or thread was first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from jobrunner.define.arguments import Rule, checked, one_of
+from jobrunner.errors import DefinitionError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Metric = bool | int | float | str
+Way = Literal["", "mean", "sum", "min", "max"]
+"""How values become one; "": the last in order of definition counts."""
+Over = Literal["step", "epoch"]
+
+MOST_ARRAY_BYTES = 4 << 20
+"""Of one array or image that a task reports."""
+MOST_ARRAYS_BYTES = 16 << 20
+"""Of all those that the tasks of one worker report in one run of a group."""
+
+_DTYPE = re.compile(r"[<|][biuf][1248]")
+
+
+def _is_number(value: object) -> bool:
+    try:
+        return isinstance(value, Real) and float(value) is not None
+    except OverflowError:
+        return False
+
+
+_VALUE = Rule("a number", _is_number)
+_WEIGHT = Rule("a number >= 0", lambda it: _is_number(it) and 0 <= it < math.inf)
+_OVER = one_of("step", "epoch")
+
+
+@checked(value=_VALUE, weight=_WEIGHT, over=_OVER)
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The mean of what tasks report under a name: ``report(loss=Mean(loss, weight=n))``.
+
+    Parameters
+    ----------
+    value : int or float
+    weight : int or float
+        How much it counts, such as the number of records; at least 0. If all weights are 0, the
+        mean is NaN.
+    over : "step" or "epoch"
+        What counts: the reports of one run of the epoch group, or of all steps of the epoch.
+
+    Raises
+    ------
+    DefinitionError
+        An argument is invalid.
+
+    Notes
+    -----
+    All tasks must combine the reports of a name in the same way. If several nodes report it, each
+    node's own result is under ``"node/name"``.
+    """
+
+    value: int | float
+    weight: int | float = 1
+    over: Over = "step"
+
+
+@checked(value=_VALUE, over=_OVER)
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The sum of what tasks report under a name; otherwise as `Mean`."""
+
+    value: int | float
+    over: Over = "step"
+
+
+@checked(value=_VALUE, over=_OVER)
+@dataclass(frozen=True, slots=True)
+class Min:
+    """The smallest value that tasks report under a name, NaN if one is NaN; otherwise as `Mean`."""
+
+    value: int | float
+    over: Over = "step"
+
+
+@checked(value=_VALUE, over=_OVER)
+@dataclass(frozen=True, slots=True)
+class Max:
+    """The largest value that tasks report under a name, NaN if one is NaN; otherwise as `Mean`."""
+
+    value: int | float
+    over: Over = "step"
+
+
+Combined = Mean | Sum | Min | Max
+
+
+@dataclass(frozen=True, slots=True, eq=False, init=False)
+class Image:
+    """A picture for callbacks: ``report(sample=Image(pixels))``.
+
+    Parameters
+    ----------
+    pixels : array_like
+        Of shape (height, width), or (height, width, n) with n = 1 (grey), 3 (RGB) or 4 (RGBA); of
+        dtype uint8, or of floats from 0 to 1.
+
+    Attributes
+    ----------
+    pixels : numpy.ndarray of uint8
+
+    Raises
+    ------
+    DefinitionError
+        It has another shape or dtype.
+    """
+
+    pixels: np.ndarray[Any, Any]
+
+    def __init__(self, pixels: Any) -> None:
+        import numpy as np
+
+        found = np.asarray(pixels)
+        if found.ndim not in (2, 3) or (found.ndim == 3 and found.shape[2] not in (1, 3, 4)):
+            raise DefinitionError(
+                f"Image: expected an array of shape (height, width) or (height, width, 1, 3 or 4); "
+                f"got shape {found.shape}. Move the axis of the colours to the end, as in "
+                f"Image(pixels.transpose(1, 2, 0))."
+            )
+        if found.dtype.kind == "f":
+            found = np.rint(np.nan_to_num(found).clip(0, 1) * 255).astype(np.uint8)
+        if found.dtype != np.uint8:
+            raise DefinitionError(
+                f"Image: expected uint8, or floats from 0 to 1; got {found.dtype}. Convert the "
+                f"pixels, as in pixels.astype('uint8')."
+            )
+        object.__setattr__(self, "pixels", found)
+
+
+class ArrayEntry(NamedTuple):
+    """An array or image that a task reported, as it is sent."""
+
+    name: str
+    node: str
+    order: int  # as in `MetricEntry`
+    instance: int
+    is_image: bool
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def decode(self) -> Any:
+        """The array or image; raises ValueError if the fields contradict each other."""
+        import numpy as np
+
+        if not _DTYPE.fullmatch(self.dtype) or len(self.data) > MOST_ARRAY_BYTES:
+            raise ValueError(f"{self.dtype!r:.20} of {len(self.data)} bytes is no reported array")
+        if len(self.shape) > 32 or min(self.shape, default=0) < 0:
+            raise ValueError("a reported array has no such shape")
+        array = np.frombuffer(self.data, self.dtype).reshape(self.shape)
+        try:
+            return Image(array) if self.is_image else array
+        except DefinitionError as error:
+            raise ValueError(str(error)) from error
+
+
+def pack_array(value: Image | np.ndarray[Any, Any]) -> tuple[bool, str, tuple[int, ...], bytes]:
+    """The last fields of an `ArrayEntry`; raises ValueError, which says why, if it cannot be sent."""
+    import numpy as np
+
+    array = value.pixels if isinstance(value, Image) else value
+    dtype = array.dtype.newbyteorder("<")
+    if not _DTYPE.fullmatch(dtype.str):
+        raise ValueError(f"its dtype is {array.dtype}; convert it to numbers of at most 8 bytes")
+    if array.nbytes > MOST_ARRAY_BYTES:
+        raise ValueError(
+            f"it has {array.nbytes} bytes, and at most {MOST_ARRAY_BYTES} are sent; report a part "
+            f"of it, or a smaller picture"
+        )
+    data = np.ascontiguousarray(array, dtype).tobytes()
+    return isinstance(value, Image), dtype.str, array.shape, data
+
+
+class Total(NamedTuple):
+    """Values of one name and node, combined."""
+
+    how: Way
+    value: int | float  # of a mean: the sum of the values times their weights
+    weight: int | float
+
+    @classmethod
+    def of(cls, reported: Combined) -> Total:
+        """One reported value."""
+        how: Way = _WAYS[type(reported)]
+        value = _plain(reported.value)
+        if not isinstance(reported, Mean):
+            return cls(how, value, 1)
+        weight = _plain(reported.weight)
+        return cls(how, value * weight, weight)
+
+    @property
+    def result(self) -> int | float:
+        """The combined value."""
+        if self.how != "mean":
+            return self.value
+        return self.value / self.weight if self.weight else math.nan
+
+    def __and__(self, other: Total) -> Total:
+        if self.how in ("mean", "sum"):
+            return Total(self.how, self.value + other.value, self.weight + other.weight)
+        if math.isnan(self.value) or math.isnan(other.value):
+            return Total(self.how, math.nan, 1)
+        choose = min if self.how == "min" else max
+        return Total(self.how, choose(self.value, other.value), 1)
+
+
+_WAYS: dict[type, Way] = {Mean: "mean", Sum: "sum", Min: "min", Max: "max"}
+
+
+def _plain(value: Any) -> int | float:
+    plain = value.item() if hasattr(value, "item") else value
+    return int(plain) if isinstance(plain, int) else float(plain)
+
+
+class MetricEntry(NamedTuple):
+    """What a task reported under a name: the last value, or several combined."""
+
+    name: str
+    node: str
+    order: int  # the task's place in the order of definition
+    instance: int
+    value: Metric
+    how: Way = ""
+    weight: int | float = 1
+    over: Over = "step"
+
+    @property
+    def total(self) -> Total:
+        """The value as a part of a combined one."""
+        assert not isinstance(self.value, str)
+        return Total(self.how, self.value, self.weight)
+
+
+Totals = dict[str, dict[str, Total]]
+"""Name -> node -> what is combined over the steps of an epoch."""
+
+
+@dataclass(slots=True)
+class Reported:
+    """What tasks reported in one run of a group, or in the steps of an epoch so far.
+
+    If several nodes report a metric, `metrics` has what they become under its name, and each node's
+    own under ``"node/name"``.
+    """
+
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    totals: Totals = field(default_factory=dict)
+    arrays: dict[str, Any] = field(default_factory=dict)  # and images; only for callbacks
+
+    def add(self, step: Reported) -> None:
+        """Add what was reported in the next step of the epoch."""
+        self.metrics.update(step.metrics)
+        self.arrays.update(step.arrays)
+        for name, nodes in step.totals.items():
+            totals = self.totals.setdefault(name, {})
+            for node, total in nodes.items():
+                totals[node] = totals[node] & total if node in totals else total
+            self.metrics.update(_combined(name, totals))
+
+    @property
+    def everything(self) -> dict[str, Any]:
+        """All metrics, arrays and images, for callbacks."""
+        return {**self.metrics, **self.arrays} if self.arrays else self.metrics
+
+
+def merge_reports(entries: Iterable[MetricEntry], arrays: Iterable[ArrayEntry] = ()) -> Reported:
+    """Merge what all workers sent of one run; raises DefinitionError if ways are mixed."""
+    merged = Reported()
+    by_node: dict[str, Any] = {}
+    for name, found in _by_name(entries).items():
+        ways = {(entry.how, entry.over): entry.node for entry in found}
+        if len(ways) > 1:
+            each = "; ".join(f"{_describe(*way)} by node {node!r}" for way, node in ways.items())
+            raise DefinitionError(
+                f"Metric {name!r} is reported in different ways: {each}. Report it in one way."
+            )
+        last = found[-1]
+        if not last.how:
+            merged.metrics[name] = last.value
+            if len(found) > 1:
+                by_node.update({f"{entry.node}/{name}": entry.value for entry in found})
+            continue
+        totals: dict[str, Total] = {}
+        for entry in found:
+            before = totals.get(entry.node)
+            totals[entry.node] = entry.total if before is None else before & entry.total
+        combined = _combined(name, totals)
+        merged.metrics[name] = combined.pop(name)
+        by_node.update(combined)
+        if last.over == "epoch":
+            merged.totals[name] = totals
+    merged.metrics.update(by_node)
+    for name, pictures in _by_name(arrays).items():
+        merged.arrays[name] = pictures[-1].decode()
+        if len(pictures) > 1:
+            merged.arrays.update({f"{one.node}/{name}": one.decode() for one in pictures})
+    return merged
+
+
+def _by_name(entries: Iterable[Any]) -> dict[str, list[Any]]:
+    """Entries by name, in order of definition."""
+    found: dict[str, list[Any]] = {}
+    for entry in sorted(entries, key=lambda it: (it.order, it.instance, it.node)):
+        found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def _combined(name: str, totals: dict[str, Total]) -> dict[str, Metric]:
+    """The results of all nodes and of each; in an order that steps do not change."""
+    nodes = sorted(totals)
+    whole = totals[nodes[0]]
+    for node in nodes[1:]:
+        whole = whole & totals[node]
+    each = {f"{node}/{name}": totals[node].result for node in nodes} if len(nodes) > 1 else {}
+    return {name: whole.result, **each}
+
+
+def _describe(how: Way, over: Over) -> str:
+    if not how:
+        return "plainly"
+    return f"as {how.capitalize()}" + (" over the epoch" if over == "epoch" else "")
