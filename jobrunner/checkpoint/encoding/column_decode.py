@@ -7,7 +7,7 @@ items than its arrays have bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,7 +73,7 @@ def _bytes(decoder: Decoder, at: int) -> bytes:
     return _data(decoder, at, "u").astype(np.uint8, casting="no").tobytes()
 
 
-def _cut(decoder: Decoder, lengths: int, *wholes: Any) -> Iterator[list[Any]]:
+def _cut(decoder: Decoder, lengths: int, *wholes: Any) -> Iterator[Iterable[Any]]:
     """Cut what rows hold, all of each field together, into the rows; yield those of each field."""
     found = _data(decoder, lengths, "iu").tolist()
     ends = list(accumulate(found))
@@ -81,7 +81,7 @@ def _cut(decoder: Decoder, lengths: int, *wholes: Any) -> Iterator[list[Any]]:
     if min(found, default=0) < 0 or any(len(whole) != total for whole in wholes):
         raise ValueError(f"`lengths` add up to {total}, but there are {[*map(len, wholes)]} items")
     for whole in wholes:
-        yield [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        yield map(whole.__getitem__, map(slice, chain([0], ends), ends))
 
 
 def _join(decoder: Decoder, columns: list[Tree]) -> Iterator[tuple[Any, ...]]:
@@ -104,7 +104,7 @@ def _to_texts(
 ) -> list[str]:
     whole = _bytes(decoder, at).decode("utf-8", "surrogatepass")
     if lengths is not None:
-        return next(_cut(decoder, lengths, whole))
+        return list(next(_cut(decoder, lengths, whole)))
     found = whole.split("\0")
     if len(found) != count:
         raise ValueError(f"`count` is {count}, but there are {len(found)} strings")
@@ -112,7 +112,7 @@ def _to_texts(
 
 
 def _to_buffers(decoder: Decoder, at: Count, lengths: Count) -> list[bytes]:
-    return next(_cut(decoder, lengths, _bytes(decoder, at)))
+    return list(next(_cut(decoder, lengths, _bytes(decoder, at))))
 
 
 def _to_mixed(decoder: Decoder, kinds: Count, values: list[Tree], columns: list[Tree]) -> list[Any]:
@@ -125,10 +125,14 @@ def _to_mixed(decoder: Decoder, kinds: Count, values: list[Tree], columns: list[
     counts = [codes.count(code) for code in range(len(constants) + len(found))]
     if sum(counts) != len(codes) or counts[len(constants) :] != list(map(len, found)):
         raise ValueError("`kinds` do not fit `values` and `columns`")
-    if not found:
-        return list(map(constants.__getitem__, codes))
-    sources = [*map(repeat, constants), *map(iter, found)]
-    return list(map(next, map(sources.__getitem__, codes)))
+    objects = np.empty(len(counts), object)
+    for i, constant in enumerate(constants):
+        objects[i] = constant
+    numbers = np.frombuffer(codes, np.uint8)
+    items = objects[numbers]
+    for code, column in enumerate(found, len(constants)):
+        items[numbers == code] = np.fromiter(column, object, len(column))
+    return items.tolist()  # type: ignore[no-any-return]  # one axis
 
 
 def _to_nodes(decoder: Decoder, of: Tree) -> list[Any]:
@@ -182,13 +186,15 @@ def _sequences_of(cls: Callable[[Any], Any]) -> Callable[..., list[Any]]:
             raise ValueError("expected one of `at`, `columns` and `lengths`")
         rows: Iterable[Any]
         if at is not None:
-            rows = _data(decoder, at, "bif", 2).tolist()
+            rows = _data(decoder, at, "bifc", 2).tolist()
         elif columns is not None:
             rows = _join(decoder, columns)
         else:
-            whole = [] if items is None else _items(decoder, items)
+            whole: Any = [] if items is None else _items(decoder, items)
+            whole = tuple(whole) if cls is tuple else whole
             (rows,) = _cut(decoder, lengths, whole)  # type: ignore[arg-type]  # it is not None
-        return list(map(cls, rows))
+        # Those of a `list` are new ones, and `tuple` returns the tuple that it is given.
+        return list(rows if cls is list and columns is None else map(cls, rows))
 
     return method
 

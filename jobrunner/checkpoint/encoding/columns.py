@@ -12,10 +12,8 @@ tree.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import enum
-import marshal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
@@ -30,6 +28,13 @@ from jobrunner.checkpoint.encoding import classes, everyday
 from jobrunner.checkpoint.encoding.codecs import UnsuitableError, UnsupportedValueError
 from jobrunner.checkpoint.encoding.dtypes import NUMBERS, Array, ArrayPart, Trail, Tree
 from jobrunner.checkpoint.encoding.libraries import find_type
+from jobrunner.checkpoint.encoding.packing import (
+    SCALARS,
+    number,
+    pack,
+    sort_members,
+    sort_numbers,
+)
 from jobrunner.checkpoint.encoding.stateful import has_state
 from jobrunner.names import child_names
 
@@ -46,16 +51,11 @@ _LONG_ROW = 8192  # items; longer rows are arrays of their own
 _MOST_VALUES, _LONG_VALUE = 200, 64
 """More values than these, or longer ones, are not worth an index."""
 
-_SCALARS = (float, int, bool)
-_MARSHAL_HEAD = 5
-_SAMPLE = 128
-_MARSHALLED: Mapping[Any, tuple[bytes, np.dtype[Any]]] = {
-    float: (b"g", np.dtype([("code", "S1"), ("value", "<f8")])),
-    int: (b"i", np.dtype([("code", "S1"), ("value", "<i4")])),
-}
 _NUMPY_SCALARS = {np.dtype(name).type for name in NUMBERS}
+_FEW_OBJECTS = 16
+_FLAT = {type(None), str, bytes, *SCALARS}
 _LEAVES = {
-    *(complex, dt.date, dt.datetime, dt.time, dt.timedelta, Decimal, Fraction, UUID),
+    *(dt.date, dt.datetime, dt.time, dt.timedelta, Decimal, Fraction, UUID),
     *everyday.PATHS,
 }
 _KINDS = {tuple: "tuples", list: "lists", set: "sets", frozenset: "frozensets"}
@@ -90,7 +90,13 @@ def encode_columns(
     """Encode a container of this kind by columns of its `content`; None if that is not alike."""
     if len(value) < _LEAST_ROWS:
         return None
-    lists = {name: list(items) for name, items in content.items()}
+    lists: dict[str, Any] = {
+        name: items if type(items) is np.ndarray else list(items) for name, items in content.items()
+    }
+    if len(value) < _LEAST_ITEMS:
+        kinds = set(map(type, chain.from_iterable(lists.values())))
+        if kinds <= _FLAT or np.ndarray in kinds:
+            return None
     holders = 3 if value is encoder.copy else 0 if kind == "tuple" else 2  # a list is one of them
     place = _Place(trail, holders)
     columns = _Columns(encoder, kind)
@@ -105,6 +111,8 @@ def encode_columns(
         undo()
         return None
     if len(lists) == 1 and trees["of"].keys() == {"$", "at"} and trees["of"]["$"] == "numbers":
+        part = encoder.parts[trees["of"]["at"]]
+        encoder.is_new = encoder.is_new or part.data.dtype.kind == "c"
         return {"$": kind, "at": trees["of"]["at"]}  # as in format 1
     encoder.is_new = True
     return {"$": kind, **trees}
@@ -138,20 +146,22 @@ class _Columns:
 
     def encode(self, items: Sequence[Any], at: _Place) -> Tree:
         """Return the node of a column; raises `_UnlikeError`, or `UnsuitableError`."""
-        if (data := _pack(items)) is not None:
+        if (data := pack(items)) is not None:
             return self._numbers(data, at)
-        kinds = list(dict.fromkeys(map(type, items)))
+        numbered = number(map(type, items), len(items), _MOST_VALUES)
+        if numbered is None:
+            raise _UnlikeError
+        kinds, codes = numbered
         if len(kinds) == 1:
             return self._encode_kind(kinds[0], items, at)
-        if len(kinds) > _MOST_VALUES:
-            raise _UnlikeError
-        kinds.sort(key=lambda cls: cls is not type(None))
-        order = dict(zip(kinds, range(len(kinds)), strict=True))
-        codes = bytes(map(order.__getitem__, map(type, items)))
+        if type(None) in kinds[1:]:  # which is the first
+            order = sorted(range(len(kinds)), key=lambda i: kinds[i] is not type(None))
+            codes = np.argsort(order).astype(np.uint8)[codes]
+            kinds = [kinds[i] for i in order]
         values = [None] * (kinds[0] is type(None))
         columns = []
         for code in range(len(values), len(kinds)):
-            alike = list(compress(items, codes.translate(_is_byte(code))))
+            alike = list(compress(items, (codes == code).tobytes()))
             place = at.inside(str(code))._replace(holders=at.holders and at.holders + 1)
             columns.append(self._encode_kind(kinds[code], alike, place))
             del alike
@@ -159,13 +169,13 @@ class _Columns:
 
     def _encode_kind(self, cls: Any, items: Sequence[Any], at: _Place) -> Tree:
         encoder = self._encoder
-        if cls in _SCALARS:
-            data = _pack(items)
+        if cls in SCALARS:
+            data = pack(items)
             return self._nodes(items, at) if data is None else self._numbers(data, at)
         if cls is str or cls is bytes:
             return self._texts(cls, items, at)
         if cls is type(None):
-            return self._mixed(bytes(len(items)), [None], [], at)
+            return self._mixed(np.zeros(len(items), np.uint8), [None], [], at)
         if at.depth > _MOST_LEVELS or len(encoder.inside) + at.depth >= MAX_DEPTH:
             raise _UnlikeError
         if cls is list or cls is dict:
@@ -185,8 +195,10 @@ class _Columns:
         if has_state(items[0]) or find_type(items[0]) or not classes.find_encoder(items[0]):
             raise _UnlikeError
         if issubclass(cls, enum.Enum):
-            ids = list(map(id, items))
-            return self._values(dict(zip(ids, items, strict=True)), ids, at)
+            numbered = number(items, len(items), _MOST_VALUES)
+            if numbered is None:
+                raise _UnlikeError
+            return self._values(*numbered, at)
         if issubclass(cls, tuple):
             return self._objects(cls, items, at)
         return self._block(self._objects, cls, items, at)
@@ -207,9 +219,9 @@ class _Columns:
 
     def _texts(self, cls: Any, items: Sequence[Any], at: _Place) -> Tree:
         if len(set(islice(items, 2 * _MOST_VALUES))) < _MOST_VALUES:
-            found = {it: it for it in dict.fromkeys(items)}
-            if len(found) <= _MOST_VALUES and max(map(len, found)) <= _LONG_VALUE:
-                return self._values(found, items, at)
+            values, codes = _number_equal(items)
+            if len(values) <= _MOST_VALUES and max(map(len, values)) <= _LONG_VALUE:
+                return self._values(values, codes, at)
         self._count(len(items))
         whole: Any = ("\0" if cls is str else b"").join(items)
         if cls is str and whole.count("\0") == len(items) - 1:
@@ -227,18 +239,14 @@ class _Columns:
         data = np.fromiter(items, np.int64)
         return self._part(data.astype(np.min_scalar_type(int(data.max(initial=0)))), at)
 
-    def _values(self, found: dict[Any, Any], keys: Iterable[Any], at: _Place) -> Tree:
-        """Return the column of items of which there are few different ones, `found` by key."""
-        if len(found) > _MOST_VALUES:
-            raise _UnlikeError
-        codes = dict(zip(found, range(len(found)), strict=True))
-        values = list(map(self._node, found.values()))
-        return self._mixed(bytes(map(codes.__getitem__, keys)), values, [], at)
+    def _values(self, values: Sequence[Any], codes: Array, at: _Place) -> Tree:
+        """Return the column of items of which there are few different ones."""
+        return self._mixed(codes, list(map(self._node, values)), [], at)
 
-    def _mixed(self, codes: bytes, values: list[Tree], columns: list[Tree], at: _Place) -> Tree:
+    def _mixed(self, codes: Array, values: list[Tree], columns: list[Tree], at: _Place) -> Tree:
         if not columns:
             self._count(len(codes))
-        kinds = self._part(np.frombuffer(codes, np.uint8), at.inside("kinds"))
+        kinds = self._part(codes, at.inside("kinds"))
         return {"$": "mixed", "kinds": kinds, "values": values, "columns": columns}
 
     def _nodes(self, items: Sequence[Any], at: _Place) -> Tree:
@@ -272,15 +280,15 @@ class _Columns:
         sole = _UNREFERENCED + at.holders if at.holders else -1
         if set(counts) != {sole}:
             numbers, ids = self._encoder.numbers, list(map(id, rows))
-            places: list[Any] = [numbers.get(key) or self._tied.get(key) for key in ids]
-            block = places[0][0] if type(places[0]) is tuple else None
+            found = dict(zip(ids, rows, strict=True))
+            places: Any = {key: numbers.get(key) or self._tied.get(key) for key in found}
+            block = places[ids[0]][0] if type(places[ids[0]]) is tuple else None
             if block not in self._open and all(
-                type(it) is tuple and it[0] == block for it in places
+                type(it) is tuple and it[0] == block for it in places.values()
             ):
                 self._count(len(rows))
-                which = self._integers((it[1] for it in places), at)
+                which = self._integers((places[key][1] for key in ids), at)
                 return {"$": "again", "at": which, "block": block}
-            found = dict(zip(ids, rows, strict=True))
             if len(found) < len(rows):
                 self._num_items += len(rows)
                 order = dict(zip(found, range(len(found)), strict=True))
@@ -304,7 +312,7 @@ class _Columns:
         flat = list(chain.from_iterable(rows))
         widths = set(map(len, rows))
         width = widths.pop() if len(widths) == 1 else 0
-        if 0 < width <= _LONG_ROW and (data := _pack(flat)) is not None:
+        if 0 < width <= _LONG_ROW and (data := pack(flat)) is not None:
             return {**self._numbers(data.reshape(len(rows), width), at), "$": _KINDS[cls]}
         if 0 < width <= _MOST_COLUMNS:
             columns = [flat[i::width] for i in range(width)]
@@ -315,7 +323,9 @@ class _Columns:
 
     def _sets(self, cls: Any, rows: Sequence[Any], at: _Place) -> Tree:
         holders = 2 if cls is set else self._frozen(rows, at)
-        flat = list(chain.from_iterable(map(everyday.sort_members, rows)))
+        flat: Any = sort_numbers(list(chain.from_iterable(rows)), map(len, rows))
+        if flat is None:
+            flat = list(chain.from_iterable(map(sort_members, rows)))
         return {"$": _KINDS[cls], **self._ragged(rows, {"items": flat}, at.below(holders))}
 
     def _dicts(self, _: Any, rows: Sequence[Any], at: _Place) -> Tree:
@@ -358,30 +368,21 @@ class _Columns:
             raise _UnlikeError
         self._count(len(rows))
         tree: dict[str, Tree] = {"lengths": self._lengths(rows, at)}
-        held = {name: flat for name, flat in content.items() if flat}
+        held = {name: flat for name, flat in content.items() if len(flat)}
         return tree | {name: self.encode(flat, at.inside(name)) for name, flat in held.items()}
 
 
-def _pack(items: Any) -> Array | None:
-    """Return floats, bools or integers of up to 64 bits as an array; None if they are not alike."""
-    cls = type(items[0]) if items else None
-    # `marshal` copies the memory of arrays too, so look at the first items before.
-    if cls in _MARSHALLED and set(map(type, items[:_SAMPLE])) == {cls}:
-        code, form = _MARSHALLED[cls]
-        with contextlib.suppress(ValueError):
-            # Faster than to ask for the type of each. If all of them begin with this byte, all of
-            # them have this form and nothing else is between them.
-            data = marshal.dumps(items, 2)
-            if len(data) == _MARSHAL_HEAD + form.itemsize * len(items):
-                found = np.frombuffer(data, form, offset=_MARSHAL_HEAD)
-                if (found["code"] == code).all():
-                    return found["value"].astype(cls)
-    if cls in _SCALARS and set(map(type, items)) == {cls}:
-        with contextlib.suppress(OverflowError):
-            return np.array(items, cls)
-    return None
+def _number_equal(items: Sequence[Any]) -> tuple[list[Any], Array]:
+    """Return the different values of items, the first ones first, and the number of each item's.
 
-
-def _is_byte(code: int) -> bytes:
-    """Return the table that translates this byte to 1 and others to 0."""
-    return bytes(code) + b"\1" + bytes(255 - code)
+    No numbers if there are too many values.
+    """
+    if len(items) >= _LEAST_ITEMS and (numbered := number(items, len(items), _FEW_OBJECTS)):
+        objects, codes = numbered
+        values = list(dict.fromkeys(objects))
+        return values, np.array(list(map(values.index, objects)), np.uint8)[codes]
+    values = list(dict.fromkeys(items))
+    order = dict(zip(values, range(len(values)), strict=True))
+    if len(values) > _MOST_VALUES:
+        return values, np.empty(0, np.uint8)
+    return values, np.frombuffer(bytes(map(order.__getitem__, items)), np.uint8)

@@ -14,11 +14,7 @@ import numpy as np
 from jobrunner.checkpoint.encoding import classes, column_decode, everyday, numpy_values
 from jobrunner.checkpoint.encoding.classes import unpickle
 from jobrunner.checkpoint.encoding.codecs import Codec
-from jobrunner.checkpoint.encoding.dtypes import (
-    Array,
-    Tree,
-    UnsupportedDtypeError,
-)
+from jobrunner.checkpoint.encoding.dtypes import Array, Tree, UnsupportedDtypeError
 from jobrunner.checkpoint.encoding.libraries import decode_tensor, decode_value
 from jobrunner.checkpoint.encoding.outline import (
     OutlinedError,
@@ -32,6 +28,7 @@ from jobrunner.checkpoint.encoding.outline import (
 )
 from jobrunner.checkpoint.encoding.schema import Count, described
 from jobrunner.checkpoint.encoding.stateful import SavedState
+from jobrunner.compile import gc_paused
 from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
 
 T = TypeVar("T")
@@ -271,7 +268,8 @@ class Decoder:
         keys: Tree = None,
         of: Tree = None,
     ) -> dict[Any, Any]:
-        result = collections.OrderedDict(self._dict(items, keys, of))
+        with gc_paused():  # it makes a tuple of each key and value
+            result = collections.OrderedDict(self._dict(items, keys, of))
         if attributes is not None:
             vars(result).update(self.decode(attributes))
         return result

@@ -46,8 +46,7 @@ from jobrunner.checkpoint.encoding.stateful import has_state, name_class
 from jobrunner.names import child_names, is_clean
 
 _EXACT_INT = 1 << 53  # JSON readers in other languages lose digits of larger ints
-_INLINE_CHARACTERS = 4096
-_INLINE_BYTES = 1024
+_INLINE_CHARACTERS, _INLINE_BYTES = 4096, 1024
 _STATE = "the state of another object"
 _LOOP = "it contains itself"
 _NO_LOOP = "Refer to the outer object by a name or an index instead"
@@ -55,6 +54,8 @@ _NO_LOOP = "Refer to the outer object by a name or an index instead"
 
 class Encoder:
     """Encodes one blob."""
+
+    columns = encode_columns
 
     def __init__(self, codecs: CodecTable | None, allow_pickle: bool) -> None:
         self.parts: list[ArrayPart] = []
@@ -249,7 +250,7 @@ class Encoder:
         return self.mutable(value) or self._sequence("list", value, trail)
 
     def _sequence(self, kind: str, value: Sequence[Any], trail: Trail) -> Tree:
-        if tree := encode_columns(self, kind, value, {"of": value}, trail):
+        if tree := self.columns(kind, value, {"of": value}, trail):
             return tree
         self._enter(value, trail)
         trees = [self.encode(item, (*trail, str(i))) for i, item in enumerate(value)]
@@ -260,7 +261,7 @@ class Encoder:
         if same := self.mutable(value):
             return same
         kind = "dict" if type(value) is dict else "odict"
-        tree = encode_columns(self, kind, value, {"keys": value, "of": value.values()}, trail)
+        tree = self.columns(kind, value, {"keys": value, "of": value.values()}, trail)
         self._enter(value, trail)
         tree = tree or self._dict_items(kind, value, trail)
         if kind == "odict" and vars(value):  # where torch keeps a state_dict's versions
@@ -287,8 +288,7 @@ class Encoder:
                 return numpy_values.encode_noted(self, value, trail)
             if value.dtype == object:
                 return numpy_values.encode_objects(self, value, trail)
-            is_plain = value.dtype.isbuiltin == 1
-            spec = value.dtype.str if is_plain else dtype_to_spec(value.dtype)
+            spec = value.dtype.str if value.dtype.isbuiltin == 1 else dtype_to_spec(value.dtype)
             if not value.dtype.itemsize:
                 numpy_values.check_hollow(value)
         except UnsupportedDtypeError as error:

@@ -25,6 +25,7 @@ import numpy as np
 
 from jobrunner.checkpoint.encoding.codecs import UnsuitableError
 from jobrunner.checkpoint.encoding.dtypes import Trail, Tree
+from jobrunner.checkpoint.encoding.packing import MANY, sort_members, sort_numbers
 from jobrunner.checkpoint.encoding.schema import Count
 
 if TYPE_CHECKING:
@@ -79,30 +80,11 @@ def _frozenset(encoder: Encoder, value: frozenset[Any], trail: Trail) -> Tree:
 
 
 def _members(encoder: Encoder, value: Collection[Any], trail: Trail) -> Tree:
+    found: Any = sort_numbers(list(value), [len(value)]) if len(value) >= MANY else None
+    if found is not None and (tree := encoder.columns("tuple", found, {"of": found}, trail)):
+        return tree
     members = tuple(sort_members(value))
     return encoder.within("a set", value, members, trail, is_copy=type(value) is set)
-
-
-def sort_members(value: Collection[Any]) -> list[Any]:
-    """Sort the members of a set in an order that does not depend on the process."""
-    kinds = set(map(type, value))
-    if kinds in ({str}, {int}):
-        return sorted(value)
-    return sorted(value, key=_rank)
-
-
-def _rank(item: object) -> tuple[Any, ...]:
-    """An order of the members that does not depend on the process."""
-    cls = type(item)
-    is_number = cls in (int, float) and item == item
-    return (not is_number, item if is_number else 0, cls.__qualname__, _text(item))
-
-
-def _text(item: object) -> str:
-    try:
-        return repr(sorted(map(_text, item)) if isinstance(item, frozenset) else item)
-    except Exception:  # any class of the user's
-        return ""
 
 
 def _deque(encoder: Encoder, value: deque[Any], trail: Trail) -> Tree:

@@ -97,6 +97,10 @@ MANY: dict[str, Callable[[], Any]] = {
     "frozen keys": lambda: {Key((i, "x")): Key(None) for i in range(N)},
     "sets": lambda: [set(map(str, range(i % 4))) for i in range(N)],
     "set of tuples": lambda: {(i, str(i)) for i in range(N)},
+    "sets of numbers": lambda: [{float(-j) for j in range(i % 4)} | {math.inf} for i in range(N)],
+    "set of numbers and NaN": lambda: {math.nan, -0.0, *(i + 0.5 for i in range(N))},
+    "truths": lambda: [[i % 3 == 0 for i in range(N)], [None, *(i % 3 == 0 for i in range(N))]] * 16,
+    "complex": lambda: [[(complex(i, -0.0), complex(math.nan, i))] for i in range(N)],
     "frozen sets": lambda: {frozenset((i, i + 1)) for i in range(N)},
     "ragged": lambda: [[float(j) for j in range(i % 7)] for i in range(N)],
     "empty": lambda: {i: ([], (), {}, set())[i % 4] for i in range(N)},
@@ -495,6 +499,21 @@ def test_a_class_that_is_gone_or_another_is_named() -> None:
         other = {"$": "list", "of": {**tree, **change}}
         with pytest.raises(CheckpointError, match="it was a dataclass|saved with the fields"):
             Decoder(parts.__getitem__, where="the blob").decode(other)
+
+
+def test_sets_of_numbers_and_tuples_are_in_the_same_order_everywhere() -> None:
+    rows = [(i % 7, f"{i}", i * 0.5) for i in range(N)]
+    for items in (rows, [row[2] for row in rows], [hash(row[1]) for row in rows]):
+        trees = [encode(set(order)) for order in (items, items[::-1])]
+        for one, other in zip(*(blob.parts for blob in trees), strict=True):
+            assert one.data.tobytes() == other.data.tobytes()
+    assert decode(encode({*rows, (math.nan,)})) >= {*rows}
+    assert encode([{3, -5, 8}, {1 << 40}, set()] * N).parts[1].data[:4].tolist() == [
+        -5,
+        3,
+        8,
+        1 << 40,
+    ]
 
 
 def test_sets_of_strings_are_in_the_same_order_everywhere() -> None:

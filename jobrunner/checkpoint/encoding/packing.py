@@ -1,0 +1,130 @@
+"""Many plain values at once, by calls of C functions: as arrays, by their types, in order. Pure."""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import math
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from jobrunner.checkpoint.encoding.dtypes import Array
+
+SCALARS = (float, int, bool, complex)
+_MARSHAL_HEAD = 5
+_SAMPLE = 128
+MANY = 256
+"""NumPy takes longer for fewer."""
+_MARSHALLED: Mapping[Any, tuple[bytes, np.dtype[Any]]] = {
+    float: (b"g", np.dtype([("code", "S1"), ("value", "<f8")])),
+    int: (b"i", np.dtype([("code", "S1"), ("value", "<i4")])),
+}
+
+
+def pack(items: Any) -> Array | None:
+    """Return floats, bools, integers of up to 64 bits or complex numbers as an array.
+
+    None if they are not alike. An array is returned as it is.
+    """
+    if type(items) is np.ndarray:
+        return items
+    cls = type(items[0]) if items else None
+    # `marshal` copies the memory of arrays too, so look at the first items before.
+    if cls in SCALARS and set(map(type, items[:_SAMPLE])) == {cls}:
+        with contextlib.suppress(ValueError):
+            # Faster than to ask for the type of each.
+            data = marshal.dumps(items, 2)
+            if cls is bool and len(data) == _MARSHAL_HEAD + len(items):
+                codes = np.frombuffer(data, np.uint8, offset=_MARSHAL_HEAD)  # one for each item
+                found = codes == ord("T")
+                return found if (found | (codes == ord("F"))).all() else None
+            if cls in _MARSHALLED:
+                # If all of them begin with this byte, all of them have this form and nothing else
+                # is between them.
+                code, form = _MARSHALLED[cls]
+                if len(data) == _MARSHAL_HEAD + form.itemsize * len(items):
+                    values = np.frombuffer(data, form, offset=_MARSHAL_HEAD)
+                    if (values["code"] == code).all():
+                        return values["value"].astype(cls)
+        if set(map(type, items)) == {cls}:
+            with contextlib.suppress(OverflowError):
+                return np.array(items, cls)
+    return None
+
+
+def number(items: Iterable[Any], count: int, most: int) -> tuple[list[Any], Array] | None:
+    """Return the different objects among items, the first ones first, and the number of each item's.
+
+    None if there are more than `most`, at most 256. Equal objects may be different.
+    """
+    if count < MANY:
+        ids = list(map(id, few := list(items)))
+        once = dict(zip(ids, few, strict=True))
+        order = dict(zip(once, range(len(once)), strict=True))
+        if len(once) > most:
+            return None
+        return list(once.values()), np.frombuffer(bytes(map(order.__getitem__, ids)), np.uint8)
+    objects = np.fromiter(items, object, count)
+    addresses = np.frombuffer(objects, np.intp)
+    numbers, left = np.zeros(count, np.uint8), np.ones(count, bool)
+    found: list[Any] = []
+    place = 0
+    while left[place]:
+        if len(found) == most:
+            return None
+        is_same = addresses == addresses[place]
+        numbers[is_same] = len(found)
+        found.append(objects[place])
+        left &= ~is_same
+        place = int(left.argmax())
+    return found, numbers
+
+
+def sort_numbers(items: list[Any], lengths: Iterable[int]) -> Array | None:
+    """Sort the numbers of each of several sets, which have these lengths; None if there are others."""
+    data = pack(items)
+    if data is None or data.dtype.kind == "c" or (data.dtype.kind == "f" and np.isnan(data).any()):
+        return None
+    counts = np.fromiter(lengths, np.intp)
+    if len(counts) == 1:
+        return np.sort(data)
+    return data[np.lexsort((data, np.repeat(np.arange(len(counts)), counts)))]
+
+
+def sort_members(value: Collection[Any]) -> list[Any]:
+    """Sort the members of a set in an order that does not depend on the process."""
+    kinds = set(map(type, value))
+    if kinds in ({str}, {int}) or (kinds == {tuple} and _are_comparable(value)):
+        return sorted(value)
+    return sorted(value, key=_rank)
+
+
+def _are_comparable(rows: Collection[tuple[Any, ...]]) -> bool:
+    """Whether tuples of one length have numbers or strings of one type at each position."""
+    widths = set(map(len, rows))
+    flat = list(chain.from_iterable(rows))
+    for i in range(width := widths.pop()):
+        column = flat[i::width]
+        kinds = set(map(type, column))
+        if kinds == {float} and any(map(math.isnan, column)):
+            return False
+        if kinds not in ({str}, {int}, {float}):
+            return False
+    return not widths
+
+
+def _rank(item: object) -> tuple[Any, ...]:
+    """An order of the members that does not depend on the process."""
+    cls = type(item)
+    is_number = cls in (int, float) and item == item
+    return (not is_number, item if is_number else 0, cls.__qualname__, _text(item))
+
+
+def _text(item: object) -> str:
+    try:
+        return repr(sorted(map(_text, item)) if isinstance(item, frozenset) else item)
+    except Exception:  # any class of the user's
+        return ""
