@@ -275,11 +275,6 @@ class Reported:
                 totals[node] = totals[node] & total if node in totals else total
             self.metrics.update(_combined(name, totals))
 
-    @property
-    def everything(self) -> dict[str, Any]:
-        """All metrics, arrays and images, for callbacks."""
-        return {**self.metrics, **self.arrays} if self.arrays else self.metrics
-
 
 def merge_reports(entries: Iterable[MetricEntry], arrays: Iterable[ArrayEntry] = ()) -> Reported:
     """Merge what all workers sent of one run; raises DefinitionError if ways are mixed."""

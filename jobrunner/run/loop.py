@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan
 from jobrunner.config import get_number
-from jobrunner.define import Reported
 from jobrunner.errors import (
     NodeLostError,
     PlacementError,
@@ -238,7 +237,7 @@ class Run:
         state.begin(range(epoch, epoch + 1))
         state.recorded = None
         first_step, state.steps_done = state.steps_done, 0
-        reported = state.reported = state.reported if first_step else Reported()
+        reported = state.reported
         self.callbacks.notify("on_epoch_start", epoch)
 
         def run(group: str, step: int) -> GroupResult:
@@ -254,14 +253,17 @@ class Run:
                 is_careful=state.is_careful,
             )
             if is_step:
-                told = outcome.reported.everything
+                told = outcome.told
                 self.callbacks.notify("on_step", epoch, step + 1, outcome.seconds, told)
             else:
                 self.callbacks.notify("on_group", group, epoch, outcome.seconds)
             return outcome
 
         for done, outcome, has_ended in each_step(self.plan, first_step, run):
-            reported.add(outcome.reported)
+            if done == 1:
+                reported = state.reported = outcome.reported
+            else:
+                reported.add(outcome.reported)
             if not has_ended:
                 stops = bool(self.runner.stop_reason) and self.saver.can_save
                 if stops or self.saver.is_due(epoch, done):
@@ -282,7 +284,7 @@ class Run:
 
     def _note_end(self, epoch: int, result: GroupResult) -> None:
         self.state.end(epoch, result)
-        self.callbacks.notify("on_epoch", epoch, result.seconds, result.reported.everything)
+        self.callbacks.notify("on_epoch", epoch, result.seconds, result.told)
         self._ask_callbacks()
 
     def _ask_callbacks(self) -> None:

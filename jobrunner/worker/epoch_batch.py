@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Literal, NamedTuple, NotRequired, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 
@@ -181,6 +181,11 @@ class GroupResult:
     def metrics(self) -> dict[str, Metric]:
         """The metrics that tasks reported."""
         return self.reported.metrics
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The metrics, and the arrays and images: what callbacks get."""
+        return {**self.reported.metrics, **self.reported.arrays}
 
 
 def merge_runs(
