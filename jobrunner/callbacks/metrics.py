@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,10 +16,22 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, bool | int | float | 
     return {name: it for name, it in metrics.items() if isinstance(it, bool | int | float | str)}
 
 
-def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that are numbers or flags, as floats."""
+def numbers(seconds: float, metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of an epoch that are numbers or flags, as floats, and its ``seconds``."""
     plain = plain_metrics(metrics).items()
-    return {name: float(it) for name, it in plain if not isinstance(it, str)}
+    found = {name: float(it) for name, it in plain if not isinstance(it, str)}
+    return {**found, "seconds": seconds}
+
+
+def new_id() -> str:
+    """The id of a run elsewhere, of its own."""
+    return uuid.uuid4().hex
+
+
+def known_id(state: Mapping[str, Any]) -> str | None:
+    """The id in the state from a record; None if it contains none that `new_id` can have made."""
+    found = state.get("id")
+    return found if isinstance(found, str) and re.fullmatch("[0-9a-f]{32}", found) else None
 
 
 def require(module: str, extra: str, who: str) -> Any:

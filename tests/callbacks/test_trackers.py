@@ -1,0 +1,319 @@
+"""Trackers of runs get what happens, and a run that resumes goes on in the same run there."""
+
+import re
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import jobrunner.callbacks
+from jobrunner import (
+    DefinitionError,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    RunStoppedError,
+    SaveEvery,
+    TaskFailedError,
+)
+from tests.callbacks.jobs import LOSSES, DiesAfter, build
+
+WHOLE = dict(enumerate(LOSSES, start=1))
+
+
+@pytest.fixture
+def manager(tmp_path):
+    return MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(epochs=2))
+
+
+def run_twice(session, manager, make):
+    """A run that dies after epoch 5, which is not saved, and one that resumes after epoch 4."""
+    with pytest.raises(InterruptedError):
+        JobRunner(build(), manager, callbacks=[make(), DiesAfter(5)]).run(session)
+    last = make()
+    result = JobRunner(build(), manager, callbacks=[last]).run(session)
+    assert (result.resumed_from, result.epoch) == (4, 8)
+    return last
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [
+        ("TensorBoard", "tensorboard"),
+        ("MLflow", "mlflow"),
+        ("Trackio", "trackio"),
+        ("OpenTelemetry", "opentelemetry"),
+        ("Prometheus", "prometheus"),
+    ],
+)
+def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch, name, extra):
+    def find_nothing(module):
+        raise ImportError(f"No module named {module!r}")
+
+    monkeypatch.setattr("importlib.import_module", find_nothing)
+    arguments = {"TensorBoard": ["logs"], "MLflow": ["e"], "Trackio": ["p"]}
+    with pytest.raises(DefinitionError, match=rf"{name} needs .*dask-jobrunner\[{extra}\]"):
+        getattr(jobrunner.callbacks, name)(*arguments.get(name, ()))
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "callbacks.md").read_text()
+EXAMPLES = re.findall(r"^<!-- needs: (\w+) -->\n```py\n(.*?)^```$", PAGE, re.M | re.S)
+
+
+@pytest.mark.parametrize(("library", "code"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
+def test_the_examples_of_the_guide_run(inproc_session, monkeypatch, tmp_path, library, code):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    names = {"JobRunner": JobRunner, "MultiNodeCheckpointManager": MultiNodeCheckpointManager}
+    exec(code, {**names, "make": build, "session": inproc_session})
+
+
+# ---- TensorBoard
+
+
+def read_events(logdir):
+    """The scalars as TensorBoard shows them: from a restart on, later values replace earlier ones."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    shown = {}
+    for path in sorted(logdir.iterdir()):
+        data = path.read_bytes()
+        while data:
+            length = int.from_bytes(data[:8], "little")
+            body = data[12 : 12 + length]
+            assert masked_crc32c(body) == int.from_bytes(data[12 + length : 16 + length], "little")
+            data = data[16 + length :]
+            event = Event.FromString(body)
+            if event.HasField("session_log"):
+                shown = {key: it for key, it in shown.items() if key[1] < event.step}
+            for value in event.summary.value:
+                shown[value.tag, event.step] = value.simple_value
+    return shown
+
+
+def test_tensorboard_shows_each_epoch_once(inproc_session, manager, tmp_path):
+    pytest.importorskip("tensorboardX")
+    logdir = tmp_path / "logs"
+    run_twice(inproc_session, manager, lambda: jobrunner.callbacks.TensorBoard(logdir))
+    assert len(list(logdir.iterdir())) == 2
+    found = read_events(logdir)
+    assert {step: it for (tag, step), it in found.items() if tag == "loss"} == pytest.approx(WHOLE)
+    assert sorted(step for tag, step in found if tag == "seconds") == sorted(WHOLE)
+    # A run from the start hides what was there.
+    JobRunner(build(2), callbacks=[jobrunner.callbacks.TensorBoard(logdir)]).run(inproc_session)
+    assert {step for _, step in read_events(logdir)} == {1, 2}
+
+
+def test_tensorboard_itself_reads_it_so(inproc_session, manager, tmp_path):
+    pytest.importorskip("tensorboardX")
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    logdir = tmp_path / "logs"
+    run_twice(inproc_session, manager, lambda: jobrunner.callbacks.TensorBoard(logdir))
+    events = accumulator.EventAccumulator(str(logdir))
+    events.Reload()
+    assert {it.step: it.value for it in events.Scalars("loss")} == pytest.approx(WHOLE)
+    assert len(events.Scalars("loss")) == len(WHOLE)
+
+
+# ---- MLflow
+
+
+@pytest.fixture
+def mlflow(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    module = pytest.importorskip("mlflow")
+    uri = (tmp_path / "mlruns").as_uri()
+    return module.MlflowClient(uri), uri
+
+
+def test_mlflow_goes_on_in_the_same_run(inproc_session, manager, mlflow):
+    client, uri = mlflow
+
+    def make():
+        return jobrunner.callbacks.MLflow("digits", tracking_uri=uri, params={"lr": 0.1})
+
+    last = run_twice(inproc_session, manager, make)
+    [run] = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert run.info.run_id == last.run_id
+    assert (run.info.run_name, run.info.status) == ("descent", "FINISHED")
+    assert run.data.params == {"lr": "0.1"}
+    history = client.get_metric_history(last.run_id, "loss")
+    assert {it.step: it.value for it in history} == WHOLE
+    assert len(history) == len(WHOLE) + 1  # epoch 5 ran twice
+    # A run from the start is another one there.
+    runner = JobRunner(build(1), manager, None, callbacks=[make()])
+    runner.run(inproc_session)
+    assert runner.callbacks[0].run_id != last.run_id
+
+
+@pytest.mark.parametrize("how", ["stopped", "failed"])
+def test_mlflow_says_how_a_run_ended(inproc_session, manager, mlflow, how):
+    client, uri = mlflow
+
+    class Stops:
+        def on_epoch(self, epoch, seconds, metrics):
+            runner.stop("by hand")
+
+    callback = jobrunner.callbacks.MLflow("digits", tracking_uri=uri, run_name="it")
+    job = build() if how == "stopped" else build(9)  # the ninth loss does not exist
+    runner = JobRunner(job, callbacks=[callback, *([Stops()] if how == "stopped" else [])])
+    with pytest.raises(RunStoppedError if how == "stopped" else TaskFailedError):
+        runner.run(inproc_session)
+    run = client.get_run(callback.run_id)
+    assert run.info.status == {"stopped": "KILLED", "failed": "FAILED"}[how]
+    assert run.info.run_name == "it"
+    assert run.data.metrics["loss"] == LOSSES[0 if how == "stopped" else 7]
+
+
+def test_an_mlflow_run_that_is_gone_is_replaced_and_a_forged_id_not_used(mlflow, caplog):
+    callback = jobrunner.callbacks.MLflow("digits", tracking_uri=mlflow[1])
+    callback.load_state_dict({"id": "../../etc"})
+    first = callback.run_id
+    assert len(first) == 32
+    callback.load_state_dict({"id": "0" * 32})
+    assert callback.run_id not in (first, "0" * 32)
+    assert "cannot be continued" in caplog.text
+
+
+# ---- Trackio
+
+
+def test_trackio_goes_on_in_the_same_run(inproc_session, manager, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # before the import
+    trackio = pytest.importorskip("trackio")
+
+    def make():
+        return jobrunner.callbacks.Trackio(
+            "digits", config={"lr": 0.1}, auto_log_cpu=False, auto_log_gpu=False
+        )
+
+    run_twice(inproc_session, manager, make)
+    [run] = trackio.Api().runs("digits")
+    assert run.name.startswith("descent-")
+    storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
+    rows = storage.get_logs("digits", run.name)
+    assert {row["step"]: row["loss"] for row in rows} == WHOLE
+    assert len(rows) == len(WHOLE) + 1  # epoch 5 ran twice
+    assert all(row["seconds"] >= 0 for row in rows)
+
+
+@pytest.mark.nightly
+def test_weights_and_biases_goes_on_in_the_same_run(inproc_session, manager, monkeypatch, tmp_path):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+
+    def make():
+        return jobrunner.callbacks.Trackio("digits", library="wandb", dir=str(tmp_path))
+
+    run_twice(inproc_session, manager, make)
+    names = [it.name for it in (tmp_path / "wandb").iterdir() if it.name.startswith("offline-run")]
+    assert len(names) == 2
+    assert len({name.rpartition("-")[2] for name in names}) == 1  # their id
+
+
+# ---- OpenTelemetry
+
+
+@pytest.fixture
+def spans():
+    sdk = pytest.importorskip("opentelemetry.sdk.trace")
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    provider = sdk.TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+
+    def take():
+        found = exporter.get_finished_spans()
+        exporter.clear()
+        return found
+
+    yield provider, take
+    provider.shutdown()
+
+
+def test_opentelemetry_gets_a_tree_of_spans(inproc_session, manager, spans):
+    provider, take = spans
+    callback = jobrunner.callbacks.OpenTelemetry(provider)
+    JobRunner(build(2), manager, callbacks=[callback]).run(inproc_session)
+    found = {}
+    for span in take():
+        found.setdefault(span.name.removeprefix("jobrunner."), []).append(span)
+        assert span.start_time <= span.end_time
+    [run] = found["run"]
+    assert run.attributes["jobrunner.job"] == "descent"
+    assert run.attributes["jobrunner.stopped_by"] == "epoch_limiter"
+    assert sorted(found) == ["download", "epoch", "exit", "init", "run", "save"]
+    first, second = found["epoch"]
+    assert [it.attributes["jobrunner.epoch"] for it in found["epoch"]] == [1, 2]
+    assert second.attributes["jobrunner.metric.loss"] == LOSSES[1]
+    assert first.end_time <= second.start_time
+    parents = {it.context.span_id: it for it in (run, first, second)}
+    of_saves = [parents[it.parent.span_id] for it in found["save"]]
+    assert of_saves == [run, second]
+    for span in (first, second, *found["init"], *found["exit"]):
+        assert parents[span.parent.span_id] is run
+        assert run.start_time <= span.start_time <= span.end_time <= run.end_time
+
+
+def test_opentelemetry_links_a_resumed_run_to_the_one_before(inproc_session, manager, spans):
+    provider, take = spans
+    run_twice(inproc_session, manager, lambda: jobrunner.callbacks.OpenTelemetry(provider))
+    before, after = (span for span in take() if span.name == "jobrunner.run")
+    assert not before.status.is_ok
+    assert [link.context.span_id for link in after.links] == [before.context.span_id]
+    assert after.attributes["jobrunner.resumed_from"] == 4
+    for forged in ("x", "00-" + "0" * 32, 7):
+        callback = jobrunner.callbacks.OpenTelemetry(provider)
+        callback.on_setup(JobRunner(build()))
+        callback.load_state_dict({"traceparent": forged})
+        callback.on_error(ValueError())
+    assert [span.links for span in take()] == [()] * 3
+
+
+# ---- Prometheus
+
+
+def scrape(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
+        lines = reply.read().decode().splitlines()
+    return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+
+
+def test_prometheus_can_scrape_a_run(inproc_session, manager):
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    callback = jobrunner.callbacks.Prometheus(port)
+    seen = []
+
+    class Scrapes:
+        is_essential = True
+
+        def on_epoch(self, epoch, seconds, metrics):
+            if epoch == 4:
+                seen.append(scrape(port))
+
+    JobRunner(build(5), manager, callbacks=[callback, Scrapes()]).run(inproc_session)
+    with pytest.raises(urllib.error.URLError):
+        scrape(port)
+    [found] = seen
+    assert found['jobrunner_epoch{job="descent"}'] == "4.0"
+    assert found['jobrunner_metric{job="descent",name="loss"}'] == str(LOSSES[3])
+    assert found['jobrunner_saved_epoch{job="descent"}'] == "2.0"
+    assert found['jobrunner_running{job="descent"}'] == "1.0"
+    assert found['jobrunner_losses_total{job="descent"}'] == "0.0"
+    last = callback.registry.get_sample_value("jobrunner_saved_epoch", {"job": "descent"})
+    assert last == 5
+    assert callback.registry.get_sample_value("jobrunner_running", {"job": "descent"}) == 0
+
+
+@pytest.mark.parametrize("port", [0, -1, 65_536, "80", 1.5, True])
+def test_a_port_that_cannot_be_is_refused(port):
+    with pytest.raises(DefinitionError, match="Prometheus: port must be a port"):
+        jobrunner.callbacks.Prometheus(port=port)
