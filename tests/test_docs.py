@@ -18,7 +18,11 @@ _BLOCK = re.compile(
 )
 _DOCUMENTS = sorted(
     path
-    for path in [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]
+    for path in [
+        _ROOT / "README.md",
+        *(_ROOT / "docs").glob("*.md"),
+        *(_ROOT / "docs" / "coming-from").glob("*.md"),
+    ]
     if path.exists() and _BLOCK.search(path.read_text())
 )
 

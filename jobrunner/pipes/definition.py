@@ -17,6 +17,7 @@ from jobrunner.define import (
     as_node,
     check_call,
     checked,
+    instance,
     read_setup,
     some,
 )
@@ -27,7 +28,7 @@ Reads = str | Blob | TaskOutput
 
 
 @checked(
-    reader=Rule("the name of a blob, or a Blob", lambda it: isinstance(it, str | Blob)),
+    reader=instance("a name, Blob, Task or TaskOutput", str | Blob | Task | TaskOutput),
     num_threads=COUNT,
     capacity=COUNT,
     ordered=FLAG,
@@ -38,7 +39,7 @@ Reads = str | Blob | TaskOutput
     ),
 )
 def pipe(
-    reader: str | Blob,
+    reader: str | Blob | Task | TaskOutput,
     processor: Callable[..., Any] | None = None,
     inputs: Reads | Sequence[Reads] = (),
     outputs: str | Blob | tuple[()] = (),
@@ -63,9 +64,9 @@ def pipe(
 
     Parameters
     ----------
-    reader : str or Blob
+    reader : str, Blob, Task or TaskOutput
         A blob that holds a reader of `jobrunner.data` or another iterator. A str names a blob of the
-        task's own node.
+        task's own node. Of a task, such as another pipe, the list that it returns.
     processor : callable, optional
         Called as ``processor(item, *inputs)``, in threads: several calls at a time. Without it, the
         result is the item.
@@ -125,8 +126,6 @@ def pipe(
     reading waits until there is room. The last task, NAME, joins the results.
     """
     node = Node.current() if node is None else as_node(node, "pipe")
-    source = Blob(reader) if isinstance(reader, str) else reader
-    source = source.on(source.node or node)
     called = processor if processor is not None else into
     label = name or getattr(called, "__name__", "pipe").strip("<>")
     where = f"pipe {label!r}"
@@ -143,17 +142,9 @@ def pipe(
             f"{where}: got updates={updates!r} without into. Give into=, which is called for one "
             f"result at a time; processor is called in several threads."
         )
-    if wrong := options.keys() & {"num_instances", "setup", "every"}:
+    if wrong := options.keys() & {"num_instances", "setup"}:
         raise DefinitionError(f"{where}: {min(wrong)} is an argument of Task, not of pipe.")
-    is_here = nodes is None and source.node == node
     places = [node] if nodes is None else [as_node(each, f"{where}: nodes") for each in nodes]
-    if not (is_here or limit):
-        raise DefinitionError(
-            f"{where}: it reads on node {source.key[0]!r} and processes on "
-            f"{', '.join(repr(each.name) for each in places)}. Give limit=: how many items a run "
-            f"of the group reads. Its tasks are fixed before it runs."
-        )
-
     how = Options(
         num_inputs=len(read),
         num_threads=num_threads,
@@ -163,9 +154,22 @@ def pipe(
     )
     call = partial(drain, processor=processor, into=into, instance_setup=setup)
     final = {**options, "name": name, "node": node, "outputs": outputs}
-    if is_here:
+    if isinstance(reader, Task | TaskOutput):
+        if nodes is not None:
+            raise DefinitionError(f"{where}: with nodes, reader must be a blob; got {reader!r}.")
+        fn = _named(label, call, options=how)
+        return Task(fn, [*read, reader], updates=updated, **final)
+    source = Blob(reader) if isinstance(reader, str) else reader
+    source = source.on(source.node or node)
+    if nodes is None and source.node == node:
         fn = _named(label, call, options=how)
         return Task(fn, read, updates=[source, *updated], **final)
+    if limit is None:
+        raise DefinitionError(
+            f"{where}: it reads on node {source.key[0]!r} and processes on "
+            f"{', '.join(repr(each.name) for each in places)}. Give limit=: how many items a run "
+            f"of the group reads. Its tasks are fixed before it runs."
+        )
     parts = _make_parts(label, call, how, source, places, read, updated, options)
     return Task(_named(label, join), parts, **{**final, "after": ()})
 

@@ -212,6 +212,16 @@ def test_into_changes_blobs_of_each_node_in_the_order_of_its_items(
     assert results.fetch() == [None] * 10
 
 
+def test_a_pipe_reads_what_another_one_returns(inproc_session: Session) -> None:
+    with TaskGroup() as group, Node("here"):
+        Task(Numbers, (), "reader", kwargs={"n": 5})
+        Task(lambda: np.zeros(1, int), (), "total", node="a")
+        squares = pipe("reader", square, num_threads=2)
+        sums = pipe(squares, into=add_to, updates="total", node="a").output()
+    inproc_session.run(group)
+    assert sums.fetch() == [0, 1, 5, 14, 30]
+
+
 def scale(x: int, by: Any, offset: int) -> int:
     return x * int(by[0]) + offset
 
@@ -380,7 +390,7 @@ def test_an_endless_pipe_ends_when_another_task_fails(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"reader": 3}, "reader must be the name of a blob"),
+        ({"reader": 3}, "reader must be a name, Blob, Task or TaskOutput"),
         ({"processor": 3}, "processor must be callable"),
         ({"processor": scale}, "cannot be called with 1 arguments"),
         ({"into": square, "updates": ["x", "y"]}, "cannot be called with 3 arguments"),
@@ -389,6 +399,7 @@ def test_an_endless_pipe_ends_when_another_task_fails(
         ({"inputs": "x"}, "are for processor"),
         ({"nodes": FAR}, "needs|Give limit="),
         ({"reader": Blob("reader", "there")}, "reads on node 'there' and processes on 'here'"),
+        ({"reader": Task(len, "x", node="n"), "nodes": FAR}, "reader must be a blob"),
         ({"nodes": []}, "at least one node"),
         ({"num_threads": 0}, "num_threads must be an int >= 1"),
         ({"capacity": 0}, "capacity must be an int >= 1"),
