@@ -144,13 +144,13 @@ def save_options(function: Function) -> Function:
 
 
 def _read_save(texts: Sequence[str]) -> SavePolicy | None:
-    from jobrunner.checkpoint import Auto, SaveEvery
+    from jobrunner.checkpoint import SaveEvery
 
     policies: list[Any] = []
     for text in texts:
         match = _INTERVAL.fullmatch(text)
         if text == "auto":
-            policies.append(Auto())
+            policies.append(SaveEvery("auto"))
         elif match is None or not int(match["count"]):
             raise click.UsageError(
                 f"--save-every {text}: expected a number of epochs, steps or seconds, for example "

@@ -124,7 +124,7 @@ class Run:
     def _init_or_resume(self) -> None:
         """Set `state.epoch` to the last epoch that is complete in the workspaces."""
         state = self.state
-        self.saver.start(self.binding)
+        self.saver.start(self.binding, state.losses.in_all)
         decision = self.resumption.plan()
         if not state.is_announced:
             state.is_announced = True

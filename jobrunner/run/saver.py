@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-import statistics
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,8 +13,8 @@ from typing import Any, Literal
 
 from jobrunner.checkpoint import (
     PARTITIONS,
-    Moment,
     MultiNodeCheckpointManager,
+    Pace,
     Receipt,
     Save,
     epochs_until,
@@ -140,19 +138,20 @@ class Saver:
         self._saved = saved
         self._save_now = save_now
         self._in_flight: _Save | None = None
-        self._last_save = time.monotonic()
-        self._stalls: deque[float] = deque(maxlen=5)  # of the last saves
+        self._pace = Pace(time.monotonic())
         self._has_lock = False
         self._deadline_seconds = get_number("checkpoint.deadline-seconds")
         self._is_shared = False  # the directory, with all workers of the binding
         self._binding: Binding
 
-    def start(self, binding: Binding) -> None:
+    def start(self, binding: Binding, losses: int) -> None:
         """Save from these workers from now on; check that they share the directory with us.
 
         The first call locks the directory for this run. If the directory is empty and not
-        writable, and `on_save_error` is "warn", the run starts and each save tries again.
+        writable, and `on_save_error` is "warn", the run starts and each save tries again. `losses`
+        is how many the run has had.
         """
+        self._pace.start(time.monotonic(), losses)
         self._binding = binding
         self._is_shared = False
         is_refused = self._on_save_error == "refuse" and not self._has_lock
@@ -216,15 +215,13 @@ class Saver:
         save = self._in_flight
         if save is not None and not save.thread.is_alive():
             self.wait()
-        moment = Moment(
-            epoch,
-            step,
-            self._plan.steps_per_epoch,
-            time.monotonic() - self._last_save,
-            # The mean, not the median, so that rare expensive saves count in full.
-            statistics.fmean(self._stalls) if self._stalls else None,
-            self._in_flight is not None,
-            has_ended and self._plan.steps_per_epoch is None,
+        width = self._plan.steps_per_epoch
+        moment = self._pace.look(
+            time.monotonic(),
+            time.time(),
+            (epoch, step, width),
+            is_saving=self._in_flight is not None,
+            has_ended=has_ended and width is None,
         )
         if self._has_lock and self._manager.commits.take_request():
             self._save_now.set()
@@ -239,7 +236,7 @@ class Saver:
         """
         self.wait()
         save = _Save(epoch, step)
-        self._last_save = save.started
+        self._pace.begin_save(save.started)
         self._save_now.clear()
         details = dict(about)
         if step is not None:
@@ -259,6 +256,7 @@ class Saver:
                     self._apply(copy, f"the copy of epoch {epoch}")
                 write = partial(order.write, is_copied=True)
                 save.stall_seconds = time.monotonic() - save.started
+                self._pace.continue_run(time.monotonic())
                 save.start(lambda: self._write(committed, order, write))
                 self._in_flight = save
                 return
@@ -298,7 +296,8 @@ class Saver:
             error=None if error is None else str(error),
             step=save.step or 0,
         )
-        self._stalls.append(report.stall_seconds)
+        self._pace.end_save(save.stall_seconds, save.seconds)
+        self._pace.continue_run(time.monotonic())
         if error is None:
             self._failures.close()
         elif self._on_save_error == "raise":
@@ -360,7 +359,7 @@ class Saver:
         if not self._has_lock:
             self._manager.run.start(self._plan.checkpointed, {"plan": describe(self._plan)})
             self._has_lock = True
-            self._last_save = time.monotonic()
+            self._pace.begin_save(time.monotonic())
 
     def _check_shared(self) -> None:
         if not self._is_shared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any
 
@@ -16,6 +17,7 @@ from jobrunner import (
     KeepEvery,
     KeepLast,
     Moment,
+    SaveBefore,
     SaveEvery,
 )
 from jobrunner.checkpoint import epochs_until
@@ -80,10 +82,121 @@ def test_auto_waits_for_no_save_that_is_still_written() -> None:
     assert SaveEvery(epochs=1).is_due(Moment(5, 1, 1, 0.0, is_saving=True))
 
 
+def lose(policy: Any, cost: float, lost_after: list[float], hours: float) -> float:
+    """Run steps of 20 seconds until `hours` of work are recorded; returns the hours it took.
+
+    `lost_after` are the times of losses, in hours.
+    """
+    times = [hour * 3600 for hour in lost_after]
+    now = began = recorded = done = 0.0
+    losses = 0
+    while recorded < hours * 3600:
+        now += 20
+        done += 20
+        if times and now >= times[0]:
+            times.pop(0)
+            losses += 1
+            done = recorded
+            began = now
+        moment = Moment(1, 1, 1, now - began, cost, seconds_running=now, losses=losses)
+        if policy.is_due(moment):
+            began = now
+            now += cost
+            recorded = done
+    return now / 3600
+
+
+def test_auto_loses_about_as_little_time_as_the_best_fixed_interval() -> None:
+    lost_after = [3.1 * n + 1.3 for n in range(20)]
+
+    def hours(policy: Any) -> float:
+        return lose(policy, 5, lost_after, hours=30)
+
+    took = hours(SaveEvery("auto"))
+    assert took < 1.01 * min(hours(SaveEvery(seconds=s)) for s in (240, 320, 480, 960))
+    assert took < min(hours(SaveEvery(seconds=s)) for s in (20, 7200)) - 1
+
+
+def test_auto_saves_at_youngs_interval_or_as_its_share_allows() -> None:
+    policy = SaveEvery("auto")
+
+    def interval(cost: float, running: float, losses: int = 0) -> int:
+        return next(
+            s
+            for s in range(100_000)
+            if policy.is_due(Moment(1, 1, 1, s, cost, seconds_running=running, losses=losses))
+        )
+
+    assert interval(10, running=0) == 500  # 2 % of the time
+    assert interval(10, running=180_000) == math.ceil(math.sqrt(2 * 10 * 180_000))
+    assert interval(10, running=180_000, losses=9) == math.ceil(math.sqrt(2 * 10 * 18_000))
+    assert interval(10, running=180_000, losses=99) == 500
+    assert not policy.is_due(Moment(1, 1, 1, 1e9, 1.0, is_saving=True))
+    assert policy.is_due(Moment(1, 1, 1, 0.0))  # what a save costs is not known yet
+
+
+def test_auto_may_be_joined_with_other_intervals() -> None:
+    policy = SaveEvery("auto", steps=3)
+    assert policy.is_due(Moment(1, 3, 4, 0.0, 1e9))
+    assert not policy.is_due(Moment(1, 4, 4, 0.0, 1e9))
+    assert epochs_until(policy, 1, 1) == 3
+    assert epochs_until(SaveEvery("auto"), 1, 1) is None
+
+
+def saves_before(
+    policy: Any, step_seconds: float, cost: float, is_saving: bool = False
+) -> list[float]:
+    """When a run saves, by the clock, from 0 on."""
+    found, saved, now = [], -1e9, 0.0
+    while now < 2000:
+        now += step_seconds
+        moment = Moment(
+            *(1, 1, 1, now - saved, cost, is_saving),
+            seconds_to_record=cost,
+            seconds_to_next=step_seconds,
+            time=now,
+        )
+        if policy.is_due(moment):
+            saved = now
+            now += cost
+            found.append(saved)
+    return found
+
+
+def test_a_save_before_a_deadline_is_the_last_that_is_recorded_in_time() -> None:
+    assert saves_before(SaveBefore(1000, margin_seconds=0), 10, cost=7) == [990]
+    assert saves_before(SaveBefore(1000, margin_seconds=60), 10, cost=7) == [930]
+    assert saves_before(SaveBefore(1000, margin_seconds=0), 10, cost=25) == [970]
+    assert saves_before(SaveBefore(1000, margin_seconds=0), 10, 7, is_saving=True) == [980]
+    assert saves_before(SaveBefore(1000, margin_seconds=0), 300, cost=7) == [900]
+    assert saves_before(SaveBefore(5000), 10, cost=7) == []
+
+
+def test_a_deadline_long_past_asks_for_nothing() -> None:
+    assert not SaveBefore(1000).is_due(Moment(1, 1, 1, 50.0, 1.0, time=1e9))
+
+
+def test_a_deadline_is_a_time_a_date_or_that_of_slurm(monkeypatch: Any) -> None:
+    when = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert SaveBefore(when).deadline == SaveBefore(when.timestamp()).deadline == 1893553445
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1893553445")
+    assert SaveBefore("slurm").deadline == 1893553445
+    for wrong in ("", "soon", "-5"):
+        monkeypatch.setenv("SLURM_JOB_END_TIME", wrong)
+        with pytest.raises(DefinitionError, match=f"SLURM_JOB_END_TIME .* got '{wrong}'"):
+            SaveBefore("slurm")
+    for other in ("pbs", -1, math.nan, None):
+        with pytest.raises(DefinitionError, match="SaveBefore: deadline"):
+            SaveBefore(other)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         {},
+        {"epochs": "often"},
+        {"epochs": 1, "max_overhead": 0.1},
+        {"epochs": "auto", "max_overhead": 1.0},
         *({"epochs": n} for n in (0, 1.5, True)),
         {"steps": -1},
         *({"seconds": s} for s in (0, math.nan, math.inf, "5")),

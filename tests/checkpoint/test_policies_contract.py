@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobrunner import Auto, KeepAll, KeepBest, KeepEvery, KeepLast, Moment, SaveEvery
+from jobrunner import Auto, KeepAll, KeepBest, KeepEvery, KeepLast, Moment, SaveBefore, SaveEvery
 from jobrunner.testing.policies import RetentionPolicyContract, SavePolicyContract
 
 
@@ -21,6 +21,14 @@ class TestJoined(SavePolicyContract):
 
 class TestAuto(SavePolicyContract):
     policy = Auto(0.5)
+
+
+class TestSaveEveryAuto(SavePolicyContract):
+    policy = SaveEvery("auto", max_overhead=0.1)
+
+
+class TestSaveBefore(SavePolicyContract):
+    policy = SaveBefore(1000.0) | SaveEvery(steps=5)
 
 
 class TestKeepAll(RetentionPolicyContract):

@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import time
 from pathlib import Path
 from statistics import fmean
 
@@ -86,6 +87,38 @@ def test_the_best_by_a_function_the_latest_and_every_nth_are_kept_together(
     manager = manager_of(tmp_path, keep=KeepBest(lambda metrics: metrics["nothing"]))
     JobRunner(counter(12), manager).run(inproc_session)
     assert "no recorded epoch has reported '<lambda>'" in caplog.text
+
+
+def test_policies_get_what_was_measured(inproc_session, tmp_path):
+    class Told:
+        def __init__(self):
+            self.moments = []
+
+        def is_due(self, moment):
+            self.moments.append(moment)
+            return True
+
+    def step(n):
+        if n == 2 and not current_task().attempt:
+            raise OSError("a moment")
+        time.sleep(0.02 if n == 0 else 0)
+        return n + 1
+
+    with Job("counter") as job, Node("a"):
+        with job.init_group:
+            Task(lambda: 0, outputs="n", name="zero")
+        Task(step, inputs="n", outputs="n", transient_errors=(OSError,))
+        epoch_limiter(job, 9)
+    told = Told()
+    began = time.time()
+    JobRunner(job, manager_of(tmp_path, save=told)).run(inproc_session)
+    assert [moment.losses for moment in told.moments] == [0, 0] + [1] * 7
+    longest = [moment.seconds_to_next for moment in told.moments]
+    assert min(longest[:5]) >= 0.02
+    assert all(0 < moment.seconds_to_save <= moment.seconds_to_record for moment in told.moments)
+    running = [moment.seconds_running for moment in told.moments]
+    assert running == sorted(running)
+    assert began < told.moments[0].time < told.moments[-1].time <= time.time()
 
 
 def test_policies_get_the_average_cost_of_a_save(inproc_session, tmp_path):

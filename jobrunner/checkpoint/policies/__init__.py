@@ -14,6 +14,8 @@ from jobrunner.checkpoint.policies.retention import (
 from jobrunner.checkpoint.policies.saving import (
     Auto,
     Moment,
+    Pace,
+    SaveBefore,
     SaveEvery,
     SavePolicy,
     epochs_until,

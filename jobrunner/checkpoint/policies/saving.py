@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import os
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from datetime import datetime
+from statistics import fmean
+from typing import Literal, Protocol, runtime_checkable
 
-from jobrunner.define import COUNT, INTERVAL, checked, number
+from jobrunner.define import COUNT, INTERVAL, SECONDS, Rule, checked, number
 from jobrunner.errors import DefinitionError
 
 
@@ -30,6 +35,18 @@ class Moment:
         Whether a save in the background is still being written; another one would wait for it.
     has_ended : bool
         Whether this step was the last of an epoch whose number of steps was not known.
+    seconds_to_record : float or None
+        The longest that one of the last few saves took until it was recorded, in the background
+        too; None before the first.
+    seconds_to_next : float or None
+        The longest time between two of the last few such moments, without the time for saves. If
+        workers run several short epochs without asking the client, there is none in between.
+    seconds_running : float
+        Time since the run began.
+    losses : int
+        How often the run has begun again after a loss.
+    time : float
+        Unix time, in seconds.
     """
 
     epoch: int
@@ -39,6 +56,11 @@ class Moment:
     seconds_to_save: float | None = None
     is_saving: bool = False
     has_ended: bool = False
+    seconds_to_record: float | None = None
+    seconds_to_next: float | None = None
+    seconds_running: float = 0.0
+    losses: int = 0
+    time: float = 0.0
 
     @property
     def is_boundary(self) -> bool:
@@ -52,6 +74,60 @@ class Moment:
         If `steps_per_epoch` is None, the number of steps of this epoch.
         """
         return (self.epoch - 1) * (self.steps_per_epoch or 0) + self.step
+
+
+class Pace:
+    """Measures how long a run's steps and saves take. `now` is the monotonic clock's time."""
+
+    def __init__(self, now: float) -> None:
+        self._began = self._last_save = self._last_look = now
+        self._losses = 0
+        self._stalls: deque[float] = deque(maxlen=5)  # of the last saves
+        self._records: deque[float] = deque(maxlen=5)
+        self._gaps: deque[float] = deque(maxlen=5)
+
+    def start(self, now: float, losses: int) -> None:
+        """Note that nodes are placed, again after that many losses."""
+        self._last_look, self._losses = now, losses
+
+    def begin_save(self, now: float) -> None:
+        """Note the begin of a save, or of the right to save."""
+        self._last_save = now
+
+    def continue_run(self, now: float) -> None:
+        """Note that epochs go on after a save, which may still be written."""
+        self._last_look = now
+
+    def end_save(self, stall_seconds: float, seconds: float) -> None:
+        """Note how long epochs waited for a save, and how long it took until it was recorded."""
+        self._stalls.append(stall_seconds)
+        self._records.append(seconds)
+
+    def look(
+        self,
+        now: float,
+        time: float,
+        position: tuple[int, int, int | None],
+        *,
+        is_saving: bool,
+        has_ended: bool,
+    ) -> Moment:
+        """The present moment; `position` is the epoch, the step and how many steps it has."""
+        self._gaps.append(now - self._last_look)
+        self._last_look = now
+        return Moment(
+            *position,
+            now - self._last_save,
+            # The mean, not the median, so that rare expensive saves count in full.
+            fmean(self._stalls) if self._stalls else None,
+            is_saving,
+            has_ended,
+            max(self._records, default=None),
+            max(self._gaps),
+            now - self._began,
+            self._losses,
+            time,
+        )
 
 
 @runtime_checkable
@@ -100,26 +176,46 @@ class AnyOf(_JoinsSaves):
         return _least(epochs_until(policy, epoch, steps_per_epoch) for policy in self.policies)
 
 
-@checked(epochs=COUNT, steps=COUNT, seconds=INTERVAL)
+_SHARE = number("a number > 0 and < 1, for example 0.02", lambda it: 0 < it < 1)
+
+
+@checked(
+    epochs=Rule("an int >= 1 or 'auto'", lambda it: COUNT.fits(it) or _is_auto(it)),
+    steps=COUNT,
+    seconds=INTERVAL,
+    max_overhead=_SHARE,
+)
 @dataclass(frozen=True, slots=True)
 class SaveEvery(_JoinsSaves):
     """Save at intervals: whenever one of them ends.
 
     Parameters
     ----------
-    epochs : int, optional
-        Save after each epoch whose number is a multiple of this.
+    epochs : int or "auto", optional
+        Save after each epoch whose number is a multiple of this. ``"auto"``: choose the interval
+        from what saves cost and how often the run begins again after a loss; see Notes.
     steps : int, optional
         Save each time the epoch group has run this often, counted from epoch 0. With
         ``Job(steps_per_epoch=)`` this also saves in the middle of an epoch. If the number of steps
         is not known, count from the start of each epoch, and save at the end of each.
     seconds : float, optional
         Save after the first step that ends this long or longer after the last save began.
+    max_overhead : float, optional
+        For ``"auto"``: the share of the run's time, between 0 and 1, that epochs may wait for
+        saves. By default 0.02.
 
     Raises
     ------
     DefinitionError
-        There is no interval, or one is not positive.
+        There is no interval, one is not positive, or there is a `max_overhead` without ``"auto"``.
+
+    Notes
+    -----
+    ``"auto"`` saves when a step ends sqrt(2 C M) seconds or more after the last save began (Young's
+    interval, which loses the least time), but no more often than `max_overhead` allows. C is the
+    time that epochs waited for each of the last few saves, and M the mean time between losses: the
+    time of this run, divided by one more than the number of its losses. So without losses saves
+    become rarer. It never waits for a save in the background.
 
     Examples
     --------
@@ -128,20 +224,26 @@ class SaveEvery(_JoinsSaves):
     False
     """
 
-    epochs: int | None = None
+    epochs: int | Literal["auto"] | None = None
     steps: int | None = None
     seconds: float | None = None
+    max_overhead: float | None = None
 
     def __post_init__(self) -> None:
         if self.epochs is None and self.steps is None and self.seconds is None:
             raise DefinitionError(
-                "SaveEvery needs an interval: SaveEvery(epochs=1), SaveEvery(steps=100) or "
-                "SaveEvery(seconds=600)."
+                "SaveEvery needs an interval: SaveEvery(epochs=1), SaveEvery(steps=100), "
+                "SaveEvery(seconds=600) or SaveEvery('auto')."
             )
+        if self.max_overhead is not None and self.epochs != "auto":
+            raise DefinitionError("SaveEvery: max_overhead needs 'auto': SaveEvery('auto', ...).")
 
     def is_due(self, moment: Moment) -> bool:
         """See `SavePolicy`."""
-        if self.epochs is not None and moment.is_boundary and not moment.epoch % self.epochs:
+        if self.epochs == "auto":
+            if self._is_worth_it(moment):
+                return True
+        elif self.epochs is not None and moment.is_boundary and not moment.epoch % self.epochs:
             return True
         if self.steps is not None and self._is_step_due(moment, self.steps):
             return True
@@ -149,11 +251,18 @@ class SaveEvery(_JoinsSaves):
 
     def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
         """See `epochs_until`."""
-        intervals = [] if self.epochs is None else [self.epochs]
+        intervals = [self.epochs] if isinstance(self.epochs, int) else []
         if self.steps is not None:
             epochs, rest = divmod(self.steps, steps_per_epoch)
             intervals.append(1 if rest else epochs)
         return _least(interval - (epoch - 1) % interval for interval in intervals)
+
+    def _is_worth_it(self, moment: Moment) -> bool:
+        if not Auto(self.max_overhead or 0.02).is_due(moment):
+            return False
+        between_losses = moment.seconds_running / (1 + moment.losses)
+        interval = math.sqrt(2 * (moment.seconds_to_save or 0.0) * between_losses)
+        return moment.seconds_since_save >= interval
 
     @staticmethod
     def _is_step_due(moment: Moment, steps: int) -> bool:
@@ -161,10 +270,12 @@ class SaveEvery(_JoinsSaves):
         return not done % steps or moment.has_ended
 
 
-@checked(max_overhead=number("a number > 0 and < 1, for example 0.03", lambda it: 0 < it < 1))
+@checked(max_overhead=_SHARE)
 @dataclass(frozen=True, slots=True)
 class Auto(_JoinsSaves):
     """Save as often as possible while saves take only a small share of the run's time.
+
+    ``SaveEvery("auto")`` does so with regard to losses, too.
 
     Parameters
     ----------
@@ -186,6 +297,82 @@ class Auto(_JoinsSaves):
     def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
         """See `epochs_until`."""
         return None
+
+
+_UNIX_SECONDS = number("Unix seconds", lambda it: 0 <= it < 1e12)
+
+
+@checked(
+    deadline=Rule(
+        "Unix seconds, a datetime or 'slurm'",
+        lambda it: isinstance(it, datetime) or _UNIX_SECONDS.fits(it) or str(it) == "slurm",
+    ),
+    margin_seconds=SECONDS,
+)
+@dataclass(frozen=True, slots=True)
+class SaveBefore(_JoinsSaves):
+    """Save once more before the run must end, such as at the time limit of a batch system.
+
+    Parameters
+    ----------
+    deadline : float, datetime or "slurm"
+        When the run must have been recorded: Unix time in seconds, or a `datetime.datetime` (local
+        time if it has no time zone). ``"slurm"``: the end of the Slurm job that this process is
+        part of, from the environment variable ``SLURM_JOB_END_TIME``.
+    margin_seconds : float
+        How long before that.
+
+    Attributes
+    ----------
+    deadline : float
+        Unix time in seconds.
+
+    Raises
+    ------
+    DefinitionError
+        An argument is invalid, or the environment names no end of a Slurm job.
+
+    Notes
+    -----
+    It saves after the last step that can be recorded in time: when the next step, as long as the
+    longest of the last few, and a save, as long as the longest of the last few, would end too late.
+    The run goes on; what it does after that save may be lost.
+    """
+
+    deadline: float | datetime | Literal["slurm"]
+    margin_seconds: float = 60
+
+    def __post_init__(self) -> None:
+        deadline: object = self.deadline
+        if isinstance(deadline, datetime):
+            deadline = deadline.timestamp()
+        elif deadline == "slurm":
+            deadline = os.environ.get("SLURM_JOB_END_TIME", "")
+            if not deadline.isdecimal():
+                raise DefinitionError(
+                    f"SaveBefore('slurm'): expected the environment variable SLURM_JOB_END_TIME to "
+                    f"be a time in Unix seconds, as Slurm sets it in its jobs; got {deadline!r}. "
+                    f"Run in a Slurm job, or pass the time itself."
+                )
+        object.__setattr__(self, "deadline", float(deadline))  # type: ignore[arg-type]
+
+    def is_due(self, moment: Moment) -> bool:
+        """See `SavePolicy`."""
+        assert isinstance(self.deadline, float)
+        left = self.deadline - moment.time
+        saves = 2 if moment.is_saving else 1  # another one waits for that in the background
+        needed = self.margin_seconds + (moment.seconds_to_next or 0.0)
+        needed += saves * (moment.seconds_to_record or 0.0)
+        # A save that began when no more time was left than that need not be repeated.
+        return left <= needed < left + moment.seconds_since_save
+
+    def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
+        """See `epochs_until`."""
+        return None
+
+
+def _is_auto(value: object) -> bool:
+    return isinstance(value, str) and value == "auto"
 
 
 def _least(counts: Iterable[int | None]) -> int | None:
