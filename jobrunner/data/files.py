@@ -1,0 +1,241 @@
+"""Readers of files of lines and of CSV files, in blocks of about a MiB."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jobrunner.data.arrow import import_arrow
+from jobrunner.data.blocks import Blocks
+from jobrunner.data.indexed import IndexedReader
+from jobrunner.define import PATH, Rule, checked
+from jobrunner.errors import DefinitionError
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_BLOCK_BYTES = 1 << 20
+
+
+def _are_paths(paths: object) -> bool:
+    if isinstance(paths, list | tuple):
+        return len(paths) > 0 and all(map(PATH.fits, paths))
+    return PATH.fits(paths)
+
+
+PATHS = Rule("a path (str or os.PathLike), or a list of paths", _are_paths)
+
+
+def _is_encoding(name: object) -> bool:
+    try:
+        return isinstance(name, str) and "\n".encode(name) == b"\n"
+    except LookupError:
+        return False
+
+
+@checked(
+    paths=PATHS,
+    encoding=Rule("the name of an encoding in which a newline is one byte", _is_encoding),
+)
+def from_lines(paths: Paths, *, encoding: str = "utf-8") -> IndexedReader:
+    r"""A reader of the lines of text files, without their ends (``\n`` or ``\r\n``).
+
+    Parameters
+    ----------
+    paths : path or list of paths
+        Read in this order, as if they were one file.
+    encoding : str
+
+    Raises
+    ------
+    DefinitionError
+        If an argument is none of these.
+    OSError
+        If a file cannot be read.
+
+    Notes
+    -----
+    The lines are counted when the reader is made: the files are read once then. A block of a shuffled
+    reader is about 1 MiB.
+
+    Examples
+    --------
+    >>> from_lines(["a.txt", "b.txt"]).shuffled(seed=1).batched(64)  # doctest: +SKIP
+    """
+    blocks = [each for path in _listed(paths) for each in _split(path, _lines)]
+    return IndexedReader(Blocks([each.records for each in blocks], _Lines(blocks, encoding)))
+
+
+_TYPES = Rule(
+    "a mapping of names of columns to types of Arrow, or their names",
+    lambda it: isinstance(it, Mapping) and all(isinstance(name, str) for name in it),
+)
+
+
+@checked(paths=PATHS, types=_TYPES, delimiter=Rule("one character", lambda it: len(it) == 1))
+def from_csv(
+    paths: Paths, *, types: Mapping[str, Any] | None = None, delimiter: str = ","
+) -> IndexedReader:
+    """A reader of the rows of CSV files; a batch is an Arrow table, a single row a dict.
+
+    The first line of each file has the names of the columns, the same in all files.
+
+    Parameters
+    ----------
+    paths : path or list of paths
+        Read in this order, as if they were one file.
+    types : mapping of str to pyarrow.DataType or str, optional
+        The types of columns. Those of others are what the first block of rows looks like.
+    delimiter : str
+
+    Raises
+    ------
+    DefinitionError
+        If an argument is none of these, the files have other columns, or pyarrow is not installed.
+    OSError
+        If a file cannot be read.
+
+    Notes
+    -----
+    The rows are counted when the reader is made: the files are read once then. A block of a shuffled
+    reader is about 1 MiB. Blank lines are no rows. Values must not contain newlines.
+    """
+    arrow = import_arrow("from_csv")
+    listed = _listed(paths)
+    headers = [_header(path, delimiter) for path in listed]
+    for path, header in zip(listed, headers, strict=True):
+        if header.names != headers[0].names:
+            raise DefinitionError(
+                f"from_csv: all files must have the same columns; expected {headers[0].names} as in "
+                f"{listed[0]}, found {header.names} in {path}."
+            )
+    known = {name: _type(arrow, name, kind) for name, kind in (types or {}).items()}
+    if unknown := sorted(set(known) - set(headers[0].names)):
+        raise DefinitionError(
+            f"from_csv: types must name columns of the files; found {unknown}, expected some of "
+            f"{headers[0].names}."
+        )
+    blocks = [
+        each
+        for path, header in zip(listed, headers, strict=True)
+        for each in _split(path, _filled, header.size)
+    ]
+    load = _Rows(blocks, headers[0].names, delimiter, known)
+    if blocks:
+        load.types = {field.name: field.type for field in load(0).schema}
+    return IndexedReader(Blocks([each.records for each in blocks], load))
+
+
+class _Part(NamedTuple):
+    """Whole lines of a file."""
+
+    path: str
+    start: int
+    size: int
+    records: int
+
+    def read(self) -> bytes:
+        with open(self.path, "rb") as file:
+            file.seek(self.start)
+            return file.read(self.size)
+
+    @property
+    def where(self) -> str:
+        return f"in {self.path}, bytes {self.start} to {self.start + self.size}"
+
+
+class _Lines:
+    """Loads blocks of lines."""
+
+    def __init__(self, blocks: Sequence[_Part], encoding: str) -> None:
+        self.blocks, self.encoding = blocks, encoding
+
+    def __call__(self, number: int) -> list[str]:
+        part = self.blocks[number]
+        try:
+            text = part.read().decode(self.encoding)
+        except UnicodeDecodeError as error:
+            error.add_note(part.where)
+            raise
+        lines = text.removesuffix("\n").split("\n")
+        return [line.removesuffix("\r") for line in lines] if "\r" in text else lines
+
+
+class _Rows:
+    """Loads blocks of rows."""
+
+    def __init__(
+        self, blocks: Sequence[_Part], names: list[str], delimiter: str, types: Mapping[str, Any]
+    ) -> None:
+        self.blocks, self.names, self.delimiter, self.types = blocks, names, delimiter, types
+
+    def __call__(self, number: int) -> Any:
+        import pyarrow
+        from pyarrow import csv
+
+        part = self.blocks[number]
+        try:
+            return csv.read_csv(
+                io.BytesIO(part.read()),
+                csv.ReadOptions(column_names=self.names, use_threads=False),
+                csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+                csv.ConvertOptions(column_types=self.types),
+            )
+        except pyarrow.ArrowInvalid as error:
+            error.add_note(
+                f"{part.where}. If a column has other values than in the first rows, name its type: "
+                f"from_csv(..., types={{...}})."
+            )
+            raise
+
+
+class _Header(NamedTuple):
+    names: list[str]
+    size: int
+
+
+def _header(path: str, delimiter: str) -> _Header:
+    from pyarrow import csv
+
+    with open(path, "rb") as file:
+        line = file.readline()
+    if not line.strip():
+        raise DefinitionError(f"from_csv: {path} has no names of columns in its first line.")
+    table = csv.read_csv(io.BytesIO(line), parse_options=csv.ParseOptions(delimiter=delimiter))
+    return _Header(list(table.column_names), len(line))
+
+
+def _type(arrow: Any, name: str, kind: Any) -> Any:
+    try:
+        return arrow.type_for_alias(kind) if isinstance(kind, str) else arrow.field(name, kind).type
+    except (ValueError, TypeError) as error:
+        raise DefinitionError(
+            f"from_csv: types must be types of Arrow or their names; got {kind!r} for {name!r}."
+        ) from error
+
+
+def _listed(paths: Paths) -> list[str]:
+    listed = paths if isinstance(paths, list | tuple) else [paths]
+    return [str(Path(os.fspath(path)).absolute()) for path in listed]  # type: ignore[arg-type]
+
+
+def _split(path: str, records: Callable[[bytes], int], start: int = 0) -> Iterator[_Part]:
+    """The blocks of a file, from byte `start` on."""
+    with open(path, "rb") as file:
+        file.seek(start)
+        while data := file.read(_BLOCK_BYTES):
+            if not data.endswith(b"\n"):
+                data += file.readline()
+            if number := records(data):
+                yield _Part(path, start, len(data), number)
+            start += len(data)
+
+
+def _lines(data: bytes) -> int:
+    return data.count(b"\n") + (not data.endswith(b"\n"))
+
+
+def _filled(data: bytes) -> int:
+    return sum(1 for line in data.split(b"\n") if line.strip(b"\r"))

@@ -1,0 +1,97 @@
+"""Readers of Dask collections, partition by partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jobrunner.data.blocks import Blocks
+from jobrunner.data.indexed import IndexedReader
+from jobrunner.define import TEXT, Rule, checked
+from jobrunner.errors import DefinitionError
+
+
+def _are_lengths(it: object) -> bool:
+    return isinstance(it, list | tuple) and all(
+        isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in it
+    )
+
+
+@checked(lengths=Rule("a list of ints >= 0", _are_lengths), scheduler=TEXT)
+def from_dask(
+    collection: Any, *, lengths: Sequence[int] | None = None, scheduler: str = "threads"
+) -> IndexedReader:
+    """A reader of a Dask array, dataframe or bag, which computes one partition at a time.
+
+    Parameters
+    ----------
+    collection : dask.array.Array, dask.dataframe.DataFrame or Series, or dask.bag.Bag
+        Of an array, a partition is a row of chunks.
+    lengths : sequence of int, optional
+        Rows of each partition of a dataframe or bag. Without them, all partitions are computed once
+        when the reader is made, to count theirs.
+    scheduler : str
+        Which of Dask's local schedulers computes: "threads", "synchronous" or "processes".
+
+    Raises
+    ------
+    DefinitionError
+        If it is no such collection, or `lengths` has not one item for each partition.
+
+    Notes
+    -----
+    Tasks run on Dask workers, and one that waits for others there could block its worker. So
+    partitions are computed in the process that reads. The last two stay in memory. Each partition is
+    computed again in each pass: persist what is expensive, or save it to files first.
+    """
+    if not hasattr(type(collection), "__dask_graph__"):
+        raise _refusal(collection)
+    if hasattr(collection, "blocks"):
+        counts: Sequence[Any] = collection.chunks[0] if collection.ndim else ()
+        if not counts or any(each != each for each in counts):  # unknown ones are NaN
+            raise DefinitionError(
+                "from_dask: the array's chunks along the first axis must be of known length; call its "
+                "compute_chunk_sizes() first."
+            )
+        kind = "blocks"
+    elif hasattr(collection, "partitions"):
+        kind = "partitions"
+        counts = lengths or list(collection.map_partitions(len).compute(scheduler=scheduler))
+    elif hasattr(collection, "to_delayed") and hasattr(collection, "npartitions"):
+        kind = "bag"
+        counts = lengths or list(collection.map_partitions(_count).compute(scheduler=scheduler))
+    else:
+        raise _refusal(collection)
+    partitions = len(counts) if kind == "blocks" else collection.npartitions
+    if (lengths is not None and list(lengths) != list(counts)) or len(counts) != partitions:
+        raise DefinitionError(
+            f"from_dask: lengths must have one item for each of the {partitions} partitions; got "
+            f"{len(lengths or counts)} items, and an array's are its chunks'."
+        )
+    return IndexedReader(
+        Blocks([int(each) for each in counts], _Parts(collection, kind, scheduler))
+    )
+
+
+def _refusal(collection: object) -> DefinitionError:
+    return DefinitionError(
+        f"from_dask: collection must be a Dask array, dataframe, series or bag; got "
+        f"{collection!r:.200}."
+    )
+
+
+def _count(partition: Iterable[Any]) -> list[int]:
+    return [sum(1 for _ in partition)]
+
+
+class _Parts:
+    """Computes partitions."""
+
+    def __init__(self, collection: Any, kind: str, scheduler: str) -> None:
+        self.collection, self.kind, self.scheduler = collection, kind, scheduler
+
+    def __call__(self, number: int) -> Any:
+        if self.kind == "bag":
+            part = self.collection.to_delayed()[number]
+            return list(part.compute(scheduler=self.scheduler))
+        return getattr(self.collection, self.kind)[number].compute(scheduler=self.scheduler)

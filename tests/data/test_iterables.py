@@ -1,0 +1,143 @@
+"""Readers of what can only be iterated over, and of loaders with a state of their own."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jobrunner import DefinitionError, PlanMismatchError
+from jobrunner.data import EndOfData, Reader, from_iterable, from_loader
+
+
+def test_each_pass_iterates_anew_and_may_know_its_number() -> None:
+    reader = from_iterable(lambda number: range(number, number + 3))
+    assert [list(reader) for _ in range(3)] == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
+    assert list(from_iterable(lambda: "abcde").batched(2)) == [["a", "b"], ["c", "d"], ["e"]]
+    assert list(from_iterable(lambda: "abcde").batched(2, drop_last=True))[-1] == ["c", "d"]
+    assert list(from_iterable(lambda: range(5)).sharded(1, 2)) == [1, 3]
+
+
+def test_it_has_finished_with_the_last_record() -> None:
+    for reader in (
+        from_iterable(lambda: range(3)),
+        from_iterable(lambda: range(7)).batched(3),
+        from_iterable(lambda: range(7)).batched(2, drop_last=True),
+        from_iterable(lambda: range(6)).sharded(0, 2),
+    ):
+        for _ in range(2):
+            assert not reader.finished
+            reader.read()
+        reader.read()
+        assert reader.finished
+        with pytest.raises(EndOfData, match="Pass 0 has ended"):
+            reader.read()
+    empty = from_iterable(list)
+    assert list(empty) == []
+    assert empty.finished
+
+
+def test_an_error_arrives_at_its_record_and_the_next_read_tries_again() -> None:
+    broken = [True]
+
+    def records() -> Iterator[int]:
+        yield from range(3)
+        if broken[0]:
+            raise OSError("gone")
+        yield 3
+
+    for reader in (from_iterable(records), from_iterable(records).prefetched(2)):
+        broken[0] = True
+        assert list(reader.limited(batches=3)) == [0, 1, 2]
+        for _ in range(2):
+            with pytest.raises(OSError, match="gone"):
+                reader.read()
+            assert reader.state_dict()["rest"] == [[3, None, 1]]
+        broken[0] = False
+        assert list(reader) == [3]
+        assert reader.finished
+
+
+@pytest.mark.parametrize("factory", [[1, 2], iter([1]), None, lambda a, b: a, lambda *, a: a])
+def test_what_cannot_begin_anew_is_refused(factory: Any) -> None:
+    with pytest.raises(DefinitionError, match="factory must"):
+        from_iterable(factory)
+
+
+def test_one_thread_goes_through_an_iterable() -> None:
+    with pytest.raises(DefinitionError, match="threads must be 1"):
+        from_iterable(list).prefetched(2, threads=2)
+
+
+def test_a_forged_state_repeats_no_record() -> None:
+    reader = from_iterable(lambda: range(20))
+    state = {**reader.state_dict(), "rest": [[2, 20, 3], [5, None, 1]]}
+    reader.load_state_dict(state)
+    assert list(reader) == [2, *range(5, 20)]
+    with pytest.raises(PlanMismatchError, match="field 'rest'"):
+        reader.load_state_dict({**state, "rest": [[5, None, 0]]})
+
+
+class Loader:
+    """Yields numbers, and saves how many, as torchdata's loaders do."""
+
+    def __init__(self, n: int, *, has_length: bool = True) -> None:
+        self.n, self.has_length = n, has_length
+        self.at, self.resumes = 0, False
+
+    def __len__(self) -> int:
+        if not self.has_length:
+            raise TypeError
+        return self.n
+
+    def __iter__(self) -> Iterator[int]:
+        self.at, self.resumes = (self.at if self.resumes else 0), False
+        while self.at < self.n:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.resumes = state["at"], True
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+@pytest.mark.parametrize("read", range(7))
+def test_a_loader_resumes_by_its_own_state(read: int, has_length: bool) -> None:
+    reader = from_loader(Loader(3, has_length=has_length))
+    assert isinstance(reader, Reader)
+    for _ in range(read):
+        next(iter(reader), None)
+    restored = from_loader(Loader(3, has_length=has_length))
+    restored.load_state_dict(reader.state_dict())
+    for other in (pickle.loads(pickle.dumps(reader)), restored):
+        assert other.finished == reader.finished
+        assert other.state_dict() == reader.state_dict()
+    assert [list(restored) for _ in range(2)] == [list(reader) for _ in range(2)]
+
+
+def test_a_loader_with_a_length_has_finished_with_its_last_item() -> None:
+    reader = from_loader(Loader(2))
+    assert list(reader.limited(batches=2)) == [0, 1]
+    assert reader.finished
+    with pytest.raises(EndOfData):
+        reader.read()
+    assert list(reader) == [0, 1]
+
+
+def test_a_loader_without_a_state_is_refused() -> None:
+    with pytest.raises(DefinitionError, match=r"list lacks .*state_dict.*StatefulDataLoader"):
+        from_loader([1])
+    reader = from_loader(Loader(2))
+    for field, value in (("pass", -1), ("taken", True), ("finished", 1), ("loader", None)):
+        with pytest.raises(PlanMismatchError, match=f"field '{field}': expected a"):
+            reader.load_state_dict({**reader.state_dict(), field: value})
+    with pytest.raises(PlanMismatchError, match="expected the fields"):
+        reader.load_state_dict({})
+    with pytest.raises(PlanMismatchError, match="LoaderReader cannot be shared out"):
+        reader.limited(batches=1).merge_state_dicts([])

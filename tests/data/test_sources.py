@@ -1,0 +1,286 @@
+"""What readers read: each kind of data gives the same records in any order, shard and batch."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from jobrunner import DefinitionError, PlanMismatchError
+from jobrunner.data import (
+    IndexedReader,
+    from_arrow,
+    from_csv,
+    from_dask,
+    from_lines,
+    from_parquet,
+    from_records,
+)
+
+N = 40
+
+
+def arrow_of(batch: Any) -> list[int]:
+    return [batch["n"]] if isinstance(batch, dict) else batch["n"].to_pylist()
+
+
+def numbers(batch: Any) -> list[int]:
+    return [int(each) for each in np.atleast_1d(batch)]
+
+
+def zarr_array(path: Path) -> IndexedReader:
+    zarr = pytest.importorskip("zarr")
+    array = zarr.create_array(path / "a.zarr", shape=(N, 1 << 18), chunks=(3, 1 << 18), dtype="i4")
+    array[:, 0] = np.arange(N)
+    return from_records(array)
+
+
+def lines(path: Path) -> IndexedReader:
+    (path / "a.txt").write_text("".join(f"{i}\n" for i in range(25)))
+    (path / "b.txt").write_bytes(b"\r\n".join(b"%d" % i for i in range(25, N)))
+    (path / "empty.txt").write_text("")
+    return from_lines([path / "a.txt", path / "empty.txt", path / "b.txt"])
+
+
+def csv(path: Path) -> IndexedReader:
+    pytest.importorskip("pyarrow")
+    (path / "a.csv").write_text("n,t\n" + "".join(f'{i},"a,{i}"\n' for i in range(25)))
+    (path / "b.csv").write_text("n,t\n\n" + "\r\n\n".join(f"{i},b" for i in range(25, N)))
+    return from_csv([path / "a.csv", path / "b.csv"], types={"n": "int16"})
+
+
+def parquet(path: Path) -> IndexedReader:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    for name, part in (("b", range(25, N)), ("a", range(25))):
+        table = arrow.table({"n": list(part), "unused": list(part)})
+        parquet.write_table(table, path / f"{name}.parquet", row_group_size=7)
+    return from_parquet(path, columns=["n"])
+
+
+def feather(path: Path) -> IndexedReader:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import dataset, feather
+
+    feather.write_feather(arrow.table({"n": list(range(N))}), path / "a.arrow")
+    return from_arrow(dataset.dataset(path / "a.arrow", format="feather"))
+
+
+def table(path: Path) -> IndexedReader:
+    arrow = pytest.importorskip("pyarrow")
+    return from_records(arrow.table({"n": list(range(N))}))
+
+
+def frame(path: Path) -> IndexedReader:
+    pandas = pytest.importorskip("pandas")
+    return from_records(pandas.DataFrame({"n": range(N), "t": "a"}))
+
+
+def dask_array(path: Path) -> IndexedReader:
+    array = pytest.importorskip("dask.array")
+    whole = np.arange(N * 4).reshape(N, 4) // 4
+    return from_dask(array.from_array(whole, chunks=(7, 2)), scheduler="synchronous")
+
+
+def dask_frame(path: Path) -> IndexedReader:
+    frames = pytest.importorskip("dask.dataframe")
+    import pandas
+
+    whole = frames.from_pandas(pandas.DataFrame({"n": range(N)}), npartitions=4)
+    return from_dask(whole, scheduler="synchronous")
+
+
+def dask_bag(path: Path) -> IndexedReader:
+    bag = pytest.importorskip("dask.bag")
+    whole = bag.from_sequence(range(N), npartitions=4).map(abs)
+    return from_dask(whole, scheduler="synchronous")
+
+
+def structure(path: Path) -> IndexedReader:
+    return from_records({"n": np.arange(N), "chunks": (list(range(N)), np.zeros(N))})
+
+
+class Squares:
+    """A map-style PyTorch data set."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+
+class Many(Squares):
+    """One that reads several at once."""
+
+    def __getitems__(self, listed: list[int]) -> list[int]:
+        return listed
+
+
+Read = Callable[[Any], list[int]]
+SOURCES: dict[str, tuple[Callable[[Path], IndexedReader], Read]] = {
+    "array": (lambda _: from_records(np.arange(N)), numbers),
+    "list": (lambda _: from_records(list(range(N))), numbers),
+    "data set": (lambda _: from_records(Squares()), numbers),
+    "data set, many at once": (lambda _: from_records(Many()), numbers),
+    "structure": (structure, lambda it: numbers(it["n"])),
+    "zarr": (zarr_array, lambda it: numbers(it[..., 0])),
+    "lines": (lines, numbers),
+    "csv": (csv, arrow_of),
+    "parquet": (parquet, arrow_of),
+    "feather": (feather, arrow_of),
+    "table": (table, arrow_of),
+    "frame": (frame, lambda it: numbers(it["n"])),
+    "dask array": (dask_array, lambda it: numbers(it[..., 0])),
+    "dask frame": (dask_frame, lambda it: numbers(it["n"])),
+    "dask bag": (dask_bag, numbers),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_each_kind_of_data_is_read_in_any_way(kind: str, tmp_path: Path) -> None:
+    make, read = SOURCES[kind]
+    reader = make(tmp_path)
+    assert len(reader) == N
+    assert [read(one) for one in reader] == [[i] for i in range(N)]
+
+    def flat(reader: IndexedReader) -> list[int]:
+        return [number for batch in reader for number in read(batch)]
+
+    assert flat(reader.batched(8)) == list(range(N))
+    assert flat(reader.batched(N)) == list(range(N))
+    # Mixing all records loads a block again and again.
+    orders = [True] if "dask" in kind or kind == "zarr" else [True, False]
+    for shuffled in (reader.shuffled(3, by_block=by_block) for by_block in orders):
+        once = flat(shuffled.batched(8))
+        assert once != list(range(N))
+        assert sorted(once) == list(range(N))
+        assert flat(shuffled.batched(3)) == once
+        assert flat(shuffled.batched(3).prefetched(3, threads=2)) == once
+        assert [number for i in range(3) for number in flat(shuffled.sharded(i, 3))] == once
+    half = reader.shuffled(3).batched(8)
+    list(half.limited(batches=2))
+    assert flat(pickle.loads(cloudpickle.dumps(half))) == flat(half)
+
+
+def test_blocks_are_shuffled_and_the_records_of_each_so_each_is_loaded_once(
+    tmp_path: Path,
+) -> None:
+    loaded = []
+    reader = parquet(tmp_path)
+    load = reader._source._load  # type: ignore[attr-defined]
+    reader._source._load = lambda i: loaded.append(i) or load(i)  # type: ignore[attr-defined]
+    list(reader.shuffled(1).batched(4))
+    assert sorted(loaded) == list(range(7))
+    assert loaded != list(range(7))
+
+
+def test_a_pass_in_other_blocks_is_another_order(tmp_path: Path) -> None:
+    state = parquet(tmp_path).shuffled(1).state_dict()
+    message = "field 'order': expected 'shuffled, seed 1', found 'shuffled, seed 1, in 7 blocks"
+    with pytest.raises(PlanMismatchError, match=message):
+        from_records(np.arange(N)).shuffled(1).load_state_dict(state)
+
+
+def test_long_files_are_read_block_by_block(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text("".join(f"{i:01000d}\n" for i in range(3000)))
+    reader = from_lines(path)
+    assert [int(line) for batch in reader.batched(700) for line in batch] == list(range(3000))
+    once = [int(line) for batch in reader.shuffled(1).batched(700) for line in batch]
+    assert sorted(once) == list(range(3000))
+    csv_path = tmp_path / "long.csv"
+    csv_path.write_text("n\n" + path.read_text())
+    table = from_csv(csv_path, types={"n": "string"}).batched(3000).read()
+    assert [int(each) for each in table["n"].to_pylist()] == list(range(3000))
+
+
+def test_data_that_changes_under_a_reader_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("1\n2\n")
+    reader = from_lines(path)
+    path.write_text("123\n")
+    with pytest.raises(ValueError, match="Block 0 of the data has 1 records; expected 2"):
+        reader.read()
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    with pytest.raises(FileNotFoundError, match=r"a\.csv"):
+        from_lines(path)
+    path.write_bytes(b"\xff\n")
+    with pytest.raises(UnicodeDecodeError) as caught:
+        from_lines(path).read()
+    assert str(path) in caught.value.__notes__[0]
+    for wrong in ("utf-16", "none", 1):
+        with pytest.raises(DefinitionError, match="encoding must be"):
+            from_lines(path, encoding=wrong)  # type: ignore[arg-type]
+    for paths in ([], 3, [3]):
+        with pytest.raises(DefinitionError, match="paths must be a path"):
+            from_lines(paths)  # type: ignore[arg-type]
+
+
+def test_csv_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    a, b = tmp_path / "a.csv", tmp_path / "b.csv"
+    a.write_text("n,m\n1,2\n")
+    b.write_text("n\n1\n")
+    with pytest.raises(DefinitionError, match=r"expected \['n', 'm'\].*found \['n'\] in .*b.csv"):
+        from_csv([a, b])
+    with pytest.raises(DefinitionError, match=r"found \['x'\], expected some of \['n', 'm'\]"):
+        from_csv(a, types={"x": "int8"})
+    with pytest.raises(DefinitionError, match="types must be types of Arrow.*'nothing' for 'n'"):
+        from_csv(a, types={"n": "nothing"})
+    b.write_text("n\n" + "1\n" * 600_000 + "1.5\n")
+    assert from_csv(b, types={"n": arrow.float32()}).batched(2).read()["n"].type == "float"
+    reader = from_csv(b).batched(300_000)
+    with pytest.raises(arrow.ArrowInvalid) as caught:
+        list(reader)
+    assert "name its type" in caught.value.__notes__[0]
+    b.write_text('n\n"1\n2"\n')
+    with pytest.raises(ValueError, match="Block 0 of the data has 1 records; expected 2"):
+        from_csv(b).read()
+    b.write_text("")
+    with pytest.raises(DefinitionError, match="no names of columns"):
+        from_csv(b)
+
+
+def test_other_things_are_refused(tmp_path: Path) -> None:
+    bag = pytest.importorskip("dask.bag").from_sequence([1, 2], npartitions=2)
+    array = pytest.importorskip("dask.array").ones(4)
+    with pytest.raises(DefinitionError, match="Use from_dask"):
+        from_records(bag)
+    with pytest.raises(DefinitionError, match="collection must be a Dask array"):
+        from_dask([1])
+    with pytest.raises(DefinitionError, match="one item for each of the 2 partitions"):
+        from_dask(bag, lengths=[2])
+    with pytest.raises(DefinitionError, match="lengths must be a list"):
+        from_dask(bag, lengths=[-1, 2])
+    with pytest.raises(DefinitionError, match="compute_chunk_sizes"):
+        from_dask(array[array > 0])
+    with pytest.raises(DefinitionError, match=r"must be a pyarrow\.dataset\.Dataset"):
+        from_arrow(3)
+    parquet(tmp_path)
+    with pytest.raises(DefinitionError, match=r"found \['x'\], expected some of \['n', 'unused'\]"):
+        from_parquet(tmp_path, columns=["x"])
+
+
+def test_lengths_save_counting() -> None:
+    bag = pytest.importorskip("dask.bag")
+    computed = []
+
+    def see(partition: Any) -> Any:
+        computed.append(1)
+        return partition
+
+    whole = bag.from_sequence(range(4), npartitions=2).map_partitions(see)
+    reader = from_dask(whole, lengths=[2, 2], scheduler="synchronous")
+    assert not computed
+    assert list(reader) == [0, 1, 2, 3]
+    assert len(computed) == 2
