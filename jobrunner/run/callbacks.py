@@ -160,9 +160,9 @@ class Callbacks:
         for callback, handle in self._handlers[event]:
             self._call(callback, event, handle, *args)
 
-    def ended_by(self) -> tuple[str, ...]:
+    def ended_by(self) -> list[str]:
         """The names of the callbacks that end the job now."""
-        return tuple(it.ends_by for it in self._enders if getattr(it, "ends_job", False))
+        return [it.ends_by for it in self._enders if getattr(it, "ends_job", False)]
 
     def states(self) -> dict[str, dict[str, Plain]]:
         """What the callbacks have to be recorded, by name."""

@@ -289,8 +289,9 @@ class Run:
 
     def _ask_callbacks(self) -> None:
         """Count callbacks that end the job here among its stop conditions."""
-        fired = self.state.fired
-        self.state.fired += tuple(by for by in self.callbacks.ended_by() if by not in fired)
+        for name in self.callbacks.ended_by():
+            if name not in self.state.fired:
+                self.state.fired += (name,)
 
     def _save_if_due(self) -> None:
         """Save the epoch that ended if the policy or the next step asks for it."""
