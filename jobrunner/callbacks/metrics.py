@@ -8,6 +8,9 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from jobrunner.define import Image
 from jobrunner.errors import DefinitionError
 
 
@@ -21,6 +24,26 @@ def numbers(seconds: float, metrics: Mapping[str, Any]) -> dict[str, float]:
     plain = plain_metrics(metrics).items()
     found = {name: float(it) for name, it in plain if not isinstance(it, str)}
     return {**found, "seconds": seconds}
+
+
+def images(metrics: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """The pixels of images, of shape (height, width, 3 or 4)."""
+    found = {}
+    for name, it in metrics.items():
+        if isinstance(it, Image):
+            pixels = it.pixels if it.pixels.ndim == 3 else it.pixels[:, :, np.newaxis]
+            found[name] = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
+    return found
+
+
+def arrays(metrics: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """The real numbers of arrays that are finite, if there are any."""
+    real = {
+        name: it[np.isfinite(it)].astype(float)
+        for name, it in metrics.items()
+        if isinstance(it, np.ndarray) and it.dtype.kind in "biuf"
+    }
+    return {name: it for name, it in real.items() if it.size}
 
 
 def new_id() -> str:

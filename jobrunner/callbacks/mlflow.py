@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from jobrunner.callbacks.metrics import known_id, numbers, require
+from jobrunner.callbacks.metrics import images, known_id, numbers, require
 from jobrunner.define import LABEL, TEXT, checked
 from jobrunner.errors import RunStoppedError
 from jobrunner.run import Callback, JobRunner
@@ -24,7 +24,7 @@ FLUSH_SECONDS = 1.0
 
 @checked(experiment=LABEL, run_name=LABEL, tracking_uri=TEXT)
 class MLflow(Callback):
-    """Track the job as a run of MLflow, with the numbers among the metrics of each epoch.
+    """Track the job as a run of MLflow, with the numbers and images of each epoch.
 
     Parameters
     ----------
@@ -94,8 +94,10 @@ class MLflow(Callback):
         """Send the metrics, or let them wait for others."""
         now = int(time.time() * 1000)
         for name, value in numbers(seconds, metrics).items():
-            key = re.sub(r"[^\w\-. /]", "_", name)
-            self._waiting.append(self._entities.Metric(key, value, now, epoch))
+            self._waiting.append(self._entities.Metric(_key(name), value, now, epoch))
+        if self.run_id is not None:
+            for name, pixels in images(metrics).items():
+                self._client.log_image(self.run_id, pixels, key=_key(name), step=epoch)
         is_late = time.monotonic() - self._sent_at >= FLUSH_SECONDS
         if is_late or len(self._waiting) >= MOST_METRICS:
             self._send()
@@ -147,3 +149,8 @@ class MLflow(Callback):
                 self._send()
             finally:
                 self._client.set_terminated(self.run_id, status)
+
+
+def _key(name: str) -> str:
+    """A name that MLflow allows."""
+    return re.sub(r"[^\w\-. /]", "_", name)

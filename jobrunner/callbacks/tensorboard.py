@@ -7,14 +7,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from jobrunner.callbacks.metrics import numbers, require
+from jobrunner.callbacks.metrics import arrays, images, numbers, require
 from jobrunner.define import PATH, checked
 from jobrunner.run import Callback
 
 
 @checked(logdir=PATH)
 class TensorBoard(Callback):
-    """Write the numbers among the metrics of each epoch, and its seconds, for TensorBoard.
+    """Write the metrics of each epoch and its seconds for TensorBoard.
+
+    Numbers become scalars, arrays histograms, images images.
 
     Parameters
     ----------
@@ -58,6 +60,10 @@ class TensorBoard(Callback):
             return  # it could not begin, which was told
         for name, value in numbers(seconds, metrics).items():
             self._writer.add_scalar(name, value, epoch)
+        for name, pixels in images(metrics).items():
+            self._writer.add_image(name, pixels, epoch, dataformats="HWC")
+        for name, array in arrays(metrics).items():
+            self._writer.add_histogram(name, array, epoch)
 
     def on_save_start(self, epoch: int, step: int) -> None:
         """Let no record be newer than the file."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from jobrunner.callbacks.metrics import known_id, new_id, numbers, require
+from jobrunner.callbacks.metrics import arrays, images, known_id, new_id, numbers, require
 from jobrunner.define import LABEL, checked, one_of
 from jobrunner.run import Callback, JobRunner
 
 
 @checked(project=LABEL, name=LABEL, library=one_of("trackio", "wandb"))
 class Trackio(Callback):
-    """Track the job as a run of Trackio, with the numbers among the metrics of each epoch.
+    """Track the job as a run of Trackio, with the metrics of each epoch but strings.
+
+    Arrays are shown as histograms.
 
     Parameters
     ----------
@@ -84,7 +86,11 @@ class Trackio(Callback):
     def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, Any]) -> None:
         """Log the metrics."""
         if self._run is not None:  # else it could not begin, which was told
-            self._run.log(numbers(seconds, metrics), step=epoch)
+            values: dict[str, Any] = dict(numbers(seconds, metrics))
+            of_images, of_arrays = images(metrics).items(), arrays(metrics).items()
+            values |= {name: self._library.Image(it) for name, it in of_images}
+            values |= {name: self._library.Histogram(it) for name, it in of_arrays}
+            self._run.log(values, step=epoch)
 
     def on_finish(self, result: object) -> None:
         """End the run there."""

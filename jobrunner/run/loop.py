@@ -175,17 +175,17 @@ class Run:
         state.reported = reported_in(record)
         state.fired, state.steps_done = recorded_stops(plan, record), steps_done(plan, record)
         self.callbacks.load_states(record["details"].get("callbacks", {}))
-        self.callbacks.notify("on_load", epoch, state.steps_done, time.monotonic() - started)
         self.lineage = runner.adaptation.lineage(plan, record["details"])
         save = partial(self._save, epoch, state.reported.metrics, state.steps_done or None)
         if is_own:
             self.saver.set_aside(damaged)
             self.saver.rewind(epoch, f"resumed from epoch {epoch}")
             state.recorded = None if state.steps_done else epoch
-            if loaded.match.is_reshaped and not (decision.is_finished and epoch == decision.epoch):
-                record_anew(own, epoch, save, self.saver.wait)
-        else:
+        self.callbacks.notify("on_load", epoch, state.steps_done, time.monotonic() - started)
+        if not is_own:
             save()  # then the run can resume from its own directory alone
+        elif loaded.match.is_reshaped and not (decision.is_finished and epoch == decision.epoch):
+            record_anew(own, epoch, save, self.saver.wait)
         return epoch
 
     # ---- epochs

@@ -6,11 +6,13 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import jobrunner.callbacks
 from jobrunner import (
     DefinitionError,
+    Image,
     JobRunner,
     MultiNodeCheckpointManager,
     RunStoppedError,
@@ -73,8 +75,8 @@ def test_the_examples_of_the_guide_run(inproc_session, monkeypatch, tmp_path, li
 # ---- TensorBoard
 
 
-def read_events(logdir):
-    """The scalars as TensorBoard shows them: from a restart on, later values replace earlier ones."""
+def read_events(logdir, field=None):
+    """The scalars, or kinds, as TensorBoard shows them: those from before a restart are hidden."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
@@ -90,7 +92,8 @@ def read_events(logdir):
             if event.HasField("session_log"):
                 shown = {key: it for key, it in shown.items() if key[1] < event.step}
             for value in event.summary.value:
-                shown[value.tag, event.step] = value.simple_value
+                kind = value.WhichOneof("value")
+                shown[value.tag, event.step] = kind if field else value.simple_value
     return shown
 
 
@@ -116,6 +119,33 @@ def test_tensorboard_itself_reads_it_so(inproc_session, manager, tmp_path):
     events.Reload()
     assert {it.step: it.value for it in events.Scalars("loss")} == pytest.approx(WHOLE)
     assert len(events.Scalars("loss")) == len(WHOLE)
+
+
+METRICS = {
+    "loss": 0.5,
+    "grey": Image(np.zeros((4, 4))),
+    "coloured": Image(np.ones((4, 4, 3))),
+    "weights": np.array([1.0, np.nan, 2.0]),
+    "none": np.array([]),
+    "text": "x",
+}
+
+
+def test_tensorboard_gets_arrays_and_images(tmp_path):
+    pytest.importorskip("tensorboardX")
+    pytest.importorskip("PIL")
+    callback = jobrunner.callbacks.TensorBoard(tmp_path)
+    callback.on_group("init", 0, 0.0)
+    callback.on_epoch(1, 0.5, METRICS)
+    callback.on_error(ValueError())
+    kinds = {tag: it for (tag, _), it in read_events(tmp_path, "value").items()}
+    assert kinds == {
+        "loss": "simple_value",
+        "seconds": "simple_value",
+        "weights": "histo",
+        "grey": "image",
+        "coloured": "image",
+    }
 
 
 # ---- MLflow
@@ -179,6 +209,17 @@ def test_an_mlflow_run_that_is_gone_is_replaced_and_a_forged_id_not_used(mlflow,
     assert "cannot be continued" in caplog.text
 
 
+def test_mlflow_gets_images(mlflow):
+    pytest.importorskip("PIL")
+    client, uri = mlflow
+    callback = jobrunner.callbacks.MLflow("digits", tracking_uri=uri)
+    callback.load_state_dict({})
+    callback.on_epoch(1, 0.5, METRICS)
+    callback.on_error(ValueError())
+    files = [it.path for it in client.list_artifacts(callback.run_id, "images")]
+    assert {path.split("+")[0] for path in files} == {"images/grey", "images/coloured"}
+
+
 # ---- Trackio
 
 
@@ -191,7 +232,7 @@ def test_trackio_goes_on_in_the_same_run(inproc_session, manager, monkeypatch, t
             "digits", config={"lr": 0.1}, auto_log_cpu=False, auto_log_gpu=False
         )
 
-    run_twice(inproc_session, manager, make)
+    last = run_twice(inproc_session, manager, make)
     [run] = trackio.Api().runs("digits")
     assert run.name.startswith("descent-")
     storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
@@ -199,6 +240,18 @@ def test_trackio_goes_on_in_the_same_run(inproc_session, manager, monkeypatch, t
     assert {row["step"]: row["loss"] for row in rows} == WHOLE
     assert len(rows) == len(WHOLE) + 1  # epoch 5 ran twice
     assert all(row["seconds"] >= 0 for row in rows)
+    last.on_setup(JobRunner(build()))
+    last.load_state_dict({})
+    last.on_epoch(1, 0.5, METRICS)
+    last.on_error(ValueError())
+    [other] = [it for it in trackio.Api().runs("digits") if it.name != run.name]
+    [row] = storage.get_logs("digits", other.name)
+    kinds = {name: it["_type"] for name, it in row.items() if isinstance(it, dict)}
+    assert kinds == {
+        "grey": "trackio.image",
+        "coloured": "trackio.image",
+        "weights": "trackio.histogram",
+    }
 
 
 @pytest.mark.nightly
