@@ -80,7 +80,7 @@ if TYPE_CHECKING:
         SaveReport,
         UploadTaskGroupBuilder,
     )
-    from jobrunner.worker import current_task
+    from jobrunner.worker import current_task, seeded
 
 _PACKAGES = ("errors", "define", "compile", "worker", "pipes", "cluster", "checkpoint", "run")
 """Each imports those before it, so looking a name up in all of them loads nothing else."""
@@ -146,6 +146,7 @@ __all__ = [
     "job",
     "pipe",
     "register_codec",
+    "seeded",
 ]
 
 

@@ -35,6 +35,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         # Digests of code can be compared within a minor version of Python.
         "python": ".".join(platform.python_version_tuple()[:2]),
         "nodes": {node: sorted(blobs) for node, blobs in plan.saved_blobs(1).items()},
+        **({"seed_global_rng": True} if plan.seed_global_rng else {}),
         **({"parameters": dict(plan.parameters)} if plan.parameters else {}),
         "structure": dict(plan.structure),
         "code": dict(plan.code),
@@ -55,6 +56,8 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for key, what in labels.items()
         if then.get(key) != now.get(key)
     ]
+    if then.get("seed_global_rng", False) != now.get("seed_global_rng", False):
+        found.append(f"seed_global_rng is now {now.get('seed_global_rng', False)}")
     found += _changed_parameters(then.get("parameters", {}), now.get("parameters", {}))
     old_nodes, new_nodes = then.get("nodes", {}), now["nodes"]
     before, used = (_nodes_of(plan) for plan in (then, now))
@@ -139,20 +142,22 @@ def code_of(fn: Any) -> str:
     """Digest of a function's code: 16 hexadecimal digits.
 
     It covers nested functions, but not defaults; of a partial, its function and the functions among
-    its arguments; of another callable, the ``__call__`` of its class.
+    its arguments; of a decorated function, both functions; of another callable, the ``__call__`` of its class.
     """
     given: list[Any] = []
     while isinstance(fn, functools.partial):
         given += [*fn.args, *fn.keywords.values()]
         fn = fn.func
-    if others := [code_of(value) for value in given if inspect.isfunction(value)]:
-        return _digest([code_of(fn), *others], 8)
+    others = [code_of(value) for value in given if inspect.isfunction(value)]
     fn = getattr(fn, "__func__", fn)
+    if inspect.isfunction(getattr(fn, "__wrapped__", None)):  # by a decorator
+        others.append(code_of(fn.__wrapped__))
     code = getattr(fn, "__code__", None)
     if code is None:
         code = getattr(vars(type(fn)).get("__call__"), "__code__", None)
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
-    return _digest([name, _flatten(code) if code is not None else None], 8)
+    own = _digest([name, _flatten(code) if code is not None else None], 8)
+    return _digest([own, *others], 8) if others else own
 
 
 def task_code(task: Task, code: str) -> str:

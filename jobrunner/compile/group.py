@@ -57,6 +57,7 @@ class GroupCompiler:
     updated: Collection[Key]  # any task of the job updates them in place
     groups: Collection[TaskGroup] | None = None  # whose outputs may be read; None: any
     loaded: Collection[Key] = ()  # are not written, because a checkpoint has them
+    seed_global_rng: bool = False  # of the job
 
     def __post_init__(self) -> None:
         self._index = {task: i for i, task in enumerate(self.tasks)}
@@ -308,6 +309,7 @@ class GroupCompiler:
                     crossings=tuple(draft.crossings),
                     hands_over=tuple(draft.hands_over),
                     num_instances=task.num_instances,
+                    is_seeded=self.seed_global_rng,
                     places=task.places,
                     setup=task.setup,
                     instance_setup=task.instance_setup,

@@ -69,6 +69,7 @@ def compile_job(job: Job) -> Plan:
                 available=set().union(*made.values()),
                 updated=updated,
                 groups=job.groups.values(),
+                seed_global_rng=job.seed_global_rng,
             ).compile(conditions, ends)
 
         lasting = tasks[name]
@@ -88,6 +89,7 @@ def compile_job(job: Job) -> Plan:
     plan = Plan(
         job=job.name,
         seed=job.seed,
+        seed_global_rng=job.seed_global_rng,
         steps_per_epoch=job.steps_per_epoch,
         epoch_limit=job.epoch_limit,
         nodes=planned_nodes(job.groups.values()),
@@ -146,6 +148,7 @@ def compile_resume(
         available=available - remade,
         updated={blob.key for task in all_tasks(job) for blob in task.updates},
         loaded=loaded,
+        seed_global_rng=job.seed_global_rng,
     ).compile()
 
 

@@ -104,6 +104,7 @@ class PlannedTask(Struct, frozen=True):
     num_instances: int = 1
     setup: Mapping[str, Callable[[], Any]] = {}  # makes keyword arguments, once for all instances
     instance_setup: Mapping[str, Callable[[], Any]] = {}
+    is_seeded: bool = False  # see `Job(seed_global_rng=)`
     places: tuple[Place, ...] = ()  # of the arguments; (): they are passed in order
 
     def callee(self) -> Callable[..., Any]:
@@ -202,6 +203,7 @@ class Plan(Struct, frozen=True):
     partitions: Mapping[str, tuple[int, tuple[str, ...]]] = {}
     """Blob -> its axis, and the nodes of its parts, in order."""
     array_options: Mapping[str, Mapping[str, ArrayOptions]] = {}
+    seed_global_rng: bool = False
     parameters: Mapping[str, Any] = {}
     """What the function that made the job was called with; see `job`."""
     structure: Mapping[str, str] = {}

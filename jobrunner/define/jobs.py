@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
-from jobrunner.define.arguments import COUNT, NATURAL, PATH, Rule, checked
+from jobrunner.define.arguments import COUNT, FLAG, NATURAL, PATH, Rule, checked
 from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import Active, Blob, Node, WorkspaceType, as_node
 from jobrunner.define.orphans import forget_orphan
@@ -41,6 +41,10 @@ class Job(Active):
         a condition that you gave to `end_epoch_when` is true.
     seed : int
         The seed of every ``current_task().rng``: from 0 to 2**64 - 1.
+    seed_global_rng : bool
+        Call the functions of all tasks as if they were `seeded`: what they draw from the global
+        generators of Python, NumPy and PyTorch is the same in every run. They take turns in each
+        worker process.
 
     Attributes
     ----------
@@ -62,6 +66,7 @@ class Job(Active):
 
     @checked(
         steps_per_epoch=Rule("an int >= 1 or None", lambda it: it is None or COUNT.fits(it)),
+        seed_global_rng=FLAG,
         seed=Rule("an int >= 0 and < 2**64", lambda it: NATURAL.fits(it) and it < 1 << 64),
     )
     def __init__(
@@ -77,6 +82,7 @@ class Job(Active):
         nodes_to_checkpoint: Sequence[Node | str] | None = None,
         steps_per_epoch: int | None = 1,
         seed: int = 0,
+        seed_global_rng: bool = False,
     ) -> None:
         self.name = check_name("job" if name is None else name, "job")
         self.init_group = self._adopt(init_group, "init")
@@ -87,6 +93,7 @@ class Job(Active):
         where = f"Job {self.name!r}"
         self.steps_per_epoch = steps_per_epoch
         self.seed = seed
+        self.seed_global_rng = seed_global_rng
         self.epoch_limit: int | None = None
         self.parameters: dict[str, Any] = {}
         self.stop_conditions: list[TaskOutput | Blob] = []

@@ -6,9 +6,10 @@ import contextvars
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
-from jobrunner.worker import cancellation, renumber, set_up
+from jobrunner.worker import cancellation, renumber, seeded, set_up
 
 _POLL_SECONDS = 0.1
 """How often a pipe that waits looks whether its run is over."""
@@ -53,6 +54,17 @@ def drain(
         return line.run_here() if options.num_threads == 1 else line.run(lambda result: result)
     renumber(-1)
     return line.run(lambda result: into(result, *updates))
+
+
+def _seed_within(call: partial[list[Any]]) -> partial[list[Any]]:
+    """Seed each call of the functions that `drain` is to call, not the whole run of the pipe."""
+    given = call.keywords
+    functions = {what: given[what] and seeded(given[what]) for what in ("processor", "into")}
+    setup = {name: seeded(make) for name, make in given["instance_setup"].items()}
+    return partial(call, **functions, instance_setup=setup)
+
+
+drain.seeded_within = _seed_within  # type: ignore[attr-defined]
 
 
 def join(*parts: list[Any]) -> list[Any]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from jobrunner.compile import (
     Argument,
     BlobArgument,
@@ -26,6 +28,7 @@ from jobrunner.compile import (
     UpdateArgument,
 )
 from jobrunner.errors import BlobNotFoundError
+from jobrunner.worker.task_context import seed_calls, seeded
 from jobrunner.workspace import IMMUTABLE, Workspace, view
 
 REPORT_INDEX = 1 << 31
@@ -163,7 +166,14 @@ class Program:
             raise InputMissing(condition.node, error) from None
 
     def _add_task(self, task: PlannedTask, workspace: Workspace) -> None:
-        node, fn, kwargs = workspace.node, task.callee(), task.kwargs
+        node, kwargs = workspace.node, task.kwargs
+        if task.is_seeded:
+            setup, own = (
+                {name: seeded(make) for name, make in each.items()}
+                for each in (task.setup, task.instance_setup)
+            )
+            task = replace(task, fn=seed_calls(task.fn), setup=setup, instance_setup=own)
+        fn = task.callee()
         if kwargs and all(type(value) in IMMUTABLE for value in kwargs.values()):
             fn, kwargs = partial(fn, **kwargs), {}
         step = Step(

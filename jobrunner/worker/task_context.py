@@ -1,13 +1,20 @@
-"""What `current_task` tells a task's function about itself."""
+"""What `current_task` tells a task's function about itself, and its random numbers."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable, Mapping
+import importlib
+import importlib.util
+import random
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from types import GeneratorType
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -23,9 +30,13 @@ from jobrunner.define import (
     Sum,
     Total,
     pack_array,
+    without_partials,
 )
 from jobrunner.errors import DefinitionError, ExecutionError
 from jobrunner.workspace import WorkspaceView
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 @dataclass(repr=False, eq=False)
@@ -50,6 +61,7 @@ class CurrentTask:
     workspace: WorkspaceView
     _record: Callable[[dict[str, Any]], None]
     _is_over: Callable[[], bool] = lambda: False
+    _num_seeded: int = 0  # calls of `seeded` functions that have begun
 
     @cached_property
     def rng(self) -> np.random.Generator:
@@ -60,6 +72,35 @@ class CurrentTask:
         """
         task = (self.group, self.node, self.name)
         return make_rng(self._seed, *task, self.epoch, self.step, self.instance)
+
+    @contextmanager
+    def _global_generators(self) -> Iterator[None]:
+        """Seed the global generators for one call; afterwards they are as they were before it."""
+        with _TURN:
+            self._num_seeded += 1
+            task = (self.group, self.node, self.name)
+            parts = (self._seed, *task, self.epoch, self.step, self.instance)
+            key = _digest((*parts, "global", self._num_seeded))
+            torch = _torch()
+            has_cuda = torch is not None and torch.cuda.is_initialized()
+            state, numpy_state = random.getstate(), np.random.get_state()
+            torch_state = None if torch is None else torch.get_rng_state()
+            cuda_states = torch.cuda.get_rng_state_all() if has_cuda else []
+            random.seed(key)
+            np.random.seed(np.frombuffer(key, "<u4"))
+            if torch is not None:
+                torch.default_generator.manual_seed(int.from_bytes(key[:8], "little"))
+                if _has_cuda():
+                    torch.cuda.manual_seed_all(int.from_bytes(key[:8], "little"))
+            try:
+                yield
+            finally:
+                random.setstate(state)
+                np.random.set_state(numpy_state)
+                if torch is not None:
+                    torch.set_rng_state(torch_state)
+                if has_cuda:
+                    torch.cuda.set_rng_state_all(cuda_states)
 
     @property
     def is_cancelled(self) -> bool:
@@ -233,8 +274,96 @@ def make_rng(
     seed: int, group: str, node: str, task: str, epoch: int | None, step: int, instance: int
 ) -> np.random.Generator:
     """Make a generator that depends on the arguments alone, on every machine."""
+    key = _digest((seed, group, node, task, epoch, step, instance))
+    return np.random.Generator(np.random.PCG64(int.from_bytes(key, "little")))
+
+
+def _digest(parts: tuple[object, ...]) -> bytes:
     digest = hashlib.blake2b(digest_size=32)
-    for part in (seed, group, node, task, epoch, step, instance):
+    for part in parts:
         text = repr(part).encode("utf-8", "surrogatepass")
         digest.update(len(text).to_bytes(8, "little") + text)
-    return np.random.Generator(np.random.PCG64(int.from_bytes(digest.digest(), "little")))
+    return digest.digest()
+
+
+# ---- global generators
+
+
+_TURN = threading.RLock()
+"""Held by the one call of a `seeded` function that runs in this process."""
+
+
+def seeded(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Make a function of a task draw the same numbers from global generators in every run.
+
+    While it runs, the global generators of Python (`random`), NumPy (`numpy.random`) and PyTorch, if
+    that is installed, also on CUDA, are seeded as ``current_task().rng`` is: by the job's seed, the
+    group, node, task, epoch, step and instance, and by how many such calls the task has begun. Then
+    they continue as before. So nothing needs to be saved, and a resumed run draws what an
+    uninterrupted one does, on any number of workers.
+
+    Parameters
+    ----------
+    function : callable
+        A task's function, the `processor` of a `pipe`, a function of `setup`, or what these call.
+        Of a generator function, only what runs before its first ``yield`` is covered.
+
+    Returns
+    -------
+    callable
+        Takes and returns the same. Outside a task, it only calls `function`.
+
+    Notes
+    -----
+    A process has one set of global generators, so such calls take turns in each worker process, and
+    instances must not wait for each other in them. Another task that draws from global generators
+    at the same time without `seeded` disturbs them, and so do threads that the function starts.
+
+    Examples
+    --------
+    >>> @seeded
+    ... def shuffle(rows):
+    ...     return list(np.random.permutation(rows))
+    """
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return _call_seeded(function, args, kwargs)
+
+    return call
+
+
+def _call_seeded(
+    function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _R:  # not within `call`, which may be pickled by value
+    if FRAME.get() is None:
+        return function(*args, **kwargs)
+    with current_task()._global_generators():
+        made = function(*args, **kwargs)
+        if not isinstance(made, GeneratorType):
+            return made
+        first = next(made)
+    return _go_on(first, made)  # type: ignore[return-value]
+
+
+def seed_calls(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a task's function `seeded`, or what a function with `seeded_within` calls."""
+    within = getattr(without_partials(function), "seeded_within", seeded)
+    made: Callable[..., Any] = within(function)
+    return made
+
+
+def _go_on(first: Any, rest: Generator[Any, Any, Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+@functools.cache
+def _torch() -> Any:
+    # Also if no task has imported it yet: a task that does so while it runs finds it seeded.
+    return importlib.import_module("torch") if importlib.util.find_spec("torch") else None
+
+
+@functools.cache
+def _has_cuda() -> bool:
+    return bool(_torch().cuda.is_available())
