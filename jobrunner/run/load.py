@@ -151,7 +151,7 @@ def record_anew(
     The stores in the former shape are set aside, not deleted: the log does so with pinned epochs.
     A crash before the commit leaves the record as it was, with one pin more.
     """
-    labels = manager.pins().get(epoch, [])
+    labels = [label for label in manager.pins().get(epoch, ()) if label != FORMER]
     manager.pin(epoch, FORMER)
     try:
         save()

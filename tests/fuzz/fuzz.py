@@ -39,6 +39,7 @@ from jobrunner import (
     TaskFailedError,
 )
 from tests.fuzz.calls import CACHE, FAULTS, KEPT, Call
+from tests.fuzz.changes import Change, draw_change, names_of
 from tests.fuzz.jobs import NODES, build, draw
 from tests.fuzz.rules import Rules
 from tests.fuzz.values import portrait
@@ -90,10 +91,14 @@ class Trial:
 
     def __init__(self, session: Session, calls: Sequence[Call], way: Way, path: str) -> None:
         self.session, self.calls, self.way, self.path = session, calls, way, path
+        self.change: Change | None = None  # that the next run brings
+        if way.changes and way.story != "recover":
+            self.change = draw_change(calls, way)
+            self.calls = self.change.before
         self.addresses = sorted(session.client.scheduler_info()["workers"])
         for memory in (CACHE, FAULTS, KEPT):
             memory.clear()
-        self.rules = Rules(calls, way.steps)
+        self.rules = Rules(self.calls, way.steps)
         self.is_new, self.is_stopped = True, False
 
     def run(self) -> None:
@@ -126,8 +131,13 @@ class Trial:
         way, rules = self.way, self.rules
         will_crash = bool(FAULTS)
         recovers = way.story == "recover"
+        change = None if self.is_new else self.change
+        self.calls = self.calls if change is None else change.after
         workers = {node: self.addresses[i] for node, i in zip(NODES, placed, strict=True)}
-        job, tasks = build(self.calls, way.steps, workers, recovers=recovers)
+        workers = {n: workers.get(n, self.addresses[0]) for n in names_of(self.calls)} | workers
+        uids = {} if change is None else change.uids()
+        job, tasks = build(self.calls, way.steps, workers, recovers=recovers, uids=uids)
+        options = {} if change is None else {"rename": change.rename(), "missing": "init"}
         manager = None
         if way.manager:
             kind, number = way.saves.split("=")
@@ -139,10 +149,10 @@ class Trial:
             )
         watcher = Watcher(self.session, rules, is_passive=not way.watches)
         # What exit tasks alone make does not exist while epochs run.
-        late = {(c.node, n) for c in self.calls if c.group == "exit" for n in c.outputs}
         early = {(c.node, n) for c in self.calls if c.group != "exit" for n in c.outputs}
-        rules.existing = rules.global_names - (late - early)
-        runner = JobRunner(job, manager, num_epochs=limit, callbacks=[watcher])
+        rules.define(self.calls)
+        rules.existing = early
+        runner = JobRunner(job, manager, num_epochs=limit, callbacks=[watcher], **options)
         try:
             result = runner.run(self.session)
         except TaskFailedError as error:
@@ -152,7 +162,7 @@ class Trial:
             self.is_new = False
             return
         if not self.is_new:
-            self.resume(result.resumed_from)
+            self.resume(result.resumed_from, change)
         self.follow(limit, crash=will_crash, recovers=recovers, watcher=watcher)
         self.is_new = False
         self.compare(result, watcher, tasks, manager)
@@ -185,21 +195,22 @@ class Trial:
         every = int(number) * (way.steps if kind == "epochs" else 1)
         return rules.steps_done // every * every
 
-    def resume(self, epoch: int | None) -> None:
+    def resume(self, epoch: int | None, change: Change | None) -> None:
         """Continue by the rules from where a run says that it resumed."""
         rules, way = self.rules, self.way
         if way.manager == "async":
             if epoch is None and way.story == "fail":
+                rules.define(self.calls)
                 rules.start()
             elif epoch is None or epoch > rules.epoch:
                 raise DifferenceError(f"resumed from epoch {epoch} after epoch {rules.epoch}")
             else:
-                rules.load(epoch * way.steps)
+                rules.load(epoch * way.steps, change)
             return
         done = rules.steps_done if way.story == "extend" else self.recorded()
         if epoch != -(-done // way.steps):
             raise DifferenceError(f"resumed from epoch {epoch}, and {done} steps were recorded")
-        rules.load(done)
+        rules.load(done, change)
 
     def compare(self, result: Any, watcher: Watcher, tasks: Any, manager: Any) -> None:
         """Compare everything that a user can see."""

@@ -217,10 +217,17 @@ def _whole(calls: Sequence[Call]) -> list[Call]:
 
 
 def build(
-    calls: Sequence[Call], steps: int, workers: Mapping[str, str], *, recovers: bool
+    calls: Sequence[Call],
+    steps: int,
+    workers: Mapping[str, str],
+    *,
+    recovers: bool,
+    uids: Mapping[str, str],
 ) -> tuple[Job, dict[int, Task]]:
     """The job, on the workers given for its nodes; whether it recovers from errors by itself."""
-    nodes = {name: Node(name, workers=worker) for name, worker in workers.items()}
+    nodes = {
+        name: Node(name, workers=worker, uid=uids.get(name)) for name, worker in workers.items()
+    }
     tasks: dict[int, Task] = {}
     with Job("random", steps_per_epoch=steps) as job:
         for call in calls:

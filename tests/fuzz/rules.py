@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from tests.fuzz.calls import Call, Memory, constant_of, perform
+from tests.fuzz.changes import Change
 from tests.fuzz.values import items_of
 
 State = dict[tuple[str, str], Any]
@@ -36,23 +37,28 @@ class Rules:
     """
 
     def __init__(self, calls: Sequence[Call], steps: int = 1) -> None:
-        self.calls = calls
         self.steps = steps
+        self.transient: set[tuple[str, str]] = set()  # under all names that they had
+        self.define(calls)
+        self.memory: dict[int, Memory] = {}
+        self.cache: dict[int, Any] = {}
+        self.existing = self.global_names  # those that can be fetched
+        self.checkpoints: dict[int, State] = {}
+        self.start()
+
+    def define(self, calls: Sequence[Call]) -> None:
+        """Take these tasks for the job's."""
+        self.calls = calls
         self.global_names = {
             (call.node, name)
             for call in calls
             if call.is_global or (call.is_global is None and call.group == "init")
             for name in call.outputs
         }
-        self.transient = {
+        self.transient |= {
             (call.node, name) for call in calls if call.is_transient for name in call.outputs
         }
         self.by_number = {call.number: call for call in calls}
-        self.memory: dict[int, Memory] = {}
-        self.cache: dict[int, Any] = {}
-        self.existing = self.global_names  # those that can be fetched
-        self.checkpoints: dict[int, State] = {}
-        self.start()
 
     @property
     def epoch(self) -> int:
@@ -67,16 +73,26 @@ class Rules:
         self.run("init")
         self.checkpoints = {0: copy_all(self.blobs)}
 
-    def load(self, steps_done: int) -> None:
-        """Continue from a checkpoint; the init tasks that make transient blobs run again."""
+    def load(self, steps_done: int, change: Change | None = None) -> None:
+        """Continue from a checkpoint; the init tasks that make transient blobs run again.
+
+        After a change, so do those that make new blobs, and the checkpoint is recorded anew.
+        """
         kept = self.checkpoints[steps_done]
+        if change is not None:
+            self.define(change.after)
+            kept = {change.key(key): value for key, value in kept.items()}
+            kept = {key: value for key, value in kept.items() if key in self.global_names}
         self.blobs = copy_all(
             {key: value for key, value in kept.items() if key not in self.transient}
         )
         self.results = {}
         self.steps_done = steps_done
-        self.run("init", only_transient=True)
+        again = {call.number for call in self.calls if call.is_transient}
+        self.run("init", only=again | (change.added if change is not None else frozenset()))
         self.checkpoints = {n: state for n, state in self.checkpoints.items() if n <= steps_done}
+        if change is not None:
+            self.checkpoints[steps_done] = copy_all(self.blobs)
 
     def step(self) -> None:
         """Run the epoch group once."""
@@ -94,12 +110,12 @@ class Rules:
         return ""
 
     def run(
-        self, group: str, done: tuple[int, int] = (-1, 0), *, only_transient: bool = False
+        self, group: str, done: tuple[int, int] = (-1, 0), *, only: Collection[int] | None = None
     ) -> None:
         """Run a group's tasks in the order of their definition."""
         self.private: State = {}
         for call in self.calls:
-            if call.group == group and (call.is_transient or not only_transient):
+            if call.group == group and (only is None or call.number in only):
                 self.call(call, done[0] + 1, done[1])
         self.private = {}
 

@@ -9,7 +9,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from jobrunner import Session
-from jobrunner.checkpoint.loader import Loader
+from jobrunner.checkpoint.loader import Loader, Origins
 from jobrunner.compile import job
 from jobrunner.compile.group import GroupCompiler
 from jobrunner.worker import call
@@ -118,6 +118,10 @@ def a_load_takes_the_epoch_before(broken):
     )
 
 
+def what_has_another_name_is_loaded_under_it(broken):
+    broken.setattr(Origins, "of", lambda self, node, blob: (node, blob))
+
+
 def transient_blobs_are_not_made_again(broken):
     broken.setattr(job, "_resumed_tasks", lambda *args: [])
 
@@ -135,6 +139,7 @@ MUTANTS = [
     an_update_gets_memory_that_others_have,
     a_result_shares_memory_with_inputs_and_caches,
     recovery_takes_any_kept_state,
+    what_has_another_name_is_loaded_under_it,
     transient_blobs_are_not_made_again,
     pickling_swaps_bytes,
     a_writer_does_not_wait_for_readers,

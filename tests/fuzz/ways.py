@@ -27,6 +27,7 @@ class Way:
     story: str = "straight"  # or "extend", "fail", "recover"
     at: int = 1  # where: the epoch, and the step
     at_step: int = 0
+    changes: bool = False  # the job has other nodes and blobs when it resumes
     watches: bool = False  # the client looks at all blobs after each epoch
     batch_seconds: float = 0.05
 
@@ -53,6 +54,7 @@ def draw_way(seed: int) -> Way:
         at_step=chance.randrange(steps),
         watches=chance.random() < 0.4,
         batch_seconds=chance.choice([0.0, 0.05]),
+        changes=bool(manager) and chance.random() < 0.5,
     )
 
 
@@ -99,6 +101,7 @@ def smallest(
         {"workers": (0, 0, 0)},
         {"steps": 1, "at_step": 0},
         {"watches": False},
+        {"changes": False},
         {"batch_seconds": 0.0},
         {"manager": "sync", "saves": "epochs=1"} if way.manager else {},
         {"epochs": 2, "at": 1},

@@ -1,5 +1,8 @@
 """A job that has other nodes and blobs than its checkpoint."""
 
+import shutil
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from distributed import Client
@@ -19,6 +22,8 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
+from jobrunner.testing import FaultyFiles, PowerCutError
+from tests.sampling import sampled
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +32,16 @@ def session(inproc_cluster):
         yield session
 
 
-@pytest.fixture(params=[False, True], ids=["at once", "in the background"])
-def manager(request, tmp_path):
-    return MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=request.param)
+@pytest.fixture
+def manager(tmp_path):
+    return MultiNodeCheckpointManager(tmp_path / "ckpt")
+
+
+in_both_ways = pytest.mark.parametrize("is_asynchronous", [False, True])
+
+
+def manager_of(path, is_asynchronous):
+    return MultiNodeCheckpointManager(path / "ckpt", asynchronous=is_asynchronous)
 
 
 def job_of(nodes, epochs, fails_at=None, transient_errors=()):
@@ -75,7 +87,11 @@ A10 = {"a": {"w": 10}}
 A20_B30 = {"a": {"w": 20}, "b": {"w": 30}}
 
 
-def test_a_renamed_node_and_blob_are_loaded_and_recorded_at_once(session, manager):
+@in_both_ways
+def test_a_renamed_node_and_blob_are_loaded_and_recorded_at_once(
+    session, tmp_path, is_asynchronous
+):
+    manager = manager_of(tmp_path, is_asynchronous)
     JobRunner(job_of(A20_B30, 2), manager).run(session)
     seen = Watch()
     renamed = job_of({"server": {"w": 0}, "b": {"weights": 0}}, 3)
@@ -229,7 +245,9 @@ def test_uids_belong_to_one_node_each():
         job.compile()
 
 
-def test_a_loss_before_the_next_save_loads_the_new_shape(session, manager):
+@in_both_ways
+def test_a_loss_before_the_next_save_loads_the_new_shape(session, tmp_path, is_asynchronous):
+    manager = manager_of(tmp_path, is_asynchronous)
     JobRunner(job_of(A20_B30, 1), manager).run(session)
     job = job_of(
         {"c": {"w": 0}, "b": {"w": 0, "m": 7}}, 3, fails_at=2, transient_errors=ZeroDivisionError
@@ -389,7 +407,9 @@ def test_shared_blobs_and_objects_are_renamed_too(session, manager):
 # ---- migrate
 
 
-def test_migrate_makes_blobs_of_an_older_checkpoint_once(session, manager):
+@in_both_ways
+def test_migrate_makes_blobs_of_an_older_checkpoint_once(session, tmp_path, is_asynchronous):
+    manager = manager_of(tmp_path, is_asynchronous)
     JobRunner(job_of({"a": {"w": 1, "x": 5}}, 2), manager).run(session)
     calls = []
 
@@ -456,3 +476,44 @@ def test_what_cannot_be_saved_is_refused_and_the_record_stays(session, tmp_path)
         JobRunner(job_of(A10, 2), manager, migrate=returns({"a": {"w": object()}})).run(session)
     assert manager.pins() == {}
     assert blobs_in(session, manager, 1) == {"a": {"w": 11}}
+
+
+# ---- a fault at every operation of the client on storage
+
+
+NEW = {"c": {"w": 0, "m": 7}, "b": {"v": 0}}
+
+
+def doubled(checkpoint):
+    return {"b": {"v": checkpoint["b"].load("w") * 2}}
+
+
+def resume_changed(session, path, files=None):
+    """Resume a job that has changed, with all options; return what its manager recorded."""
+    manager = MultiNodeCheckpointManager(path, files=files)
+    options = {"rename": {"a": "c"}, "missing": "init", "migrate": doubled}
+    JobRunner(job_of(NEW, 2), manager, **options).run(session)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@sampled("every_kth", sample=61, nightly=1)
+@pytest.mark.parametrize("how", ["fail", "die"])
+def test_the_same_command_goes_on_wherever_the_one_before_ended(session, tmp_path, how, every_kth):
+    whole, former = tmp_path / "whole", {"a": {"w": 21}, "b": {"w": 31}}
+    JobRunner(job_of(A20_B30, 1), MultiNodeCheckpointManager(whole)).run(session)
+    at, files = 1, None
+    while files is None or files.count >= files.at:
+        files = FaultyFiles(how=how, at=at, sync=False)
+        path = shutil.copytree(whole, tmp_path / str(at))
+        manager = MultiNodeCheckpointManager(path)
+        with suppress(CheckpointError, PowerCutError, OSError):
+            resume_changed(session, path, files)
+        there = blobs_in(session, manager, 1)
+        assert there in (former, {"c": {"w": 21, "m": 7}, "b": {"v": 62}}), (at, files.trace[-1])
+        resume_changed(session, path)
+        found = blobs_in(session, manager, 2)
+        assert found == {"c": {"w": 22, "m": 8}, "b": {"v": 63}}, (at, files.trace[-1])
+        assert manager.pins() == {}
+        shutil.rmtree(path)
+        at += every_kth
+    assert at > 50
