@@ -88,6 +88,11 @@ class LoaderReader(Loop):
         except TypeError:
             return None
 
+    def _generator(self) -> Any:
+        """The generator of random numbers that a loader of PyTorch was given, if any."""
+        generator = getattr(self._loader, "generator", None)
+        return generator if hasattr(generator, "set_state") else None
+
     def _end(self) -> EndOfData:
         return EndOfData(
             f"Pass {self._number} has ended. To begin the next one, iterate over the reader: "
@@ -97,7 +102,6 @@ class LoaderReader(Loop):
     def _begin(self) -> None:
         with self._lock:
             self._number, self._taken, self._finished = self._number + 1, 0, False
-            self._items = None
 
     def state_dict(self) -> dict[str, Any]:
         """The number of the pass, how many items of it were read, and the loader's state."""
@@ -106,17 +110,26 @@ class LoaderReader(Loop):
                 "pass": self._number,
                 "taken": self._taken,
                 "finished": self._finished,
+                # Its state first: the loader may draw numbers to make one.
                 "loader": self._loader.state_dict(),
+                "generator": None if (own := self._generator()) is None else own.get_state(),
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved position. Raises `PlanMismatchError` if the state is of another reader."""
-        fields = {"pass": int, "taken": int, "finished": bool, "loader": dict}
+        fields = {"pass": int, "taken": int, "finished": bool, "loader": dict, "generator": object}
         check_fields(state, fields)
         with self._lock:
             self._loader.load_state_dict(state["loader"])
             self._number, self._taken = state["pass"], state["taken"]
-            self._finished, self._items = state["finished"], None
+            self._finished = state["finished"]
+            # This takes the loader to its state, or to the next pass if the state is an end.
+            self._items = iter(self._loader)
+            if (own := self._generator()) is not None and state["generator"] is not None:
+                # PyTorch's loaders draw from it between passes, which their states do not tell.
+                own.set_state(state["generator"])
+                if self._finished:
+                    self._items = None  # it came from another state of the generator
 
     def __len__(self) -> int:
         """How many items a whole pass has, if the loader knows."""

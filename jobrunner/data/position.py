@@ -110,15 +110,15 @@ class Position:
 
     def merge_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The state of the whole, from those of all its shards in order."""
-        read = []
-        for i, state in enumerate(states):
-            where = f"state {i} of {len(states)}"
-            number, rests, shard = self._read(state, where)
-            if shard != (i, len(states)):
-                raise _mismatch(where, "shard", [i, len(states)], list(shard), "")
-            read.append((number, rests))
-        if not read:
-            raise PlanMismatchError("There are no states to merge; expected one of each shard.")
+        found = [self._read(state, f"state {i} of {len(states)}") for i, state in enumerate(states)]
+        found.sort(key=lambda each: each[2])
+        shards = [shard for _, _, shard in found]
+        if not shards or shards != [(i, len(shards)) for i in range(len(shards))]:
+            raise PlanMismatchError(
+                f"The states to merge, field 'shard': expected one of each shard [i, n], found "
+                f"{[list(shard) for shard in shards]!r:.200}."
+            )
+        read = [(number, rests) for number, rests, _ in found]
         first = min(number for number, _ in read)
         end = max(number + len(rests) for number, rests in read)
         rests = []

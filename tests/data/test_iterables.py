@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobrunner import DefinitionError, PlanMismatchError
-from jobrunner.data import EndOfData, Reader, from_iterable, from_loader
+from jobrunner.data import EndOfData, Reader, from_iterable, from_loader, from_records
 
 
 def test_each_pass_iterates_anew_and_may_know_its_number() -> None:
@@ -141,3 +141,55 @@ def test_a_loader_without_a_state_is_refused() -> None:
         reader.load_state_dict({})
     with pytest.raises(PlanMismatchError, match="LoaderReader cannot be shared out"):
         reader.limited(batches=1).merge_state_dicts([])
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_loader_of_torchdata_resumes_to_the_batch_in_this_pass_and_the_next(
+    is_given: bool,
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    loaders = pytest.importorskip(
+        "torchdata.stateful_dataloader", reason="pip install 'dask-jobrunner[torchdata]'"
+    )
+
+    def make() -> Any:
+        own = torch.Generator().manual_seed(3) if is_given else None
+        torch.manual_seed(4)
+        return from_loader(
+            loaders.StatefulDataLoader(list(range(10)), batch_size=3, shuffle=True, generator=own)
+        )
+
+    def read(reader: Any, most: int) -> list[Any]:
+        return [next(iter(reader)).tolist() for _ in range(most)]
+
+    whole = read(make(), 12)
+    for taken in range(13):
+        saved = make()
+        first = read(saved, taken)
+        restored = make()
+        restored.load_state_dict(saved.state_dict())
+        torch.manual_seed(taken)
+        assert first + read(restored, 12 - taken) == whole
+
+
+def test_tensors_and_data_sets_of_pytorch_are_records() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    data = {"x": torch.arange(20).reshape(10, 2), "y": list(range(10))}
+    for batch in from_records(data).shuffled(1).batched(4):
+        assert batch["x"][:, 0].tolist() == [2 * y for y in batch["y"]]
+    pairs = from_records(torch.utils.data.TensorDataset(data["x"])).batched(10).read()
+    assert [one[0].tolist() for one in pairs] == data["x"].tolist()
+
+
+@pytest.mark.filterwarnings("ignore")  # of its pickler
+def test_data_sets_of_hugging_face_are_records_and_their_streams_are_loaders() -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    data = datasets.Dataset.from_dict({"n": list(range(20)), "t": ["a"] * 20})
+    batches = list(from_records(data).shuffled(1).batched(6))
+    assert sorted(n for batch in batches for n in batch["n"]) == list(range(20))
+    assert from_records(data).read() == {"n": 0, "t": "a"}
+    saved, restored = (from_loader(data.to_iterable_dataset()) for _ in range(2))
+    assert [saved.read()["n"] for _ in range(3)] == [0, 1, 2]
+    restored.load_state_dict(saved.state_dict())
+    assert [one["n"] for one in restored] == list(range(3, 20))

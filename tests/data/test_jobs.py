@@ -1,0 +1,127 @@
+"""Jobs that read: a resumed run goes on with the next record, on any number of nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobrunner import (
+    Blob,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    SaveEvery,
+    Session,
+    Task,
+    TaskFailedError,
+    current_task,
+    epoch_limiter,
+)
+from jobrunner.data import from_iterable, from_lines, from_records
+from tests.sampling import sampled
+
+N = 23
+STEPS = 3
+
+
+def lines(path: Path) -> Any:
+    (path / "lines.txt").write_text("".join(f"{i}\n" for i in range(N)))
+    return from_lines(path / "lines.txt").shuffled(3)
+
+
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "shuffled array": lambda _: from_records(np.arange(N)).shuffled(7),
+    "iterable": lambda _: from_iterable(lambda number: range(N)),
+    "lines": lines,
+}
+
+
+def read(reader: Any) -> list[tuple[int, int]]:
+    """At most two batches: the number of the pass and the record, of each."""
+    found = [int(record) for batch in reader.limited(batches=2) for record in batch]
+    return [(reader.state_dict()["pass"], record) for record in found]
+
+
+def collect(seen: list[Any], *parts: list[Any]) -> list[Any]:
+    return [*seen, *(tuple(record) for part in parts for record in part)]
+
+
+def reading(make: Callable[[], Any], nodes: int, epochs: int, fails_at: int | None = None) -> Job:
+    """Each node reads up to two batches in a step; fails in a step, counted from 0."""
+
+    def stumble() -> None:
+        task = current_task()
+        assert task.epoch is not None
+        if (task.epoch - 1) * STEPS + task.step == fails_at:
+            raise ValueError("stumbled")
+
+    with Job("reading", steps_per_epoch=STEPS) as job:
+        with job.init_group:
+            Task(list, outputs="seen", node="log")
+        parts = []
+        for i in range(nodes):
+            with Node(f"reader:{i}"):
+                with job.init_group:
+                    Task(
+                        lambda i=i: make().sharded(i, nodes).batched(2).prefetched(2),
+                        outputs=Blob("reader", partition=0),
+                        name="make",
+                    )
+                parts.append(Task(read, updates="reader", name="read").output())
+        Task(collect, inputs=["seen", *parts], outputs="seen", node="log")
+        Task(stumble, node="log")
+    epoch_limiter(job, epochs)
+    return job
+
+
+def run(session: Session, path: Path, *args: Any, fails_at: int | None = None) -> list[Any]:
+    """What the nodes have read, in order."""
+    manager = MultiNodeCheckpointManager(path, save=SaveEvery(steps=1))
+    runner = JobRunner(reading(*args, fails_at=fails_at), manager)
+    if fails_at is None:
+        runner.run(session)
+    else:
+        with pytest.raises(TaskFailedError, match="stumbled"):
+            runner.run(session)
+    found: list[Any] = session.fetch(Node("log")["seen"])
+    return found
+
+
+@sampled("kinds, steps", sample=(["shuffled array"], [2, 3, 7]), nightly=([*KINDS], range(12)))
+def test_a_run_that_was_interrupted_reads_the_same_records(
+    inproc_session: Session, tmp_path: Path, kinds: list[str], steps: Any
+) -> None:
+    for kind in kinds:
+        make = lambda kind=kind: KINDS[kind](tmp_path)  # noqa: E731
+        whole = run(inproc_session, tmp_path / f"{kind}-whole", make, 2, 4)
+        assert Counter(record for number, record in whole if number == 0) == Counter(range(N))
+        for step in steps:
+            path = tmp_path / f"{kind}-{step}"
+            run(inproc_session, path, make, 2, 4, fails_at=step)
+            assert run(inproc_session, path, make, 2, 4) == whole
+
+
+@sampled(
+    "kinds, changes",
+    sample=(["shuffled array"], [(2, 3, 1)]),
+    nightly=([*KINDS], [(2, 3, 1), (1, 4, 2), (3, 1, 2), (2, 1, 4)]),
+)
+def test_another_number_of_nodes_reads_the_rest_of_a_pass(
+    inproc_session: Session, tmp_path: Path, kinds: list[str], changes: Any
+) -> None:
+    for kind in kinds:
+        make = lambda kind=kind: KINDS[kind](tmp_path)  # noqa: E731
+        for first, second, third in changes:
+            path = tmp_path / f"{kind}-{first}-{second}-{third}"
+            run(inproc_session, path, make, first, 9, fails_at=1)
+            run(inproc_session, path, make, second, 9, fails_at=3)
+            seen = run(inproc_session, path, make, third, 9)
+            passes = {number for number, _ in seen}
+            for number in range(max(passes)):
+                assert Counter(r for p, r in seen if p == number) == Counter(range(N)), number
