@@ -15,6 +15,7 @@ from jobrunner.checkpoint.encoding import (
     register_codec,
 )
 from jobrunner.checkpoint.epochs import Epochs
+from jobrunner.checkpoint.history import read_metadata
 from jobrunner.checkpoint.loader import PARTITIONS, REPLICATED, Loader, Origins
 from jobrunner.checkpoint.log import (
     LOG_DIRECTORY,
@@ -36,7 +37,8 @@ from jobrunner.checkpoint.maintenance import (
     repair_log,
     restore_epoch,
 )
-from jobrunner.checkpoint.manager import CheckpointManager, MultiNodeCheckpointManager
+from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
+from jobrunner.checkpoint.node_manager import CheckpointManager
 from jobrunner.checkpoint.policies import (
     Auto,
     KeepAll,

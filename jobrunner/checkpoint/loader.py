@@ -15,6 +15,7 @@ from typing import Any
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
 from jobrunner.checkpoint.epochs import Epochs, name_some
 from jobrunner.checkpoint.log import Claim, memory_key
+from jobrunner.checkpoint.storage import Files, absolute_path, files_beside
 from jobrunner.checkpoint.store import Checkpoint, StoreReader
 from jobrunner.checkpoint.worker_load import (
     Part,
@@ -25,7 +26,12 @@ from jobrunner.checkpoint.worker_load import (
     reading_seconds,
 )
 from jobrunner.define import TaskGroup
-from jobrunner.errors import BlobNotFoundError, CheckpointError, CheckpointNotFoundError
+from jobrunner.errors import (
+    BlobNotFoundError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    DefinitionError,
+)
 
 REPLICATED = "replicated"
 """Detail of a record: name of a blob -> the nodes that have it. The first node's store has it."""
@@ -295,3 +301,15 @@ class Loader:
                 )
             classes.update((manifest.classes or {}).get(blob, ()))
         return classes
+
+
+def open_origin(
+    load_path: str | os.PathLike[str], path: str, files: Files | None, *, allow_pickle: bool
+) -> Loader:
+    """The loader of another directory than `path`, to resume from; see `load_path` of managers."""
+    origin = Epochs(load_path, None, files_beside(absolute_path(load_path), files))
+    if origin.path == path:
+        raise DefinitionError(
+            f"load_path and path are both {path}. Omit load_path: a run resumes from path."
+        )
+    return Loader(origin, allow_pickle=allow_pickle)

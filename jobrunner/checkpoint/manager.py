@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 from jobrunner.checkpoint.commits import Commits
 from jobrunner.checkpoint.directory_run import DirectoryRun
 from jobrunner.checkpoint.epochs import Epochs
-from jobrunner.checkpoint.loader import Loader
+from jobrunner.checkpoint.history import METADATA, Metadata, frame_of, read_history
+from jobrunner.checkpoint.loader import Loader, open_origin
 from jobrunner.checkpoint.log import MetadataHandler, Patience
 from jobrunner.checkpoint.policies import RetentionPolicy, SaveEvery, SavePolicy
 from jobrunner.checkpoint.retention import Retention
-from jobrunner.checkpoint.storage import Files, absolute_path, files_beside
+from jobrunner.checkpoint.storage import Files
 from jobrunner.checkpoint.store import Checkpoint, check_compressors
 from jobrunner.define import (
     EPOCH,
@@ -34,23 +35,9 @@ from jobrunner.define import (
     some,
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
-from jobrunner.names import check_name
 
-
-class ManagerOptions(TypedDict, total=False):
-    """The keywords of `MultiNodeCheckpointManager`, which documents them."""
-
-    save: SavePolicy | None
-    keep: RetentionPolicy | None
-    asynchronous: bool
-    budget_bytes: int | None
-    delete_on_success: bool
-    load_path: str | os.PathLike[str] | None
-    compressors: object
-    allow_pickle: bool
-    take_over: bool
-    files: Files | None
-    patience: Patience | None
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 class MultiNodeCheckpointManager:
@@ -89,6 +76,10 @@ class MultiNodeCheckpointManager:
     take_over : bool
         Take the directory even from a run that is alive. That run ends with
         `CommitConflictError`.
+    metadata : dict or callable, optional
+        What to add to the record of each epoch: JSON values by name, at most 64 KiB; or a function
+        that gets the epoch when its save begins, and returns them. `record`, `history` and
+        ``jobrunner info`` show it.
     files : Files, optional
         How to access the file system; for tests.
     patience : Patience, optional
@@ -117,6 +108,7 @@ class MultiNodeCheckpointManager:
         load_path=PATH,
         allow_pickle=FLAG,
         take_over=FLAG,
+        metadata=METADATA,
     )
     def __init__(
         self,
@@ -132,6 +124,7 @@ class MultiNodeCheckpointManager:
         compressors: object = None,
         allow_pickle: bool = False,
         take_over: bool = False,
+        metadata: Metadata | None = None,
         files: Files | None = None,
         patience: Patience | None = None,
     ) -> None:
@@ -142,18 +135,14 @@ class MultiNodeCheckpointManager:
         self.recorded = Epochs(path, metadata_handler, files)
         self.path = self.recorded.path
         self.loader = Loader(self.recorded, allow_pickle=allow_pickle)
-        self._origin: Loader | None = None
+        self._origin = None
         if load_path is not None:
-            origin = Epochs(load_path, None, files_beside(absolute_path(load_path), files))
-            if origin.path == self.path:
-                raise DefinitionError(
-                    f"load_path and path are both {self.path}. Omit load_path: a run resumes from path."
-                )
-            self._origin = Loader(origin, allow_pickle=allow_pickle)
+            self._origin = open_origin(load_path, self.path, files, allow_pickle=allow_pickle)
         if compressors is not None:
             compressors = check_compressors(
                 read_compressors(compressors, "compressors"), "compressors"
             )
+        self.metadata = metadata
         self.retention = Retention(self.recorded, keep)
         self.commits = Commits(
             self.recorded, self.retention, ArrayOptions(compressors), allow_pickle
@@ -213,6 +202,32 @@ class MultiNodeCheckpointManager:
             The storage fails.
         """
         return self.recorded.records(epochs)
+
+    @checked(set_aside=FLAG)
+    def history(self, *, set_aside: bool = False) -> list[dict[str, Any]]:
+        """What all runs have recorded of the epochs that led to the newest one, in their order.
+
+        Returns
+        -------
+        list of dict
+            Also of epochs whose checkpoints were removed later. Each has ``epoch``; ``step``, how
+            many of its steps were done, 0 for all; ``time``; ``run``, the run's name; ``metrics``;
+            ``metadata``; and ``is_set_aside``, False unless `set_aside` asks for these too: epochs
+            that were run again, or not continued.
+
+        Raises
+        ------
+        CheckpointError
+            The log cannot be read. Damaged entries are left out.
+        """
+        return read_history(self.recorded.log.read_entries(), set_aside=set_aside)
+
+    def metrics(self) -> DataFrame:
+        """The metrics of the whole epochs of `history`: a row for each epoch, a column for each name.
+
+        Raises `DefinitionError` if pandas is not installed, otherwise as `history`.
+        """
+        return frame_of(self.history())
 
     @checked(node=TEXT, epoch=EPOCH)
     def get_ckpt_db_name(self, node: str, epoch: int) -> str:
@@ -380,21 +395,3 @@ class MultiNodeCheckpointManager:
                 f"omit load_path to start afresh."
             )
         return self._origin
-
-
-class CheckpointManager(MultiNodeCheckpointManager):
-    """Saves and loads the node `node_name` of a job; otherwise as `MultiNodeCheckpointManager`."""
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        node_name: str,
-        metadata_handler: MetadataHandler | None = None,
-        **options: Unpack[ManagerOptions],
-    ) -> None:
-        super().__init__(path, metadata_handler, **options)
-        self.node_name = self.recorded.only_node = check_name(node_name, "node")
-
-    def get_ckpt_db_name(self, node: str | None, epoch: int) -> str:
-        """As `MultiNodeCheckpointManager.get_ckpt_db_name`; None means the manager's node."""
-        return super().get_ckpt_db_name(self.node_name if node is None else node, epoch)

@@ -180,6 +180,7 @@ def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: int) -> Outp
         lines.append(f"parameters {_name_parameters(about['parameters'])}")
     if about["metrics"]:
         lines.append("metrics " + " ".join(f"{k}={v}" for k, v in about["metrics"].items()))
+    lines += [f"metadata {name}={show(it)}" for name, it in about["metadata"].items()]
     if about["stopped_by"]:
         lines.append(f"stopped by {', '.join(about['stopped_by'])}")
     lines = [printable(line, kept="") for line in lines]
@@ -204,6 +205,7 @@ def _describe_epoch(record: Mapping[str, Any]) -> dict[str, Any]:
         # Nodes save at the same time, so the slowest one counts.
         "seconds": max((store["seconds"] for store in stores), default=0.0),
         "metrics": details.get("metrics", {}),
+        "metadata": details.get("metadata", {}),
         "stopped_by": details.get("stopped_by", []),
     }
 

@@ -88,8 +88,10 @@ class State:
             details["totals"] = self.reported.totals
         return {**details, "callbacks": callbacks} if callbacks else details
 
-    def result(self, limit: int | None) -> RunResult:
-        """The result for the user."""
+    def result(
+        self, limit: int | None, earlier: Callable[[], list[dict[str, Any]]] = list
+    ) -> RunResult:
+        """The result for the user; `earlier` returns what earlier runs recorded."""
         return RunResult(
             epoch=self.epoch,
             resumed_from=self.resumed_from,
@@ -98,6 +100,7 @@ class State:
             metrics=[{**self.metrics[epoch], "epoch": epoch} for epoch in sorted(self.metrics)],
             saves=[report for report in self.saves if report.error is None],
             failed_saves=[report for report in self.saves if report.error is not None],
+            earlier=earlier,
         )
 
 

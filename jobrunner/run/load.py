@@ -201,6 +201,19 @@ def rebuild(
     return compile_resume(job, plan, waiting, missing=found.made), waiting
 
 
+def earlier_metrics(
+    manager: MultiNodeCheckpointManager | None,
+) -> Callable[[], list[dict[str, Any]]]:
+    """A function that reads the metrics of all recorded whole epochs, as `RunResult.metrics`."""
+
+    def read() -> list[dict[str, Any]]:
+        rows = [] if manager is None else manager.history()
+        whole = [row for row in rows if row["epoch"] and not row["step"]]
+        return [{**row["metrics"], "epoch": row["epoch"]} for row in whole]
+
+    return read
+
+
 def reported_in(record: Mapping[str, Any]) -> Reported:
     """What tasks had reported in the recorded epoch, or in its steps so far."""
     details = record["details"]

@@ -20,6 +20,7 @@ from jobrunner.errors import (
 from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import State, Step, each_step, next_step
 from jobrunner.run.load import (
+    earlier_metrics,
     finish_load,
     load_newest,
     record_anew,
@@ -32,6 +33,7 @@ from jobrunner.run.recovery import count_loss
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport
 from jobrunner.run.resume import Resumption
 from jobrunner.run.saver import NullSaver, Saver
+from jobrunner.run.upload import finish_job
 from jobrunner.signals import TerminatedError
 from jobrunner.texts import get_logger
 from jobrunner.worker import GroupResult
@@ -92,7 +94,8 @@ class Run:
             raise
         finally:
             self.saver.end()
-        return self.state.result(self.plan.epoch_limit)
+        earlier = earlier_metrics(self.runner.checkpoint_manager)
+        return self.state.result(self.plan.epoch_limit, earlier)
 
     def _run_to_end(self) -> None:
         """Init or resume, then epochs, then upload, download and exit; again after a loss."""
@@ -110,7 +113,7 @@ class Run:
                     self.callbacks.notify("on_recovery", *self.state.position, since)
                 self._run_epochs()
                 if not self.state.is_finished:
-                    self._upload_download_exit()
+                    finish_job(self)
                 return
             except (NodeLostError, SchedulerLostError, TaskFailedError) as error:
                 if isinstance(error, TaskFailedError) and not is_transient(self.runner.job, error):
@@ -138,7 +141,7 @@ class Run:
         if epoch is None:
             self.lineage = self.runner.adaptation.lineage(self.plan, {})
             self.saver.refuse_classes(self.runner.job)
-            self._run_group("init", 0)
+            self.run_group("init", 0)
             self.saver.rewind(None, "started afresh")
             state.fired = ()
             self.callbacks.load_states({})
@@ -170,7 +173,7 @@ class Run:
                 self.saver.set_aside(damaged)
             return None
         epoch, record, loaded = found
-        finish_load(self.binding, loaded, self._run_group)
+        finish_load(self.binding, loaded, self.run_group)
         state = self.state
         state.reported = reported_in(record)
         state.fired, state.steps_done = recorded_stops(plan, record), steps_done(plan, record)
@@ -335,30 +338,10 @@ class Run:
         self.state.next_look = time.monotonic() + SPARE_SECONDS
         self._init_or_resume()
 
-    # ---- upload, download and exit
-
-    def _upload_download_exit(self) -> None:
-        self.saver.wait()
-        epoch = self.state.epoch
-        is_recorded = self.state.recorded == epoch
-        builder, manager = self.runner.upload_task_group_builder, self.runner.checkpoint_manager
-        if builder is not None and not is_recorded:
-            self.callbacks.warn(
-                f"The last epoch, {epoch}, could not be recorded, so nothing is uploaded. "
-                f"Repair the storage. {self.resumption.advice()}"
-            )
-        elif builder is not None and manager is not None:
-            started = time.monotonic()
-            self.session.run_group(builder.build(epoch, manager), epoch)
-            self.callbacks.notify("on_group", "upload", epoch, time.monotonic() - started)
-        for group in ("download", "exit"):
-            self._run_group(group, epoch)
-        if is_recorded:
-            self.saver.finish(epoch)
-
     # ---- for all phases
 
-    def _run_group(self, group: str, epoch: int) -> None:
+    def run_group(self, group: str, epoch: int) -> None:
+        """Run a group that is not of epochs."""
         self.state.begin(range(epoch, epoch + 1))
         result = self.binding.run(
             group,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -64,6 +65,8 @@ class RunResult:
     metrics : list of dict
         What tasks reported: one dict for each epoch that this run finished, with the epoch itself
         under ``"epoch"``.
+    earlier : callable
+        Returns the same of earlier runs; see `history`.
     saves, failed_saves : list of SaveReport
     """
 
@@ -74,10 +77,28 @@ class RunResult:
     metrics: list[dict[str, Any]]
     saves: list[SaveReport]
     failed_saves: list[SaveReport]
+    earlier: Callable[[], list[dict[str, Any]]] = field(default=list, repr=False, compare=False)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The metrics of all epochs up to the last: those that earlier runs recorded, and `metrics`.
+
+        What earlier runs recorded is read from the log, each time; an epoch that they did not save
+        is not there. Raises CheckpointError if the log cannot be read.
+        """
+        first = min((row["epoch"] for row in self.metrics), default=self.epoch + 1)
+        return [row for row in self.earlier() if row["epoch"] < first] + self.metrics
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return asdict(self)
+        plain = asdict(replace(self, earlier=list))
+        del plain["earlier"]
+        return plain
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy in another process cannot read the log.
+        values = [getattr(self, about.name) for about in fields(self)]
+        return RunResult, (*values[:-1], partial(list, self.earlier()))
 
 
 @dataclass(frozen=True, slots=True)

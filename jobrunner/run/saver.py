@@ -18,6 +18,7 @@ from jobrunner.checkpoint import (
     Receipt,
     Save,
     epochs_until,
+    read_metadata,
     read_receipts,
 )
 from jobrunner.cluster import Binding
@@ -239,6 +240,8 @@ class Saver:
         self._pace.begin_save(save.started)
         self._save_now.clear()
         details = dict(about)
+        if (metadata := self._manager.metadata) is not None:
+            details["metadata"] = read_metadata(metadata, epoch)
         if step is not None:
             details["step"] = step
             details["steps_per_epoch"] = self._plan.steps_per_epoch

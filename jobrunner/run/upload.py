@@ -1,10 +1,11 @@
-"""Copy the last checkpoint elsewhere after the last epoch."""
+"""After the last epoch: copy the last checkpoint elsewhere, download, exit."""
 
 from __future__ import annotations
 
 import functools
 import os
-from typing import Protocol
+import time
+from typing import TYPE_CHECKING, Protocol
 
 from jobrunner.checkpoint import (
     Files,
@@ -16,6 +17,30 @@ from jobrunner.checkpoint import (
 )
 from jobrunner.define import PATH, Node, Task, TaskGroup, checked
 from jobrunner.errors import CheckpointWriteError, DefinitionError
+
+if TYPE_CHECKING:
+    from jobrunner.run.loop import Run
+
+
+def finish_job(run: Run) -> None:
+    """Run the upload, download and exit groups, and record that the job has ended."""
+    run.saver.wait()
+    epoch = run.state.epoch
+    is_recorded = run.state.recorded == epoch
+    builder, manager = run.runner.upload_task_group_builder, run.runner.checkpoint_manager
+    if builder is not None and not is_recorded:
+        run.callbacks.warn(
+            f"The last epoch, {epoch}, could not be recorded, so nothing is uploaded. "
+            f"Repair the storage. {run.resumption.advice()}"
+        )
+    elif builder is not None and manager is not None:
+        started = time.monotonic()
+        run.session.run_group(builder.build(epoch, manager), epoch)
+        run.callbacks.notify("on_group", "upload", epoch, time.monotonic() - started)
+    for group in ("download", "exit"):
+        run.run_group(group, epoch)
+    if is_recorded:
+        run.saver.finish(epoch)
 
 
 class UploadTaskGroupBuilder(Protocol):

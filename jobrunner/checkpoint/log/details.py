@@ -29,6 +29,7 @@ class Details(msgspec.Struct):
 
     metrics: dict[str, bool | int | float | str | None] = {}
     totals: dict[str, dict[str, Combined]] = {}  # of a mid-epoch checkpoint; by name and node
+    metadata: dict[str, Any] = {}  # the user's own
     stopped_by: list[str] = []
     step: Natural = 0
     steps_per_epoch: Natural | None = None

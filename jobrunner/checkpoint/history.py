@@ -1,0 +1,111 @@
+"""What all runs of a directory have recorded, read from its log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jobrunner.checkpoint.commits import as_json
+from jobrunner.checkpoint.log import (
+    CommitEntry,
+    LogEntry,
+    RepairEntry,
+    RewindEntry,
+    check_details,
+    commits_in,
+    given_up_by,
+    loose_json,
+)
+from jobrunner.define import Rule
+from jobrunner.errors import DefinitionError
+from jobrunner.texts import get_logger
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+logger = get_logger(__name__)
+
+MOST_METADATA_BYTES = 64 << 10
+
+Metadata = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
+"""What users add to the records: the same to all, or a function of the epoch."""
+
+METADATA = Rule(
+    "a dict of JSON values, or a function of the epoch that returns one",
+    lambda it: callable(it) or (isinstance(it, Mapping) and read_metadata(it) is not None),
+)
+
+
+def read_metadata(metadata: Metadata, epoch: int | None = None) -> dict[str, Any]:
+    """The metadata for the record of an epoch; raises DefinitionError if it cannot be recorded."""
+    where = "metadata" if epoch is None else f"metadata({epoch})"
+    found = metadata if isinstance(metadata, Mapping) else metadata(epoch or 0)
+    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+        raise DefinitionError(
+            f"{where} must be a dict whose keys are str; got a {type(found).__name__}: {found!r:.200}."
+        )
+    plain = as_json(found, f"The {where}")
+    size = len(json.dumps(plain))
+    if size > MOST_METADATA_BYTES:
+        raise DefinitionError(
+            f"The {where} of a checkpoint takes {size} bytes, and at most {MOST_METADATA_BYTES} are "
+            f"recorded with each epoch. Keep large values in blobs, or in a file whose name you "
+            f"record."
+        )
+    return dict(found)
+
+
+def read_history(entries: Iterable[LogEntry], *, set_aside: bool = False) -> list[dict[str, Any]]:
+    """What the records say, in the order of epochs; see `MultiNodeCheckpointManager.history`."""
+    counts: dict[int, dict[str, Any]] = {}
+    others: list[dict[str, Any]] = []
+
+    def give_up(epochs: Iterable[int]) -> None:
+        others.extend({**counts.pop(epoch), "is_set_aside": True} for epoch in epochs)
+
+    for entry in entries:
+        if isinstance(entry, RepairEntry):
+            latest = max(
+                (row[0] + (row[2] - 1) * row[1] for row in entry.state.recorded), default=-1
+            )
+            give_up([epoch for epoch in counts if epoch > latest])
+        if isinstance(entry, RewindEntry):
+            give_up(given_up_by(entry, list(counts)))
+        for commit in commits_in(entry):
+            if (row := _row(commit)) is not None:
+                counts[commit.epoch] = row
+    rows = [*others, *counts.values()] if set_aside else counts.values()
+    return sorted(rows, key=lambda row: (row["epoch"], row["time"]))
+
+
+def _row(commit: CommitEntry) -> dict[str, Any] | None:
+    try:
+        details = check_details(loose_json(commit.details))
+    except (ValueError, RecursionError) as error:
+        logger.warning("The record of epoch %d cannot be read: %s", commit.epoch, error)
+        return None
+    return {
+        "epoch": commit.epoch,
+        "step": details.get("step", 0),
+        "time": commit.time,
+        "run": commit.run,
+        "metrics": details.get("metrics", {}),
+        "metadata": details.get("metadata", {}),
+        "is_set_aside": False,
+    }
+
+
+def frame_of(rows: Iterable[Mapping[str, Any]]) -> DataFrame:
+    """The metrics of whole epochs as a table."""
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise DefinitionError(
+            f"metrics() returns a pandas.DataFrame, and pandas cannot be imported here: {error}. "
+            f"Install it with `pip install 'dask-jobrunner[pandas]'`, or call history(), which "
+            f"returns the same as a list of dicts."
+        ) from error
+    whole = [row for row in rows if not row["step"]]
+    index = pd.Index([row["epoch"] for row in whole], name="epoch")
+    return pd.DataFrame([row["metrics"] for row in whole], index=index)

@@ -1,0 +1,48 @@
+"""The checkpoint manager of a single node."""
+
+from __future__ import annotations
+
+import os
+from typing import TypedDict, Unpack
+
+from jobrunner.checkpoint.history import Metadata
+from jobrunner.checkpoint.log import MetadataHandler, Patience
+from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
+from jobrunner.checkpoint.policies import RetentionPolicy, SavePolicy
+from jobrunner.checkpoint.storage import Files
+from jobrunner.names import check_name
+
+
+class ManagerOptions(TypedDict, total=False):
+    """The keywords of `MultiNodeCheckpointManager`, which documents them."""
+
+    save: SavePolicy | None
+    keep: RetentionPolicy | None
+    asynchronous: bool
+    budget_bytes: int | None
+    delete_on_success: bool
+    load_path: str | os.PathLike[str] | None
+    compressors: object
+    allow_pickle: bool
+    take_over: bool
+    metadata: Metadata | None
+    files: Files | None
+    patience: Patience | None
+
+
+class CheckpointManager(MultiNodeCheckpointManager):
+    """Saves and loads the node `node_name` of a job; otherwise as `MultiNodeCheckpointManager`."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        node_name: str,
+        metadata_handler: MetadataHandler | None = None,
+        **options: Unpack[ManagerOptions],
+    ) -> None:
+        super().__init__(path, metadata_handler, **options)
+        self.node_name = self.recorded.only_node = check_name(node_name, "node")
+
+    def get_ckpt_db_name(self, node: str | None, epoch: int) -> str:
+        """As `MultiNodeCheckpointManager.get_ckpt_db_name`; None means the manager's node."""
+        return super().get_ckpt_db_name(self.node_name if node is None else node, epoch)

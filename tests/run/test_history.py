@@ -1,0 +1,149 @@
+"""What all runs of a directory have recorded: metrics and metadata, by epoch."""
+
+import copy
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from jobrunner import (
+    CheckpointManager,
+    DefinitionError,
+    Job,
+    JobRunner,
+    KeepLast,
+    MultiNodeCheckpointManager,
+    Node,
+    RunStoppedError,
+    SaveEvery,
+    Task,
+    current_task,
+    epoch_limiter,
+)
+from jobrunner.cli.listing import describe_checkpoint
+
+
+def counter(limit, **options):
+    def step(n):
+        current_task().report(n=n + 1, time=float("nan"))
+        return n + 1
+
+    with Job("counter", **options) as job, Node("a"):
+        with job.init_group:
+            Task(lambda: 0, outputs="n", name="zero")
+        Task(step, inputs="n", outputs="n")
+        epoch_limiter(job, limit)
+    return job
+
+
+@pytest.fixture
+def run(inproc_session, tmp_path):
+    def run(limit, *, resume="latest", job=None, callbacks=(), **options):
+        manager = MultiNodeCheckpointManager(tmp_path / "k", **options)
+        runner = JobRunner(job or counter(limit), manager, resume, callbacks=callbacks)
+        return manager, runner.run(inproc_session)
+
+    return run
+
+
+def brief(rows):
+    return [(row["epoch"], row["metrics"].get("n")) for row in rows]
+
+
+def test_the_history_has_the_epochs_of_all_runs_also_removed_ones(run):
+    _, first = run(2, keep=KeepLast(1))
+    manager, last = run(4, keep=KeepLast(1))
+    assert manager.epochs() == [2, 4]
+    assert brief(manager.history()) == [(0, None), (1, 1), (2, 2), (3, 3), (4, 4)]
+    assert len({row["run"] for row in manager.history()}) == 2
+    assert [row["n"] for row in last.metrics] == [3, 4]
+    assert [(row["epoch"], row["n"]) for row in last.history] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    assert first.history == first.metrics
+    again = run(4)[1]  # a finished job runs nothing
+    assert (again.metrics, [row["n"] for row in again.history]) == ([], [1, 2, 3, 4])
+
+
+def test_epochs_that_were_run_again_count_once(run):
+    run(3)
+    manager, result = run(4, resume=1)
+    assert brief(manager.history()) == [(0, None), (1, 1), (2, 2), (3, 3), (4, 4)]
+    every = manager.history(set_aside=True)
+    assert [(row["epoch"], row["is_set_aside"]) for row in every] == [
+        *((0, False), (1, False), (2, True), (2, False), (3, True), (3, False), (4, False))
+    ]
+    assert [row["epoch"] for row in result.history] == [1, 2, 3, 4]
+    manager, _ = run(1, resume=None)
+    assert brief(manager.history()) == [(0, None), (1, 1)]
+
+
+def test_a_checkpoint_of_some_steps_is_told_from_a_whole_epoch(run, tmp_path):
+    class Stop:
+        def on_setup(self, runner):
+            self.runner = runner
+
+        def on_step(self, epoch, step, seconds, metrics):
+            if (epoch, step) == (2, 1):
+                self.runner.stop()
+
+    job = counter(2, steps_per_epoch=3)
+    with pytest.raises(RunStoppedError):
+        run(2, job=job, callbacks=[Stop()])
+    manager = MultiNodeCheckpointManager(tmp_path / "k")
+    assert [(row["epoch"], row["step"]) for row in manager.history()] == [(0, 0), (1, 0), (2, 1)]
+    manager, result = run(2, job=job, save=SaveEvery(epochs=100))
+    steps = [(row["epoch"], row["step"]) for row in manager.history(set_aside=True)]
+    assert steps == [(0, 0), (1, 0), (2, 0)]
+    assert [row["epoch"] for row in result.history] == [1, 2]
+
+
+def test_metrics_are_a_table_with_a_row_for_each_epoch(run):
+    pandas = pytest.importorskip("pandas")
+    manager, _ = run(2)
+    frame = manager.metrics()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame.columns) == ["n", "time"]
+    assert frame.index.name == "epoch"
+    assert frame["n"].tolist()[1:] == [1, 2]
+    assert np.isnan(frame["time"][2])
+
+
+def test_a_directory_without_records_has_an_empty_history(tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path / "none")
+    assert manager.history() == []
+
+
+def test_a_copy_of_a_result_has_the_history_too(run):
+    run(2)
+    _, result = run(3)
+    for other in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
+        assert [row["n"] for row in other.history] == [1, 2, 3]
+        assert repr(other) == repr(result)
+    assert json.loads(json.dumps(result.to_dict()))["epoch"] == 3
+
+
+def test_metadata_is_recorded_and_shown(run):
+    manager, _ = run(1, metadata={"data": "digits-2", "sizes": [1, 2]})
+    assert manager.record(1)["details"]["metadata"] == {"data": "digits-2", "sizes": [1, 2]}
+    shown = describe_checkpoint(manager, 1)
+    assert "metadata data='digits-2'" in shown.text
+    assert shown.data["metadata"] == {"data": "digits-2", "sizes": [1, 2]}
+    manager, _ = run(2, metadata=lambda epoch: {"twice": 2 * epoch})
+    assert manager.history()[-1]["metadata"] == {"twice": 4}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "why"),
+    [
+        ([1], r"a dict of JSON values, or a function"),
+        ({1: 2}, r"whose keys are str"),
+        ({"a": np.zeros(1)}, r"must be JSON"),
+        ({"a": "x" * 70_000}, r"takes 70\d\d\d bytes, and at most 65536"),
+    ],
+)
+def test_metadata_that_cannot_be_recorded_is_refused(run, tmp_path, metadata, why):
+    with pytest.raises(DefinitionError, match=why):
+        CheckpointManager(tmp_path / "one", "a", metadata=metadata)
+    if isinstance(metadata, dict):
+        with pytest.raises(DefinitionError, match=rf"metadata\(0\).*{why}"):
+            run(1, metadata=lambda epoch: metadata)
