@@ -1,7 +1,7 @@
 """Run a job: init or resume, then epochs, then upload, download and exit."""
 
 from jobrunner.run.callbacks import Callback
-from jobrunner.run.matching import Migration, Missing
+from jobrunner.run.matching import Missing
 from jobrunner.run.replay import BlobDifference, Replay, ReplayReport, compare_checkpoints
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport, format_ranges
 from jobrunner.run.resume import ResumeFrom

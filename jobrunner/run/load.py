@@ -254,7 +254,9 @@ def load_blobs(
     """See `JobRunner.load_blobs_from_checkpoints`."""
     nodes = planned_nodes(job.groups.values())
     uids = {node.name: node.uid for node in nodes if node.uid is not None}
-    now = name_now(rename, uids, [node.name for node in nodes], manager, epoch)
+    now = name_now(
+        rename, uids, [node.name for node in nodes], manager, epoch, manager.blobs(epoch)
+    )
     wanted = _find_blobs(now.blobs, manager, epoch, asked)
     with session.exclusive(f"The load of epoch {epoch} of {manager.path}"):
         recorded = manager.stateful_blobs(epoch)

@@ -191,13 +191,15 @@ def name_now(
     names: Collection[str],
     manager: Loader,
     epoch: int,
+    there: Blobs,
 ) -> NamesNow:
     """Name the nodes and blobs of a checkpoint as a job with nodes `names`, some with `uids`, does.
+
+    `there` are its blobs under their recorded names.
 
     Renames come first, then uids, then equal names. Raises `PlanMismatchError` if a rename names
     nothing that is recorded.
     """
-    there = manager.blobs(epoch)
     details = manager.recorded.record(epoch)["details"]
     done, then_uids = details.get("renamed", {}), details.get("uids", {})
     renamed = {old: new for old, new in rename.items() if done.get(old) != new}
@@ -210,14 +212,14 @@ def name_now(
                     f"nodes are {', '.join(map(repr, there)) or 'none'}. Correct or omit it."
                 )
     nodes = {new: old for old, new in renamed.items() if "/" not in old}
+    left = dict.fromkeys(old for old in there if old not in renamed)
     owners = {uids.get(name, name): name for name in names}
-    for old in there:
+    for old in list(left):
         name = owners.get(then_uids.get(old, old))
-        if name is not None and old not in nodes.values():
-            nodes.setdefault(name, old)
-    for old in there:
-        is_other = old in then_uids and old in uids
-        if old not in nodes.values() and not is_other:
+        if name is not None and nodes.setdefault(name, old) == old:
+            del left[old]
+    for old in left:
+        if old not in then_uids or old not in uids:  # else it is another node
             nodes.setdefault(old, old)
     blobs = {_key(new): _key(old) for old, new in renamed.items() if "/" in old}
     now = NamesNow(renamed, nodes, {key: old for key, old in blobs.items() if key[0] != _EVERY})
@@ -244,7 +246,7 @@ def match(
     """
     record, there = manager.recorded.record(epoch), manager.blobs(epoch)
     needed = plan.saved_blobs(epoch)
-    now = name_now(adaptation.rename, plan.uids(), needed, manager, epoch)
+    now = name_now(adaptation.rename, plan.uids(), needed, manager, epoch, there)
     for old, new in now.renamed.items():
         if not _is_there(new, needed):
             raise PlanMismatchError(
