@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from jobrunner.define import Image
+from jobrunner.define import Image, instance
 from jobrunner.errors import DefinitionError
+
+MAPPING = instance("a mapping", Mapping)
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, bool | int | float | str]:

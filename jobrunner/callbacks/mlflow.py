@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from jobrunner.callbacks.metrics import images, known_id, numbers, require
+from jobrunner.callbacks.metrics import MAPPING, images, known_id, numbers, require
 from jobrunner.define import LABEL, TEXT, checked
 from jobrunner.errors import RunStoppedError
 from jobrunner.run import Callback, JobRunner
@@ -22,7 +22,7 @@ FLUSH_SECONDS = 1.0
 """How long metrics may wait for others, so that short epochs cost no request each."""
 
 
-@checked(experiment=LABEL, run_name=LABEL, tracking_uri=TEXT)
+@checked(experiment=LABEL, run_name=LABEL, tracking_uri=TEXT, params=MAPPING)
 class MLflow(Callback):
     """Track the job as a run of MLflow, with the numbers and images of each epoch.
 

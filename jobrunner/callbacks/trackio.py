@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from jobrunner.callbacks.metrics import arrays, images, known_id, new_id, numbers, require
+from jobrunner.callbacks.metrics import MAPPING, arrays, images, known_id, new_id, numbers, require
 from jobrunner.define import LABEL, checked, one_of
 from jobrunner.run import Callback, JobRunner
 
 
-@checked(project=LABEL, name=LABEL, library=one_of("trackio", "wandb"))
+@checked(project=LABEL, name=LABEL, config=MAPPING, library=one_of("trackio", "wandb"))
 class Trackio(Callback):
     """Track the job as a run of Trackio, with the metrics of each epoch but strings.
 

@@ -59,6 +59,24 @@ def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch, name, ex
         getattr(jobrunner.callbacks, name)(*arguments.get(name, ()))
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("CSVLog", {"path": ""}),
+        ("JSONLinesLog", {"path": 3}),
+        ("TensorBoard", {"logdir": b"logs"}),
+        ("MLflow", {"experiment": ""}),
+        ("MLflow", {"experiment": "e", "params": [1]}),
+        ("Trackio", {"project": "p", "library": "comet"}),
+        ("Trackio", {"project": "p", "config": 1}),
+    ],
+)
+def test_wrong_arguments_are_refused_before_a_library_is_needed(name, arguments):
+    wrong = list(arguments)[-1]
+    with pytest.raises(DefinitionError, match=f"{name}: {wrong} must be"):
+        getattr(jobrunner.callbacks, name)(**arguments)
+
+
 PAGE = (Path(__file__).parents[2] / "docs" / "callbacks.md").read_text()
 EXAMPLES = re.findall(r"^<!-- needs: (\w+) -->\n```py\n(.*?)^```$", PAGE, re.M | re.S)
 

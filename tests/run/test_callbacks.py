@@ -6,6 +6,7 @@ import pytest
 
 from jobrunner import (
     Callback,
+    DefinitionError,
     Job,
     JobRunner,
     MultiNodeCheckpointManager,
@@ -54,7 +55,8 @@ def counter(limit=3, fn=count, **options):
         with job.init_group:
             Task(lambda: 0, outputs="n")
         Task(fn, inputs="n", outputs="n", name="count", transient_errors=(OSError,))
-    epoch_limiter(job, limit)
+    if limit is not None:
+        epoch_limiter(job, limit)
     return job
 
 
@@ -211,3 +213,61 @@ def test_the_workers_run_batches_unless_a_callback_must_be_asked(session):
     steps.is_passive = True
     assert not run_in_batches(steps)
     assert steps.heard == [("step", n, 1) for n in range(1, 201)]
+
+
+class Adds(Callback):
+    """Adds up a number for each epoch, over all runs."""
+
+    def __init__(self, number, ends_by=""):
+        self.number, self.total, self.ends_by = number, 0, ends_by
+
+    @property
+    def ends_job(self):
+        return self.total >= 4
+
+    def on_epoch(self, epoch, seconds, metrics):
+        self.total += self.number
+
+    def state_dict(self):
+        return {"total": self.total}
+
+    def load_state_dict(self, state):
+        self.total = state.get("total", 0)
+
+
+def test_the_state_of_each_callback_goes_on_from_the_loaded_epoch(session, manager):
+    adds = [Adds(1), Adds(10)]
+    JobRunner(counter(2), manager, callbacks=adds).run(session)
+    assert [it.total for it in adds] == [2, 20]
+    JobRunner(counter(3), manager, callbacks=adds).run(session)  # of the same objects too
+    assert [it.total for it in adds] == [3, 30]
+    adds = [Adds(1), Adds(10)]
+    JobRunner(counter(3), manager, 1, callbacks=adds).run(session)
+    assert [it.total for it in adds] == [3, 30]
+    JobRunner(counter(2), manager, None, callbacks=adds).run(session)
+    assert [it.total for it in adds] == [2, 20]
+    assert manager.record(2)["details"]["callbacks"] == {
+        "Adds": {"total": 2},
+        "Adds 2": {"total": 20},
+    }
+
+
+def test_a_state_that_no_record_can_hold_is_a_warning(session, manager, caplog):
+    callback = Adds(1)
+    callback.state_dict = lambda: {"total": [1]}
+    assert JobRunner(counter(1), manager, callbacks=[callback]).run(session).epoch == 1
+    assert "state_dict()['total'] must be a bool, an int, a float, a str or None" in caplog.text
+    assert "callbacks" not in manager.record(1)["details"]
+
+
+def test_a_callback_ends_a_job_that_nothing_else_ends(session, manager):
+    result = JobRunner(counter(None), manager, callbacks=[Adds(2, "the sum")]).run(session)
+    assert (result.epoch, result.stopped_by) == (2, "the sum")
+    assert (
+        JobRunner(counter(None), manager, callbacks=[Adds(2, "the sum")]).plan_resume().is_finished
+    )
+    # Without it, or under another name, the job has not ended.
+    assert not JobRunner(counter(3), manager).plan_resume().is_finished
+    assert JobRunner(counter(3), manager, callbacks=[Adds(0)]).run(session).epoch == 3
+    with pytest.raises(DefinitionError, match="would never end"):
+        JobRunner(counter(None), manager, callbacks=[Adds(2)]).plan_resume()

@@ -121,6 +121,7 @@ def test_a_state_that_its_entry_cannot_contain_is_damage(
         ({"replicated": 5}, "replicated"),
         ({"partitions": {"x": {"axis": -1, "nodes": ["a"]}}}, r"partitions\[\.\.\.\]\.axis"),
         ({"partitions": {"x": {"axis": 0}}}, r"partitions\[\.\.\.\]"),
+        ({"callbacks": {"EarlyStopping": {"waited": [1]}}}, r"callbacks\[\.\.\.\]\[\.\.\.\]"),
         ({"metrics": {"loss": []}}, r"metrics\[\.\.\.\]"),
         ({"metrics": {"loss": {"$float": []}}}, "float"),
         ({"stopped_by": "x"}, "stopped_by"),
