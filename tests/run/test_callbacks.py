@@ -148,9 +148,12 @@ def test_a_loss_and_the_recovery_from_it_are_told(session, manager):
 
 def test_a_failing_callback_is_a_warning_for_the_others(session, caplog):
     first, last = Hears("on_warning", "on_epoch"), Hears("on_warning", "on_epoch")
+    fails, of_itself = Fails(), []
+    fails.on_warning = of_itself.append
     with caplog.at_level(logging.WARNING):
-        result = JobRunner(counter(3), callbacks=[first, Fails(), last]).run(session)
+        result = JobRunner(counter(3), callbacks=[first, fails, last]).run(session)
     assert result.epoch == 3
+    assert of_itself == []
     [warning, *epochs] = sorted(first.heard, reverse=True)
     assert epochs == [("epoch", 3), ("epoch", 2), ("epoch", 1)]
     assert sorted(last.heard) == sorted(first.heard)
