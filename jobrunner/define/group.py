@@ -79,6 +79,10 @@ class TaskGroup(Active):
         """
         if isinstance(task, TaskGroup):
             return self._merge(task)
+        if not hasattr(task, "full_name"):
+            raise DefinitionError(
+                f"TaskGroup.add: expected a Task or a TaskGroup; got {task!r:.200}."
+            )
         self.check_open(f"task {task.full_name!r}")
         if task.group is not None:
             raise DefinitionError(

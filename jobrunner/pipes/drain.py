@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 
 from jobrunner.worker import cancellation, renumber, seeded, set_up
 
-_POLL_SECONDS = 0.1
-"""How often a pipe that waits looks whether its run is over."""
-
 
 class Options(NamedTuple):
     """What a task of a pipe does besides calling the user's functions."""
@@ -146,12 +143,10 @@ class _Line:
         def is_ready() -> bool:
             return number in self._done if self.options.ordered else bool(self._done)
 
-        def is_over() -> bool:
-            return not self._working or self._error is not None or self.is_cancelled()
-
         with self._changed:
-            while not self._changed.wait_for(lambda: is_ready() or is_over(), _POLL_SECONDS):
-                pass
+            self._changed.wait_for(
+                lambda: is_ready() or not self._working or self._error is not None
+            )
             if self._error is not None or self.is_cancelled() or not is_ready():
                 return None
             return self._done.pop(number if self.options.ordered else next(iter(self._done)))

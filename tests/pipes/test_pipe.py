@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -138,13 +139,16 @@ def sleepless(x: int) -> int:
     return x
 
 
-def test_unordered_results_come_as_they_get_ready(inproc_session: Session) -> None:
+@pytest.mark.parametrize("ordered", [True, False])
+def test_results_wait_for_slow_items_or_come_as_they_get_ready(
+    inproc_session: Session, ordered: bool
+) -> None:
     job, results = make_job(
-        lambda: pipe("reader", sleepless, num_threads=2, capacity=8, ordered=False)
+        lambda: pipe("reader", sleepless, num_threads=2, capacity=8, ordered=ordered)
     )
     JobRunner(job).run(inproc_session)
     assert sorted(results.fetch()) == list(range(10))
-    assert results.fetch().index(0) >= 4
+    assert (results.fetch().index(0) == 0) == ordered
 
 
 def hold(x: int, most: Any) -> int:
@@ -373,13 +377,20 @@ def fail_when_open() -> None:
     raise ValueError("elsewhere")
 
 
+def wait_until_cancelled(x: int) -> int:
+    while not current_task().is_cancelled:
+        time.sleep(0.001)
+    return x
+
+
+@pytest.mark.parametrize("processor", [square_root, wait_until_cancelled])
 @pytest.mark.parametrize("options", [{}, {"num_threads": 2}, {"into": square, "num_threads": 2}])
 def test_an_endless_pipe_ends_when_another_task_fails(
-    inproc_session: Session, options: dict[str, Any]
+    inproc_session: Session, options: dict[str, Any], processor: Callable[[int], int]
 ) -> None:
     with TaskGroup() as group, Node("here"):
         Task(Slow, (), "reader", kwargs={"n": 1})
-        pipe("reader", square_root, **options)
+        pipe("reader", processor, **options)
         Task(fail_when_open, node="other")
     with pytest.raises(TaskFailedError, match="elsewhere"):
         inproc_session.run(group)

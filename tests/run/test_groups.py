@@ -66,6 +66,8 @@ def test_a_group_is_added_once_and_takes_no_more_tasks() -> None:
     job = Job("j")
     with pytest.raises(DefinitionError, match=r"it is the init group of job 'j'"):
         group.add(job.init_group)
+    with pytest.raises(DefinitionError, match="expected a Task or a TaskGroup; got 3"):
+        group.add(3)  # type: ignore[arg-type]
     job.compile()
     with pytest.raises(DefinitionError, match=r"already compiled"):
         job.epoch_group.add(other)

@@ -106,6 +106,41 @@ def test_tear_downs_run_once_after_an_error_of_an_instance(inproc_session: Sessi
     assert sorted(number for what, number in EVENTS[1:-2] if what == "torn down") == [0, 1, 2]
 
 
+WENT_ON, FAILED = threading.Event(), threading.Event()
+
+
+class LateError(Exception):
+    """Says what happened only when there was time for others to go on."""
+
+    def __str__(self) -> str:
+        WENT_ON.wait(0.2)
+        return "told late"
+
+
+def fail_first() -> int:
+    if current_task().instance == 1:
+        FAILED.set()
+        raise LateError
+    FAILED.wait(10)
+    return 1
+
+
+def go_on(parts: Any) -> None:
+    WENT_ON.set()
+
+
+def test_nobody_gets_the_values_of_a_task_of_which_one_instance_has_failed(
+    inproc_session: Session,
+) -> None:
+    WENT_ON.clear()
+    FAILED.clear()
+    with TaskGroup() as group, Node("n"):
+        Task(go_on, [Task(fail_first, (), num_instances=2)])
+    with pytest.raises(TaskFailedError, match="told late"):
+        inproc_session.run(group)
+    assert not WENT_ON.is_set()
+
+
 def broken() -> Iterator[int]:
     yield 1
     raise OSError("cannot close")
