@@ -55,6 +55,11 @@ def shorten(text: str, length: int = LONGEST_TEXT) -> str:
     return f"{text[:half]}\n... {left_out} ...\n{text[-half:]}"
 
 
+def clip(text: str, length: int) -> str:
+    """Leave out the end of a text that is longer than `length`; for one line."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
 def show(value: object) -> str:
     """The `repr` of a value of any class; says so if that raises."""
     try:

@@ -19,7 +19,7 @@ from jobrunner.cli.options import (
     read_epoch,
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, DefinitionError
-from jobrunner.texts import printable, shorten, show
+from jobrunner.texts import clip, printable, show
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager, NodeCheckpoint
@@ -218,10 +218,10 @@ def _parameters_of(manager: MultiNodeCheckpointManager, run_number: int | None) 
 
 
 def _name_parameters(parameters: Mapping[str, Any]) -> str:
-    return " ".join(
-        f"{name}={shorten(show(value), 2 * _SHOWN_VALUE_LENGTH)}"
-        for name, value in parameters.items()
+    named = (
+        f"{name}={clip(show(value), _SHOWN_VALUE_LENGTH)}" for name, value in parameters.items()
     )
+    return clip(" ".join(named), 1000)
 
 
 def _format_parameters(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -261,6 +261,4 @@ def _format_blob(blob: Mapping[str, Any]) -> tuple[str, str]:
     if blob["type"] == "pickle":
         return "pickle", f"{blob['nbytes']} bytes"
     value = f"{blob['codec']}({blob['value']})" if blob["type"] == "codec" else str(blob["value"])
-    if len(value) > _SHOWN_VALUE_LENGTH:
-        value = f"{value[: _SHOWN_VALUE_LENGTH - 3]}..."
-    return str(blob["type"]), value
+    return str(blob["type"]), clip(value, _SHOWN_VALUE_LENGTH)

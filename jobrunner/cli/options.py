@@ -86,17 +86,17 @@ def open_directory(directory: str, **options: Any) -> MultiNodeCheckpointManager
     )
 
 
-def _split_parameters(
-    ctx: click.Context, option: click.Parameter, given: tuple[str, ...]
+def read_pairs(
+    ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]
 ) -> dict[str, str]:
-    """Read ``--param NAME=VALUE``."""
+    """Read an option that may be repeated, each time as ``NAME=VALUE`` with another name."""
     found: dict[str, str] = {}
-    for text in given:
-        name, separator, value = text.partition("=")
-        if not separator or not name.isidentifier():
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE.", ctx, option)
-        if name in found:
-            raise click.BadParameter(f"{name!r} is given twice.", ctx, option)
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or name in found:
+            raise click.BadParameter(
+                f"{text!r} is not {option.metavar}, with each name once.", ctx, option
+            )
         found[name] = value
     return found
 
@@ -105,7 +105,7 @@ param_option = click.option(
     "--param",
     "parameters",
     multiple=True,
-    callback=_split_parameters,
+    callback=read_pairs,
     metavar="NAME=VALUE",
     help="Give the function that makes the job, which has the decorator @job, an argument. "
     "May be repeated.",

@@ -17,6 +17,7 @@ from jobrunner.cli.options import (
     count_option,
     is_number,
     param_option,
+    read_pairs,
 )
 from jobrunner.cli.saving import save_options
 from jobrunner.signals import handled, terminated_as_interrupt
@@ -39,18 +40,6 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     raise click.BadParameter(
         f"{text!r} is neither 'latest' nor 'none' nor the number of an epoch.", ctx, option
     )
-
-
-def _read_rename(
-    ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]
-) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for text in texts:
-        old, equals, new = text.partition("=")
-        if not equals or old in names:
-            raise click.BadParameter(f"{text!r} is not OLD=NEW, each OLD once.", ctx, option)
-        names[old] = new
-    return names
 
 
 @main.command("run")
@@ -81,7 +70,7 @@ def _read_rename(
 )
 @click.option(
     "--rename",
-    callback=_read_rename,
+    callback=read_pairs,
     multiple=True,
     metavar="OLD=NEW",
     help="A node that the checkpoint has as OLD is NEW in the job; or a blob, NODE/OLD=NODE/NEW, '*/OLD=*/NEW' on "

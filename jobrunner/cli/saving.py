@@ -6,7 +6,8 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -27,7 +28,11 @@ def keep_options(function: Function) -> Function:
     """Add ``--keep-last``, ``--keep-every`` and ``--keep-best``; pass `keep`: a policy or None."""
 
     @count_option("--keep-last", "Keep the newest N epochs.")
-    @count_option("--keep-every", "Keep epochs that are multiples of N.")
+    @click.option(
+        "--keep-every",
+        metavar="N|Ns",
+        help="Keep epochs that are multiples of N, or one every N seconds (600s).",
+    )
     @click.option(
         "--keep-best",
         multiple=True,
@@ -39,7 +44,7 @@ def keep_options(function: Function) -> Function:
     def call(
         *,
         keep_last: int | None,
-        keep_every: int | None,
+        keep_every: str | None,
         keep_best: tuple[str, ...],
         **others: Any,
     ) -> Output:
@@ -48,7 +53,7 @@ def keep_options(function: Function) -> Function:
     return call
 
 
-def read_keep(last: int | None, every: int | None, best: Sequence[str]) -> KeepAny | None:
+def read_keep(last: int | None, every: str | None, best: Sequence[str]) -> KeepAny | None:
     """The policy that keeps an epoch if one of the options does; None without options."""
     from jobrunner.checkpoint import KeepAny, KeepBest, KeepEvery, KeepLast
 
@@ -56,15 +61,17 @@ def read_keep(last: int | None, every: int | None, best: Sequence[str]) -> KeepA
     if last is not None:
         policies.append(KeepLast(last))
     if every is not None:
-        policies.append(KeepEvery(every))
+        unit, count = _read_interval("--keep-every", every, "epochs or seconds, for example 10")
+        policies.append(KeepEvery(count) if unit == "epochs" else KeepEvery(seconds=count))
     for text in best:
         match = _BEST.fullmatch(text)
         if match is None:
             raise DefinitionError(
                 f"--keep-best {text}: expected METRIC[:min|max][:N], for example loss:min:3."
             )
-        metric, count = match["metric"], int(match["count"] or 1)
-        policies.append(KeepBest(metric, count, "max" if match["mode"] == "max" else "min"))
+        most = int(match["count"] or 1)
+        mode: Literal["min", "max"] = "max" if match["mode"] == "max" else "min"
+        policies.append(KeepBest(match["metric"], most, mode))
     return KeepAny(tuple(policies)) if policies else None
 
 
@@ -75,8 +82,13 @@ def save_options(function: Function) -> Function:
         "--save-every",
         multiple=True,
         metavar="N|Nsteps|Ns|auto",
-        help="Save every N epochs, N steps or N seconds; 'auto': as often as saves cost little. May "
-        "be repeated. [default: 1]",
+        help="Save every N epochs, N steps or N seconds; 'auto': as saves and losses cost least time. "
+        "May be repeated. [default: 1]",
+    )
+    @click.option(
+        "--save-before",
+        metavar="TIME|slurm",
+        help="Save once more before TIME (2030-12-31T18:00), or before the end of the Slurm job.",
     )
     @keep_options
     @click.option(
@@ -115,6 +127,7 @@ def save_options(function: Function) -> Function:
     def call(
         *,
         save_every: tuple[str, ...],
+        save_before: str | None,
         keep: KeepAny | None,
         is_async: bool,
         budget: str | None,
@@ -128,7 +141,7 @@ def save_options(function: Function) -> Function:
         if budget is not None and not is_async:
             raise click.UsageError("--budget limits the copies of --async: give both.")
         saving = {
-            "save": _read_save(save_every),
+            "save": _read_save(save_every, save_before),
             "keep": keep,
             "asynchronous": is_async,
             "budget_bytes": None if budget is None else _read_size(budget),
@@ -143,23 +156,44 @@ def save_options(function: Function) -> Function:
     return call
 
 
-def _read_save(texts: Sequence[str]) -> SavePolicy | None:
-    from jobrunner.checkpoint import SaveEvery
+def _read_save(texts: Sequence[str], before: str | None) -> SavePolicy | None:
+    from jobrunner.checkpoint import SaveBefore, SaveEvery
 
     policies: list[Any] = []
     for text in texts:
-        match = _INTERVAL.fullmatch(text)
         if text == "auto":
             policies.append(SaveEvery("auto"))
-        elif match is None or not int(match["count"]):
-            raise click.UsageError(
-                f"--save-every {text}: expected a number of epochs, steps or seconds, for example "
-                f"5, 100steps or 600s; or 'auto'."
-            )
-        else:
-            unit = {"": "epochs", "steps": "steps", "s": "seconds"}[match["unit"]]
-            policies.append(SaveEvery(**{unit: int(match["count"])}))
+            continue
+        unit, count = _read_interval(
+            "--save-every", text, "epochs, steps or seconds, for example 5, 100steps"
+        )
+        policies.append(SaveEvery(**{unit: count}))
+    if before is not None:
+        if not texts:
+            policies.append(SaveEvery(epochs=1))
+        policies.append(SaveBefore("slurm" if before == "slurm" else _read_time(before)))
     return functools.reduce(operator.or_, policies) if policies else None
+
+
+def _read_interval(option: str, text: str, units: str) -> tuple[str, int]:
+    """Read ``N``, ``Nsteps`` or ``Ns``: the unit and the number."""
+    match = _INTERVAL.fullmatch(text)
+    if (
+        match is None
+        or not int(match["count"])
+        or (match["unit"] == "steps" and "steps" not in units)
+    ):
+        raise click.UsageError(f"{option} {text}: expected a number of {units} or 600s.")
+    return {"": "epochs", "steps": "steps", "s": "seconds"}[match["unit"]], int(match["count"])
+
+
+def _read_time(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(
+            f"--save-before {text}: expected a time, for example 2030-12-31T18:00, or 'slurm'."
+        ) from None
 
 
 def _read_size(text: str) -> int:

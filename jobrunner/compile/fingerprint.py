@@ -17,7 +17,7 @@ from typing import Any
 
 from jobrunner.compile.plan import Plan
 from jobrunner.define import Task, TaskOutput
-from jobrunner.texts import shorten, show
+from jobrunner.texts import clip, show
 
 DESCRIPTION_VERSION = 1
 
@@ -99,7 +99,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _changed_parameters(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     def of(values: Mapping[str, Any], name: str) -> str:
-        return shorten(show(values[name]), 100) if name in values else "not given"
+        return clip(show(values[name]), 100) if name in values else "not given"
 
     return [
         f"parameter {name!r} was {of(then, name)} and is {of(now, name)}"

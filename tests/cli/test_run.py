@@ -367,7 +367,17 @@ def test_parameters_and_all_options_of_a_manager_reach_the_run(
 ) -> None:
     path = tmp_path / "made.py"
     path.write_text(_MADE)
-    options = ["--save-every", "2", "--save-every", "600s", "--async", "--budget", "1MiB"]
+    options = [
+        "--save-every",
+        "2",
+        "--save-every",
+        "600s",
+        "--save-before",
+        "2999-01-01",
+        "--async",
+        "--budget",
+        "1MiB",
+    ]
     options += ["--keep-best", "loss:max:1", "--keep-last", "1", "--compress", "zstd"]
     given = ["--param", "rate=0.25", "--param", "fail_at=7"]
     failed = _run(process_cluster, path, *options, *given)
@@ -396,10 +406,16 @@ def test_parameters_and_all_options_of_a_manager_reach_the_run(
         (["--async", "--budget", "much"], "--budget much: expected a size"),
         (["--save-every", "often"], "--save-every often: expected a number of epochs"),
         (["--save-every", "0"], "--save-every 0: expected"),
+        (["--save-before", "noon"], "--save-before noon: expected a time"),
+        (["--save-before", "slurm"], "SLURM_JOB_END_TIME"),
+        (["--keep-every", "5steps"], "--keep-every 5steps: expected a number of epochs or seconds"),
         (["--keep-best", "loss:least"], "--keep-best loss:least: expected METRIC"),
         (["--compress", "rar"], "'rar' is none of the compressors"),
-        (["--param", "rate"], "'rate' is not NAME=VALUE"),
-        (["--param", "rate=1", "--param", "rate=2"], "'rate' is given twice"),
+        (["--param", "rate"], "'rate' is not NAME=VALUE, with each name once"),
+        (
+            ["--param", "rate=1", "--param", "rate=2"],
+            "'rate=2' is not NAME=VALUE, with each name once",
+        ),
         (["--load-from", "runs"], "load_path and path are both"),
     ],
 )
