@@ -76,6 +76,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(NIGHTLY_TIMEOUT_SECONDS))
 
 
+def pytest_collection_finish() -> None:
+    """Let no garbage collection of a test look at what was imported, a million objects."""
+    gc.collect()
+    gc.freeze()
+
+
 # Threads that a library starts once in a process and never ends.
 _THREADS_FOR_LIFE = (
     "Dask-Offload",
