@@ -46,7 +46,8 @@ ABORT_SECONDS = 0.3
 DEPARTURE_SECONDS = 3.0
 """How much later than requested a worker that is about to leave may answer."""
 LOOK_SECONDS = 0.25
-"""How often to look whether the client still has a scheduler, while it waits for something."""
+"""How often to look whether the client still has a scheduler, while it waits for something; and
+what a wait for silent workers is counted in."""
 MAX_BATCHES = 64
 """How many messages are sent at the same time."""
 
@@ -293,10 +294,11 @@ class Messenger:
         sending = asyncio.ensure_future(answers)
         losing = asyncio.ensure_future(loss.wait())
         try:
-            # Count only seconds in which this loop ran: the process may have been suspended.
-            for _ in range(int(wait_seconds + self.scheduler.silence_seconds) + 1):
+            # Count only time in which this loop ran: the process may have been suspended.
+            seconds = wait_seconds + self.scheduler.silence_seconds
+            for _ in range(int(seconds / LOOK_SECONDS) + 1):
                 await asyncio.wait(
-                    (sending, losing), timeout=1.0, return_when=asyncio.FIRST_COMPLETED
+                    (sending, losing), timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
                 )
                 if sending.done():
                     return sending.result()
