@@ -406,7 +406,7 @@ def test_one_operation_at_a_time(session):
     thread = threading.Thread(target=busy)
     thread.start()
     assert flag.wait(10)
-    for attempt in (lambda: session.fetch(A["n"]), lambda: session.run(Task(abs, node=A))):
+    for attempt in (lambda: session.fetch(A["n"]), lambda: session.run(Task(int, node=A))):
         with pytest.raises((ExecutionError, DefinitionError), match="one runner at a time|call"):
             attempt()
     done.set()
