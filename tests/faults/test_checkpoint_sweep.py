@@ -199,7 +199,7 @@ def test_an_error_at_any_operation_leaves_the_old_state_or_the_new(
 @sampled("every_kth", sample=19, nightly=1)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_power_cut_at_any_operation_leaves_the_old_state_or_the_new(
-    every_kth: int, tmp_path: Path, without_old_garbage: None
+    every_kth: int, tmp_path: Path
 ) -> None:
     assert sweep(tmp_path, "die", every_kth) > 200
 

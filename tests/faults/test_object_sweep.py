@@ -35,7 +35,7 @@ def manager_of(objects: Path, **options: Any) -> MultiNodeCheckpointManager:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("how", ["fail", "die"])
 def test_a_fault_at_any_request_leaves_the_old_state_or_the_new(
-    tmp_path: Path, how: Literal["fail", "die"], every_kth: int, without_old_garbage: None
+    tmp_path: Path, how: Literal["fail", "die"], every_kth: int
 ) -> None:
     for k in itertools.count(1, every_kth):
         objects = tmp_path / str(k)

@@ -139,7 +139,6 @@ def test_whatever_goes_wrong_nothing_recorded_is_lost_and_the_command_can_be_rep
     every_kth: int,
     left: Path,
     tmp_path: Path,
-    without_old_garbage: None,
 ) -> None:
     for k in itertools.count(1, every_kth):
         path = Path(shutil.copytree(left, tmp_path / str(k)))
