@@ -47,6 +47,7 @@ class Commits:
     _abandoned: dict[Claim, Save] = field(default_factory=dict, init=False)
     _newest: tuple[int, dict[str, tuple[str, str]]] | None = field(default=None, init=False)
     """The newest commit entry: its number, and node -> store and digest of its manifest."""
+    _former_names: Mapping[str, str] = field(default_factory=dict, init=False)
 
     def take_request(self) -> bool:
         """Whether the file `SAVE_REQUEST` was there; removes it."""
@@ -124,6 +125,10 @@ class Commits:
         self._unfinished[claim] = save
         return save
 
+    def name_former(self, names: Mapping[str, str]) -> None:
+        """Say what nodes are called in the newest checkpoint, if not as now: its chunks are linked."""
+        self._former_names, self._newest = names, None
+
     def _is_any_taken(self, names: Mapping[str, str]) -> bool:
         paths = [join_path(self.recorded.path, store) for store in names.values()]
         return any(self.recorded.files.each(self.recorded.files.is_taken, paths))
@@ -141,7 +146,11 @@ class Commits:
             except CheckpointError as error:
                 logger.info("Nothing is linked to epoch %d: %s", latest, error)
                 stores = {}
-            found = {node: (about["store"], about["manifest"]) for node, about in stores.items()}
+            found = {
+                node: (about["store"], about["manifest"])
+                for node in self.held().nodes
+                if (about := stores.get(self._former_names.get(node, node)))
+            }
             self._newest = (number, found)
         return self._newest[1]
 
@@ -198,7 +207,7 @@ class Commits:
             entry = self.retention.append("commit", body)
         # The epoch is recorded: nothing that fails below may raise.
         found = {node: (receipt.store, receipt.manifest) for node, receipt in stores.items()}
-        self._newest = (entry.number, found)
+        self._newest, self._former_names = (entry.number, found), {}
         del self._unfinished[save.claim]
         if replaced is not None:
             self.retention.sweep(*replaced)

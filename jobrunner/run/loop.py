@@ -180,6 +180,7 @@ class Run:
         self.callbacks.load_states(record["details"].get("callbacks", {}))
         self.lineage = runner.adaptation.lineage(plan, record["details"])
         save = partial(self._save, epoch, state.reported.metrics, state.steps_done or None)
+        own.commits.name_former(loaded.match.origins.nodes if is_own else {})
         if is_own:
             self.saver.set_aside(damaged)
             self.saver.rewind(epoch, f"resumed from epoch {epoch}")

@@ -235,6 +235,21 @@ def test_a_node_with_a_uid_is_found_whatever_its_name_is(session, manager):
     assert blobs_in(session, manager, 3) == {"y": {"w": 4}, "x": {"w": 8}, "a": {"w": 72}}
 
 
+@pytest.mark.parametrize("uid", ["a", None])
+def test_what_has_not_changed_is_linked_under_the_nodes_new_name(session, manager, uid):
+    def job(node, epochs):
+        job = job_of({node: {"w": 1}}, epochs)
+        with job.init_group:
+            Task(lambda: np.arange(100_000.0), outputs="data", node=node)
+        return job
+
+    JobRunner(job("a", 1), manager).run(session)
+    rename = None if uid else {"a": "b"}
+    result = JobRunner(job(Node("b", uid=uid), 2), manager, rename=rename).run(session)
+    assert max(report.nbytes for report in result.saves) < 50_000
+    assert np.array_equal(manager.open(2)["b"].load("data"), np.arange(100_000.0))
+
+
 def test_uids_belong_to_one_node_each():
     with pytest.raises(DefinitionError, match=r"'a' and 'b' have the same uid, 'a'"):
         job_of({Node("a"): {"w": 0}, Node("b", uid="a"): {"w": 0}}, 1).compile()
