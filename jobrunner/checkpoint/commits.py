@@ -249,6 +249,11 @@ class Commits:
                 save.claim, "delete", list(save.stores.values()), is_final=False
             )
 
+    def forget(self, save: Save) -> None:
+        """Give back the claim of a save that no worker was told to write."""
+        if self._unfinished.pop(save.claim, None) is not None:
+            self.retention.sweeper.settle(save.claim)
+
     def abandon_all(self) -> None:
         """Abandon every save that was not committed, again if it was abandoned before."""
         saves = [*self._unfinished.values(), *self._abandoned.values()]

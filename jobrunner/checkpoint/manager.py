@@ -76,6 +76,9 @@ class MultiNodeCheckpointManager:
     take_over : bool
         Take the directory even from a run that is alive. That run ends with
         `CommitConflictError`.
+    save_on_failure : bool
+        If a task fails, save the last state in which an epoch or step had ended, if it is not
+        recorded. After each, workers copy what could change, as with `asynchronous`.
     metadata : dict or callable, optional
         What to add to the record of each epoch: JSON values by name, at most 64 KiB; or a function
         that gets the epoch when its save begins, and returns them. `record`, `history` and
@@ -108,6 +111,7 @@ class MultiNodeCheckpointManager:
         load_path=PATH,
         allow_pickle=FLAG,
         take_over=FLAG,
+        save_on_failure=FLAG,
         metadata=METADATA,
     )
     def __init__(
@@ -124,6 +128,7 @@ class MultiNodeCheckpointManager:
         compressors: object = None,
         allow_pickle: bool = False,
         take_over: bool = False,
+        save_on_failure: bool = False,
         metadata: Metadata | None = None,
         files: Files | None = None,
         patience: Patience | None = None,
@@ -142,7 +147,7 @@ class MultiNodeCheckpointManager:
             compressors = check_compressors(
                 read_compressors(compressors, "compressors"), "compressors"
             )
-        self.metadata = metadata
+        self.save_on_failure, self.metadata = save_on_failure, metadata
         self.retention = Retention(self.recorded, keep)
         self.commits = Commits(
             self.recorded, self.retention, ArrayOptions(compressors), allow_pickle
@@ -223,10 +228,7 @@ class MultiNodeCheckpointManager:
         return read_history(self.recorded.log.read_entries(), set_aside=set_aside)
 
     def metrics(self) -> DataFrame:
-        """The metrics of the whole epochs of `history`: a row for each epoch, a column for each name.
-
-        Raises `DefinitionError` if pandas is not installed, otherwise as `history`.
-        """
+        """The metrics of `history`'s whole epochs; `DefinitionError` if pandas is not installed."""
         return frame_of(self.history())
 
     @checked(node=TEXT, epoch=EPOCH)

@@ -25,6 +25,7 @@ class ManagerOptions(TypedDict, total=False):
     compressors: object
     allow_pickle: bool
     take_over: bool
+    save_on_failure: bool
     metadata: Metadata | None
     files: Files | None
     patience: Patience | None

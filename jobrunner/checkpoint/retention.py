@@ -233,6 +233,11 @@ class Sweeper:
                 )
                 self._thread.start()
 
+    def settle(self, claim: Claim) -> None:
+        """Settle a claim whose stores were never written."""
+        with self._changed:
+            self._settled.append(claim)
+
     def confirm(self) -> None:
         """Make the last deletions durable; the sweep of each claim does so for those before."""
         with self._changed:

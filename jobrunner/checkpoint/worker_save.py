@@ -139,6 +139,8 @@ class Save:
         priorities. Raises DefinitionError, before anything is written, if a blob cannot be
         encoded, and CheckpointWriteError if the storage fails.
         """
+        if not is_copied:
+            _Background.of(workspaces).save = None  # it refers to arrays
         prepared = self._take_copy(workspaces) if is_copied else self._prepare(workspaces)
         with self._writing(prepared.nodes):
             if is_copied:
@@ -147,14 +149,21 @@ class Save:
                 prepared.batch.write()
             return self._finish(workspaces, prepared)
 
-    def copy(self, workspaces: Mapping[str, Workspace], budget_bytes: int | None = None) -> None:
+    def copy(
+        self,
+        workspaces: Mapping[str, Workspace],
+        budget_bytes: int | None = None,
+        *,
+        keeps: bool = True,
+    ) -> None:
         """Copy what `write` will write; the epochs may continue when it returns.
 
-        Copies up to `budget_bytes` and writes the rest at once. Raises what `write` raises.
+        Copies up to `budget_bytes` and writes the rest at once. Raises what `write` raises. With
+        `keeps`, the states are also kept for recovery; see `KeptStates`.
         """
         background = _Background.of(workspaces)
         background.save = None
-        prepared = self._prepare(workspaces)
+        prepared = self._prepare(workspaces, keeps=keeps)
         arrays = [array for its in prepared.batch.arrays().values() for array in its]
         left = copy_arrays(arrays, background.arena, budget_bytes)
         if left:
@@ -172,20 +181,21 @@ class Save:
             )
         return prepared
 
-    def _prepare(self, workspaces: Mapping[str, Workspace]) -> _Prepared:
+    def _prepare(self, workspaces: Mapping[str, Workspace], *, keeps: bool = True) -> _Prepared:
         nodes = [node for node in workspaces if node in self.stores]
         # Encoding refers to the arrays of the blobs, so find the unchanged ones first.
         unchanged = {}
         for node in nodes:
             workspace = workspaces[node]
             names = [name for name in workspace.globals if name not in workspace.transient]
-            workspace.kept_states.keep(
-                self.memory_key,
-                node,
-                workspace.globals,
-                names,
-                recollect=partial(workspace.recollect, workspace.globals),
-            )
+            if keeps:
+                workspace.kept_states.keep(
+                    self.memory_key,
+                    node,
+                    workspace.globals,
+                    names,
+                    recollect=partial(workspace.recollect, workspace.globals),
+                )
             unchanged[node] = UnchangedArrays(workspace, names)
         # Encode everything before writing anything: a blob that cannot be saved is an error of the
         # job, not of the storage.

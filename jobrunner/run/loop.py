@@ -29,10 +29,11 @@ from jobrunner.run.load import (
     steps_done,
 )
 from jobrunner.run.losses import Loss, Losses, is_transient
+from jobrunner.run.null_saver import NullSaver
 from jobrunner.run.recovery import count_loss
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport
 from jobrunner.run.resume import Resumption
-from jobrunner.run.saver import NullSaver, Saver
+from jobrunner.run.saver import Saver
 from jobrunner.run.upload import finish_job
 from jobrunner.signals import TerminatedError
 from jobrunner.texts import get_logger
@@ -116,8 +117,10 @@ class Run:
                     finish_job(self)
                 return
             except (NodeLostError, SchedulerLostError, TaskFailedError) as error:
-                if isinstance(error, TaskFailedError) and not is_transient(self.runner.job, error):
-                    raise
+                if isinstance(error, TaskFailedError):
+                    self.saver.save_held()
+                    if not is_transient(self.runner.job, error):
+                        raise
                 loss, lost_at = error, time.monotonic()
                 self.callbacks.notify("on_loss", error)
                 count_loss(self, error)
@@ -272,6 +275,8 @@ class Run:
                 stops = bool(self.runner.stop_reason) and self.saver.can_save
                 if stops or self.saver.is_due(epoch, done):
                     self._save(epoch, reported.metrics, done)
+                else:
+                    self._hold(epoch, reported.metrics, done)
                 if stops:
                     self.saver.wait()
                     why = f"step {done} of epoch {epoch} has ended"
@@ -305,6 +310,8 @@ class Run:
         steps = self.plan.steps_per_epoch or self.state.num_steps
         if self.saver.is_due(epoch, steps, has_ended=True) or then != "run an epoch":
             self._save(epoch, self.state.metrics[epoch])
+        else:
+            self._hold(epoch, self.state.metrics[epoch])
         if then in ("stop", "move"):
             self.saver.wait()
 
@@ -356,8 +363,14 @@ class Run:
         if self.saver.can_save:
             self.saver.wait()  # the save before this one ends first
             self.callbacks.notify("on_save_start", epoch, step or 0)
-        details = self.state.details(metrics, step, self.callbacks.states())
-        self.saver.save(epoch, {**details, **self.lineage}, step)
+        self.saver.save(epoch, self._details(metrics, step), step)
+
+    def _hold(self, epoch: int, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        if self.saver.holds:
+            self.saver.hold(epoch, self._details(metrics, step), step)
+
+    def _details(self, metrics: Mapping[str, Any], step: int | None) -> dict[str, Any]:
+        return {**self.state.details(metrics, step, self.callbacks.states()), **self.lineage}
 
     def _saved(self, report: SaveReport, step: int | None) -> None:
         self.state.note_save(report, step)

@@ -95,24 +95,6 @@ class _Failures:
             )
 
 
-class NullSaver:
-    """Replaces the `Saver` of a run without a checkpoint manager."""
-
-    can_save = False
-
-    def start(self, *args: object) -> None:
-        """Do nothing."""
-
-    refuse_classes = end = set_aside = rewind = finish = save = wait = wait_quietly = start
-
-    def epochs_until(self, epoch: int) -> int | None:
-        """No save limits the length of a batch of epochs."""
-
-    def is_due(self, epoch: int, step: int, *, has_ended: bool = False) -> bool:
-        """No save is ever due."""
-        return False
-
-
 class Saver:
     """Writes the checkpoints of one run.
 
@@ -139,6 +121,8 @@ class Saver:
         self._saved = saved
         self._save_now = save_now
         self._in_flight: _Save | None = None
+        self.holds = manager.save_on_failure
+        self._held: tuple[_Save, Save, Mapping[str, Any]] | None = None
         self._pace = Pace(time.monotonic())
         self._has_lock = False
         self._deadline_seconds = get_number("checkpoint.deadline-seconds")
@@ -153,6 +137,7 @@ class Saver:
         is how many the run has had.
         """
         self._pace.start(time.monotonic(), losses)
+        self._let_go()  # if a worker was lost, its copy is lost too
         self._binding = binding
         self._is_shared = False
         is_refused = self._on_save_error == "refuse" and not self._has_lock
@@ -206,7 +191,8 @@ class Saver:
 
         None: the policy saves by time. A requested save waits until these epochs have ended.
         """
-        return epochs_until(self._manager.save_policy, epoch, self._plan.steps_per_epoch or 1)
+        width, policy = self._plan.steps_per_epoch or 1, self._manager.save_policy
+        return 1 if self.holds else epochs_until(policy, epoch, width)
 
     def is_due(self, epoch: int, step: int, *, has_ended: bool = False) -> bool:
         """Whether the policy or the user asks to save after step `step` of `epoch`, from 1 on.
@@ -236,9 +222,67 @@ class Saver:
         `on_save_error` is "raise", and always raises other errors.
         """
         self.wait()
+        self._let_go()
         save = _Save(epoch, step)
         self._pace.begin_save(save.started)
         self._save_now.clear()
+        details = self._describe(epoch, about, step)
+        try:
+            order = self._begin(epoch, details)
+            if self._manager.asynchronous:
+                with self._abandons(order):
+                    copy = partial(order.copy, budget_bytes=self._manager.budget_bytes)
+                    self._apply(copy, f"the copy of epoch {epoch}")
+                write = partial(order.write, is_copied=True)
+                save.stall_seconds = time.monotonic() - save.started
+                self._pace.continue_run(time.monotonic())
+                save.start(lambda: self._write(details, order, write))
+                self._in_flight = save
+                return
+            save.nodes = self._write(details, order, order.write)
+        except CheckpointWriteError as error:
+            save.error = error
+        save.seconds = save.stall_seconds = time.monotonic() - save.started
+        self._report(save)
+
+    def hold(self, epoch: int, about: Mapping[str, Any], step: int | None = None) -> None:
+        """Let the workers copy a state that is not saved, for `save_held`; see `save`."""
+        self._let_go()
+        if self._in_flight is not None:
+            return  # the copies that are being written use the memory
+        save, details = _Save(epoch, step), self._describe(epoch, about, step)
+        try:
+            order = self._begin(epoch, details)
+            with self._abandons(order):
+                self._apply(partial(order.copy, keeps=False), f"the copy of epoch {epoch}")
+        except CheckpointWriteError as error:
+            logger.info("Epoch %d could not be kept in memory: %s", epoch, error)
+        else:
+            self._held = (save, order, details)
+
+    def save_held(self) -> None:
+        """Save the copied state, if any, after an error that ends the run or its attempt.
+
+        Every worker has a copy, or nothing is recorded. Only logs an error of its own.
+        """
+        if self._held is None:
+            return
+        (save, order, details), self._held = self._held, None
+        save.started = time.monotonic()
+        try:
+            save.nodes = self._write(details, order, partial(order.write, is_copied=True))
+        except Exception as error:
+            logger.warning("Epoch %d could not be saved after a failure: %s", save.epoch, error)
+            return
+        save.seconds = save.stall_seconds = time.monotonic() - save.started
+        self._report(save)
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._manager.commits.forget(held[1])
+
+    def _describe(self, epoch: int, about: Mapping[str, Any], step: int | None) -> dict[str, Any]:
         details = dict(about)
         if (metadata := self._manager.metadata) is not None:
             details["metadata"] = read_metadata(metadata, epoch)
@@ -250,24 +294,7 @@ class Saver:
                 name: {"axis": axis, "nodes": list(nodes)}
                 for name, (axis, nodes) in self._plan.partitions.items()
             }
-        committed = {**details, "placement": dict(self._binding.placement)}
-        try:
-            order = self._begin(epoch, details)
-            if self._manager.asynchronous:
-                with self._abandons(order):
-                    copy = partial(order.copy, budget_bytes=self._manager.budget_bytes)
-                    self._apply(copy, f"the copy of epoch {epoch}")
-                write = partial(order.write, is_copied=True)
-                save.stall_seconds = time.monotonic() - save.started
-                self._pace.continue_run(time.monotonic())
-                save.start(lambda: self._write(committed, order, write))
-                self._in_flight = save
-                return
-            save.nodes = self._write(committed, order, order.write)
-        except CheckpointWriteError as error:
-            save.error = error
-        save.seconds = save.stall_seconds = time.monotonic() - save.started
-        self._report(save)
+        return details
 
     def wait(self) -> None:
         """Wait for a save in flight; raise its error as `save` does."""
@@ -337,7 +364,8 @@ class Saver:
         with self._abandons(order):
             replies = self._apply(write, f"the save of epoch {order.epoch}", "save")
             receipts = read_receipts(replies, order, self._binding.placement)
-            self._manager.commits.commit(order, receipts, details)
+            placement = dict(self._binding.placement)
+            self._manager.commits.commit(order, receipts, {**details, "placement": placement})
             self._binding.recorded = order.memory_key
         return {
             node: NodeSave(receipt.seconds, receipt.nbytes - receipt.linked_bytes)

@@ -1,0 +1,24 @@
+"""The saver of a run that saves nothing."""
+
+from __future__ import annotations
+
+
+class NullSaver:
+    """Replaces the `Saver` of a run without a checkpoint manager."""
+
+    can_save = False
+    holds = False
+
+    def start(self, *args: object) -> None:
+        """Do nothing."""
+
+    refuse_classes = end = set_aside = rewind = finish = save = save_held = hold = wait = (
+        wait_quietly
+    ) = start
+
+    def epochs_until(self, epoch: int) -> int | None:
+        """No save limits the length of a batch of epochs."""
+
+    def is_due(self, epoch: int, step: int, *, has_ended: bool = False) -> bool:
+        """No save is ever due."""
+        return False
