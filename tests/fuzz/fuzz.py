@@ -20,7 +20,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,12 @@ def fetch_all(session: Session, rules: Rules) -> dict[tuple[str, str], Any]:
     }
 
 
+@cache
+def addresses_of(session: Session) -> list[str]:
+    """The three workers, which no job may lose."""
+    return sorted(session.client.scheduler_info()["workers"])
+
+
 class Trial:
     """One job, run in one way."""
 
@@ -95,7 +101,7 @@ class Trial:
         if way.changes and way.story != "recover":
             self.change = draw_change(calls, way)
             self.calls = self.change.before
-        self.addresses = sorted(session.client.scheduler_info()["workers"])
+        self.addresses = addresses_of(session)
         for memory in (CACHE, FAULTS, KEPT):
             memory.clear()
         self.rules = Rules(self.calls, way.steps)
