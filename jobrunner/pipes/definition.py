@@ -13,6 +13,7 @@ from jobrunner.define import (
     Node,
     Rule,
     Task,
+    TaskGroup,
     TaskOutput,
     as_node,
     check_call,
@@ -20,6 +21,7 @@ from jobrunner.define import (
     instance,
     read_setup,
     some,
+    without_partials,
 )
 from jobrunner.errors import DefinitionError
 from jobrunner.pipes.drain import Options, drain, join
@@ -126,7 +128,7 @@ def pipe(
     reading waits until there is room. The last task, NAME, joins the results.
     """
     node = Node.current() if node is None else as_node(node, "pipe")
-    called = processor if processor is not None else into
+    called = without_partials(into if processor is None else processor)
     label = name or getattr(called, "__name__", "pipe").strip("<>")
     where = f"pipe {label!r}"
     read, updated = _listed(inputs), _listed(updates)
@@ -170,6 +172,8 @@ def pipe(
             f"{', '.join(repr(each.name) for each in places)}. Give limit=: how many items a run "
             f"of the group reads. Its tasks are fixed before it runs."
         )
+    if options.get("group") is None:
+        options["group"] = TaskGroup.current()  # `DefinitionError` outside of any: it is many tasks
     parts = _make_parts(label, call, how, source, places, read, updated, options)
     return Task(_named(label, join), parts, **{**final, "after": ()})
 

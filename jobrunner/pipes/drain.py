@@ -93,6 +93,7 @@ class _Line:
     def run_here(self) -> list[Any]:
         """Process all items in this thread; return the results."""
         results = []
+        renumber(-2)
         with set_up(self.instance_setup) as made:
             while not self.is_cancelled() and (item := self._read()) is not None:
                 item = self._process(item, made)

@@ -240,8 +240,12 @@ def test_inputs_are_shared_by_all_calls(inproc_session: Session) -> None:
     assert got.fetch() == [1, 4, 7, 10, 13]
 
 
-def draw(x: int) -> float:
+def draw(*_: Any) -> float:
     return float(current_task().rng.random())
+
+
+def draw_beside(x: int, own: float) -> tuple[float, float]:
+    return draw(x), own
 
 
 def test_an_item_draws_the_same_numbers_on_any_number_of_threads(
@@ -249,9 +253,16 @@ def test_an_item_draws_the_same_numbers_on_any_number_of_threads(
 ) -> None:
     drawn = []
     for num_threads in (1, 4):
-        job, results = make_job(lambda n=num_threads: pipe("reader", draw, num_threads=n), seed=5)
+        job, results = make_job(
+            lambda n=num_threads: pipe(
+                "reader", draw_beside, num_threads=n, instance_setup={"own": draw}
+            ),
+            seed=5,
+        )
         JobRunner(job).run(inproc_session)
-        drawn.append(results.fetch())
+        pairs = results.fetch()
+        assert all(own not in {x for x, _ in pairs} for _, own in pairs)
+        drawn.append([x for x, _ in pairs])
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0])) == 10
 
@@ -351,6 +362,7 @@ def test_a_resumed_run_reads_on_from_what_was_processed(
         assert inproc_session.fetch(Node("here")["total"])[0] == final
 
 
+@pytest.mark.nightly
 def test_processes_pass_items_to_each_other(process_client: Any) -> None:
     with Session(process_client) as session:
         job, results = make_job(
@@ -422,6 +434,11 @@ def test_an_endless_pipe_ends_when_another_task_fails(
 def test_a_pipe_that_cannot_run_is_refused(arguments: dict[str, Any], message: str) -> None:
     with TaskGroup(), Node("here"), pytest.raises(DefinitionError, match=message):
         pipe(**{"reader": "reader", **arguments})
+
+
+def test_across_nodes_a_pipe_needs_a_group() -> None:
+    with pytest.raises(DefinitionError, match="No task group is active"):
+        pipe("reader", square, nodes=FAR, limit=3, node="here")
 
 
 def test_something_that_is_no_reader_is_named(inproc_session: Session) -> None:
