@@ -72,15 +72,16 @@ class MLflow(Callback):
         self._waiting: list[Any] = []
         self._sent_at = time.monotonic()
         self.run_id: str | None = None
+        self._before: str | None = None  # what the loaded record says, also if it did not answer
 
     def state_dict(self) -> Mapping[str, str | None]:
         """Which MLflow run to continue."""
-        return {"id": self.run_id}
+        return {"id": self.run_id or self._before}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the MLflow run of the record, or begin one."""
         self._send()
-        before = known_id(state)
+        self._before = before = known_id(state)
         if before is not None and self._continue(before):
             self.run_id = before
         elif before is not None or self.run_id is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jobrunner.define import check_runs
 from jobrunner.errors import DefinitionError
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport
-from jobrunner.texts import get_logger, printable
+from jobrunner.texts import get_logger, printable, shorten
 
 if TYPE_CHECKING:
     from jobrunner.run.runner import JobRunner
@@ -138,10 +139,9 @@ class Callbacks:
         self._enders: list[Any] = [it for it in callbacks if getattr(it, "ends_by", "")]
         self._handlers = {name: _handlers(callbacks, name) for name in _METHODS}
         self._failures: Counter[tuple[int, str, str]] = Counter()
-        self.has_steps = bool(self._handlers["on_step_start"] or self._handlers["on_step"])
-        """Whether one of them must be called at each step."""
+        of_steps = self._handlers["on_step_start"] + self._handlers["on_step"]
         of_epochs = self._handlers["on_epoch_start"] + self._handlers["on_epoch"]
-        self.are_passive = not self.has_steps and all(
+        self.are_passive = not of_steps and all(
             getattr(callback, "is_passive", False) for callback, _ in of_epochs
         )
         """Whether none of them must be called between two epochs."""
@@ -162,7 +162,8 @@ class Callbacks:
 
     def ended_by(self) -> list[str]:
         """The names of the callbacks that end the job now."""
-        return [it.ends_by for it in self._enders if getattr(it, "ends_job", False)]
+        ask = operator.attrgetter("ends_job")
+        return [it.ends_by for it in self._enders if self._call(it, "ends_job", ask, it)]
 
     def states(self) -> dict[str, dict[str, Plain]]:
         """What the callbacks have to be recorded, by name."""
@@ -207,8 +208,8 @@ class Callbacks:
         if self._failures[key] > 1:
             return
         message = printable(
-            f"Callback {name}: {event} raised {type(error).__name__}: {error}. The run continues, "
-            f"and counts further failures of this method. To end the run instead, set "
+            f"Callback {name}: {event} raised {type(error).__name__}: {shorten(str(error))}. The run "
+            f"continues, and counts further failures of this method. To end the run instead, set "
             f"is_essential = True on the callback."
         )
         logger.warning(message, exc_info=error)

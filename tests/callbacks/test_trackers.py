@@ -1,5 +1,6 @@
 """Trackers of runs get what happens, and a run that resumes goes on in the same run there."""
 
+import itertools
 import re
 import socket
 import urllib.error
@@ -13,10 +14,13 @@ import jobrunner.callbacks
 from jobrunner import (
     DefinitionError,
     Image,
+    Job,
     JobRunner,
     MultiNodeCheckpointManager,
+    Node,
     RunStoppedError,
     SaveEvery,
+    Task,
     TaskFailedError,
 )
 from tests.callbacks.jobs import LOSSES, DiesAfter, build
@@ -345,6 +349,32 @@ def test_opentelemetry_links_a_resumed_run_to_the_one_before(inproc_session, man
         callback.load_state_dict({"traceparent": forged})
         callback.on_error(ValueError())
     assert [span.links for span in take()] == [()] * 3
+
+
+def test_the_epochs_of_a_batch_are_laid_one_after_another(inproc_session, spans):
+    provider, take = spans
+    with Job("short") as job, Node("a"):
+        with job.init_group:
+            Task(lambda: 0, outputs="n")
+        Task(lambda n: n + 1, inputs="n", outputs="n")
+    callback = jobrunner.callbacks.OpenTelemetry(provider)
+    JobRunner(job, num_epochs=200, callbacks=[callback]).run(inproc_session)
+    *found, run = take()
+    epochs = [span for span in found if span.name == "jobrunner.epoch"]
+    assert [span.attributes["jobrunner.epoch"] for span in epochs] == list(range(1, 201))
+    assert run.start_time <= epochs[0].start_time
+    assert epochs[-1].end_time <= run.end_time
+    assert all(one.end_time <= other.start_time for one, other in itertools.pairwise(epochs))
+
+
+def test_a_state_is_kept_while_mlflow_does_not_answer(mlflow, monkeypatch):
+    callback = jobrunner.callbacks.MLflow("digits", tracking_uri=mlflow[1])
+    monkeypatch.setattr(callback, "_client", None)  # every request fails
+    with pytest.raises(AttributeError):
+        callback.load_state_dict({"id": "0" * 32})
+    assert callback.state_dict() == {"id": "0" * 32}
+    callback.on_epoch(1, 0.5, METRICS)
+    callback.on_error(ValueError())
 
 
 # ---- Prometheus

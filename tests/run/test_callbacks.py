@@ -274,3 +274,15 @@ def test_a_callback_ends_a_job_that_nothing_else_ends(session, manager):
     assert JobRunner(counter(3), manager, callbacks=[Adds(0)]).run(session).epoch == 3
     with pytest.raises(DefinitionError, match="would never end"):
         JobRunner(counter(None), manager, callbacks=[Adds(2)]).plan_resume()
+
+
+def test_a_failure_to_say_whether_the_job_ends_is_a_warning(session, caplog):
+    class Broken(Callback):
+        ends_by = "broken"
+
+        @property
+        def ends_job(self):
+            raise ZeroDivisionError
+
+    assert JobRunner(counter(2), callbacks=[Broken()]).run(session).epoch == 2
+    assert "Callback Broken: ends_job raised ZeroDivisionError" in caplog.text
