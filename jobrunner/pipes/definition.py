@@ -28,6 +28,9 @@ from jobrunner.pipes.drain import Options, drain, join
 
 Reads = str | Blob | TaskOutput
 
+_MOST_PARTS = 10_000
+"""Of a pipe across nodes; each is two tasks."""
+
 
 @checked(
     reader=instance("a name, Blob, Task or TaskOutput", str | Blob | Task | TaskOutput),
@@ -191,6 +194,12 @@ def _make_parts(
     """The tasks of a pipe across nodes, except the last one."""
     limit = how.limit or 0
     size = max(1, how.capacity // (2 * len(nodes)))
+    if limit > size * _MOST_PARTS:
+        raise DefinitionError(
+            f"pipe {label!r}: limit={limit} with capacity={how.capacity} on {len(nodes)} nodes makes "
+            f"{-(-limit // size)} parts of {size} items; at most {_MOST_PARTS} are possible. Raise "
+            f"capacity, or read less in a run and give the job more steps or epochs."
+        )
     most = max(1, how.capacity // size)  # parts at a time
     take = partial(drain, processor=None, into=None, instance_setup={})
     parts: list[Task] = []

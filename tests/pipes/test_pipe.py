@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -372,6 +374,33 @@ def test_processes_pass_items_to_each_other(process_client: Any) -> None:
         assert results.fetch() == [2 * x for x in range(10)]
 
 
+def die_once(x: int, marker: str) -> int:
+    if x == 7 and not Path(marker).exists():
+        Path(marker).touch()
+        os._exit(1)
+    return x * x
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("options", [{"limit": 3}, {"limit": 4, "nodes": FAR, "capacity": 6}])
+def test_after_a_loss_each_item_still_counts_once(
+    process_client: Any, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    processor = functools.partial(die_once, marker=str(tmp_path / "died"))
+    job, _ = make_job(
+        lambda: pipe("reader", processor, into=add_to, updates="total", num_threads=2, **options)
+    )
+    places = options.get("nodes", [Node("here")])
+    with job.init_group:
+        for node in places:
+            Task(lambda: np.zeros(1, int), (), "total", node=node, name="zero")
+    with Session(process_client) as session:
+        result = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "runs")).run(session)
+        assert result.restarts == 1
+        totals = [int(session.fetch(node["total"])[0]) for node in places]
+    assert sum(totals) == sum(x * x for x in range(10))
+
+
 def times_two(x: int) -> int:
     return 2 * x
 
@@ -423,6 +452,7 @@ def test_an_endless_pipe_ends_when_another_task_fails(
         ({"nodes": FAR}, "needs|Give limit="),
         ({"reader": Blob("reader", "there")}, "reads on node 'there' and processes on 'here'"),
         ({"reader": Task(len, "x", node="n"), "nodes": FAR}, "reader must be a blob"),
+        ({"nodes": FAR, "limit": 20_001, "capacity": 12}, "10001 parts of 2 items; at most 10000"),
         ({"nodes": []}, "at least one node"),
         ({"num_threads": 0}, "num_threads must be an int >= 1"),
         ({"capacity": 0}, "capacity must be an int >= 1"),
