@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         TaskFailedError,
     )
     from jobrunner.pipes import pipe
+    from jobrunner.positions import Position
     from jobrunner.run import (
         BlobDifference,
         Callback,
@@ -82,7 +83,17 @@ if TYPE_CHECKING:
     )
     from jobrunner.worker import current_task, seeded
 
-_PACKAGES = ("errors", "define", "compile", "worker", "pipes", "cluster", "checkpoint", "run")
+_PACKAGES = (
+    "errors",
+    "positions",
+    "define",
+    "compile",
+    "worker",
+    "pipes",
+    "cluster",
+    "checkpoint",
+    "run",
+)
 """Each imports those before it, so looking a name up in all of them loads nothing else."""
 
 __all__ = [
@@ -122,6 +133,7 @@ __all__ = [
     "PlacementError",
     "Plan",
     "PlanMismatchError",
+    "Position",
     "ReplayReport",
     "ResumePlan",
     "RetentionPolicy",

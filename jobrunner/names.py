@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from jobrunner.errors import DefinitionError
+from jobrunner.positions import parse_position
 
 MAX_NAME_LENGTH = 128
 """In characters. An escaped name with its suffix must fit into 255 bytes on every file system."""
@@ -22,7 +23,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _UNSAFE = re.compile(r'[%/\\<>"|?*\x00-\x1f\x7f]')
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|$)")
 _STORE = re.compile(
-    r"(?P<stem>.+)\.(?P<epoch>0|[1-9][0-9]{0,17})(?:\.r(?P<retry>[1-9][0-9]{0,17}))?", re.S
+    r"(?P<stem>.+)\.(?P<epoch>(?:0|[1-9][0-9]{0,17})(?:\.s[1-9][0-9]{0,17})?)"
+    r"(?:\.r(?P<retry>[1-9][0-9]{0,17}))?",
+    re.S,
 )
 
 
@@ -90,7 +93,7 @@ def unescape(text: str) -> str:
 
 
 class StoreName(NamedTuple):
-    """The parts of ``trainer:0.5``, or of ``trainer:0.5.r1``, its second save."""
+    """The parts of ``trainer:0.5``, of ``trainer:0.5.r1``, its second save, or of ``trainer:0.4.s200``."""
 
     node: str
     epoch: int
@@ -111,7 +114,9 @@ def parse_store_name(text: str) -> StoreName | None:
     match = _STORE.fullmatch(text)
     if match is None:
         return None
-    found = StoreName(unescape(match["stem"]), int(match["epoch"]), int(match["retry"] or 0))
+    epoch = parse_position(match["epoch"])
+    assert epoch is not None  # the pattern allows nothing else
+    found = StoreName(unescape(match["stem"]), epoch, int(match["retry"] or 0))
     return found if format_store_name(*found) == text else None
 
 

@@ -75,7 +75,8 @@ def _public() -> Iterator[tuple[str, Callable[..., Any]]]:
         for method in dir(value) if isinstance(value, type) else ():
             full = f"{name}.{method}"
             is_public = not method.startswith("_") and not _CALLED_BY_JOBRUNNER.match(full)
-            if is_public and inspect.isroutine(getattr(value, method)):
+            is_builtin = hasattr(int, method) and issubclass(value, int)
+            if is_public and inspect.isroutine(getattr(value, method)) and not is_builtin:
                 yield full, getattr(value, method)
 
 
@@ -129,6 +130,7 @@ class _Made:
             "metric": "m",
             "name": "name",
             "epoch": 0,
+            "step": 1,
             "num_epochs": 1,
             "node": "a",
             "label": "l",

@@ -74,10 +74,12 @@ from jobrunner.checkpoint.store import (
     Receipt,
     describe_position,
     digest_blob,
+    is_old_form,
     name_position,
     name_step,
     resolve_options,
     steps_in,
+    whole_epochs,
 )
 from jobrunner.checkpoint.worker_load import load_waiting_states
 from jobrunner.checkpoint.worker_save import Save

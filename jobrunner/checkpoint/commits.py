@@ -144,7 +144,7 @@ class Commits:
             try:
                 stores = self.recorded.record(latest)["stores"]
             except CheckpointError as error:
-                logger.info("Nothing is linked to epoch %d: %s", latest, error)
+                logger.info("Nothing is linked to epoch %s: %s", latest, error)
                 stores = {}
             found = {
                 node: (about["store"], about["manifest"])
@@ -220,7 +220,7 @@ class Commits:
             self.retention.retire()
         except Exception as error:  # a policy is the user's code
             logger.warning(
-                "%s: no epoch was retired after epoch %d: %s: %s",
+                "%s: no epoch was retired after epoch %s: %s: %s",
                 self.recorded.path,
                 epoch,
                 type(error).__name__,
@@ -234,7 +234,7 @@ class Commits:
             state = self.recorded.log.check_held()
         except CheckpointError as error:
             logger.warning(
-                "%s: the stores of the failed save of epoch %d are not deleted: %s",
+                "%s: the stores of the failed save of epoch %s are not deleted: %s",
                 self.recorded.path,
                 save.epoch,
                 error,

@@ -32,11 +32,12 @@ from jobrunner.checkpoint.storage import Files, absolute_path, files_of
 from jobrunner.checkpoint.store import MANIFEST
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import StoreName, format_store_name, parse_store_name
+from jobrunner.positions import Position, parse_position
 from jobrunner.texts import get_logger, printable
 
 logger = get_logger(__name__)
 
-_EPOCH_AND_RETRY = re.compile(r"\.(\d+)(?:\.r(\d+))?$")
+_EPOCH_AND_RETRY = re.compile(r"\.(\d+(?:\.s\d+)?)(?:\.r(\d+))?$")
 
 
 class Epochs:
@@ -117,7 +118,7 @@ class Epochs:
                 if about.store != format_store_name(node, epoch, commit.retry):
                     raise ValueError(f"{about.store!r} is not the store of node {node!r}")
             details = check_details(loose_json(commit.details))
-            record = {**entry_to_json(commit), "details": details}
+            record = {**entry_to_json(commit), "epoch": commit.epoch, "details": details}
         except (ValueError, RecursionError) as error:
             raise CheckpointCorruptError(
                 f"{self.path}: entry {number} of the log is not a valid record of epoch {epoch}: "
@@ -178,7 +179,10 @@ class Epochs:
             suspects = []
             for name in names:
                 match = _EPOCH_AND_RETRY.search(name)
-                if match is not None and int(match[2] or 0) >= claims.get(int(match[1]), 0):
+                epoch = None if match is None else parse_position(match[1])
+                if match is None or epoch is None:
+                    continue
+                if int(match[2] or 0) >= claims.get(epoch, 0):
                     suspects.append(name)
             self._unclaimed = sorted({store.epoch for _, store in self.stores_among(suspects)})
         return self._unclaimed
@@ -301,8 +305,8 @@ class Epochs:
 
     def check_recorded(self, epoch: int, state: State) -> None:
         """Raise CheckpointNotFoundError, with what to do, unless the epoch is recorded."""
-        if type(epoch) is not int:
-            raise DefinitionError(f"An epoch must be an int; got {epoch!r}.")
+        if type(epoch) not in (int, Position):
+            raise DefinitionError(f"An epoch must be an int or a Position; got {epoch!r}.")
         if epoch in state.recorded:
             return
         remedy = "Choose one of these, or 'latest'."

@@ -12,6 +12,7 @@ from jobrunner.checkpoint.log import (
     LogEntry,
     RepairEntry,
     RewindEntry,
+    State,
     check_details,
     commits_in,
     given_up_by,
@@ -66,10 +67,8 @@ def read_history(entries: Iterable[LogEntry], *, set_aside: bool = False) -> lis
 
     for entry in entries:
         if isinstance(entry, RepairEntry):
-            latest = max(
-                (row[0] + (row[2] - 1) * row[1] for row in entry.state.recorded), default=-1
-            )
-            give_up([epoch for epoch in counts if epoch > latest])
+            latest = State.from_json(entry.state).latest
+            give_up([epoch for epoch in counts if latest is None or epoch > latest])
         if isinstance(entry, RewindEntry):
             give_up(given_up_by(entry, list(counts)))
         for commit in commits_in(entry):
@@ -83,7 +82,7 @@ def _row(commit: CommitEntry) -> dict[str, Any] | None:
     try:
         details = check_details(loose_json(commit.details))
     except (ValueError, RecursionError) as error:
-        logger.warning("The record of epoch %d cannot be read: %s", commit.epoch, error)
+        logger.warning("The record of epoch %s cannot be read: %s", commit.epoch, error)
         return None
     return {
         "epoch": commit.epoch,

@@ -24,6 +24,7 @@ from jobrunner.checkpoint.policies import (
 from jobrunner.checkpoint.storage import Files, run_all
 from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT, steps_in
 from jobrunner.errors import CheckpointError
+from jobrunner.positions import step_of
 from jobrunner.texts import get_logger, printable
 
 logger = get_logger(__name__)
@@ -80,7 +81,8 @@ class Retention:
 
         Every commit does this. Their stores are deleted in the background.
         """
-        if type(self.policy) is KeepAll:
+        is_simple = not self._recorded.log.known().recorded.has_positions
+        if isinstance(self.policy, KeepAll) and (self.policy.partial or is_simple):
             return []
         state = self._recorded.log.check_held()
         retired = self._choose(state)
@@ -116,7 +118,7 @@ class Retention:
             return list(store_names(nodes_of(entry, claim.epoch), *claim).values())
         except (CheckpointError, ValueError) as error:
             logger.warning(
-                "%s: stores of epoch %d stay, because entry %d of the log does not name them: %s",
+                "%s: stores of epoch %s stay, because entry %d of the log does not name them: %s",
                 self._recorded.path,
                 claim.epoch,
                 source,
@@ -140,8 +142,10 @@ class Retention:
     def _unfinished(self, state: State, epochs: Sequence[int]) -> set[int]:
         """Which of these epochs have mid-epoch checkpoints; none whose record cannot be read."""
         positions, known = state.recorded, self._steps
-        self._learn(state, [epoch for epoch in epochs if positions[epoch] not in known])
-        return {epoch for epoch in epochs if known[positions[epoch]]}
+        found = {epoch for epoch in epochs if step_of(epoch)}
+        others = [epoch for epoch in epochs if epoch not in found]
+        self._learn(state, [epoch for epoch in others if positions[epoch] not in known])
+        return found.union(epoch for epoch in others if known[positions[epoch]])
 
     def _learn(self, state: State, epochs: Sequence[int]) -> None:
         """Read the records of these epochs, many at once."""
@@ -151,7 +155,7 @@ class Retention:
                 record = self._recorded.read_record(epoch, state.commit_number(epoch))
             except CheckpointError as error:
                 path = self._recorded.path
-                logger.warning("%s: the record of epoch %d cannot be read: %s", path, epoch, error)
+                logger.warning("%s: the record of epoch %s cannot be read: %s", path, epoch, error)
                 return {}, 0, math.nan
             metrics = record["details"].get("metrics", {})
             return metrics, steps_in(record), _seconds(record["time"])
@@ -299,7 +303,7 @@ class Sweeper:
                 run_all(removals, self._files.removals, 0)
         except OSError as error:
             logger.warning(
-                "%s: stores of epoch %d could not be %s; the next run tries again: %s",
+                "%s: stores of epoch %s could not be %s; the next run tries again: %s",
                 self._path,
                 claim.epoch,
                 "deleted" if action == "delete" else "hidden",

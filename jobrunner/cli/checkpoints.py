@@ -13,11 +13,11 @@ from jobrunner.cli.options import (
     cluster_options,
     directory_argument,
     epoch_argument,
-    is_number,
     nothing_recorded,
     open_directory,
     param_option,
     read_epoch,
+    read_number,
     take_over_option,
 )
 from jobrunner.errors import (
@@ -158,8 +158,8 @@ def _locate(manager: MultiNodeCheckpointManager, epoch: int) -> tuple[str, dict[
 
 
 def _name(manager: MultiNodeCheckpointManager, epoch: int) -> str:
-    what, at = _locate(manager, epoch)
-    return f"{what.capitalize()}{',' if at.get('step') else ''}"
+    what, _ = _locate(manager, epoch)
+    return what.capitalize()
 
 
 def _verify_log(
@@ -213,7 +213,7 @@ def diff_command(*, a: str, b: str, is_deep: bool, allow_pickle: bool) -> Output
 def _split_checkpoint(text: str) -> tuple[str, str]:
     """Split ``DIR@EPOCH``, ``@EPOCH`` or ``DIR``; DIR may contain '@'."""
     directory, at, epoch = text.rpartition("@")
-    if at and (epoch == "latest" or is_number(epoch)):
+    if at and (epoch == "latest" or read_number(epoch) is not None):
         return directory, epoch
     return text, "latest"
 
@@ -265,7 +265,7 @@ def unpin_command(*, directory: str, epoch: str, label: str | None) -> Output:
 
 @main.command("restore")
 @directory_argument
-@click.argument("epoch", metavar="EPOCH", type=click.IntRange(min=0))
+@epoch_argument
 @click.option(
     "--commit",
     "number",
@@ -274,18 +274,21 @@ def unpin_command(*, directory: str, epoch: str, label: str | None) -> Output:
     help="The log entry that recorded the epoch, if it was set aside more than once.",
 )
 @take_over_option
-def restore_command(*, directory: str, epoch: int, number: int | None, take_over: bool) -> Output:
+def restore_command(*, directory: str, epoch: str, number: int | None, take_over: bool) -> Output:
     """Record again an epoch that '--resume' or damage set aside.
 
     Verifies every byte first. `jobrunner fsck` lists the epochs that are set aside.
     """
     from jobrunner.checkpoint import restore_epoch
 
+    at = read_number(epoch)
+    if at is None:
+        raise click.UsageError(f"{epoch!r} is neither the number of an epoch nor a position.")
     manager = open_directory(directory)
-    record = restore_epoch(manager.recorded, epoch, number, take_over=take_over)
-    stores = {node: about["store"] for node, about in manager.record(epoch)["stores"].items()}
-    data = {"path": manager.path, "epoch": epoch, "commit": record.number, "stores": stores}
-    what = f"{_name(manager, epoch)} of {manager.path}"
+    record = restore_epoch(manager.recorded, at, number, take_over=take_over)
+    stores = {node: about["store"] for node, about in manager.record(at)["stores"].items()}
+    data = {"path": manager.path, "epoch": at, "commit": record.number, "stores": stores}
+    what = f"{_name(manager, at)} of {manager.path}"
     return Output(data, f"{what} is recorded again, as saved at {record.time}.")
 
 

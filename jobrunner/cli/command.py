@@ -18,6 +18,7 @@ import click
 
 from jobrunner import errors
 from jobrunner._version import __version__
+from jobrunner.positions import epoch_to_json
 from jobrunner.signals import TerminatedError
 from jobrunner.texts import printable, shorten, without_credentials
 
@@ -192,7 +193,9 @@ def _to_json(value: Any) -> Any:
         return float(value) if math.isfinite(value) else None
     if isinstance(value, str):
         return without_credentials(value)
-    if value is None or isinstance(value, bool | int):
+    if isinstance(value, int):
+        return epoch_to_json(value)
+    if value is None:
         return value
     unpacked = value.item() if hasattr(value, "item") and getattr(value, "size", 0) == 1 else value
     return str(value) if unpacked is value else _to_json(unpacked)

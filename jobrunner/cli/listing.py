@@ -97,7 +97,8 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
     right = (0, 3, 4, 5) if partial else (0, 2, 3, 4)
     lines = [format_table(rows, right)]
     lines += [
-        f"Epoch {found['epoch']} has not ended: its checkpoint was saved after {name_step(found)}."
+        f"Checkpoint {found['epoch']} was saved after {name_step(found)} of epoch "
+        f"{found['whole_epochs'] + 1}."
         for found in partial
     ]
     lines += [

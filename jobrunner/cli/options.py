@@ -12,6 +12,7 @@ import click
 
 from jobrunner import errors
 from jobrunner.cli.command import Output
+from jobrunner.positions import parse_position
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager
@@ -112,17 +113,21 @@ param_option = click.option(
 )
 
 
-def is_number(text: str) -> bool:
-    """Whether a text is a number that an epoch may have."""
-    return text.isdecimal() and len(text) <= _MOST_DIGITS
+def read_number(text: str) -> int | None:
+    """Parse the number of an epoch, or a position such as ``4.s200``; None for another text."""
+    if text.isdecimal() and len(text) <= _MOST_DIGITS:
+        return int(text)
+    return parse_position(text)
 
 
 def read_epoch(text: str, manager: MultiNodeCheckpointManager) -> int:
-    """Parse the number of an epoch, or ``latest``."""
-    if is_number(text):
-        return int(text)
+    """Parse the number of an epoch, a position, or ``latest``."""
+    if (number := read_number(text)) is not None:
+        return number
     if text != "latest":
-        raise errors.DefinitionError(f"{text!r} is neither 'latest' nor the number of an epoch.")
+        raise errors.DefinitionError(
+            f"{text!r} is neither 'latest' nor the number of an epoch, nor a position such as 4.s200."
+        )
     epoch = manager.latest()
     if epoch is None:
         raise nothing_recorded(manager)

@@ -125,8 +125,7 @@ class Progress:
             parts.append(pace)
         parts += format_metrics(self.metrics)
         if self.saved is not None:
-            step = f" step {self.saved.step}" if self.saved.step else ""
-            parts.append(f"saved {self.saved.epoch}{step} ({format_bytes(self.saved.nbytes)})")
+            parts.append(f"saved {self.saved.epoch} ({format_bytes(self.saved.nbytes)})")
         if self.failed_saves:
             parts.append(f"saves failed: {self.failed_saves}")
         return "  ".join(parts)

@@ -15,8 +15,8 @@ from jobrunner.cli.command import SAVES_FAILED, Output, main
 from jobrunner.cli.options import (
     cluster_options,
     count_option,
-    is_number,
     param_option,
+    read_number,
     read_pairs,
 )
 from jobrunner.cli.saving import save_options
@@ -35,10 +35,13 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
         return "latest"
     if text == "none":
         return None
-    if is_number(text):
-        return int(text)
+    if (number := read_number(text)) is not None:
+        return number
     raise click.BadParameter(
-        f"{text!r} is neither 'latest' nor 'none' nor the number of an epoch.", ctx, option
+        f"{text!r} is neither 'latest' nor 'none' nor the number of an epoch, nor a position such "
+        f"as 4.s200.",
+        ctx,
+        option,
     )
 
 

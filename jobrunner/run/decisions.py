@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from jobrunner.compile import Plan
 from jobrunner.define import Reported
+from jobrunner.positions import Position
 from jobrunner.run.losses import Losses
 from jobrunner.run.result import RunResult, SaveReport
 from jobrunner.worker import GroupResult
@@ -24,6 +25,7 @@ class State:
     epoch: int = 0  # the last that ended; 0 is "after init"
     steps_done: int = 0  # of the next epoch, in the loaded checkpoint
     recorded: int | None = None  # the epoch in the workspaces, if it is recorded
+    old_form: int | None = None  # the epoch that runs, if the log has its steps under this number
     fired: tuple[str, ...] = ()  # stop conditions that were true when `epoch` ended
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)  # by epoch
     saves: list[SaveReport] = field(default_factory=list)  # successful or not
@@ -41,8 +43,13 @@ class State:
 
     @property
     def position(self) -> tuple[int, int]:
-        """The epoch in the workspaces, and how many of its steps; 0: all."""
-        return self.epoch + bool(self.steps_done), self.steps_done
+        """The epoch or position in the workspaces, and the step of a position, or 0."""
+        steps = self.steps_done
+        return self.position_of(self.epoch + bool(steps), steps), steps
+
+    def position_of(self, epoch: int, step: int) -> int:
+        """What the log calls an epoch that has ended, or one that runs, after `step` steps."""
+        return Position(epoch - 1, step) if step and epoch != self.old_form else epoch
 
     def begin(self, epochs: range) -> None:
         """Note the epochs that the workers run next."""
@@ -56,13 +63,13 @@ class State:
         self.epoch_seconds = math.inf if result.reported.arrays else result.seconds
         self.metrics[epoch] = dict(result.metrics)
 
-    def note_save(self, report: SaveReport, step: int | None) -> None:
-        """Note a save of an epoch, or of its first `step` steps."""
+    def note_save(self, report: SaveReport) -> None:
+        """Note a save."""
         self.saves.append(report)
         if report.error is None:
             if self.losses.in_a_row:
                 self.losses = self.losses.after_record()
-            self.recorded = None if step else report.epoch
+            self.recorded = None if report.step else report.epoch
 
     def needs_care(self, epoch: int) -> bool:
         """Whether to run an epoch one task at a time; see `Losses.careful_epochs`."""
@@ -77,7 +84,7 @@ class State:
         return "epoch_limiter" if limit is not None and self.epoch >= limit else ""
 
     def details(
-        self, metrics: Mapping[str, Any], step: int | None, callbacks: Mapping[str, Any]
+        self, metrics: Mapping[str, Any], step: int, callbacks: Mapping[str, Any]
     ) -> dict[str, Any]:
         """What a record says of the run; `callbacks` are their states."""
         details: dict[str, Any] = {
@@ -127,20 +134,20 @@ def next_step(
 
 
 def each_step(
-    plan: Plan, first: int, run: Callable[[str, int], GroupResult]
+    plan: Plan, epoch: int, first: int, run: Callable[[str, int, int], GroupResult]
 ) -> Iterator[tuple[int, GroupResult, bool]]:
     """Run an epoch from step `first` on, counted from 0, and its end group after the last step.
 
-    `run` runs a group, given its key and the step. Yields after each step how many are done, its
+    `run` runs a group, given its key, epoch and step. Yields after each step how many are done, its
     result, and whether the epoch has ended; the last result includes that of the end group.
     """
     step, has_ended = first, False
     while not has_ended:
-        result = run(plan.step_group(step), step)
+        result = run(plan.step_group(step), epoch, step)
         step += 1
         has_ended = plan.ends_epoch(step, result.stopped)
         if has_ended and "epoch_end" in plan.groups:
-            last = run("epoch_end", step)
+            last = run("epoch_end", epoch, step)
             stopped = (*result.stopped, *last.stopped)
             reported = Reported()
             reported.add(result.reported)

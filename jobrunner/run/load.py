@@ -12,6 +12,7 @@ from jobrunner.checkpoint import (
     Loader,
     MultiNodeCheckpointManager,
     load_waiting_states,
+    name_position,
     steps_in,
 )
 from jobrunner.cluster import Binding, Session
@@ -231,11 +232,11 @@ def recorded_stops(plan: Plan, record: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def steps_done(plan: Plan, record: Mapping[str, Any]) -> int:
-    """How many steps of its epoch a checkpoint contains; 0: all."""
+    """How many steps a checkpoint contains besides whole epochs; see `steps_in`."""
     done = steps_in(record)
     if plan.steps_per_epoch is not None and 0 < plan.steps_per_epoch <= done:
         raise PlanMismatchError(
-            f"Epoch {record['epoch']} was saved after step {done}, but the epochs of job "
+            f"The checkpoint of {name_position(record)} was saved after step {done}, but the epochs of job "
             f"{plan.job!r} have steps_per_epoch={plan.steps_per_epoch}, so the run cannot resume "
             f"from it. Give the job more than {done} steps per epoch, or resume from an earlier "
             f"epoch."

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from jobrunner.checkpoint import is_old_form, whole_epochs
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan
 from jobrunner.config import get_number
@@ -146,7 +147,7 @@ class Run:
             self.saver.refuse_classes(self.runner.job)
             self.run_group("init", 0)
             self.saver.rewind(None, "started afresh")
-            state.fired = ()
+            state.fired, state.epoch, state.old_form = (), 0, None
             self.callbacks.load_states({})
             self._save(0, {})
         if not state.has_begun:
@@ -154,7 +155,6 @@ class Run:
         self.resumption.is_first = False
         # A finished job is unfinished again if its last epoch is damaged.
         state.is_finished = decision.is_finished and epoch == decision.epoch
-        state.epoch = (epoch or 0) - bool(state.steps_done)
         if not state.is_finished:
             self._ask_callbacks()
 
@@ -180,15 +180,17 @@ class Run:
         state = self.state
         state.reported = reported_in(record)
         state.fired, state.steps_done = recorded_stops(plan, record), steps_done(plan, record)
+        state.epoch, steps = whole_epochs(record), state.steps_done
+        state.old_form = epoch if is_own and is_old_form(record) else None
         self.callbacks.load_states(record["details"].get("callbacks", {}))
         self.lineage = runner.adaptation.lineage(plan, record["details"])
-        save = partial(self._save, epoch, state.reported.metrics, state.steps_done or None)
+        save = partial(self._save, state.epoch + bool(steps), state.reported.metrics, steps)
         own.commits.name_former(loaded.match.origins.nodes if is_own else {})
         if is_own:
             self.saver.set_aside(damaged)
             self.saver.rewind(epoch, f"resumed from epoch {epoch}")
-            state.recorded = None if state.steps_done else epoch
-        self.callbacks.notify("on_load", epoch, state.steps_done, time.monotonic() - started)
+            state.recorded = None if steps else epoch
+        self.callbacks.notify("on_load", epoch, steps, time.monotonic() - started)
         if not is_own:
             save()  # then the run can resume from its own directory alone
         elif loaded.match.is_reshaped and not (decision.is_finished and epoch == decision.epoch):
@@ -247,26 +249,7 @@ class Run:
         reported = state.reported
         self.callbacks.notify("on_epoch_start", epoch)
 
-        def run(group: str, step: int) -> GroupResult:
-            is_step = group != "epoch_end"
-            if is_step:
-                self.callbacks.notify("on_step_start", epoch, step + 1)
-            outcome = self.binding.run(
-                group,
-                epoch=epoch,
-                step=step,
-                deadline_seconds=self.runner.epoch_deadline_seconds,
-                task_deadline_seconds=self.runner.task_deadline_seconds,
-                is_careful=state.is_careful,
-            )
-            if is_step:
-                told = outcome.told
-                self.callbacks.notify("on_step", epoch, step + 1, outcome.seconds, told)
-            else:
-                self.callbacks.notify("on_group", group, epoch, outcome.seconds)
-            return outcome
-
-        for done, outcome, has_ended in each_step(self.plan, first_step, run):
+        for done, outcome, has_ended in each_step(self.plan, epoch, first_step, self._run_step):
             if done == 1:
                 reported = state.reported = outcome.reported
             else:
@@ -285,6 +268,19 @@ class Run:
         seconds = time.monotonic() - started
         self._note_end(epoch, replace(outcome, seconds=seconds, reported=reported))
         self._save_if_due()
+
+    def _run_step(self, group: str, epoch: int, step: int) -> GroupResult:
+        """Run a step, or the epoch end group."""
+        is_step = group != "epoch_end"
+        if is_step:
+            self.callbacks.notify("on_step_start", epoch, step + 1)
+        deadline = self.runner.epoch_deadline_seconds
+        outcome = self._run_on_workers(group, epoch, step=step, deadline_seconds=deadline)
+        if is_step:
+            self.callbacks.notify("on_step", epoch, step + 1, outcome.seconds, outcome.told)
+        else:
+            self.callbacks.notify("on_group", group, epoch, outcome.seconds)
+        return outcome
 
     def _note_whole(self, epoch: int, result: GroupResult) -> None:
         """Note that an epoch of a batch has ended."""
@@ -351,29 +347,35 @@ class Run:
     def run_group(self, group: str, epoch: int) -> None:
         """Run a group that is not of epochs."""
         self.state.begin(range(epoch, epoch + 1))
-        result = self.binding.run(
+        self.callbacks.notify("on_group", group, epoch, self._run_on_workers(group, epoch).seconds)
+
+    def _run_on_workers(self, group: str, epoch: int, **options: Any) -> GroupResult:
+        return self.binding.run(
             group,
             epoch=epoch,
             task_deadline_seconds=self.runner.task_deadline_seconds,
             is_careful=self.state.is_careful,
+            **options,
         )
-        self.callbacks.notify("on_group", group, epoch, result.seconds)
 
-    def _save(self, epoch: int, metrics: Mapping[str, Any], step: int | None = None) -> None:
+    def _save(self, epoch: int, metrics: Mapping[str, Any], step: int = 0) -> None:
+        """Save an epoch that has ended, or one that runs, after `step` steps."""
+        at = self.state.position_of(epoch, step)
         if self.saver.can_save:
             self.saver.wait()  # the save before this one ends first
-            self.callbacks.notify("on_save_start", epoch, step or 0)
-        self.saver.save(epoch, self._details(metrics, step), step)
+            self.callbacks.notify("on_save_start", at, step)
+        self.saver.save(at, self._details(metrics, step), step)
 
-    def _hold(self, epoch: int, metrics: Mapping[str, Any], step: int | None = None) -> None:
+    def _hold(self, epoch: int, metrics: Mapping[str, Any], step: int = 0) -> None:
         if self.saver.holds:
-            self.saver.hold(epoch, self._details(metrics, step), step)
+            at = self.state.position_of(epoch, step)
+            self.saver.hold(at, self._details(metrics, step), step)
 
-    def _details(self, metrics: Mapping[str, Any], step: int | None) -> dict[str, Any]:
+    def _details(self, metrics: Mapping[str, Any], step: int) -> dict[str, Any]:
         return {**self.state.details(metrics, step, self.callbacks.states()), **self.lineage}
 
-    def _saved(self, report: SaveReport, step: int | None) -> None:
-        self.state.note_save(report, step)
+    def _saved(self, report: SaveReport) -> None:
+        self.state.note_save(report)
         self.callbacks.notify("on_save", report)
 
     def _bind(self, *, stays: bool = False) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from jobrunner.positions import plain, step_of
 from jobrunner.texts import printable
 
 
@@ -36,7 +37,7 @@ class SaveReport:
     error : str or None
         Why it failed; None if the checkpoint is recorded.
     step : int
-        How many steps of the epoch it contains; 0: all.
+        How many steps it contains besides whole epochs.
     """
 
     epoch: int
@@ -57,7 +58,7 @@ class RunResult:
     epoch : int
         The last finished epoch; 0 is "after init".
     resumed_from : int or None
-        The epoch it resumed from; None if it began with the init group.
+        The epoch it resumed from, or a `Position` in one; None if it began with the init group.
     stopped_by : str
         ``"node/task"`` or ``"node/blob"`` of the stop condition, or ``"epoch_limiter"``.
     restarts : int
@@ -91,9 +92,9 @@ class RunResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        plain = asdict(replace(self, earlier=list))
-        del plain["earlier"]
-        return plain
+        found: dict[str, Any] = plain(asdict(replace(self, earlier=list)))
+        del found["earlier"]
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process cannot read the log.
@@ -108,10 +109,11 @@ class ResumePlan:
     Attributes
     ----------
     epoch : int or None
-        The epoch it would resume from; None: it would begin with the init group.
+        The epoch it would resume from, or a `Position` in one; None: it would begin with the init
+        group.
     reason : str
     step : int
-        How many steps of that epoch were done when it was saved; 0: all.
+        How many steps of the next epoch the checkpoint contains.
     steps : tuple of str
         What would run, in order.
     rebuilds : tuple of str
@@ -153,12 +155,17 @@ class ResumePlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return asdict(self)
+        found: dict[str, Any] = plain(asdict(self))
+        return found
+
+    @property
+    def name(self) -> str:
+        """Where it would begin, for a message; not if `epoch` is None."""
+        is_old_form = self.step and self.epoch is not None and not step_of(self.epoch)
+        return f"epoch {self.epoch}" + (f", step {self.step}" if is_old_form else "")
 
     def __str__(self) -> str:
-        start = "from the start" if self.epoch is None else f"from epoch {self.epoch}"
-        if self.step:
-            start += f", step {self.step}"
+        start = "from the start" if self.epoch is None else f"from {self.name}"
         lines = [f"{start}: {self.reason}"]
         lines += [f"warning: {warning}" for warning in self.warnings]
         lines += [f"epoch {epoch} is damaged: {why}" for epoch, why in self.damaged.items()]
@@ -181,7 +188,10 @@ class ResumePlan:
 
 def format_ranges(numbers: Sequence[int]) -> str:
     """Write ascending numbers as text, three or more consecutive ones as a range."""
-    runs = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    runs = groupby(
+        enumerate(numbers),
+        lambda pair: pair[1] if step_of(pair[1]) else pair[1] - pair[0],
+    )
     ranges = [[number for _, number in run] for _, run in runs]
     texts = [f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in ranges]
     return ", ".join(texts) or "none"

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from jobrunner.checkpoint import Loader, MultiNodeCheckpointManager
+from jobrunner.checkpoint import (
+    Loader,
+    MultiNodeCheckpointManager,
+    name_position,
+    whole_epochs,
+)
 from jobrunner.compile import Plan, changes, describe
-from jobrunner.define import Job
+from jobrunner.define import Job, Rule
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, RunStoppedError
+from jobrunner.positions import read_position
 from jobrunner.run.decisions import remainder
 from jobrunner.run.load import rebuild, recorded_stops, steps_done
 from jobrunner.run.matching import Adaptation, Match, match
@@ -17,7 +23,22 @@ from jobrunner.run.result import ResumePlan, format_ranges
 if TYPE_CHECKING:
     from jobrunner.run.runner import JobRunner
 
-ResumeFrom = int | Literal["latest"] | None
+ResumeFrom = int | tuple[int, int] | str | None
+"""``"latest"``, an epoch, a position, or None."""
+
+RESUME_FROM = Rule(
+    "'latest', None, an int >= 0 or a Position such as (4, 200) or '4.s200'",
+    lambda it: it is None or _is_latest(it) or read_position(it) is not None,
+)
+
+
+def read_resume_from(value: ResumeFrom) -> ResumeFrom:
+    """Make a position of a pair or a text."""
+    return value if value is None or _is_latest(value) else read_position(value)
+
+
+def _is_latest(value: object) -> bool:
+    return isinstance(value, str) and value == "latest"
 
 
 def plan_resume(
@@ -76,7 +97,7 @@ def plan_resume(
     record = manager.recorded.record(epoch)
     before = manager.recorded.run_plan(epoch)
     now = describe(plan)
-    step = steps_done(plan, record)
+    step, whole = steps_done(plan, record), whole_epochs(record)
     later = tuple(e for e in epochs if e > epoch)
     left = remainder(
         epoch,
@@ -86,14 +107,14 @@ def plan_resume(
         later=later,
         is_done=manager.recorded.is_done(),
     )
-    steps = [f"load epoch {epoch}" + (f", saved after step {step}" if step else "")]
+    steps = [f"load {name_position(record)}"]
     if found.is_reshaped and left != "nothing":
         steps.append(f"save epoch {epoch} with the nodes and blobs of this job")
     if step:
         last = "the last" if plan.steps_per_epoch is None else plan.steps_per_epoch
-        steps.append(f"steps {step + 1} to {last} of epoch {epoch}")
+        steps.append(f"steps {step + 1} to {last} of epoch {whole + 1}")
     if left == "epochs":
-        steps.append(_epochs(plan, epoch + 1))
+        steps.append(_epochs(plan, whole + bool(step) + 1))
     if left != "nothing":
         steps += _last_groups(plan)
     return ResumePlan(
@@ -148,8 +169,7 @@ class Resumption:
             decision = self.plan()
         except CheckpointError as error:  # the error that needs this text matters more
             return f"the last recorded epoch, which cannot be read now: {str(error).rstrip('.')}"
-        step = f", step {decision.step}" if decision.step else ""
-        return "the start" if decision.epoch is None else f"epoch {decision.epoch}{step}"
+        return "the start" if decision.epoch is None else decision.name
 
     def advice(self) -> str:
         """How to resume, as the end of a message."""

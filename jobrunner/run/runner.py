@@ -32,7 +32,7 @@ from jobrunner.run.loop import Run
 from jobrunner.run.matching import Migration, Missing, adapt
 from jobrunner.run.replay import Replay, ReplayReport
 from jobrunner.run.result import ResumePlan, RunResult
-from jobrunner.run.resume import ResumeFrom, plan_resume
+from jobrunner.run.resume import RESUME_FROM, ResumeFrom, plan_resume, read_resume_from
 from jobrunner.run.saver import SaveErrorPolicy
 from jobrunner.run.upload import UploadTaskGroupBuilder, check_builder
 from jobrunner.signals import stop_on_signals
@@ -43,10 +43,7 @@ _BLOBS = Rule("names or Blobs", lambda it: isinstance(it, str | Blob) or _SOME_B
 
 
 @checked(
-    resume_from_epoch=Rule(
-        "'latest', None or an int >= 0",
-        lambda it: it is None or EPOCH.fits(it) or (isinstance(it, str) and it == "latest"),
-    ),
+    resume_from_epoch=RESUME_FROM,
     max_restarts=NATURAL,
     on_save_error=one_of(*get_args(SaveErrorPolicy)),
     worker_wait_seconds=SECONDS,
@@ -71,10 +68,11 @@ class JobRunner:
     job : Job
     checkpoint_manager : MultiNodeCheckpointManager or CheckpointManager, optional
         Without one, nothing is saved.
-    resume_from_epoch : "latest", int or None
+    resume_from_epoch : "latest", int, Position or None
         ``"latest"``: resume from the last recorded epoch; start if there is none. An int: resume
-        from that epoch or fail. None: start afresh, and set recorded epochs aside without
-        deleting them.
+        from that epoch or fail. A `Position`, which may be written ``(4, 200)`` or ``"4.s200"``:
+        resume from that checkpoint in the middle of an epoch. None: start afresh, and set recorded
+        epochs aside without deleting them.
     upload_task_group_builder : UploadTaskGroupBuilder, optional
         Makes the group that runs after the last epoch, before the download group.
     max_restarts : int
@@ -136,6 +134,7 @@ class JobRunner:
     migrate: Migration | None = None
 
     def __post_init__(self) -> None:
+        self.resume_from_epoch = read_resume_from(self.resume_from_epoch)
         self._check()
         self.callbacks = tuple(self.callbacks)
         self.adaptation = adapt(self.rename, self.missing, self.migrate, self.job)

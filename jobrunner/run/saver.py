@@ -39,10 +39,10 @@ _NUMBERS = re.compile(r"[0-9a-f]{32}|[0-9]+")
 
 @dataclass(slots=True)
 class _Save:
-    """A save of an epoch, or of its first `step` steps."""
+    """A save of an epoch, or of a position in one, after `step` steps."""
 
     epoch: int
-    step: int | None
+    step: int
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     stall_seconds: float = 0.0
@@ -99,7 +99,7 @@ class Saver:
     """Writes the checkpoints of one run.
 
     It calls `warn` for a problem that does not end the run, and `saved` after every save that does
-    not end it, with the steps of the epoch that are saved (None: all). `save_now` is the user's
+    not end it. `save_now` is the user's
     request; a save clears it.
     """
 
@@ -111,7 +111,7 @@ class Saver:
         plan: Plan,
         on_save_error: SaveErrorPolicy,
         warn: Callable[[str], None],
-        saved: Callable[[SaveReport, int | None], None],
+        saved: Callable[[SaveReport], None],
         save_now: threading.Event,
     ) -> None:
         self._manager = manager
@@ -197,7 +197,7 @@ class Saver:
     def is_due(self, epoch: int, step: int, *, has_ended: bool = False) -> bool:
         """Whether the policy or the user asks to save after step `step` of `epoch`, from 1 on.
 
-        `has_ended`: it was the last step, and the epoch end group has run. Also reports a save in the background that has ended, and raises its error as `save` does.
+        `has_ended`: it was the last. Also reports a save in the background that has ended.
         """
         save = self._in_flight
         if save is not None and not save.thread.is_alive():
@@ -214,8 +214,8 @@ class Saver:
             self._save_now.set()
         return self._save_now.is_set() or self._manager.save_policy.is_due(moment)
 
-    def save(self, epoch: int, about: Mapping[str, Any], step: int | None = None) -> None:
-        """Write and record the checkpoint of `epoch`, or of its first `step` steps.
+    def save(self, epoch: int, about: Mapping[str, Any], step: int = 0) -> None:
+        """Write and record the checkpoint of `epoch`; in the middle of an epoch, with its `step`.
 
         `about` is what the record says of the run. With an asynchronous manager, return once tasks cannot change what is saved; `is_due` and
         `wait` then report the end of the save. Raises `CheckpointWriteError` only if
@@ -245,7 +245,7 @@ class Saver:
         save.seconds = save.stall_seconds = time.monotonic() - save.started
         self._report(save)
 
-    def hold(self, epoch: int, about: Mapping[str, Any], step: int | None = None) -> None:
+    def hold(self, epoch: int, about: Mapping[str, Any], step: int = 0) -> None:
         """Let the workers copy a state that is not saved, for `save_held`; see `save`."""
         self._let_go()
         if self._in_flight is not None:
@@ -282,11 +282,11 @@ class Saver:
         if held is not None:
             self._manager.commits.forget(held[1])
 
-    def _describe(self, epoch: int, about: Mapping[str, Any], step: int | None) -> dict[str, Any]:
+    def _describe(self, epoch: int, about: Mapping[str, Any], step: int) -> dict[str, Any]:
         details = dict(about)
         if (metadata := self._manager.metadata) is not None:
             details["metadata"] = read_metadata(metadata, epoch)
-        if step is not None:
+        if step:
             details["step"] = step
             details["steps_per_epoch"] = self._plan.steps_per_epoch
         if self._plan.partitions:
@@ -324,7 +324,7 @@ class Saver:
             nbytes=sum(node.nbytes for node in save.nodes.values()),
             nodes=save.nodes,
             error=None if error is None else str(error),
-            step=save.step or 0,
+            step=save.step,
         )
         self._pace.end_save(save.stall_seconds, save.seconds)
         self._pace.continue_run(time.monotonic())
@@ -334,7 +334,7 @@ class Saver:
             raise error
         else:
             self._failures.add(save.epoch, error)
-        self._saved(report, save.step)
+        self._saved(report)
 
     def _begin(self, epoch: int, details: Mapping[str, Any]) -> Save:
         if not self._has_lock:

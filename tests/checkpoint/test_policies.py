@@ -38,7 +38,10 @@ def test_epochs_count_by_their_number_so_that_a_resume_changes_nothing() -> None
 
 
 def test_steps_count_across_epochs() -> None:
-    assert due(SaveEvery(steps=2), 2, steps_per_epoch=3) == [(1, 2), (2, 1), (2, 3)]
+    both = [(1, 2), (1, 3), (2, 1), (2, 3)]  # the ends of their epochs, too
+    assert due(SaveEvery(steps=2), 2, steps_per_epoch=3) == both
+    assert due(SaveEvery(steps=4), 4, steps_per_epoch=3) == [(2, 1), (2, 3), (3, 2), (3, 3), (4, 3)]
+    assert due(SaveEvery(steps=3), 7) == [(3, 1), (6, 1)]
 
 
 def test_joined_policies_save_when_either_does() -> None:
@@ -138,7 +141,7 @@ def test_auto_saves_at_youngs_interval_or_as_its_share_allows() -> None:
 def test_auto_may_be_joined_with_other_intervals() -> None:
     policy = SaveEvery("auto", steps=3)
     assert policy.is_due(Moment(1, 3, 4, 0.0, 1e9))
-    assert not policy.is_due(Moment(1, 4, 4, 0.0, 1e9))
+    assert not policy.is_due(Moment(1, 2, 4, 0.0, 1e9))
     assert epochs_until(policy, 1, 1) == 3
     assert epochs_until(SaveEvery("auto"), 1, 1) is None
 

@@ -18,6 +18,7 @@ from jobrunner import (
     KeepEvery,
     KeepLast,
     MultiNodeCheckpointManager,
+    Position,
     SaveEvery,
     Session,
     Task,
@@ -57,10 +58,10 @@ def invoke(*args: object) -> tuple[str, Any]:
 
 @pytest.fixture
 def runs(inproc_session: Session, tmp_path: Path) -> Path:
-    """Epochs 0 to 3, and 4 after its first step."""
+    """Epochs 0 to 3, and the first step of epoch 4."""
     train(inproc_session, tmp_path / "runs", every=1, last=4)
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
-    assert manager.epochs() == [0, 1, 2, 3, 4]
+    assert manager.epochs() == [0, 1, 2, 3, Position(3, 1)]
     return tmp_path / "runs"
 
 
@@ -69,31 +70,41 @@ def test_commands_show_whole_epochs_and_the_step(runs: Path) -> None:
     lines = text.splitlines()
     assert lines[0].split()[:2] == ["EPOCH", "STEP"]
     assert [("1 of 2" in line) for line in lines[1:6]] == [False] * 4 + [True]
-    assert "Epoch 4 has not ended: its checkpoint was saved after step 1 of 2." in text
+    assert "Checkpoint 3.s1 was saved after step 1 of 2 of epoch 4." in text
     last = data["epochs"][-1]
-    assert (last["epoch"], last["whole_epochs"], last["step"], last["steps_per_epoch"]) == (
-        4,
+    assert [last[key] for key in ("epoch", "whole_epochs", "step", "steps_per_epoch")] == [
+        "3.s1",
         3,
         1,
         2,
-    )
+    ]
     assert (data["epochs"][3]["whole_epochs"], data["epochs"][3]["step"]) == (3, 0)
     text, data = invoke("info", runs, "latest")
-    assert text.startswith("epoch 4, step 1 of 2 (3 whole epochs) of ")
-    assert (data["epoch"], data["whole_epochs"], data["step"]) == (4, 3, 1)
+    assert text.startswith("epoch 3.s1 (3 whole epochs and step 1 of 2) of ")
+    assert (data["epoch"], data["whole_epochs"], data["step"]) == ("3.s1", 3, 1)
+    assert data["nodes"]["a"]["store"] == "a.3.s1"
     text, data = invoke("verify", runs)
-    assert "epoch 4, step 1 of 2 (3 whole epochs): whole" in text
+    assert "epoch 3.s1 (3 whole epochs and step 1 of 2): whole" in text
     assert data["epochs"][-1]["step"] == 1
-    text, data = invoke("diff", f"{runs}@3", f"{runs}@4")
-    assert "B is epoch 4, step 1 of 2 (3 whole epochs)." in text
+    text, data = invoke("diff", f"{runs}@3", f"{runs}@3.s1")
+    assert "B is epoch 3.s1 (3 whole epochs and step 1 of 2)." in text
     text, _ = invoke("ls", runs, "--last", 1)
     assert "1 of 2" in text
-    text, _ = invoke("pin", runs, 4)
-    assert "Epoch 4, step 1 of 2 (3 whole epochs), is pinned" in text
-    assert "epoch 4, retry 0, saved after step 1" in str(invoke("fsck", runs)[1]["objects"])
-    assert MultiNodeCheckpointManager(runs).open(4).step == 1
+    text, _ = invoke("pin", runs, "3.s1")
+    assert "Epoch 3.s1 (3 whole epochs and step 1 of 2) is pinned" in text
+    assert invoke("ls", runs)[1]["epochs"][-1]["pins"] == ["kept"]
+    assert "retry 0, saved after step 1" in str(invoke("fsck", runs)[1]["objects"])
+    assert MultiNodeCheckpointManager(runs).open(Position(3, 1)).step == 1
     assert MultiNodeCheckpointManager(runs).open(3).step == 0
-    assert "step 1" in repr(MultiNodeCheckpointManager(runs).open(4))
+    assert "3.s1" in repr(MultiNodeCheckpointManager(runs).open(Position(3, 1)))
+    done = CliRunner().invoke(
+        main, ["copy", str(runs), "3.s1", str(runs.parent / "copy"), "--json"]
+    )
+    assert json.loads(done.stdout)["epochs"] == ["3.s1"]
+    text, _ = invoke("info", runs.parent / "copy", "latest")
+    assert text.startswith("epoch 3.s1 (3 whole")
+    text, data = invoke("info", runs, "3.s2")
+    assert "Epoch 3.s2" in data["error"]["message"]
 
 
 def test_a_directory_of_whole_epochs_looks_as_before(
@@ -119,29 +130,33 @@ def test_a_run_says_at_which_step_it_saved_and_resumes(
     epoch_limiter(job, 1)
     manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(steps=1))
     JobRunner(job, manager, callbacks=[Saves()]).run(inproc_session)
-    assert Saves.steps == [(0, 0), (1, 1), (1, 0)]
+    assert Saves.steps == [(0, 0), (Position(0, 1), 1), (1, 0)]
+
+
+AT_1, AT_4, AT_7 = (Position(epoch, 1) for epoch in (1, 4, 7))
 
 
 @pytest.mark.parametrize(
     ("keep", "kept"),
     [
-        (KeepAll(), [0, 2, 3, 5, 6, 8]),
-        (KeepLast(1), [6, 8]),
-        (KeepLast(2), [3, 6, 8]),
-        (KeepLast(1, partial=True), [8]),
-        (KeepLast(2, partial=True), [6, 8]),
-        (KeepEvery(2), [0, 6, 8]),
-        (KeepEvery(2, partial=True), [0, 2, 6, 8]),
-        (KeepBest("loss"), [3, 8]),
-        (KeepBest("loss", partial=True), [2, 8]),
-        (KeepBest("loss") | KeepLast(1, partial=True), [3, 8]),
+        (KeepAll(), [0, 2, 3, 5, 6, AT_7]),
+        (KeepAll(partial=True), [0, AT_1, 2, 3, AT_4, 5, 6, AT_7]),
+        (KeepLast(1), [6, AT_7]),
+        (KeepLast(2), [5, 6, AT_7]),
+        (KeepLast(1, partial=True), [AT_7]),
+        (KeepLast(4, partial=True), [AT_4, 5, 6, AT_7]),
+        (KeepEvery(2), [0, 2, 6, AT_7]),
+        (KeepEvery(2, partial=True), [0, 2, AT_4, 6, AT_7]),
+        (KeepBest("loss"), [2, AT_7]),
+        (KeepBest("loss", partial=True), [AT_1, AT_7]),
+        (KeepBest("loss") | KeepLast(1, partial=True), [2, AT_7]),
     ],
     ids=repr,
 )
 def test_policies_rank_whole_epochs_unless_told_otherwise(
     keep: Any, kept: list[int], tmp_path: Path, inproc_session: Session
 ) -> None:
-    # Of 0, 2, 3, 5, 6 and 8, epochs 2, 5 and 8 are saved after their first step.
+    # Every third step is saved, and the end of each epoch with such a step.
     train(inproc_session, tmp_path, every=3, last=8, keep=keep)
     assert MultiNodeCheckpointManager(tmp_path).epochs() == kept
 
@@ -159,4 +174,4 @@ def test_a_policy_of_ones_own_may_ask_which_epochs_have_not_ended(
     caplog.set_level(logging.WARNING)
     train(inproc_session, tmp_path, every=3, last=8, keep=Asks())
     assert not caplog.records
-    assert Asks.asked[-1] == ([0, 2, 3, 5, 6, 8], [2, 5, 8])
+    assert Asks.asked[-1] == ([0, AT_1, 2, 3, AT_4, 5, 6, AT_7], [AT_1, AT_4, AT_7])

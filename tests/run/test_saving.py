@@ -19,12 +19,14 @@ from jobrunner import (
     ExecutionError,
     Job,
     JobRunner,
+    KeepAll,
     KeepBest,
     KeepEvery,
     KeepLast,
     MultiNodeCheckpointManager,
     Node,
     PlanMismatchError,
+    Position,
     SaveEvery,
     Session,
     Task,
@@ -144,18 +146,34 @@ def test_a_run_resumes_in_mid_epoch(inproc_session, tmp_path):
     manager = manager_of(tmp_path, save=SaveEvery(steps=3))
     with pytest.raises(TaskFailedError):
         JobRunner(counter(3, steps_per_epoch=5, fails_at=9), manager).run(inproc_session)
-    assert manager.epochs() == [0, 1, 2]
     # 6 steps are 5 of epoch 1 and the first of epoch 2.
-    assert manager.record(2)["details"]["step"] == 1
+    at = Position(1, 1)
+    assert manager.epochs() == [0, 1, at]
+    assert manager.record(at)["details"]["step"] == 1
     runner = JobRunner(counter(3, steps_per_epoch=5), manager)
     plan = runner.plan_resume()
-    assert (plan.epoch, plan.step) == (2, 1)
+    assert (plan.epoch, plan.step) == (at, 1)
     assert "steps 2 to 5 of epoch 2" in str(plan)
     result = runner.run(inproc_session)
-    assert (result.resumed_from, result.epoch) == (2, 3)
+    assert (result.resumed_from, result.epoch) == (at, 3)
+    assert result.to_dict()["resumed_from"] == "1.s1"
     assert inproc_session.fetch(Node("a")["n"]) == 15
     assert "step" not in manager.record(3)["details"]
     assert [line["epoch"] for line in result.metrics] == [2, 3]
+
+
+@pytest.mark.parametrize("asked", [Position(1, 1), (1, 1), "1.s1"])
+def test_a_run_resumes_from_the_position_asked_for(asked, inproc_session, tmp_path):
+    manager = manager_of(tmp_path, save=SaveEvery(steps=1), keep=KeepAll(partial=True))
+    JobRunner(counter(2, steps_per_epoch=3), manager).run(inproc_session)
+    runner = JobRunner(counter(3, steps_per_epoch=3), manager, resume_from_epoch=asked)
+    assert runner.plan_resume().sets_aside == (Position(1, 2), 2)
+    assert "sets aside epochs:\n  1.s2, 2" in str(runner.plan_resume())
+    assert runner.run(inproc_session).resumed_from == Position(1, 1)
+    assert inproc_session.fetch(Node("a")["n"]) == 9
+    missing = JobRunner(counter(3, steps_per_epoch=3), manager, resume_from_epoch=(1, 7))
+    with pytest.raises(CheckpointNotFoundError, match=r"Epoch 1\.s7 of .* 1\.s1, 1\.s2"):
+        missing.run(inproc_session)
 
 
 def test_a_whole_epoch_replaces_its_save_in_mid_epoch(inproc_session, tmp_path):
@@ -164,7 +182,7 @@ def test_a_whole_epoch_replaces_its_save_in_mid_epoch(inproc_session, tmp_path):
     assert manager.epochs() == [0, 1]
     assert manager.open(1)["a"]["n"] == 3
     left = {path.name for path in Path(manager.path).iterdir() if path.name.startswith("a.")}
-    assert left == {"a.0", "a.1.r2"}
+    assert left == {"a.0", "a.1"}
 
 
 def test_an_epoch_that_has_begun_is_finished_even_if_the_limit_is_lower_now(
@@ -173,7 +191,7 @@ def test_an_epoch_that_has_begun_is_finished_even_if_the_limit_is_lower_now(
     manager = manager_of(tmp_path, save=SaveEvery(steps=2))
     with pytest.raises(TaskFailedError):
         JobRunner(counter(9, steps_per_epoch=3, fails_at=9), manager).run(inproc_session)
-    assert (manager.latest(), manager.record(3)["details"]["step"]) == (3, 2)
+    assert manager.latest() == Position(2, 2)
     result = JobRunner(counter(1, steps_per_epoch=3), manager).run(inproc_session)
     assert (result.epoch, inproc_session.fetch(Node("a")["n"])) == (3, 9)
 

@@ -31,6 +31,7 @@ from jobrunner.checkpoint.encoding.outline import ValueOutline
 from jobrunner.checkpoint.encoding.schema import (
     Count,
     Document,
+    EpochKey,
     Length,
     Shape,
     convert,

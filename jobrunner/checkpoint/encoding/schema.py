@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import threading
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -15,6 +15,10 @@ from jobrunner.errors import CheckpointCorruptError
 T = TypeVar("T")
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+if TYPE_CHECKING:
+    EpochKey = int
+else:  # in JSON, a position in an epoch is text; each class makes it a `Position`
+    EpochKey = Count | Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}\.s[0-9]{1,18}\Z")]
 Length = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
 

@@ -10,13 +10,14 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, structs
 
-from jobrunner.checkpoint.encoding import described
+from jobrunner.checkpoint.encoding import EpochKey, described
 from jobrunner.checkpoint.log.epoch_map import EpochMap
+from jobrunner.positions import epoch_from_json, is_position
 
 _MOST = 1 << 62  # no number of an honest log comes near it
 MOST_REBUILT = 100_000
@@ -46,7 +47,7 @@ def _check_nodes(names: Iterable[str], field: str) -> None:
 class Claim(NamedTuple):
     """The store names of one attempt to save an epoch."""
 
-    epoch: Natural
+    epoch: EpochKey
     retry: Natural
 
 
@@ -73,7 +74,7 @@ class StoreRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 class RebuiltRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A ``commit`` that a repair derived from the stores."""
 
-    epoch: Natural
+    epoch: EpochKey
     retry: Natural
     run: RunName
     run_number: Natural | None
@@ -82,6 +83,7 @@ class RebuiltRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     details: dict[str, Any]
 
     def __post_init__(self) -> None:
+        structs.force_setattr(self, "epoch", epoch_from_json(self.epoch))
         _check_nodes(self.stores, "stores")
 
 
@@ -104,8 +106,8 @@ class Holder(
         return f"process {process.pid} on {process.host}, since {self.time}"
 
 
-Progression: TypeAlias = tuple[Natural, Positive, Positive, Value, Value]
-"""The first key, the key step, the count, the first value, the value step."""
+Progression = Annotated[list[Value], Meta(min_length=5, max_length=6)]
+"""The first key, the key step, the count, the first value, the value step; the step of positions."""
 
 
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,7 +118,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recorded: list[Progression]
     retries: list[Progression]
     claims: list[Progression]
-    chores: list[tuple[Natural, Natural, Literal["delete", "hide"], Natural]]
+    chores: list[tuple[EpochKey, Natural, Literal["delete", "hide"], Natural]]
     done: Natural | None
     pins: list[list[int | str]] = []  # states written before there were pins have none
 
@@ -125,8 +127,12 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         An entry records one epoch, a repair several: few entries cannot name very many.
         """
-        total = sum(count for _, _, count, _, _ in self.recorded)
-        for _, _, count, value, value_step in self.recorded:
+        for name in ("recorded", "retries", "claims"):
+            for first, key_step, count, _, _, *step in getattr(self, name):
+                if first < 0 or min(key_step, count, *step) < 1:
+                    raise ValueError(f"`{name}`: a progression has no keys, or keys below 0")
+        total = sum(row[2] for row in self.recorded)
+        for _, _, count, value, value_step, *_ in self.recorded:
             ends = (value, value + (count - 1) * value_step)
             if min(ends) < 0 or max(ends) > number or total > number + MOST_REBUILT:
                 raise ValueError(
@@ -136,8 +142,11 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not recorded.has_keys_of(retries):
             raise ValueError("`recorded` and `retries` are of different epochs")
         for row in self.pins:
-            if not row or type(row[0]) is not int or not all(isinstance(it, str) for it in row[1:]):
+            is_epoch = bool(row) and (type(row[0]) is int or is_position(row[0]))
+            if not is_epoch or not all(isinstance(it, str) for it in row[1:]):
                 raise ValueError("`pins`: expected an epoch and its labels in each row")
+        for chore in self.chores:
+            epoch_from_json(chore[0])
 
 
 class LogEntry(
@@ -156,6 +165,10 @@ class LogEntry(
     time: str
     settled: list[Claim] = []  # stores that are now deleted or hidden
 
+    def __post_init__(self) -> None:
+        if self.settled:
+            self.settled = [Claim(epoch_from_json(epoch), retry) for epoch, retry in self.settled]
+
     @property
     def kind(self) -> str:
         """The tag of the class."""
@@ -171,37 +184,52 @@ class RunEntry(LogEntry, tag="run"):
     heartbeat_seconds: Seconds = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_nodes(self.nodes, "nodes")
 
 
-class BeginEntry(LogEntry, tag="begin"):
+class EpochEntry(LogEntry):
+    """An entry about an epoch, or a position."""
+
+    epoch: EpochKey
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.epoch = epoch_from_json(self.epoch)
+
+
+class BeginEntry(EpochEntry, tag="begin"):
     """An attempt to save an epoch claimed the names of its stores."""
 
-    epoch: Natural
     retry: Natural
 
 
-class CommitEntry(LogEntry, tag="commit"):
+class CommitEntry(EpochEntry, tag="commit"):
     """The epoch exists, with these stores."""
 
-    epoch: Natural
     retry: Natural
     run_number: Natural | None
     stores: dict[str, StoreRecord]
     details: dict[str, Any]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_nodes(self.stores, "stores")
 
 
 class RewindEntry(LogEntry, tag="rewind"):
     """Epochs are set aside: those `after` one (None: all), or `only` one."""
 
-    after: Natural | UnsetType | None = UNSET
-    only: Natural | UnsetType = UNSET
+    after: EpochKey | UnsetType | None = UNSET
+    only: EpochKey | UnsetType = UNSET
     reason: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.after, str):
+            self.after = epoch_from_json(self.after)
+        if isinstance(self.only, str):
+            self.only = epoch_from_json(self.only)
         if (self.after is UNSET) == (self.only is UNSET):
             raise ValueError("A rewind has either `after` or `only`")
 
@@ -214,7 +242,11 @@ class RewindEntry(LogEntry, tag="rewind"):
 class RetireEntry(LogEntry, tag="retire"):
     """The retention policy gave epochs up; pinned ones stay."""
 
-    epochs: list[Natural]
+    epochs: list[EpochKey]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.epochs = [epoch_from_json(epoch) for epoch in self.epochs]
 
 
 class DoneEntry(LogEntry, tag="done"):
@@ -227,17 +259,15 @@ class EndEntry(LogEntry, tag="end"):
     """The run released the directory; another may take it at once."""
 
 
-class PinEntry(LogEntry, tag="pin"):
+class PinEntry(EpochEntry, tag="pin"):
     """A label protects an epoch from the retention policy."""
 
-    epoch: Natural
     label: Text
 
 
-class UnpinEntry(LogEntry, tag="unpin"):
+class UnpinEntry(EpochEntry, tag="unpin"):
     """One label of an epoch was removed, or all (None)."""
 
-    epoch: Natural
     label: str | None
 
 
@@ -247,6 +277,7 @@ class StateEntry(LogEntry, tag="state"):
     state: Summary
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.state.check(self.number)
 
 
@@ -259,6 +290,7 @@ class RepairEntry(LogEntry, tag="repair"):
     process: Process | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.state.check(self.number)
 
 

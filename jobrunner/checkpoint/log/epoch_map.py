@@ -1,47 +1,75 @@
-"""A sorted map from epochs to numbers, small if both grow evenly. Pure."""
+"""A sorted map from epochs and positions to numbers, small if both grow evenly. Pure."""
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from itertools import islice, pairwise
+from operator import eq
 from typing import overload
+
+from jobrunner.positions import Position, step_of
 
 
 class EpochMap(MutableMapping[int, int]):
     """Epoch -> number, stored as arithmetic progressions (key, key step, count, value, value step).
 
     A hundred thousand epochs saved one after another take as much space as two, in memory and in
-    the log. Not thread-safe.
+    the log. So do positions of the same step: their progressions end with that step. Not
+    thread-safe.
     """
 
     def __init__(self, runs: Iterable[Sequence[int]] = ()) -> None:
-        self._runs: list[list[int]] = [list(run) for run in runs]
+        self._runs: list[list[int]] = []
+        self._partial: dict[int, EpochMap] = {}  # by step
+        by_step: dict[int, list[Sequence[int]]] = {}
+        for each in runs:
+            if len(each) > 5:
+                by_step.setdefault(each[5], []).append(each[:5])
+            else:
+                self._runs.append(list(each))
+        for step, its in by_step.items():
+            self._partial[step] = EpochMap(its)
         self._length = sum(run[2] for run in self._runs)
         for run, after in pairwise(self._runs):
             if _last(run) >= after[0]:
                 raise ValueError(f"the progressions {run} and {after} overlap")
 
     def runs(self) -> list[list[int]]:
-        """The progressions, in order and without overlap."""
-        return [list(run) for run in self._runs]
+        """The progressions, in order and without overlap; those of positions after all others."""
+        partial = [
+            [*run, step] for step, its in sorted(self._partial.items()) for run in its.runs()
+        ]
+        return [*(list(run) for run in self._runs), *partial]
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether a key is a position in the middle of an epoch."""
+        return bool(self._partial)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, EpochMap) and self._runs == other._runs:
+        if isinstance(other, EpochMap) and self.runs() == other.runs():
             return True  # the usual case, at any length
         return super().__eq__(other)  # one map may have several forms
 
     def has_keys_of(self, other: EpochMap) -> bool:
         """Whether both have the same keys."""
-        if [run[:3] for run in self._runs] == [run[:3] for run in other._runs]:
+        plain = not (self._partial or other._partial)
+        if plain and [run[:3] for run in self._runs] == [run[:3] for run in other._runs]:
             return True  # the usual case, at any length
-        return len(self) == len(other) and all(map(int.__eq__, self, other))
+        return len(self) == len(other) and all(map(eq, self, other))
 
-    def keys_in_order(self) -> EpochSequence:
-        """The keys as a sequence, not copied."""
-        return EpochSequence(self._runs, self._length)
+    def keys_in_order(self) -> Sequence[int]:
+        """The keys as a sequence; not copied if all are epochs."""
+        return list(self) if self._partial else EpochSequence(self._runs, self._length)
 
     def __getitem__(self, key: int) -> int:
+        if step := step_of(key):
+            try:
+                return self._partial[step][int(key)]
+            except KeyError:
+                raise KeyError(key) from None
         place = self._place(key)
         if place >= 0:
             first, step, count, value, value_step = self._runs[place]
@@ -51,6 +79,9 @@ class EpochMap(MutableMapping[int, int]):
         raise KeyError(key)
 
     def __setitem__(self, key: int, value: int) -> None:
+        if step := step_of(key):
+            self._partial.setdefault(step, EpochMap())[int(key)] = value
+            return
         if self.get(key) == value:
             return
         self.pop(key, None)
@@ -67,15 +98,29 @@ class EpochMap(MutableMapping[int, int]):
 
     def __delitem__(self, key: int) -> None:
         self[key]  # raises KeyError
+        if step := step_of(key):
+            its = self._partial[step]
+            del its[int(key)]
+            if not its:
+                del self._partial[step]
+            return
         self._split(self._place(key), key - 1, key)
         self._length -= 1
 
     def __iter__(self) -> Iterator[int]:
-        for first, step, count, _, _ in self._runs:
-            yield from range(first, first + count * step, step)
+        if not self._partial:
+            return self._epochs()
+        positions = (
+            [Position(epoch, step) for epoch in its] for step, its in self._partial.items()
+        )
+        return heapq.merge(self._epochs(), *positions)
 
     def __len__(self) -> int:
-        return self._length
+        return self._length + sum(map(len, self._partial.values()))
+
+    def _epochs(self) -> Iterator[int]:
+        for first, step, count, _, _ in self._runs:
+            yield from range(first, first + count * step, step)
 
     def _place(self, key: int) -> int:
         """Index of the last run that begins at or before `key`; -1 if none does."""

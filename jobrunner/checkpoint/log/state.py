@@ -20,6 +20,7 @@ from jobrunner.checkpoint.log.entries import (
     DoneEntry,
     EndEntry,
     Entry,
+    EpochEntry,
     GapEntry,
     Holder,
     LogEntry,
@@ -37,14 +38,21 @@ from jobrunner.checkpoint.log.entries import (
 from jobrunner.checkpoint.log.epoch_map import EpochMap
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.names import format_store_name
+from jobrunner.positions import Position, epoch_from_json, epoch_to_json
 
-FORMAT = 1
-"""Of entries; readers refuse later ones."""
+FORMAT = 2
+"""Newest format of entries: 2 if they contain positions in the middle of an epoch, else 1. Readers
+refuse later ones."""
 
 STATE_INTERVAL = 128
 """The entries whose number is a multiple of it (but not 0) are ``state`` entries."""
 
-_KINDS = {str(kind.__struct_config__.tag): kind for kind in LogEntry.__subclasses__()}
+_KINDS = {
+    str(kind.__struct_config__.tag): kind
+    for parent in (LogEntry, EpochEntry)
+    for kind in parent.__subclasses__()
+    if kind is not EpochEntry
+}
 _ANY_KIND: Any = reduce(or_, _KINDS.values())
 _HEAD = ("format", "number", "kind", "run", "id", "time")
 
@@ -52,8 +60,28 @@ _HEAD = ("format", "number", "kind", "run", "id", "time")
 def make_entry(number: int, kind: str, run: str, body: Mapping[str, Any]) -> LogEntry:
     """Make an entry to append, with a new ``id``."""
     now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
-    head = (FORMAT, number, kind, run, uuid.uuid4().hex, now)
-    return parse_entry({**dict(zip(_HEAD, head, strict=True)), **body}, f"New entry {number}")
+    plain = {key: _to_json(value) if key in _EPOCHS else value for key, value in body.items()}
+    version = 2 if _has_position(body) else 1
+    head = (version, number, kind, run, uuid.uuid4().hex, now)
+    return parse_entry({**dict(zip(_HEAD, head, strict=True)), **plain}, f"New entry {number}")
+
+
+_EPOCHS = ("epoch", "epochs", "after", "only", "settled")
+"""The fields of entries that contain epochs."""
+
+
+def _to_json(value: Any) -> Any:
+    return (
+        [_to_json(it) for it in value] if isinstance(value, list | tuple) else epoch_to_json(value)
+    )
+
+
+def _has_position(body: Mapping[str, Any]) -> bool:
+    epochs = [body.get(key) for key in ("epoch", "after", "only")]
+    epochs += [*body.get("epochs", ()), *(epoch for epoch, _ in body.get("settled", ()))]
+    # Every position that a state contains was claimed.
+    claims = body["state"]["claims"] if "state" in body else ()
+    return any(isinstance(it, Position) for it in epochs) or any(len(run) > 5 for run in claims)
 
 
 def parse_entry(tree: object, where: str, advice: str = "") -> LogEntry:
@@ -83,7 +111,7 @@ def parse_entry(tree: object, where: str, advice: str = "") -> LogEntry:
 
 def entry_to_json(entry: LogEntry) -> Entry:
     """An entry as a `MetadataHandler` stores it: dicts and lists."""
-    tree: dict[str, Any] = dict.fromkeys(_HEAD) | msgspec.to_builtins(entry)
+    tree: dict[str, Any] = dict.fromkeys(_HEAD) | msgspec.to_builtins(entry, enc_hook=epoch_to_json)
     if "state" in tree:
         tree["state"] = {
             key: [list(row) for row in value] if isinstance(value, list) else value
@@ -290,22 +318,25 @@ class State:
             "recorded": self.recorded.runs(),
             "retries": self.retries.runs(),
             "claims": self.claims.runs(),
-            "chores": [[*claim, *chore] for claim, chore in self.chores.items()],
+            "chores": [
+                [epoch_to_json(epoch), retry, *chore]
+                for (epoch, retry), chore in self.chores.items()
+            ],
             "done": self.done,
-            "pins": [[epoch, *labels] for epoch, labels in self.pins.items()],
+            "pins": [[epoch_to_json(epoch), *labels] for epoch, labels in self.pins.items()],
         }
 
     @classmethod
     def from_json(cls, body: Summary) -> State:
         """The state of a ``state`` entry, without its number."""
-        pins = {int(epoch): tuple(map(str, labels)) for epoch, *labels in body.pins}
+        pins = {epoch_from_json(epoch): tuple(map(str, labels)) for epoch, *labels in body.pins}
         return cls(
             run=body.run,
             is_ended=body.is_ended,
             recorded=EpochMap(body.recorded),
             retries=EpochMap(body.retries),
             claims=EpochMap(body.claims),
-            chores={Claim(*row[:2]): Chore(*row[2:]) for row in body.chores},
+            chores={Claim(epoch_from_json(row[0]), row[1]): Chore(*row[2:]) for row in body.chores},
             done=body.done,
             pins=pins,
         )

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from jobrunner.define import COUNT, FLAG, INTERVAL, Rule, checked, number, one_of
 from jobrunner.errors import DefinitionError
+from jobrunner.positions import step_of
 
 Metrics = Mapping[int, Mapping[str, Any]]
 """Recorded epoch -> the metrics that its tasks reported; read from the log on first use."""
@@ -82,13 +83,22 @@ class KeepAny(_JoinsRetention):
         return sorted(set.intersection(*each))
 
 
+@checked(partial=FLAG)
 @dataclass(frozen=True, slots=True)
 class KeepAll(_JoinsRetention):
-    """Keep every epoch."""
+    """Keep every epoch.
+
+    Parameters
+    ----------
+    partial : bool
+        Whether to keep every checkpoint saved in the middle of an epoch, too.
+    """
+
+    partial: bool = False
 
     def retires(self, epochs: Sequence[int], metrics: Metrics) -> Collection[int]:
         """See `RetentionPolicy`."""
-        return ()
+        return () if self.partial else [epoch for epoch in epochs if step_of(epoch)]
 
 
 _METRIC = Rule(

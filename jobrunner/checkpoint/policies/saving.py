@@ -195,9 +195,9 @@ class SaveEvery(_JoinsSaves):
         Save after each epoch whose number is a multiple of this. ``"auto"``: choose the interval
         from what saves cost and how often the run begins again after a loss; see Notes.
     steps : int, optional
-        Save each time the epoch group has run this often, counted from epoch 0. With
-        ``Job(steps_per_epoch=)`` this also saves in the middle of an epoch. If the number of steps
-        is not known, count from the start of each epoch, and save at the end of each.
+        Save each time the epoch group has run this often, counted from epoch 0, and at the end of
+        each epoch in which it did so. If the number of steps of an epoch is not known, count from
+        the start of each epoch, and save at the end of each.
     seconds : float, optional
         Save after the first step that ends this long or longer after the last save began.
     max_overhead : float, optional
@@ -267,7 +267,9 @@ class SaveEvery(_JoinsSaves):
     @staticmethod
     def _is_step_due(moment: Moment, steps: int) -> bool:
         done = moment.total_steps
-        return not done % steps or moment.has_ended
+        if not moment.is_boundary:
+            return not done % steps
+        return moment.has_ended or done // steps > (done - moment.step) // steps
 
 
 @checked(max_overhead=_SHARE)

@@ -18,9 +18,11 @@ from jobrunner.checkpoint.store.manifest import (
 )
 from jobrunner.checkpoint.store.position import (
     describe_position,
+    is_old_form,
     name_position,
     name_step,
     steps_in,
+    whole_epochs,
 )
 from jobrunner.checkpoint.store.reader import ArrayOutline, StoreReader
 from jobrunner.checkpoint.store.stacks import LEAST_ALIKE, Alike, Rows, find_alike

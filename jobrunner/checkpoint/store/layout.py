@@ -119,7 +119,9 @@ def lay_out(blobs: Mapping[str, EncodedBlob | Alike], about: Mapping[str, Any]) 
         layout.add_group(STACKS, {})
     for array in stacks:
         layout.add_array(array)
-    layout.about = {"format": _format(layout.arrays, alone.values()), **about}
+    is_partial = isinstance(about["epoch"], str)
+    version = STORE_FORMAT if is_partial else _format(layout.arrays, alone.values())
+    layout.about = {"format": version, **about}
     attributes[OWN_KEY] = layout.about
     layout.root = _root_document(attributes, layout.documents)
     return layout
@@ -128,9 +130,9 @@ def lay_out(blobs: Mapping[str, EncodedBlob | Alike], about: Mapping[str, Any]) 
 def _format(arrays: Sequence[PlannedArray], blobs: Iterable[EncodedBlob]) -> int:
     """Return the oldest format that has all that these arrays and blobs need."""
     if any(blob.is_new for blob in blobs):
-        return STORE_FORMAT
+        return 4
     if any(it.grid.item_axis or it.data.dtype.isbuiltin == 2 for it in arrays):
-        return STORE_FORMAT
+        return 4
     if any(it.is_stack for it in arrays):
         return 3
     return 2 if any(it.grid.piece_shape is not None or it.compressors for it in arrays) else 1

@@ -13,6 +13,7 @@ import numpy as np
 from jobrunner.checkpoint.encoding import (
     Count,
     Document,
+    EpochKey,
     Length,
     Shape,
     Spec,
@@ -25,9 +26,10 @@ from jobrunner.checkpoint.store.chunk_bytes import index_bytes
 from jobrunner.checkpoint.store.compression import MOST_RATIO, CompressorEntry
 from jobrunner.checkpoint.store.grid import Grid
 from jobrunner.errors import CheckpointError
+from jobrunner.positions import epoch_from_json
 
-STORE_FORMAT = 4
-"""Newest format of stores and manifests: 4 with arrays whose items have an axis in Zarr, columns of
+STORE_FORMAT = 5
+"""Newest format of stores and manifests: 5 in the middle of an epoch, 4 with arrays whose items have an axis in Zarr, columns of
 plain values, or values of types that earlier versions cannot save, 3 with stacked arrays, 2 with compressed arrays or
 arrays in pieces, else 1."""
 
@@ -208,7 +210,7 @@ class Manifest(Document, kw_only=True):
 
     format: Count
     node: str
-    epoch: Count
+    position: EpochKey = msgspec.field(name="epoch")
     run: str
     states: list[str] | None = None
     classes: dict[str, list[str]] | None = None  # of the job, by blob
@@ -219,6 +221,7 @@ class Manifest(Document, kw_only=True):
     sha256: str | None = None
 
     def __post_init__(self) -> None:
+        epoch_from_json(self.position)  # raises
         for i, stack in enumerate(self.stacks):
             rows = stack.rows or ()
             is_cut = stack.chunk_shape != stack.shape or stack.pieces is not None
@@ -256,6 +259,11 @@ class Manifest(Document, kw_only=True):
                 raise ValueError(f"the path {path!r} leads out of the store")
         if missing:
             raise ValueError(f"`documents` lacks {min(missing)!r}")
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, or the position in one."""
+        return epoch_from_json(self.position)
 
     def blob(self, name: str) -> StoredBlob:
         """Look up a blob, and the rows of stacks that it refers to."""

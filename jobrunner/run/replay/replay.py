@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec import structs
 
-from jobrunner.checkpoint import REGISTERED_CODECS, Codec, Loader
+from jobrunner.checkpoint import REGISTERED_CODECS, Codec, Loader, whole_epochs
 from jobrunner.cluster import Binding, Session
-from jobrunner.compile import changes, describe
+from jobrunner.compile import Plan, changes, describe
 from jobrunner.define import Job
 from jobrunner.run.decisions import each_step
 from jobrunner.run.load import Loaded, finish_load, load, rebuild, steps_done
@@ -149,19 +149,22 @@ class Replay:
         self._wait_seconds = wait_seconds
         self._deadlines = deadlines
         plan = job.compile()
-        self._last_step = steps_done(plan, manager.recorded.record(epoch))
+        self._last = self._position_of(plan, epoch)
         self._from = max((e for e in manager.recorded.all() if e < epoch), default=None)
-        self._first_step = 0
         self._needed = [epoch] if self._from is None else [epoch, self._from]
         for needed in self._needed:
             rebuild(job, plan, manager, needed, match(plan, manager, needed, adaptation), {})
-        if self._from is not None:
-            self._first_step = steps_done(plan, manager.recorded.record(self._from))
+        self._first = (0, 0) if self._from is None else self._position_of(plan, self._from)
         self._codecs = tuple(REGISTERED_CODECS.values())
         groups = {key: traced(group, self._codecs) for key, group in plan.groups.items()}
         self._plan = structs.replace(plan, groups=groups)
         then = manager.recorded.run_plan(epoch)
         self._changes = tuple(changes(then, describe(plan))) if then else ()
+
+    def _position_of(self, plan: Plan, epoch: int) -> tuple[int, int]:
+        """The whole epochs and the steps in a recorded checkpoint."""
+        record = self._manager.recorded.record(epoch)
+        return whole_epochs(record), steps_done(plan, record)
 
     def check(self) -> None:
         """Verify the epochs to load; raises `CheckpointCorruptError`."""
@@ -176,12 +179,12 @@ class Replay:
             found = self._compare()
             differences: list[BlobDifference] = []
             if any(found.values()):
-                logger.info("Epoch %d differs; running it once more", self._epoch)
+                logger.info("Epoch %s differs; running it once more", self._epoch)
                 second, _ = self._run_again()
                 differences = self._explain(found, flow, trace, second)
         return ReplayReport(
             self._epoch,
-            self._last_step,
+            self._last[1],
             self._from,
             len(found) - len(differences),
             tuple(differences),
@@ -193,7 +196,7 @@ class Replay:
         self._binding: Binding = self._session.bind(self._plan, wait_seconds=self._wait_seconds)
         trace, flow, groups = Trace(), Dataflow(), dict(self._plan.groups)
 
-        def run(group: str, step: int = 0, *, epoch: int) -> GroupResult:
+        def run(group: str, epoch: int, step: int = 0) -> GroupResult:
             logger.info("Replay: %s group, epoch %d, step %d", group, epoch, step)
             result = self._run(group, epoch, step)
             trace.update(read_trace(result.metrics, groups[group].name, epoch, step))
@@ -201,21 +204,21 @@ class Replay:
             return result
 
         if self._from is None:
-            run("init", epoch=0)
+            run("init", 0)
         else:
             loaded = self._load(self._from)
             groups["resume"] = loaded.resume_group
-            finish_load(self._binding, loaded, lambda group, epoch: run(group, epoch=epoch))
+            finish_load(self._binding, loaded, run)
             for node, names in loaded.waiting.items():
                 for name in names:  # no run made the state that was loaded into this object
                     flow.blobs.pop((node, name), None)
-        first = (self._from or 0) + (not self._first_step)
-        for epoch in range(first, self._epoch + 1):
-            start = self._first_step if epoch == self._from else 0
-            run_step = partial(run, epoch=epoch)
-            for done, _, _ in each_step(self._plan, start, run_step):
-                if epoch == self._epoch and done == self._last_step:
+        first, start = self._first
+        last, stop = self._last
+        for epoch in range(first + 1, last + bool(stop) + 1):
+            for done, _, _ in each_step(self._plan, epoch, start, run):
+                if epoch > last and done == stop:
                     break
+            start = 0
         return trace, flow
 
     def _run(self, group: str, epoch: int, step: int = 0) -> GroupResult:

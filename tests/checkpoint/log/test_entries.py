@@ -87,7 +87,7 @@ def test_a_field_that_is_missing_or_unknown_is_named(kind: str) -> None:
         ("rewind", {"only": 1}, "either `after` or `only`"),
         ("retire", {"epochs": [0, None]}, r"\$\.epochs\[1\]"),
         ("pin", {"label": ""}, r"\$\.label"),
-        ("state", {"state": {**SUMMARY, "recorded": [[0, 0, 1, 0, 0]]}}, r"\$\.state\.recorded"),
+        ("state", {"state": {**SUMMARY, "recorded": [[0, 0, 1, 0, 0]]}}, "`recorded`"),
         ("state", {"state": {**SUMMARY, "chores": [[0, 0, "keep", 0]]}}, r"\$\.state\.chores"),
         ("repair", {"commits": [{}]}, r"\$\.commits\[0\]"),
     ],

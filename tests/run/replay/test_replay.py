@@ -17,9 +17,11 @@ from jobrunner import (
     DefinitionError,
     Job,
     JobRunner,
+    KeepAll,
     MultiNodeCheckpointManager,
     Node,
     PlanMismatchError,
+    Position,
     SaveEvery,
     Session,
     Task,
@@ -94,12 +96,15 @@ def test_epochs_between_records_are_run_as_well(inproc_session, tmp_path):
 
 
 def test_an_epoch_saved_in_mid_epoch_is_run_up_to_that_step(inproc_session, tmp_path):
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(steps=2))
+    keep = KeepAll(partial=True)
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(steps=2), keep=keep)
     job = build(epochs=2, steps_per_epoch=3)
     runner = JobRunner(job, manager)
     runner.run(inproc_session)
-    assert manager.record(1)["details"]["step"] == 2
-    for epoch, step, base in ((1, 2, 0), (2, 0, 1)):
+    at_2 = Position(0, 2)
+    assert manager.epochs() == [0, at_2, 1, Position(1, 1), 2]
+    for epoch, step, base in ((at_2, 2, 0), (1, 0, at_2), (Position(1, 1), 1, 1), (2, 0, (1, 1))):
+        base = Position(*base) if isinstance(base, tuple) else base
         report = runner.replay(inproc_session, epoch)
         assert (report.step, report.from_epoch, report.is_equal) == (step, base, True)
 
