@@ -117,6 +117,11 @@ def save_options(function: Function) -> Function:
         "--delete-on-success", is_flag=True, help="Delete all epochs when the job has ended."
     )
     @click.option(
+        "--save-on-failure",
+        is_flag=True,
+        help="If a task fails, save the last state in which an epoch or step had ended.",
+    )
+    @click.option(
         "--allow-pickle",
         is_flag=True,
         help="Pickle blobs that cannot be saved otherwise, and unpickle them. Only if you trust "
@@ -134,6 +139,7 @@ def save_options(function: Function) -> Function:
         compress: tuple[str, ...],
         load_from: str | None,
         delete_on_success: bool,
+        save_on_failure: bool,
         allow_pickle: bool,
         take_over: bool,
         **others: Any,
@@ -148,6 +154,7 @@ def save_options(function: Function) -> Function:
             "compressors": compress or None,
             "load_path": load_from,
             "delete_on_success": delete_on_success,
+            "save_on_failure": save_on_failure,
             "allow_pickle": allow_pickle,
             "take_over": take_over,
         }

@@ -377,6 +377,7 @@ def test_parameters_and_all_options_of_a_manager_reach_the_run(
         "--async",
         "--budget",
         "1MiB",
+        "--save-on-failure",
     ]
     options += ["--keep-best", "loss:max:1", "--keep-last", "1", "--compress", "zstd"]
     given = ["--param", "rate=0.25", "--param", "fail_at=7"]
