@@ -238,12 +238,8 @@ class Plan(Struct, frozen=True):
         return any(name.endswith(ENDS_EPOCH) for name in conditions)
 
     def uids(self) -> dict[str, str]:
-        """The checkpointed nodes that have a `uid`, each with it."""
-        return {
-            node.name: node.uid
-            for node in self.nodes
-            if node.uid is not None and node.name in self.checkpointed
-        }
+        """The nodes that have a `uid`, each with it."""
+        return {node.name: node.uid for node in self.nodes if node.uid is not None}
 
     def saved_blobs(self, epoch: int) -> dict[str, frozenset[str]]:
         """The blobs of each checkpointed node that a checkpoint of `epoch` contains."""

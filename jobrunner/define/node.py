@@ -72,7 +72,8 @@ class Node(Active):
         The resources of its worker that it occupies, as in `Client.submit`.
     uid : str, optional
         What identifies the node in checkpoints; by default its name. A node with a `uid` may be
-        renamed, and still loads what was saved under that `uid`, or under that name.
+        renamed: it still loads what was saved under that `uid`, or under that name, and its tasks
+        draw the same random numbers.
 
     Examples
     --------

@@ -80,6 +80,7 @@ class HostedNodes:
         number: Number,
         wait_seconds: Seconds,
         nodes: Mapping[str, Sequence[str]] | None = None,
+        uids: Mapping[str, str] | None = None,
         placement: Mapping[str, str] | None = None,
         groups: bytes | None = None,
         slices: Mapping[str, bytes] | None = None,
@@ -89,7 +90,8 @@ class HostedNodes:
         def begin(operation: Operation) -> None:
             self._placement.update(placement or {})
             for node, transient in (nodes or {}).items():
-                self.workspaces[node] = Workspace(node, frozenset(transient), self.kept_states)
+                uid = (uids or {}).get(node, "")
+                self.workspaces[node] = Workspace(node, frozenset(transient), uid, self.kept_states)
             self._in_thread(operation, partial(self._load_groups, groups, dict(slices or {})))
 
         self._start("ship", number, begin)

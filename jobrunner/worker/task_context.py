@@ -67,10 +67,10 @@ class CurrentTask:
     def rng(self) -> np.random.Generator:
         """The task's own random numbers.
 
-        They depend on job seed, group, node, task, epoch, step and instance alone: they are the same
-        after a restart and on any number of workers.
+        They depend on job seed, group, node (its uid, or else its name), task, epoch, step and
+        instance alone: they are the same after a restart and on any number of workers.
         """
-        task = (self.group, self.node, self.name)
+        task = (self.group, self.workspace.identity, self.name)
         return make_rng(self._seed, *task, self.epoch, self.step, self.instance)
 
     @contextmanager
@@ -78,7 +78,7 @@ class CurrentTask:
         """Seed the global generators for one call; afterwards they are as they were before it."""
         with _TURN:
             self._num_seeded += 1
-            task = (self.group, self.node, self.name)
+            task = (self.group, self.workspace.identity, self.name)
             parts = (self._seed, *task, self.epoch, self.step, self.instance)
             key = _digest((*parts, "global", self._num_seeded))
             torch = _torch()

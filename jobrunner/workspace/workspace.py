@@ -39,6 +39,7 @@ class Workspace:
 
     node: str
     transient: frozenset[str] = frozenset()  # names of the global blobs that are never saved
+    uid: str = ""  # the node's, if it has one
     kept_states: KeptStates = field(default_factory=KeptStates)
     globals: dict[str, Any] = field(default_factory=dict)  # they outlive runs and are saved
     private: dict[str, Any] = field(default_factory=dict)  # those of the current run
@@ -171,11 +172,12 @@ _LASTING = (Form.CONSTANT, Form.OTHER)
 class WorkspaceView(Mapping[str, Any]):
     """A read-only view of a node's blobs, private ones of the run included."""
 
-    __slots__ = ("_workspace", "kept_states")
+    __slots__ = ("_workspace", "identity", "kept_states")
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self.kept_states = workspace.kept_states
+        self.identity = workspace.uid or workspace.node
 
     def __getitem__(self, name: str) -> Any:
         return view(self._workspace.lookup(name))

@@ -250,6 +250,22 @@ def test_what_has_not_changed_is_linked_under_the_nodes_new_name(session, manage
     assert np.array_equal(manager.open(2)["b"].load("data"), np.arange(100_000.0))
 
 
+def test_a_node_with_a_uid_draws_the_same_random_numbers_under_another_name(session, tmp_path):
+    def run(node, epochs, path):
+        with Job("drawing", seed=3) as job:
+            for group in (job.init_group, job.epoch_group):
+                with group:
+                    Task(lambda: current_task().rng.random(), outputs="x", node=node, name="draw")
+        epoch_limiter(job, epochs)
+        JobRunner(job, MultiNodeCheckpointManager(path)).run(session)
+        return session.fetch(Node(node.name)["x"])
+
+    expected = run(Node("a"), 3, tmp_path / "whole")
+    run(Node("a"), 1, tmp_path / "parts")
+    assert run(Node("b", uid="a"), 3, tmp_path / "parts") == expected
+    assert run(Node("b"), 3, tmp_path / "other") != expected
+
+
 def test_uids_belong_to_one_node_each():
     with pytest.raises(DefinitionError, match=r"'a' and 'b' have the same uid, 'a'"):
         job_of({Node("a"): {"w": 0}, Node("b", uid="a"): {"w": 0}}, 1).compile()
