@@ -19,7 +19,17 @@ HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 BEGIN, END = "<!-- table: python benchmarks/run.py --docs -->", "<!-- end of the table -->"
 PAGES = {
-    "performance.md": ["epoch", "in_process", "hop", "values", "lag", "start", "scale", "real"],
+    "performance.md": [
+        "epoch",
+        "in_process",
+        "hop",
+        "values",
+        "lag",
+        "start",
+        "scale",
+        "real",
+        "readers",
+    ],
     "checkpoint-speed.md": ["checkpoint", "background"],
 }
 NAMES = [name for of_page in PAGES.values() for name in of_page]
@@ -32,6 +42,7 @@ QUICK = {
     "start": ["--rounds", "2"],
     "scale": ["--nodes", "1000", "--epochs", "5000", "--workers", "8"],
     "real": ["--rounds", "1", "--epochs", "10"],
+    "readers": ["--rounds", "1", "--records", "100000"],
     "checkpoint": ["--rounds", "1", "--cases", "big,features"],
     "background": ["--rounds", "1"],
 }

@@ -35,10 +35,11 @@ class IndexedReader(Positioned, Loop):
         drop_last: bool = False,
     ) -> None:
         self._lengths = source.lengths if by_block else (len(source),)
-        self._seed, self._batch = seed, batch
+        self._seed, self._batch, self._size = seed, batch, batch or 1
         self._drop_last = drop_last
         self._least = (batch or 1) if drop_last else 1
         self._order: Shuffled | None = None
+        self._at = self._until = 0
         super().__init__(
             source,
             Position(
@@ -77,54 +78,64 @@ class IndexedReader(Positioned, Loop):
         i, n = self._position.shard
         total = len(self._source)
         own = (i + 1) * total // n - i * total // n
-        size = self._batch or 1
-        return own // size if self._drop_last else -(-own // size)
+        return own // self._size if self._drop_last else -(-own // self._size)
 
     def read(self) -> Any:
         """The next record or batch. Raises `EndOfData` at the end of the pass, until the next one."""
-        return self._source.take(self._next())
+        with self._lock:
+            index = self._next()
+        return self._source.take(index)
 
     def job(self) -> Callable[[], tuple[Any, Ranges]]:
         """What another thread may call to read the next batch, and what is left then."""
         with self._lock:
-            index = self._next_index()
+            index = self._next()
+            self._settle()
             rest = self._position.rest
         return lambda: (self._source.take(index), rest)
 
     def _start(self) -> None:
         if self._seed is not None:
             self._order = Shuffled(self._lengths, self._seed, self._position.number)
-        if count(self._position.rest) < self._least:
-            self._position.rest = ()
+        self._keep_batches()
+
+    def _settle(self) -> None:
+        rest = self._position.rest
+        if rest and rest[0].start != self._at:
+            self._position.rest = (range(self._at, self._until), *rest[1:])
 
     def _next(self) -> Index:
-        with self._lock:
-            return self._next_index()
-
-    def _next_index(self) -> Index:
         """The numbers of the next record or batch, which count as read from now on."""
-        position, size = self._position, self._batch or 1
-        rest = position.rest
-        if not rest:
+        start, order = self._at, self._order
+        stop = start + self._size
+        if stop + self._least <= self._until:
+            self._at = stop
+            if self._batch is None:
+                return start if order is None else int(order.at(start, stop)[0])
+            return slice(start, stop) if order is None else order.at(start, stop)
+        return self._last_of_range()
+
+    def _last_of_range(self) -> Index:
+        self._settle()
+        position, size = self._position, self._size
+        if not position.rest:
             raise self._end()
-        first = rest[0]
-        if len(first) > size:
-            taken: Ranges = (first[:size],)
-            position.rest = (first[size:], *rest[1:])
-        else:
-            taken = cut(rest, 0, size)
-            position.rest = cut(rest, size, OPEN)
-        if self._least > 1 and count(position.rest) < self._least:
-            position.rest = ()
-        if self._order is not None:
-            found = [self._order.at(each.start, each.stop) for each in taken]
-        elif len(taken) > 1:
-            found = [np.arange(each.start, each.stop) for each in taken]
-        else:
-            start, stop = taken[0].start, taken[0].stop
-            return start if self._batch is None else slice(start, stop)
-        numbers = found[0] if len(found) == 1 else np.concatenate(found)
+        taken = cut(position.rest, 0, size)
+        position.rest = cut(position.rest, size, OPEN)
+        self._keep_batches()
+        if self._batch is not None and self._order is None and len(taken) == 1:
+            return slice(taken[0].start, taken[0].stop)
+        at = np.arange if self._order is None else self._order.at
+        numbers = np.concatenate([at(each.start, each.stop) for each in taken])
         return int(numbers[0]) if self._batch is None else numbers
+
+    def _keep_batches(self) -> None:
+        """End the pass if what is left is no whole batch, where only such are read."""
+        rest = self._position.rest
+        if count(rest) < self._least:
+            rest = self._position.rest = ()
+        # The first range, without what was read of it; `_settle` tells the position.
+        self._at, self._until = (rest[0].start, rest[0].stop) if rest else (0, 0)
 
 
 def _describe(seed: int | None, lengths: Sequence[int]) -> str:

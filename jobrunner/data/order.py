@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,9 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int64]
 Key = NDArray[np.uint64]
 
-_WINDOW = 1 << 13  # positions whose records are computed together
+_WINDOW = 1 << 14  # positions whose records are computed together
 _FEW = 1 << 12  # records whose order is a sort of random numbers
-_ROUNDS = 5
+_ROUNDS = 6
 
 
 def key_of(*parts: object) -> Key:
@@ -40,6 +41,12 @@ class Permutation:
         self.n = n
         self._key = key
         self._sorted: Indices | None = None
+        bits = max(1, n - 1).bit_length()
+        # The low bits of a product depend on no others, so both types give the same numbers.
+        self._dtype = dtype = np.uint32 if bits <= 32 else np.uint64
+        self._mask, self._shift = dtype((1 << bits) - 1), dtype(bits // 2)
+        self._term = key[0].astype(dtype)
+        self._factors = [each.astype(dtype) | dtype(1) for each in key[1 : 1 + _ROUNDS]]
 
     def at(self, start: int, stop: int) -> Indices:
         """The numbers at positions from `start` to before `stop`."""
@@ -47,20 +54,23 @@ class Permutation:
             if self._sorted is None:
                 self._sorted = np.argsort(_hashed(self.n, self._key), kind="stable")
             return self._sorted[start:stop]
-        found = self._mixed(np.arange(start, stop, dtype=np.uint64))
-        while len(outside := np.flatnonzero(found >= self.n)):
-            found[outside] = self._mixed(found[outside])
-        return found.view(np.int64)
+        found = np.arange(start, stop, dtype=self._dtype)
+        self._mix(found)
+        limit = self._dtype(self.n - 1)
+        while len(outside := np.flatnonzero(found > limit)):
+            again = found[outside]
+            self._mix(again)
+            found[outside] = again
+        return found.astype(np.int64)
 
-    def _mixed(self, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        bits = (self.n - 1).bit_length()
-        mask, shift = np.uint64((1 << bits) - 1), np.uint64(bits // 2)
-        for i in range(_ROUNDS):
-            x = x * (self._key[2 * i] | np.uint64(1))
-            x += self._key[2 * i + 1]
-            x &= mask
-            x ^= x >> shift
-        return x
+    def _mix(self, x: NDArray[Any]) -> None:
+        shifted = np.empty_like(x)
+        x += self._term
+        for factor in self._factors:
+            x *= factor
+            x &= self._mask
+            np.right_shift(x, self._shift, out=shifted)
+            x ^= shifted
 
 
 def _hashed(n: int, key: Key) -> NDArray[np.uint64]:

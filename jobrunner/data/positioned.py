@@ -87,6 +87,7 @@ class Positioned:
     def state_dict(self, rest: Ranges | None = None) -> dict[str, Any]:
         """The position: the number of the pass, and the ranges of its order that are left."""
         with self._lock:
+            self._settle()
             return self._position.state_dict(rest)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -116,7 +117,12 @@ class Positioned:
     @property
     def rest(self) -> Ranges:
         """What is left of the pass."""
-        return self._position.rest
+        with self._lock:
+            self._settle()
+            return self._position.rest
+
+    def _settle(self) -> None:
+        """Bring the position up to date, for readers that do so only when asked."""
 
     def _begin(self) -> None:
         with self._lock:

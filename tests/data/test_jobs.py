@@ -30,15 +30,15 @@ N = 23
 STEPS = 3
 
 
-def lines(path: Path) -> Any:
-    (path / "lines.txt").write_text("".join(f"{i}\n" for i in range(N)))
-    return from_lines(path / "lines.txt").shuffled(3)
+@pytest.fixture(autouse=True)
+def _lines(tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("".join(f"{i}\n" for i in range(N)))
 
 
 KINDS: dict[str, Callable[[Path], Any]] = {
     "shuffled array": lambda _: from_records(np.arange(N)).shuffled(7),
     "iterable": lambda _: from_iterable(lambda number: range(N)),
-    "lines": lines,
+    "lines": lambda path: from_lines(path / "lines.txt").shuffled(3),
 }
 
 
