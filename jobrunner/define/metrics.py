@@ -203,8 +203,8 @@ class Total(NamedTuple):
         value = _plain(reported.value)
         if not isinstance(reported, Mean):
             return cls(how, value, 1)
-        weight = _plain(reported.weight)
-        return cls(how, value * weight, weight)
+        weight = float(reported.weight)
+        return cls(how, float(value) * weight, weight)
 
     @property
     def result(self) -> int | float:

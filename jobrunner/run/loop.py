@@ -119,7 +119,7 @@ class Run:
                 return
             except (NodeLostError, SchedulerLostError, TaskFailedError) as error:
                 if isinstance(error, TaskFailedError):
-                    self.saver.save_held()
+                    self.saver.save_held(partial(self.callbacks.notify, "on_save_start"))
                     if not is_transient(self.runner.job, error):
                         raise
                 loss, lost_at = error, time.monotonic()

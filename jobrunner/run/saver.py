@@ -191,8 +191,8 @@ class Saver:
 
         None: the policy saves by time. A requested save waits until these epochs have ended.
         """
-        width, policy = self._plan.steps_per_epoch or 1, self._manager.save_policy
-        return 1 if self.holds else epochs_until(policy, epoch, width)
+        steps = self._plan.steps_per_epoch or 1
+        return 1 if self.holds else epochs_until(self._manager.save_policy, epoch, steps)
 
     def is_due(self, epoch: int, step: int, *, has_ended: bool = False) -> bool:
         """Whether the policy or the user asks to save after step `step` of `epoch`, from 1 on.
@@ -202,14 +202,10 @@ class Saver:
         save = self._in_flight
         if save is not None and not save.thread.is_alive():
             self.wait()
-        width = self._plan.steps_per_epoch
-        moment = self._pace.look(
-            time.monotonic(),
-            time.time(),
-            (epoch, step, width),
-            is_saving=self._in_flight is not None,
-            has_ended=has_ended and width is None,
-        )
+        width, is_saving = self._plan.steps_per_epoch, self._in_flight is not None
+        position, ended = (epoch, step, width), has_ended and width is None
+        now, at = time.monotonic(), time.time()
+        moment = self._pace.look(now, at, position, is_saving=is_saving, has_ended=ended)
         if self._has_lock and self._manager.commits.take_request():
             self._save_now.set()
         return self._save_now.is_set() or self._manager.save_policy.is_due(moment)
@@ -217,9 +213,9 @@ class Saver:
     def save(self, epoch: int, about: Mapping[str, Any], step: int = 0) -> None:
         """Write and record the checkpoint of `epoch`; in the middle of an epoch, with its `step`.
 
-        `about` is what the record says of the run. With an asynchronous manager, return once tasks cannot change what is saved; `is_due` and
-        `wait` then report the end of the save. Raises `CheckpointWriteError` only if
-        `on_save_error` is "raise", and always raises other errors.
+        `about` is what the record says of the run. With an asynchronous manager, return once tasks
+        cannot change what is saved; `is_due` and `wait` then report the end of the save. Raises
+        `CheckpointWriteError` only if `on_save_error` is "raise", and always raises other errors.
         """
         self.wait()
         self._let_go()
@@ -248,8 +244,8 @@ class Saver:
     def hold(self, epoch: int, about: Mapping[str, Any], step: int = 0) -> None:
         """Let the workers copy a state that is not saved, for `save_held`; see `save`."""
         self._let_go()
-        if self._in_flight is not None:
-            return  # the copies that are being written use the memory
+        if self._in_flight is not None:  # its copies use the memory
+            return
         save, details = _Save(epoch, step), self._describe(epoch, about, step)
         try:
             order = self._begin(epoch, details)
@@ -260,14 +256,15 @@ class Saver:
         else:
             self._held = (save, order, details)
 
-    def save_held(self) -> None:
-        """Save the copied state, if any, after an error that ends the run or its attempt.
+    def save_held(self, starting: Callable[[int, int], None]) -> None:
+        """Save the copied state, if any, after a task has failed; only log an error.
 
-        Every worker has a copy, or nothing is recorded. Only logs an error of its own.
+        Every worker must have a copy. Calls `starting` first, with the epoch and the step.
         """
         if self._held is None:
             return
         (save, order, details), self._held = self._held, None
+        starting(save.epoch, save.step)
         save.started = time.monotonic()
         try:
             save.nodes = self._write(details, order, partial(order.write, is_copied=True))
@@ -278,9 +275,9 @@ class Saver:
         self._report(save)
 
     def _let_go(self) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            self._manager.commits.forget(held[1])
+        if self._held is not None:
+            self._manager.commits.forget(self._held[1])
+            self._held = None
 
     def _describe(self, epoch: int, about: Mapping[str, Any], step: int) -> dict[str, Any]:
         details = dict(about)

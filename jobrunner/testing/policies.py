@@ -27,6 +27,19 @@ def _moments() -> list[Moment]:
         for seconds in (0.0, 5.0, 1e5)
         for cost in (None, 0.0, 0.1, 60.0)
         for is_saving in (False, True)
+    ] + [
+        Moment(
+            *(7, 4, 4, since, 1.0),
+            seconds_to_record=cost,
+            seconds_to_next=5.0,
+            seconds_running=running,
+            losses=losses,
+            time=time,
+        )
+        for since in (0.0, 500.0)
+        for cost in (1.0, 60.0)
+        for running, losses in ((10.0, 0), (1e6, 3))
+        for time in (0.0, 900.0, 1.8e9)
     ]
 
 

@@ -199,7 +199,7 @@ def merge_runs(
         for address, run in zip(by_worker, runs, strict=True):
             if run["metrics"]:
                 entries += _read_metrics(address, run["metrics"])
-            arrays += run.get("arrays", ())
+            arrays += _check_arrays(address, run.get("arrays", ()))
         if entries or arrays:
             reported.add(merge_reports(entries, arrays))
     fired = {name for runs in by_worker.values() for name in runs[-1]["stopped"]}
@@ -210,11 +210,28 @@ def merge_runs(
     )
 
 
+def _check_arrays(address: str, entries: Sequence[ArrayEntry]) -> Sequence[ArrayEntry]:
+    try:
+        for entry in entries:
+            entry.decode()
+    except ValueError as error:
+        raise _unreadable(address, error) from error
+    return entries
+
+
 def _read_metrics(address: str, text: str) -> list[MetricEntry]:
     try:
-        return msgspec.convert(json.loads(text), list[MetricEntry])
+        entries = msgspec.convert(json.loads(text), list[MetricEntry])
+        for entry in entries:
+            if entry.how and isinstance(entry.value, str):
+                raise ValueError(f"metric {entry.name!r:.80} is no number")
     except (ValueError, RecursionError) as error:
-        raise ExecutionError(
-            f"Worker {address} reported metrics that cannot be read: {error}. Check that the same "
-            f"version of jobrunner runs there."
-        ) from error
+        raise _unreadable(address, error) from error
+    return entries
+
+
+def _unreadable(address: str, error: Exception) -> ExecutionError:
+    return ExecutionError(
+        f"Worker {address} reported metrics that cannot be read: {error}. Check that the same "
+        f"version of jobrunner runs there."
+    )

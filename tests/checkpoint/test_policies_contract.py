@@ -67,7 +67,7 @@ class Counts:
 
     def is_due(self, moment: Moment) -> bool:
         self.asked += 1
-        return self.asked % 5 == 0
+        return self.asked % 7 == 0
 
     def retires(self, epochs: Sequence[int], metrics: Any) -> Collection[int]:
         self.asked += 1

@@ -154,6 +154,18 @@ FORGED = [
     {"status": "done", "runs": [{**RUN, "seconds": float("nan")}]},
     {"status": "done", "runs": [{**RUN, "metrics": '{"loss": 1}'}]},
     {"status": "done", "runs": [{**RUN, "metrics": "[" * 100_000}]},
+    {"status": "done", "runs": [{**RUN, "metrics": '[["x","a",0,0,"text","mean",1,"step"]]'}]},
+    *(
+        {"status": "done", "runs": [{**RUN, "arrays": [["x", "a", 0, 0, *array]]}]}
+        for array in (
+            [False, "<f4", [3], b"12345678"],
+            [False, "<f4", [-1], b"12345678"],
+            [False, "|O", [1], b"12345678"],
+            [True, "|u1", [8], b"12345678"],
+            [True, "<f8", [1], "text"],
+            [False, "|u1", [5 << 20], bytes(5 << 20)],
+        )
+    ),
     {"status": "failed", "failure": {**FAILURE, "node": "b"}},
     {"status": "running", "tasks": [["elsewhere", "t"]]},
     {"status": "aborted", "reason": "r", "suspect": "tcp://nowhere:1"},
@@ -179,7 +191,7 @@ def test_every_answer_is_read_or_refused_by_the_workers_name():
     assert 0 < read < 500
 
 
-@pytest.mark.parametrize("forged", FORGED, ids=str)
+@pytest.mark.parametrize("forged", FORGED, ids=lambda it: str(it)[:200])
 def test_a_forged_answer_is_an_error_that_names_the_worker(forged):
     def read():
         replies = {HERE: read_reply(HERE, forged, PLACEMENT)}
