@@ -395,6 +395,11 @@ def test_parameters_and_all_options_of_a_manager_reach_the_run(
     assert "Parameters of epochs 2 to 6: rate=0.25 fail_at=7" in shown
     info = _invoke("info", manager.path, 6).stdout
     assert "parameters rate=0.25 fail_at=7" in info
+    replay = ["verify", manager.path, "--replay", "6", "--job", path, *given[:2]]
+    replayed = _invoke(*replay, "--scheduler", process_cluster.scheduler_address)
+    assert "parameter 'fail_at' was 7 and is None" in replayed.stdout
+    assert "'rate'" not in replayed.stdout
+    assert "--param requires --replay" in _invoke("verify", manager.path, *given[:2]).stderr
     result = _run(process_cluster, path, *options, *given[:2], "--delete-on-success")
     assert result.exit_code == 0, result.output
     assert manager.epochs() == []
