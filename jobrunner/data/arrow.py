@@ -8,8 +8,19 @@ from typing import Any
 
 from jobrunner.data.blocks import Blocks
 from jobrunner.data.indexed import IndexedReader
-from jobrunner.define import NAMES, checked
+from jobrunner.define import NAMES, PATH, Rule, checked
 from jobrunner.errors import DefinitionError
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def _are_paths(paths: object) -> bool:
+    if isinstance(paths, list | tuple):
+        return len(paths) > 0 and all(map(PATH.fits, paths))
+    return PATH.fits(paths)
+
+
+PATHS = Rule("a path (str or os.PathLike), or a list of paths", _are_paths)
 
 
 def import_arrow(needed_by: str) -> Any:
@@ -24,10 +35,8 @@ def import_arrow(needed_by: str) -> Any:
     return pyarrow
 
 
-@checked(columns=NAMES)
-def from_parquet(
-    paths: str | os.PathLike[str] | Sequence[str], *, columns: Sequence[str] | None = None
-) -> IndexedReader:
+@checked(paths=PATHS, columns=NAMES)
+def from_parquet(paths: Paths, *, columns: Sequence[str] | None = None) -> IndexedReader:
     """A reader of the rows of Parquet files; a batch is an Arrow table, a single row a dict.
 
     Parameters
@@ -50,7 +59,8 @@ def from_parquet(
     the rows of each. Only the files' footers are read when the reader is made.
     """
     arrow = import_arrow("from_parquet")
-    where = [os.fspath(path) for path in paths] if isinstance(paths, list | tuple) else paths
+    where: Any = paths
+    where = [os.fspath(it) for it in where] if isinstance(where, list | tuple) else os.fspath(where)
     return from_arrow(arrow.dataset.dataset(where, format="parquet"), columns=columns)
 
 

@@ -8,24 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jobrunner.data.arrow import import_arrow
+from jobrunner.data.arrow import PATHS, Paths, import_arrow
 from jobrunner.data.blocks import Blocks
 from jobrunner.data.indexed import IndexedReader
-from jobrunner.define import PATH, Rule, checked
+from jobrunner.define import Rule, checked
 from jobrunner.errors import DefinitionError
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
 _BLOCK_BYTES = 1 << 20
-
-
-def _are_paths(paths: object) -> bool:
-    if isinstance(paths, list | tuple):
-        return len(paths) > 0 and all(map(PATH.fits, paths))
-    return PATH.fits(paths)
-
-
-PATHS = Rule("a path (str or os.PathLike), or a list of paths", _are_paths)
 
 
 def _is_encoding(name: object) -> bool:
@@ -74,7 +63,11 @@ _TYPES = Rule(
 )
 
 
-@checked(paths=PATHS, types=_TYPES, delimiter=Rule("one character", lambda it: len(it) == 1))
+@checked(
+    paths=PATHS,
+    types=_TYPES,
+    delimiter=Rule("one character (str)", lambda it: isinstance(it, str) and len(it) == 1),
+)
 def from_csv(
     paths: Paths, *, types: Mapping[str, Any] | None = None, delimiter: str = ","
 ) -> IndexedReader:

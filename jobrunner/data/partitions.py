@@ -47,30 +47,37 @@ def from_dask(
     if not hasattr(type(collection), "__dask_graph__"):
         raise _refusal(collection)
     if hasattr(collection, "blocks"):
-        counts: Sequence[Any] = collection.chunks[0] if collection.ndim else ()
-        if not counts or any(each != each for each in counts):  # unknown ones are NaN
-            raise DefinitionError(
-                "from_dask: the array's chunks along the first axis must be of known length; call its "
-                "compute_chunk_sizes() first."
-            )
-        kind = "blocks"
+        kind, counts = "blocks", _chunks(collection)
     elif hasattr(collection, "partitions"):
-        kind = "partitions"
-        counts = lengths or list(collection.map_partitions(len).compute(scheduler=scheduler))
+        kind, counts = "partitions", lengths or ()
+        if lengths is None:
+            counts = list(collection.map_partitions(len).compute(scheduler=scheduler))
     elif hasattr(collection, "to_delayed") and hasattr(collection, "npartitions"):
-        kind = "bag"
-        counts = lengths or list(collection.map_partitions(_count).compute(scheduler=scheduler))
+        kind, counts = "bag", lengths or ()
+        if lengths is None:
+            counts = list(collection.map_partitions(_count).compute(scheduler=scheduler))
     else:
         raise _refusal(collection)
-    partitions = len(counts) if kind == "blocks" else collection.npartitions
-    if (lengths is not None and list(lengths) != list(counts)) or len(counts) != partitions:
+    expected = len(counts) if kind == "blocks" else collection.npartitions
+    if lengths is not None and (kind == "blocks" or len(lengths) != expected):
         raise DefinitionError(
-            f"from_dask: lengths must have one item for each of the {partitions} partitions; got "
-            f"{len(lengths or counts)} items, and an array's are its chunks'."
+            f"from_dask: lengths must have one item for each of the {expected} partitions of a "
+            f"dataframe or bag, and is not for arrays, which know theirs; got {len(lengths)} items."
         )
     return IndexedReader(
         Blocks([int(each) for each in counts], _Parts(collection, kind, scheduler))
     )
+
+
+def _chunks(array: Any) -> Sequence[Any]:
+    """Rows of each row of chunks."""
+    counts: Sequence[Any] = array.chunks[0] if array.ndim else ()
+    if not counts or any(each != each for each in counts):  # unknown ones are NaN
+        raise DefinitionError(
+            "from_dask: the array's chunks along the first axis must be of known length; call its "
+            "compute_chunk_sizes() first."
+        )
+    return counts
 
 
 def _refusal(collection: object) -> DefinitionError:

@@ -93,9 +93,9 @@ class Position:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where a state of this shard was, or to this shard's part of a state of the whole."""
+        """Go to where a state of this shard was, or to this shard's part of a merged state."""
         number, rests, shard = self._read(state, "the state")
-        if shard not in (self.shard, (0, 1)):
+        if shard not in (self.shard, None):
             raise _mismatch(
                 "the state",
                 "shard",
@@ -104,19 +104,19 @@ class Position:
                 "If the number of nodes has changed, name the blob Blob(..., partition=0), or pass "
                 "the states of all shards to merge_state_dicts.",
             )
-        if shard != self.shard:
+        if shard is None:
             rests = [self._share(each) for each in rests]
         self.number, self.rest, self.later = number, rests[0], tuple(rests[1:])
 
     def merge_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The state of the whole, from those of all its shards in order."""
         found = [self._read(state, f"state {i} of {len(states)}") for i, state in enumerate(states)]
-        found.sort(key=lambda each: each[2])
+        found.sort(key=lambda each: each[2] or (0, 0))
         shards = [shard for _, _, shard in found]
         if not shards or shards != [(i, len(shards)) for i in range(len(shards))]:
             raise PlanMismatchError(
                 f"The states to merge, field 'shard': expected one of each shard [i, n], found "
-                f"{[list(shard) for shard in shards]!r:.200}."
+                f"{[shard and list(shard) for shard in shards]!r:.200}."
             )
         read = [(number, rests) for number, rests, _ in found]
         first = min(number for number, _ in read)
@@ -134,7 +134,7 @@ class Position:
             rests.append(_union(parts))
         return {
             **self.identity,
-            "shard": [0, 1],
+            "shard": None,
             "pass": first,
             "rest": _written(rests[0]),
             "later": [_written(each) for each in rests[1:]],
@@ -151,17 +151,14 @@ class Position:
 
     def _read(
         self, state: Mapping[str, Any], where: str
-    ) -> tuple[int, list[Ranges], tuple[int, int]]:
-        """The number of the pass, what is left of it and of those after it, and the shard."""
+    ) -> tuple[int, list[Ranges], tuple[int, int] | None]:
+        """The number of the pass, what is left of it and of those after it, and the shard, if any."""
         expected = [*self.identity, "shard", "pass", "rest", "later"]
         found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         if found != sorted(expected):
             raise PlanMismatchError(
                 f"{where} is not one of this reader: expected the fields {sorted(expected)}, found "
-                f"{found:.500}. Load a state that a reader of the same kind has made."
-                if isinstance(found, str)
-                else f"{where} is not one of this reader: expected the fields {sorted(expected)}, "
-                f"found {found!s:.500}. Load a state that a reader of the same kind has made."
+                f"{found!s:.500}. Load a state that a reader of the same kind has made."
             )
         for name, value in self.identity.items():
             if type(state[name]) is not type(value) or state[name] != value:
@@ -169,19 +166,17 @@ class Position:
         number, shard = state["pass"], state["shard"]
         if not _is_whole(number):
             raise _mismatch(where, "pass", "an int >= 0", number, "")
-        if (
-            not isinstance(shard, list | tuple)
-            or len(shard) != 2
-            or not all(map(_is_whole, shard))
-            or shard[0] >= shard[1]
+        is_shard = isinstance(shard, list | tuple) and len(shard) == 2
+        if shard is not None and not (
+            is_shard and all(map(_is_whole, shard)) and shard[0] < shard[1]
         ):
-            raise _mismatch(where, "shard", "two ints [i, n], i < n", shard, "")
+            raise _mismatch(where, "shard", "two ints [i, n], i < n, or None", shard, "")
         later = state["later"]
         if not isinstance(later, list | tuple):
             raise _mismatch(where, "later", "a list of lists of ranges", later, "")
         rests = [self._ranges(state["rest"], where, "rest")]
         rests += [self._ranges(each, where, "later") for each in later]
-        return number, rests, (shard[0], shard[1])
+        return number, rests, None if shard is None else (shard[0], shard[1])
 
     def _ranges(self, listed: object, where: str, field: str) -> Ranges:
         may_open = is_open(self.whole)

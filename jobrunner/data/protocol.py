@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
@@ -42,13 +43,12 @@ class Reader(Protocol):
 class Loop:
     """What loops need of readers that can `_begin` the next pass."""
 
-    @property
-    def finished(self) -> bool:
-        """Whether the pass has ended and the next has not begun."""
-        raise AttributeError
-
     if TYPE_CHECKING:
         # What a reader has of its own.
+        @property
+        def finished(self) -> bool:
+            """Whether the pass has ended and the next has not begun."""
+
         read: Callable[[], Any]
         state_dict: Callable[[], dict[str, Any]]
         load_state_dict: Callable[[dict[str, Any]], None]
@@ -94,6 +94,7 @@ class LimitedReader:
         self._batches, self._seconds = batches, seconds
         self._taken = 0
         self._started: float | None = None  # with the loop's first read
+        self._lock = threading.Lock()
 
     @property
     def finished(self) -> bool:
@@ -102,6 +103,17 @@ class LimitedReader:
 
     def read(self) -> Any:
         """The next record or batch. Raises `EndOfData` at the end of the loop or the pass."""
+        with self._lock:
+            self._check()
+            self._taken += 1
+        try:
+            return self._reader.read()
+        except BaseException:
+            with self._lock:
+                self._taken -= 1
+            raise
+
+    def _check(self) -> None:
         now = time.monotonic()
         if self._started is None:
             self._started = now
@@ -109,9 +121,10 @@ class LimitedReader:
             raise EndOfData(f"The loop has read {self._batches} batches; the next loop goes on.")
         if self._seconds is not None and now - self._started >= self._seconds:
             raise EndOfData(f"The loop has read for {self._seconds:g} s; the next loop goes on.")
-        item = self._reader.read()
-        self._taken += 1
-        return item
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        args = (self._reader, self._batches, self._seconds, self._taken)
+        return (_limited, args)
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the other reader, and how many batches the loop has read."""
@@ -145,6 +158,14 @@ class LimitedReader:
             return self.read()
         except EndOfData:
             raise StopIteration from None
+
+
+def _limited(
+    reader: Reader, batches: int | None, seconds: float | None, taken: int
+) -> LimitedReader:
+    limited = LimitedReader(reader, batches=batches, seconds=seconds)
+    limited._taken = taken
+    return limited
 
 
 def check_fields(state: object, fields: dict[str, type]) -> None:

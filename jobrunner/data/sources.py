@@ -121,9 +121,11 @@ def rows_of(data: Any) -> Source:
     """A source of an array, a table or a sequence in memory."""
     if isinstance(data, np.ndarray):
         return Rows(data)
-    if is_of(data, "pandas"):
+    if is_of(data, "pandas") and hasattr(data, "iloc"):
         return Rows(data, "iloc")
-    if is_of(data, "datasets") or (is_of(data, "pyarrow") and hasattr(data, "num_columns")):
+    if (is_of(data, "datasets") and hasattr(data, "column_names")) or (
+        is_of(data, "pyarrow") and hasattr(data, "num_columns")
+    ):
         return Columns(data)
     if hasattr(data, "shape") and hasattr(data, "dtype"):
         return Rows(data)

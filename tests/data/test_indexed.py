@@ -186,7 +186,6 @@ FURTHER = [
     ("pass", "1"),
     ("shard", [1, 1]),
     ("shard", [0]),
-    ("shard", None),
     ("rest", None),
     ("rest", "ab"),
     ("rest", [[0, 10, 2]]),

@@ -125,3 +125,29 @@ def test_another_number_of_nodes_reads_the_rest_of_a_pass(
             passes = {number for number, _ in seen}
             for number in range(max(passes)):
                 assert Counter(r for p, r in seen if p == number) == Counter(range(N)), number
+
+
+def test_an_epoch_that_runs_again_after_a_loss_reads_the_same_records(
+    inproc_session: Session, tmp_path: Path
+) -> None:
+    def stumble() -> None:
+        task = current_task()
+        if task.epoch == 2 and not task.attempt:
+            raise OSError("once")
+
+    with Job("again") as job, Node("a"):
+        with job.init_group:
+            Task(list, outputs="seen")
+            Task(
+                lambda: from_records(np.arange(N)).shuffled(1).batched(1).prefetched(3),
+                outputs="reader",
+                name="make",
+            )
+        Task(read, updates="reader", outputs="now", name="read")
+        Task(collect, inputs=["seen", "now"], outputs="seen")
+        Task(stumble, transient_errors=OSError)
+    epoch_limiter(job, N + 1)
+    manager = MultiNodeCheckpointManager(tmp_path / "again")
+    JobRunner(job, manager, max_restarts=1).run(inproc_session)
+    seen = inproc_session.fetch(Node("a")["seen"])
+    assert len(seen) == len(set(seen)) == 2 * N

@@ -132,7 +132,7 @@ def test_a_merged_state_is_shared_out_evenly() -> None:
 
 
 def test_states_of_iterables_stay_small_while_shards_keep_pace() -> None:
-    whole = from_iterable(Counting(10_000)).state_dict()
+    whole = {**from_iterable(Counting(10_000)).state_dict(), "shard": None}
     for k in (3, 2, 4, 1, 5):
         shards = [from_iterable(Counting(10_000)).sharded(i, k) for i in range(k)]
         for shard in shards:
@@ -145,10 +145,13 @@ def test_states_of_iterables_stay_small_while_shards_keep_pace() -> None:
 def test_states_of_other_shards_are_refused() -> None:
     reader = from_records(np.arange(10))
     states = [reader.sharded(i, 2).state_dict() for i in range(2)]
-    assert reader.merge_state_dicts(states[::-1]) == reader.state_dict()
-    for wrong in ([], states[:1], [states[0], states[0]], [reader.state_dict()] * 2):
+    whole = reader.merge_state_dicts(states[::-1])
+    assert whole == {**reader.state_dict(), "shard": None}
+    for wrong in ([], states[:1], [states[0], states[0]], [reader.state_dict()] * 2, [whole]):
         with pytest.raises(PlanMismatchError, match=r"expected one of each shard \[i, n\], found"):
             reader.merge_state_dicts(wrong)
+    with pytest.raises(PlanMismatchError, match=r"expected \[0, 2\], found \[0, 1\].*partition=0"):
+        reader.sharded(0, 2).load_state_dict(reader.state_dict())
     states[1]["rest"] = states[0]["rest"]
     with pytest.raises(PlanMismatchError, match="same records left, from number 0"):
         reader.merge_state_dicts(states)

@@ -262,6 +262,12 @@ def test_other_things_are_refused(tmp_path: Path) -> None:
         from_dask(bag, lengths=[2])
     with pytest.raises(DefinitionError, match="lengths must be a list"):
         from_dask(bag, lengths=[-1, 2])
+    with pytest.raises(DefinitionError, match="is not for arrays"):
+        from_dask(array, lengths=[4])
+    with pytest.raises(DefinitionError, match="delimiter must be one character"):
+        from_csv("x", delimiter=1)  # type: ignore[arg-type]
+    with pytest.raises(DefinitionError, match="paths must be a path"):
+        from_parquet(3)  # type: ignore[arg-type]
     with pytest.raises(DefinitionError, match="compute_chunk_sizes"):
         from_dask(array[array > 0])
     with pytest.raises(DefinitionError, match=r"must be a pyarrow\.dataset\.Dataset"):
