@@ -50,6 +50,7 @@ class Call:
     instances: int = 1
     is_fetched: bool = False
     has_objects: bool = False  # its values may have arrays of Python objects
+    is_rare: bool = False  # it runs in the last step of an epoch only
     stops: str = ""  # "output" or "blob": this is a stop condition
 
     @property
@@ -98,7 +99,7 @@ class Function:
     def __call__(self, *arguments: Any, constant: Any = None) -> Any:
         task = current_task()
         moment = (0, 0, task.instance)
-        if self.call.group == "epoch":
+        if self.call.group.startswith("epoch"):
             moment = (task.epoch or 0, task.step, task.instance)
             fault = (self.call.name, *moment[:2])
             if fault in FAULTS:

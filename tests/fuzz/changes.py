@@ -58,7 +58,8 @@ def draw_change(calls: Sequence[Call], seed: object) -> Change:
     change = Change([], [], names, blobs, chance.random() < 0.3)
     reads = chance.sample([key for key in saved if not key[1].endswith(".u")], 1) if saved else []
     old = _extra(0, "old", chance.choice([*nodes, "old"]), ())
-    new = _extra(2, "new", chance.choice([*nodes, "new"]), tuple(map(change.key, reads)))
+    there = [names.get(node, node) for node in nodes]
+    new = _extra(2, "new", chance.choice([*there, "new"]), tuple(map(change.key, reads)))
     change.before = _in_order([*calls, *old])
     change.after = _in_order([*_renamed(calls, change), *new])
     change.added = frozenset({new[0].number})
@@ -92,7 +93,12 @@ def _renamed(calls: Sequence[Call], change: Change) -> list[Call]:
 
 
 def _in_order(calls: Sequence[Call]) -> list[Call]:
-    return [call for group in ("init", "epoch", "exit") for call in calls if call.group == group]
+    return [
+        call
+        for group in ("init", "epoch", "epoch_end", "exit")
+        for call in calls
+        if call.group == group
+    ]
 
 
 def names_of(calls: Sequence[Call]) -> Mapping[str, None]:

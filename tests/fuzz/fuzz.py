@@ -34,6 +34,7 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
+    Position,
     SaveEvery,
     Session,
     TaskFailedError,
@@ -142,7 +143,9 @@ class Trial:
         workers = {node: self.addresses[i] for node, i in zip(NODES, placed, strict=True)}
         workers = {n: workers.get(n, self.addresses[0]) for n in names_of(self.calls)} | workers
         uids = {} if change is None else change.uids()
-        job, tasks = build(self.calls, way.steps, workers, recovers=recovers, uids=uids)
+        job, tasks = build(
+            self.calls, way.steps, workers, recovers=recovers, uids=uids, is_open=way.is_open
+        )
         options = {} if change is None else {"rename": change.rename(), "missing": "init"}
         manager = None
         if way.manager:
@@ -194,6 +197,10 @@ class Trial:
                 continue
             rules.step()
 
+    def steps_in(self, epoch: int) -> int:
+        """How many steps an epoch or a position contains."""
+        return epoch * self.way.steps + (epoch.step if isinstance(epoch, Position) else 0)
+
     def recorded(self) -> int:
         """The steps done in the newest checkpoint, if saves are not asynchronous."""
         rules, way = self.rules, self.way
@@ -208,13 +215,13 @@ class Trial:
             if epoch is None and way.story == "fail":
                 rules.define(self.calls)
                 rules.start()
-            elif epoch is None or epoch > rules.epoch:
+            elif epoch is None or self.steps_in(epoch) > rules.steps_done:
                 raise DifferenceError(f"resumed from epoch {epoch} after epoch {rules.epoch}")
             else:
-                rules.load(epoch * way.steps, change)
+                rules.load(self.steps_in(epoch), change)
             return
         done = rules.steps_done if way.story == "extend" else self.recorded()
-        if epoch != -(-done // way.steps):
+        if epoch is None or self.steps_in(epoch) != done:
             raise DifferenceError(f"resumed from epoch {epoch}, and {done} steps were recorded")
         rules.load(done, change)
 
@@ -235,7 +242,7 @@ class Trial:
         epoch_results = {
             number: value
             for number, value in rules.results.items()
-            if rules.by_number[number[0]].group == "epoch"
+            if rules.by_number[number[0]].group.startswith("epoch")
         }
         self.is_stopped = bool(rules.stopped_by())
         rules.run("exit")
@@ -258,7 +265,7 @@ class Trial:
         rules = self.rules
         for epoch in manager.epochs():
             checkpoint = manager.open(epoch)
-            state = rules.checkpoints[epoch * self.way.steps]
+            state = rules.checkpoints[self.steps_in(epoch)]
             for (node, name), value in state.items():
                 if (node, name) not in rules.transient:
                     found = checkpoint[node].load(name)
@@ -294,7 +301,7 @@ def jobs_of(seeds: Sequence[int], way: Way) -> list[Call]:
     drawn = [
         draw(seed, first=1000 * i, has_objects=not way.manager) for i, seed in enumerate(seeds)
     ]
-    order = ("init", "epoch", "exit")
+    order = ("init", "epoch", "epoch_end", "exit")
     return [call for group in order for calls in drawn for call in calls if call.group == group]
 
 

@@ -96,8 +96,11 @@ class Rules:
 
     def step(self) -> None:
         """Run the epoch group once."""
-        self.run("epoch", divmod(self.steps_done, self.steps))
+        epoch, step = divmod(self.steps_done, self.steps)
+        self.run("epoch", (epoch, step))
         self.steps_done += 1
+        if step == self.steps - 1:
+            self.run("epoch_end", (epoch, self.steps))
         self.checkpoints[self.steps_done] = copy_all(self.blobs)
 
     def stopped_by(self) -> str:
@@ -115,7 +118,8 @@ class Rules:
         """Run a group's tasks in the order of their definition."""
         self.private: State = {}
         for call in self.calls:
-            if call.group == group and (only is None or call.number in only):
+            is_due = not call.is_rare or done[1] == self.steps - 1
+            if call.group == group and is_due and (only is None or call.number in only):
                 self.call(call, done[0] + 1, done[1])
         self.private = {}
 

@@ -27,6 +27,7 @@ class Way:
     story: str = "straight"  # or "extend", "fail", "recover"
     at: int = 1  # where: the epoch, and the step
     at_step: int = 0
+    is_open: bool = False  # a condition ends each epoch
     changes: bool = False  # the job has other nodes and blobs when it resumes
     watches: bool = False  # the client looks at all blobs after each epoch
     batch_seconds: float = 0.05
@@ -35,7 +36,7 @@ class Way:
 def draw_way(seed: int) -> Way:
     """Draw how the seeds that begin with this one run."""
     chance = random.Random(f"way {seed}")
-    epochs, steps = chance.randint(2, 4), chance.choice([1, 1, 2])
+    epochs, steps = chance.randint(2, 4), chance.choice([1, 1, 2, 3])
     manager = chance.choice(["", "", "", "sync", "async"])
     saves = chance.choice(
         ["epochs=1", "epochs=1", "epochs=2", *(["steps=1"] * (manager != "async"))]
@@ -55,6 +56,7 @@ def draw_way(seed: int) -> Way:
         watches=chance.random() < 0.4,
         batch_seconds=chance.choice([0.0, 0.05]),
         changes=bool(manager) and chance.random() < 0.5,
+        is_open=chance.random() < 0.3,
     )
 
 
@@ -101,6 +103,7 @@ def smallest(
         {"workers": (0, 0, 0)},
         {"steps": 1, "at_step": 0},
         {"watches": False},
+        {"is_open": False},
         {"changes": False},
         {"batch_seconds": 0.0},
         {"manager": "sync", "saves": "epochs=1"} if way.manager else {},
