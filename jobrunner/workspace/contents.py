@@ -12,7 +12,7 @@ import decimal
 import fractions
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
@@ -158,17 +158,64 @@ def _once(contents: Contents, alike: list[Any], found: set[int]) -> list[Any]:
     is_held = list(map(SOLE_PART.__lt__, map(sys.getrefcount, alike)))
     held = list(compress(alike, is_held))
     sole = [] if len(held) == len(alike) else list(compress(alike, map(not_, is_held)))
-    ids = list(map(id, held))
-    once = dict(zip(ids, held, strict=True))
+    once, numbers = each_once(held)
     known = found & once.keys()
-    if known or len(once) < len(ids):
-        for key, count in collections.Counter(ids).items():
+    if known or len(once) < len(held):
+        counts: Mapping[int, int]
+        if numbers is None:
+            counts = collections.Counter(map(id, held))
+        else:
+            counts = dict(zip(once, np.bincount(numbers).tolist(), strict=True))
+        for key, count in counts.items():
             if again := count - (key not in known):
                 contents.ties[key] = contents.ties.get(key, 0) + again
     new = [part for key, part in once.items() if key not in known]
     found.update(once)
     contents.held += new
     return sole + new
+
+
+def each_once(parts: list[Any]) -> tuple[dict[int, Any], np.ndarray | None]:
+    """Return the parts by `id`, each once, and if they are few, the number of each place's part."""
+    if len(parts) >= MANY and (numbered := number_objects(parts, len(parts), _FEW_OBJECTS)):
+        objects, numbers = numbered
+        return dict(zip(map(id, objects), objects, strict=True)), numbers
+    return dict(zip(map(id, parts), parts, strict=True)), None
+
+
+MANY = 256
+"""NumPy takes longer for fewer objects."""
+_FEW_OBJECTS = 16
+
+
+def number_objects(
+    items: Iterable[Any], count: int, most: int
+) -> tuple[list[Any], np.ndarray] | None:
+    """Return the different objects among items, the first ones first, and the number of each item's.
+
+    None if there are more than `most`, at most 256. Equal objects may be different.
+    """
+    if count < MANY:
+        ids = list(map(id, few := list(items)))
+        once = dict(zip(ids, few, strict=True))
+        order = dict(zip(once, range(len(once)), strict=True))
+        if len(once) > most:
+            return None
+        return list(once.values()), np.frombuffer(bytes(map(order.__getitem__, ids)), np.uint8)
+    objects = np.fromiter(items, object, count)
+    addresses = np.frombuffer(objects, np.intp)
+    numbers, left = np.zeros(count, np.uint8), np.ones(count, bool)
+    found: list[Any] = []
+    place = 0
+    while left[place]:
+        if len(found) == most:
+            return None
+        is_same = addresses == addresses[place]
+        numbers[is_same] = len(found)
+        found.append(objects[place])
+        left &= ~is_same
+        place = int(left.argmax())
+    return found, numbers
 
 
 def _is_constant(kind: type, alike: list[Any], contents: Contents) -> bool:

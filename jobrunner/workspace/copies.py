@@ -28,6 +28,7 @@ from jobrunner.workspace.contents import (
     Known,
     all_items,
     by_kind,
+    each_once,
     fields_with_objects,
     has_objects,
     is_fixed,
@@ -141,7 +142,7 @@ def _copied(items: list[Any], memory: Memory, made: dict[int, Any], is_tied: boo
         every = alike
         is_held = is_tied or max(map(sys.getrefcount, alike)) > SOLE_PART + 1
         if is_held:
-            once = dict(zip(map(id, alike), alike, strict=True))
+            once, numbers = each_once(alike)
             alike = [part for key, part in once.items() if key not in made]
         if kind in LEAVES:
             new = list(map(kind.copy, alike))  # type: ignore[attr-defined]
@@ -165,7 +166,11 @@ def _copied(items: list[Any], memory: Memory, made: dict[int, Any], is_tied: boo
         if is_held:
             for part, one in zip(alike, new, strict=True):
                 made.setdefault(id(part), one)
-            new = [made[id(part)] for part in every]
+            if numbers is None:
+                new = [made[id(part)] for part in every]
+            else:
+                objects = np.fromiter(map(made.__getitem__, once), object, len(once))
+                new = objects[numbers].tolist()
         if new is not every:
             copies[kind] = new
     if not copies:

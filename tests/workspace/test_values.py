@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobrunner.workspace import contents
 from jobrunner.workspace.pickles import (
     Snapshot,
     crossing_frames,
@@ -326,9 +327,16 @@ def is_shared(one, other):
     )
 
 
-@given(values())
-@settings(max_examples=examples(everyday=100))
-def test_copies_keep_types_and_ties_and_share_nothing_that_can_change(value):
+@pytest.mark.parametrize("many", [contents.MANY, 1])
+@given(value=values())
+@settings(max_examples=examples(everyday=60))
+def test_copies_keep_types_and_ties_and_share_nothing_that_can_change(many, value):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contents, "MANY", many)  # as if there were so many parts
+        check_copies(value if many > 1 else [value, [value] * 40])
+
+
+def check_copies(value):
     was = portrait(value, {})
     seen = view(value)
     assert portrait(seen, {}) == was
@@ -355,6 +363,19 @@ def test_a_value_that_nothing_else_refers_to_is_not_copied_however_it_is_tied():
     before = [id(box[0]), id(box[0]["a"]), id(box[0]["c"][0])]
     adopted = adopt(box, ())
     assert [id(adopted), id(adopted["a"]), id(adopted["c"][0])] == before
+
+
+def test_references_to_few_lists_keep_their_ties_and_nobody_copies_them_in_vain():
+    lists = [[i] for i in range(3)]
+    box = [[*(lists[i % 3] for i in range(400)), ([5], lists)]]
+    was, ids = portrait(box[0], {}), list(map(id, lists))
+    assert portrait(view(box[0]), {}) == was
+    assert not is_shared(view(box[0]), box[0])
+    adopted = adopt([box[0]], ())
+    assert not is_shared(adopted, box[0])
+    assert portrait(adopted, {}) == was
+    del lists
+    assert list(map(id, adopt(box, ())[:3])) == ids
 
 
 def test_long_containers_keep_ties_and_objects_that_occur_at_several_depths():

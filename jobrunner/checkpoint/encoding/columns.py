@@ -30,13 +30,13 @@ from jobrunner.checkpoint.encoding.dtypes import NUMBERS, Array, ArrayPart, Trai
 from jobrunner.checkpoint.encoding.libraries import find_type
 from jobrunner.checkpoint.encoding.packing import (
     SCALARS,
-    number,
     pack,
     sort_members,
     sort_numbers,
 )
 from jobrunner.checkpoint.encoding.stateful import has_state
 from jobrunner.names import child_names
+from jobrunner.workspace import number_objects
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint.encoding.encode import Encoder
@@ -148,7 +148,7 @@ class _Columns:
         """Return the node of a column; raises `_UnlikeError`, or `UnsuitableError`."""
         if (data := pack(items)) is not None:
             return self._numbers(data, at)
-        numbered = number(map(type, items), len(items), _MOST_VALUES)
+        numbered = number_objects(map(type, items), len(items), _MOST_VALUES)
         if numbered is None:
             raise _UnlikeError
         kinds, codes = numbered
@@ -195,7 +195,7 @@ class _Columns:
         if has_state(items[0]) or find_type(items[0]) or not classes.find_encoder(items[0]):
             raise _UnlikeError
         if issubclass(cls, enum.Enum):
-            numbered = number(items, len(items), _MOST_VALUES)
+            numbered = number_objects(items, len(items), _MOST_VALUES)
             if numbered is None:
                 raise _UnlikeError
             return self._values(*numbered, at)
@@ -377,7 +377,7 @@ def _number_equal(items: Sequence[Any]) -> tuple[list[Any], Array]:
 
     No numbers if there are too many values.
     """
-    if len(items) >= _LEAST_ITEMS and (numbered := number(items, len(items), _FEW_OBJECTS)):
+    if len(items) >= _LEAST_ITEMS and (numbered := number_objects(items, len(items), _FEW_OBJECTS)):
         objects, codes = numbered
         values = list(dict.fromkeys(objects))
         return values, np.array(list(map(values.index, objects)), np.uint8)[codes]

@@ -16,8 +16,6 @@ from jobrunner.checkpoint.encoding.dtypes import Array
 SCALARS = (float, int, bool, complex)
 _MARSHAL_HEAD = 5
 _SAMPLE = 128
-MANY = 256
-"""NumPy takes longer for fewer."""
 _MARSHALLED: Mapping[Any, tuple[bytes, np.dtype[Any]]] = {
     float: (b"g", np.dtype([("code", "S1"), ("value", "<f8")])),
     int: (b"i", np.dtype([("code", "S1"), ("value", "<i4")])),
@@ -53,34 +51,6 @@ def pack(items: Any) -> Array | None:
             with contextlib.suppress(OverflowError):
                 return np.array(items, cls)
     return None
-
-
-def number(items: Iterable[Any], count: int, most: int) -> tuple[list[Any], Array] | None:
-    """Return the different objects among items, the first ones first, and the number of each item's.
-
-    None if there are more than `most`, at most 256. Equal objects may be different.
-    """
-    if count < MANY:
-        ids = list(map(id, few := list(items)))
-        once = dict(zip(ids, few, strict=True))
-        order = dict(zip(once, range(len(once)), strict=True))
-        if len(once) > most:
-            return None
-        return list(once.values()), np.frombuffer(bytes(map(order.__getitem__, ids)), np.uint8)
-    objects = np.fromiter(items, object, count)
-    addresses = np.frombuffer(objects, np.intp)
-    numbers, left = np.zeros(count, np.uint8), np.ones(count, bool)
-    found: list[Any] = []
-    place = 0
-    while left[place]:
-        if len(found) == most:
-            return None
-        is_same = addresses == addresses[place]
-        numbers[is_same] = len(found)
-        found.append(objects[place])
-        left &= ~is_same
-        place = int(left.argmax())
-    return found, numbers
 
 
 def sort_numbers(items: list[Any], lengths: Iterable[int]) -> Array | None:
