@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import inspect
 import math
@@ -162,10 +161,8 @@ def _fit(where: str, value: Any, kind: Any) -> Any:
     if isinstance(value, Number) and hasattr(value, "item"):  # of NumPy
         value = value.item()
     try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        if isinstance(kind, type) and issubclass(kind, enum.Enum) and isinstance(value, kind):
-            return value
+        return msgspec.convert(msgspec.to_builtins(value), kind)  # of members of an Enum, too
+    except (msgspec.ValidationError, TypeError, OverflowError):
         raise _refused(where, value, kind) from None
 
 

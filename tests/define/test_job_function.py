@@ -36,6 +36,7 @@ def train(
     sizes: list[int] | None = None,
     *,
     name: str = "x",
+    other: Kind | None = Kind.EXACT,
 ) -> Job:
     with Job("train") as made:
         with made.init_group:
@@ -43,6 +44,7 @@ def train(
         Task(lambda w, lr: w * (1 - lr), outputs="w", node="a", kwargs={"lr": lr})
     epoch_limiter(made, epochs)
     assert isinstance(kind, Kind)
+    assert isinstance(other, Kind)
     return made
 
 
@@ -54,6 +56,7 @@ def test_a_job_has_the_parameters_it_was_made_with_defaults_too():
         "optimizer": "sgd",
         "sizes": None,
         "name": "x",
+        "other": "exact",
     }
     made = train(1, kind=Kind.EXACT, sizes=(1, 2), epochs=np.int64(3)).parameters
     assert (made["lr"], type(made["lr"]), made["kind"]) == (1.0, float, "exact")
@@ -67,6 +70,7 @@ def test_a_job_has_the_parameters_it_was_made_with_defaults_too():
     [
         ({"lr": "abc"}, "train: lr cannot be 'abc'; expected float"),
         ({"epochs": 1.5}, "train: epochs cannot be 1.5; expected int"),
+        ({"epochs": object()}, "train: epochs cannot be <object"),
         ({"epochs": True}, "train: epochs cannot be True; expected int"),
         (
             {"optimizer": "adagrad"},
