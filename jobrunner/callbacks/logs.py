@@ -125,7 +125,7 @@ class CSVLog(Callback):
 
     def on_load(self, epoch: int, step: int, seconds: float) -> None:
         """Remove the rows of epochs that will run."""
-        self._cut(epoch - bool(step))
+        self._cut(epoch)
 
     def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, Any]) -> None:
         """Add a row."""
@@ -186,7 +186,7 @@ class JSONLinesLog(Callback):
 
     def on_load(self, epoch: int, step: int, seconds: float) -> None:
         """Remove the lines of epochs that will run."""
-        self._lines.cut(epoch - bool(step))
+        self._lines.cut(epoch)
 
     def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, Any]) -> None:
         """Add a line."""

@@ -97,7 +97,7 @@ class OpenTelemetry(Callback):
 
     def on_save(self, report: SaveReport) -> None:
         """Add the span of a save."""
-        about = {"epoch": report.epoch, "step": report.step, "nbytes": report.nbytes}
+        about = {"epoch": int(report.epoch), "step": report.step, "nbytes": report.nbytes}
         parent = self._epochs.get(report.epoch)
         self._add("save", report.seconds, about, parent=parent, error=report.error)
 

@@ -77,7 +77,7 @@ class Prometheus(Callback):
 
     def on_load(self, epoch: int, step: int, seconds: float) -> None:
         """Note from where the run goes on."""
-        self._epoch.labels(self._job).set(epoch - bool(step))
+        self._epoch.labels(self._job).set(epoch)
         self._saved_epoch.labels(self._job).set(epoch)
 
     def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, Any]) -> None:

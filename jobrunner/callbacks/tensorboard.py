@@ -52,7 +52,7 @@ class TensorBoard(Callback):
 
     def on_load(self, epoch: int, step: int, seconds: float) -> None:
         """Go on after the loaded epoch."""
-        self._begin(epoch + (not step))
+        self._begin(epoch + 1)
 
     def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, Any]) -> None:
         """Write the metrics."""

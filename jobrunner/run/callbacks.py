@@ -62,7 +62,7 @@ class Callback:
         """Handle the decision where the run begins; `total_epochs` is the limit, if there is one."""
 
     def on_load(self, epoch: int, step: int, seconds: float) -> None:
-        """Handle the load of a recorded epoch, or of a `Position` in one, then with its `step`."""
+        """Handle a load: of `epoch` whole epochs, and `step` steps of the next one."""
 
     def on_group(self, group: str, epoch: int, seconds: float) -> None:
         """Handle the end of a group: init, resume, epoch_end, upload, download or exit."""
@@ -80,7 +80,7 @@ class Callback:
         """Handle the end of an epoch, before its checkpoint is written."""
 
     def on_save_start(self, epoch: int, step: int) -> None:
-        """Handle the begin of a save of an epoch, or of a `Position` in one, then with its `step`."""
+        """Handle the begin of a save of `epoch` whole epochs, and `step` steps of the next one."""
 
     def on_save(self, report: SaveReport) -> None:
         """Handle a save: recorded, or failed with `SaveReport.error`."""
@@ -89,7 +89,7 @@ class Callback:
         """Handle the loss of a worker or of the scheduler, or a transient error of a task."""
 
     def on_recovery(self, epoch: int, step: int, seconds: float) -> None:
-        """Handle the end of a recovery: the run continues after this epoch or `Position`.
+        """Handle the end of a recovery: the run continues after `epoch` epochs and `step` steps.
 
         `seconds` have passed since the loss.
         """

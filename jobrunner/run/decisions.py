@@ -41,12 +41,6 @@ class State:
     resumed_from: int | None = None  # the epoch of that load; None: init
     is_finished: bool = False  # the loaded run had run its exit group
 
-    @property
-    def position(self) -> tuple[int, int]:
-        """The epoch or position in the workspaces, and the step of a position, or 0."""
-        steps = self.steps_done
-        return self.position_of(self.epoch + bool(steps), steps), steps
-
     def position_of(self, epoch: int, step: int) -> int:
         """What the log calls an epoch that has ended, or one that runs, after `step` steps."""
         return Position(epoch - 1, step) if step and epoch != self.old_form else epoch

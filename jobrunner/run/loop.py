@@ -112,7 +112,8 @@ class Run:
                 self._init_or_resume()
                 if loss is not None:
                     loss, since = None, time.monotonic() - lost_at
-                    self.callbacks.notify("on_recovery", *self.state.position, since)
+                    state = self.state
+                    self.callbacks.notify("on_recovery", state.epoch, state.steps_done, since)
                 self._run_epochs()
                 if not self.state.is_finished:
                     finish_job(self)
@@ -190,7 +191,7 @@ class Run:
             self.saver.set_aside(damaged)
             self.saver.rewind(epoch, f"resumed from epoch {epoch}")
             state.recorded = None if steps else epoch
-        self.callbacks.notify("on_load", epoch, steps, time.monotonic() - started)
+        self.callbacks.notify("on_load", state.epoch, steps, time.monotonic() - started)
         if not is_own:
             save()  # then the run can resume from its own directory alone
         elif loaded.match.is_reshaped and not (decision.is_finished and epoch == decision.epoch):
@@ -363,7 +364,7 @@ class Run:
         at = self.state.position_of(epoch, step)
         if self.saver.can_save:
             self.saver.wait()  # the save before this one ends first
-            self.callbacks.notify("on_save_start", at, step)
+            self.callbacks.notify("on_save_start", epoch - bool(step), step)
         self.saver.save(at, self._details(metrics, step), step)
 
     def _hold(self, epoch: int, metrics: Mapping[str, Any], step: int = 0) -> None:

@@ -18,6 +18,7 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
+    Position,
     RunStoppedError,
     SaveEvery,
     Task,
@@ -130,6 +131,21 @@ def test_tensorboard_shows_each_epoch_once(inproc_session, manager, tmp_path):
     # A run from the start hides what was there.
     JobRunner(build(2), callbacks=[jobrunner.callbacks.TensorBoard(logdir)]).run(inproc_session)
     assert {step for _, step in read_events(logdir)} == {1, 2}
+
+
+def test_tensorboard_keeps_what_a_resume_within_an_epoch_keeps(inproc_session, tmp_path):
+    pytest.importorskip("tensorboardX")
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(steps=1))
+    job, logdir = build(4, steps_per_epoch=2), tmp_path / "logs"
+
+    def run(*more):
+        callbacks = [jobrunner.callbacks.TensorBoard(logdir), *more]
+        return JobRunner(job, manager, callbacks=callbacks).run(inproc_session)
+
+    with pytest.raises(InterruptedError):
+        run(DiesAfter(3))
+    assert run().resumed_from == Position(2, 1)
+    assert sorted(step for tag, step in read_events(logdir) if tag == "loss") == [1, 2, 3, 4]
 
 
 def test_tensorboard_itself_reads_it_so(inproc_session, manager, tmp_path):
