@@ -76,16 +76,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(NIGHTLY_TIMEOUT_SECONDS))
 
 
-def pytest_collection() -> None:
-    """Collect no garbage while all tests are imported: there is none."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Let no garbage collection look at what the tests import, a million objects."""
     gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    """Let no garbage collection of a test look at what was imported, a million objects."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 # Threads that a library starts once in a process and never ends.

@@ -34,7 +34,7 @@ def pack(items: Any) -> Array | None:
     if cls in SCALARS and set(map(type, items[:_SAMPLE])) == {cls}:
         with contextlib.suppress(ValueError):
             # Faster than to ask for the type of each.
-            data = marshal.dumps(items, 2)
+            data = b"" if cls is complex else marshal.dumps(items, 2)
             if cls is bool and len(data) == _MARSHAL_HEAD + len(items):
                 codes = np.frombuffer(data, np.uint8, offset=_MARSHAL_HEAD)  # one for each item
                 found = codes == ord("T")
