@@ -60,7 +60,8 @@ class RunResult:
     resumed_from : int or None
         The epoch it resumed from, or a `Position` in one; None if it began with the init group.
     stopped_by : str
-        ``"node/task"`` or ``"node/blob"`` of the stop condition, or ``"epoch_limiter"``.
+        ``"node/task"`` or ``"node/blob"`` of the stop condition, ``"epoch_limiter"``, or the
+        `Callback.ends_by` of a callback.
     restarts : int
         How often it began again after a loss.
     metrics : list of dict
