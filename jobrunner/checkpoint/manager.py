@@ -215,8 +215,8 @@ class MultiNodeCheckpointManager:
         Returns
         -------
         list of dict
-            Also of epochs whose checkpoints were removed later. Each has ``epoch``; ``step``, how
-            many of its steps were done, 0 for all; ``time``; ``run``, the run's name; ``metrics``;
+            Also of checkpoints that were removed later. Each has ``epoch``, as `epochs` names it;
+            ``step``, 0 for whole epochs; ``time``; ``run``, the run's name; ``metrics``;
             ``metadata``; and ``is_set_aside``, False unless `set_aside` asks for these too: epochs
             that were run again, or not continued.
 

@@ -267,6 +267,8 @@ class Reported:
 
     def add(self, step: Reported) -> None:
         """Add what was reported in the next step of the epoch."""
+        for name in self.arrays.keys() & step.metrics.keys():
+            del self.arrays[name]
         self.metrics.update(step.metrics)
         self.arrays.update(step.arrays)
         for name, nodes in step.totals.items():

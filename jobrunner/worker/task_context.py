@@ -116,7 +116,7 @@ class CurrentTask:
         Parameters
         ----------
         **metrics
-            A number, bool or str, or a NumPy scalar of these. `Mean`, `Sum`, `Min` or `Max` of a
+            A number, bool or str, also as a NumPy scalar or array without axes. `Mean`, `Sum`, `Min` or `Max` of a
             number combines it with what other tasks report under the name. An `Image`, or an array
             of numbers, goes to callbacks only and is not recorded; it has at most 4 MiB, and all
             those of a worker's tasks in one run of the group 16 MiB.
@@ -131,13 +131,14 @@ class CurrentTask:
         self._record({key: self._plain(key, value) for key, value in metrics.items()})
 
     def _plain(self, key: str, value: object) -> object:
-        plain = value.item() if isinstance(value, np.generic) else value
+        is_scalar = isinstance(value, np.generic | np.ndarray) and not value.shape
+        plain = value.item() if is_scalar else value  # type: ignore[attr-defined]
         for kind in (bool, int, float, str):
             if isinstance(plain, kind):
                 return kind(plain)
         if isinstance(value, Mean | Sum | Min | Max):
             return value
-        if isinstance(value, np.ndarray | Image):
+        if isinstance(value, np.ndarray | Image) and not is_scalar:
             try:
                 return pack_array(value)
             except ValueError as error:

@@ -22,6 +22,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
+from jobrunner.checkpoint import repair_log
 from jobrunner.cli.listing import describe_checkpoint
 
 
@@ -108,6 +109,18 @@ def test_metrics_are_a_table_with_a_row_for_each_epoch(run):
     assert frame.index.name == "epoch"
     assert frame["n"].tolist()[1:] == [1, 2]
     assert np.isnan(frame["time"][2])
+
+
+def test_the_history_goes_on_after_a_repair_of_the_log(run, tmp_path):
+    manager, _ = run(4, keep=KeepLast(2))
+    entries = manager.recorded.log.read_entries()
+    lost = [entry.number for entry in entries if getattr(entry, "epoch", None) in (1, 3)]
+    for number in lost:
+        (tmp_path / "k" / "_log" / f"{number:010d}.json").unlink()
+    repair_log(MultiNodeCheckpointManager(tmp_path / "k").recorded)
+    manager, _ = run(6)
+    # The store of epoch 3 says what its record did; that of epoch 1 was removed.
+    assert brief(manager.history()) == [(0, None), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6)]
 
 
 def test_a_directory_without_records_has_an_empty_history(tmp_path):

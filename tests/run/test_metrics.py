@@ -54,7 +54,7 @@ def test_values_are_combined_over_the_tasks_of_all_nodes(inproc_session):
         x = weights[node] + 10 * task
         me = current_task()
         me.report(mean=Mean(x), weighted=Mean(x, weight=np.float32(weights[node])))
-        me.report(sum=Sum(x), least=Min(np.int8(x)), most=Max(float(x)), last=x)
+        me.report(sum=Sum(x), least=Min(np.int8(x)), most=Max(float(x)), last=np.array(x))
 
     found = metrics_of(inproc_session, report, tasks=2)
     assert found["mean"] == sum((1, 11, 2, 12, 5, 15)) / 6
@@ -194,7 +194,7 @@ def test_arrays_and_images_go_to_callbacks_and_into_no_record(inproc_session, tm
     def report(node, task, epoch, step):
         me = current_task()
         weights = np.arange(6, dtype=">f4").reshape(2, 3)[:, ::2] + ord(node)
-        me.report(loss=1.0, weights=weights, scalar=np.array(7))
+        me.report(loss=1.0, weights=weights)
         if node == "a":
             me.report(picture=Image(np.full((4, 5, 3), 0.5)))
 
@@ -208,7 +208,6 @@ def test_arrays_and_images_go_to_callbacks_and_into_no_record(inproc_session, tm
     assert np.array_equal(metrics["a/weights"], [[97, 99], [100, 102]])
     assert np.array_equal(metrics["weights"], metrics["b/weights"])
     assert metrics["weights"].dtype == np.float32
-    assert metrics["scalar"].shape == ()
     pixels = metrics["picture"].pixels
     assert (pixels.dtype, pixels.shape) == (np.uint8, (4, 5, 3))
     assert np.all(pixels == 128)
