@@ -129,12 +129,19 @@ class Match:
         nodes = {old: node for node, old in self.origins.nodes.items() if node != old}
         blobs = {(old, then): name for (_, name), (old, then) in self.origins.blobs.items()}
 
-        def name_task(task: str) -> str:
-            group, _, rest = task.partition(":")
-            node, _, name = rest.partition("/")
-            return f"{group}:{nodes.get(node, node)}/{name}"
+        def is_replaced(node: str) -> bool:
+            return node not in nodes and node in nodes.values()
 
-        structure = {name_task(task): digest for task, digest in then.get("structure", {}).items()}
+        def named(digests: Mapping[str, str]) -> dict[str, str]:
+            found = {}
+            for task, digest in digests.items():
+                group, _, rest = task.partition(":")
+                node, _, name = rest.partition("/")
+                if not is_replaced(node):
+                    found[f"{group}:{nodes.get(node, node)}/{name}"] = digest
+            return found
+
+        structure = named(then.get("structure", {}))
         for task in structure:  # the digests contain names of nodes
             if task.partition(":")[2].partition("/")[0] in nodes.values():
                 structure[task] = now["structure"].get(task, structure[task])
@@ -143,9 +150,10 @@ class Match:
             "nodes": {
                 nodes.get(node, node): [blobs.get((node, name), name) for name in names]
                 for node, names in then.get("nodes", {}).items()
+                if not is_replaced(node)
             },
             "structure": structure,
-            "code": {name_task(task): digest for task, digest in then.get("code", {}).items()},
+            "code": named(then.get("code", {})),
         }
 
     def describe_made(self, migrates: bool = False) -> list[str]:

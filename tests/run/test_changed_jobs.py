@@ -161,6 +161,9 @@ def test_a_fresh_run_notes_the_renames_it_was_given(session, manager):
 
 def test_a_blob_renamed_on_every_node(session, manager):
     JobRunner(job_of(A20_B30, 1), manager).run(session)
+    replaced = JobRunner(job_of({"b": {"w": 0}}, 2), manager, rename={"a": "b"}).plan_resume()
+    assert replaced.drops == ("node 'b' ('w')",)
+    assert replaced.changes == ()
     runner = JobRunner(
         job_of({"a": {"v": 0}, "c": {"v": 0}}, 2), manager, rename={"*/w": "*/v", "b": "c"}
     )
