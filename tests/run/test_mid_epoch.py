@@ -175,3 +175,30 @@ def test_a_policy_of_ones_own_may_ask_which_epochs_have_not_ended(
     train(inproc_session, tmp_path, every=3, last=8, keep=Asks())
     assert not caplog.records
     assert Asks.asked[-1] == ([0, AT_1, 2, 3, AT_4, 5, 6, AT_7], [AT_1, AT_4, AT_7])
+
+
+def test_a_position_is_set_aside_restored_and_recorded_again(
+    tmp_path: Path, inproc_session: Session
+) -> None:
+    path = tmp_path / "runs"
+    train(inproc_session, path, every=1, last=3, keep=KeepAll(partial=True))
+    manager = MultiNodeCheckpointManager(path)
+    kept = [0, Position(0, 1), 1, Position(1, 1), 2, Position(2, 1)]
+    assert manager.epochs() == kept
+    manager.run.start(["a"], {})
+    manager.run.rewind(1, "a test")
+    manager.run.end()
+    assert manager.epochs() == kept[:3]
+    words = ["restore", str(path), "1.s1", "--json"]
+    data = json.loads(CliRunner().invoke(main, words).stdout)
+    assert (data["epoch"], data["stores"]) == ("1.s1", {"a": "a.1.s1.r1"})
+    manager.verify(Position(1, 1))
+    # Without its record, a repair finds the position in its store.
+    for entry in sorted((path / "_log").iterdir()):
+        if '"epoch":"1.s1"' in entry.read_text():
+            entry.unlink()
+    data = json.loads(CliRunner().invoke(main, ["fsck", str(path), "--repair", "--json"]).stdout)
+    assert "1.s1" in data["repair"]["rebuilt"]
+    again = MultiNodeCheckpointManager(path)
+    assert again.epochs()[-1] == Position(1, 1)
+    assert again.open(Position(1, 1))["a"]["n"] == 3

@@ -85,14 +85,15 @@ def test_tasks_run_every_k_steps_and_once_an_epoch(session: Session, tmp_path: P
     assert rare.output().fetch()[1:3] == [2, 3]
 
 
-@pytest.mark.parametrize("last", [2, 5, 6, 7, 8])
+@pytest.mark.parametrize(
+    "last", [5, 8, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 6, 7))]
+)
 def test_a_run_interrupted_at_any_step_gives_the_same_bits(
     session: Session, tmp_path: Path, last: int
 ) -> None:
     _, runner = train(tmp_path / "whole")
     runner.run(session)
     whole = MultiNodeCheckpointManager(tmp_path / "whole").open(2)
-    _, runner = train(tmp_path / "parts", save=SaveEvery(steps=1))
     asked = iter([*[False] * last, True])
 
     class Stop:

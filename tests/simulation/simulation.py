@@ -33,11 +33,13 @@ from jobrunner.cluster.messages import (
 )
 from jobrunner.cluster.placement import WorkerInfo, within_reach
 from jobrunner.errors import NodeLostError
+from jobrunner.positions import Position
 from jobrunner.run.decisions import next_step
 from jobrunner.run.losses import Losses
 
 NODES = ("a", "b", "c")
 EPOCHS = 6
+"""How often the epoch group runs; every other time in the middle of an epoch of two steps."""
 MAX_EVENTS = 20_000
 
 
@@ -47,6 +49,17 @@ def fold(entries: Iterable[LogEntry]) -> State:
     for entry in entries:
         state.apply(entry)
     return state
+
+
+def at(runs: int) -> int:
+    """The epoch or position after that many runs of the epoch group."""
+    epoch, step = divmod(runs, 2)
+    return Position(epoch, step) if step else epoch
+
+
+def runs_in(epoch: int) -> int:
+    """Undo `at`."""
+    return 2 * epoch + (epoch.step if isinstance(epoch, Position) else 0)
 
 
 def after_epoch(state: str, node: str, epoch: int) -> str:
@@ -205,11 +218,13 @@ class Driver:
                 step = next_step(
                     stopped_by="limit" if epoch >= EPOCHS else "",
                     stop_asked=self.stop_asked,
-                    is_recorded=self.state.latest == epoch,
+                    is_recorded=self.state.latest == at(epoch),
                     is_leaving=bool(self.leaving()),
                 )
                 if step in ("finish", "stop"):
-                    self.append(*(("done", {"epoch": epoch}) if step == "finish" else ("end", {})))
+                    self.append(
+                        *(("done", {"epoch": at(epoch)}) if step == "finish" else ("end", {}))
+                    )
                     return
                 if step == "move":
                     self.world.counts["moves"] += 1
@@ -257,10 +272,11 @@ class Driver:
             if self.store.files[name] != digests[node].manifest:
                 raise AssertionError(f"the store {name} is not what was recorded")
         yield from self.tell("load", stores=names)
-        return latest
+        return runs_in(latest)
 
     def save(self, epoch: int) -> Generator[None, None, None]:
         """Claim names, let the workers write, record."""
+        epoch = at(epoch)
         retry = self.world.claim(self.state, epoch)
         self.append("begin", {"epoch": epoch, "retry": retry})
         names = store_names(NODES, epoch, retry)
@@ -405,9 +421,9 @@ class World:
                 break
         else:
             raise AssertionError("it does not end")
-        assert state.done == EPOCHS
+        assert state.done == at(EPOCHS)
         for epoch in range(EPOCHS + 1):
-            names = store_names(NODES, epoch, state.retries[epoch])
+            names = store_names(NODES, at(epoch), state.retries[at(epoch)])
             for node, name in names.items():
                 assert self.store.files[name] == expected(node, epoch), f"{name} differs"
         return self.counts

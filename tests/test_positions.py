@@ -1,0 +1,118 @@
+"""Positions order between epochs, and have one textual form."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+
+import pytest
+
+from jobrunner import DefinitionError, Position
+from jobrunner.checkpoint.log.epoch_map import EpochMap
+from jobrunner.checkpoint.log.state import State, make_entry, parse_entry
+from jobrunner.errors import CheckpointCorruptError
+from jobrunner.names import format_store_name, parse_store_name
+from jobrunner.positions import parse_position, plain, read_position
+
+AT = Position(4, 200)
+
+
+def test_a_position_lies_between_its_whole_epochs_and_the_next() -> None:
+    assert 4 < AT < 5
+    assert 5 > AT > 4
+    assert AT >= 4
+    assert AT <= 5
+    assert not AT < 4
+    assert not AT > 5
+    assert AT not in (4, 5, Position(4, 20), Position(5, 200))
+    assert 0 < Position(0, 1) < 1
+    assert {4: "epoch", AT: "position"}[Position(4, 200)] == "position"
+    order = [0, Position(0, 9), 4, Position(4, 20), AT, 5]
+    assert sorted(random.Random(1).sample(order, 6)) == order
+    assert (AT + 1, AT % 4, int(AT), AT.step) == (5, 0, 4, 200)
+
+
+def test_it_is_copied_pickled_and_written() -> None:
+    for other in (copy.copy(AT), copy.deepcopy(AT), pickle.loads(pickle.dumps(AT))):
+        assert (other, other.step) == (AT, 200)
+    assert f"{AT} {AT:>8} {AT!r}" == "4.s200   4.s200 Position(4, 200)"
+    assert plain({AT: [AT, 4, (AT, "x")]}) == {"4.s200": ["4.s200", 4, ["4.s200", "x"]]}
+
+
+@pytest.mark.parametrize("text", ["4.s0", "04.s1", "4.s", "4.s01", "-1.s1", "4.S2", "4.s2 ", "s2"])
+def test_other_texts_are_none(text: str) -> None:
+    assert parse_position(text) is None
+    assert parse_store_name(f"a.{text}") is None
+
+
+def test_it_is_read_from_texts_and_pairs() -> None:
+    assert [read_position(it) for it in (AT, (4, 200), "4.s200", 4, (4, 0))] == [AT, AT, AT, 4, 4]
+    assert [read_position(it) for it in ("4", (4,), (4, -1), 4.0, True, None)] == [None] * 6
+    for name in (format_store_name("a.4", AT), format_store_name("a", AT, 2)):
+        found = parse_store_name(name)
+        assert found is not None
+        assert format_store_name(*found) == name
+    assert parse_store_name("a.4.s200.r2") == ("a", AT, 2)
+    with pytest.raises(DefinitionError, match="step must be an int >= 1; got 0"):
+        Position(4, 0)
+
+
+def test_a_map_of_epochs_and_positions_is_a_sorted_dict() -> None:
+    chance = random.Random(0)
+    found, expected = EpochMap(), {}
+    for number in range(2000):
+        epoch, step = chance.randrange(30), chance.choice([0, 0, 1, 2, 50])
+        key = Position(epoch, step) if step else epoch
+        if chance.random() < 0.3 and key in expected:
+            del found[key], expected[key]
+        else:
+            found[key] = expected[key] = number
+        assert len(found) == len(expected)
+    assert list(found.items()) == sorted(expected.items())
+    keys = found.keys_in_order()
+    assert (list(keys), keys[-1], keys[3:5]) == (
+        sorted(expected),
+        max(expected),
+        sorted(expected)[3:5],
+    )
+    again = EpochMap(found.runs())
+    assert again == found
+    assert again.has_keys_of(found)
+    del again[max(expected)]
+    assert again != found
+    assert not again.has_keys_of(found)
+
+
+def test_a_history_of_the_same_steps_takes_no_more_space_than_one_epoch() -> None:
+    found = EpochMap()
+    for number in range(10_000):
+        epoch, step = divmod(number, 10)
+        found[Position(epoch, step) if step else epoch] = number
+    assert len(found.runs()) == 10
+
+
+def test_the_log_says_which_version_reads_it_and_refuses_forged_positions() -> None:
+    state = State()
+    state.apply(make_entry(0, "run", "r", {"nodes": ["a"], "info": {}}))
+    begin = make_entry(1, "begin", "r", {"epoch": AT, "retry": 0})
+    assert (begin.format, make_entry(1, "begin", "r", {"epoch": 4, "retry": 0}).format) == (2, 1)
+    state.apply(begin)
+    entry = make_entry(2, "state", "r", {"state": state.to_json()})
+    assert entry.format == 2
+    assert State.from_json(entry.state).claims == {AT: 1}  # type: ignore[attr-defined]
+    head = {
+        "format": 2,
+        "number": 1,
+        "kind": "begin",
+        "run": "r",
+        "id": "x",
+        "time": "t",
+        "retry": 0,
+    }
+    for forged in ("4.s0", "04.s1", "4", "", "9" * 30 + ".s1", [4, 2], "4.s200\n"):
+        with pytest.raises(CheckpointCorruptError, match=r"a\.json.*(\$\.epoch|no position)"):
+            parse_entry({**head, "epoch": forged}, "a.json")
+    runs = {**state.to_json(), "claims": [[4, 1, 1, 0, 0, 0]]}
+    with pytest.raises(CheckpointCorruptError, match="`claims`"):
+        make_entry(2, "state", "r", {"state": runs})
