@@ -129,7 +129,8 @@ class Image:
         import numpy as np
 
         found = np.asarray(pixels)
-        if found.ndim not in (2, 3) or (found.ndim == 3 and found.shape[2] not in (1, 3, 4)):
+        is_grey = found.ndim == 2
+        if not found.size or not (is_grey or (found.ndim == 3 and found.shape[2] in (1, 3, 4))):
             raise DefinitionError(
                 f"Image: expected an array of shape (height, width) or (height, width, 1, 3 or 4); "
                 f"got shape {found.shape}. Move the axis of the colours to the end, as in "

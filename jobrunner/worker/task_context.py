@@ -39,6 +39,10 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+_PLAIN = (bool, int, float, str)
+_COMBINED = (Mean, Sum, Min, Max)
+
+
 @dataclass(repr=False, eq=False)
 class CurrentTask:
     """The task that runs in this thread: see `current_task`.
@@ -116,10 +120,10 @@ class CurrentTask:
         Parameters
         ----------
         **metrics
-            A number, bool or str, also as a NumPy scalar or array without axes. `Mean`, `Sum`, `Min` or `Max` of a
-            number combines it with what other tasks report under the name. An `Image`, or an array
-            of numbers, goes to callbacks only and is not recorded; it has at most 4 MiB, and all
-            those of a worker's tasks in one run of the group 16 MiB.
+            A number, bool or str, also as a NumPy scalar or array without axes. `Mean`, `Sum`,
+            `Min` or `Max` of a number combines it with what other tasks report under the name. An
+            `Image`, or an array of numbers, goes to callbacks only and is not recorded; it has at
+            most 4 MiB, and all those of a worker's tasks in one run of the group 16 MiB.
 
         Raises
         ------
@@ -131,12 +135,14 @@ class CurrentTask:
         self._record({key: self._plain(key, value) for key, value in metrics.items()})
 
     def _plain(self, key: str, value: object) -> object:
+        if type(value) in _PLAIN:
+            return value
         is_scalar = isinstance(value, np.generic | np.ndarray) and not value.shape
         plain = value.item() if is_scalar else value  # type: ignore[attr-defined]
-        for kind in (bool, int, float, str):
+        for kind in _PLAIN:
             if isinstance(plain, kind):
                 return kind(plain)
-        if isinstance(value, Mean | Sum | Min | Max):
+        if isinstance(value, _COMBINED):
             return value
         if isinstance(value, np.ndarray | Image) and not is_scalar:
             try:
@@ -170,7 +176,7 @@ class Reports:
     ) -> None:
         """Add what `CurrentTask.report` got, checked; see `MetricEntry` for `order`."""
         for name, value in values.items():
-            if isinstance(value, Mean | Sum | Min | Max):
+            if isinstance(value, _COMBINED):
                 self._combine(value, name, node, task, order, instance)
                 continue
             found = self._last.get((name, node))
@@ -178,9 +184,11 @@ class Reports:
                 continue
             if isinstance(value, tuple):
                 entry: MetricEntry | ArrayEntry = ArrayEntry(name, node, order, instance, *value)
+                self._nbytes += len(value[-1])
             else:
                 entry = MetricEntry(name, node, order, instance, value)
-            self._nbytes += _nbytes(entry) - _nbytes(found)
+            if isinstance(found, ArrayEntry):
+                self._nbytes -= len(found.data)
             if self._nbytes > MOST_ARRAYS_BYTES:
                 raise ValueError(
                     f"Task {node}/{task} reports {name!r}: the arrays and images that tasks on "
@@ -215,10 +223,6 @@ class Reports:
             total = found.total & total
         entry = MetricEntry(*key, total.value, total.how, total.weight, value.over)
         self._combined[key] = entry
-
-
-def _nbytes(entry: MetricEntry | ArrayEntry | None) -> int:
-    return len(entry.data) if isinstance(entry, ArrayEntry) else 0
 
 
 # Set at each call of a task's function, so it is cheap: a list `[make, step, instance, None]`.

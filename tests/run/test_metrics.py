@@ -182,6 +182,7 @@ def test_a_name_that_is_reported_in_two_ways_is_refused(inproc_session):
         lambda: Min(np.zeros(2)),
         lambda: Image(np.zeros(3)),
         lambda: Image(np.zeros((2, 3, 2))),
+        lambda: Image(np.zeros((0, 3))),
         lambda: Image(np.zeros((2, 3), int)),
     ],
 )
