@@ -46,6 +46,7 @@ def test_threads_read_ahead_as_far_as_told_and_no_further() -> None:
     assert data.read == []
     assert reader.read() == [0, 1]
     data.wait_for(8)  # one batch handed out, three ahead
+    assert reader._reader.rest == (range(8, 100),)  # no more is planned
     assert reader.state_dict()["rest"] == [[2, 100, 1]]
     assert reader.read() == [2, 3]
     data.wait_for(10)

@@ -56,7 +56,7 @@ def records_of(item: Any) -> list[int]:
 
 @pytest.mark.parametrize("is_prefetched", [False, True], ids=["", "prefetched"])
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12, nightly=500))
 @given(st.integers(4, 30), st.data())
 def test_any_number_of_shards_read_each_record_once_in_each_pass(
     kind: str, is_prefetched: bool, n: int, data: st.DataObject
@@ -93,7 +93,7 @@ def test_any_number_of_shards_read_each_record_once_in_each_pass(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12, nightly=500))
 @given(st.integers(0, 30), st.data())
 def test_a_restored_reader_reads_on_where_the_saved_one_was(
     kind: str, n: int, data: st.DataObject
@@ -140,6 +140,15 @@ def test_states_of_iterables_stay_small_while_shards_keep_pace() -> None:
             list(shard.limited(batches=100))
         whole = shards[0].merge_state_dicts([shard.state_dict() for shard in shards])
         assert len(whole["rest"]) == 1
+
+
+def test_what_is_left_here_and_there_is_shared_out_evenly() -> None:
+    left = [[i, i + 1, 1] for i in range(0, 20, 2)] + [[20, None, 1]]
+    whole = {**from_iterable(Counting(20)).state_dict(), "shard": None, "rest": left}
+    shards = [from_iterable(Counting(20)).sharded(i, 2) for i in range(2)]
+    for shard in shards:
+        shard.load_state_dict(whole)
+        assert len(list(shard)) == 5
 
 
 def test_states_of_other_shards_are_refused() -> None:

@@ -156,7 +156,7 @@ def test_each_kind_of_data_is_read_in_any_way(kind: str, tmp_path: Path) -> None
     assert flat(reader.batched(8)) == list(range(N))
     assert flat(reader.batched(N)) == list(range(N))
     # Mixing all records loads a block again and again.
-    orders = [True] if "dask" in kind or kind == "zarr" else [True, False]
+    orders = [True] if kind in ("zarr", "csv") or "dask" in kind else [True, False]
     for shuffled in (reader.shuffled(3, by_block=by_block) for by_block in orders):
         once = flat(shuffled.batched(8))
         assert once != list(range(N))
@@ -186,6 +186,17 @@ def test_a_pass_in_other_blocks_is_another_order(tmp_path: Path) -> None:
     message = "field 'order': expected 'shuffled, seed 1', found 'shuffled, seed 1, in 7 blocks"
     with pytest.raises(PlanMismatchError, match=message):
         from_records(np.arange(N)).shuffled(1).load_state_dict(state)
+
+
+def test_lines_come_without_their_ends_and_files_in_the_order_of_their_names(
+    tmp_path: Path,
+) -> None:
+    parquet(tmp_path)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"a\r\n\nb \n\rc")
+    assert list(from_lines(path)) == ["a", "", "b ", "\rc"]
+    listed = [tmp_path / "b.parquet", tmp_path / "a.parquet"]
+    assert from_parquet(listed, columns=["n"]).read() == {"n": 0}
 
 
 def test_long_files_are_read_block_by_block(tmp_path: Path) -> None:
