@@ -85,8 +85,8 @@ class State:
             "stopped_by": [] if step else list(self.fired),
             "metrics": dict(metrics),
         }
-        if step and self.reported.totals:
-            details["totals"] = self.reported.totals
+        if step and self.reported.totals:  # copied: a save in the background is recorded later
+            details["totals"] = {name: dict(it) for name, it in self.reported.totals.items()}
         return {**details, "callbacks": callbacks} if callbacks else details
 
     def result(

@@ -130,7 +130,7 @@ def plan_resume(
         makes=tuple(found.describe_made(adaptation.migrates(record))),
         drops=found.dropped,
         migrates=adaptation.migration if adaptation.migrates(record) else "",
-        sets_aside=later,
+        sets_aside=later if manager is own.loader else (),
         changes=tuple(changes(found.rename(before, now), now)) if before else (),
         is_finished=left == "nothing",
         step=step,

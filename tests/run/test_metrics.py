@@ -10,11 +10,13 @@ from jobrunner import (
     Image,
     Job,
     JobRunner,
+    KeepAll,
     Max,
     Mean,
     Min,
     MultiNodeCheckpointManager,
     Node,
+    Position,
     SaveEvery,
     Sum,
     Task,
@@ -154,6 +156,22 @@ def test_a_resume_in_the_middle_of_an_epoch_combines_all_its_steps(inproc_sessio
         {"mean": pytest.approx(97.4), "last": 97.4, "count": 1, "most": 3}
     ]  # of this step alone
     assert "totals" not in manager.record(2)["details"]
+
+
+def test_a_save_in_the_background_records_the_totals_of_its_own_step(inproc_session, tmp_path):
+    manager = MultiNodeCheckpointManager(
+        tmp_path / "k", save=SaveEvery(steps=1), keep=KeepAll(partial=True), asynchronous=True
+    )
+
+    def job():
+        return reporting(report_steps, nodes="ab", epochs=1, steps_per_epoch=4)
+
+    whole = JobRunner(job(), manager).run(inproc_session).metrics
+    for step in (3, 2, 1):
+        record = manager.record(Position(0, step))
+        assert record["details"]["totals"]["count"]["a"] == ["sum", step, step]
+        runner = JobRunner(job(), manager, resume_from_epoch=(0, step))
+        assert runner.run(inproc_session).metrics == whole
 
 
 def test_a_name_that_is_reported_in_two_ways_is_refused(inproc_session):

@@ -318,6 +318,7 @@ def test_a_run_begins_from_another_directory_and_keeps_its_own(inproc_session, t
     manager = manager_of(tmp_path, load_path=tmp_path / "origin")
     runner = JobRunner(counter(5), manager)
     assert runner.plan_resume().epoch == 3
+    assert JobRunner(counter(5), manager, 1).plan_resume().sets_aside == ()
     result = runner.run(inproc_session)
     assert (result.resumed_from, result.epoch, inproc_session.fetch(Node("a")["n"])) == (3, 5, 5)
     assert manager.epochs() == [3, 4, 5]
