@@ -231,15 +231,15 @@ def recorded_stops(plan: Plan, record: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in record["details"].get("stopped_by", ()) if name in names)
 
 
-def steps_done(plan: Plan, record: Mapping[str, Any]) -> int:
+def steps_done(plan: Plan, record: Mapping[str, Any], path: str) -> int:
     """How many steps a checkpoint contains besides whole epochs; see `steps_in`."""
     done = steps_in(record)
     if plan.steps_per_epoch is not None and 0 < plan.steps_per_epoch <= done:
         raise PlanMismatchError(
-            f"The checkpoint of {name_position(record)} was saved after step {done}, but the epochs of job "
-            f"{plan.job!r} have steps_per_epoch={plan.steps_per_epoch}, so the run cannot resume "
-            f"from it. Give the job more than {done} steps per epoch, or resume from an earlier "
-            f"epoch."
+            f"The checkpoint of {name_position(record)} in {path} was saved after step {done}, but "
+            f"the epochs of job {plan.job!r} have steps_per_epoch={plan.steps_per_epoch}, so the "
+            f"run cannot resume from it. Give the job more than {done} steps per epoch, or resume "
+            f"from an earlier epoch."
         )
     return done
 

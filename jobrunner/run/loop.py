@@ -180,7 +180,8 @@ class Run:
         finish_load(self.binding, loaded, self.run_group)
         state = self.state
         state.reported = reported_in(record)
-        state.fired, state.steps_done = recorded_stops(plan, record), steps_done(plan, record)
+        state.fired = recorded_stops(plan, record)
+        state.steps_done = steps_done(plan, record, manager.path)
         state.epoch, steps = whole_epochs(record), state.steps_done
         state.old_form = epoch if is_own and is_old_form(record) else None
         self.callbacks.load_states(record["details"].get("callbacks", {}))

@@ -97,7 +97,7 @@ def plan_resume(
     record = manager.recorded.record(epoch)
     before = manager.recorded.run_plan(epoch)
     now = describe(plan)
-    step, whole = steps_done(plan, record), whole_epochs(record)
+    step, whole = steps_done(plan, record, manager.path), whole_epochs(record)
     later = tuple(e for e in epochs if e > epoch)
     left = remainder(
         epoch,

@@ -200,7 +200,7 @@ def test_a_step_that_the_job_no_longer_has_is_refused(inproc_session, tmp_path):
     manager = manager_of(tmp_path, save=SaveEvery(steps=4))
     with pytest.raises(TaskFailedError):
         JobRunner(counter(9, steps_per_epoch=5, fails_at=5), manager).run(inproc_session)
-    with pytest.raises(PlanMismatchError, match=r"after step 4.*steps_per_epoch=3"):
+    with pytest.raises(PlanMismatchError, match=rf"{tmp_path}.*after step 4.*steps_per_epoch=3"):
         JobRunner(counter(9, steps_per_epoch=3), manager).run(inproc_session)
 
 

@@ -164,7 +164,7 @@ class Replay:
     def _position_of(self, plan: Plan, epoch: int) -> tuple[int, int]:
         """The whole epochs and the steps in a recorded checkpoint."""
         record = self._manager.recorded.record(epoch)
-        return whole_epochs(record), steps_done(plan, record)
+        return whole_epochs(record), steps_done(plan, record, self._manager.path)
 
     def check(self) -> None:
         """Verify the epochs to load; raises `CheckpointCorruptError`."""
