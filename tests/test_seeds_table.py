@@ -1,4 +1,4 @@
-"""The tables of docs/seeds.md and SECURITY.md name tests that exist."""
+"""The tables that name tests name tests that exist."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(("document", "least"), [("docs/seeds.md", 30), ("SECURITY.md", 10)])
+SCENARIOS = "docs/coming-from/scenarios.md"
+
+
+@pytest.mark.parametrize(
+    ("document", "least"), [("docs/seeds.md", 30), (SCENARIOS, 70), ("SECURITY.md", 10)]
+)
 def test_every_test_named_in_the_table_exists(document: str, least: int) -> None:
     text = (ROOT / document).read_text()
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
@@ -17,3 +22,12 @@ def test_every_test_named_in_the_table_exists(document: str, least: int) -> None
         file = ROOT / path
         assert file.exists(), path
         assert not test or f"def {test}(" in file.read_text(), f"{path}::{test}"
+
+
+def test_every_port_is_in_the_table_of_scenarios() -> None:
+    named = (ROOT / SCENARIOS).read_text()
+    files = list((ROOT / "tests" / "ports").glob("test_*.py"))
+    assert len(files) == 5
+    for file in files:
+        for test in re.findall(r"^def (test_\w+)", file.read_text(), re.M):
+            assert f"`tests/ports/{file.name}::{test}`" in named
