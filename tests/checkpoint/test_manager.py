@@ -127,7 +127,7 @@ def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
 def test_policies_keep_an_int_of_epochs_from_1_on(n: Any) -> None:
     with pytest.raises(DefinitionError, match="KeepLast: n must be an int >= 1; got "):
         KeepLast(n)
-    with pytest.raises(DefinitionError, match="KeepBest: n must be an int >= 1; got "):
+    with pytest.raises(DefinitionError, match="KeepBest: n must be an int >= 1, or None; got "):
         KeepBest("loss", n)
 
 
