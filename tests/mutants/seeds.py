@@ -226,7 +226,15 @@ def libraries(path: Path) -> Any:
 MADE: tuple[Callable[[Path], Any], ...] = (
     *(two_runs, values, stacks, long_log, repaired, killed, libraries),
 )
-GOLDENS = ("format_1", "format_2", "format_3", "format_4", "format_4_values", "format_4_libraries")
+GOLDENS = (
+    "format_1",
+    "format_2",
+    "format_3",
+    "format_4",
+    "format_4_values",
+    "format_4_libraries",
+    "format_5",
+)
 NAMES = (*(make.__name__ for make in MADE), *GOLDENS)
 
 
