@@ -144,7 +144,7 @@ def _format_runs(path: str, runs: Sequence[Mapping[str, Any]]) -> str:
 def info_command(*, directory: str, epoch: str) -> Output:
     """Show an epoch and the blobs of its nodes.
 
-    EPOCH is a number or 'latest'.
+    EPOCH is a number, a position such as 4.s200, or 'latest'.
     """
     manager = open_directory(directory)
     return describe_checkpoint(manager, read_epoch(epoch, manager))

@@ -65,7 +65,7 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
 @click.option(
     "--resume",
     callback=_read_resume,
-    metavar="latest|none|N",
+    metavar="latest|none|N|N.sSTEP",
     default="latest",
     show_default=True,
     help="The epoch to resume from. 'latest': the last recorded one; if there is none, start. 'none': start "

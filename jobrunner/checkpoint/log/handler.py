@@ -69,7 +69,7 @@ class MetadataHandler(Protocol):
         """
 
     def write(self, epoch: int, record: Entry) -> bool:
-        """Store the entry that makes `epoch` exist; otherwise like `append`."""
+        """Store the entry that makes `epoch`, maybe a `Position`, exist; else like `append`."""
 
     def last_number(self) -> int:
         """Highest number that is taken; -1 for an empty log."""

@@ -34,6 +34,8 @@ class RetentionPolicy(Protocol):
     def retires(self, epochs: Sequence[int], metrics: Metrics) -> Collection[int]:
         """Which of `epochs`, the recorded ones in ascending order, to retire.
 
+        Checkpoints in the middle of an epoch are among them, as `Position`s.
+
         It gets more if it has parameters of these names. ``unfinished(epochs)`` are those of
         `epochs` whose checkpoints were saved in the middle of the epoch. ``times[epoch]`` is when
         the epoch was recorded, in Unix seconds.
