@@ -24,7 +24,7 @@ from jobrunner.checkpoint.policies import (
 from jobrunner.checkpoint.storage import Files, run_all
 from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT, steps_in
 from jobrunner.errors import CheckpointError
-from jobrunner.positions import step_of
+from jobrunner.positions import Position
 from jobrunner.texts import get_logger, printable
 
 logger = get_logger(__name__)
@@ -142,7 +142,7 @@ class Retention:
     def _unfinished(self, state: State, epochs: Sequence[int]) -> set[int]:
         """Which of these epochs have mid-epoch checkpoints; none whose record cannot be read."""
         positions, known = state.recorded, self._steps
-        found = {epoch for epoch in epochs if step_of(epoch)}
+        found = {epoch for epoch in epochs if isinstance(epoch, Position)}
         others = [epoch for epoch in epochs if epoch not in found]
         self._learn(state, [epoch for epoch in others if positions[epoch] not in known])
         return found.union(epoch for epoch in others if known[positions[epoch]])

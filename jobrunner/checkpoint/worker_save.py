@@ -36,7 +36,7 @@ from jobrunner.checkpoint.store import (
 )
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
-from jobrunner.positions import epoch_to_json
+from jobrunner.positions import Position
 from jobrunner.texts import get_logger
 from jobrunner.workspace import Form, Workspace
 
@@ -251,7 +251,9 @@ class Save:
     def _about(
         self, node: str, states: Sequence[str], classes: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
-        about: dict[str, Any] = {"node": node, "epoch": epoch_to_json(self.epoch), "run": self.run}
+        about: dict[str, Any] = {"node": node, "epoch": self.epoch, "run": self.run}
+        if isinstance(self.epoch, Position):
+            about["epoch"] = str(self.epoch)
         if states:
             about["states"] = list(states)
         if classes:

@@ -107,6 +107,7 @@ def compile_job(job: Job) -> Plan:
         structure={key: structure_of(task, global_blobs) for key, task in named.items()},
         code={key: task_code(task, codes[id(task.fn)]) for key, task in named.items()},
         intervals=intervals,
+        can_batch=not (intervals or job.steps_per_epoch is None or "epoch_end" in groups),
     )
     groups["resume"] = compile_resume(job, plan)
     for group in (*job.groups.values(), job.epoch_end_group):

@@ -211,14 +211,10 @@ class Plan(Struct, frozen=True):
     code: Mapping[str, str] = {}
     intervals: tuple[int, ...] = ()
     """The `every` of tasks that do not run in every step."""
+    can_batch: bool = True
+    """Whether workers can run several epochs by themselves: all steps are alike."""
     enders: frozenset[str] = frozenset()
     """The names of what may end the job beside its conditions and its limit."""
-
-    @property
-    def can_batch(self) -> bool:
-        """Whether workers can run several epochs by themselves: all steps are alike."""
-        is_even = self.steps_per_epoch is not None and not self.intervals
-        return is_even and "epoch_end" not in self.groups
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -231,10 +227,8 @@ class Plan(Struct, frozen=True):
         """The key of the group that runs as step `step` of an epoch, counted from 0."""
         return step_key([every for every in self.intervals if not (step + 1) % every])
 
-    def ends_epoch(self, steps: int, conditions: Collection[str]) -> bool:
-        """Whether an epoch ends after `steps` steps, with these conditions true after the last."""
-        if self.steps_per_epoch is not None:
-            return steps >= self.steps_per_epoch
+    def ends_epoch(self, conditions: Collection[str]) -> bool:
+        """Whether an epoch of no fixed length ends after a step, with these conditions true."""
         return any(name.endswith(ENDS_EPOCH) for name in conditions)
 
     def uids(self) -> dict[str, str]:

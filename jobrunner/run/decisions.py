@@ -137,9 +137,12 @@ def each_step(
     """
     step, has_ended = first, False
     while not has_ended:
-        result = run(plan.step_group(step), epoch, step)
+        result = run(plan.step_group(step) if plan.intervals else "epoch", epoch, step)
         step += 1
-        has_ended = plan.ends_epoch(step, result.stopped)
+        if plan.steps_per_epoch is None:
+            has_ended = plan.ends_epoch(result.stopped)
+        else:
+            has_ended = step >= plan.steps_per_epoch
         if has_ended and "epoch_end" in plan.groups:
             last = run("epoch_end", epoch, step)
             stopped = (*result.stopped, *last.stopped)

@@ -167,7 +167,11 @@ class LogEntry(
 
     def __post_init__(self) -> None:
         if self.settled:
-            self.settled = [Claim(epoch_from_json(epoch), retry) for epoch, retry in self.settled]
+            self.settled = [
+                Claim(epoch_from_json(epoch), retry) if isinstance(epoch, str) else claim
+                for claim in self.settled
+                for epoch, retry in [claim]
+            ]
 
     @property
     def kind(self) -> str:
@@ -195,7 +199,8 @@ class EpochEntry(LogEntry):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.epoch = epoch_from_json(self.epoch)
+        if isinstance(self.epoch, str):
+            self.epoch = epoch_from_json(self.epoch)
 
 
 class BeginEntry(EpochEntry, tag="begin"):
@@ -246,7 +251,8 @@ class RetireEntry(LogEntry, tag="retire"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.epochs = [epoch_from_json(epoch) for epoch in self.epochs]
+        if any(isinstance(epoch, str) for epoch in self.epochs):
+            self.epochs = [epoch_from_json(epoch) for epoch in self.epochs]
 
 
 class DoneEntry(LogEntry, tag="done"):

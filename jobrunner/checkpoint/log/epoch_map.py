@@ -9,7 +9,7 @@ from itertools import islice, pairwise
 from operator import eq
 from typing import overload
 
-from jobrunner.positions import Position, step_of
+from jobrunner.positions import Position
 
 
 class EpochMap(MutableMapping[int, int]):
@@ -65,7 +65,8 @@ class EpochMap(MutableMapping[int, int]):
         return list(self) if self._partial else EpochSequence(self._runs, self._length)
 
     def __getitem__(self, key: int) -> int:
-        if step := step_of(key):
+        if isinstance(key, Position):
+            step = key.step
             try:
                 return self._partial[step][int(key)]
             except KeyError:
@@ -79,7 +80,8 @@ class EpochMap(MutableMapping[int, int]):
         raise KeyError(key)
 
     def __setitem__(self, key: int, value: int) -> None:
-        if step := step_of(key):
+        if isinstance(key, Position):
+            step = key.step
             self._partial.setdefault(step, EpochMap())[int(key)] = value
             return
         if self.get(key) == value:
@@ -98,7 +100,8 @@ class EpochMap(MutableMapping[int, int]):
 
     def __delitem__(self, key: int) -> None:
         self[key]  # raises KeyError
-        if step := step_of(key):
+        if isinstance(key, Position):
+            step = key.step
             its = self._partial[step]
             del its[int(key)]
             if not its:

@@ -71,9 +71,9 @@ _EPOCHS = ("epoch", "epochs", "after", "only", "settled")
 
 
 def _to_json(value: Any) -> Any:
-    return (
-        [_to_json(it) for it in value] if isinstance(value, list | tuple) else epoch_to_json(value)
-    )
+    if isinstance(value, list | tuple):
+        return [_to_json(it) for it in value]
+    return str(value) if isinstance(value, Position) else value
 
 
 def _has_position(body: Mapping[str, Any]) -> bool:
@@ -319,11 +319,10 @@ class State:
             "retries": self.retries.runs(),
             "claims": self.claims.runs(),
             "chores": [
-                [epoch_to_json(epoch), retry, *chore]
-                for (epoch, retry), chore in self.chores.items()
+                [_to_json(epoch), retry, *chore] for (epoch, retry), chore in self.chores.items()
             ],
             "done": self.done,
-            "pins": [[epoch_to_json(epoch), *labels] for epoch, labels in self.pins.items()],
+            "pins": [[_to_json(epoch), *labels] for epoch, labels in self.pins.items()],
         }
 
     @classmethod
