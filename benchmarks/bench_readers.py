@@ -109,6 +109,10 @@ def main() -> None:
     why_no_ray = "--no-peers" if args.no_peers else ray_or_reason()
     if why_no_ray:
         report.skip("Ray", why_no_ray)
+    else:
+        import ray
+
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
 
     def mean(batch: Any) -> Any:
         return batch.mean(axis=0)
