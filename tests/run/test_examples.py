@@ -15,7 +15,16 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from jobrunner import JobRunner, MultiNodeCheckpointManager, RunResult, Session
+from jobrunner import (
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Position,
+    RunResult,
+    SaveEvery,
+    Session,
+    TaskFailedError,
+    current_task,
+)
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -37,6 +46,12 @@ def _load(name: str) -> Iterator[ModuleType]:
 def kmeans() -> Iterator[Any]:
     pytest.importorskip("sklearn", reason="the k-means example needs scikit-learn")
     yield from _load("kmeans")
+
+
+@pytest.fixture
+def digits() -> Iterator[Any]:
+    pytest.importorskip("sklearn", reason="the digits example needs scikit-learn")
+    yield from _load("train_digits")
 
 
 @pytest.fixture
@@ -112,3 +127,87 @@ def test_heat_has_the_same_bits_on_1_2_and_4_workers(heat: Any, tmp_path: Path) 
             _run(session, job, tmp_path / str(workers))
         plates.add(output.read_bytes())
     assert len(plates) == 1
+
+
+def _train(session: Session, digits: Any, path: Path, options: Any, at: Any = None) -> Any:
+    """Train until done, interrupted once before the step `at`, or after the epoch `at`.
+
+    Returns the states of all trainers, and the images of each epoch's steps.
+    """
+    seen = path / "seen"
+    seen.mkdir(parents=True)
+    compute_gradients = digits.compute_gradients
+    failed = path / "failed"
+
+    def watched(network: Any, images: Any, labels: Any) -> Any:
+        me = current_task()
+        if (me.epoch, me.step) == at and me.node == "trainer:0" and not failed.exists():
+            failed.touch()
+            raise RuntimeError("interrupted")
+        np.save(seen / f"{me.epoch}.{me.step}.{me.node}.npy", images)
+        return compute_gradients(network, images, labels)
+
+    digits.compute_gradients = watched
+    try:
+        manager = MultiNodeCheckpointManager(path / "runs", save=SaveEvery(steps=4))
+        if isinstance(at, int):
+            JobRunner(digits.build_job(**options), manager, num_epochs=at).run(session)
+        elif at is not None:
+            with pytest.raises(TaskFailedError, match="interrupted"):
+                JobRunner(digits.build_job(**options), manager).run(session)
+        job = digits.build_job(**options)
+        last = JobRunner(job, manager).run(session)
+    finally:
+        digits.compute_gradients = compute_gradients
+    assert last.epoch == options["epochs"]
+    names = ("network", "optimizer", "reader")
+    nodes = [node.name for node in job.nodes_to_checkpoint()]
+    stores = manager.open(last.epoch)
+    states = {f"{node}/{name}": _plain(stores[node].load(name)) for node in nodes for name in names}
+    epochs = [
+        np.concatenate([np.load(file) for file in seen.glob(f"{epoch}.*.npy")])
+        for epoch in range(1, last.epoch + 1)
+    ]
+    return states, epochs, last
+
+
+def _plain(value: Any) -> Any:
+    """Turn the tensors of a state into arrays."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.numpy() if hasattr(value, "numpy") else value
+
+
+def _assert_the_same(digits: Any, found: Any, expected: Any) -> None:
+    np.testing.assert_equal(found[0], expected[0])
+    everything = sorted(image.tobytes() for image in digits.load()[0]["images"])
+    for epoch in found[1]:
+        assert sorted(image.tobytes() for image in epoch) == everything
+    assert found[2].metrics[-1] == expected[2].metrics[-1]
+
+
+def test_digits_interrupted_within_an_epoch_end_with_the_same_bits(
+    digits: Any, inproc_client: Client, tmp_path: Path
+) -> None:
+    options = {"trainers": 2, "batch": 128, "epochs": 2}  # 6 steps
+    with Session(inproc_client) as session:
+        expected = _train(session, digits, tmp_path / "once", options)
+        found = _train(session, digits, tmp_path / "twice", options, at=(2, 5))
+    assert found[2].resumed_from == Position(1, 2)
+    _assert_the_same(digits, found, expected)
+    assert expected[2].metrics[-1]["accuracy"] > 0.5
+
+
+@pytest.mark.nightly
+def test_digits_interrupted_at_every_epoch_and_tenth_step_end_with_the_same_bits(
+    digits: Any, inproc_client: Client, tmp_path: Path
+) -> None:
+    options = {"trainers": 4, "batch": 32, "epochs": 5}
+    steps = [divmod(step, 12) for step in range(0, 60, 10)]
+    with Session(inproc_client) as session:
+        expected = _train(session, digits, tmp_path / "once", options)
+        for at in [*range(1, 5), *((epoch + 1, step) for epoch, step in steps)]:
+            found = _train(session, digits, tmp_path / str(at), options, at)
+            _assert_the_same(digits, found, expected)
