@@ -57,6 +57,10 @@ class State:
         self.epoch_seconds = math.inf if result.reported.arrays else result.seconds
         self.metrics[epoch] = dict(result.metrics)
 
+    def fire(self, names: Sequence[str]) -> None:
+        """Count what ends the job here among the stop conditions that are true."""
+        self.fired = tuple(dict.fromkeys((*self.fired, *names)))
+
     def note_save(self, report: SaveReport) -> None:
         """Note a save."""
         self.saves.append(report)

@@ -157,7 +157,7 @@ class Run:
         # A finished job is unfinished again if its last epoch is damaged.
         state.is_finished = decision.is_finished and epoch == decision.epoch
         if not state.is_finished:
-            self._ask_callbacks()
+            state.fire(self.callbacks.ended_by())
 
     def _load(self, decision: ResumePlan) -> int | None:
         """Load the named epoch, or for "latest" the newest whole one; None if there is none."""
@@ -242,14 +242,13 @@ class Run:
         return min(count for count in counts if count is not None)
 
     def _run_epoch(self) -> None:
-        started = time.monotonic()
-        state = self.state
+        started, state = time.monotonic(), self.state
         epoch = state.epoch + 1
         state.begin(range(epoch, epoch + 1))
         state.recorded = None
         first_step, state.steps_done = state.steps_done, 0
         reported = state.reported
-        self.callbacks.notify("on_epoch_start", epoch)
+        self._notify("on_epoch_start", epoch)
 
         for done, outcome, has_ended in each_step(self.plan, epoch, first_step, self._run_step):
             if done == 1:
@@ -275,30 +274,25 @@ class Run:
         """Run a step, or the epoch end group."""
         is_step = group != "epoch_end"
         if is_step:
-            self.callbacks.notify("on_step_start", epoch, step + 1)
+            self._notify("on_step_start", epoch, step + 1)
         deadline = self.runner.epoch_deadline_seconds
         outcome = self._run_on_workers(group, epoch, step=step, deadline_seconds=deadline)
         if is_step:
-            self.callbacks.notify("on_step", epoch, step + 1, outcome.seconds, outcome.told)
+            self._notify("on_step", epoch, step + 1, outcome.seconds, outcome.told)
         else:
             self.callbacks.notify("on_group", group, epoch, outcome.seconds)
         return outcome
 
     def _note_whole(self, epoch: int, result: GroupResult) -> None:
         """Note that an epoch of a batch has ended."""
-        self.callbacks.notify("on_epoch_start", epoch)
+        self._notify("on_epoch_start", epoch)
         self._note_end(epoch, result)
 
     def _note_end(self, epoch: int, result: GroupResult) -> None:
         self.state.end(epoch, result)
-        self.callbacks.notify("on_epoch", epoch, result.seconds, result.told)
-        self._ask_callbacks()
-
-    def _ask_callbacks(self) -> None:
-        """Count callbacks that end the job here among its stop conditions."""
-        for name in self.callbacks.ended_by():
-            if name not in self.state.fired:
-                self.state.fired += (name,)
+        if self.callbacks.are_any:
+            self.callbacks.notify("on_epoch", epoch, result.seconds, result.told)
+            self.state.fire(self.callbacks.ended_by())
 
     def _save_if_due(self) -> None:
         """Save the epoch that ended if the policy or the next step asks for it."""
@@ -346,6 +340,10 @@ class Run:
 
     # ---- for all phases
 
+    def _notify(self, event: str, *args: object) -> None:
+        if self.callbacks.are_any:
+            self.callbacks.notify(event, *args)
+
     def run_group(self, group: str, epoch: int) -> None:
         """Run a group that is not of epochs."""
         self.state.begin(range(epoch, epoch + 1))
@@ -365,7 +363,7 @@ class Run:
         at = self.state.position_of(epoch, step)
         if self.saver.can_save:
             self.saver.wait()  # the save before this one ends first
-            self.callbacks.notify("on_save_start", epoch - bool(step), step)
+            self._notify("on_save_start", epoch - bool(step), step)
         self.saver.save(at, self._details(metrics, step), step)
 
     def _hold(self, epoch: int, metrics: Mapping[str, Any], step: int = 0) -> None:
@@ -374,11 +372,12 @@ class Run:
             self.saver.hold(at, self._details(metrics, step), step)
 
     def _details(self, metrics: Mapping[str, Any], step: int) -> dict[str, Any]:
-        return {**self.state.details(metrics, step, self.callbacks.states()), **self.lineage}
+        callbacks = self.callbacks.states() if self.callbacks.are_any else {}
+        return {**self.state.details(metrics, step, callbacks), **self.lineage}
 
     def _saved(self, report: SaveReport) -> None:
         self.state.note_save(report)
-        self.callbacks.notify("on_save", report)
+        self._notify("on_save", report)
 
     def _bind(self, *, stays: bool = False) -> None:
         self.state.begin(range(0))
