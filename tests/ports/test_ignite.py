@@ -13,6 +13,7 @@ from jobrunner import (
     Node,
     SaveEvery,
     Task,
+    TaskFailedError,
     epoch_limiter,
 )
 from jobrunner.callbacks import EarlyStopping
@@ -83,9 +84,11 @@ def test_equal_scores_are_removed_once_each_and_the_newer_is_better():
     assert kept(KeepBest("score", 2, mode="max"), same, after_each=True) == [2, 3]
 
 
-def test_a_score_that_is_no_number_ranks_worst():
-    metrics = {1: {"score": 1.0}, 2: {"score": {"1": 1}}}
-    assert kept(KeepBest("score", mode="max"), metrics) == [1]
+def test_a_score_that_is_no_number_is_refused_where_it_is_reported(inproc_session, tmp_path):
+    job = counter(1, losses={1: {"1": 1}})
+    with pytest.raises(TaskFailedError, match="'loss' as dict; a metric must be a number"):
+        JobRunner(job, manager_of(tmp_path, keep=KeepBest("loss"))).run(inproc_session)
+    assert kept(KeepBest("loss"), {1: {"loss": 1.0}, 2: {"loss": "a word"}}) == [1]
 
 
 def test_the_sign_of_a_score_is_its_mode():

@@ -77,8 +77,9 @@ def test_the_mode_is_not_guessed_from_the_name():
     accuracy = {1: {"accuracy": 0.9}, 2: {"accuracy": 0.5}}
     assert kept(KeepBest("accuracy"), accuracy) == [2]
     assert kept(KeepBest("accuracy", mode="max"), accuracy) == [1]
-    with pytest.raises(DefinitionError, match="mode"):
-        KeepBest("accuracy", mode="auto")
+    for mode in ("auto", "unknown"):
+        with pytest.raises(DefinitionError, match="mode"):
+            KeepBest("accuracy", mode=mode)
 
 
 def test_a_metric_that_nobody_reports_is_warned_of(inproc_session, tmp_path, caplog):

@@ -178,7 +178,6 @@ def test_a_second_run_in_the_directory_continues_the_first(inproc_session, tmp_p
 
 def test_epochs_without_a_validation_are_no_candidates():
     metrics = {1: {}, 2: {"loss": 2.0}, 3: {}, 4: {"loss": 4.0}, 5: {}}
-    assert kept(KeepBest("loss", 5), metrics, after_each=True)[1:] != []
     assert kept(KeepBest("loss", 2), metrics) == [2, 4]
 
 

@@ -16,6 +16,7 @@ from jobrunner import (
     KeepLast,
     Node,
     Task,
+    current_task,
     epoch_limiter,
 )
 from tests.ports.counting import counter, kept, manager_of
@@ -58,11 +59,19 @@ def test_the_latest_stays_until_the_next_however_bad(inproc_session, tmp_path):
     assert uninterrupted.epochs() == [1, 2, 4]
 
 
-def test_a_score_may_be_anywhere_in_the_metrics():
-    metrics = {1: {"nested/sub/attr": 5}, 2: {"nested/sub/attr": 7}}
-    assert kept(KeepBest("nested/sub/attr", mode="max"), metrics) == [2]
-    nested = {1: {"nested": {"sub": 5}}, 2: {"nested": {"sub": 7}}, 3: {}}
-    assert kept(KeepBest(lambda it: it["nested"]["sub"], mode="max"), nested) == [2]
+def test_a_score_may_have_slashes_in_its_name(inproc_session, tmp_path):
+    def step(n):
+        current_task().report(**{"nested/sub/attr": -n})
+        return n + 1
+
+    with Job("nested") as job, Node("a"):
+        with job.init_group:
+            Task(int, outputs="n", name="zero")
+        Task(step, outputs="n")
+    epoch_limiter(job, 3)
+    manager = manager_of(tmp_path, keep=KeepBest("nested/sub/attr", mode="max"))
+    JobRunner(job, manager).run(inproc_session)
+    assert manager.epochs() == [1, 3]
 
 
 def test_another_manager_of_the_directory_is_as_good(inproc_session, tmp_path):
