@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import time
 
 import pytest
 
@@ -90,6 +91,14 @@ def test_a_history_of_the_same_steps_takes_no_more_space_than_one_epoch() -> Non
         epoch, step = divmod(number, 10)
         found[Position(epoch, step) if step else epoch] = number
     assert len(found.runs()) == 10
+
+
+def test_many_positions_of_different_steps_are_listed_fast() -> None:
+    rows = [[i % 100, 1, 1, 0, 0, i + 1] for i in range(100_000)]
+    started = time.process_time()
+    found = EpochMap(rows)
+    assert (found.last, list(found)[-1]) == (Position(99, 100_000), Position(99, 100_000))
+    assert time.process_time() - started < 2
 
 
 def test_the_log_says_which_version_reads_it_and_refuses_forged_positions() -> None:

@@ -252,7 +252,7 @@ class Saver:
             with self._abandons(order):
                 self._apply(partial(order.copy, keeps=False), f"the copy of epoch {epoch}")
         except CheckpointWriteError as error:
-            logger.info("Epoch %d could not be kept in memory: %s", epoch, error)
+            logger.info("Epoch %s could not be kept in memory: %s", epoch, error)
         else:
             self._held = (save, order, details)
 
@@ -269,7 +269,7 @@ class Saver:
         try:
             save.nodes = self._write(details, order, partial(order.write, is_copied=True))
         except Exception as error:
-            logger.warning("Epoch %d could not be saved after a failure: %s", save.epoch, error)
+            logger.warning("Epoch %s could not be saved after a failure: %s", save.epoch, error)
             return
         save.seconds = save.stall_seconds = time.monotonic() - save.started
         self._report(save)

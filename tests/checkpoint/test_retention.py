@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from jobrunner import KeepAll, MultiNodeCheckpointManager
 from jobrunner.checkpoint.log.state import Claim
 from jobrunner.checkpoint.retention import Sweeper
 from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.workspace.workspace import Workspace
 
 
 class TracedFiles(PosixFiles):
@@ -94,3 +97,18 @@ def test_an_earlier_rename_is_made_durable_before_the_store_is_deleted(
         ("fsync", "a.0"),
         ("unlink", "zarr.retired.json"),
     ]
+
+
+class KeepOdd(KeepAll):
+    def retires(self, epochs: Sequence[int], metrics: object) -> list[int]:
+        return [epoch for epoch in epochs if epoch % 2 == 0]
+
+
+def test_a_policy_that_derives_from_keep_all_is_asked(tmp_path: Path) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path, keep=KeepOdd())
+    manager.run.start(["a"], {})
+    for epoch in range(4):
+        save = manager.commits.begin(epoch)
+        manager.commits.commit(save, save.write({"a": Workspace("a")}), {})
+    manager.run.end()
+    assert manager.epochs() == [1, 3]

@@ -29,6 +29,7 @@ from jobrunner import CheckpointError, CheckpointWriteError, KeepLast, MultiNode
 from jobrunner.checkpoint.log.entries import RunEntry
 from jobrunner.checkpoint.store.stacks import LEAST_ALIKE
 from jobrunner.checkpoint.store.writer import LINKED_BYTES
+from jobrunner.positions import epoch_to_json
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
 from jobrunner.workspace.workspace import Workspace
 from tests.sampling import sampled
@@ -49,8 +50,8 @@ Recorded = tuple[int, ...]
 def blobs(node: str, epoch: int) -> dict[str, Any]:
     if node == "a":
         rows = {f"row{i}": np.arange(3) + epoch + i for i in range(ROWS)}
-        return {"w": np.arange(100.0) + epoch, "epoch": epoch, **rows}
-    return {"epoch": epoch, "same": SAME}
+        return {"w": np.arange(100.0) + epoch, "epoch": epoch_to_json(epoch), **rows}
+    return {"epoch": epoch_to_json(epoch), "same": SAME}
 
 
 def take_step(manager: MultiNodeCheckpointManager, step: str) -> None:

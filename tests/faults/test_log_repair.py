@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import shutil
@@ -16,10 +17,13 @@ from jobrunner import (
     CheckpointCorruptError,
     CheckpointError,
     CommitConflictError,
+    KeepAll,
     KeepLast,
     MultiNodeCheckpointManager,
+    Position,
 )
 from jobrunner.checkpoint import inspect_directory, plan_repair, repair_log
+from jobrunner.checkpoint.log.entries import frame
 from jobrunner.checkpoint.log.heartbeat import Patience
 from jobrunner.checkpoint.log.state import STATE_INTERVAL
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
@@ -168,6 +172,42 @@ def test_whatever_becomes_of_two_entries_the_same_epochs_are_recorded_after_a_re
         check_repaired(path, before, f"{first} and {second}")
         shutil.rmtree(path)
     print(f"two entries: {len(pairs)} pairs, 0 epochs lost")
+
+
+def test_whatever_becomes_of_an_entry_positions_stay_recorded_after_a_repair(
+    tmp_path: Path,
+) -> None:
+    source = tmp_path / "source"
+    manager = MultiNodeCheckpointManager(
+        source, keep=KeepAll(partial=True), files=FaultyFiles(sync=False)
+    )
+    manager.run.start(NODES, {})
+    epochs = (0, Position(0, 2), 1, Position(1, 1), Position(1, 2))
+    for epoch in epochs:
+        save(manager, epoch)
+    manager.run.end()
+    cases = itertools.product((cut, remove, swap), range(1, len(log_of(source)) - 1))
+    for i, (damage, k) in enumerate(cases):
+        path = Path(shutil.copytree(source, tmp_path / str(i)))
+        damage(log_of(path)[k])
+        before = contents(path)
+        assert repair_log(directory(path).recorded) is not None
+        assert recorded(path) == epochs, (damage, k)
+        check_repaired(path, before, f"{damage.__name__} {k}")
+
+
+@pytest.mark.parametrize("change", [{"format": 99}, {"kind": "merge"}])
+def test_what_a_later_version_wrote_is_not_lost(
+    change: dict[str, object], copies: Iterator[Path]
+) -> None:
+    path = next(copies)
+    file = log_of(path)[-2]
+    text = json.dumps({**json.loads(file.read_bytes())["entry"], **change}).encode()
+    file.write_bytes(frame(text, hashlib.sha256(text).hexdigest()))
+    before = contents(path)
+    with pytest.raises(CheckpointCorruptError, match="Use a later version"):
+        repair_log(directory(path).recorded)
+    assert contents(path) == before
 
 
 def test_an_entry_with_one_wrong_bit_is_read_as_it_was_written(copies: Iterator[Path]) -> None:

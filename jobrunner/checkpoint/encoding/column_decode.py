@@ -186,7 +186,7 @@ def _sequences_of(cls: Callable[[Any], Any]) -> Callable[..., list[Any]]:
             raise ValueError("expected one of `at`, `columns` and `lengths`")
         rows: Iterable[Any]
         if at is not None:
-            rows = _data(decoder, at, "bifc", 2).tolist()
+            rows = _data(decoder, at, "bif", 2).tolist()
         elif columns is not None:
             rows = _join(decoder, columns)
         else:

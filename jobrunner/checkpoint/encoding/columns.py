@@ -312,7 +312,8 @@ class _Columns:
         flat = list(chain.from_iterable(rows))
         widths = set(map(len, rows))
         width = widths.pop() if len(widths) == 1 else 0
-        if 0 < width <= _LONG_ROW and (data := pack(flat)) is not None:
+        data = pack(flat) if 0 < width <= _LONG_ROW else None
+        if data is not None and data.dtype.kind != "c":  # which has no two axes in format 4
             return {**self._numbers(data.reshape(len(rows), width), at), "$": _KINDS[cls]}
         if 0 < width <= _MOST_COLUMNS:
             columns = [flat[i::width] for i in range(width)]

@@ -46,6 +46,7 @@ from jobrunner.checkpoint.log.run_lock import RunLock, refuse_if_alive
 from jobrunner.checkpoint.log.state import (
     RESTARTS,
     STATE_INTERVAL,
+    LaterVersionError,
     State,
     entry_to_json,
     make_entry,

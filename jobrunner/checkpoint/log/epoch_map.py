@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from itertools import islice, pairwise
@@ -64,6 +63,13 @@ class EpochMap(MutableMapping[int, int]):
         """The keys as a sequence; not copied if all are epochs."""
         return list(self) if self._partial else EpochSequence(self._runs, self._length)
 
+    @property
+    def last(self) -> int:
+        """The last key; raises ValueError if there is none."""
+        lasts = [(_last(its._runs[-1]), step) for step, its in self._partial.items()]
+        epoch, step = max([*lasts, *((_last(run), 0) for run in self._runs[-1:])])
+        return Position(epoch, step) if step else epoch
+
     def __getitem__(self, key: int) -> int:
         if isinstance(key, Position):
             step = key.step
@@ -113,10 +119,10 @@ class EpochMap(MutableMapping[int, int]):
     def __iter__(self) -> Iterator[int]:
         if not self._partial:
             return self._epochs()
-        positions = (
-            [Position(epoch, step) for epoch in its] for step, its in self._partial.items()
-        )
-        return heapq.merge(self._epochs(), *positions)
+        keys = [(epoch, 0) for epoch in self._epochs()]
+        keys += [(epoch, step) for step, its in self._partial.items() for epoch in its]
+        keys.sort()
+        return (Position(epoch, step) if step else epoch for epoch, step in keys)
 
     def __len__(self) -> int:
         return self._length + sum(map(len, self._partial.values()))

@@ -84,23 +84,27 @@ def _has_position(body: Mapping[str, Any]) -> bool:
     return any(isinstance(it, Position) for it in epochs) or any(len(run) > 5 for run in claims)
 
 
+class LaterVersionError(CheckpointCorruptError):
+    """A later version wrote the entry, which is whole."""
+
+
 def parse_entry(tree: object, where: str, advice: str = "") -> LogEntry:
     """Check an entry that was read as JSON; errors begin with `where` and end with `advice`.
 
-    Raises CheckpointCorruptError if a field is missing, unknown or has an invalid value, or if a
-    later version wrote the entry.
+    Raises CheckpointCorruptError if a field is missing, unknown or has an invalid value;
+    LaterVersionError if a later version wrote the entry.
     """
     expected = _ANY_KIND
     if isinstance(tree, Mapping):
         version, kind = tree.get("format"), tree.get("kind")
         if isinstance(version, int) and version > FORMAT:
-            raise CheckpointCorruptError(
+            raise LaterVersionError(
                 f"{where} has format {version}, and this version of jobrunner reads formats up to "
                 f"{FORMAT}. Use a later version."
             )
         if isinstance(kind, str):
             if kind not in _KINDS:
-                raise CheckpointCorruptError(
+                raise LaterVersionError(
                     f"{where} is of kind {kind!r}, which this version of jobrunner does not know. "
                     f"Use a later version."
                 )
@@ -157,7 +161,7 @@ class State:
     @property
     def latest(self) -> int | None:
         """Newest recorded epoch."""
-        return self.recorded.keys_in_order()[-1] if self.recorded else None
+        return self.recorded.last if self.recorded else None
 
     def commit_number(self, epoch: int) -> int:
         """Number of the ``commit`` entry of a recorded epoch."""

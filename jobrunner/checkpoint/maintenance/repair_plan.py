@@ -15,9 +15,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import msgspec
-
-from jobrunner.checkpoint.encoding import described
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
     ENTRY_NAME,
@@ -28,6 +25,7 @@ from jobrunner.checkpoint.log import (
     CommitEntry,
     FileMetadataHandler,
     GapEntry,
+    LaterVersionError,
     LogEntry,
     RebuiltRecord,
     RewindEntry,
@@ -95,7 +93,7 @@ def plan_repair(directory: Epochs) -> Repair | None:
     """Plan the repair of a directory whose log is in files; None if none is necessary.
 
     Reads the whole log, the names of all stores, and every byte of the epochs whose records it
-    rebuilds. Raises CheckpointError if the storage fails.
+    rebuilds. Raises CheckpointError if the storage fails, or a later version wrote an entry.
     """
     handler = file_handler(directory)
     with reading(directory):
@@ -158,6 +156,8 @@ class _Planner:
     def _read_entries(self, handler: FileMetadataHandler) -> None:
         repair = self._repair
         for number, entry in each_entry(handler):
+            if isinstance(entry, LaterVersionError):
+                raise entry  # nothing is lost
             if isinstance(entry, CheckpointCorruptError):
                 is_there = self._files.is_taken(handler.path_of(number))
                 repair.lost[number] = str(entry) if is_there else _MISSING
@@ -248,7 +248,9 @@ class _Planner:
                 repair.commits[epoch] = (
                     self._rebuild_record(claim)
                     if commit is None
-                    else msgspec.convert(commit, described(RebuiltRecord), from_attributes=True)
+                    else RebuiltRecord(
+                        **{name: getattr(commit, name) for name in RebuiltRecord.__struct_fields__}
+                    )
                 )
             except CheckpointCorruptError as error:
                 failed[claim] = str(error)

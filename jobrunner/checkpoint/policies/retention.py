@@ -265,7 +265,8 @@ class KeepBest(_JoinsRetention):
         """See `RetentionPolicy`."""
         found = _ranked(epochs, self.partial, unfinished)
         badness = {epoch: self._badness(metrics[epoch]) for epoch in found}
-        ranked = sorted(found, key=lambda epoch: (badness[epoch], -epoch))
+        ranked = list(reversed(found))
+        ranked.sort(key=badness.__getitem__)
         if self.threshold is not None:
             most = self._signed(self.threshold)
             ranked = [epoch for epoch in ranked if badness[epoch] <= (False, most)]

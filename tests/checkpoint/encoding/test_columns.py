@@ -122,6 +122,12 @@ MANY: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
+def test_rows_of_complex_numbers_are_columns_that_the_first_version_of_format_4_reads() -> None:
+    for kind in (tuple, list):
+        of = encode([kind((complex(i), 1j)) for i in range(N)]).tree["of"]
+        assert [column["$"] for column in of["columns"]] == ["numbers", "numbers"]
+
+
 @pytest.mark.parametrize("name", MANY)
 @pytest.mark.usefixtures("of_any_size")
 def test_many_alike_values_come_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
