@@ -17,7 +17,7 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.callbacks import EarlyStopping
-from tests.ports.counting import N, counter, interrupted, kept, manager_of
+from tests.ports.counting import counter, kept, manager_of
 
 
 class Momentum:
@@ -156,21 +156,6 @@ def test_a_save_that_fails_leaves_the_one_before(inproc_session, tmp_path):
         JobRunner(job, manager).run(inproc_session)
     assert manager.epochs() == [0, 1]
     manager.verify(1)
-
-
-def test_the_state_before_a_failure_is_saved(inproc_session, tmp_path):
-    manager = manager_of(tmp_path, save=SaveEvery(epochs=10), save_on_failure=True)
-    interrupted(JobRunner(counter(8, fails_at=5), manager), inproc_session)
-    assert manager.epochs() == [0, 4]
-    assert JobRunner(counter(8), manager).run(inproc_session).resumed_from == 4
-    assert inproc_session.fetch(N) == 8
-
-
-def test_a_fresh_start_forgets_what_was_saved(inproc_session, tmp_path):
-    manager = manager_of(tmp_path, keep=KeepLast(2))
-    JobRunner(counter(4), manager).run(inproc_session)
-    JobRunner(counter(1), manager, resume_from_epoch=None).run(inproc_session)
-    assert (manager.epochs(), manager.latest()) == ([0, 1], 1)
 
 
 def test_each_save_is_told(inproc_session, tmp_path):

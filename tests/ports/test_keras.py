@@ -51,13 +51,6 @@ def test_a_damaged_backup_is_left_for_the_one_before(inproc_session, tmp_path, c
     assert "a.2" in caplog.text
 
 
-def test_backups_are_gone_when_training_has_succeeded(inproc_session, tmp_path):
-    manager = manager_of(tmp_path, delete_on_success=True)
-    JobRunner(counter(2), manager).run(inproc_session)
-    assert manager.epochs() == []
-    assert not [path.name for path in (tmp_path / "ckpt").iterdir() if path.name[:2] == "a."]
-
-
 @pytest.mark.parametrize("path", ["", None])
 @pytest.mark.parametrize("kind", [MultiNodeCheckpointManager, CheckpointManager])
 def test_a_directory_must_be_named(kind, path):

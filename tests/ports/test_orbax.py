@@ -162,20 +162,6 @@ def test_the_best_and_one_in_three_hours_are_kept():
     assert kept(policy, losses, HOURLY, after_each=True) == [0, 1, 2, 3, 6, 9]
 
 
-def test_a_save_may_be_asked_for_between_intervals(inproc_session, tmp_path):
-    class AskAt5:
-        def on_setup(self, runner):
-            self.runner = runner
-
-        def on_epoch_start(self, epoch):
-            if epoch == 5:
-                self.runner.save_now()
-
-    manager = manager_of(tmp_path, save=SaveEvery(epochs=2))
-    JobRunner(counter(6), manager, callbacks=[AskAt5()]).run(inproc_session)
-    assert manager.epochs() == [0, 2, 4, 5, 6]
-
-
 def test_chosen_epochs_are_saved_by_a_policy_of_four_lines():
     @dataclass(frozen=True)
     class SaveAt:
