@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -163,8 +162,7 @@ class Callbacks:
 
     def ended_by(self) -> list[str]:
         """The names of the callbacks that end the job now."""
-        ask = operator.attrgetter("ends_job")
-        return [it.ends_by for it in self._enders if self._call(it, "ends_job", ask, it)]
+        return [it.ends_by for it in self._enders if self._call(it, "ends_job", _ends_job, it)]
 
     def states(self) -> dict[str, dict[str, Plain]]:
         """What the callbacks have to be recorded, by name."""
@@ -230,6 +228,10 @@ def _handlers(
         for callback, handle in found
         if handle is not None and getattr(handle, "__func__", None) is not empty
     ]
+
+
+def _ends_job(callback: Any) -> bool:
+    return bool(callback.ends_job)
 
 
 def _plain(state_dict: Callable[[], Mapping[str, Plain]]) -> dict[str, Plain]:

@@ -86,8 +86,11 @@ def set_up(functions: Mapping[str, Callable[[], Any]]) -> Iterator[dict[str, Any
         made = {}
         for name, fn in functions.items():
             made[name] = fn()
-            if isinstance(made[name], GeneratorType):
-                generator, made[name] = made[name], next(made[name])
+            if isinstance(generator := made[name], GeneratorType):
+                for made[name] in generator:
+                    break
+                else:
+                    raise RuntimeError(f"The function that sets up {name!r} yields no value.")
                 stack.callback(_end, name, generator)
         yield made
 

@@ -276,13 +276,16 @@ def test_a_callback_ends_a_job_that_nothing_else_ends(session, manager):
         JobRunner(counter(None), manager, callbacks=[Adds(2)]).plan_resume()
 
 
-def test_a_failure_to_say_whether_the_job_ends_is_a_warning(session, caplog):
+class Unclear:
+    def __bool__(self):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("ends_job", [property(lambda self: 1 / 0), Unclear()])
+def test_a_failure_to_say_whether_the_job_ends_is_a_warning(session, caplog, ends_job):
     class Broken(Callback):
         ends_by = "broken"
 
-        @property
-        def ends_job(self):
-            raise ZeroDivisionError
-
+    Broken.ends_job = ends_job
     assert JobRunner(counter(2), callbacks=[Broken()]).run(session).epoch == 2
     assert "Callback Broken: ends_job raised ZeroDivisionError" in caplog.text

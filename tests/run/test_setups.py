@@ -155,9 +155,18 @@ def twice() -> Iterator[int]:
     yield 2
 
 
+def nothing() -> Iterator[int]:
+    yield from ()
+
+
 @pytest.mark.parametrize(
     ("setup", "message"),
-    [(broken, "cannot close"), (never, "cannot open"), (twice, "yields more than one value")],
+    [
+        (broken, "cannot close"),
+        (never, "cannot open"),
+        (twice, "sets up 'value' yields more than one value"),
+        (nothing, "sets up 'value' yields no value"),
+    ],
 )
 @pytest.mark.parametrize("kind", ["setup", "instance_setup"])
 @pytest.mark.parametrize("count", [1, 2])
