@@ -15,6 +15,7 @@ from jobrunner.checkpoint.log.state import State, make_entry, parse_entry
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.names import format_store_name, parse_store_name
 from jobrunner.positions import parse_position, plain, read_position
+from jobrunner.run.saver import _Failures
 
 AT = Position(4, 200)
 
@@ -125,3 +126,13 @@ def test_the_log_says_which_version_reads_it_and_refuses_forged_positions() -> N
     runs = {**state.to_json(), "claims": [[4, 1, 1, 0, 0, 0]]}
     with pytest.raises(CheckpointCorruptError, match="`claims`"):
         make_entry(2, "state", "r", {"state": runs})
+
+
+def test_saves_that_fail_for_the_same_reason_are_counted_wherever_they_are() -> None:
+    warnings: list[str] = []
+    failures = _Failures(warnings.append)
+    for epoch in (3, Position(3, 1), Position(3, 2), 4):
+        failures.add(epoch, OSError(f"the save of epoch {epoch} could not be begun"))
+    failures.close()
+    assert len(warnings) == 2
+    assert warnings[1].startswith("3 epochs, 3.s1 to 4, were not saved either")

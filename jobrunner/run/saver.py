@@ -33,7 +33,7 @@ logger = get_logger(__name__)
 
 SaveErrorPolicy = Literal["warn", "refuse", "raise"]
 
-_NUMBERS = re.compile(r"[0-9a-f]{32}|[0-9]+")
+_NUMBERS = re.compile(r"[0-9a-f]{32}|[0-9]+(\.s[0-9]+)?")
 """Parts that differ between messages of the same failure: epochs and random names."""
 
 
