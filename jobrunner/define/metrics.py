@@ -267,7 +267,13 @@ class Reported:
     arrays: dict[str, Any] = field(default_factory=dict)  # and images; only for callbacks
 
     def add(self, step: Reported) -> None:
-        """Add what was reported in the next step of the epoch."""
+        """Add what was reported in the next step; raises DefinitionError if ways are mixed."""
+        for name in (self.totals.keys() | step.totals.keys()) & self.metrics.keys():
+            if name in step.metrics and _ways(self, name) != _ways(step, name):
+                raise DefinitionError(
+                    f"Metric {name!r} is reported in different ways in the steps of an epoch: "
+                    f"{_ways(self, name)}; {_ways(step, name)}. Report it in one way."
+                )
         for name in self.arrays.keys() & step.metrics.keys():
             del self.arrays[name]
         self.metrics.update(step.metrics)
@@ -329,6 +335,14 @@ def _combined(name: str, totals: dict[str, Total]) -> dict[str, Metric]:
         whole = whole & totals[node]
     each = {f"{node}/{name}": totals[node].result for node in nodes} if len(nodes) > 1 else {}
     return {name: whole.result, **each}
+
+
+def _ways(reported: Reported, name: str) -> str:
+    """How the nodes report a metric in one step, or in the steps so far."""
+    totals = reported.totals.get(name)
+    if totals is None:
+        return 'without over="epoch"'
+    return ", ".join(sorted({_describe(total.how, "epoch") for total in totals.values()}))
 
 
 def _describe(how: Way, over: Over) -> str:

@@ -190,6 +190,22 @@ def test_a_name_that_is_reported_in_two_ways_is_refused(inproc_session):
 
 
 @pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Mean(1, over="epoch"), Sum(5, over="epoch")),
+        (Mean(1, over="epoch"), Mean(5)),
+        (3, Max(5, over="epoch")),
+    ],
+)
+def test_a_name_that_steps_report_in_two_ways_is_refused(inproc_session, first, second):
+    def report(node, task, epoch, step):
+        current_task().report(x=second if step else first)
+
+    with pytest.raises(DefinitionError, match="'x' is reported in different ways in the steps"):
+        metrics_of(inproc_session, report, steps_per_epoch=2)
+
+
+@pytest.mark.parametrize(
     "make",
     [
         lambda: Mean("1"),
