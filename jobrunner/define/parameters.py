@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Parameter
+from types import FunctionType
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from jobrunner.errors import DefinitionError
 
@@ -37,10 +39,7 @@ def read_arguments(
 
     Raises `DefinitionError`, which names the function and the parameter, if a name is wrong.
     """
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # a builtin without a signature
-        signature = None
+    signature = _signature_of(fn)
     named = isinstance(inputs, Mapping) or isinstance(updates, Mapping)
     if named and not (isinstance(inputs, Mapping) or inputs is None):
         raise DefinitionError(
@@ -67,6 +66,24 @@ def read_arguments(
             f"updates as lists."
         )
     return _Named(f"{where}: ", f"{_name(fn)}{signature}", signature, kwargs).read(inputs, updates)
+
+
+_signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
+"""Of functions that many tasks may call; to find one takes as long as the rest of a `Task`."""
+
+
+def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature of `fn`; None for a builtin without one."""
+    is_function = isinstance(fn, FunctionType)
+    if is_function and (known := _signatures.get(fn)) is not None:
+        return known
+    try:
+        found = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return None
+    if is_function:
+        _signatures[fn] = found
+    return found
 
 
 class _Named(NamedTuple):

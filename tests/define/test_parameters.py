@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import pickle
+import weakref
 
 import cloudpickle
 import numpy as np
@@ -172,6 +174,19 @@ def test_names_that_mean_the_same_order_change_nothing_in_a_job():
     assert fingerprints(None) == fingerprints({"second": "second"}) == in_order
     assert fingerprints({"second": "first", "first": "second"}) != in_order
     assert fingerprints({"first": "first", "sep": "second", "second": "second"}) != in_order
+
+
+def test_no_function_lives_on_after_the_tasks_that_called_it():
+    def fn(x):
+        return x
+
+    with Job("gone") as job, job.init_group:
+        for name in "ab":
+            Task(fn, kwargs={"x": 1}, name=name, node="n")
+    known = weakref.ref(fn)
+    del fn, job
+    gc.collect()
+    assert known() is None
 
 
 def test_options_of_each_node_are_values_or_functions_of_its_index():
