@@ -89,10 +89,10 @@ _PACKAGES = (
     "define",
     "compile",
     "worker",
-    "pipes",
     "cluster",
     "checkpoint",
     "run",
+    "pipes",
 )
 """Each imports those before it, so looking a name up in all of them loads nothing else."""
 
