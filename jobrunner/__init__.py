@@ -94,7 +94,7 @@ _PACKAGES = (
     "run",
     "pipes",
 )
-"""Each imports those before it, so looking a name up in all of them loads nothing else."""
+"""Each imports those before it, but `pipes`: looking a name up in all of them loads little else."""
 
 __all__ = [
     "Auto",
