@@ -256,7 +256,8 @@ class Run:
             else:
                 reported.add(outcome.reported)
             if not has_ended:
-                stops = bool(self.runner.stop_reason) and self.saver.can_save
+                can_stop = self.saver.can_save or self.plan.steps_per_epoch is None
+                stops = bool(self.runner.stop_reason) and can_stop
                 if stops or self.saver.is_due(epoch, done):
                     self._save(epoch, reported.metrics, done)
                 else:

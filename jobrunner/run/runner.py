@@ -238,7 +238,8 @@ class JobRunner:
         Notes
         -----
         Runs on the client, in any thread or callback, and returns at once. A job with several
-        steps per epoch is saved and stops after the current step.
+        steps per epoch is saved and stops after the current step; one whose epochs have no
+        known length stops there in any case.
         """
         self.stop_reason = reason or "JobRunner.stop"
 
