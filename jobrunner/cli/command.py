@@ -25,6 +25,7 @@ from jobrunner.texts import printable, shorten, without_credentials
 EXIT_CODES: Mapping[type[BaseException], int] = {
     # The most derived class decides.
     errors.DefinitionError: 2,
+    errors.EndOfData: 3,
     errors.ExecutionError: 3,
     errors.NodeLostError: 4,
     errors.SchedulerLostError: 5,
