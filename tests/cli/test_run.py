@@ -258,7 +258,11 @@ def test_json_is_alone_on_stdout_whatever_tasks_print(script: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=["INT", "TERM"]
+    ("number", "exit_code"),
+    [
+        pytest.param(signal.SIGINT, 130, id="INT"),
+        pytest.param(signal.SIGTERM, 75, id="TERM", marks=pytest.mark.nightly),
+    ],
 )
 def test_an_interrupted_run_keeps_its_epochs_and_says_how_to_resume(
     tmp_path: Path, process_cluster: LocalCluster, number: signal.Signals, exit_code: int

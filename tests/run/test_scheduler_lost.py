@@ -90,7 +90,11 @@ def dask_processes(tmp_path):
 
 @pytest.mark.parametrize(
     "whose",
-    [pytest.param("of the session", marks=pytest.mark.nightly), "of the user", "that gave up"],
+    [
+        pytest.param("of the session", marks=pytest.mark.nightly),
+        "of the user",
+        pytest.param("that gave up", marks=pytest.mark.nightly),
+    ],
 )
 def test_the_run_continues_when_the_scheduler_is_back(dask_processes, tmp_path, undisturbed, whose):
     flag, warnings = tmp_path / "flag", []
