@@ -35,7 +35,7 @@ class Labels(msgspec.Struct):
     dimension_names: list[str | None]
 
 
-class LazyArray(zarr.Array[Any]):
+class LazyArray(zarr.Array):  # type: ignore[type-arg]  # Zarr 3.1.1 takes none
     """A Zarr array of a store, whose chunks are verified when they are read."""
 
     @property
