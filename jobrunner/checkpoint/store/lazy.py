@@ -62,7 +62,8 @@ def open_array(
             document["attributes"] = labels.attributes
     chunks = _Chunks(stored, path, json.dumps(document).encode(), shards)
     opened = zarr.open_array(chunks, mode="r", zarr_format=3)
-    return LazyArray(opened.async_array)
+    # Public as `async_array` in later versions of Zarr; 3.1 has no other name for it.
+    return LazyArray(opened._async_array)
 
 
 class _Chunks(zarr.storage.WrapperStore[zarr.storage.MemoryStore]):
