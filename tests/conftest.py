@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
@@ -54,6 +55,41 @@ def pytest_configure(config: pytest.Config) -> None:
     """Draw more and new examples where the nightly tests are asked for."""
     if config.option.markexpr == "nightly":
         settings.load_profile("nightly")
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        config.stash[_STDERR] = os.dup(2)
+
+
+_STDERR = pytest.StashKey[int]()
+_TIMES_TIMEOUT = 2
+
+
+def _watch(item: pytest.Item) -> None:
+    marker = item.get_closest_marker("timeout")
+    seconds = float(marker.args[0] if marker else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(
+        _TIMES_TIMEOUT * seconds, exit=True, file=item.config.stash[_STDERR]
+    )
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End this process, with the stacks of its threads, where pytest-timeout cannot end a test.
+
+    pytest-timeout raises an error in the test; what ends the test may then hang as well, or never
+    see the error. Another process of pytest-xdist goes on with the tests that are left.
+    """
+    _watch(item)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: object) -> None:
+    """Watch the end of a failed test too; pytest stops to, for the sake of debuggers."""
+    if isinstance(node, pytest.Item):
+        _watch(node)
 
 
 MOST_PROCESSES = 4
