@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from numbers import Integral
 from typing import Any, Self
 
 from jobrunner.errors import DefinitionError
@@ -43,7 +44,7 @@ class Position(int):
 
     def __new__(cls, epoch: int, step: int) -> Self:  # noqa: D102
         for name, value, least in (("epoch", epoch, 0), ("step", step, 1)):
-            if not _is_natural(value) or value < least:
+            if not is_whole(value, least):
                 raise DefinitionError(
                     f"Position: {name} must be an int >= {least}; got {value!r:.200}."
                 )
@@ -85,8 +86,10 @@ class Position(int):
         return _key(self) >= _key(other)
 
 
-def _is_natural(value: object) -> bool:
-    return type(value) is int and value >= 0
+def is_whole(value: object, least: int) -> bool:
+    """Whether it is an int that is at least `least`, also one of NumPy; no bool, no position."""
+    is_int = isinstance(value, Integral) and not isinstance(value, bool | Position)
+    return is_int and int(value) >= least  # type: ignore[call-overload]
 
 
 def _key(value: Any) -> tuple[Any, int]:
@@ -115,9 +118,11 @@ def read_position(value: object) -> int | None:
     """Read an epoch or a position, which may be a pair or ``"4.s200"``; None if it is neither."""
     if isinstance(value, str):
         return parse_position(value) if is_position(value) else None
-    if isinstance(value, tuple) and len(value) == 2 and all(map(_is_natural, value)):
-        return Position(*value) if value[1] else value[0]
-    return value if isinstance(value, Position) or _is_natural(value) else None  # type: ignore[return-value]
+    if isinstance(value, tuple) and len(value) == 2 and all(is_whole(it, 0) for it in value):
+        return Position(*value) if value[1] else int(value[0])
+    if isinstance(value, Position):
+        return value
+    return int(value) if is_whole(value, 0) else None  # type: ignore[call-overload]
 
 
 def epoch_to_json(epoch: int) -> int | str:

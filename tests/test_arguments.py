@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jobrunner
-from jobrunner import DefinitionError, Job, JobRunner, Node, Task
+from jobrunner import DefinitionError, Job, JobRunner, KeepBest, KeepLast, Node, Task
 from jobrunner.checkpoint import REGISTERED_CODECS
 
 # What jobrunner makes and users only read; and what it calls with arguments of its own.
@@ -190,6 +190,8 @@ def test_a_refusal_says_what_it_expected_and_found_of_which_object() -> None:
 
 def test_numbers_of_other_libraries_are_numbers() -> None:
     assert jobrunner.SaveEvery(seconds=np.float32(0.5)).seconds == 0.5  # type: ignore[arg-type]
+    for found in (KeepBest("m", np.int64(3)).n, KeepLast(n=np.int8(3)).n):  # type: ignore[arg-type]
+        assert (found, type(found)) == (3, int)
 
 
 def test_the_name_of_a_codec_is_clean_and_its_own() -> None:

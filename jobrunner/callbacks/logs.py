@@ -207,8 +207,7 @@ class JSONLinesLog(Callback):
 
 
 def _row(epoch: int, seconds: float, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    own = {"epoch": epoch, "seconds": seconds}
-    return {**own, **plain_metrics(metrics), **own}
+    return {"epoch": epoch, "seconds": seconds, **plain_metrics(metrics)}
 
 
 def _encode(line: str) -> bytes:

@@ -18,6 +18,7 @@ from jobrunner.checkpoint.storage import Files
 from jobrunner.checkpoint.store import Checkpoint, check_compressors
 from jobrunner.define import (
     EPOCH,
+    EPOCHS,
     FLAG,
     INTERVAL,
     LABEL,
@@ -32,7 +33,6 @@ from jobrunner.define import (
     checked,
     instance,
     read_compressors,
-    some,
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 
@@ -188,7 +188,7 @@ class MultiNodeCheckpointManager:
         """
         return self.recorded.record(epoch)
 
-    @checked(epochs=some("a collection of epochs (int)", Collection, int))
+    @checked(epochs=EPOCHS)
     def records(
         self, epochs: Collection[int] | None = None
     ) -> Iterator[tuple[int, Mapping[str, Any] | CheckpointCorruptError]]:

@@ -3,6 +3,7 @@
 from jobrunner.define.arguments import (
     COUNT,
     EPOCH,
+    EPOCHS,
     FLAG,
     INTERVAL,
     LABEL,
@@ -19,6 +20,7 @@ from jobrunner.define.arguments import (
     instance,
     number,
     one_of,
+    or_none,
     read_setup,
     some,
     without_partials,

@@ -10,6 +10,7 @@ from numbers import Real
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from jobrunner.errors import DefinitionError
+from jobrunner.positions import is_whole, read_position
 
 _Callee = TypeVar("_Callee", bound=Callable[..., Any])
 
@@ -19,14 +20,13 @@ class Rule(NamedTuple):
 
     expected: str
     fits: Callable[[Any], bool]
+    read: Callable[[Any], Any] | None = None
+    """What the callee gets in place of an argument that fits."""
 
 
 def whole(least: int) -> Rule:
-    """An int that is at least `least`; no bool."""
-    return Rule(
-        f"an int >= {least}",
-        lambda it: isinstance(it, int) and not isinstance(it, bool) and it >= least,
-    )
+    """An int that is at least `least`, also one of NumPy; no bool."""
+    return Rule(f"an int >= {least}", lambda it: is_whole(it, least), int)
 
 
 def number(expected: str, is_within: Callable[[Any], bool]) -> Rule:
@@ -63,7 +63,17 @@ _MOST = 1e9  # seconds; threads cannot wait for much longer
 
 FLAG = Rule("True or False", lambda it: isinstance(it, bool))
 COUNT = whole(1)
-EPOCH = NATURAL = whole(0)
+NATURAL = whole(0)
+EPOCH = Rule(
+    "an int >= 0 or a Position such as (4, 200) or '4.s200'",
+    lambda it: read_position(it) is not None,
+    read_position,
+)
+EPOCHS = Rule(
+    "a collection of epochs",
+    lambda it: isinstance(it, Collection) and not isinstance(it, str) and all(map(EPOCH.fits, it)),
+    lambda it: [*map(read_position, it)],
+)
 SECONDS = number(f"a number of seconds >= 0 and <= {_MOST:g}", lambda it: 0 <= it <= _MOST)
 INTERVAL = number(f"a number of seconds > 0 and <= {_MOST:g}", lambda it: 0 < it <= _MOST)
 TEXT = Rule("a str", lambda it: isinstance(it, str))
@@ -80,7 +90,7 @@ PATH = Rule(
 
 
 def checked(**rules: Rule) -> Callable[[_Callee], _Callee]:
-    """Check arguments of a function, or of the constructor of a class, at each call.
+    """Check arguments of a function, or of the constructor of a class, and read them, at each call.
 
     None fits where it is the default. Calls raise `DefinitionError` before they do anything else.
     """
@@ -97,7 +107,7 @@ def checked(**rules: Rule) -> Callable[[_Callee], _Callee]:
 def _checking(function: Callable[..., Any], rules: Mapping[str, Rule]) -> Callable[..., Any]:
     parameters = inspect.signature(function).parameters
     fitting = {
-        name: _or_none(rule) if parameters[name].default is None else rule
+        name: or_none(rule) if parameters[name].default is None else rule
         for name, rule in rules.items()
     }
     by_position = [
@@ -109,18 +119,32 @@ def _checking(function: Callable[..., Any], rules: Mapping[str, Rule]) -> Callab
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         for i, name, rule in by_position:
-            if i < len(args) and not rule.fits(args[i]):
+            if i >= len(args):
+                break
+            if not rule.fits(args[i]):
                 _refuse(function, name, rule, args[i], args, kwargs)
-        for name in kwargs:
-            if name in fitting and not fitting[name].fits(kwargs[name]):
-                _refuse(function, name, fitting[name], kwargs[name], args, kwargs)
+            if rule.read is not None:
+                args = (*args[:i], rule.read(args[i]), *args[i + 1 :])
+        for name, rule in fitting.items():
+            if name not in kwargs:
+                continue
+            if not rule.fits(kwargs[name]):
+                _refuse(function, name, rule, kwargs[name], args, kwargs)
+            if rule.read is not None:
+                kwargs[name] = rule.read(kwargs[name])
         return function(*args, **kwargs)
 
     return call
 
 
-def _or_none(rule: Rule) -> Rule:
-    return Rule(rule.expected, lambda value: value is None or rule.fits(value))
+def or_none(rule: Rule) -> Rule:
+    """The same, or None."""
+    read = rule.read or (lambda value: value)
+    return Rule(
+        rule.expected,
+        lambda value: value is None or rule.fits(value),
+        lambda value: None if value is None else read(value),
+    )
 
 
 def _refuse(

@@ -6,9 +6,10 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from enum import Enum
 from inspect import Parameter
 from numbers import Number
-from typing import Any, ParamSpec, TypeGuard, cast, get_type_hints
+from typing import Any, ParamSpec, TypeGuard, cast, get_args, get_type_hints
 
 import msgspec
 
@@ -178,7 +179,10 @@ def _read(where: str, text: str, kind: Any) -> Any:
 
 
 def _refused(where: str, value: object, kind: Any) -> DefinitionError:
-    expected = kind.__name__ if type(kind) is type else str(kind).replace("typing.", "")
+    expected = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+    for each in (kind, *get_args(kind)):
+        if isinstance(each, type) and issubclass(each, Enum):
+            expected += f" ({' or '.join(repr(member.value) for member in each)})"
     return DefinitionError(f"{where} cannot be {value!r:.200}; expected {expected}.")
 
 

@@ -111,7 +111,7 @@ class Image:
     ----------
     pixels : array_like
         Of shape (height, width), or (height, width, n) with n = 1 (grey), 3 (RGB) or 4 (RGBA); of
-        dtype uint8, or of floats from 0 to 1.
+        dtype uint8, or of floats from 0 to 1; NaN is black.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ class Image:
     Raises
     ------
     DefinitionError
-        It has another shape or dtype.
+        It has another shape or dtype, or floats outside of 0 to 1.
     """
 
     pixels: np.ndarray[Any, Any]
@@ -137,7 +137,14 @@ class Image:
                 f"Image(pixels.transpose(1, 2, 0))."
             )
         if found.dtype.kind == "f":
-            found = np.rint(np.nan_to_num(found).clip(0, 1) * 255).astype(np.uint8)
+            levels = np.rint(np.where(np.isnan(found), 0, found) * 255)
+            if levels.min() < 0 or levels.max() > 255:
+                raise DefinitionError(
+                    f"Image: expected floats from 0 to 1; got {np.nanmin(found):g} to "
+                    f"{np.nanmax(found):g}. Scale the pixels, as in Image(pixels / pixels.max()), or "
+                    f"cut them off, as in Image(pixels.clip(0, 1))."
+                )
+            found = levels.astype(np.uint8)
         if found.dtype != np.uint8:
             raise DefinitionError(
                 f"Image: expected uint8, or floats from 0 to 1; got {found.dtype}. Convert the "

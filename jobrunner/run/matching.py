@@ -211,14 +211,15 @@ def name_now(
     details = manager.recorded.record(epoch)["details"]
     done, then_uids = details.get("renamed", {}), details.get("uids", {})
     renamed = {old: new for old, new in rename.items() if done.get(old) != new}
-    for old, new in list(renamed.items()):
+    for old, new in renamed.items():
         if not _is_there(old, there):
-            del renamed[old]
-            if not _is_there(new, there):
-                raise PlanMismatchError(
-                    f"rename={{{old!r}: {new!r}}}: epoch {epoch} of {manager.path} has neither. Its "
-                    f"nodes are {', '.join(map(repr, there)) or 'none'}. Correct or omit it."
-                )
+            node, blob = _key(old)
+            lacks = _name_blob(node, blob) if blob else f"node {node!r}"
+            names = ", ".join(map(repr, there.get(node, there))) or "none"
+            raise PlanMismatchError(
+                f"rename={{{old!r}: {new!r}}}: epoch {epoch} of {manager.path} has no {lacks}. Its "
+                f"{'blobs' if node in there else 'nodes'} are {names}. Correct or omit it."
+            )
     nodes = {new: old for old, new in renamed.items() if "/" not in old}
     left = dict.fromkeys(old for old in there if old not in renamed)
     owners = {uids.get(name, name): name for name in names}

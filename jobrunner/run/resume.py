@@ -12,7 +12,7 @@ from jobrunner.checkpoint import (
     whole_epochs,
 )
 from jobrunner.compile import Plan, changes, describe
-from jobrunner.define import Job, Rule
+from jobrunner.define import EPOCH, Job, Rule
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, RunStoppedError
 from jobrunner.positions import read_position
 from jobrunner.run.decisions import remainder
@@ -26,19 +26,17 @@ if TYPE_CHECKING:
 ResumeFrom = int | tuple[int, int] | str | None
 """``"latest"``, an epoch, a position, or None."""
 
+
+def _read_resume_from(value: object) -> ResumeFrom:
+    is_latest = isinstance(value, str) and value == "latest"
+    return "latest" if is_latest else read_position(value)
+
+
 RESUME_FROM = Rule(
-    "'latest', None, an int >= 0 or a Position such as (4, 200) or '4.s200'",
-    lambda it: it is None or _is_latest(it) or read_position(it) is not None,
+    f"'latest', None, {EPOCH.expected}",
+    lambda it: it is None or _read_resume_from(it) is not None,
+    _read_resume_from,
 )
-
-
-def read_resume_from(value: ResumeFrom) -> ResumeFrom:
-    """Make a position of a pair or a text."""
-    return value if value is None or _is_latest(value) else read_position(value)
-
-
-def _is_latest(value: object) -> bool:
-    return isinstance(value, str) and value == "latest"
 
 
 def plan_resume(

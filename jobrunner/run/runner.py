@@ -32,7 +32,7 @@ from jobrunner.run.loop import Run
 from jobrunner.run.matching import Migration, Missing, adapt
 from jobrunner.run.replay import Replay, ReplayReport
 from jobrunner.run.result import ResumePlan, RunResult
-from jobrunner.run.resume import RESUME_FROM, ResumeFrom, plan_resume, read_resume_from
+from jobrunner.run.resume import RESUME_FROM, ResumeFrom, plan_resume
 from jobrunner.run.saver import SaveErrorPolicy
 from jobrunner.run.upload import UploadTaskGroupBuilder, check_builder
 from jobrunner.signals import stop_on_signals
@@ -134,7 +134,6 @@ class JobRunner:
     migrate: Migration | None = None
 
     def __post_init__(self) -> None:
-        self.resume_from_epoch = read_resume_from(self.resume_from_epoch)
         self._check()
         self.callbacks = tuple(self.callbacks)
         self.adaptation = adapt(self.rename, self.missing, self.migrate, self.job)

@@ -40,6 +40,7 @@ _R = TypeVar("_R")
 
 
 _PLAIN = (bool, int, float, str)
+_TAKEN = ("", "epoch", "seconds")  # as names of metrics: by results and logs
 _COMBINED = (Mean, Sum, Min, Max)
 
 
@@ -123,18 +124,24 @@ class CurrentTask:
             A number, bool or str, also as a NumPy scalar or array without axes. `Mean`, `Sum`,
             `Min` or `Max` of a number combines it with what other tasks report under the name. An
             `Image`, or an array of numbers, goes to callbacks only and is not recorded; it has at
-            most 4 MiB, and all those of a worker's tasks in one run of the group 16 MiB.
+            most 4 MiB, and all those of a worker's tasks in one run of the group 16 MiB. The names
+            ``epoch`` and ``seconds`` are taken.
 
         Raises
         ------
         TypeError
             A metric is of another type.
         ValueError
-            An array or image is too large, or of another dtype.
+            A name is empty or taken; or an array or image is too large, or of another dtype.
         """
         self._record({key: self._plain(key, value) for key, value in metrics.items()})
 
     def _plain(self, key: str, value: object) -> object:
+        if key in _TAKEN:
+            raise ValueError(
+                f"Task {self.node}/{self.name} reports a metric as {key!r}; a name must not be empty, "
+                f"and each epoch has a metric 'epoch' and 'seconds' of its own. Give it another name."
+            )
         if type(value) in _PLAIN:
             return value
         is_scalar = isinstance(value, np.generic | np.ndarray) and not value.shape

@@ -101,7 +101,7 @@ def test_the_file_of_another_program_is_not_touched(inproc_session, path, caplog
 
 
 def report_more(n):
-    current_task().report(**{"a b,c": 'x"\n', "epoch": 7, "nan": float("nan")})
+    current_task().report(**{"a b,c": 'x"\n', "nan": float("nan")})
     return n
 
 

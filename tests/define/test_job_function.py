@@ -76,6 +76,8 @@ def test_a_job_has_the_parameters_it_was_made_with_defaults_too():
             {"optimizer": "adagrad"},
             "optimizer cannot be 'adagrad'; expected Literal['sgd', 'adam']",
         ),
+        ({"kind": "slow"}, "train: kind cannot be 'slow'; expected Kind ('fast' or 'exact')"),
+        ({"other": 1}, "Kind | None ('fast' or 'exact')"),
         ({"sizes": [1, "b"]}, "train: sizes cannot be [1, 'b']"),
         ({"ls": 1}, "unexpected keyword argument 'ls'"),
     ],

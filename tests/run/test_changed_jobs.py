@@ -359,12 +359,22 @@ def test_renames_that_mean_nothing_are_refused(rename, match, manager):
         JobRunner(job_of(A10, 1), manager, rename=rename)
 
 
+def test_a_rename_with_a_wrong_old_name_is_refused_if_nothing_is_missing_too(session, manager):
+    JobRunner(job_of(A10, 1), manager).run(session)
+    for rename in ({"typo": "a"}, {"a/typo": "a/w"}):
+        with pytest.raises(PlanMismatchError, match="typo"):
+            JobRunner(job_of(A10, 2), manager, rename=rename).run(session)
+    assert manager.epochs() == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("rename", "match"),
     [
-        ({"trainer": "tester"}, r"epoch 1 of .* has neither\. Its nodes are 'a'"),
+        ({"trainer": "tester"}, r"epoch 1 of .* has no node 'trainer'\. Its nodes are 'a'"),
+        ({"trainer": "a"}, r"epoch 1 of .* has no node 'trainer'\. Its nodes are 'a'"),
         ({"a": "c"}, r"job 'changing' saves no 'c'\. Its nodes are 'b'"),
-        ({"a/x": "b/w"}, "has neither"),
+        ({"a/x": "b/w"}, r"has no blob 'x' of node 'a'\. Its blobs are 'w'"),
+        ({"*/x": "*/w"}, r"has no blob 'x' of node '\*'\. Its nodes are 'a'"),
     ],
 )
 def test_renames_that_do_not_fit_are_refused_before_anything_runs(session, manager, rename, match):

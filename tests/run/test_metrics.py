@@ -174,6 +174,20 @@ def test_a_save_in_the_background_records_the_totals_of_its_own_step(inproc_sess
         assert runner.run(inproc_session).metrics == whole
 
 
+def test_pixels_that_are_nan_or_off_by_a_rounding_error_are_no_fault():
+    pixels = Image(np.array([[np.nan, 1 + 1e-6, -1e-6]])).pixels
+    assert pixels.tolist() == [[0, 255, 0]]
+
+
+@pytest.mark.parametrize("name", ["", "epoch", "seconds"])
+def test_names_that_results_and_logs_use_themselves_are_refused(name, inproc_session):
+    def report(*_):
+        current_task().report(**{"loss": 1, name: 3})
+
+    with pytest.raises(TaskFailedError, match=f"Task a/task0 reports a metric as '{name}'"):
+        metrics_of(inproc_session, report)
+
+
 def test_a_name_that_is_reported_in_two_ways_is_refused(inproc_session):
     def on_nodes(node, task, epoch, step):
         current_task().report(x=Mean(1) if node == "a" else 1)
@@ -218,6 +232,8 @@ def test_a_name_that_steps_report_in_two_ways_is_refused(inproc_session, first, 
         lambda: Image(np.zeros((2, 3, 2))),
         lambda: Image(np.zeros((0, 3))),
         lambda: Image(np.zeros((2, 3), int)),
+        lambda: Image(np.full((2, 3), 1.01)),
+        lambda: Image(np.array([[0.0, -np.inf]])),
     ],
 )
 def test_invalid_values_are_refused(make):

@@ -176,6 +176,33 @@ def test_a_run_resumes_from_the_position_asked_for(asked, inproc_session, tmp_pa
         missing.run(inproc_session)
 
 
+def test_every_call_takes_an_epoch_or_a_position_in_any_form(inproc_session, tmp_path):
+    manager = manager_of(tmp_path, save=SaveEvery(steps=1), keep=KeepAll(partial=True))
+    runner = JobRunner(counter(2, steps_per_epoch=2), manager, resume_from_epoch=None)
+    runner.run(inproc_session)
+    for at, forms in (
+        (Position(1, 1), [(1, 1), (np.int64(1), 1), "1.s1"]),
+        (1, [np.int64(1), (1, 0)]),
+    ):
+        for form in (at, *forms):
+            assert manager.open(form)["a"]["n"] == manager.open(at)["a"]["n"]
+            assert manager.record(form)["epoch"] == at
+            assert manager.get_ckpt_db_name("a", form).endswith(f"/a.{at}")
+            manager.verify(form)
+            manager.pin(form)
+            assert list(manager.pins()) == [at]
+            assert manager.unpin(form)
+            assert [epoch for epoch, _ in manager.records([form, 2])] == [at, 2]
+            assert next(manager.watch(form)) > at
+            inproc_session.run(manager.load(epoch=form))
+            assert runner.load_blobs_from_checkpoints(["n"], form, inproc_session)
+            assert runner.replay(inproc_session, form).is_equal
+            assert JobRunner(runner.job, manager, form).resume_from_epoch == at
+    for wrong in ("1", "latest", (1,), (1, -1), 1.0, True, np.True_, "1.s01", None):
+        with pytest.raises(DefinitionError, match=r"epoch must be an int >= 0 or a Position such"):
+            manager.open(wrong)
+
+
 def test_a_whole_epoch_replaces_its_save_in_mid_epoch(inproc_session, tmp_path):
     manager = manager_of(tmp_path, save=SaveEvery(steps=1))
     JobRunner(counter(1, steps_per_epoch=3), manager).run(inproc_session)

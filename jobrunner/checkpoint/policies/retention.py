@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from jobrunner.define import COUNT, FLAG, INTERVAL, Rule, checked, number, one_of
+from jobrunner.define import COUNT, FLAG, INTERVAL, Rule, checked, number, one_of, or_none
 from jobrunner.errors import DefinitionError
 from jobrunner.positions import step_of
 
@@ -151,9 +151,10 @@ class KeepEvery(_JoinsRetention):
     Parameters
     ----------
     n : int, optional
-        Keep the epochs whose number is a multiple of this; at least 1.
+        Keep the epochs whose number is a multiple of this; at least 1. A `Position` within an epoch
+        is no multiple.
     partial : bool
-        Whether checkpoints saved in the middle of an epoch count too.
+        Whether checkpoints saved in the middle of an epoch count too, for `seconds`.
     seconds : float, optional
         Keep the oldest epoch, and each that was recorded this long or longer after the last one
         kept so.
@@ -191,7 +192,7 @@ class KeepEvery(_JoinsRetention):
         """See `RetentionPolicy`."""
         kept: set[int] = set()
         if self.n is not None:
-            multiples = [epoch for epoch in epochs if not epoch % self.n]
+            multiples = [it for it in epochs if not (it % self.n or step_of(it))]
             kept.update(_ranked(multiples, self.partial, unfinished))
         if self.seconds is not None:
             if times is None:
@@ -202,7 +203,7 @@ class KeepEvery(_JoinsRetention):
 
 @checked(
     metric=_METRIC,
-    n=Rule("an int >= 1, or None", lambda it: it is None or COUNT.fits(it)),
+    n=or_none(COUNT)._replace(expected="an int >= 1, or None"),
     mode=one_of("min", "max"),
     partial=FLAG,
     threshold=number("a finite number", lambda it: abs(it) < math.inf),
