@@ -29,7 +29,7 @@ _SHOWN_VALUE_LENGTH = 48
 
 @main.command("ls")
 @directory_argument
-@count_option("--last", "List only the newest N epochs.")
+@count_option("--last", help="List only the newest N epochs.")
 def list_command(*, directory: str, last: int | None) -> Output:
     """List the recorded epochs of DIR."""
     from jobrunner.compile import gc_paused

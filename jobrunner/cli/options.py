@@ -28,16 +28,16 @@ take_over_option = click.option(
 )
 
 
-def count_option(name: str, help: str) -> Callable[[Function], Function]:
+def count_option(*names: str, help: str) -> Callable[[Function], Function]:
     """Make an option that takes an integer >= 1."""
-    return click.option(name, type=click.IntRange(min=1), metavar="N", help=help)
+    return click.option(*names, type=click.IntRange(min=1), metavar="N", help=help)
 
 
 def cluster_options(function: Function) -> Function:
     """Add ``--workers``, ``--threads`` and ``--scheduler``; pass `cluster`, which opens a session."""
 
-    @count_option("--workers", "Start N worker processes on this machine.")
-    @count_option("--threads", "Threads per worker process.")
+    @count_option("--workers", help="Start N worker processes on this machine.")
+    @count_option("--threads", help="Threads per worker process.")
     @click.option(
         "--scheduler", metavar="ADDR", help="Run on the Dask cluster with the scheduler at ADDR."
     )

@@ -25,9 +25,9 @@ from jobrunner.signals import handled, terminated_as_interrupt
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.cluster import Session
-    from jobrunner.run import Missing, ResumeFrom, RunResult, SaveErrorPolicy
+    from jobrunner.run import ResumeFrom, RunResult
 
-_NOT_REPEATED = {"resume", "take_over", "as_json"}
+_NOT_REPEATED = {"resume_from_epoch", "take_over", "as_json"}
 
 
 def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> ResumeFrom:
@@ -64,34 +64,36 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
 @save_options
 @click.option(
     "--resume",
+    "resume_from_epoch",
     callback=_read_resume,
     metavar="latest|none|N|N.sSTEP",
     default="latest",
     show_default=True,
-    help="The epoch to resume from. 'latest': the last recorded one; if there is none, start. 'none': start "
-    "from the beginning and set recorded epochs aside.",
+    help="The epoch to resume from. 'latest': the last recorded one; if there is none, start. "
+    "'none': start from the beginning and set recorded epochs aside.",
 )
 @click.option(
     "--rename",
     callback=read_pairs,
     multiple=True,
     metavar="OLD=NEW",
-    help="A node that the checkpoint has as OLD is NEW in the job; or a blob, NODE/OLD=NODE/NEW, '*/OLD=*/NEW' on "
-    "every node. May be given several times. Means nothing once it is done.",
+    help="A node that the checkpoint has as OLD is NEW in the job; or a blob, NODE/OLD=NODE/NEW, "
+    "'*/OLD=*/NEW' on every node. May be given several times. Means nothing once it is done.",
 )
 @click.option(
     "--missing",
     type=click.Choice(["error", "init"]),
     default="error",
     show_default=True,
-    help="What to do about nodes and blobs that the checkpoint lacks. 'init': run the init tasks that make "
-    "them.",
+    help="What to do about nodes and blobs that the checkpoint lacks. 'init': run the init tasks "
+    "that make them.",
 )
-@count_option("--epochs", "Stop after N epochs in all, counted across resumes.")
+@count_option("--epochs", "num_epochs", help="Stop after N epochs in all, counted across resumes.")
 @param_option
 @cluster_options
 @click.option(
     "--grace",
+    "grace_seconds",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
     help="How long after SIGTERM the run may take to end and record its epoch. [default: no limit]",
@@ -103,16 +105,11 @@ def run(
     *,
     target: str,
     checkpoint: str,
-    on_save_error: SaveErrorPolicy,
     saving: Mapping[str, Any],
-    resume: ResumeFrom,
-    rename: dict[str, str],
-    missing: Missing,
-    epochs: int | None,
     parameters: Mapping[str, str],
     cluster: Callable[[], Session],
-    grace: float | None,
     dry_run: bool,
+    **options: Any,  # of `JobRunner`
 ) -> Output:
     """Run a job, or resume it.
 
@@ -129,29 +126,12 @@ def run(
     manager = MultiNodeCheckpointManager(checkpoint, **saving)
     about = {"job": job.name, "checkpoint": manager.path}
     if dry_run:
-        plan = JobRunner(
-            job,
-            manager,
-            resume_from_epoch=resume,
-            num_epochs=epochs,
-            rename=rename,
-            missing=missing,
-        ).plan_resume()
+        plan = JobRunner(job, manager, **options).plan_resume()
         return Output({**about, "plan": plan.to_dict()}, str(plan))
 
     again = _command_again()
     with terminated_as_interrupt(), show_progress(sys.stdout) as progress:
-        runner = JobRunner(
-            job,
-            manager,
-            resume_from_epoch=resume,
-            on_save_error=on_save_error,
-            num_epochs=epochs,
-            rename=rename,
-            missing=missing,
-            grace_seconds=grace,
-            callbacks=[progress],
-        )
+        runner = JobRunner(job, manager, callbacks=[progress], **options)
         progress.under_way = runner.under_way
         save_on_usr1 = handled("SIGUSR1", lambda number, frame: runner.save_now())
         runner.plan_resume()  # report mistakes before a cluster starts

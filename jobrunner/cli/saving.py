@@ -23,11 +23,17 @@ if TYPE_CHECKING:
 _BEST = re.compile(r"(?P<metric>[^:]+)(:(?P<mode>min|max))?(:(?P<count>\d{1,18}))?")
 _INTERVAL = re.compile(r"(?P<count>\d{1,18})(?P<unit>steps|s|)")
 
+_AS_GIVEN = (
+    *("keep", "asynchronous", "load_path", "delete_on_success", "save_on_failure"),
+    *("allow_pickle", "take_over"),
+)
+"""Options with the names and values of the manager's arguments."""
+
 
 def keep_options(function: Function) -> Function:
     """Add ``--keep-last``, ``--keep-every`` and ``--keep-best``; pass `keep`: a policy or None."""
 
-    @count_option("--keep-last", "Keep the newest N epochs.")
+    @count_option("--keep-last", help="Keep the newest N epochs.")
     @click.option(
         "--keep-every",
         metavar="N|Ns",
@@ -82,8 +88,8 @@ def save_options(function: Function) -> Function:
         "--save-every",
         multiple=True,
         metavar="N|Nsteps|Ns|auto",
-        help="Save every N epochs, N steps or N seconds; 'auto': as saves and losses cost least time. "
-        "May be repeated. [default: 1]",
+        help="Save every N epochs, N steps or N seconds; 'auto': as saves and losses cost least "
+        "time. May be repeated. [default: 1]",
     )
     @click.option(
         "--save-before",
@@ -93,7 +99,7 @@ def save_options(function: Function) -> Function:
     @keep_options
     @click.option(
         "--async",
-        "is_async",
+        "asynchronous",
         is_flag=True,
         help="Save in the background, while later epochs run.",
     )
@@ -110,6 +116,7 @@ def save_options(function: Function) -> Function:
     )
     @click.option(
         "--load-from",
+        "load_path",
         metavar="DIR",
         help="Another checkpoint directory to resume from while this one records no epoch.",
     )
@@ -133,31 +140,16 @@ def save_options(function: Function) -> Function:
         *,
         save_every: tuple[str, ...],
         save_before: str | None,
-        keep: KeepAny | None,
-        is_async: bool,
         budget: str | None,
         compress: tuple[str, ...],
-        load_from: str | None,
-        delete_on_success: bool,
-        save_on_failure: bool,
-        allow_pickle: bool,
-        take_over: bool,
         **others: Any,
     ) -> Output:
-        if budget is not None and not is_async:
+        saving = {name: others.pop(name) for name in _AS_GIVEN}
+        if budget is not None and not saving["asynchronous"]:
             raise click.UsageError("--budget limits the copies of --async: give both.")
-        saving = {
-            "save": _read_save(save_every, save_before),
-            "keep": keep,
-            "asynchronous": is_async,
-            "budget_bytes": None if budget is None else _read_size(budget),
-            "compressors": compress or None,
-            "load_path": load_from,
-            "delete_on_success": delete_on_success,
-            "save_on_failure": save_on_failure,
-            "allow_pickle": allow_pickle,
-            "take_over": take_over,
-        }
+        saving["save"] = _read_save(save_every, save_before)
+        saving["budget_bytes"] = None if budget is None else _read_size(budget)
+        saving["compressors"] = compress or None
         return function(saving=saving, **others)
 
     return call
