@@ -37,8 +37,7 @@ class State:
     most_workers: int = 0  # the most in use at once so far
     next_look: float = 0.0  # when to look for spare workers, by the monotonic clock
     is_announced: bool = False  # `on_start` was called
-    has_begun: bool = False  # init or a load has ended
-    resumed_from: int | None = None  # the epoch of that load; None: init
+    resumed_from: int | None = None  # the epoch of the first load; None: the run began with init
     is_finished: bool = False  # the loaded run had run its exit group
 
     def position_of(self, epoch: int, step: int) -> int:

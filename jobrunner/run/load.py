@@ -29,7 +29,7 @@ from jobrunner.run.matching import START_AFRESH, Adaptation, Match, match, name_
 from jobrunner.run.migrate import migrated
 
 if TYPE_CHECKING:
-    from jobrunner.run.runner import JobRunner
+    from jobrunner.run.loop import Run
 
 FORMER = "as it was before it was recorded in another shape"
 """The label of the pin that keeps a checkpoint whose epoch is recorded anew; see `record_anew`."""
@@ -89,24 +89,18 @@ def load(
 
 
 def load_newest(
-    session: Session,
-    binding: Binding,
-    runner: JobRunner,
-    manager: Loader,
-    named: int | None,
-    damaged: dict[int, str],
-    aside: str,
-    warn: Callable[[str], None],
+    run: Run, manager: Loader, damaged: dict[int, str]
 ) -> tuple[int, Mapping[str, Any], Loaded] | None:
-    """Load epoch `named`, or the newest whole one if it is None; return it with its record.
+    """Load the epoch that was asked for, or the newest whole one; return it with its record.
 
-    None: no recorded epoch is whole. Adds those that are not to `damaged`, each with its damage;
-    `aside` says what is done with them.
+    None: no recorded epoch is whole. Adds those that are not to `damaged`, each with its damage.
     """
-    job, adaptation = runner.job, runner.adaptation
+    named, binding, warn = run.resumption.named, run.binding, run.callbacks.warn
+    job, adaptation, own = run.runner.job, run.runner.adaptation, run.runner.checkpoint_manager
+    aside = " and set aside" if own is not None and manager is own.loader else ""
     for epoch in reversed(manager.recorded.all()) if named is None else [named]:
         try:
-            loaded = load(session, binding, job, manager, epoch, adaptation, from_memory=True)
+            loaded = load(run.session, binding, job, manager, epoch, adaptation, from_memory=True)
             record = manager.recorded.record(epoch)
             binding.recorded = manager.memory_key(record)
             manager.report_load(loaded.group, "checkpoint_load")
@@ -202,17 +196,11 @@ def rebuild(
     return compile_resume(job, plan, waiting, missing=found.made), waiting
 
 
-def earlier_metrics(
-    manager: MultiNodeCheckpointManager | None,
-) -> Callable[[], list[dict[str, Any]]]:
-    """A function that reads the metrics of all recorded whole epochs, as `RunResult.metrics`."""
-
-    def read() -> list[dict[str, Any]]:
-        rows = [] if manager is None else manager.history()
-        whole = [row for row in rows if row["epoch"] and not row["step"]]
-        return [{**row["metrics"], "epoch": row["epoch"]} for row in whole]
-
-    return read
+def recorded_metrics(manager: MultiNodeCheckpointManager | None) -> list[dict[str, Any]]:
+    """The metrics of all recorded whole epochs, as in `RunResult.metrics`."""
+    rows = [] if manager is None else manager.history()
+    whole = [row for row in rows if row["epoch"] and not row["step"]]
+    return [{**row["metrics"], "epoch": row["epoch"]} for row in whole]
 
 
 def reported_in(record: Mapping[str, Any]) -> Reported:

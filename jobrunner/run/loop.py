@@ -21,10 +21,10 @@ from jobrunner.errors import (
 from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import State, Step, each_step, next_step
 from jobrunner.run.load import (
-    earlier_metrics,
     finish_load,
     load_newest,
     record_anew,
+    recorded_metrics,
     recorded_stops,
     reported_in,
     steps_done,
@@ -96,7 +96,7 @@ class Run:
             raise
         finally:
             self.saver.end()
-        earlier = earlier_metrics(self.runner.checkpoint_manager)
+        earlier = partial(recorded_metrics, self.runner.checkpoint_manager)
         return self.state.result(self.plan.epoch_limit, earlier)
 
     def _run_to_end(self) -> None:
@@ -151,9 +151,8 @@ class Run:
             state.fired, state.epoch, state.old_form = (), 0, None
             self.callbacks.load_states({})
             self._save(0, {})
-        if not state.has_begun:
-            state.has_begun, state.resumed_from = True, epoch
-        self.resumption.is_first = False
+        if self.resumption.is_first:
+            self.resumption.is_first, state.resumed_from = False, epoch
         # A finished job is unfinished again if its last epoch is damaged.
         state.is_finished = decision.is_finished and epoch == decision.epoch
         if not state.is_finished:
@@ -165,13 +164,8 @@ class Run:
         own = runner.checkpoint_manager
         assert own is not None
         is_own = (manager := own.source()) is own.loader
-        named = self.resumption.named
-        damaged: dict[int, str] = {}
-        plan, warn = self.plan, self.callbacks.warn
-        aside = " and set aside" if is_own else ""
-        found = load_newest(
-            self.session, self.binding, runner, manager, named, damaged, aside, warn
-        )
+        plan, damaged = self.plan, dict[int, str]()
+        found = load_newest(self, manager, damaged)
         if found is None:
             if is_own:
                 self.saver.set_aside(damaged)

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from jobrunner.checkpoint import (
     Loader,
-    MultiNodeCheckpointManager,
     name_position,
     whole_epochs,
 )
 from jobrunner.compile import Plan, changes, describe
-from jobrunner.define import EPOCH, Job, Rule
+from jobrunner.define import EPOCH, Rule
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, RunStoppedError
 from jobrunner.positions import read_position
 from jobrunner.run.decisions import remainder
@@ -39,14 +38,9 @@ RESUME_FROM = Rule(
 )
 
 
-def plan_resume(
-    job: Job,
-    plan: Plan,
-    own: MultiNodeCheckpointManager | None,
-    resume_from: ResumeFrom,
-    adaptation: Adaptation,
-) -> ResumePlan:
+def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> ResumePlan:
     """Decide where a run of `plan` begins; see `JobRunner.plan_resume`."""
+    own, adaptation = runner.checkpoint_manager, runner.adaptation
     if own is None:
         return ResumePlan(None, "there is no checkpoint manager", _first_steps(plan))
     warnings: tuple[str, ...] = ()
@@ -64,11 +58,10 @@ def plan_resume(
             sets_aside=tuple(own.epochs()),
             warnings=warnings,
         )
-    is_latest = resume_from == "latest"
-    if is_latest:
+    if resume_from == "latest":
         warnings += _check_claimed(own.loader)
     manager = own.source()
-    if is_latest and manager is not own.loader:
+    if resume_from == "latest" and manager is not own.loader:
         warnings += _check_claimed(manager)
     epochs = manager.recorded.all()
     damaged: dict[int, str] = {}
@@ -121,7 +114,7 @@ def plan_resume(
         tuple(steps),
         rebuilds=tuple(
             f"{node}/{task.name}"
-            for node, part in rebuild(job, plan, manager, epoch, found, {})[0].slices.items()
+            for node, part in rebuild(runner.job, plan, manager, epoch, found, {})[0].slices.items()
             for task in part.tasks
         ),
         renames=found.renamed,
@@ -157,9 +150,7 @@ class Resumption:
 
     def plan(self) -> ResumePlan:
         """See `plan_resume`."""
-        runner = self._runner
-        manager, adaptation = runner.checkpoint_manager, runner.adaptation
-        return plan_resume(runner.job, self._plan, manager, self._begins_from, adaptation)
+        return plan_resume(self._runner, self._plan, self._begins_from)
 
     def point(self) -> str:
         """Where the same command would resume, for a message."""

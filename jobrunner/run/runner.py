@@ -159,9 +159,7 @@ class JobRunner:
         -----
         Runs on the client; needs no cluster. Only `run` finds out whether the stores are whole.
         """
-        plan = self._compile()
-        manager = self.checkpoint_manager
-        return plan_resume(self.job, plan, manager, self.resume_from_epoch, self.adaptation)
+        return plan_resume(self, self._compile(), self.resume_from_epoch)
 
     def run(self, session: Session) -> RunResult:
         """Run the job to its end.
@@ -199,8 +197,7 @@ class JobRunner:
         _check_session(session, "run")
         plan = self._compile()
         # Its errors come before anything is bound or written.
-        manager = self.checkpoint_manager
-        plan_resume(self.job, plan, manager, self.resume_from_epoch, self.adaptation)
+        plan_resume(self, plan, self.resume_from_epoch)
         self.stop_reason = ""
         with session.exclusive(f"Job {plan.job!r}"):
             self._run = Run(self, plan, session)

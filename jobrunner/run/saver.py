@@ -15,7 +15,6 @@ from jobrunner.checkpoint import (
     PARTITIONS,
     MultiNodeCheckpointManager,
     Pace,
-    Receipt,
     Save,
     epochs_until,
     read_metadata,
@@ -46,16 +45,18 @@ class _Save:
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     stall_seconds: float = 0.0
+    details: dict[str, Any] = field(init=False)  # what the record says of the run
+    order: Save = field(init=False)  # what the workers do
     nodes: dict[str, NodeSave] = field(default_factory=dict)
     error: BaseException | None = None
     thread: threading.Thread = field(init=False)  # of a save in the background
 
-    def start(self, write: Callable[[], dict[str, NodeSave]]) -> None:
+    def start(self, write: Callable[[], None]) -> None:
         """Write in a thread of its own."""
 
         def work() -> None:
             try:
-                self.nodes = write()
+                write()
             except BaseException as error:
                 self.error = error
             self.seconds = time.monotonic() - self.started
@@ -99,8 +100,7 @@ class Saver:
     """Writes the checkpoints of one run.
 
     It calls `warn` for a problem that does not end the run, and `saved` after every save that does
-    not end it. `save_now` is the user's
-    request; a save clears it.
+    not end it. `save_now` is the user's request; a save clears it.
     """
 
     can_save = True
@@ -122,7 +122,7 @@ class Saver:
         self._save_now = save_now
         self._in_flight: _Save | None = None
         self.holds = manager.save_on_failure
-        self._held: tuple[_Save, Save, Mapping[str, Any]] | None = None
+        self._held: _Save | None = None
         self._pace = Pace(time.monotonic())
         self._has_lock = False
         self._deadline_seconds = get_number("checkpoint.deadline-seconds")
@@ -222,20 +222,16 @@ class Saver:
         save = _Save(epoch, step)
         self._pace.begin_save(save.started)
         self._save_now.clear()
-        details = self._describe(epoch, about, step)
         try:
-            order = self._begin(epoch, details)
+            self._begin(save, about)
             if self._manager.asynchronous:
-                with self._abandons(order):
-                    copy = partial(order.copy, budget_bytes=self._manager.budget_bytes)
-                    self._apply(copy, f"the copy of epoch {epoch}")
-                write = partial(order.write, is_copied=True)
+                self._copy(save, budget_bytes=self._manager.budget_bytes)
                 save.stall_seconds = time.monotonic() - save.started
                 self._pace.continue_run(time.monotonic())
-                save.start(lambda: self._write(details, order, write))
+                save.start(partial(self._write, save, is_copied=True))
                 self._in_flight = save
                 return
-            save.nodes = self._write(details, order, order.write)
+            self._write(save)
         except CheckpointWriteError as error:
             save.error = error
         save.seconds = save.stall_seconds = time.monotonic() - save.started
@@ -246,28 +242,27 @@ class Saver:
         self._let_go()
         if self._in_flight is not None:  # its copies use the memory
             return
-        save, details = _Save(epoch, step), self._describe(epoch, about, step)
+        save = _Save(epoch, step)
         try:
-            order = self._begin(epoch, details)
-            with self._abandons(order):
-                self._apply(partial(order.copy, keeps=False), f"the copy of epoch {epoch}")
+            self._begin(save, about)
+            self._copy(save, keeps=False)
         except CheckpointWriteError as error:
             logger.info("Epoch %s could not be kept in memory: %s", epoch, error)
         else:
-            self._held = (save, order, details)
+            self._held = save
 
     def save_held(self, starting: Callable[[int, int], None]) -> None:
         """Save the copied state, if any, after a task has failed; only log an error.
 
         Every worker must have a copy. Calls `starting` first, with the epoch and the step.
         """
-        if self._held is None:
+        save, self._held = self._held, None
+        if save is None:
             return
-        (save, order, details), self._held = self._held, None
         starting(save.epoch, save.step)
         save.started = time.monotonic()
         try:
-            save.nodes = self._write(details, order, partial(order.write, is_copied=True))
+            self._write(save, is_copied=True)
         except Exception as error:
             logger.warning("Epoch %s could not be saved after a failure: %s", save.epoch, error)
             return
@@ -276,7 +271,7 @@ class Saver:
 
     def _let_go(self) -> None:
         if self._held is not None:
-            self._manager.commits.forget(self._held[1])
+            self._manager.commits.forget(self._held.order)
             self._held = None
 
     def _describe(self, epoch: int, about: Mapping[str, Any], step: int) -> dict[str, Any]:
@@ -333,7 +328,8 @@ class Saver:
             self._failures.add(save.epoch, error)
         self._saved(report)
 
-    def _begin(self, epoch: int, details: Mapping[str, Any]) -> Save:
+    def _begin(self, save: _Save, about: Mapping[str, Any]) -> None:
+        save.details = self._describe(save.epoch, about, save.step)
         if not self._has_lock:
             self._lock_directory()
             if self._manager.epochs():
@@ -343,28 +339,31 @@ class Saver:
                     f"from them."
                 )
         self._check_shared()
-        return self._manager.commits.begin(
-            epoch,
+        save.order = self._manager.commits.begin(
+            save.epoch,
             replicated=self._plan.replicated,
             initial=self._plan.initial,
-            details=details,
+            details=save.details,
             array_options=self._plan.array_options,
         )
 
-    def _write(
-        self,
-        details: Mapping[str, Any],
-        order: Save,
-        write: Callable[..., dict[str, Receipt]],
-    ) -> dict[str, NodeSave]:
+    def _copy(self, save: _Save, **options: Any) -> None:
+        """Let the workers copy what a later write needs."""
+        with self._abandons(save.order):
+            copy = partial(save.order.copy, **options)
+            self._apply(copy, f"the copy of epoch {save.epoch}")
+
+    def _write(self, save: _Save, **options: Any) -> None:
         """Let the workers write, and record the epoch. Runs in any thread."""
+        order = save.order
         with self._abandons(order):
-            replies = self._apply(write, f"the save of epoch {order.epoch}", "save")
+            write = partial(order.write, **options)
+            replies = self._apply(write, f"the save of epoch {save.epoch}", "save")
             receipts = read_receipts(replies, order, self._binding.placement)
             placement = dict(self._binding.placement)
-            self._manager.commits.commit(order, receipts, {**details, "placement": placement})
+            self._manager.commits.commit(order, receipts, {**save.details, "placement": placement})
             self._binding.recorded = order.memory_key
-        return {
+        save.nodes = {
             node: NodeSave(receipt.seconds, receipt.nbytes - receipt.linked_bytes)
             for node, receipt in receipts.items()
         }
