@@ -12,11 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from multiprocessing import resource_tracker
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import dask
 from distributed import Client, LocalCluster, Nanny, Security
@@ -31,6 +31,7 @@ from jobrunner.worker import UNIX, MemoryOnly, make_socket_directory
 
 logger = get_logger(__name__)
 _ASYNCIO_LOG = logging.getLogger("asyncio")
+_T = TypeVar("_T")
 
 WARN_AFTER_SECONDS = 1.5
 """How long to wait for a scheduler before a warning."""
@@ -40,6 +41,8 @@ START_SECONDS = 300.0
 STOP_SECONDS = 2.0
 """How long to wait for the end of a start that failed or was interrupted."""
 KILL_AGAIN_SECONDS = 0.02
+CLOSE_SECONDS = 30.0
+"""How long a cluster may take to close until its worker processes are killed, and then again."""
 
 
 class Connection:
@@ -51,6 +54,7 @@ class Connection:
         *,
         cluster: OwnCluster | None = None,
         connect: Callable[..., Client] | None = None,  # makes such a client again
+        close_seconds: float = CLOSE_SECONDS,
     ) -> None:
         if not isinstance(client, Client):
             raise DefinitionError(
@@ -67,6 +71,7 @@ class Connection:
         self.scheduler = SchedulerLink(client)
         self._cluster = cluster
         self._connect = connect
+        self._close_seconds = close_seconds
 
     @classmethod
     def local(cls, workers: int | None, threads_per_worker: int | None, processes: bool) -> Self:
@@ -151,12 +156,21 @@ class Connection:
         if self._cluster is None and self._connect is None:
             return
         # In the main thread, Ctrl-C would cancel Dask's own close, which cannot begin again.
-        with ThreadPoolExecutor(1, "jobrunner-close") as pool:
-            try:
-                pool.submit(self._close).result()
-            except KeyboardInterrupt:
+        closing = run_in_thread(self._close, "jobrunner-close")
+        try:
+            wait([closing], self._close_seconds)
+        finally:
+            if not closing.done():  # also after Ctrl-C
                 self.kill()
-                raise
+                wait([closing], self._close_seconds)
+        if closing.done():
+            closing.result()
+        else:
+            logger.warning(
+                "The %s did not close within %g s, and is left to the end of this process.",
+                "client" if self._cluster is None else "local cluster",
+                self._close_seconds,
+            )
 
     def _close(self) -> None:
         self.client.close()
@@ -190,7 +204,6 @@ class OwnCluster:
         self._filter = MemoryOnly()
         self._filter.start()
         self._is_killed = False
-        self._starting: Future[LocalCluster] = Future()
         options = {
             "n_workers": workers,
             "threads_per_worker": threads_per_worker,
@@ -199,9 +212,7 @@ class OwnCluster:
         }
         if self._sockets is not None:
             options |= {"protocol": UNIX, "host": f"127.0.0.1{self._sockets.name}"}
-        threading.Thread(
-            target=self._start, args=(options,), name="jobrunner-cluster", daemon=True
-        ).start()
+        self._starting = run_in_thread(partial(self._start, options), "jobrunner-cluster")
         try:
             wait([self._starting], start_seconds)
             if not self._starting.done():
@@ -258,20 +269,31 @@ class OwnCluster:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def _start(self, options: dict[str, Any]) -> None:
+    def _start(self, options: dict[str, Any]) -> LocalCluster:
         settings: dict[str, Any] = {}
+        if options["processes"]:
+            # `kill` knows these from the beginning, and they then restart no worker.
+            options["worker_class"] = nanny_class(self._nannies, lambda: self._is_killed)
+            preload = dask.config.get("distributed.worker.preload")
+            settings["distributed.worker.preload"] = [*preload, "jobrunner.worker.preload"]
+            resource_tracker.ensure_running()  # starting it later would unblock signals
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        with dask.config.set(settings):
+            return LocalCluster(**options)
+
+
+def run_in_thread(fn: Callable[[], _T], name: str) -> Future[_T]:
+    """Call `fn()` in a daemon thread, for which this process does not wait when it ends."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
         try:
-            if options["processes"]:
-                # `kill` knows these from the beginning, and they then restart no worker.
-                options["worker_class"] = nanny_class(self._nannies, lambda: self._is_killed)
-                preload = dask.config.get("distributed.worker.preload")
-                settings["distributed.worker.preload"] = [*preload, "jobrunner.worker.preload"]
-                resource_tracker.ensure_running()  # starting it later would unblock signals
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            with dask.config.set(settings):
-                self._starting.set_result(LocalCluster(**options))
+            future.set_result(fn())
         except BaseException as error:
-            self._starting.set_exception(error)
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 def _innermost(error: BaseException) -> BaseException:

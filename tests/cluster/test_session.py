@@ -547,6 +547,19 @@ class SlowCluster:
         self.is_killed.set()
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_cluster_that_does_not_close_is_killed_and_then_left(inproc_cluster, caplog, ends):
+    cluster = SlowCluster()
+    if not ends:
+        cluster.kill = lambda: None
+    client = Client(inproc_cluster, set_as_default=False)
+    Connection(client, cluster=cluster, close_seconds=0.1).close()
+    assert client.status == "closed"
+    assert cluster.is_closed.is_set() == ends
+    assert ("did not close within 0.1 s" in caplog.text) == (not ends)
+    cluster.is_killed.set()
+
+
 def test_ctrl_c_while_a_session_closes_kills_its_workers_and_closes_the_rest(inproc_cluster):
     cluster = SlowCluster()
 
