@@ -189,20 +189,21 @@ class Reports:
             found = self._last.get((name, node))
             if found is not None and (found.order, found.instance) > (order, instance):
                 continue
+            nbytes = self._nbytes
             if isinstance(value, tuple):
                 entry: MetricEntry | ArrayEntry = ArrayEntry(name, node, order, instance, *value)
-                self._nbytes += len(value[-1])
+                nbytes += len(value[-1])
             else:
                 entry = MetricEntry(name, node, order, instance, value)
             if isinstance(found, ArrayEntry):
-                self._nbytes -= len(found.data)
-            if self._nbytes > MOST_ARRAYS_BYTES:
+                nbytes -= len(found.data)
+            if nbytes > MOST_ARRAYS_BYTES:
                 raise ValueError(
                     f"Task {node}/{task} reports {name!r}: the arrays and images that tasks on "
-                    f"this worker report in one run of their group have {self._nbytes} bytes, and "
-                    f"at most {MOST_ARRAYS_BYTES} are sent. Report fewer."
+                    f"this worker report in one run of their group have {nbytes} bytes, and at "
+                    f"most {MOST_ARRAYS_BYTES} are sent. Report fewer."
                 )
-            self._last[name, node] = entry
+            self._nbytes, self._last[name, node] = nbytes, entry
 
     def entries(self) -> tuple[list[MetricEntry], list[ArrayEntry]]:
         """The metrics, and the arrays and images."""

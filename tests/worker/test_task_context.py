@@ -6,8 +6,9 @@ import threading
 import numpy as np
 import pytest
 
+from jobrunner.define import MOST_ARRAYS_BYTES, pack_array
 from jobrunner.errors import ExecutionError
-from jobrunner.worker.task_context import FRAME, CurrentTask, current_task, make_rng
+from jobrunner.worker.task_context import FRAME, CurrentTask, Reports, current_task, make_rng
 from jobrunner.workspace.workspace import Workspace, WorkspaceView
 
 KEY = {
@@ -119,3 +120,13 @@ def test_numbers_bools_texts_and_numpy_scalars_are_reported_as_python_values():
 def test_a_metric_of_another_type_is_an_error_that_names_it(value):
     with pytest.raises(TypeError, match=rf"a/t reports 'loss' as {type(value).__qualname__}"):
         make().report(loss=value)
+
+
+def test_an_array_that_is_refused_takes_no_room_from_later_ones():
+    reports, quarter = Reports(), pack_array(np.zeros(MOST_ARRAYS_BYTES // 4, np.uint8))
+    for name in "abcd":
+        reports.add({name: quarter}, "n", "task", 0, 0)
+    with pytest.raises(ValueError, match="Report fewer"):
+        reports.add({"e": quarter}, "n", "task", 0, 0)
+    reports.add({"a": quarter}, "n", "task", 0, 0)  # in place of the one before
+    assert [entry.name for entry in reports.entries()[1]] == list("abcd")
