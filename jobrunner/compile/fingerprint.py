@@ -142,7 +142,8 @@ def code_of(fn: Any) -> str:
     """Digest of a function's code: 16 hexadecimal digits.
 
     It covers nested functions, but not defaults; of a partial, its function and the functions among
-    its arguments; of a decorated function, both functions; of another callable, the ``__call__`` of its class.
+    its arguments; of a decorated function, both functions; of another callable, the ``__call__`` of
+    its class.
     """
     given: list[Any] = []
     while isinstance(fn, functools.partial):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
+from functools import partial
 
 from msgspec import structs
 
@@ -55,30 +56,23 @@ def compile_job(job: Job) -> Plan:
     intervals = check_steps(job)
     stops, last_stops = split_stops(job, global_blobs)
     for name, group in job.groups.items():
-
-        def compile_tasks(
-            some: Sequence[Task],
-            conditions: Sequence[TaskOutput | Blob] = (),
-            ends: Sequence[TaskOutput | Blob] = (),
-            group: TaskGroup = group,
-        ) -> GroupPlan:
-            return GroupCompiler(
-                group,
-                some,
-                global_blobs,
-                available=set().union(*made.values()),
-                updated=updated,
-                groups=job.groups.values(),
-                seed_global_rng=job.seed_global_rng,
-            ).compile(conditions, ends)
-
+        compiler = partial(
+            GroupCompiler,
+            group,
+            globals=global_blobs,
+            available=set().union(*made.values()),
+            updated=updated,
+            groups=job.groups.values(),
+            seed_global_rng=job.seed_global_rng,
+        )
         lasting = tasks[name]
         if name == "epoch":
-            groups |= compile_steps(job, intervals, stops, compile_tasks)
+            groups |= compile_steps(job, intervals, stops, compiler)
             if job.steps_per_epoch is None:  # an epoch may end before the others have run
                 lasting = [task for task in lasting if task.every == 1]
         else:
-            groups[name] = compile_tasks(lasting, last_stops if name == "epoch_end" else ())
+            conditions = last_stops if name == "epoch_end" else ()
+            groups[name] = compiler(tasks=lasting).compile(conditions)
         made[name] = _made_by(lasting, global_blobs)
     steady = [task for task in tasks["epoch"] if task.every == 1]
     ended = made["epoch"].union(made.get("epoch_end", ()))

@@ -10,17 +10,13 @@ from itertools import combinations
 from math import lcm
 
 from jobrunner.compile.blobs import Key
+from jobrunner.compile.group import GroupCompiler
 from jobrunner.compile.plan import GroupPlan, step_key
 from jobrunner.define import Blob, Job, Task, TaskGroup, TaskOutput
 from jobrunner.errors import DefinitionError
 
 MOST_INTERVALS = 6
 """Different values of `every` in a job: each may double the number of variants."""
-
-CompileTasks = Callable[
-    [Sequence[Task], Sequence[TaskOutput | Blob], Sequence[TaskOutput | Blob]], GroupPlan
-]
-"""Compiles tasks, with the stop conditions and the conditions that end an epoch."""
 
 
 def check_steps(job: Job) -> tuple[int, ...]:
@@ -110,7 +106,7 @@ def compile_steps(
     job: Job,
     intervals: Sequence[int],
     stops: Sequence[TaskOutput | Blob],
-    compile_tasks: CompileTasks,
+    compiler: Callable[..., GroupCompiler],  # lacks only the tasks
 ) -> dict[str, GroupPlan]:
     """Compile the variants of the epoch group, by key; see `Plan.step_group`."""
     tasks, count, ends = job.epoch_group.tasks(), job.steps_per_epoch, job.epoch_end_conditions
@@ -128,7 +124,7 @@ def compile_steps(
         left_out = set(tasks).difference(run)
         read = [it for it in stops if isinstance(it, Blob) or it.task not in left_out]
         try:
-            plans[step_key(due)] = compile_tasks(run, read, ends)
+            plans[step_key(due)] = compiler(tasks=run).compile(read, ends)
         except DefinitionError as error:
             skipped = [k for k in intervals if k not in due]
             if not skipped or not plans:
