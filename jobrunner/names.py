@@ -93,7 +93,7 @@ def unescape(text: str) -> str:
 
 
 class StoreName(NamedTuple):
-    """The parts of ``trainer:0.5``, of ``trainer:0.5.r1``, its second save, or of ``trainer:0.4.s200``."""
+    """The parts of ``trainer:0.5``, its second save ``trainer:0.5.r1``, or ``trainer:0.4.s200``."""
 
     node: str
     epoch: int

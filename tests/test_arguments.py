@@ -134,7 +134,7 @@ class _Made:
             "num_epochs": 1,
             "node": "a",
             "label": "l",
-            "session": None,
+            "session": object.__new__(jobrunner.Session),
             "address": "tcp://127.0.0.1:1",
             "blob": "x",
             "reader": "x",

@@ -73,7 +73,8 @@ def verify_command(
 ) -> Output:
     """Compare every byte of an epoch with its record.
 
-    EPOCH is a number, a position such as 4.s200, or 'latest'. By default, all recorded epochs of DIR are verified.
+    EPOCH is a number, a position such as 4.s200, or 'latest'. By default, all recorded epochs of
+    DIR are verified.
 
     --replay verifies an epoch, runs it again, and compares the result with the record, bit for bit.
     It writes nothing to DIR.

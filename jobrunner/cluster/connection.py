@@ -84,8 +84,9 @@ class Connection:
         """Connect to the scheduler at an address; see `Session.connect`."""
         if set("@?#") & set(address):
             raise DefinitionError(
-                "The address of the scheduler contains '@', '?' or '#', so it may contain credentials and is not "
-                "repeated here. Pass an address like tcp://host:8786, and security= for TLS."
+                "The address of the scheduler contains '@', '?' or '#', so it may contain "
+                "credentials and is not repeated here. Pass an address like tcp://host:8786, and "
+                "security= for TLS."
             )
         try:
             get_address_host(address)  # a client would take a minute to report it
@@ -182,9 +183,9 @@ class OwnCluster:
     """A `LocalCluster` for one session; no worker is left if it is interrupted while it starts.
 
     A terminal's Ctrl-C reaches every process of a group. Only the client reacts to it, even while
-    the workers start or while a task does not return. Processes start from a thread that blocks SIGINT, and inherit that: until they load
-    `jobrunner.worker.preload`, they would print a traceback. Until `close`, Dask logs only about
-    memory.
+    the workers start or while a task does not return. Processes start from a thread that blocks
+    SIGINT, and inherit that: until they load `jobrunner.worker.preload`, they would print a
+    traceback. Until `close`, Dask logs only about memory.
     """
 
     def __init__(

@@ -24,6 +24,7 @@ from jobrunner.define import (
     TaskOutput,
     checked,
     forget_orphan,
+    instance,
 )
 from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
 from jobrunner.texts import printable
@@ -136,6 +137,11 @@ class Session:
 
     # ---- for users
 
+    @checked(
+        task_or_group=instance(
+            "a Task or a TaskGroup (JobRunner(job).run(session) runs a Job)", Task | TaskGroup
+        )
+    )
     def run(self, task_or_group: Task | TaskGroup) -> Any:
         """Run a task or a group of tasks on the current workspaces.
 
@@ -164,11 +170,6 @@ class Session:
         if isinstance(task_or_group, TaskGroup):
             self.run_group(task_or_group)
             return None
-        if not isinstance(task_or_group, Task):
-            raise DefinitionError(
-                f"Session.run takes a Task or a TaskGroup; got {type(task_or_group).__name__}. "
-                f"Run a Job with JobRunner(job).run(session)."
-            )
         task = task_or_group
         if task.group is None:
             TaskGroup().add(task)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
-from jobrunner.define.arguments import COUNT, FLAG, NATURAL, PATH, Rule, checked
+from jobrunner.define.arguments import COUNT, FLAG, NATURAL, PATH, Rule, checked, instance
 from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import Active, Blob, Node, WorkspaceType, as_node
 from jobrunner.define.orphans import forget_orphan
@@ -17,6 +17,8 @@ from jobrunner.names import check_name
 
 if TYPE_CHECKING:
     from jobrunner.compile import Plan
+
+_LIST = Rule("a list", lambda it: isinstance(it, Iterable) and not isinstance(it, str))
 
 
 class Job(Active):
@@ -67,6 +69,8 @@ class Job(Active):
     @checked(
         steps_per_epoch=Rule("an int >= 1 or None", lambda it: it is None or COUNT.fits(it)),
         seed_global_rng=FLAG,
+        stop_conditions=_LIST,
+        nodes_to_checkpoint=_LIST,
         seed=Rule("an int >= 0 and < 2**64", lambda it: NATURAL.fits(it) and it < 1 << 64),
     )
     def __init__(
@@ -85,12 +89,16 @@ class Job(Active):
         seed_global_rng: bool = False,
     ) -> None:
         self.name = check_name("job" if name is None else name, "job")
-        self.init_group = self._adopt(init_group, "init")
-        self.epoch_group = self._adopt(epoch_group, "epoch")
-        self.epoch_end_group = self._adopt(epoch_end_group, "epoch_end")
-        self.download_group = self._adopt(download_group, "download")
-        self.exit_group = self._adopt(exit_group, "exit")
-        where = f"Job {self.name!r}"
+        self._roles = self._adopt(
+            init=init_group,
+            epoch=epoch_group,
+            epoch_end=epoch_end_group,
+            download=download_group,
+            exit=exit_group,
+        )
+        self.init_group, self.epoch_group = self._roles["init"], self._roles["epoch"]
+        self.epoch_end_group = self._roles["epoch_end"]
+        self.download_group, self.exit_group = self._roles["download"], self._roles["exit"]
         self.steps_per_epoch = steps_per_epoch
         self.seed = seed
         self.seed_global_rng = seed_global_rng
@@ -98,22 +106,21 @@ class Job(Active):
         self.parameters: dict[str, Any] = {}
         self.stop_conditions: list[TaskOutput | Blob] = []
         self.epoch_end_conditions: list[TaskOutput | Blob] = []
-        for condition in self._listed("stop_conditions", stop_conditions):
+        for condition in stop_conditions or ():
             self.add_stop_condition(condition)
         self._nodes_to_checkpoint: list[Node] | None = None
         if nodes_to_checkpoint is not None:
-            listed = self._listed("nodes_to_checkpoint", nodes_to_checkpoint)
-            where = f"{where}: nodes_to_checkpoint"
-            self._nodes_to_checkpoint = [as_node(node, where) for node in listed]
-        self._give_roles()
+            where = f"Job {self.name!r}: nodes_to_checkpoint"
+            self._nodes_to_checkpoint = [as_node(node, where) for node in nodes_to_checkpoint]
+        for role, group in self._roles.items():  # last: a job that is refused takes no group
+            group.name, group.job_name = role, self.name
+            forget_orphan(group)
 
     @property
     def groups(self) -> dict[str, TaskGroup]:
         """The groups by name, in the order they run; an epoch end group only if it does anything."""
-        end = self.epoch_end_group
-        ends = [end] if end.tasks() or end.reports else []
-        groups = (self.init_group, self.epoch_group, *ends, self.download_group, self.exit_group)
-        return {group.name: group for group in groups}
+        has_end = self.epoch_end_group.tasks() or self.epoch_end_group.reports
+        return {role: it for role, it in self._roles.items() if role != "epoch_end" or has_end}
 
     @classmethod
     def current(cls) -> Job:
@@ -220,11 +227,6 @@ class Job(Active):
         sizes = ", ".join(f"{name} {len(group.tasks())}" for name, group in self.groups.items())
         return f"<Job {self.name!r}: tasks {sizes}>"
 
-    def _listed(self, what: str, values: Iterable[Any] | None) -> list[Any]:
-        if values is None or (isinstance(values, Iterable) and not isinstance(values, str)):
-            return list(values or ())
-        raise DefinitionError(f"Job {self.name!r}: {what} must be a list; got {values!r}.")
-
     def _condition(self, condition: object, what: str) -> TaskOutput | Blob:
         self.epoch_group.check_open(f"a {what}")
         if isinstance(condition, Task):
@@ -241,45 +243,31 @@ class Job(Active):
             )
         return condition
 
-    def _adopt(self, group: TaskGroup | None, name: str) -> TaskGroup:
-        group = TaskGroup() if group is None else group
-        where = f"Job {self.name!r}: the {name} group"
-        if not isinstance(group, TaskGroup):
-            raise DefinitionError(f"{where} must be a TaskGroup; got {type(group).__name__}.")
-        if group.job_name and group.name != name:
-            raise DefinitionError(
-                f"{where} is already the {group.name} group of job {group.job_name!r}. A group has "
-                f"one role: make another TaskGroup, with tasks of its own."
-            )
-        return group
-
-    def _give_roles(self) -> None:
-        """Name the groups by their roles; last, so that a job that is refused takes no group."""
-        roles = {
-            "init": self.init_group,
-            "epoch": self.epoch_group,
-            "epoch_end": self.epoch_end_group,
-            "download": self.download_group,
-            "exit": self.exit_group,
-        }
-        for name, group in roles.items():
-            if other := next((r for r, g in roles.items() if g is group and r != name), None):
+    def _adopt(self, **given: TaskGroup | None) -> dict[str, TaskGroup]:
+        """The groups by role, new ones where none is given."""
+        roles: dict[str, TaskGroup] = {}
+        for role, one in given.items():
+            group = TaskGroup() if one is None else one
+            where = f"Job {self.name!r}: the {role} group"
+            if not isinstance(group, TaskGroup):
+                raise DefinitionError(f"{where} must be a TaskGroup; got {type(group).__name__}.")
+            others = [f"its {name} group" for name, it in roles.items() if it is group]
+            if group.job_name and group.name != role:
+                others.append(f"the {group.name} group of job {group.job_name!r}")
+            if others:
                 raise DefinitionError(
-                    f"Job {self.name!r}: its {name} group is also its {other} group. A group has "
-                    f"one role: make another TaskGroup, with tasks of its own."
+                    f"{where} is already {others[0]}. A group has one role: make another TaskGroup, "
+                    f"with tasks of its own."
                 )
-        for name, group in roles.items():
-            group.name, group.job_name = name, self.name
-            forget_orphan(group)
+            roles[role] = group
+        return roles
 
 
-@checked(num_epochs=COUNT)
+@checked(job=instance("a Job", Job), num_epochs=COUNT)
 def epoch_limiter(job: Job, num_epochs: int) -> None:
     """Stop `job` after `num_epochs` epochs in all, counted across resumes.
 
     To continue a finished job, run it again with a higher limit.
     """
-    if not isinstance(job, Job):
-        raise DefinitionError(f"epoch_limiter: job must be a Job; got {job!r}.")
     job.epoch_group.check_open("an epoch limit")
     job.epoch_limit = num_epochs

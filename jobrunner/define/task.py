@@ -14,10 +14,12 @@ from typing import Any, Union
 from jobrunner.define.arguments import (
     COUNT,
     NATURAL,
+    Rule,
     check_runs,
     checked,
     constants_of,
     dask_hint,
+    instance,
     read_setup,
 )
 from jobrunner.define.group import TaskGroup
@@ -140,7 +142,15 @@ class Task:
         An argument is invalid.
     """
 
-    @checked(num_instances=COUNT, every=COUNT)
+    @checked(
+        kwargs=Rule(
+            "a mapping of names (str) to values",
+            lambda it: isinstance(it, Mapping) and all(isinstance(key, str) for key in it),
+        ),
+        group=instance("a TaskGroup, such as job.init_group", TaskGroup),
+        num_instances=COUNT,
+        every=COUNT,
+    )
     def __init__(
         self,
         fn: Callable[..., Any],
@@ -171,7 +181,7 @@ class Task:
         self.fetched_parts: set[int] = set()
         self.is_final = False  # runs after all others: see `TaskGroup.final_output`
 
-        self.kwargs = self._check_call(kwargs)
+        self.kwargs = self._check_call(kwargs or {})
         if not isinstance(updates, Mapping):
             updates = self._own_blobs(updates, "updates")
         where = f"Task {self.full_name!r}"
@@ -197,10 +207,6 @@ class Task:
             raise DefinitionError(f"{where}: {given.misfit}")
 
         group = TaskGroup._innermost() if group is None else group
-        if not isinstance(group, TaskGroup | None):
-            raise DefinitionError(
-                f"Task {self.full_name!r}: group must be a TaskGroup (job.init_group); got {group!r}."
-            )
         if group is None:
             note_orphan(self, self)
         else:
@@ -253,9 +259,7 @@ class Task:
         def of(i: int) -> dict[str, Any]:
             return {what: value(i) if callable(value) else value for what, value in each.items()}
 
-        return [
-            cls(fn, node=as_node(node, where), **of(i), **options) for i, node in enumerate(nodes)
-        ]
+        return [cls(fn, node=node, **of(i), **options) for i, node in enumerate(nodes)]
 
     @property
     def full_name(self) -> str:
@@ -328,24 +332,18 @@ class Task:
             blobs.append(blob.on(self.node))
         return tuple(blobs)
 
-    def _check_call(self, kwargs: object) -> Mapping[str, Any]:
+    def _check_call(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         where = f"Task {self.full_name!r}"
-        if not isinstance(kwargs, Mapping | None):
-            raise DefinitionError(f"{where}: kwargs must map names to values; got {kwargs!r}.")
         if not callable(self.fn):
             raise self._wrong_type("fn must be callable", self.fn, "pass a function")
         check_runs(self.fn, f"{where}: fn")
-        if any(not isinstance(key, str) for key in kwargs or ()):
-            raise DefinitionError(
-                f"{where}: the keys of kwargs must be str; got {list(kwargs or ())}."
-            )
-        for value in constants_of(self.fn, kwargs or {}):
+        for value in constants_of(self.fn, kwargs):
             if hint := dask_hint(value):
                 raise DefinitionError(
                     f"{where}: got a {type(value).__name__} as a constant argument. "
                     f"To fix it, {hint}."
                 )
-        return dict(kwargs or {})
+        return dict(kwargs)
 
     def _check(self) -> None:
         where = f"Task {self.full_name!r}"

@@ -110,10 +110,8 @@ EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 _METHODS = (*EVENTS, "state_dict", "load_state_dict")
 
 
-def check_callbacks(callbacks: object, where: str) -> None:
+def check_callbacks(callbacks: Sequence[object], where: str) -> None:
     """Raise `DefinitionError` unless a runner can call them."""
-    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
-        raise DefinitionError(f"{where}: callbacks must be a list; got {callbacks!r}.")
     for callback in callbacks:
         if isinstance(callback, type):
             raise DefinitionError(

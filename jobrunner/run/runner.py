@@ -22,6 +22,7 @@ from jobrunner.define import (
     Job,
     Rule,
     checked,
+    instance,
     one_of,
     some,
 )
@@ -34,16 +35,26 @@ from jobrunner.run.replay import Replay, ReplayReport
 from jobrunner.run.result import ResumePlan, RunResult
 from jobrunner.run.resume import RESUME_FROM, ResumeFrom, plan_resume
 from jobrunner.run.saver import SaveErrorPolicy
-from jobrunner.run.upload import UploadTaskGroupBuilder, check_builder
+from jobrunner.run.upload import BUILDER, CopyTo, UploadTaskGroupBuilder
 from jobrunner.signals import stop_on_signals
 from jobrunner.worker import UnderWay
 
+_SESSION = instance(
+    "a Session: Session(client), Session.local() or Session.connect(address)", Session
+)
 _SOME_BLOBS = some("names or Blobs", Sequence, str | Blob)
 _BLOBS = Rule("names or Blobs", lambda it: isinstance(it, str | Blob) or _SOME_BLOBS.fits(it))
 
 
 @checked(
+    job=instance("a Job", Job),
+    checkpoint_manager=instance(
+        "a MultiNodeCheckpointManager or a CheckpointManager, such as "
+        "MultiNodeCheckpointManager(path)",
+        MultiNodeCheckpointManager,
+    ),
     resume_from_epoch=RESUME_FROM,
+    upload_task_group_builder=BUILDER,
     max_restarts=NATURAL,
     on_save_error=one_of(*get_args(SaveErrorPolicy)),
     worker_wait_seconds=SECONDS,
@@ -52,6 +63,7 @@ _BLOBS = Rule("names or Blobs", lambda it: isinstance(it, str | Blob) or _SOME_B
     task_deadline_seconds=SECONDS,
     grace_seconds=SECONDS,
     num_epochs=COUNT,
+    callbacks=some("a list of callbacks", Sequence, object),
     rename=Rule(
         "a mapping of old names to new ones (str)",
         lambda it: isinstance(it, Mapping) and all(isinstance(n, str) for n in (*it, *it.values())),
@@ -161,6 +173,7 @@ class JobRunner:
         """
         return plan_resume(self, self._compile(), self.resume_from_epoch)
 
+    @checked(session=_SESSION)
     def run(self, session: Session) -> RunResult:
         """Run the job to its end.
 
@@ -194,7 +207,6 @@ class JobRunner:
         or for SIGTERM the end of `grace_seconds`, stops the tasks at once with
         `KeyboardInterrupt`; the last recorded epoch stays.
         """
-        _check_session(session, "run")
         plan = self._compile()
         # Its errors come before anything is bound or written.
         plan_resume(self, plan, self.resume_from_epoch)
@@ -249,7 +261,7 @@ class JobRunner:
         """
         self.save_asked.set()
 
-    @checked(epoch=EPOCH)
+    @checked(session=_SESSION, epoch=EPOCH)
     def replay(self, session: Session, epoch: int) -> ReplayReport:
         """Run a recorded epoch again from the one before it, and compare the result.
 
@@ -286,7 +298,7 @@ class JobRunner:
         """
         replay = Replay(
             self.job,
-            self._loader(session, "replay"),
+            self._loader("replay"),
             epoch,
             adaptation=self.adaptation,
             wait_seconds=self.worker_wait_seconds,
@@ -296,7 +308,7 @@ class JobRunner:
         replay.check()
         return replay.run(session)
 
-    @checked(blob_names=_BLOBS, epoch=EPOCH)
+    @checked(blob_names=_BLOBS, epoch=EPOCH, session=_SESSION)
     def load_blobs_from_checkpoints(
         self, blob_names: Sequence[str | Blob], epoch: int, session: Session
     ) -> bool:
@@ -325,23 +337,15 @@ class JobRunner:
         CheckpointCorruptError
             A store is damaged. No blob was loaded.
         """
-        loader = self._loader(session, "load_blobs_from_checkpoints")
+        loader = self._loader("load_blobs_from_checkpoints")
         if epoch not in loader.recorded.all():
             return False
         load_blobs(self.job, loader, epoch, blob_names, session, self.adaptation.rename)
         return True
 
     def _check(self) -> None:
-        if not isinstance(self.job, Job):
-            raise DefinitionError(f"JobRunner runs a Job; got {type(self.job).__name__}.")
         where = f"JobRunner of job {self.job.name!r}"
         manager, builder = self.checkpoint_manager, self.upload_task_group_builder
-        if not isinstance(manager, MultiNodeCheckpointManager | None):
-            raise DefinitionError(
-                f"{where}: checkpoint_manager must be a MultiNodeCheckpointManager or a "
-                f"CheckpointManager; got {manager!r}. For a directory, write "
-                f"MultiNodeCheckpointManager(path)."
-            )
         check_callbacks(self.callbacks, where)
         if manager is None:
             for name, is_given in (
@@ -353,11 +357,10 @@ class JobRunner:
             ):
                 if is_given:
                     raise DefinitionError(f"{where}: {name} requires a checkpoint_manager.")
-        elif builder is not None:
-            check_builder(builder, manager, where)
+        elif isinstance(builder, CopyTo):
+            builder.check(manager)
 
-    def _loader(self, session: object, method: str) -> Loader:
-        _check_session(session, method)
+    def _loader(self, method: str) -> Loader:
         if self.checkpoint_manager is None:
             raise DefinitionError(
                 f"JobRunner of job {self.job.name!r} has no checkpoint_manager, so {method} has "
@@ -386,11 +389,3 @@ class JobRunner:
         again = "Ctrl-C again" if signal_name == "SIGINT" else "the same signal again"
         if self._run is not None:
             self._run.callbacks.notify("on_stop_asked", signal_name, again)
-
-
-def _check_session(session: object, method: str) -> None:
-    if not isinstance(session, Session):
-        raise DefinitionError(
-            f"JobRunner.{method} takes a Session; got {type(session).__name__}. Write "
-            f"Session(client), Session.local() or Session.connect(address)."
-        )

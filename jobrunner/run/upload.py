@@ -15,7 +15,7 @@ from jobrunner.checkpoint import (
     is_url,
     run_all,
 )
-from jobrunner.define import PATH, Node, Task, TaskGroup, checked
+from jobrunner.define import PATH, Node, Rule, Task, TaskGroup, checked
 from jobrunner.errors import CheckpointWriteError, DefinitionError
 
 if TYPE_CHECKING:
@@ -59,15 +59,10 @@ class UploadTaskGroupBuilder(Protocol):
         """
 
 
-def check_builder(builder: object, manager: MultiNodeCheckpointManager, where: str) -> None:
-    """Raise `DefinitionError` if a builder has no method ``build``, or would copy into `manager`."""
-    if isinstance(builder, type) or not callable(getattr(builder, "build", None)):
-        raise DefinitionError(
-            f"{where}: upload_task_group_builder must be an object with a method "
-            f"build(epoch, manager), such as CopyTo(path); got {builder!r}."
-        )
-    if isinstance(builder, CopyTo):
-        builder.check(manager)
+BUILDER = Rule(
+    "an object with a method build(epoch, manager), such as CopyTo(path)",
+    lambda it: callable(getattr(it, "build", None)) and not isinstance(it, type),
+)
 
 
 class CopyTo:

@@ -89,7 +89,7 @@ def test_a_task_can_be_run_again_and_one_of_several_in_a_group_cannot_be_run_alo
 
 @pytest.mark.parametrize("wrong", [Job(), 3, lambda: 1])
 def test_anything_else_to_run_is_an_error_that_says_what_to_do(session, wrong):
-    with pytest.raises(DefinitionError, match="takes a Task or a TaskGroup"):
+    with pytest.raises(DefinitionError, match="must be a Task or a TaskGroup"):
         session.run(wrong)
 
 
@@ -488,7 +488,7 @@ def test_a_script_without_a_main_guard_is_an_error_that_shows_it(tmp_path):
 
 def test_a_run_needs_a_session():
     with pytest.raises(
-        DefinitionError, match=r"takes a Session; got int\. Write Session\(client\)"
+        DefinitionError, match=r"session must be a Session: Session\(client\), .*; got 3"
     ):
         JobRunner(Job(), num_epochs=1).run(3)
 
