@@ -7,9 +7,10 @@ items than its arrays have bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, repeat
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise, repeat
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from jobrunner.checkpoint.encoding import classes
@@ -25,6 +26,8 @@ _REPEATED = {"str", "bytes", "enum"}
 """Kinds of the values that a column repeats. Tuples of tuples, each with two references to the next,
 would take for ever to hash."""
 
+D = TypeVar("D", bound=dict[Any, Any])
+
 if TYPE_CHECKING:
     from jobrunner.checkpoint.encoding.decode import Decoder
 else:
@@ -39,13 +42,13 @@ def decode_items(decoder: Decoder, column: Tree) -> list[Any]:
         return _items(decoder, column)
 
 
-def decode_dict(decoder: Decoder, keys: Tree, column: Tree) -> dict[Any, Any]:
+def decode_dict(decoder: Decoder, keys: Tree, column: Tree, cls: type[D]) -> D:
     """Decode a dict from the columns of its keys and values."""
     if decoder.is_outline:
         raise outline_columns(decoder.leaf, keys, column)
     with gc_paused():
         names = _items(decoder, keys)
-        return _make_dict(names, _items(decoder, column))
+        return _make_dict(names, _items(decoder, column), cls)
 
 
 def decode_numbers(decoder: Decoder, at: Count, scalars: bool = False) -> list[Any]:
@@ -73,15 +76,22 @@ def _bytes(decoder: Decoder, at: int) -> bytes:
     return _data(decoder, at, "u").astype(np.uint8, casting="no").tobytes()
 
 
-def _cut(decoder: Decoder, lengths: int, *wholes: Any) -> Iterator[Iterable[Any]]:
+def _bounds(decoder: Decoder, lengths: int, *wholes: Any) -> tuple[Array, Array]:
+    """Return where each row begins in what all rows hold together, and the lengths."""
+    counts = _data(decoder, lengths, "iu")
+    ends = np.cumsum(counts, dtype=np.int64)
+    total = int(ends[-1]) if ends.size else 0
+    is_valid = counts.min(initial=0) >= 0 and int(counts.max(initial=0)) <= total
+    if not (is_valid and {total}.issuperset(map(len, wholes)) and ends.min(initial=0) >= 0):
+        raise ValueError(f"`lengths` do not add up to {[*map(len, wholes)]} items, but to {total}")
+    return ends - counts.astype(np.int64), counts
+
+
+def _cut(decoder: Decoder, lengths: int, *wholes: Any) -> Iterator[list[Any]]:
     """Cut what rows hold, all of each field together, into the rows; yield those of each field."""
-    found = _data(decoder, lengths, "iu").tolist()
-    ends = list(accumulate(found))
-    total = ends[-1] if ends else 0
-    if min(found, default=0) < 0 or any(len(whole) != total for whole in wholes):
-        raise ValueError(f"`lengths` add up to {total}, but there are {[*map(len, wholes)]} items")
+    bounds = [*_bounds(decoder, lengths, *wholes)[0].tolist(), len(wholes[0])]
     for whole in wholes:
-        yield map(whole.__getitem__, map(slice, chain([0], ends), ends))
+        yield [whole[start:end] for start, end in pairwise(bounds)]
 
 
 def _join(decoder: Decoder, columns: list[Tree]) -> Iterator[tuple[Any, ...]]:
@@ -92,8 +102,8 @@ def _join(decoder: Decoder, columns: list[Tree]) -> Iterator[tuple[Any, ...]]:
     return zip(*found, strict=True)
 
 
-def _make_dict(keys: Iterable[Any], values: Sequence[Any]) -> dict[Any, Any]:
-    found = dict(zip(keys, values, strict=True))
+def _make_dict(keys: Iterable[Any], values: Sequence[Any], cls: type[D]) -> D:
+    found = cls(zip(keys, values, strict=True))
     if len(found) != len(values):
         raise ValueError("a key appears twice")
     return found
@@ -104,7 +114,7 @@ def _to_texts(
 ) -> list[str]:
     whole = _bytes(decoder, at).decode("utf-8", "surrogatepass")
     if lengths is not None:
-        return list(next(_cut(decoder, lengths, whole)))
+        return next(_cut(decoder, lengths, whole))
     found = whole.split("\0")
     if len(found) != count:
         raise ValueError(f"`count` is {count}, but there are {len(found)} strings")
@@ -112,7 +122,16 @@ def _to_texts(
 
 
 def _to_buffers(decoder: Decoder, at: Count, lengths: Count) -> list[bytes]:
-    return list(next(_cut(decoder, lengths, _bytes(decoder, at))))
+    data = _bytes(decoder, at)
+    starts, counts = _bounds(decoder, lengths, data)
+    found = np.full(len(counts), b"", object)
+    order = np.argsort(counts, kind="stable")
+    widths, firsts = np.unique(counts[order], return_index=True)
+    for width, which in zip(widths.tolist(), np.split(order, firsts[1:]), strict=True):
+        if width:  # NumPy takes those of one length from where they begin
+            any_of = np.ndarray(len(data) - width + 1, f"V{width}", data, strides=(1,))
+            found[which] = any_of[starts[which]].astype(object)
+    return found.tolist()
 
 
 def _to_mixed(decoder: Decoder, kinds: Count, values: list[Tree], columns: list[Tree]) -> list[Any]:
@@ -136,14 +155,35 @@ def _to_mixed(decoder: Decoder, kinds: Count, values: list[Tree], columns: list[
 
 
 def _to_nodes(decoder: Decoder, of: Tree) -> list[Any]:
-    nodes = _items(decoder, of)
-    for node in nodes:
-        _check_small(node)  # a few bytes may stand for each
-    return list(map(decoder.decode, nodes))
+    match of:
+        case {"$": "dicts", "names": ["$", *names], "columns": [{"values": [str(kind)]}, *_]}:
+            fields_type, method = decoder.kinds_of_nodes.get(kind, (None, None))
+            fields = msgspec.structs.fields(fields_type) if fields_type else ()
+            if fields and names == [it.encode_name for it in fields]:
+                return _to_alike(decoder, kind, method, [it.type for it in fields], of["columns"])
+    return list(map(_decode_small, repeat(decoder), _items(decoder, of)))
 
 
-def _check_small(node: Tree) -> None:
-    """Check that a tree which was decoded from columns is one of a value without items."""
+def _to_alike(
+    decoder: Decoder, kind: str, method: Any, types: list[Any], columns: list[Tree]
+) -> list[Any]:
+    """Decode nodes of one kind, each field of all of them at once."""
+    decoder.blocks.append(())  # the nodes', to which nothing refers
+    kinds, *fields = (_items(decoder, it) for it in columns)
+    if {len(kinds)} != set(map(len, fields)) or set(kinds) != {kind}:
+        raise ValueError("columns of nodes do not fit each other")
+    fields = [msgspec.convert(it, list[cls]) for it, cls in zip(fields, types, strict=True)]  # type: ignore[valid-type]
+    if (brief := getattr(method, "brief", None)) and not any(map(any, fields[1:])):
+        return list(map(brief, fields[0]))
+    for i in [i for i, cls in enumerate(types) if cls is Tree]:
+        nodes = {id(node): node for node in fields[i]}
+        values = {key: _decode_small(decoder, node) for key, node in nodes.items()}
+        fields[i] = [values[id(node)] for node in fields[i]]  # to decode a value does nothing
+    return list(map(method, repeat(decoder), *fields))
+
+
+def _decode_small(decoder: Decoder, node: Tree) -> Any:
+    """Decode a tree which was decoded from columns, if small: a few bytes may stand for each."""
     level, num_fields = [node], 0
     while level:
         held = [it for it in level if type(it) is dict or type(it) is list]
@@ -151,6 +191,7 @@ def _check_small(node: Tree) -> None:
         if num_fields > _MOST_FIELDS:
             raise ValueError("a node of a column is not that of one plain value")
         level = [it for each in held for it in (each.values() if type(each) is dict else each)]
+    return decoder.decode(node)
 
 
 def _to_again(
@@ -184,17 +225,15 @@ def _sequences_of(cls: Callable[[Any], Any]) -> Callable[..., list[Any]]:
     ) -> list[Any]:
         if [at, columns, lengths].count(None) != 2:
             raise ValueError("expected one of `at`, `columns` and `lengths`")
-        rows: Iterable[Any]
+        if columns is not None:
+            rows = list(_join(decoder, columns))
+            return rows if cls is tuple else list(map(cls, rows))
         if at is not None:
             rows = _data(decoder, at, "bif", 2).tolist()
-        elif columns is not None:
-            rows = _join(decoder, columns)
-        else:
-            whole: Any = [] if items is None else _items(decoder, items)
-            whole = tuple(whole) if cls is tuple else whole
-            (rows,) = _cut(decoder, lengths, whole)  # type: ignore[arg-type]  # it is not None
-        # Those of a `list` are new ones, and `tuple` returns the tuple that it is given.
-        return list(rows if cls is list and columns is None else map(cls, rows))
+            return rows if cls is list else list(map(cls, rows))
+        whole: Any = [] if items is None else _items(decoder, items)
+        (rows,) = _cut(decoder, lengths, tuple(whole) if cls is tuple else whole)  # type: ignore[arg-type]  # it is not None
+        return rows if cls in (list, tuple) else list(map(cls, rows))
 
     return method
 
@@ -215,7 +254,7 @@ def _to_dicts(
     if names is not None or columns is not None or lengths is None:
         raise ValueError("expected either `names` and `columns`, or `lengths`")
     wholes = [[] if it is None else _items(decoder, it) for it in (keys, items)]
-    return list(map(_make_dict, *_cut(decoder, lengths, *wholes)))
+    return list(map(_make_dict, *_cut(decoder, lengths, *wholes), repeat(dict)))
 
 
 def _to_objects(make: Callable[..., list[Any]]) -> Callable[..., list[Any]]:

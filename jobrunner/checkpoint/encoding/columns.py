@@ -12,15 +12,12 @@ tree.
 
 from __future__ import annotations
 
-import datetime as dt
 import enum
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from decimal import Decimal
 from fractions import Fraction
 from itertools import chain, compress, islice
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID
 
 import numpy as np
 
@@ -54,10 +51,6 @@ _MOST_VALUES, _LONG_VALUE = 200, 64
 _NUMPY_SCALARS = {np.dtype(name).type for name in NUMBERS}
 _FEW_OBJECTS = 16
 _FLAT = {type(None), str, bytes, *SCALARS}
-_LEAVES = {
-    *(dt.date, dt.datetime, dt.time, dt.timedelta, Decimal, Fraction, UUID),
-    *everyday.PATHS,
-}
 _KINDS = {tuple: "tuples", list: "lists", set: "sets", frozenset: "frozensets"}
 _UNREFERENCED = next(map(getrefcount, [object()])) - 1
 
@@ -190,7 +183,9 @@ class _Columns:
             return self._sets(cls, items, at)
         if cls in _NUMPY_SCALARS:
             return {**self._numbers(np.array(items, cls), at), "scalars": True}
-        if cls in _LEAVES:
+        if cls in everyday.LEAVES:
+            return self._leaves(cls, items, at)
+        if cls is Fraction or cls in everyday.PATHS:
             return self._nodes(items, at)
         if has_state(items[0]) or find_type(items[0]) or not classes.find_encoder(items[0]):
             raise _UnlikeError
@@ -253,6 +248,19 @@ class _Columns:
         """Return a column of the nodes of values that have no identity and no arrays."""
         nodes = list(map(self._node, items))
         return {"$": "nodes", "of": self.encode(nodes, at.below(1))}
+
+    def _leaves(self, cls: Any, items: Sequence[Any], at: _Place) -> Tree:
+        """Return the column of the nodes of values that are text and numbers alone."""
+        self._num_blocks += 1  # that of the nodes
+        kind, fields = everyday.LEAVES[cls]
+        content = {"$": [kind] * len(items)} | {it: [*map(fields[it], items)] for it in fields}
+        if any(zones := content.get("zone", [])):
+            once = {id(it): it for it in zones}
+            nodes = {key: self._node(it) for key, it in once.items()}
+            content["zone"] = [nodes[id(it)] for it in zones]
+            del nodes
+        trees = self._fields(child_names(content), content.values(), at.below(1))
+        return {"$": "nodes", "of": {"$": "dicts", "names": [*content], "columns": trees}}
 
     def _node(self, value: Any) -> Tree:
         method = everyday.ENCODERS.get(type(value)) or classes.find_encoder(value)

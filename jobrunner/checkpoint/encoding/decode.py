@@ -28,7 +28,6 @@ from jobrunner.checkpoint.encoding.outline import (
 )
 from jobrunner.checkpoint.encoding.schema import Count, described
 from jobrunner.checkpoint.encoding.stateful import SavedState
-from jobrunner.compile import gc_paused
 from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
 
 T = TypeVar("T")
@@ -61,6 +60,8 @@ class Decoder:
     by name, which must have all that the tree names; None: those of this process, with a
     `SavedObject` in place of others.
     """
+
+    kinds_of_nodes: Mapping[str, tuple[Any, Callable[..., Any]]]  # in columns
 
     def __init__(
         self,
@@ -252,14 +253,15 @@ class Decoder:
 
     # --- values with an identity
 
-    def _dict(
-        self, items: list[Tree] | None = None, keys: Tree = None, of: Tree = None
-    ) -> dict[Any, Any]:
+    def _dict(self, items: list[Tree] | None = None, keys: Tree = None, of: Tree = None) -> Any:
+        return self._mapping(dict, items, keys, of)
+
+    def _mapping(self, cls: Any, items: list[Tree] | None, keys: Tree, of: Tree) -> Any:
         if items is None:
-            return column_decode.decode_dict(self, keys, of)
+            return column_decode.decode_dict(self, keys, of, cls)
         if keys is not None or of is not None:
             raise ValueError("expected either `items`, or `keys` and `of`")
-        return {self.decode(key): self.decode(item) for key, item in items}
+        return cls({self.decode(key): self.decode(item) for key, item in items})
 
     def _ordered_dict(
         self,
@@ -267,9 +269,8 @@ class Decoder:
         attributes: Tree = None,
         keys: Tree = None,
         of: Tree = None,
-    ) -> dict[Any, Any]:
-        with gc_paused():  # it makes a tuple of each key and value
-            result = collections.OrderedDict(self._dict(items, keys, of))
+    ) -> Any:
+        result = self._mapping(collections.OrderedDict, items, keys, of)
         if attributes is not None:
             vars(result).update(self.decode(attributes))
         return result
@@ -396,3 +397,4 @@ _KINDS = {
     kind: (_fields_type(kind, method), method)
     for kind, method in {**_PLAIN, **column_decode.BLOCKS, **_WITH_IDENTITY}.items()
 }
+Decoder.kinds_of_nodes = {kind: _KINDS[kind] for kind in everyday.PLAIN}

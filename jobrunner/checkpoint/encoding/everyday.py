@@ -18,6 +18,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from operator import attrgetter
 from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
 from typing import TYPE_CHECKING, Any
 
@@ -156,23 +157,32 @@ def _memoryview(encoder: Encoder, value: memoryview, trail: Trail) -> Tree:
     }
 
 
-def _date(encoder: Encoder, value: dt.date, trail: Trail) -> Tree:
-    return {"$": "date", "iso": value.isoformat()}
+def _leaf(encoder: Encoder, value: Any, trail: Trail) -> Tree:
+    kind, fields = LEAVES[type(value)]
+    tree = {"$": kind, **{name: get(value) for name, get in fields.items()}}
+    if tree.get("zone") is not None:
+        tree["zone"] = encoder.encode(tree["zone"], trail)
+    return tree
 
 
-def _datetime(encoder: Encoder, value: dt.datetime | dt.time, trail: Trail) -> Tree:
-    zone = None if value.tzinfo is None else encoder.encode(value.tzinfo, trail)
-    kind = type(value).__name__
-    return {
-        "$": kind,
-        "iso": value.replace(tzinfo=None).isoformat(),
-        "fold": value.fold,
-        "zone": zone,
-    }
+def _iso(value: Any) -> str:
+    return (value if value.tzinfo is None else value.replace(tzinfo=None)).isoformat()  # type: ignore[no-any-return]  # text
 
 
-def _timedelta(encoder: Encoder, value: dt.timedelta, trail: Trail) -> Tree:
-    return {"$": "timedelta", "parts": [value.days, value.seconds, value.microseconds]}
+_TIME: Mapping[str, Callable[[Any], Tree]] = {
+    "iso": _iso,
+    "fold": attrgetter("fold"),
+    "zone": attrgetter("tzinfo"),
+}
+LEAVES: Mapping[type, tuple[str, Mapping[str, Callable[[Any], Tree]]]] = {
+    dt.date: ("date", {"iso": dt.date.isoformat}),
+    dt.time: ("time", _TIME),
+    dt.datetime: ("datetime", _TIME),
+    dt.timedelta: ("timedelta", {"parts": lambda it: [it.days, it.seconds, it.microseconds]}),
+    Decimal: ("decimal", {"text": str}),
+    uuid.UUID: ("uuid", {"hex": attrgetter("hex"), "safety": attrgetter("is_safe.name")}),
+}
+"""Types whose values have no parts but perhaps a zone: the kind of their nodes, and the fields."""
 
 
 def _timezone(encoder: Encoder, value: dt.timezone, trail: Trail) -> Tree:
@@ -187,17 +197,9 @@ def _zone(encoder: Encoder, value: zoneinfo.ZoneInfo, trail: Trail) -> Tree:
     return {"$": "zone", "key": value.key}
 
 
-def _decimal(encoder: Encoder, value: Decimal, trail: Trail) -> Tree:
-    return {"$": "decimal", "text": str(value)}
-
-
 def _fraction(encoder: Encoder, value: Fraction, trail: Trail) -> Tree:
     check_bits(*value.as_integer_ratio())
     return {"$": "fraction", "ratio": encoder.encode(value.as_integer_ratio(), trail)}
-
-
-def _uuid(encoder: Encoder, value: uuid.UUID, trail: Trail) -> Tree:
-    return {"$": "uuid", "hex": value.hex, "safety": value.is_safe.name}
 
 
 def _path(encoder: Encoder, value: PurePath, trail: Trail) -> Tree:
@@ -223,17 +225,12 @@ ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
     slice: _range,
     array.array: _array,
     memoryview: _memoryview,
-    dt.date: _date,
-    dt.time: _datetime,
-    dt.datetime: _datetime,
-    dt.timedelta: _timedelta,
     dt.timezone: _timezone,
     zoneinfo.ZoneInfo: _zone,
-    Decimal: _decimal,
     Fraction: _fraction,
-    uuid.UUID: _uuid,
     random.Random: _random,
     **dict.fromkeys(PATHS, _path),
+    **dict.fromkeys(LEAVES, _leaf),
 }
 MUTABLE: frozenset[type] = frozenset(
     {set, deque, defaultdict, Counter, types.SimpleNamespace, array.array, random.Random}
@@ -255,6 +252,7 @@ def _made_by(make: Callable[..., Any], **fields: Any) -> Callable[..., Any]:
         pairs = zip(trees, values, strict=True)
         return make(*(it if cls is None else decoder.decode_as(cls, it) for cls, it in pairs))
 
+    method.brief = make if trees == [None] else None  # type: ignore[attr-defined]  # for columns
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     method.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # which `decode` reads
         [
@@ -285,13 +283,12 @@ def _to_memoryview(decoder: Decoder, array: Tree, readonly: bool) -> memoryview:
     return found.toreadonly() if readonly else found
 
 
-def _to_datetime(decoder: Decoder, iso: str, fold: Count, zone: Tree) -> dt.datetime:
-    found = dt.datetime.fromisoformat(iso)
-    return found.replace(fold=fold, tzinfo=decoder.decode(zone))
+def _to_time(cls: Any) -> Callable[..., Any]:
+    def method(decoder: Decoder, iso: str, fold: Count, zone: Tree) -> Any:
+        return cls.fromisoformat(iso).replace(fold=fold, tzinfo=decoder.decode(zone))
 
-
-def _to_time(decoder: Decoder, iso: str, fold: Count, zone: Tree) -> dt.time:
-    return dt.time.fromisoformat(iso).replace(fold=fold, tzinfo=decoder.decode(zone))
+    method.brief = cls.fromisoformat  # type: ignore[attr-defined]
+    return method
 
 
 def _to_timezone(decoder: Decoder, offset: Tree, name: Tree = None) -> dt.timezone:
@@ -336,8 +333,8 @@ PLAIN: Mapping[str, Callable[..., Any]] = {
     "range": _made_by(lambda bounds: range(*bounds), bounds=tuple),
     "slice": _made_by(lambda bounds: slice(*bounds), bounds=tuple),
     "date": _made_by(dt.date.fromisoformat, iso=str),
-    "time": _to_time,
-    "datetime": _to_datetime,
+    "time": _to_time(dt.time),
+    "datetime": _to_time(dt.datetime),
     "timedelta": _made_by(lambda parts: dt.timedelta(*parts), parts=tuple[int, int, int]),
     "timezone": _to_timezone,
     "zone": _to_zone,

@@ -11,8 +11,12 @@ import tracemalloc
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
+from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
@@ -77,6 +81,8 @@ def kinds(tree: Any) -> set[str]:
 
 
 N = 400
+BERLIN = ZoneInfo("Europe/Berlin")
+DAY = dt.datetime(2000, 1, 1)
 MANY: dict[str, Callable[[], Any]] = {
     "tuples": lambda: [(i, i + 0.5) for i in range(N)],
     "pairs of one type": lambda: tuple([i, -i] for i in range(N)),
@@ -119,6 +125,11 @@ MANY: dict[str, Callable[[], Any]] = {
     "counter": lambda: Counter({f"k{i}": i for i in range(N)}),
     "default": lambda: defaultdict(list, {i: [i] for i in range(N)}),
     "long": lambda: [[float(i)] * 300 for i in range(20)],
+    "days": lambda: [(dt.date(2000, 1, 1) + dt.timedelta(i), dt.timedelta(-i, 5, i)) for i in range(N)],
+    "times": lambda: [[DAY + dt.timedelta(i), dt.time(i // 60, i % 60, fold=i % 2)] for i in range(N)],
+    "zones": lambda: [(DAY + dt.timedelta(i)).replace(tzinfo=(None, dt.UTC, BERLIN)[i % 3]) for i in range(N)],
+    "decimals": lambda: [Decimal(("1.50", "-0", "sNaN5", "1E+400")[i % 4]) for i in range(N)],
+    "identifiers": lambda: [(UUID(int=i), Fraction(i, 7), PurePosixPath(f"a/{i}")) for i in range(N)],
 }  # fmt: skip
 
 
@@ -132,17 +143,24 @@ def test_rows_of_complex_numbers_are_columns_that_the_first_version_of_format_4_
 @pytest.mark.usefixtures("of_any_size")
 def test_many_alike_values_come_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
-    walk = Encoder.encode
 
-    def counted(self: Encoder, value: Any, trail: Any = ()) -> Any:
-        calls.append(value)
-        return walk(self, value, trail)
+    def count(cls: type, method: str) -> None:
+        walk = getattr(cls, method)
 
-    monkeypatch.setattr(Encoder, "encode", counted)
+        def counted(self: Any, value: Any, *trail: Any) -> Any:
+            if cls is Encoder or isinstance(value, dict):
+                calls.append(value)
+            return walk(self, value, *trail)
+
+        monkeypatch.setattr(cls, method, counted)
+
     value = MANY[name]()
+    count(Encoder, "encode")
     blob = encode(value)
-    assert len(calls) < 16 or name == "large integers"
+    assert len(calls) < 16 or name in ("large integers", "identifiers")
+    count(Decoder, "decode")
     assert describe(decode(blob)) == describe(value)
+    assert len(calls) < 150 or name in ("large integers", "identifiers")
     assert encode(value).tree == blob.tree
     assert len(repr(blob.tree)) < 1200
     assert "same" not in kinds(blob.tree)
@@ -437,6 +455,12 @@ FORGED: dict[str, tuple[Any, list[Any]]] = {
     "a column that is none": ({"$": "lists", "columns": [5]}, []),
     "a column of a dict": ({"$": "lists", "columns": [{"a": 1}]}, []),
     "nodes that are none": ({"$": "nodes", "of": {"$": "dicts", "names": ["$"], "columns": [{"$": "texts", "at": 0, "lengths": 1}]}}, [np.frombuffer(b"same", np.uint8), numbers(4)]),
+    "nodes of other lengths": ({"$": "nodes", "of": {"$": "dicts", "names": ["$", "iso"], "columns": [{"$": "mixed", "kinds": 0, "values": ["date"], "columns": []}, {"$": "texts", "at": 1, "count": 1}]}}, [np.zeros(2, np.uint8), TEXT]),
+    "nodes of numbers": ({"$": "nodes", "of": {"$": "dicts", "names": ["$", "iso"], "columns": [{"$": "mixed", "kinds": 0, "values": ["date"], "columns": []}, {"$": "numbers", "at": 1}]}}, [np.zeros(2, np.uint8), TWO]),
+    "nodes without fields": ({"$": "nodes", "of": {"$": "dicts", "names": ["$", "iso"], "columns": [{"$": "mixed", "kinds": 0, "values": ["date"], "columns": []}]}}, [np.zeros(2, np.uint8)]),
+    "nodes of other dates": ({"$": "nodes", "of": {"$": "dicts", "names": ["$", "iso"], "columns": [{"$": "mixed", "kinds": 0, "values": ["date"], "columns": []}, {"$": "texts", "at": 1, "count": 1}]}}, [np.zeros(1, np.uint8), TEXT]),
+    "bytes of huge lengths": ({"$": "buffers", "at": 0, "lengths": 1}, [TEXT, numbers(1 << 62, 1 << 62, 1 << 62, 1 << 62, 3)]),
+    "bytes of negative lengths": ({"$": "buffers", "at": 0, "lengths": 1}, [TEXT, numbers(4, -1)]),
     "a field too many": ({"$": "numbers", "at": 0, "more": 1}, [ONE]),
     "a row that is not there": ({"$": "row", "of": 0, "at": 0}, []),
     "rows again of none": ({"$": "again", "at": 0, "of": {"$": "numbers", "at": 1}}, [np.array([3], np.uint8), TWO]),
