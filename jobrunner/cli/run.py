@@ -88,6 +88,26 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     help="What to do about nodes and blobs that the checkpoint lacks. 'init': run the init tasks "
     "that make them.",
 )
+@click.option(
+    "--migrate",
+    metavar="NAME",
+    help="A function of FILE_OR_MODULE that makes blobs of the job from those of the checkpoint.",
+)
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    metavar="FILE",
+    help="Write the metrics of each epoch to FILE.csv or FILE.jsonl. May be given several times.",
+)
+@click.option(
+    "--callback",
+    "callbacks",
+    multiple=True,
+    metavar="NAME",
+    help="A callback of FILE_OR_MODULE, or a function or class that makes it without arguments. May "
+    "be given several times.",
+)
 @count_option("--epochs", "num_epochs", help="Stop after N epochs in all, counted across resumes.")
 @param_option
 @cluster_options
@@ -106,6 +126,9 @@ def run(
     target: str,
     checkpoint: str,
     saving: Mapping[str, Any],
+    migrate: str | None,
+    logs: tuple[str, ...],
+    callbacks: tuple[str, ...],
     parameters: Mapping[str, str],
     cluster: Callable[[], Session],
     dry_run: bool,
@@ -119,19 +142,22 @@ def run(
     """
     from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.cli.progress import show_progress
-    from jobrunner.cli.script import load_job
+    from jobrunner.cli.script import load_callback, load_job, load_object
     from jobrunner.run import JobRunner
 
     job = load_job(target, parameters)
     manager = MultiNodeCheckpointManager(checkpoint, **saving)
     about = {"job": job.name, "checkpoint": manager.path}
+    if migrate is not None:
+        options["migrate"] = load_object(target, migrate, "--migrate")
+    called = [*map(_open_log, logs), *(load_callback(target, name) for name in callbacks)]
     if dry_run:
-        plan = JobRunner(job, manager, **options).plan_resume()
+        plan = JobRunner(job, manager, callbacks=called, **options).plan_resume()
         return Output({**about, "plan": plan.to_dict()}, str(plan))
 
     again = _command_again()
     with terminated_as_interrupt(), show_progress(sys.stdout) as progress:
-        runner = JobRunner(job, manager, callbacks=[progress], **options)
+        runner = JobRunner(job, manager, callbacks=[progress, *called], **options)
         progress.under_way = runner.under_way
         save_on_usr1 = handled("SIGUSR1", lambda number, frame: runner.save_now())
         runner.plan_resume()  # report mistakes before a cluster starts
@@ -151,6 +177,15 @@ def run(
     text = _summarize(job.name, result, manager.path)
     code = SAVES_FAILED if result.failed_saves else 0
     return Output({**about, **result.to_dict()}, text, code)
+
+
+def _open_log(path: str) -> object:
+    from jobrunner.callbacks import CSVLog, JSONLinesLog
+
+    for ending, log in ((".csv", CSVLog), (".jsonl", JSONLinesLog)):
+        if path.endswith(ending):
+            return log(path)
+    raise click.UsageError(f"--log {path}: expected a file whose name ends in .csv or .jsonl.")
 
 
 def _command_again() -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from jobrunner.cli.options import count_option, take_over_option
+from jobrunner.cli.options import count_option, read_pairs, take_over_option
 from jobrunner.errors import DefinitionError
 
 if TYPE_CHECKING:
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
     Function = Callable[..., Output]
 
-_BEST = re.compile(r"(?P<metric>[^:]+)(:(?P<mode>min|max))?(:(?P<count>\d{1,18}))?")
+_BEST = re.compile(
+    r"(?P<metric>(.+/)?[^:]+)(:(?P<mode>min|max))?(:(?P<count>\d{1,18}|all))?"
+    r"(:threshold=(?P<threshold>[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d{1,3})?))?"
+)
+_BEST_FORM = "METRIC[:min|max][:N|all][:threshold=X]"
 _INTERVAL = re.compile(r"(?P<count>\d{1,18})(?P<unit>steps|s|)")
 
 _AS_GIVEN = (
@@ -42,9 +46,9 @@ def keep_options(function: Function) -> Function:
     @click.option(
         "--keep-best",
         multiple=True,
-        metavar="METRIC[:min|max][:N]",
-        help="Keep the N epochs with the lowest value of a metric, or the highest. "
-        "[default: min, 1]",
+        metavar=_BEST_FORM,
+        help="Keep the N epochs with the lowest value of a metric, or the highest; with a "
+        "threshold, only those that reach it. [default: min, 1]",
     )
     @functools.wraps(function)
     def call(
@@ -73,11 +77,13 @@ def read_keep(last: int | None, every: str | None, best: Sequence[str]) -> KeepA
         match = _BEST.fullmatch(text)
         if match is None:
             raise DefinitionError(
-                f"--keep-best {text}: expected METRIC[:min|max][:N], for example loss:min:3."
+                f"--keep-best {text}: expected {_BEST_FORM}, for example loss:min:3 or "
+                f"accuracy:max:all:threshold=0.9."
             )
-        most = int(match["count"] or 1)
+        most = None if match["count"] == "all" else int(match["count"] or 1)
         mode: Literal["min", "max"] = "max" if match["mode"] == "max" else "min"
-        policies.append(KeepBest(match["metric"], most, mode))
+        threshold = None if match["threshold"] is None else float(match["threshold"])
+        policies.append(KeepBest(match["metric"], most, mode, threshold=threshold))
     return KeepAny(tuple(policies)) if policies else None
 
 
@@ -129,6 +135,14 @@ def save_options(function: Function) -> Function:
         help="If a task fails, save the last state in which an epoch or step had ended.",
     )
     @click.option(
+        "--metadata",
+        callback=read_pairs,
+        multiple=True,
+        metavar="NAME=TEXT",
+        help="Add a text to the record of each epoch, where `info` shows it. May be given several "
+        "times.",
+    )
+    @click.option(
         "--allow-pickle",
         is_flag=True,
         help="Pickle blobs that cannot be saved otherwise, and unpickle them. Only if you trust "
@@ -142,6 +156,7 @@ def save_options(function: Function) -> Function:
         save_before: str | None,
         budget: str | None,
         compress: tuple[str, ...],
+        metadata: dict[str, str],
         **others: Any,
     ) -> Output:
         saving = {name: others.pop(name) for name in _AS_GIVEN}
@@ -150,6 +165,7 @@ def save_options(function: Function) -> Function:
         saving["save"] = _read_save(save_every, save_before)
         saving["budget_bytes"] = None if budget is None else _read_size(budget)
         saving["compressors"] = compress or None
+        saving["metadata"] = metadata or None
         return function(saving=saving, **others)
 
     return call

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 
 import cloudpickle
 
-from jobrunner.define import Job, is_job_function, read_parameters
+from jobrunner.define import Job, check_call, is_job_function, read_parameters
 from jobrunner.errors import DefinitionError
 
 
@@ -74,14 +74,43 @@ def load_job(text: str, parameters: Mapping[str, str] | None = None) -> Job:
     return made
 
 
+def load_object(text: str, name: str, option: str) -> Any:
+    """The object `name` of the file or module of a job that `load_job` has loaded, for an option."""
+    target = parse_target(text)
+    module = sys.modules[_name_of(Path(target.source)) if target.is_file else target.source]
+    if not hasattr(module, name):
+        raise DefinitionError(
+            f"{option} {name}: {target.source} has no {name!r}. Name a variable, function or class of "
+            f"it."
+        )
+    return getattr(module, name)
+
+
+def load_callback(text: str, name: str) -> Any:
+    """The callback `name`, as `load_object`; a function or class makes it."""
+    found = load_object(text, name, "--callback")
+    if not (isinstance(found, type) or inspect.isroutine(found)):
+        return found
+    check_call(found, 0, (), f"--callback {name}")
+    try:
+        return found()
+    except (Exception, SystemExit) as error:
+        file = getattr(sys.modules.get(found.__module__), "__file__", None)
+        raise _explain(error, file or text, file, f"failed for --callback {name}") from error
+
+
+def _name_of(path: Path) -> str:
+    # A name of its own: the script may import a package with the name of its file.
+    return "jobrunner_script_" + re.sub(r"\W", "_", path.stem)
+
+
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise DefinitionError(
             f"There is no file {str(path)!r} in {os.getcwd()!r}. Name a Python file or an "
             f"importable module that defines a job."
         )
-    # A name of its own: the script may import a package with the name of its file.
-    name = "jobrunner_script_" + re.sub(r"\W", "_", path.stem)
+    name = _name_of(path)
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None:
         raise DefinitionError(f"{str(path)!r} is not a Python file: its name must end in '.py'.")

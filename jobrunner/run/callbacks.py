@@ -118,6 +118,11 @@ def check_callbacks(callbacks: Sequence[object], where: str) -> None:
                 f"{where}: a callback must be an object; got the class {callback.__name__}. "
                 f"Write {callback.__name__}()."
             )
+        if not any(hasattr(callback, name) for name in ("ends_by", *_METHODS)):
+            raise DefinitionError(
+                f"{where}: a callback must have a method of Callback, such as on_epoch; got "
+                f"{callback!r:.200}."
+            )
         for name in _METHODS:
             if (method := getattr(callback, name, None)) is not None:
                 check_runs(method, f"{where}: {name} of {type(callback).__name__}")

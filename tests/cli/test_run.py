@@ -44,6 +44,22 @@ epoch_limiter(job, {limit})
 
 _MADE = """
 from jobrunner import Job, Task, current_task, epoch_limiter, job
+from jobrunner.callbacks import EarlyStopping
+
+class Told:
+    def on_epoch(self, epoch, seconds, metrics):
+        print("told", epoch, flush=True)
+
+def make_stopping():
+    return EarlyStopping("loss", patience=1, min_delta=0.1)
+
+def fail():
+    raise ValueError("no callback")
+
+def halve(checkpoint):
+    return {"a": {"w": checkpoint["a"].load("w") / 2}}
+
+told, settings = Told(), {"lr": 1}
 
 def step(w, rate, fail_at):
     if current_task().epoch == fail_at:
@@ -179,7 +195,7 @@ def test_a_job_with_other_names_is_resumed_and_the_advice_repeats_them(
     assert _invoke("run", script, "--checkpoint", directory, "--rename", "a").exit_code == 2
     refused = _invoke("run", script, "--checkpoint", directory, "--rename", "x=y")
     assert "epoch 1 of" in refused.stderr
-    assert "has neither" in refused.stderr
+    assert "has no node 'x'" in refused.stderr
 
 
 def test_a_failing_task_shows_the_workers_traceback_and_no_other(
@@ -409,9 +425,54 @@ def test_parameters_and_all_options_of_a_manager_reach_the_run(
     assert manager.epochs() == []
 
 
+def test_callbacks_logs_metadata_and_a_migration_are_named_as_options(
+    process_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    path = tmp_path / "made.py"
+    path.write_text(_MADE)
+    log, lines = tmp_path / "log.csv", tmp_path / "log.jsonl"
+    options = ["--log", str(log), "--log", str(lines), "--callback", "told"]
+    options += ["--callback", "make_stopping", "--metadata", "data=digits 2", "--metadata", "n="]
+    options += ["--keep-best", "a:0/loss", "--keep-best", "loss:all:threshold=2.5e-1"]
+    result = _run(process_cluster, path, *options)
+    assert result.exit_code == 0, result.output
+    # The losses are 1, 1/2, 1/4, 1/8, 1/16: the last improves by less than 0.1.
+    assert "done at epoch 5, stopped by EarlyStopping" in result.stdout
+    assert "told 5" in result.output
+    assert log.read_text().count("\n") == 6
+    assert len(lines.read_text().splitlines()) == 5
+    manager = MultiNodeCheckpointManager(tmp_path / "runs")
+    assert manager.epochs() == [3, 4, 5]
+    assert manager.history()[-1]["metadata"] == {"data": "digits 2", "n": ""}
+    again = _run(process_cluster, path, *options, "--dry-run", "--json")
+    assert _json(again)["plan"]["is_finished"]
+    copy, more = tmp_path / "copy", ["--load-from", manager.path, "--param", "fail_at=7"]
+    failed = _invoke(
+        *("run", path, "--checkpoint", copy, "--migrate", "halve", *more, *options[:6]),
+        *("--scheduler", process_cluster.scheduler_address),
+    )
+    assert failed.exit_code == 3
+    assert "--migrate halve" in failed.stderr
+    copied = MultiNodeCheckpointManager(copy)
+    assert copied.open(5)["a"].load("w") == manager.open(5)["a"].load("w") / 2
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        (["--log", "log.txt"], "--log log.txt: expected a file whose name ends in .csv or .jsonl"),
+        (["--callback", "tell"], "made.py has no 'tell'"),
+        (["--callback", "settings"], "a callback must have a method of Callback, such as on_epoch"),
+        (["--callback", "EarlyStopping"], "missing a required argument: 'metric'"),
+        (
+            ["--callback", "fail"],
+            "made.py, line 13): ValueError: no callback",
+        ),
+        (["--migrate", "half"], "made.py has no 'half'"),
+        (["--migrate", "settings"], "migrate must be a function; got {'lr': 1}"),
+        (["--metadata", "data"], "'data' is not NAME=TEXT, with each name once"),
+        (["--keep-best", "loss:all"], "Give it a threshold, or a number of epochs"),
+        (["--keep-best", "loss:threshold=low"], "expected METRIC[:min|max][:N|all][:threshold=X]"),
         (["--budget", "1MiB"], "--budget limits the copies of --async"),
         (["--async", "--budget", "much"], "--budget much: expected a size"),
         (["--save-every", "often"], "--save-every often: expected a number of epochs"),
