@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobrunner.data.blocks import Blocks
-from jobrunner.data.indexed import IndexedReader
+from jobrunner.data.indexed import Indexed
+from jobrunner.data.reader import DataReader, reader_of
 from jobrunner.define import NAMES, PATH, Rule, checked
 from jobrunner.errors import DefinitionError
 
@@ -36,7 +37,7 @@ def import_arrow(needed_by: str) -> Any:
 
 
 @checked(paths=PATHS, columns=NAMES)
-def from_parquet(paths: Paths, *, columns: Sequence[str] | None = None) -> IndexedReader:
+def from_parquet(paths: Paths, *, columns: Sequence[str] | None = None) -> DataReader:
     """A reader of the rows of Parquet files; a batch is an Arrow table, a single row a dict.
 
     Parameters
@@ -65,7 +66,7 @@ def from_parquet(paths: Paths, *, columns: Sequence[str] | None = None) -> Index
 
 
 @checked(columns=NAMES)
-def from_arrow(dataset: Any, *, columns: Sequence[str] | None = None) -> IndexedReader:
+def from_arrow(dataset: Any, *, columns: Sequence[str] | None = None) -> DataReader:
     """A reader of the rows of an Arrow data set; a batch is an Arrow table, a single row a dict.
 
     Parameters
@@ -108,7 +109,7 @@ def from_arrow(dataset: Any, *, columns: Sequence[str] | None = None) -> Indexed
         else:
             fragments.append(fragment)
             lengths.append(fragment.count_rows())
-    return IndexedReader(Blocks(lengths, _Fragments(fragments, dataset.schema, names)))
+    return reader_of(Indexed, Blocks(lengths, _Fragments(fragments, dataset.schema, names)))
 
 
 class _Fragments:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from jobrunner.data.arrow import PATHS, Paths, import_arrow
 from jobrunner.data.blocks import Blocks
-from jobrunner.data.indexed import IndexedReader
+from jobrunner.data.indexed import Indexed
+from jobrunner.data.reader import DataReader, reader_of
 from jobrunner.define import Rule, checked
 from jobrunner.errors import DefinitionError
 
@@ -28,7 +29,7 @@ def _is_encoding(name: object) -> bool:
     paths=PATHS,
     encoding=Rule("the name of an encoding in which a newline is one byte", _is_encoding),
 )
-def from_lines(paths: Paths, *, encoding: str = "utf-8") -> IndexedReader:
+def from_lines(paths: Paths, *, encoding: str = "utf-8") -> DataReader:
     r"""A reader of the lines of text files, without their ends (``\n`` or ``\r\n``).
 
     Parameters
@@ -54,7 +55,7 @@ def from_lines(paths: Paths, *, encoding: str = "utf-8") -> IndexedReader:
     >>> from_lines(["a.txt", "b.txt"]).shuffled(seed=1).batched(64)  # doctest: +SKIP
     """
     blocks = [each for path in _listed(paths) for each in _split(path, _lines)]
-    return IndexedReader(Blocks([each.records for each in blocks], _Lines(blocks, encoding)))
+    return reader_of(Indexed, Blocks([each.records for each in blocks], _Lines(blocks, encoding)))
 
 
 _TYPES = Rule(
@@ -70,7 +71,7 @@ _TYPES = Rule(
 )
 def from_csv(
     paths: Paths, *, types: Mapping[str, Any] | None = None, delimiter: str = ","
-) -> IndexedReader:
+) -> DataReader:
     """A reader of the rows of CSV files; a batch is an Arrow table, a single row a dict.
 
     The first line of each file has the names of the columns, the same in all files.
@@ -118,7 +119,7 @@ def from_csv(
     load = _Rows(blocks, headers[0].names, delimiter, known)
     if blocks:
         load.types = {field.name: field.type for field in load(0).schema}
-    return IndexedReader(Blocks([each.records for each in blocks], load))
+    return reader_of(Indexed, Blocks([each.records for each in blocks], load))
 
 
 class _Part(NamedTuple):

@@ -1,4 +1,4 @@
-"""Readers of records that have numbers."""
+"""Reading records that have numbers, in any order."""
 
 from __future__ import annotations
 
@@ -8,134 +8,72 @@ from typing import Any
 
 import numpy as np
 
+from jobrunner.data.cursors import Setup, reduced
 from jobrunner.data.order import Shuffled
-from jobrunner.data.position import OPEN, Position, Ranges, count, cut
-from jobrunner.data.positioned import Positioned
-from jobrunner.data.protocol import Loop
-from jobrunner.data.sources import Index, Source
-from jobrunner.define import FLAG, NATURAL, checked
+from jobrunner.data.position import OPEN, Position, Ranges, cut, end_of
+from jobrunner.data.sources import Index
 
 
-class IndexedReader(Positioned, Loop):
-    """Reads records that have numbers, in any order. See `Reader` for what all readers do.
+class Indexed:
+    """The cursor of a source whose records have numbers."""
 
-    Made by `from_records` and others. Its methods `shuffled`, `sharded` and `batched` return new
-    readers of the same data, at the beginning, so call them before reading. Threads may share a
-    reader: each record goes to one of them.
-    """
+    def __init__(self, setup: Setup) -> None:
+        self.setup, source, seed = setup, setup.source, setup.seed
+        lengths = source.lengths if setup.by_block else (len(source),)
+        identity = {"length": len(source), "order": _describe(seed, lengths)}
+        self.position = Position(range(len(source)), setup.shard, identity, setup.least)
+        self._order = None if seed is None else Shuffled(lengths, seed)
+        self._batch, self._size = setup.batch, setup.batch or 1
+        self._span = (
+            self._size + setup.least
+        )  # so many left: neither a range ends here nor the pass
+        self._take, self._lock = source.take, self.position.lock
 
-    def __init__(
-        self,
-        source: Source,
-        *,
-        seed: int | None = None,
-        by_block: bool = True,
-        shard: tuple[int, int] = (0, 1),
-        batch: int | None = None,
-        drop_last: bool = False,
-    ) -> None:
-        self._lengths = source.lengths if by_block else (len(source),)
-        self._seed, self._batch, self._size = seed, batch, batch or 1
-        self._drop_last = drop_last
-        self._least = (batch or 1) if drop_last else 1
-        self._order: Shuffled | None = None
-        self._at = self._until = 0
-        super().__init__(
-            source,
-            Position(
-                range(len(source)),
-                shard,
-                {"length": len(source), "order": _describe(seed, self._lengths)},
-            ),
-            {
-                "seed": seed,
-                "by_block": by_block,
-                "shard": shard,
-                "batch": batch,
-                "drop_last": drop_last,
-            },
-        )
+    __reduce__ = reduced
 
-    @checked(seed=NATURAL, by_block=FLAG)
-    def shuffled(self, seed: int = 0, *, by_block: bool = True) -> IndexedReader:
-        """In a shuffled order, another one in each pass.
-
-        The order depends only on the seed, the number of the pass and the data's length, so a
-        resumed run reads in the same order. It is computed while reading and takes no memory.
-
-        Parameters
-        ----------
-        seed : int
-        by_block : bool
-            Data that is stored in chunks is read chunk by chunk: the chunks come in a shuffled order,
-            and the records of each in another. False: all records are mixed, so that a batch may
-            need as many chunks as it has records.
-        """
-        return self._with(seed=seed, by_block=by_block)
-
-    def __len__(self) -> int:
-        """How many batches (records, without batches) a whole pass of this shard has."""
-        i, n = self._position.shard
-        total = len(self._source)
+    def count(self) -> int:
+        """How many records or batches the shard has."""
+        (i, n), total = self.setup.shard, len(self.setup.source)
         own = (i + 1) * total // n - i * total // n
-        return own // self._size if self._drop_last else -(-own // self._size)
+        return own // self._size if self.setup.drop_last else -(-own // self._size)
 
     def read(self) -> Any:
-        """The next record or batch. Raises `EndOfData` at the end of the pass, until the next one."""
+        """The next record or batch."""
+        position = self.position
         with self._lock:
-            index = self._next()
-        return self._source.take(index)
+            start = position.at
+            if self._order is None and start + self._span <= position.until:  # most often
+                position.at = stop = start + self._size
+                index: Index = start if self._batch is None else slice(start, stop)
+            else:
+                index = self._next()
+        return self._take(index)
 
-    def job(self) -> Callable[[], tuple[Any, Ranges]]:
-        """What another thread may call to read the next batch, and what is left then."""
+    def plan(self) -> Callable[[], tuple[Any, Ranges]]:
+        """Reads the next batch in another thread; returns it, and what is left of the pass then."""
         with self._lock:
-            index = self._next()
-            self._settle()
-            rest = self._position.rest
-        return lambda: (self._source.take(index), rest)
-
-    def _start(self) -> None:
-        if self._seed is not None:
-            self._order = Shuffled(self._lengths, self._seed, self._position.number)
-        self._keep_batches()
-
-    def _settle(self) -> None:
-        rest = self._position.rest
-        if rest and rest[0].start != self._at:
-            self._position.rest = (range(self._at, self._until), *rest[1:])
+            index, rest = self._next(), self.position.rest
+        return lambda: (self._take(index), rest)
 
     def _next(self) -> Index:
         """The numbers of the next record or batch, which count as read from now on."""
-        start, order = self._at, self._order
-        stop = start + self._size
-        if stop + self._least <= self._until:
-            self._at = stop
-            if self._batch is None:
-                return start if order is None else int(order.at(start, stop)[0])
-            return slice(start, stop) if order is None else order.at(start, stop)
-        return self._last_of_range()
-
-    def _last_of_range(self) -> Index:
-        self._settle()
-        position, size = self._position, self._size
-        if not position.rest:
-            raise self._end()
-        taken = cut(position.rest, 0, size)
-        position.rest = cut(position.rest, size, OPEN)
-        self._keep_batches()
-        if self._batch is not None and self._order is None and len(taken) == 1:
+        position, order = self.position, self._order
+        start = position.at
+        if order is not None and start + self._span <= position.until:
+            position.at = start + self._size
+            numbers = order.at(position.number, start, position.at)
+            return int(numbers[0]) if self._batch is None else numbers
+        rest = position.rest
+        if not rest:
+            raise end_of(position.number)
+        taken, position.rest = cut(rest, 0, self._size), cut(rest, self._size, OPEN)
+        if order is not None:
+            found = [order.at(position.number, each.start, each.stop) for each in taken]
+        elif self._batch is not None and len(taken) == 1:
             return slice(taken[0].start, taken[0].stop)
-        at = np.arange if self._order is None else self._order.at
-        numbers = np.concatenate([at(each.start, each.stop) for each in taken])
-        return int(numbers[0]) if self._batch is None else numbers
-
-    def _keep_batches(self) -> None:
-        """End the pass if what is left is no whole batch, where only such are read."""
-        rest = self._position.rest
-        if count(rest) < self._least:
-            rest = self._position.rest = ()
-        # The first range, without what was read of it; `_settle` tells the position.
-        self._at, self._until = (rest[0].start, rest[0].stop) if rest else (0, 0)
+        else:
+            found = [np.arange(each.start, each.stop) for each in taken]
+        return int(found[0][0]) if self._batch is None else np.concatenate(found)
 
 
 def _describe(seed: int | None, lengths: Sequence[int]) -> str:

@@ -1,18 +1,21 @@
-"""Readers of loaders that save their own state."""
+"""Reading from loaders that save their own state."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jobrunner.data.protocol import Loop, check_fields
-from jobrunner.errors import DefinitionError, EndOfData
+from jobrunner.data.cursors import Setup, reduced
+from jobrunner.data.position import check_names, end_of, mismatch
+from jobrunner.data.reader import DataReader, reader_of
+from jobrunner.define import FLAG, NATURAL
+from jobrunner.errors import DefinitionError, PlanMismatchError
 
 _END = object()
 
 
-def from_loader(loader: Any) -> LoaderReader:
+def from_loader(loader: Any) -> DataReader:
     """A reader of a loader that saves its own state, such as torchdata's `StatefulDataLoader`.
 
     Parameters
@@ -27,9 +30,9 @@ def from_loader(loader: Any) -> LoaderReader:
 
     Notes
     -----
-    The loader makes the batches, shuffles and divides the data: give each node a loader of its own
-    part. Its state is of no use to another number of nodes. If it has no length, `finished` is true
-    only after a `read` that found no more.
+    The loader makes the batches, shuffles, divides the data and reads ahead: give each node a loader
+    of its own part. Its state is of no use to another number of nodes. If it has no length,
+    `finished` is true only after a `read` that found no more.
     """
     missing = [
         name
@@ -43,34 +46,41 @@ def from_loader(loader: Any) -> LoaderReader:
             f"'dask-jobrunner[torchdata]'), from_records(dataset), or from_iterable with a function "
             f"that returns the loader of a pass, seeded by the pass's number."
         )
-    return LoaderReader(loader)
+    return reader_of(Loaded, loader)
 
 
-class LoaderReader(Loop):
-    """Reads what a loader yields. See `Reader` for what all readers do. Made by `from_loader`."""
+class Loaded:
+    """The cursor of a loader, and its position."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    def __init__(self, setup: Setup) -> None:
+        if setup != Setup(setup.kind, setup.source):
+            raise DefinitionError(
+                "DataReader: a reader of from_loader cannot be shuffled, sharded, batched or "
+                "prefetched. Let the loader do so."
+            )
+        self.setup, self._loader = setup, setup.source
         self._lock = threading.Lock()
-        self._number, self._taken, self._finished = 0, 0, False
+        self._number, self._taken, self.has_ended = 0, 0, False
         self._items: Iterator[Any] | None = None
 
+    __reduce__ = reduced
+
     @property
-    def finished(self) -> bool:
-        """Whether the pass has ended and the next has not begun."""
-        return self._finished
+    def position(self) -> Loaded:
+        """Itself."""
+        return self
 
     def read(self) -> Any:
-        """The loader's next item. Raises `EndOfData` at the end of the pass, until the next one."""
+        """The loader's next item."""
         with self._lock:
-            if self._finished:
-                raise self._end()
+            if self.has_ended:
+                raise end_of(self._number)
             if self._items is None:
                 self._items = iter(self._loader)
             item = next(self._items, _END)
             if item is _END:
-                self._finished, self._items = True, None
-                raise self._end()
+                self.has_ended, self._items = True, None
+                raise end_of(self._number)
             self._taken += 1
             if self._taken == self._length():
                 # The loader's state says so too only when it was asked for more.
@@ -79,29 +89,28 @@ class LoaderReader(Loop):
                         f"Pass {self._number}: expected {self._taken} items of the loader, which is "
                         f"its length; found more. Make its __len__ right, or raise TypeError there."
                     )
-                self._finished, self._items = True, None
+                self.has_ended, self._items = True, None
             return item
 
     def _length(self) -> int | None:
         try:
-            return len(self._loader)
+            return self.count()
         except TypeError:
             return None
+
+    def count(self) -> int:
+        """How many items a whole pass has, if the loader knows."""
+        return len(self._loader)
 
     def _generator(self) -> Any:
         """The generator of random numbers that a loader of PyTorch was given, if any."""
         generator = getattr(self._loader, "generator", None)
         return generator if hasattr(generator, "set_state") else None
 
-    def _end(self) -> EndOfData:
-        return EndOfData(
-            f"Pass {self._number} has ended. To begin the next one, iterate over the reader: "
-            f"for batch in reader."
-        )
-
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin the next pass."""
         with self._lock:
-            self._number, self._taken, self._finished = self._number + 1, 0, False
+            self._number, self._taken, self.has_ended = self._number + 1, 0, False
 
     def state_dict(self) -> dict[str, Any]:
         """The number of the pass, how many items of it were read, and the loader's state."""
@@ -109,37 +118,36 @@ class LoaderReader(Loop):
             return {
                 "pass": self._number,
                 "taken": self._taken,
-                "finished": self._finished,
+                "finished": self.has_ended,
                 # Its state first: the loader may draw numbers to make one.
                 "loader": self._loader.state_dict(),
                 "generator": None if (own := self._generator()) is None else own.get_state(),
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position. Raises `PlanMismatchError` if the state is of another reader."""
-        fields = {"pass": int, "taken": int, "finished": bool, "loader": dict, "generator": object}
-        check_fields(state, fields)
+        """Go to a saved position."""
+        rules = {"pass": NATURAL, "taken": NATURAL, "finished": FLAG}
+        check_names(state, [*rules, "loader", "generator"], "the state")
+        for name, rule in rules.items():
+            if not rule.fits(state[name]):
+                raise mismatch("the state", name, rule.expected, state[name])
+        if not isinstance(state["loader"], dict):
+            raise mismatch("the state", "loader", "a dict", state["loader"])
         with self._lock:
             self._loader.load_state_dict(state["loader"])
             self._number, self._taken = state["pass"], state["taken"]
-            self._finished = state["finished"]
+            self.has_ended = state["finished"]
             # This takes the loader to its state, or to the next pass if the state is an end.
             self._items = iter(self._loader)
             if (own := self._generator()) is not None and state["generator"] is not None:
                 # PyTorch's loaders draw from it between passes, which their states do not tell.
                 own.set_state(state["generator"])
-                if self._finished:
+                if self.has_ended:
                     self._items = None  # it came from another state of the generator
 
-    def __len__(self) -> int:
-        """How many items a whole pass has, if the loader knows."""
-        return len(self._loader)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (self._loader, self.state_dict()))
-
-
-def _rebuild(loader: Any, state: dict[str, Any]) -> LoaderReader:
-    reader = LoaderReader(loader)
-    reader.load_state_dict(state)
-    return reader
+    def merge_state_dicts(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Raise `PlanMismatchError`."""
+        raise PlanMismatchError(
+            f"The states of {len(states)} loaders cannot be shared out among another number of nodes: "
+            f"expected as many nodes as saved them. Read the data with from_records or from_iterable."
+        )

@@ -84,36 +84,38 @@ def _hashed(n: int, key: Key) -> NDArray[np.uint64]:
 
 
 class Shuffled:
-    """A shuffled order of records: all mixed, or block after block.
+    """The shuffled orders of all passes: all records mixed, or block after block.
 
     Parameters
     ----------
     lengths : sequence of int
         Records of each block. The blocks come in a shuffled order, and the records of each.
     seed : int
-    number : int
-        Of the pass; each has an order of its own.
     """
 
-    def __init__(self, lengths: Sequence[int], seed: int, number: int) -> None:
-        counts = np.asarray(lengths, np.int64)
-        self._starts = np.cumsum(counts) - counts
-        self._key = (seed, number)
-        self._blocks = Permutation(len(counts), key_of(*self._key)).at(0, len(counts))
-        self._counts = counts[self._blocks]
-        self._ends = np.cumsum(self._counts)
-        self._total = int(counts.sum())
-        self._block: tuple[int, Permutation] = (-1, Permutation(0, key_of()))
-        self._from, self._window = 0, np.empty(0, np.int64)
+    def __init__(self, lengths: Sequence[int], seed: int) -> None:
+        self._lengths, self._seed = np.asarray(lengths, np.int64), seed
+        self._starts = np.cumsum(self._lengths) - self._lengths
+        self._total = int(self._lengths.sum())
+        self._begin(0)
 
-    def at(self, start: int, stop: int) -> Indices:
-        """The records at positions from `start` to before `stop`."""
-        begin = start - self._from
-        if begin < 0 or stop - self._from > len(self._window):
-            end = min(self._total, max(stop, start + _WINDOW))
-            self._from, self._window = start, self._compute(start, end)
-            begin = 0
-        return self._window[begin : stop - self._from]
+    def _begin(self, number: int) -> None:
+        self._number, self._key = number, (self._seed, number)
+        self._block: tuple[int, Permutation] = (-1, Permutation(0, key_of()))
+        self._from = self._until = 0  # of the records that are computed
+        self._window = np.empty(0, np.int64)
+        self._blocks = Permutation(len(self._lengths), key_of(*self._key)).at(0, len(self._lengths))
+        self._counts = self._lengths[self._blocks]
+        self._ends = np.cumsum(self._counts)
+
+    def at(self, number: int, start: int, stop: int) -> Indices:
+        """The records at positions from `start` to before `stop` of pass `number`."""
+        if number != self._number:
+            self._begin(number)
+        if start < self._from or stop > self._until:
+            self._from, self._until = start, min(self._total, max(stop, start + _WINDOW))
+            self._window = self._compute(start, self._until)
+        return self._window[start - self._from : stop - self._from]
 
     def _compute(self, start: int, stop: int) -> Indices:
         found = []

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jobrunner.data.blocks import Blocks
-from jobrunner.data.indexed import IndexedReader
+from jobrunner.data.indexed import Indexed
+from jobrunner.data.reader import DataReader, reader_of
 from jobrunner.define import TEXT, Rule, checked
 from jobrunner.errors import DefinitionError
 
@@ -20,7 +21,7 @@ def _are_lengths(it: object) -> bool:
 @checked(lengths=Rule("a list of ints >= 0", _are_lengths), scheduler=TEXT)
 def from_dask(
     collection: Any, *, lengths: Sequence[int] | None = None, scheduler: str = "threads"
-) -> IndexedReader:
+) -> DataReader:
     """A reader of a Dask array, dataframe or bag, which computes one partition at a time.
 
     Parameters
@@ -64,8 +65,8 @@ def from_dask(
             f"from_dask: lengths must have one item for each of the {expected} partitions of a "
             f"dataframe or bag, and is not for arrays, which know theirs; got {len(lengths)} items."
         )
-    return IndexedReader(
-        Blocks([int(each) for each in counts], _Parts(collection, kind, scheduler))
+    return reader_of(
+        Indexed, Blocks([int(each) for each in counts], _Parts(collection, kind, scheduler))
     )
 
 

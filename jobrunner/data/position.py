@@ -1,4 +1,4 @@
-"""Where a reader stands: which records of a pass are left, and for whom. Pure.
+"""Where a reader stands: which records of a pass are left, and for whom.
 
 A pass goes through positions 0, 1, 2, …; an order says which record stands at each. What is left of
 a pass is a tuple of ranges of positions. Shards have a part each of what is left: contiguous parts
@@ -9,10 +9,12 @@ left, put together, is what is left of the whole, and any number of new shards c
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from jobrunner.errors import PlanMismatchError
+from jobrunner.define import NATURAL
+from jobrunner.errors import EndOfData, PlanMismatchError
 
 Ranges = tuple[range, ...]
 
@@ -20,14 +22,13 @@ OPEN = sys.maxsize
 """The stop of a range whose end is not known before it is reached; parts of it stop near there."""
 
 
+_MOST_PASSES = 1000
+"""By so many one shard may be ahead of another, when they are merged."""
+
+
 def is_open(each: range) -> bool:
     """Whether the end of a range is not known."""
     return each.stop > OPEN // 2
-
-
-def count(ranges: Ranges) -> int:
-    """How many positions there are in all."""
-    return sum(map(len, ranges))
 
 
 def cut(ranges: Ranges, start: int, stop: int) -> Ranges:
@@ -39,10 +40,20 @@ def cut(ranges: Ranges, start: int, stop: int) -> Ranges:
     return tuple(each for each in found if each)
 
 
-def after(ranges: Ranges, last: int) -> Ranges:
-    """The positions greater than `last`."""
-    found = (each[max(0, (last - each.start) // each.step + 1) :] for each in ranges)
-    return tuple(each for each in found if each)
+def end_of(number: int) -> EndOfData:
+    """What a read beyond the end of pass `number` raises."""
+    return EndOfData(
+        f"Pass {number} has ended. To begin the next one, iterate over the reader: "
+        f"for batch in reader."
+    )
+
+
+class _State(NamedTuple):
+    """What a `state_dict` says."""
+
+    shard: tuple[int, int] | None  # None: the whole
+    number: int
+    rests: list[Ranges]  # what is left of this pass, and of the next ones if not all of them
 
 
 class Position:
@@ -56,148 +67,163 @@ class Position:
         Which shard, of how many.
     identity : mapping
         What a state must agree with: items that `state_dict` adds.
+    least : int
+        The pass ends when fewer records than these are left.
     """
 
     def __init__(
-        self, whole: range, shard: tuple[int, int], identity: Mapping[str, object]
+        self,
+        whole: range,
+        shard: tuple[int, int],
+        identity: Mapping[str, object],
+        least: int = 1,
     ) -> None:
-        self.whole = whole
-        self.shard = shard
-        self.identity = dict(identity)
-        self.number = 0  # of the pass
-        self.rest = self._share((whole,))
-        self.later: tuple[Ranges, ...] = ()  # what is left of the next passes, if not all of them
+        self.lock = threading.Lock()
+        self.moves = 0  # how often it went elsewhere than to the next record
+        self._whole, self._shard, self._least = whole, shard, least
+        self._identity = dict(identity)
+        self._go(0, [])
+
+    def _go(self, number: int, rests: Sequence[Ranges]) -> None:
+        self.number = number
+        self.rest, *later = rests or [self._share((self._whole,))]
+        self._later = later
+        self.moves += 1
+
+    @property
+    def rest(self) -> Ranges:
+        """What is left of the pass."""
+        first = range(self.at, self.until, self.step)
+        return (first, *self.behind) if first else self.behind
+
+    @rest.setter
+    def rest(self, ranges: Ranges) -> None:
+        if sum(map(len, ranges)) < self._least:
+            ranges = ()
+        first, *behind = ranges or (range(0),)
+        self.at, self.until, self.step = first.start, first.stop, first.step
+        self.behind = tuple(behind)
 
     @property
     def has_ended(self) -> bool:
         """Whether nothing is left of the pass."""
-        return not self.rest
+        return self.at >= self.until
 
     def begin(self) -> None:
         """Begin the next pass."""
-        self.number += 1
-        if self.later:
-            self.rest, *later = self.later
-            self.later = tuple(later)
-        else:
-            self.rest = self._share((self.whole,))
+        with self.lock:
+            self._go(self.number + 1, self._later)
 
-    def state_dict(self, rest: Ranges | None = None) -> dict[str, Any]:
-        """The place as plain values; `rest` replaces what is left of the pass."""
-        return {
-            **self.identity,
-            "shard": list(self.shard),
-            "pass": self.number,
-            "rest": _written(self.rest if rest is None else rest),
-            "later": [_written(each) for each in self.later],
-        }
+    def follow(self, other: Position) -> None:
+        """Go to where another one is."""
+        with self.lock:
+            self._go(other.number, [other.rest, *other._later])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place as plain values."""
+        with self.lock:
+            return self._written(_State(self._shard, self.number, [self.rest, *self._later]))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to where a state of this shard was, or to this shard's part of a merged state."""
-        number, rests, shard = self._read(state, "the state")
-        if shard not in (self.shard, None):
-            raise _mismatch(
+        shard, number, rests = self._read(state, "the state")
+        if shard not in (self._shard, None):
+            raise mismatch(
                 "the state",
                 "shard",
-                f"[{self.shard[0]}, {self.shard[1]}]",
+                list(self._shard),
                 list(shard),
                 "If the number of nodes has changed, name the blob Blob(..., partition=0), or pass "
                 "the states of all shards to merge_state_dicts.",
             )
-        if shard is None:
-            rests = [self._share(each) for each in rests]
-        self.number, self.rest, self.later = number, rests[0], tuple(rests[1:])
+        with self.lock:
+            self._go(number, rests if shard else [self._share(each) for each in rests])
 
     def merge_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The state of the whole, from those of all its shards in order."""
         found = [self._read(state, f"state {i} of {len(states)}") for i, state in enumerate(states)]
-        found.sort(key=lambda each: each[2] or (0, 0))
-        shards = [shard for _, _, shard in found]
-        if not shards or shards != [(i, len(shards)) for i in range(len(shards))]:
+        found.sort(key=lambda each: each.shard or (0, 0))
+        shards, n = [each.shard for each in found], len(found)
+        if not found or shards != [(i, n) for i in range(n)]:
             raise PlanMismatchError(
                 f"The states to merge, field 'shard': expected one of each shard [i, n], found "
                 f"{[shard and list(shard) for shard in shards]!r:.200}."
             )
-        read = [(number, rests) for number, rests, _ in found]
-        first = min(number for number, _ in read)
-        end = max(number + len(rests) for number, rests in read)
-        rests = []
-        for number in range(first, end):
-            parts = []
-            for i, (begun, own) in enumerate(read):
-                if number >= begun + len(own):
-                    parts.append(self._share((self.whole,), (i, len(read))))
-                elif number >= begun:
-                    parts.append(own[number - begun])
-                else:  # it has read all of its part
-                    parts.append(())
-            rests.append(_union(parts))
-        return {
-            **self.identity,
-            "shard": None,
-            "pass": first,
-            "rest": _written(rests[0]),
-            "later": [_written(each) for each in rests[1:]],
-        }
+        first = min(each.number for each in found)
+        end = max(each.number + len(each.rests) for each in found)
+        if end - first > _MOST_PASSES:
+            raise mismatch(
+                "The states to merge",
+                "pass",
+                f"numbers that differ by less than {_MOST_PASSES}",
+                [each.number for each in found],
+            )
+        passes = range(first, end)
+        rests = [_union([self._left(each, number) for each in found]) for number in passes]
+        return self._written(_State(None, first, rests))
+
+    def _left(self, state: _State, number: int) -> Ranges:
+        """What the shard of a state has left of pass `number`."""
+        i = number - state.number
+        if i < 0:
+            return ()  # it has read all of its part
+        return state.rests[i] if i < len(state.rests) else self._share((self._whole,), state.shard)
 
     def _share(self, ranges: Ranges, shard: tuple[int, int] | None = None) -> Ranges:
-        i, n = shard or self.shard
-        if not is_open(self.whole):
-            total = count(ranges)
+        i, n = shard or self._shard
+        if not is_open(self._whole):
+            total = sum(map(len, ranges))
             return cut(ranges, i * total // n, (i + 1) * total // n)
         # Which shard begins changes from range to range: there may be many short ones.
         parts = (each[(i + k) % n :: n] for k, each in enumerate(ranges))
         return tuple(each for each in parts if each)
 
-    def _read(
-        self, state: Mapping[str, Any], where: str
-    ) -> tuple[int, list[Ranges], tuple[int, int] | None]:
-        """The number of the pass, what is left of it and of those after it, and the shard, if any."""
-        expected = [*self.identity, "shard", "pass", "rest", "later"]
-        found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-        if found != sorted(expected):
-            raise PlanMismatchError(
-                f"{where} is not one of this reader: expected the fields {sorted(expected)}, found "
-                f"{found!s:.500}. Load a state that a reader of the same kind has made."
-            )
-        for name, value in self.identity.items():
+    def _written(self, state: _State) -> dict[str, Any]:
+        rest, *later = (
+            [[each.start, None if is_open(each) else each.stop, each.step] for each in ranges]
+            for ranges in state.rests
+        )
+        shard = state.shard and list(state.shard)
+        return {
+            **self._identity,
+            "shard": shard,
+            "pass": state.number,
+            "rest": rest,
+            "later": later,
+        }
+
+    def _read(self, state: Mapping[str, Any], where: str) -> _State:
+        check_names(state, [*self._identity, "shard", "pass", "rest", "later"], where)
+        for name, value in self._identity.items():
             if type(state[name]) is not type(value) or state[name] != value:
-                raise _mismatch(where, name, repr(value), state[name], _ADVICE.get(name, ""))
-        number, shard = state["pass"], state["shard"]
+                raise mismatch(where, name, repr(value), state[name], _ADVICE[name])
+        number, shard, later = state["pass"], state["shard"], state["later"]
         if not _is_whole(number):
-            raise _mismatch(where, "pass", "an int >= 0", number, "")
-        is_shard = isinstance(shard, list | tuple) and len(shard) == 2
-        if shard is not None and not (
-            is_shard and all(map(_is_whole, shard)) and shard[0] < shard[1]
-        ):
-            raise _mismatch(where, "shard", "two ints [i, n], i < n, or None", shard, "")
-        later = state["later"]
+            raise mismatch(where, "pass", "an int >= 0", number)
+        is_shard = len(_listed(shard)) == 2 and all(map(_is_whole, shard)) and shard[0] < shard[1]
+        if shard is not None and not is_shard:
+            raise mismatch(where, "shard", "two ints [i, n], i < n, or None", shard)
         if not isinstance(later, list | tuple):
-            raise _mismatch(where, "later", "a list of lists of ranges", later, "")
+            raise mismatch(where, "later", "a list of lists of ranges", later)
         rests = [self._ranges(state["rest"], where, "rest")]
         rests += [self._ranges(each, where, "later") for each in later]
-        return number, rests, None if shard is None else (shard[0], shard[1])
+        return _State(shard and tuple(shard), number, rests)
 
     def _ranges(self, listed: object, where: str, field: str) -> Ranges:
-        may_open = is_open(self.whole)
-        bounds = "0 <= start < stop"
-        bounds += " or stop None" if may_open else f" <= {self.whole.stop}, in ascending order"
-        expected = f"ranges [start, stop, step], {bounds}"
+        may_open = is_open(self._whole)
+        limit = "stop or stop None" if may_open else f"stop <= {self._whole.stop}, ascending"
+        expected = f"ranges [start, stop, step], 0 <= start < {limit}"
         if not isinstance(listed, list | tuple):
-            raise _mismatch(where, field, expected, listed, "")
+            raise mismatch(where, field, expected, listed)
         found: list[range] = []
         for each in listed:
-            if not isinstance(each, list | tuple) or len(each) != 3:
-                raise _mismatch(where, field, expected, each, "")
-            start, stop, step = each
-            if stop is None and may_open:
-                stop = OPEN
-            if not all(map(_is_whole, (start, stop, step))) or not 0 <= start < stop <= OPEN:
-                raise _mismatch(where, field, expected, each, "")
-            if stop > self.whole.stop or step < 1 or (step > 1 and not may_open):
-                raise _mismatch(where, field, expected, each, "")
+            bounds = [OPEN if it is None and may_open else it for it in _listed(each)]
+            start, stop, step = bounds if len(bounds) == 3 else (0, 0, 0)
+            is_right = all(map(_is_whole, bounds)) and start < stop <= self._whole.stop
+            if not is_right or not 1 <= step <= (1 << 32 if may_open else 1):
+                raise mismatch(where, field, expected, each)
             if found and start < found[-1].stop and not may_open:
-                raise _mismatch(where, field, expected, each, "It would repeat records.")
+                raise mismatch(where, field, expected, each, "It would repeat records.")
             found.append(range(start, stop, step))
         return tuple(found)
 
@@ -209,25 +235,37 @@ _ADVICE = {
 }
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= OPEN
+def _is_whole(value: Any) -> bool:
+    return NATURAL.fits(value) and value <= OPEN
 
 
-def _mismatch(
-    where: str, field: str, expected: object, found: object, advice: str
+def _listed(value: object) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def check_names(state: object, names: Sequence[str], where: str) -> None:
+    """Raise `PlanMismatchError` if a state has not these fields, or also that of a limited reader."""
+    is_state = isinstance(state, Mapping)
+    found = sorted(map(str, {*state} - {"loop"})) if is_state else type(state).__name__  # type: ignore[misc]
+    if found != sorted(names):
+        raise PlanMismatchError(
+            f"{where} is not one of this reader: expected the fields {sorted(names)}, found "
+            f"{found!s:.500}. Load a state that a reader of the same kind has made."
+        )
+
+
+def mismatch(
+    where: str, field: str, expected: object, found: object, advice: str = ""
 ) -> PlanMismatchError:
+    """A field of a state is not what it must be."""
     message = f"{where}, field {field!r}: expected {expected}, found {found!r:.200}."
     return PlanMismatchError(f"{message} {advice}".rstrip())
-
-
-def _written(ranges: Ranges) -> list[list[int | None]]:
-    return [[each.start, None if is_open(each) else each.stop, each.step] for each in ranges]
 
 
 def _union(parts: Sequence[Ranges]) -> Ranges:
     """What the parts of all shards are together, in as few ranges as can be."""
     everything = sorted((each for part in parts for each in part), key=lambda each: each.start)
-    return tuple(_joined(_with_one_end(everything, len(parts))))
+    return _joined(_with_one_end(everything, len(parts)))
 
 
 def _with_one_end(ranges: list[range], n: int) -> list[range]:
@@ -246,20 +284,18 @@ def _with_one_end(ranges: list[range], n: int) -> list[range]:
     return [*sorted(found, key=lambda each: each.start), range(start, OPEN, step)]
 
 
-def _joined(ranges: list[range]) -> Iterator[range]:
+def _joined(ranges: list[range]) -> Ranges:
     """Join ranges that follow each other."""
-    last: range | None = None
+    found: list[range] = []
     for each in ranges:
-        if last is not None and last.step == each.step == 1 and each.start <= last.stop:
-            if each.start < last.stop:
-                raise PlanMismatchError(
-                    f"The states of two shards have the same records left, from number {each.start} "
-                    f"on: expected each in one of them. Merge the states of one checkpoint."
-                )
-            last = range(last.start, each.stop)
+        last = found[-1] if found else range(0)
+        if not last.step == each.step == 1 or each.start > last.stop or not found:
+            found.append(each)
+        elif each.start < last.stop:
+            raise PlanMismatchError(
+                f"The states of two shards have the same records left, from number {each.start} on: "
+                f"expected each in one of them. Merge the states of one checkpoint."
+            )
         else:
-            if last is not None:
-                yield last
-            last = each
-    if last is not None:
-        yield last
+            found[-1] = range(last.start, each.stop)
+    return tuple(found)

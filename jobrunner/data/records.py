@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from jobrunner.data.blocks import Blocks
-from jobrunner.data.indexed import IndexedReader
+from jobrunner.data.indexed import Indexed
+from jobrunner.data.reader import DataReader, reader_of
 from jobrunner.data.sources import Source, Structure, rows_of
 from jobrunner.errors import DefinitionError
 
 
-def from_records(data: Any) -> IndexedReader:
+def from_records(data: Any) -> DataReader:
     """A reader of data that has a length and records by number.
 
     Parameters
@@ -34,7 +35,7 @@ def from_records(data: Any) -> IndexedReader:
     >>> [len(batch) for batch in reader]
     [4, 4, 2]
     """
-    return IndexedReader(source_of(data))
+    return reader_of(Indexed, source_of(data))
 
 
 def source_of(data: Any) -> Source:

@@ -1,4 +1,4 @@
-"""Readers of what can only be iterated over."""
+"""Reading what can only be iterated over."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, islice
 from typing import Any
 
-from jobrunner.data.position import OPEN, Position, Ranges, after, is_open
-from jobrunner.data.positioned import Positioned
-from jobrunner.data.protocol import Loop
+from jobrunner.data.cursors import Setup, reduced
+from jobrunner.data.position import OPEN, Position, Ranges, end_of, is_open
+from jobrunner.data.reader import DataReader, reader_of
 from jobrunner.errors import DefinitionError
 
 Factory = Callable[..., Iterable[Any]]
 
 
-def from_iterable(factory: Factory) -> StreamReader:
+def from_iterable(factory: Factory) -> DataReader:
     """A reader of what a function returns, one item after another.
 
     Parameters
@@ -35,96 +35,114 @@ def from_iterable(factory: Factory) -> StreamReader:
     Notes
     -----
     A resumed reader skips what was read, so what came before is computed again. Records come in the
-    iterable's order. All shards go through the whole iterable; each keeps every n-th record.
+    iterable's order. All shards go through the whole iterable; each keeps every n-th record. The
+    reader is one record (with ``drop_last``, one batch) ahead of what it hands out, so that
+    `finished` is true as soon as the last one is.
 
     Examples
     --------
     >>> list(from_iterable(lambda: range(5)).batched(2))
     [[0, 1], [2, 3], [4]]
     """
-    return StreamReader(factory)
+    return reader_of(Stream, factory)
 
 
-class StreamReader(Positioned, Loop):
-    """Reads what can only be iterated over. See `Reader` for what all readers do.
+class Stream:
+    """The cursor of an iterable."""
 
-    Made by `from_iterable`. It is one record (with `drop_last`, one batch) ahead of what it hands
-    out, so that `finished` is true as soon as the last one is.
-    """
-
-    _most_threads = 1
-
-    def __init__(
-        self,
-        source: Factory,
-        *,
-        shard: tuple[int, int] = (0, 1),
-        batch: int | None = None,
-        drop_last: bool = False,
-    ) -> None:
-        self._takes_number = _takes_number(source)
-        self._batch = batch
-        self._least = (batch or 1) if drop_last else 1
-        options = {"shard": shard, "batch": batch, "drop_last": drop_last}
-        super().__init__(source, Position(range(OPEN), shard, {}), options)
-
-    def job(self) -> Callable[[], tuple[Any, Ranges]]:
-        """What another thread may call to read the next batch, and what is left then."""
-        if self._position.has_ended:
-            raise self._end()
-        return self._read
-
-    def _start(self) -> None:
-        self._records: Iterator[Any] | None = None  # those left for this shard
-        self._numbers: Iterator[int] | None = None  # theirs, if no range has them all
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self._takes_number = _takes_number(setup.source)
+        if setup.seed is not None:
+            raise DefinitionError(
+                "DataReader.shuffled: the records of from_iterable have no numbers, so they cannot be "
+                "shuffled. Shuffle in the function, which may take the number of the pass as a seed, "
+                "or write them to files that from_lines or from_parquet reads."
+            )
+        if setup.threads > 1:
+            raise DefinitionError(
+                f"DataReader.prefetched: threads must be 1 for from_iterable, since one thread can go "
+                f"through an iterable; got {setup.threads}."
+            )
+        self.position = Position(range(OPEN), setup.shard, {})
+        self._size = setup.batch or 1
+        self._records: Iterator[Any] | None = None
         self._ahead: list[Any] = []
+        self._opened_at = -1
 
-    def _read(self) -> tuple[Any, Ranges]:
-        with self._lock:
-            position, size = self._position, self._batch or 1
+    __reduce__ = reduced
+
+    def count(self) -> int:
+        """Raise `TypeError`."""
+        raise TypeError("A reader of from_iterable has no len(): only the end of the pass tells.")
+
+    def read(self) -> Any:
+        """The next record or batch."""
+        position, least = self.position, self.setup.least
+        with position.lock:
             if position.has_ended:
-                raise self._end()
+                raise end_of(position.number)
             try:
-                if self._records is None:
-                    self._records = self._open()
-                more = islice(self._records, max(0, size - len(self._ahead)))
+                records = self._opened()
+                more = islice(records, max(0, self._size - len(self._ahead)))
                 taken = [*self._ahead, *more]
+                try:
+                    self._ahead = list(islice(records, least))
+                    has_more = len(self._ahead) == least
+                except Exception:  # the next read meets it again
+                    self._close()
+                    has_more = True
             except BaseException:
-                self._start()  # what was read ahead is read again
+                self._close()  # what was read ahead is read again
                 raise
-            self._ahead = []
-            if len(taken) < self._least:
-                self._start()
+            self._skip(len(taken))
+            if not has_more:
+                self._close()
                 position.rest = ()
-                raise self._end()
-            position.rest = self._after(len(taken))
-            try:
-                self._ahead = list(islice(self._records, self._least))
-            except BaseException:  # the next read meets it again
-                self._start()
+            if len(taken) < least:
+                raise end_of(position.number)
+            return taken[0] if self.setup.batch is None else taken
+
+    def plan(self) -> Callable[[], tuple[Any, Ranges]]:
+        """Reads the next batch in another thread; returns it, and what is left of the pass then."""
+        if self.position.has_ended:
+            raise end_of(self.position.number)
+        return lambda: (self.read(), self.position.rest)
+
+    def _close(self) -> None:
+        self._records = None
+        self._ahead = []
+
+    def _opened(self) -> Iterator[Any]:
+        """The records that are left for this shard, except those read ahead."""
+        position = self.position
+        if self._records is None or self._opened_at != position.moves:
+            self._close()
+            self._opened_at, rest = position.moves, position.rest
+            arguments = (position.number,) if self._takes_number else ()
+            everything = iter(self.setup.source(*arguments))
+            if len(rest) == 1:
+                stop = None if is_open(rest[0]) else rest[0].stop
+                self._records = islice(everything, rest[0].start, stop, rest[0].step)
             else:
-                if len(self._ahead) < self._least:
-                    self._start()
-                    position.rest = ()
-            return (taken[0] if self._batch is None else taken), position.rest
+                self._numbers = _merged(rest)
+                self._records = _selected(everything, _merged(rest))
+        return self._records
 
-    def _open(self) -> Iterator[Any]:
-        arguments = (self._position.number,) if self._takes_number else ()
-        everything = iter(self._source(*arguments))
-        rest = self._position.rest
-        if len(rest) == 1:
-            stop = None if is_open(rest[0]) else rest[0].stop
-            return islice(everything, rest[0].start, stop, rest[0].step)
-        self._numbers = _merged(rest)
-        return _selected(everything, _merged(rest))
+    def _skip(self, count: int) -> None:
+        """Count records as read."""
+        position = self.position
+        if not position.behind:
+            position.at += count * position.step
+        elif count:
+            last = deque(islice(self._numbers, count), maxlen=1)[0]
+            position.rest = _after(position.rest, last)
 
-    def _after(self, taken: int) -> Ranges:
-        rest = self._position.rest
-        if self._numbers is None:
-            rest = (rest[0][taken:],)
-        else:
-            rest = after(rest, deque(islice(self._numbers, taken), maxlen=1)[0])
-        return tuple(each for each in rest if each)
+
+def _after(ranges: Ranges, last: int) -> Ranges:
+    """The positions greater than `last`."""
+    found = (each[max(0, (last - each.start) // each.step + 1) :] for each in ranges)
+    return tuple(each for each in found if each)
 
 
 def _merged(ranges: Ranges) -> Iterator[int]:

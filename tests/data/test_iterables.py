@@ -71,6 +71,23 @@ def test_one_thread_goes_through_an_iterable() -> None:
         from_iterable(list).prefetched(2, threads=2)
 
 
+def test_what_a_reader_cannot_do_is_refused_with_what_to_do() -> None:
+    with pytest.raises(DefinitionError, match=r"Shuffle in the function.*files"):
+        from_iterable(list).batched(2).shuffled(1)
+    for call in (
+        lambda: from_loader(Loader(2)).batched(2),
+        lambda: from_loader(Loader(2)).limited(batches=3).sharded(0, 2),
+        lambda: from_loader(Loader(2)).prefetched(),
+        lambda: from_loader(Loader(2)).shuffled(),
+    ):
+        with pytest.raises(DefinitionError, match="Let the loader do so"):
+            call()
+    for reader in (from_iterable(list), from_loader(Loader(2, has_length=False))):
+        with pytest.raises(TypeError):
+            len(reader)
+        assert reader
+
+
 def test_a_forged_state_repeats_no_record() -> None:
     reader = from_iterable(lambda: range(20))
     state = {**reader.state_dict(), "rest": [[2, 20, 3], [5, None, 1]]}
@@ -135,11 +152,11 @@ def test_a_loader_without_a_state_is_refused() -> None:
         from_loader([1])
     reader = from_loader(Loader(2))
     for field, value in (("pass", -1), ("taken", True), ("finished", 1), ("loader", None)):
-        with pytest.raises(PlanMismatchError, match=f"field '{field}': expected a"):
+        with pytest.raises(PlanMismatchError, match=f"field '{field}': expected"):
             reader.load_state_dict({**reader.state_dict(), field: value})
     with pytest.raises(PlanMismatchError, match="expected the fields"):
         reader.load_state_dict({})
-    with pytest.raises(PlanMismatchError, match="LoaderReader cannot be shared out"):
+    with pytest.raises(PlanMismatchError, match="another number of nodes"):
         reader.limited(batches=1).merge_state_dicts([])
 
 

@@ -127,6 +127,30 @@ def test_another_number_of_nodes_reads_the_rest_of_a_pass(
                 assert Counter(r for p, r in seen if p == number) == Counter(range(N)), number
 
 
+def test_batches_limits_and_reading_ahead_may_change_between_runs(
+    inproc_session: Session, tmp_path: Path
+) -> None:
+    def run(epochs: int, change: Callable[[Any], Any]) -> list[int]:
+        with Job("changing") as job, Node("a"):
+            with job.init_group:
+                Task(list, outputs="seen")
+                make = lambda: change(from_records(np.arange(N)).shuffled(3))  # noqa: E731
+                Task(make, outputs="reader", name="make")
+            Task(take, updates=["reader", "seen"], name="take")
+        epoch_limiter(job, epochs)
+        JobRunner(job, MultiNodeCheckpointManager(tmp_path / "changing")).run(inproc_session)
+        found: list[int] = inproc_session.fetch(Node("a")["seen"])
+        return found
+
+    def take(reader: Any, seen: list[int]) -> None:
+        seen.extend(np.atleast_1d(next(reader)).tolist())
+
+    run(1, lambda reader: reader.batched(4).prefetched(2))
+    run(3, lambda reader: reader)
+    seen = run(4, lambda reader: reader.limited(batches=5).batched(N))
+    assert sorted(seen) == list(range(N))
+
+
 def test_an_epoch_that_runs_again_after_a_loss_reads_the_same_records(
     inproc_session: Session, tmp_path: Path
 ) -> None:

@@ -46,7 +46,7 @@ def test_threads_read_ahead_as_far_as_told_and_no_further() -> None:
     assert data.read == []
     assert reader.read() == [0, 1]
     data.wait_for(8)  # one batch handed out, three ahead
-    assert reader._reader.rest == (range(8, 100),)  # no more is planned
+    assert reader._cursor._cursor.position.rest == (range(8, 100),)  # type: ignore[attr-defined]  # no more is planned
     assert reader.state_dict()["rest"] == [[2, 100, 1]]
     assert reader.read() == [2, 3]
     data.wait_for(10)
@@ -134,12 +134,34 @@ def test_a_limited_reader_keeps_its_count_in_its_state() -> None:
         with pytest.raises(EndOfData):
             reader.read()
         assert list(reader) == [4, 5, 6, 7]
-    for state in ({}, {"reader": {}, "taken": 1}, {"reader": 1, "taken": -1}, None):
+    state = made[0].state_dict()
+    for wrong in ({}, {**state, "loop": -1}, {**state, "taken": 1}, None):
         with pytest.raises(PlanMismatchError):
-            made[0].load_state_dict(state)  # type: ignore[arg-type]
-    merged = made[0].merge_state_dicts([made[0].state_dict()])
-    assert merged["taken"] == 0
-    assert merged["reader"]["rest"] == [[8, 9, 1]]
+            made[0].load_state_dict(wrong)  # type: ignore[arg-type]
+    merged = made[0].merge_state_dicts([state])
+    assert "loop" not in merged
+    assert merged["rest"] == [[8, 9, 1]]
+
+
+def test_limits_batches_and_reading_ahead_combine_in_any_order_and_may_change() -> None:
+    data = from_records(np.arange(20))
+    made = [
+        data.limited(batches=2).batched(3).prefetched(2),
+        data.prefetched(2).batched(3).limited(batches=2),
+        data.prefetched(2).limited(batches=2).limited(seconds=1e6).batched(3),
+    ]
+    state = None
+    for reader in made:
+        if state is not None:
+            reader.load_state_dict(state)
+        at = data.batched(3).limited(batches=1).state_dict() if state is None else state
+        start = at["rest"][0][0]
+        assert [batch[0] for batch in reader] == [start, start + 3]
+        state = reader.state_dict()
+    assert data.batched(2).sharded(0, 1).state_dict().keys() == state.keys() - {"loop"}
+    plain = data.batched(1)
+    plain.load_state_dict(state)
+    assert [int(batch[0]) for batch in plain] == [18, 19]
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -161,6 +161,10 @@ def test_states_of_other_shards_are_refused() -> None:
             reader.merge_state_dicts(wrong)
     with pytest.raises(PlanMismatchError, match=r"expected \[0, 2\], found \[0, 1\].*partition=0"):
         reader.sharded(0, 2).load_state_dict(reader.state_dict())
+    with pytest.raises(
+        PlanMismatchError, match="field 'pass': expected numbers that differ by less"
+    ):
+        reader.merge_state_dicts([states[0], {**states[1], "pass": 2**62}])
     states[1]["rest"] = states[0]["rest"]
     with pytest.raises(PlanMismatchError, match="same records left, from number 0"):
         reader.merge_state_dicts(states)

@@ -13,7 +13,7 @@ import pytest
 
 from jobrunner import DefinitionError, PlanMismatchError
 from jobrunner.data import (
-    IndexedReader,
+    DataReader,
     from_arrow,
     from_csv,
     from_dask,
@@ -33,28 +33,28 @@ def numbers(batch: Any) -> list[int]:
     return [int(each) for each in np.atleast_1d(batch)]
 
 
-def zarr_array(path: Path) -> IndexedReader:
+def zarr_array(path: Path) -> DataReader:
     zarr = pytest.importorskip("zarr")
     array = zarr.create_array(path / "a.zarr", shape=(N, 1 << 18), chunks=(3, 1 << 18), dtype="i4")
     array[:, 0] = np.arange(N)
     return from_records(array)
 
 
-def lines(path: Path) -> IndexedReader:
+def lines(path: Path) -> DataReader:
     (path / "a.txt").write_text("".join(f"{i}\n" for i in range(25)))
     (path / "b.txt").write_bytes(b"\r\n".join(b"%d" % i for i in range(25, N)))
     (path / "empty.txt").write_text("")
     return from_lines([path / "a.txt", path / "empty.txt", path / "b.txt"])
 
 
-def csv(path: Path) -> IndexedReader:
+def csv(path: Path) -> DataReader:
     pytest.importorskip("pyarrow")
     (path / "a.csv").write_text("n,t\n" + "".join(f'{i},"a,{i}"\n' for i in range(25)))
     (path / "b.csv").write_text("n,t\n\n" + "\r\n\n".join(f"{i},b" for i in range(25, N)))
     return from_csv([path / "a.csv", path / "b.csv"], types={"n": "int16"})
 
 
-def parquet(path: Path) -> IndexedReader:
+def parquet(path: Path) -> DataReader:
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -64,7 +64,7 @@ def parquet(path: Path) -> IndexedReader:
     return from_parquet(path, columns=["n"])
 
 
-def feather(path: Path) -> IndexedReader:
+def feather(path: Path) -> DataReader:
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import dataset, feather
 
@@ -72,23 +72,23 @@ def feather(path: Path) -> IndexedReader:
     return from_arrow(dataset.dataset(path / "a.arrow", format="feather"))
 
 
-def table(path: Path) -> IndexedReader:
+def table(path: Path) -> DataReader:
     arrow = pytest.importorskip("pyarrow")
     return from_records(arrow.table({"n": list(range(N))}))
 
 
-def frame(path: Path) -> IndexedReader:
+def frame(path: Path) -> DataReader:
     pandas = pytest.importorskip("pandas")
     return from_records(pandas.DataFrame({"n": range(N), "t": "a"}))
 
 
-def dask_array(path: Path) -> IndexedReader:
+def dask_array(path: Path) -> DataReader:
     array = pytest.importorskip("dask.array")
     whole = np.arange(N * 4).reshape(N, 4) // 4
     return from_dask(array.from_array(whole, chunks=(7, 2)), scheduler="synchronous")
 
 
-def dask_frame(path: Path) -> IndexedReader:
+def dask_frame(path: Path) -> DataReader:
     frames = pytest.importorskip("dask.dataframe")
     import pandas
 
@@ -96,13 +96,13 @@ def dask_frame(path: Path) -> IndexedReader:
     return from_dask(whole, scheduler="synchronous")
 
 
-def dask_bag(path: Path) -> IndexedReader:
+def dask_bag(path: Path) -> DataReader:
     bag = pytest.importorskip("dask.bag")
     whole = bag.from_sequence(range(N), npartitions=4).map(abs)
     return from_dask(whole, scheduler="synchronous")
 
 
-def structure(path: Path) -> IndexedReader:
+def structure(path: Path) -> DataReader:
     return from_records({"n": np.arange(N), "chunks": (list(range(N)), np.zeros(N))})
 
 
@@ -124,7 +124,7 @@ class Many(Squares):
 
 
 Read = Callable[[Any], list[int]]
-SOURCES: dict[str, tuple[Callable[[Path], IndexedReader], Read]] = {
+SOURCES: dict[str, tuple[Callable[[Path], DataReader], Read]] = {
     "array": (lambda _: from_records(np.arange(N)), numbers),
     "list": (lambda _: from_records(list(range(N))), numbers),
     "data set": (lambda _: from_records(Squares()), numbers),
@@ -150,7 +150,7 @@ def test_each_kind_of_data_is_read_in_any_way(kind: str, tmp_path: Path) -> None
     assert len(reader) == N
     assert [read(one) for one in reader] == [[i] for i in range(N)]
 
-    def flat(reader: IndexedReader) -> list[int]:
+    def flat(reader: DataReader) -> list[int]:
         return [number for batch in reader for number in read(batch)]
 
     assert flat(reader.batched(8)) == list(range(N))
@@ -174,8 +174,9 @@ def test_blocks_are_shuffled_and_the_records_of_each_so_each_is_loaded_once(
 ) -> None:
     loaded = []
     reader = parquet(tmp_path)
-    load = reader._source._load  # type: ignore[attr-defined]
-    reader._source._load = lambda i: loaded.append(i) or load(i)  # type: ignore[attr-defined]
+    source = reader._cursor.setup.source
+    load = source._load
+    source._load = lambda i: loaded.append(i) or load(i)
     list(reader.shuffled(1).batched(4))
     assert sorted(loaded) == list(range(7))
     assert loaded != list(range(7))
