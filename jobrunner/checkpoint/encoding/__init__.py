@@ -1,6 +1,6 @@
 """Values to JSON trees and arrays, and back. Pure: no I/O."""
 
-from jobrunner.checkpoint.encoding.classes import SavedObject, find_class, find_classes
+from jobrunner.checkpoint.encoding.classes import find_class, find_classes
 from jobrunner.checkpoint.encoding.codecs import (
     REGISTERED_CODECS,
     Codec,
@@ -27,7 +27,7 @@ from jobrunner.checkpoint.encoding.node import (
     refuse_classes,
     with_options,
 )
-from jobrunner.checkpoint.encoding.outline import ValueOutline
+from jobrunner.checkpoint.encoding.outline import SavedObject, ValueOutline
 from jobrunner.checkpoint.encoding.schema import (
     Count,
     Document,

@@ -27,6 +27,7 @@ import numpy as np
 from jobrunner.checkpoint.encoding.codecs import UnsuitableError
 from jobrunner.checkpoint.encoding.dtypes import Trail, Tree
 from jobrunner.checkpoint.encoding.numpy_values import encode_dtype
+from jobrunner.checkpoint.encoding.outline import SavedObject
 from jobrunner.errors import CheckpointError, PlanMismatchError
 
 if TYPE_CHECKING:
@@ -42,23 +43,6 @@ _IS_HEAP_TYPE = 1 << 9  # of `__flags__`: the class was made by a class statemen
 
 Fields = list[tuple[str, Tree]]
 FewFields = tuple[tuple[str, Tree], ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SavedObject:
-    """Stands for a value of a class that this process does not have.
-
-    Parameters
-    ----------
-    cls : str
-        Module and qualified name of the class, joined by a colon.
-    fields : dict
-        The fields of a dataclass or named tuple; ``name`` and ``value`` of an enumeration's member.
-    """
-
-    cls: str
-    fields: dict[str, Any]
-
 
 # --- names of classes
 

@@ -1,9 +1,9 @@
-"""What stands in an outline for values that it does not make. Runs no code of a checkpoint."""
+"""What stands for values that are not made. Runs no code of a checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jobrunner.checkpoint.encoding.schema import Count, Shape
@@ -13,8 +13,48 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SavedObject:
+    """Stands for a value of a class that this process does not have.
+
+    Two of the same class and fields are equal, and may be keys and members of sets.
+
+    Parameters
+    ----------
+    cls : str
+        Module and qualified name of the class, joined by a colon.
+    fields : dict
+        The fields of a dataclass or named tuple; ``name`` and ``value`` of an enumeration's member.
+    """
+
+    cls: str
+    fields: dict[str, Any]
+    # Once each: a forged object may hold another twice, that one a third twice, and so on.
+    _hash: int | None = field(default=None, init=False, repr=False)
+    _twin: SavedObject | None = field(default=None, init=False, repr=False)
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            try:
+                found = hash((self.cls, frozenset(self.fields.items())))
+            except TypeError:  # of a class that compares its objects in another way
+                found = object.__hash__(self)
+            object.__setattr__(self, "_hash", found)
+        return self._hash  # type: ignore[return-value]  # it is an int by now
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not SavedObject:
+            return NotImplemented
+        if (self._twin or self) is (other._twin or other):
+            return True
+        is_equal = self.cls == other.cls and self.fields == other.fields
+        if is_equal and hash(self) == hash(other):  # nothing in them can change
+            object.__setattr__(other, "_twin", self._twin or self)
+        return is_equal
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ValueOutline:
-    """Stands for a pickle, a tensor, the value of a codec, or what is made of arrays."""
+    """Stands in an outline for a pickle, a tensor, the value of a codec, or what is made of arrays."""
 
     kind: str
     about: Mapping[str, Any]

@@ -17,6 +17,7 @@ from jobrunner.checkpoint import (
     Decoder,
     EncodedBlob,
     NodeCheckpoint,
+    SavedObject,
     digest_blob,
     encode_blobs,
     library_parts,
@@ -141,6 +142,11 @@ def _compare_parts(one: Any, other: Any, where: str, seen: _Seen) -> Iterator[Di
                 yield from _compare(one[key], other[key], f"{where}[{key!r}]", seen)
         if list(one) != list(other) and set(one) == set(other):
             yield {"where": where, "what": "order of the keys"}
+    elif isinstance(one, SavedObject):  # not by `==`: one may hold another very many times
+        if one.cls != other.cls:
+            yield {"where": where, "what": f"type: {one.cls} and {other.cls}"}
+        else:
+            yield from _compare(one.fields, other.fields, where, seen)
     elif isinstance(one, list | tuple):
         if len(one) != len(other):
             yield {"where": where, "what": f"length: {len(one)} and {len(other)}"}

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 import importlib
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from jobrunner import CheckpointError, DefinitionError
-from jobrunner.checkpoint import Decoder, encode_blobs
+from jobrunner.checkpoint import Decoder, SavedObject, encode_blobs
 from jobrunner.checkpoint.encoding import InvalidTreeError
+from jobrunner.run.replay.compare import compare_values
 from tests.checkpoint.encoding.kinds_of_values import VALUES, Frozen, Plain, State, describe
 
 
@@ -158,3 +161,70 @@ def test_records_of_earlier_versions_are_read() -> None:
     record, void, one, again = decode(numbered)
     assert (type(record), record.a, type(void), void["a"]) == (np.record, 5, np.void, 5)
     assert one is again
+
+
+class Place(NamedTuple):
+    x: int
+    y: Any
+
+
+class Mood(enum.Enum):
+    CALM = 1
+    MAD = "mad"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    a: Any
+    b: Any
+
+
+@dataclasses.dataclass(eq=False)
+class Each:
+    seen: list[int]
+
+
+def without_classes(value: Any) -> Any:
+    """Decode a value as a program does that lacks its classes."""
+    blob = encode_blobs("n", {"x": value})["x"]
+    text = json.dumps(blob.tree).replace(f'"{__name__}:', '"gone:')
+    return decode(json.loads(text), blob.parts)
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_what_stands_for_a_lost_class_may_be_a_member_or_a_key(count: int) -> None:
+    value = {
+        "places": {Place(i, (i, Mood.MAD)) for i in range(count)},
+        "moods": collections.Counter({Mood.CALM: 2, Mood.MAD: 1}),
+        "pairs": {Pair(i, Mood.CALM): i for i in range(count)},
+        "frozen": frozenset({Pair(1, 2)}),
+        "each": {Each([1]), Each([1])},
+    }
+    found = without_classes(value)
+    calm, mad = (SavedObject("gone:Mood", {"name": it.name, "value": it.value}) for it in Mood)
+    assert found["moods"] == {calm: 2, mad: 1}
+    assert SavedObject("gone:Place", {"x": 2, "y": (2, mad)}) in found["places"]
+    assert found["pairs"][SavedObject("gone:Pair", {"a": 2, "b": calm})] == 2
+    assert SavedObject("gone:Pair", {"a": 2, "b": 1}) not in found["frozen"]
+    assert (len(found["places"]), len(found["each"])) == (count, 2)
+    del value["each"]  # which are not equal with their classes either
+    other = without_classes({**value, "moods": collections.Counter({Mood.MAD: 1})})
+    (difference,) = compare_values(without_classes(value), other)
+    assert difference["where"].startswith("['moods'][SavedObject(")
+
+
+@pytest.mark.parametrize("end", [1, [1]], ids=["fixed", "changing"])
+def test_forged_objects_that_hold_each_other_twice_are_read_and_compared_soon(end: Any) -> None:
+    def chain(number: int) -> Any:
+        tree: Any = end
+        for level in range(60):
+            same = {"$": "same", "as": number + 60 - level}
+            fields = [["a", tree], ["b", same if level else 1]]
+            tree = {"$": "dataclass", "cls": "gone:Pair", "fields": fields}
+        return tree
+
+    members = {"$": "tuple", "items": [chain(1), chain(61 + isinstance(end, list))]}
+    found = [decode({"$": "set", "items": members}) for _ in range(2)]
+    assert len(found[0]) == (1 if end == 1 else 2)
+    one, other = (max(it, key=id) for it in found)
+    assert list(compare_values(one, other)) == []
