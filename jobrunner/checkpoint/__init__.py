@@ -31,6 +31,7 @@ from jobrunner.checkpoint.log import (
 )
 from jobrunner.checkpoint.maintenance import (
     Repair,
+    StoreCopy,
     copy_epoch,
     inspect_directory,
     plan_repair,
@@ -68,10 +69,12 @@ from jobrunner.checkpoint.storage import (
 )
 from jobrunner.checkpoint.store import (
     DAMAGE_ADVICE,
+    ROOT_DOCUMENT,
     ArrayOutline,
     Checkpoint,
     NodeCheckpoint,
     Receipt,
+    StoreReader,
     describe_position,
     digest_blob,
     is_old_form,

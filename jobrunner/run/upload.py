@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from jobrunner.checkpoint import (
-    Files,
+    ROOT_DOCUMENT,
     MultiNodeCheckpointManager,
+    StoreCopy,
+    StoreReader,
     absolute_path,
     files_beside,
     is_url,
@@ -77,8 +80,8 @@ class CopyTo:
 
     Notes
     -----
-    Copies two files of a store at a time, or eight if either side is an object store, and reads
-    each into memory; a file has at most 64 MiB, and most are smaller.
+    Verifies every byte. Copies two files of a store at a time, or eight if either side is an object
+    store, and reads each into memory; a file has at most 64 MiB, and most are smaller.
     """
 
     @checked(path=PATH)
@@ -97,11 +100,12 @@ class CopyTo:
         """Make one task for each node of the checkpoint; raises what `check` does."""
         self.check(manager)
         files = manager.recorded.files
-        copy = functools.partial(_copy_store, files, files_beside(self.path, files), self.path)
+        there = files_beside(self.path, files)
         with TaskGroup() as group:
-            for node in manager.record(epoch)["stores"]:
-                source = manager.get_ckpt_db_name(node, epoch)
-                Task(functools.partial(copy, source), name="copy store", node=Node(node))
+            for node, about in manager.record(epoch)["stores"].items():
+                store = StoreReader(files, manager.path, about["store"], about["manifest"])
+                copy = replace(store, files=there, directory=self.path)
+                Task(partial(_copy_store, store, copy), name="copy store", node=Node(node))
         return group
 
 
@@ -112,38 +116,31 @@ def _is_inside(path: str, directory: str) -> bool:
     return os.path.commonpath([here, os.path.realpath(path)]) == here
 
 
-def _copy_store(from_files: Files, to_files: Files, directory: str, source: str) -> None:
+def _copy_store(source: StoreReader, target: StoreReader) -> None:
     # Zarr opens a store by its root document: remove that first, write it last.
-    root = "zarr.json"
-    target = os.path.join(directory, os.path.basename(source))
+    files, document = target.files, os.path.join(target.root, ROOT_DOCUMENT)
     try:
-        both = os.path.exists(source) and os.path.exists(target)
-        if both and os.path.samefile(source, target):
+        both = os.path.exists(source.root) and os.path.exists(target.root)
+        if both and os.path.samefile(source.root, target.root):
             raise CheckpointWriteError(
-                f"The store {source!r} and its copy {target!r} are the same directory; "
+                f"The store {source.root!r} and its copy {target.root!r} are the same directory; "
                 f"nothing was changed. Give CopyTo a directory of its own."
             )
-        if to_files.is_taken(target):
-            if to_files.is_taken(os.path.join(target, root)):
-                to_files.remove_file(os.path.join(target, root))
-                to_files.sync_path(target)
-            to_files.remove_tree(target)
-        sizes = dict(from_files.walk(source))
-        for parent in sorted({os.path.dirname(os.path.join(target, name)) for name in sizes}):
-            to_files.make_directories(parent)
-
-        def copy(name: str, copied: str) -> None:
-            _, data = from_files.read_span(os.path.join(source, name), 0, sizes[name])
-            to_files.write(os.path.join(target, copied), [data])
-
-        jobs = [functools.partial(copy, name, name) for name in sizes if name != root]
-        with to_files.durable(directory, [os.path.basename(target)]):
-            run_all(jobs, max(from_files.threads, to_files.threads), sum(sizes.values()))
-            copy(root, f"{root}.partial")
-        to_files.rename(os.path.join(target, f"{root}.partial"), os.path.join(target, root))
-        to_files.sync_path(target)
+        copy = StoreCopy((source, target))
+        if files.is_taken(target.root):
+            if files.is_taken(document):
+                files.remove_file(document)
+                files.sync_path(target.root)
+            files.remove_tree(target.root)
+        files.make_directories(target.directory)
+        jobs = copy.begin()
+        with files.durable(target.directory, [target.store]):
+            run_all(jobs, max(source.files.threads, files.threads), copy.nbytes)
+            copy.finish(f"{ROOT_DOCUMENT}.partial")
+        files.rename(f"{document}.partial", document)
+        files.sync_path(target.root)
     except OSError as error:
         raise CheckpointWriteError(
-            f"Could not copy the store {source!r} to {target!r}: {error}. The checkpoint itself "
-            f"is recorded. Repair the target and run the job again to repeat the copy."
+            f"Could not copy the store {source.root!r} to {target.root!r}: {error}. The checkpoint "
+            f"itself is recorded. Repair the target and run the job again to repeat the copy."
         ) from error

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import zarr
 
-from jobrunner import CopyTo, MultiNodeCheckpointManager
+from jobrunner import CheckpointCorruptError, CopyTo, MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from tests.cli.directories import begin, save
 
@@ -49,3 +50,19 @@ def test_a_copy_opens_only_when_all_of_it_is_durable(tmp_path: Path) -> None:
     hidden = files.trace.index(("unlink", f"{store}/zarr.json"))
     assert files.trace[hidden + 1] == ("fsync", store)  # before anything else is removed
     assert zarr.open_group(store, mode="r")["w"][5] == 5
+
+
+def test_a_damaged_store_is_an_error_and_no_reader_opens_its_copy(tmp_path: Path) -> None:
+    run = begin(tmp_path / "k")
+    save(run, 1)
+    run.run.end()
+    manager = MultiNodeCheckpointManager(tmp_path / "k")
+    task, _ = CopyTo(tmp_path / "copy").build(1, manager).tasks()
+    task.fn()
+    chunk = tmp_path / "k" / "a.1" / "w" / "c.0"
+    data = bytearray(chunk.read_bytes())
+    data[-1] ^= 1
+    chunk.write_bytes(data)
+    with pytest.raises(CheckpointCorruptError, match="c.0"):
+        task.fn()
+    assert not (tmp_path / "copy" / "a.1" / "zarr.json").exists()

@@ -1,6 +1,6 @@
 """Tools for a directory that no run is using: copy, inspect, repair."""
 
-from jobrunner.checkpoint.maintenance.copy import copy_epoch, restore_epoch
+from jobrunner.checkpoint.maintenance.copy import StoreCopy, copy_epoch, restore_epoch
 from jobrunner.checkpoint.maintenance.inspect import inspect_directory
 from jobrunner.checkpoint.maintenance.repair import repair_log
 from jobrunner.checkpoint.maintenance.repair_plan import Repair, plan_repair

@@ -183,10 +183,10 @@ def _copy_stores(
     farther = max(source.files, target.files, key=lambda it: it.lookups)
     threads = max(source.files.threads, target.files.threads)
     with target.files.durable(target.path, list(names.values())):
-        copies = list(farther.each(_StoreCopy, readers))
+        copies = list(farther.each(StoreCopy, readers))
         jobs = [job for copy in copies for job in copy.begin()]
         run_all(jobs, threads, sum(about.nbytes for about in commit.stores.values()))
-        list(farther.each(_StoreCopy.finish, copies))
+        list(farther.each(StoreCopy.finish, copies))
     return {
         node: Receipt(
             names[node], about.manifest, about.nbytes, about.seconds, states=tuple(about.states)
@@ -195,12 +195,16 @@ def _copy_stores(
     }
 
 
-class _StoreCopy:
-    """Copies a store file by file, and verifies each; the caller makes it durable."""
+class StoreCopy:
+    """Copies a store file by file, and verifies each; the caller makes it durable.
+
+    `nbytes` are those of its arrays and documents.
+    """
 
     def __init__(self, from_and_to: tuple[StoreReader, StoreReader]) -> None:
         self._source, self._target = from_and_to
         self._listed = self._source.read_manifest().files()
+        self.nbytes = sum(size for size, _ in self._listed.values())
         # The root document of a hidden store has another name.
         root = join_path(self._source.root, ROOT_DOCUMENT)
         self._root_name = ROOT_DOCUMENT if self._source.files.is_taken(root) else RETIRED_DOCUMENT
@@ -212,16 +216,16 @@ class _StoreCopy:
         self._target.files.make_directory(self._target.root, sorted(map(str, parents)))
         return [partial(self._copy, path) for path in self._listed if path != ROOT_DOCUMENT]
 
-    def finish(self) -> None:
-        """Copy the manifest and the root document, after all other files."""
+    def finish(self, root: str = ROOT_DOCUMENT) -> None:
+        """Copy the manifest, and the root document as `root`, after all other files."""
         path = join_path(self._source.root, MANIFEST)
         with self._source.verified.reading(path):
             manifest = self._source.files.read(path, MANIFEST_BYTES)
         self._target.files.write(join_path(self._target.root, MANIFEST), [manifest])
-        self._copy(ROOT_DOCUMENT)
+        self._copy(ROOT_DOCUMENT, root)
         self._target.read_manifest()  # verifies it
 
-    def _copy(self, path: str) -> None:
+    def _copy(self, path: str, copied: str = "") -> None:
         name = self._root_name if path == ROOT_DOCUMENT else path
         data = self._source.verified.read(name, self._listed[path])
-        self._target.files.write(join_path(self._target.root, path), [data])
+        self._target.files.write(join_path(self._target.root, copied or path), [data])
