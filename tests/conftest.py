@@ -221,7 +221,7 @@ def _workers_are_forked() -> Iterator[None]:
 
     It keeps the environment of the first one. The commands that tests run spawn their workers.
     """
-    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver", **_IDLE}):
         if "distributed" in sys.modules:
             from distributed.utils import get_mp_context
 
@@ -230,6 +230,14 @@ def _workers_are_forked() -> Iterator[None]:
         yield
 
 
+# A cluster that does nothing takes a tenth of a core with Dask's intervals, and all clusters of a
+# process stay until its end.
+_IDLE = {
+    "distributed.admin.system-monitor.interval": "60 s",
+    "distributed.admin.tick.interval": "1 s",
+    "distributed.worker.memory.monitor-interval": "1 s",
+    "distributed.worker.profile.enabled": False,
+}
 _FORKED_WITH = ["distributed", "jobrunner.worker.plugin", "jobrunner.checkpoint.worker_save"]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import dask
 import psutil
 import pytest
 from click.testing import CliRunner, Result
@@ -23,6 +24,8 @@ from distributed import LocalCluster
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.cli.command import main
 from tests.processes import await_true, kill
+
+_COMMANDS_OF_DASK = entry_points(group="dask_cli", name="jobrunner")
 
 _COUNT = """
 import time
@@ -242,35 +245,12 @@ def test_a_directory_in_use_exits_with_9(process_cluster: LocalCluster, script: 
 
 
 def test_no_scheduler_exits_with_5(script: Path) -> None:
-    # In a process of its own: Dask leaves a thread behind when it cannot connect.
-    arguments = [str(script), "--checkpoint", "runs", "--scheduler", "tcp://127.0.0.1:9"]
-    done = subprocess.run(
-        [sys.executable, "-m", "jobrunner", "run", *arguments],
-        cwd=script.parent,
-        env={**_environment(), "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "200 ms"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 5, done.stderr
-    assert "No Dask scheduler answers at tcp://127.0.0.1:9" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_json_is_alone_on_stdout_whatever_tasks_print(script: Path) -> None:
-    arguments = [f"{script}:job", "--checkpoint", "runs", "--workers", "1", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "jobrunner", "run", *arguments],
-        cwd=script.parent,
-        env=_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["epoch"] == 4
-    assert "step 3" in done.stderr
-    assert "total 4" in done.stderr
+    absent = ["--scheduler", "tcp://127.0.0.1:9"]
+    with dask.config.set({"distributed.comm.timeouts.connect": "200 ms"}):
+        result = _invoke("run", script, "--checkpoint", script.parent / "runs", *absent)
+    assert result.exit_code == 5, result.output
+    assert "No Dask scheduler answers at tcp://127.0.0.1:9" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -314,7 +294,9 @@ def test_an_interrupted_run_keeps_its_epochs_and_says_how_to_resume(
     assert (found["resumed_from"], found["epoch"]) == (2, 5)
 
 
-def test_sigusr1_asks_a_real_process_for_a_save(tmp_path: Path) -> None:
+def test_sigusr1_asks_a_real_process_for_a_save_and_json_is_alone_on_stdout(
+    tmp_path: Path,
+) -> None:
     # Epoch 3 waits for a file, so the signal comes before it ends.
     gate = tmp_path / "gate"
     script = _write(tmp_path, step="wait", limit=6)
@@ -322,17 +304,20 @@ def test_sigusr1_asks_a_real_process_for_a_save(tmp_path: Path) -> None:
 def wait(n):
     while n == 2 and not os.path.exists({str(gate)!r}):
         time.sleep(0.01)
-    return n + 1
+    return step(n)
 """
     script.write_text(f"import os\n{wait}{script.read_text()}")
-    options = ["--workers", "1", "--save-every", "100"]
+    options = ["--workers", "1", "--save-every", "100", "--json"]
     with _start(script, *options, DASK_JOBRUNNER__STINT_SECONDS="0") as process:
         manager = MultiNodeCheckpointManager(tmp_path / "runs")
         await_true(lambda: manager.latest() == 0, "epoch 0", process)
         process.send_signal(signal.SIGUSR1)
         gate.touch()
-        _, stderr = process.communicate()
+        stdout, stderr = process.communicate()
     assert process.returncode == 0, stderr
+    assert json.loads(stdout)["epoch"] == 6
+    assert "step 5" in stderr
+    assert "total 6" in stderr
     epochs = manager.epochs()
     # Epoch 0 and the last one are always saved; one in between because of the signal.
     assert (epochs[0], epochs[-1], len(epochs)) == (0, 6, 3)
@@ -531,7 +516,7 @@ def _start(script: Path, *options: str, **settings: str) -> Iterator[subprocess.
         [sys.executable, "-m", "jobrunner", "run", str(script), "--checkpoint", "runs", *options],
         cwd=script.parent,
         env={**_environment(), **settings},
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -542,16 +527,6 @@ def _start(script: Path, *options: str, **settings: str) -> Iterator[subprocess.
             kill(process)
 
 
-@pytest.mark.skipif(
-    not entry_points(group="dask_cli", name="jobrunner"), reason="jobrunner is not installed"
-)
-def test_dask_jobrunner_is_the_same_command(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dask", "jobrunner", "ls", "absent", "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 6, done.stderr
-    assert json.loads(done.stdout)["error"]["type"] == "CheckpointNotFoundError"
+@pytest.mark.skipif(not _COMMANDS_OF_DASK, reason="jobrunner is not installed")
+def test_dask_jobrunner_is_the_same_command() -> None:
+    assert {command.load() for command in _COMMANDS_OF_DASK} == {main}

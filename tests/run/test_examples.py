@@ -65,11 +65,12 @@ def _run(session: Session, job: Any, directory: Path, num_epochs: int | None = N
 
 
 def test_kmeans_agrees_with_a_plain_loop(
-    kmeans: Any, process_client: Client, tmp_path: Path
+    kmeans: Any, inproc_session: Session, tmp_path: Path
 ) -> None:
     output = tmp_path / "centroids.npy"
-    with Session(process_client) as session:
-        result = _run(session, kmeans.build_job(trainers=3, output=str(output)), tmp_path / "runs")
+    result = _run(
+        inproc_session, kmeans.build_job(trainers=3, output=str(output)), tmp_path / "runs"
+    )
     assert result.stopped_by == "server/stands still"
     centroids = np.load(output)
     assert centroids.shape == (10, 64)

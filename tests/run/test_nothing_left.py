@@ -24,6 +24,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
+from tests.processes import await_true
 
 PATIENCE_SECONDS = 20
 
@@ -116,6 +117,8 @@ def left(process_cluster):
         # What Dask starts once per process stays.
         with Session.connect(process_cluster.scheduler_address) as session:
             JobRunner(build()).run(session)
+        # The scheduler hears a moment later that a client is gone; one is its own.
+        await_true(lambda: measure(client)["scheduler"]["clients"] == 2, "the end of others")
         before = measure(client)
         workers = [found for address, found in before.items() if address != "scheduler"]
         assert before["scheduler"]["tasks"] == []
