@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 
 LONGEST_TEXT = 20_000
 """Characters of a message or a traceback that are shown."""
@@ -58,6 +59,13 @@ def shorten(text: str, length: int = LONGEST_TEXT) -> str:
 def clip(text: str, length: int) -> str:
     """Leave out the end of a text that is longer than `length`; for one line."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def listed(items: Iterable[str], most: int = 20, separator: str = ", ") -> str:
+    """The first `most` items, and how many more there are; "none" if there are none."""
+    texts = list(items)
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return f"{separator.join(texts[:most])}{more}" if texts else "none"
 
 
 def show(value: object) -> str:

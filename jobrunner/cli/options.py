@@ -13,6 +13,7 @@ import click
 from jobrunner import errors
 from jobrunner.cli.command import Output
 from jobrunner.positions import parse_position
+from jobrunner.texts import listed
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager
@@ -149,6 +150,7 @@ def find_runs(manager: MultiNodeCheckpointManager) -> list[str]:
 def nothing_recorded(manager: MultiNodeCheckpointManager) -> errors.CheckpointNotFoundError:
     """The error for a directory without epochs."""
     names = find_runs(manager)
-    shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-    hint = f" It contains checkpoint directories: {shown}. Name one of them." if names else ""
-    return errors.CheckpointNotFoundError(f"No epoch is recorded in {manager.path}.{hint}")
+    hint = f" It contains checkpoint directories: {listed(names)}. Name one of them."
+    return errors.CheckpointNotFoundError(
+        f"No epoch is recorded in {manager.path}.{hint if names else ''}"
+    )

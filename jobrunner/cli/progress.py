@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Column
 
 from jobrunner.cli.formatting import format_metrics, format_seconds
-from jobrunner.texts import printable
+from jobrunner.texts import listed, printable
 
 if TYPE_CHECKING:
     from jobrunner.run import ResumePlan, RunResult, SaveReport
@@ -29,8 +29,6 @@ LONG_SECONDS = 1.0
 """A group that has run for this long is shown before it ends."""
 LOOK_SECONDS = 0.5
 """How often a thread looks for such a group."""
-
-_SHOWN_TASKS = 3
 
 
 def show_progress(stream: TextIO) -> Progress:
@@ -175,10 +173,8 @@ def _mean(mean: float, seconds: float) -> float:
 
 def _describe_run(run: UnderWay) -> str:
     what = f"epoch {run.epoch}" if run.group == "epoch" else f"{run.group} group"
-    tasks = ", ".join(run.tasks[:_SHOWN_TASKS])
-    more = len(run.tasks) - _SHOWN_TASKS
-    tasks += f" and {more} more" if more > 0 else ""
-    return f"[{what} for {format_seconds(run.seconds)}{f': {tasks}' if tasks else ''}]"
+    tasks = f": {listed(run.tasks, 3)}" if run.tasks else ""
+    return f"[{what} for {format_seconds(run.seconds)}{tasks}]"
 
 
 class Display:

@@ -22,6 +22,7 @@ from jobrunner.errors import (
     NodeLostError,
     TaskFailedError,
 )
+from jobrunner.texts import listed
 from jobrunner.worker import Failure, Message
 
 FIRST_WAIT_SECONDS = 0.25
@@ -95,10 +96,10 @@ class Members:
 
     def _describe_loss(self, address: str, how: str) -> str:
         nodes = self.nodes_on([address])
-        names = ", ".join(map(repr, nodes[:10])) + (", …" if len(nodes) > 10 else "")
         running = self.running_on([address])
-        what = f" and ran {', '.join(running)}" if running else ""
-        return f"{address}, which had {names or 'no nodes'}{what} ({how})"
+        names = listed(map(repr, nodes), 10) if nodes else "no nodes"
+        what = f" and ran {listed(running)}" if running else ""
+        return f"{address}, which had {names}{what} ({how})"
 
 
 @dataclass(slots=True)
@@ -155,8 +156,9 @@ class Request:
         what = self.what or f"the {self.group} group"
         return ExecutionError(
             f"{what[0].upper()}{what[1:]} did not end within {self.deadline_seconds:g} s"
-            f"{_at(self.epoch)}. Still waiting for {', '.join(map(repr, nodes))} (running: "
-            f"{', '.join(running) or 'nothing'}). Check what blocks them, or allow more time."
+            f"{_at(self.epoch)}. Still waiting for {listed(map(repr, nodes))} (running: "
+            f"{listed(running) if running else 'nothing'}). Check what blocks them, or allow more "
+            f"time."
         )
 
     def overlong(self, task: str, worker: str | None) -> ExecutionError:
@@ -315,7 +317,7 @@ def exchange(
         now = heard.now
         if request.what and now - started > warn_seconds:
             warn_seconds *= 2
-            late = ", ".join(map(repr, members.nodes_on(pending)))
+            late = listed(map(repr, members.nodes_on(pending)))
             what = request.what.capitalize()
             yield Warn(f"{what} has taken {now - started:.0f} s. Still waiting for {late}.")
         if request.deadline_seconds is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from jobrunner.compile import PlannedNode
 from jobrunner.config import format_bytes
 from jobrunner.errors import PlacementError
+from jobrunner.texts import listed
 from jobrunner.workspace import largest
 
 
@@ -174,16 +175,15 @@ def _explain(
         asked.append(f"workers {list(node.workers)}")
     if node.resources:
         asked.append(f"resources {dict(node.resources)}")
-    lines = [
+    lines = (
         f"{worker.address} (name {worker.name!r}, host {worker.host}, "
         f"resources {dict(worker.resources) or 'none'}"
         + (f", of which free {dict(free[worker.address])}" if worker.resources else "")
         + ")"
-        for worker in workers[:10]
-    ]
-    more = f" and {len(workers) - 10} more" if len(workers) > 10 else ""
+        for worker in workers
+    )
     return (
         f"No worker suits node {node.name!r}: it requires {' and '.join(asked)}, and the "
-        f"{len(workers)} workers are: {'; '.join(lines)}{more}. Start a suitable worker, or change "
+        f"{len(workers)} workers are: {listed(lines, 10, '; ')}. Start a suitable worker, or change "
         f"what Node({node.name!r}) requires."
     )

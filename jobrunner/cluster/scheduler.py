@@ -17,7 +17,7 @@ from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.config import get_number
 from jobrunner.dask_internals import is_lost, scheduler_identity, topic_handlers
 from jobrunner.errors import SchedulerLostError
-from jobrunner.texts import get_logger
+from jobrunner.texts import get_logger, listed
 from jobrunner.worker import PLUGIN_NAME
 
 logger = get_logger(__name__)
@@ -54,14 +54,13 @@ def _reason(answer: object) -> str:
 
 def describe_unfit(unfit: Mapping[str, str]) -> str:
     """Name workers that cannot run nodes, by address, with the reasons."""
-    shown = "; ".join(f"{address}: {why}" for address, why in [*unfit.items()][:SHOWN])
-    more = f"; and {len(unfit) - SHOWN} more" if len(unfit) > SHOWN else ""
+    shown = listed((f"{address}: {why}" for address, why in unfit.items()), SHOWN, "; ")
     advice = ""
     if set(unfit.values()) != {SILENT}:
         advice += f" To use them, install jobrunner {__version__} there and restart them."
     if SILENT in unfit.values():
         advice += " Check what blocks those that do not answer."
-    return f"{len(unfit)} of the cluster's workers cannot run nodes ({shown}{more}).{advice}"
+    return f"{len(unfit)} of the cluster's workers cannot run nodes ({shown}).{advice}"
 
 
 class _Topic:

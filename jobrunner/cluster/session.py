@@ -27,7 +27,7 @@ from jobrunner.define import (
     instance,
 )
 from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
-from jobrunner.texts import printable
+from jobrunner.texts import listed, printable
 
 DEFAULT_WAIT_SECONDS = 60.0
 HURRIED_RELEASE_SECONDS = 0.3
@@ -368,9 +368,8 @@ class Session:
         there = {} if self._binding is None else self._binding.placement
         if self._binding is None or node not in there:
             raise BlobNotFoundError(
-                f"No {name!r} of node {node!r}: the session's nodes are "
-                f"{', '.join(map(repr, there)) or 'none'}. Check the name, or run a task on that "
-                f"node first."
+                f"No {name!r} of node {node!r}: the session's nodes are {listed(map(repr, there))}. "
+                f"Check the name, or run a task on that node first."
             )
         return self._binding
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from jobrunner.define import ArrayOptions, Blob, Job, Task, WorkspaceType, without_partials
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_distinct
+from jobrunner.texts import listed
 
 Key = tuple[str, str]
 """Node and name of a blob: `Blob.key`."""
@@ -36,7 +37,7 @@ def checkpointed_nodes(job: Job) -> tuple[str, ...]:
         if node not in used:
             raise DefinitionError(
                 f"Job {job.name!r}: nodes_to_checkpoint names {node.name!r}, which no task uses. "
-                f"Its nodes: {', '.join(sorted(repr(node.name) for node in used)) or 'none'}."
+                f"Its nodes: {listed(sorted(repr(node.name) for node in used))}."
             )
     return tuple(node.name for node in nodes)
 

@@ -32,6 +32,7 @@ from jobrunner.compile.plan import (
 )
 from jobrunner.define import Blob, Task, TaskGroup, TaskOutput
 from jobrunner.errors import DefinitionError
+from jobrunner.texts import listed
 
 CrossingKey = tuple[str, int | None, str | None, int | None]
 """Source node, source task, blob, part."""
@@ -176,7 +177,7 @@ class GroupCompiler:
         there = sorted(name for its_node, name in self.globals if its_node == node)
         raise DefinitionError(
             f"{what}, which does not exist then. Global blobs of that node: "
-            f"{', '.join(map(repr, there)) or 'none'}. Check the name and the node: write "
+            f"{listed(map(repr, there))}. Check the name and the node: write "
             f"node[{blob.name!r}] for a blob of another node. A blob made outside the init group "
             f"lasts longer than its group's run only with workspace_type=WorkspaceType.GLOBAL."
         )

@@ -14,6 +14,7 @@ from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import Blob, Node
 from jobrunner.define.task import Task, TaskOutput
 from jobrunner.errors import DefinitionError
+from jobrunner.texts import listed
 
 if TYPE_CHECKING:
     from jobrunner.define.jobs import Job
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 # In pixels: the columns and rows, a task's box, the edge of the drawing, a group's title.
 LANE, ROW, WIDTH, HEIGHT, MARGIN, HEAD = 190, 74, 166, 40, 20, 34
 _LETTERS = 22  # of a name that are shown
-_NAMES_SHOWN = 6
 
 
 class Edge(NamedTuple):
@@ -214,9 +214,7 @@ def to_html(job: Job) -> str:
 
 
 def _some(names: list[str]) -> str:
-    more = len(names) - _NAMES_SHOWN
-    shown = ", ".join(escape(name) for name in names[:_NAMES_SHOWN])
-    return f"{len(names)}: {shown}{f' and {more} more' if more > 0 else ''}" if names else "none"
+    return f"{len(names)}: {listed(map(escape, names), 6)}" if names else "none"
 
 
 def _conditions(job: Job) -> set[Task]:

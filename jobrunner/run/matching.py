@@ -16,6 +16,7 @@ from jobrunner.compile import Plan
 from jobrunner.define import Job, check_runs, without_partials
 from jobrunner.errors import DefinitionError, PlanMismatchError
 from jobrunner.names import check_name
+from jobrunner.texts import listed
 
 Key = tuple[str, str]
 """Node and blob."""
@@ -122,7 +123,7 @@ class Match:
         parts = [f"{what} is loaded" for what in self.renamed]
         parts += [f"{what} is made" for what in self.describe_made()]
         parts += [f"{what} is not loaded" for what in self.dropped]
-        return "; ".join([*parts[:_MOST_NAMES], *(["…"] if parts[_MOST_NAMES:] else [])])
+        return listed(parts, _MOST_NAMES, "; ") if parts else ""
 
     def rename(self, then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
         """The description of the plan that wrote the checkpoint, with the names of `now`."""
@@ -215,7 +216,7 @@ def name_now(
         if not _is_there(old, there):
             node, blob = _key(old)
             lacks = _name_blob(node, blob) if blob else f"node {node!r}"
-            names = ", ".join(map(repr, there.get(node, there))) or "none"
+            names = listed(map(repr, there.get(node, there)))
             raise PlanMismatchError(
                 f"rename={{{old!r}: {new!r}}}: epoch {epoch} of {manager.path} has no {lacks}. Its "
                 f"{'blobs' if node in there else 'nodes'} are {names}. Correct or omit it."
@@ -260,7 +261,7 @@ def match(
         if not _is_there(new, needed):
             raise PlanMismatchError(
                 f"rename={{{old!r}: {new!r}}}: job {plan.job!r} saves no {new!r}. Its nodes are "
-                f"{', '.join(map(repr, needed)) or 'none'}. Correct or omit it."
+                f"{listed(map(repr, needed))}. Correct or omit it."
             )
     every, shared = now.every, {}
     for names, kind in ((plan.replicated, REPLICATED), (plan.partitions, PARTITIONS)):
@@ -288,11 +289,9 @@ def match(
             words.append(f"node {node!r}")
     migrates = adaptation.migrates(record)
     if words and adaptation.missing == "error" and not (migrates and given is None):
-        more = f" and {len(words) - _MOST_NAMES} more" if len(words) > _MOST_NAMES else ""
         raise PlanMismatchError(
             f"Job {plan.job!r} cannot resume from epoch {epoch} of {manager.path}, which lacks "
-            f"{', '.join(words[:_MOST_NAMES])}{more}; its nodes are "
-            f"{', '.join(map(repr, there)) or 'none'}. Say under which names it has them "
+            f"{listed(words, _MOST_NAMES)}; its nodes are {listed(map(repr, there))}. Say under which names it has them "
             f"(rename=..., --rename OLD=NEW), let init tasks make them (missing='init', --missing "
             f"init), run the job that wrote it, or {START_AFRESH}."
         )

@@ -28,6 +28,7 @@ from jobrunner.compile import (
     UpdateArgument,
 )
 from jobrunner.errors import BlobNotFoundError
+from jobrunner.texts import listed
 from jobrunner.worker.task_context import seed_calls, seeded
 from jobrunner.workspace import IMMUTABLE, Workspace, view
 
@@ -223,8 +224,7 @@ class Program:
                 if task.index == crossing.source_task:
                     name = f"the return value of {crossing.source}/{task.name}"
             names[name] = None
-        listed = ", ".join([*list(names)[:3], *(["…"] if len(names) > 3 else [])])
-        return f" (sending: {listed})" if names else ""
+        return f" (sending: {listed(names, 3)})" if names else ""
 
     def _connect(self, step: Step, task: PlannedTask) -> None:
         sources = {self._positions[index] for index in task.waits_for}
