@@ -76,7 +76,6 @@ EPOCHS = Rule(
 )
 SECONDS = number(f"a number of seconds >= 0 and <= {_MOST:g}", lambda it: 0 <= it <= _MOST)
 INTERVAL = number(f"a number of seconds > 0 and <= {_MOST:g}", lambda it: 0 < it <= _MOST)
-CALLABLE = Rule("callable", callable)
 TEXT = Rule("a str", lambda it: isinstance(it, str))
 LABEL = Rule("printable text", lambda it: isinstance(it, str) and it != "" and it.isprintable())
 NAMES = some("a collection of names (str)", Collection, str)

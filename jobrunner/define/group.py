@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from jobrunner.define.arguments import CALLABLE, COUNT, check_runs, checked
+from jobrunner.define.arguments import COUNT, check_call, checked
 from jobrunner.define.node import (
     Active,
     Blob,
@@ -152,7 +152,7 @@ class TaskGroup(Active):
         task.is_final = True
         return task.output()
 
-    @checked(fn=CALLABLE, interval_ms=COUNT)
+    @checked(interval_ms=COUNT)
     def report_step(
         self, fn: Callable[[], Any], node: Node | str | None = None, interval_ms: int = 1000
     ) -> None:
@@ -169,7 +169,7 @@ class TaskGroup(Active):
         """
         self.check_open("a report step")
         node = Node.current() if node is None else as_node(node, "report_step")
-        check_runs(fn, "report_step: fn")
+        check_call(fn, 0, (), "report_step: fn")
         self.reports.append((node, fn, interval_ms))
 
     def check_open(self, what: str) -> None:

@@ -116,9 +116,8 @@ def _bind(
     try:
         return signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise DefinitionError(
-            f"{function.__name__}{signature} cannot be called: {error}."
-        ) from None
+        shown = signature.replace(return_annotation=signature.empty)
+        raise DefinitionError(f"{function.__name__}{shown} cannot be called: {error}.") from None
 
 
 def _type_of(function: Callable[..., Any], parameter: Parameter) -> Any:

@@ -100,7 +100,7 @@ def pipe(
         How many items one run of the group reads at most.
     instance_setup : mapping of str to callable, optional
         What to make for each thread, as of a `Task`: a parameter of `processor`, and a function that
-        returns or yields its value.
+        returns or yields its value. With several nodes, it is made again for the items of each part.
     name : str, optional
         By default that of `processor` or `into`.
     node : Node or str, optional

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from jobrunner.checkpoint import PARTITIONS, REPLICATED, Checkpoint, Loader, Origins
 from jobrunner.compile import Plan
-from jobrunner.define import Job, check_runs, without_partials
+from jobrunner.define import Job, check_call, without_partials
 from jobrunner.errors import DefinitionError, PlanMismatchError
 from jobrunner.names import check_name
 from jobrunner.texts import listed
@@ -73,7 +73,8 @@ def adapt(
 ) -> Adaptation:
     """Check these arguments of a `JobRunner`; raises `DefinitionError`."""
     where = f"JobRunner of job {job.name!r}"
-    check_runs(migrate, f"{where}: migrate")
+    if migrate is not None:
+        check_call(migrate, 1, (), f"{where}: migrate")
     return Adaptation(_read_rename(rename or {}, where), missing, migrate)
 
 

@@ -69,7 +69,6 @@ _BLOBS = Rule("names or Blobs", lambda it: isinstance(it, str | Blob) or _SOME_B
         lambda it: isinstance(it, Mapping) and all(isinstance(n, str) for n in (*it, *it.values())),
     ),
     missing=one_of(*get_args(Missing)),
-    migrate=Rule("a function", callable),
 )
 @dataclass(eq=False, repr=False)
 class JobRunner:

@@ -294,6 +294,7 @@ def test_joined_policies_keep_what_either_keeps() -> None:
     "make",
     [
         lambda: KeepLast(0),
+        lambda: KeepBest(lambda metrics, epoch: 0),  # type: ignore[arg-type,misc]
         lambda: KeepEvery(0),
         lambda: KeepEvery(1.5),  # type: ignore[arg-type]
         lambda: KeepBest(""),

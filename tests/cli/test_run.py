@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -127,6 +128,20 @@ def test_a_run_says_where_it_starts_how_it_ends_and_exits_with_0(
     assert "from the start: nothing is recorded" in result.stdout
     assert "count: done at epoch 4, stopped by epoch_limiter" in result.stdout
     assert MultiNodeCheckpointManager(script.parent / "runs").epochs() == [0, 1, 2, 3, 4]
+
+
+def test_the_job_of_the_readme_runs_by_its_command(
+    process_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    block = re.search(r"^<!-- file: (\S+) -->\n```python\n(.*?)^```$", text, re.M | re.S)
+    assert block is not None
+    (tmp_path / block[1]).write_text(block[2])
+    command = f".venv/bin/jobrunner run {block[1]} --checkpoint runs/two --workers 2"
+    assert f"\n$ {command}\n" in text
+    result = _run(process_cluster, tmp_path / block[1])
+    assert result.exit_code == 0, result.output
+    assert "stopped by server/is_still" in result.stdout
 
 
 def test_json_has_the_result(process_cluster: LocalCluster, script: Path) -> None:
@@ -454,7 +469,7 @@ def test_callbacks_logs_metadata_and_a_migration_are_named_as_options(
             "made.py, line 13): ValueError: no callback",
         ),
         (["--migrate", "half"], "made.py has no 'half'"),
-        (["--migrate", "settings"], "migrate must be a function; got {'lr': 1}"),
+        (["--migrate", "settings"], "migrate must be callable; got {'lr': 1}"),
         (["--metadata", "data"], "'data' is not NAME=TEXT, with each name once"),
         (["--keep-best", "loss:all"], "Give it a threshold, or a number of epochs"),
         (["--keep-best", "loss:threshold=low"], "expected METRIC[:min|max][:N|all][:threshold=X]"),

@@ -142,6 +142,11 @@ REFUSED = [
     (lambda: epoch_limiter(Job(), 0), "num_epochs"),
     (lambda: TaskGroup().report_step(one, interval_ms=0), "interval_ms"),
     (lambda: TaskGroup().report_step(one, node=3), "node must be a Node"),
+    (lambda: TaskGroup().report_step(3), "fn must be callable"),
+    (
+        lambda: TaskGroup().report_step(lambda x: x),
+        "report_step: fn: <lambda>(x) cannot be called",
+    ),
     (lambda: TaskGroup(workspace_type=1), "workspace_type"),
 ]
 

@@ -359,6 +359,11 @@ def test_renames_that_mean_nothing_are_refused(rename, match, manager):
         JobRunner(job_of(A10, 1), manager, rename=rename)
 
 
+def test_a_migration_must_take_the_checkpoint(manager):
+    with pytest.raises(DefinitionError, match=r"migrate: globals\(\) cannot be called with 1 arg"):
+        JobRunner(job_of(A10, 1), manager, migrate=globals)
+
+
 def test_a_rename_with_a_wrong_old_name_is_refused_if_nothing_is_missing_too(session, manager):
     JobRunner(job_of(A10, 1), manager).run(session)
     for rename in ({"typo": "a"}, {"a/typo": "a/w"}):

@@ -8,7 +8,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from jobrunner.define import COUNT, FLAG, INTERVAL, Rule, checked, number, one_of, or_none
+from jobrunner.define import (
+    COUNT,
+    FLAG,
+    INTERVAL,
+    Rule,
+    check_call,
+    checked,
+    number,
+    one_of,
+    or_none,
+)
 from jobrunner.errors import DefinitionError
 from jobrunner.positions import step_of
 
@@ -255,6 +265,8 @@ class KeepBest(_JoinsRetention):
     threshold: int | float | None = None  # any finite number
 
     def __post_init__(self) -> None:
+        if not isinstance(self.metric, str):
+            check_call(self.metric, 1, (), "KeepBest: metric")
         if self.n is None and self.threshold is None:
             raise DefinitionError(
                 f"{self} would keep all epochs. Give it a threshold, or a number of epochs, n."
