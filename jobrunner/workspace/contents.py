@@ -12,11 +12,11 @@ import decimal
 import fractions
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from itertools import chain, compress, repeat
+from itertools import chain, compress, filterfalse, groupby, islice, repeat
 from operator import is_, not_
 from typing import Any
 
@@ -40,6 +40,7 @@ MAPPINGS: frozenset[type] = frozenset(
 ATTRIBUTED: frozenset[type] = frozenset({collections.OrderedDict, collections.Counter})
 LEAVES: frozenset[type] = frozenset({set, bytearray, np.void, np.record})
 """Types whose `copy()` is enough: what they hold cannot change, or counts as one value."""
+ROWS: frozenset[type] = SEQUENCES | MAPPINGS | {set, bytearray}
 MARSHALLED: frozenset[type] = frozenset(
     {list, dict, tuple, set, type(None), bool, int, float, complex, str, bytes}
 )
@@ -61,6 +62,7 @@ class Known:
 
     form: Form
     size: int = 0  # how many containers are in it
+    row: type | None = None  # of all its items, if nothing else is in it: their `copy()` is enough
     home: Any = None  # the dictionary that holds the blob
     id: int = 0  # the blob's
     kept: Any = None  # a copy: see `KeptStates`
@@ -75,6 +77,7 @@ class Contents:
     """
 
     form: Form = Form.FLAT
+    row: type | None = None
     parts: list[Any] = field(default_factory=list)  # each once
     kinds: set[type] = field(default_factory=set)  # of all that is in it
     held: list[Any] = field(default_factory=list)  # parts that more than one place refers to
@@ -95,9 +98,15 @@ class Contents:
         within = survey(reached)
         return set() if within.form is Form.FLAT else set(map(id, within.parts))
 
+    def tie(self, objects: list[Any], numbers: np.ndarray) -> None:
+        """Note how often objects that can change are found again."""
+        for part, count in zip(objects, np.bincount(numbers).tolist(), strict=True):
+            if count > 1 and items_of(type(part)) is not None:
+                self.ties[id(part)] = self.ties.get(id(part), 0) + count - 1
+
     def known(self) -> Known:
         """Return what is worth remembering."""
-        return Known(self.form, len(self.parts))
+        return Known(self.form, len(self.parts), self.row)
 
     def memory(self) -> list[Any]:
         """The arrays and tensors."""
@@ -110,17 +119,19 @@ def survey(value: Any) -> Contents:
     """Walk a value."""
     contents = Contents()
     found = {id(value)}
-    num_sets = 0
+    depth = 0
     level = {type(value): [value]}
     while level:
         inside: dict[type, list[Any]] = {}
         for kind, alike in level.items():
-            for each, items in _inside(kind, alike):
-                if each in inside:
-                    inside[each] += items
-                else:
-                    inside[each] = items
-                del items  # it would count
+            for items in _items_and_keys(kind, alike):
+                for each, parts in _grouped(items, contents).items():
+                    if each in inside:
+                        inside[each] += parts
+                    else:
+                        inside[each] = parts
+                    del parts  # it would count
+                del items  # if it has made a list
         contents.kinds.update(inside)
         level = {}
         for kind, alike in inside.items():
@@ -128,29 +139,45 @@ def survey(value: Any) -> Contents:
                 continue
             if max(map(sys.getrefcount, alike)) > SOLE_PART:
                 alike = _once(contents, alike, found)
-            contents.parts += alike
-            num_sets += len(alike) if kind is set else 0
-            level[kind] = alike
-    top, kinds = type(value), contents.kinds - IMMUTABLE
-    if issubclass(top, np.ndarray):
-        contents.form = Form.OTHER
-    elif all(map(is_fixed, kinds)):
-        if is_fixed(top):
-            contents.form = Form.CONSTANT
-    elif _is_tree(value, contents.kinds) and 2 * num_sets <= len(contents.parts):
-        contents.form = Form.TREE
-    elif np.ndarray not in kinds and all(map(is_plain, kinds)):
-        contents.form = Form.PLAIN
-    else:
-        contents.form = Form.OTHER
+            if alike:
+                contents.parts += alike
+                level[kind] = alike
+        depth += bool(level)
+    contents.form, row = _form_and_row(value, contents)
+    contents.row = row if depth == 1 else None
     return contents
 
 
-def _is_tree(value: Any, kinds: set[type]) -> bool:
-    """Whether `marshal` can copy what is in a container of built-in type."""
-    top = type(value)
+def _form_and_row(value: Any, contents: Contents) -> tuple[Form, type | None]:
+    """The form; the type of all items, if each is found once and all parts are items."""
+    top, parts = type(value), contents.parts
+    kinds = set(filterfalse(is_fixed, filterfalse(is_immutable, contents.kinds)))
+    if issubclass(top, np.ndarray):
+        return Form.OTHER, None
+    if not kinds:
+        return Form.CONSTANT if is_fixed(top) else Form.FLAT, None
     is_known = top in MARSHALLED or top in SEQUENCES or top in MAPPINGS
-    return is_known and kinds <= MARSHALLED and not (top in ATTRIBUTED and vars(value))
+    is_known = is_known and not (top in ATTRIBUTED and vars(value))
+    is_row = len(kinds) == 1 and kinds <= ROWS and not contents.ties
+    row = next(iter(kinds)) if is_known and is_row and len(parts) == len(value) else None
+    has_few_sets = set not in kinds or 2 * sum(type(part) is set for part in parts) <= len(parts)
+    if is_known and has_few_sets and contents.kinds <= MARSHALLED:
+        return Form.TREE, row
+    is_plain_too = np.ndarray not in kinds and all(map(is_plain, kinds))
+    return Form.PLAIN if is_plain_too else Form.OTHER, row
+
+
+def _grouped(items: Source, contents: Contents) -> dict[type, list[Any]]:
+    """Group a level's items; if they are a few objects again and again, each once."""
+    if _seem_few(items()) and (numbered := number_few(list(items()))):
+        contents.tie(*numbered)
+        return by_kind(numbered[0].__iter__)
+    groups = by_kind(items)
+    for kind, alike in groups.items():
+        if items_of(kind) and (numbered := number_few(alike)):
+            contents.tie(*numbered)
+            groups[kind] = numbered[0]
+    return groups
 
 
 def _once(contents: Contents, alike: list[Any], found: set[int]) -> list[Any]:
@@ -158,15 +185,10 @@ def _once(contents: Contents, alike: list[Any], found: set[int]) -> list[Any]:
     is_held = list(map(SOLE_PART.__lt__, map(sys.getrefcount, alike)))
     held = list(compress(alike, is_held))
     sole = [] if len(held) == len(alike) else list(compress(alike, map(not_, is_held)))
-    once, numbers = each_once(held)
+    once = dict(zip(map(id, held), held, strict=True))
     known = found & once.keys()
     if known or len(once) < len(held):
-        counts: Mapping[int, int]
-        if numbers is None:
-            counts = collections.Counter(map(id, held))
-        else:
-            counts = dict(zip(once, np.bincount(numbers).tolist(), strict=True))
-        for key, count in counts.items():
+        for key, count in collections.Counter(map(id, held)).items():
             if again := count - (key not in known):
                 contents.ties[key] = contents.ties.get(key, 0) + again
     new = [part for key, part in once.items() if key not in known]
@@ -175,12 +197,21 @@ def _once(contents: Contents, alike: list[Any], found: set[int]) -> list[Any]:
     return sole + new
 
 
-def each_once(parts: list[Any]) -> tuple[dict[int, Any], np.ndarray | None]:
-    """Return the parts by `id`, each once, and if they are few, the number of each place's part."""
-    if len(parts) >= MANY and (numbered := number_objects(parts, len(parts), _FEW_OBJECTS)):
-        objects, numbers = numbered
-        return dict(zip(map(id, objects), objects, strict=True)), numbers
-    return dict(zip(map(id, parts), parts, strict=True)), None
+Source = Callable[[], Iterator[Any]]
+"""Lists the same items each time it is called."""
+
+
+def _seem_few(items: Iterator[Any]) -> bool:
+    """Whether items could be a few objects again and again, and something in them can change."""
+    first = list(islice(items, MANY))
+    if len(first) < MANY or all(map(is_immutable, {*map(type, first)})):
+        return False
+    return len({*map(id, first)}) <= _FEW_OBJECTS
+
+
+def number_few(items: list[Any]) -> tuple[list[Any], np.ndarray] | None:
+    """Return what `number_objects` does, if items are a few objects again and again, else None."""
+    return number_objects(items, len(items), _FEW_OBJECTS) if _seem_few(iter(items)) else None
 
 
 MANY = 256
@@ -222,26 +253,37 @@ def _is_constant(kind: type, alike: list[Any], contents: Contents) -> bool:
     """Whether nothing in tuples or frozensets of one kind can change; notes what is in them."""
     if sum(map(len, alike)) > 10 * len(alike):  # a long one may be there many times
         alike = list(dict(zip(map(id, alike), alike, strict=True)).values())
-    items = all_items(kind, alike)
-    if not IMMUTABLE.issuperset(map(type, items[:8])):
+    items = items_in(kind, alike)
+    if not all(map(is_immutable, map(type, islice(items(), 8)))):
         return False
-    kinds = set(map(type, items))
+    kinds = kinds_of(items())
     contents.kinds |= kinds
-    return kinds <= IMMUTABLE
+    return all(map(is_immutable, kinds))
 
 
-def by_kind(items: list[Any]) -> dict[type, list[Any]]:
+def kinds_of(items: Iterator[Any]) -> set[type]:
+    """The types of items."""
+    # While the types alternate rarely, `groupby` takes two thirds of the time.
+    kinds = {kind for kind, _ in islice(groupby(items, type), _FEW_RUNS)}
+    kinds.update(map(type, items))
+    return kinds
+
+
+_FEW_RUNS = 16
+
+
+def by_kind(items: Source) -> dict[type, list[Any]]:
     """Group items by their types; without the items of immutable types."""
-    kinds = set(map(type, items))
+    kinds = kinds_of(items())
     groups: dict[type, list[Any]] = {kind: [] for kind in kinds}
-    others = kinds - IMMUTABLE
+    others = list(filterfalse(is_immutable, kinds))
     if len(kinds) == len(others) == 1:
-        return {kinds.pop(): items[:]}
+        return {kinds.pop(): list(items())}
     if len(others) <= _FEW_KINDS:
         for kind in others:
-            groups[kind] += compress(items, map(is_, map(type, items), repeat(kind)))
+            groups[kind] += compress(items(), map(is_, map(type, items()), repeat(kind)))
     else:
-        for item in items:
+        for item in items():
             groups[type(item)].append(item)
     return groups
 
@@ -250,56 +292,27 @@ _FEW_KINDS = 3
 """More take longer one after another."""
 
 
-def _inside(kind: type, alike: list[Any]) -> list[tuple[type, list[Any]]]:
-    """Group what is in values of one kind and not immutable, the keys of dicts too."""
-    if kind is list and len(alike) == 1:
-        return list(by_kind(alike[0]).items())
+def _items_and_keys(kind: type, alike: list[Any]) -> list[Source]:
+    """List what is in values of one kind, the keys of dicts too."""
     if kind not in MAPPINGS:
-        return list(by_kind(all_items(kind, alike)).items())
-    # As dicts: an OrderedDict takes five times as long.
-    both: tuple[Callable[..., Iterable[Any]], ...] = (dict.values, dict.keys)
-    lists = [list(chain.from_iterable(map(of, alike))) for of in both]
-    lists += [[vars(value) for value in alike if vars(value)]] if kind in ATTRIBUTED else []
-    return list(chain.from_iterable(by_kind(items).items() for items in lists))
+        return [items_in(kind, alike)]
+    attributes = [vars(value) for value in alike if vars(value)] if kind in ATTRIBUTED else []
+    return [  # as of dicts: an OrderedDict takes five times as long
+        lambda: chain.from_iterable(map(dict.values, alike)),
+        lambda: chain.from_iterable(alike if kind is dict else map(dict.keys, alike)),
+        attributes.__iter__,
+    ]
 
 
-def all_items(kind: type, alike: list[Any]) -> list[Any]:
-    """Return the items of values of one kind, one after another."""
+def items_in(kind: type, alike: list[Any]) -> Source:
+    """List the items of values of one kind, one after another."""
     items = items_of(kind)
     assert items is not None
-    return list(chain.from_iterable(alike if items is iter else map(items, alike)))
-
-
-FEW = 32
-
-SMALL: frozenset[type] = frozenset({dict, list, tuple})
-
-
-def small_parts(value: Any, parts: list[Any]) -> bool:
-    """Add what can change in a small dict, list or tuple to `parts`; False if it is not that simple.
-
-    It may hold arrays, dicts, lists, sets and tuples; each is added as often as it is found. All
-    keys and members of sets are immutable.
-    """
-    kind = type(value)
-    if kind not in SMALL or len(value) > FEW or len(parts) > FEW:
-        return False
-    if kind is dict and not IMMUTABLE.issuperset(map(type, value)):
-        return False
-    for item in value.values() if kind is dict else value:
-        kind = type(item)
-        if kind in IMMUTABLE:
-            continue
-        parts.append(item)
-        if kind is np.ndarray:
-            if item.dtype.hasobject:
-                return False
-        elif kind is set:
-            if not IMMUTABLE.issuperset(map(type, item)):
-                return False
-        elif not small_parts(item, parts):
-            return False
-    return True
+    if is_memory(kind):
+        return list(chain.from_iterable(map(items, alike))).__iter__
+    if len(alike) == 1:
+        return lambda: iter(items(alike[0]))
+    return lambda: chain.from_iterable(alike if items is iter else map(items, alike))
 
 
 def is_fixed(kind: type) -> bool:
@@ -333,9 +346,14 @@ def is_memory(kind: type) -> bool:
     return issubclass(kind, np.ndarray) or is_tensor_kind(kind)
 
 
+def is_immutable(kind: type) -> bool:
+    """Whether values of that type cannot change, or are members of an enumeration."""
+    return kind in IMMUTABLE or issubclass(kind, Enum)
+
+
 def is_plain(kind: type) -> bool:
     """Whether it is a class of immutable values, of built-in containers, or `numpy.ndarray`."""
-    if kind in IMMUTABLE or kind is np.ndarray:
+    if is_immutable(kind) or kind is np.ndarray:
         return True
     return items_of(kind) is not None and not is_memory(kind)
 

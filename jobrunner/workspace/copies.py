@@ -5,7 +5,7 @@ from __future__ import annotations
 import marshal
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice, repeat
 from operator import is_
@@ -16,28 +16,58 @@ import numpy as np
 from jobrunner.compile import gc_paused
 from jobrunner.workspace.contents import (
     ATTRIBUTED,
-    FEW,
     IMMUTABLE,
     LEAVES,
     MAPPINGS,
     MARSHALLED,
     SEQUENCES,
-    SMALL,
     SOLE_PART,
     Form,
     Known,
-    all_items,
     by_kind,
-    each_once,
     fields_with_objects,
     has_objects,
     is_fixed,
     is_memory,
+    items_in,
     items_of,
+    number_few,
 )
 
 Memory = Callable[[Any], Any]
 """Returns what an array or a tensor becomes; gets a copy of an array of objects."""
+
+
+FEW = 32
+
+SMALL: frozenset[type] = frozenset({dict, list, tuple})
+
+
+def small_parts(value: Any, parts: list[Any]) -> bool:
+    """Add what can change in a small dict, list or tuple to `parts`; False if it is not that simple.
+
+    It may hold arrays, dicts, lists, sets and tuples; each is added as often as it is found. All
+    keys and members of sets are immutable.
+    """
+    kind = type(value)
+    if kind not in SMALL or len(value) > FEW or len(parts) > FEW:
+        return False
+    if kind is dict and not IMMUTABLE.issuperset(map(type, value)):
+        return False
+    for item in value.values() if kind is dict else value:
+        kind = type(item)
+        if kind in IMMUTABLE:
+            continue
+        parts.append(item)
+        if kind is np.ndarray:
+            if item.dtype.hasobject:
+                return False
+        elif kind is set:
+            if not IMMUTABLE.issuperset(map(type, item)):
+                return False
+        elif not small_parts(item, parts):
+            return False
+    return True
 
 
 class _NotSmallError(Exception):
@@ -86,6 +116,10 @@ def copy_containers(value: Any, memory: Memory, known: Known | None = None) -> A
         return value
     if known is not None and known.form is Form.FLAT:
         return value.copy()
+    if known is not None and known.row is not None:
+        items = items_of(type(value))(value)  # type: ignore[misc]  # it is a container
+        with gc_paused():
+            return _filled(type(value), [value], map(known.row.copy, items), [])[0]  # type: ignore[attr-defined]
     if known is not None and known.form is Form.TREE and (packed := pack(value, known)):
         return packed.open()
     with gc_paused():
@@ -134,31 +168,35 @@ def _copied(items: list[Any], memory: Memory, made: dict[int, Any], is_tied: boo
 
     `made` has the copies of what more than one place refers to, and with `is_tied` of all.
     """
-    groups = by_kind(items)
+    if numbered := number_few(items):
+        return _spread(items, *numbered, memory, made, is_tied)
+    groups = by_kind(items.__iter__)
     copies: dict[type, list[Any]] = {}
     for kind, alike in groups.items():
         if items_of(kind) is None or kind is frozenset:
             continue
-        every = alike
+        every, new = alike, []
         is_held = is_tied or max(map(sys.getrefcount, alike)) > SOLE_PART + 1
+        if is_held and (numbered := number_few(alike)):
+            copies[kind] = _spread(alike, *numbered, memory, made, is_tied)
+            continue
         if is_held:
-            once, numbers = each_once(alike)
+            once = dict(zip(map(id, alike), alike, strict=True))
             alike = [part for key, part in once.items() if key not in made]
         if kind in LEAVES:
             new = list(map(kind.copy, alike))  # type: ignore[attr-defined]
         elif is_memory(kind):
             new = [_copy_array(part, memory, made) for part in alike]
         else:
-            new = []
             if is_held and not is_fixed(kind):  # it may contain itself
                 new = list(map(_EMPTY[kind], alike))
                 made.update(zip(map(id, alike), new, strict=True))
-            inner = all_items(kind, alike)
+            inner = list(items_in(kind, alike)())
             within = _copied(inner, memory, made, is_tied or (is_held and is_fixed(kind)))
-            if within is inner and not new:
-                new = alike if is_fixed(kind) else list(map(kind.copy, alike))  # type: ignore[attr-defined]
-            else:
+            if within is not inner or new:
                 new = _filled(kind, alike, within, new)
+            else:
+                new = alike if is_fixed(kind) else list(map(kind.copy, alike))  # type: ignore[attr-defined]
             if kind in ATTRIBUTED:
                 for old, one in zip(alike, new, strict=True):
                     if vars(old):
@@ -166,22 +204,33 @@ def _copied(items: list[Any], memory: Memory, made: dict[int, Any], is_tied: boo
         if is_held:
             for part, one in zip(alike, new, strict=True):
                 made.setdefault(id(part), one)
-            if numbers is None:
-                new = [made[id(part)] for part in every]
-            else:
-                objects = np.fromiter(map(made.__getitem__, once), object, len(once))
-                new = objects[numbers].tolist()
+            new = list(map(made.__getitem__, map(id, every)))
         if new is not every:
             copies[kind] = new
     if not copies:
         return items
-    if len(groups) == 1 and len(new) == len(items):
-        return new
+    if len(groups) == 1:
+        return next(iter(copies.values()))
     take = {kind: iter(copied).__next__ for kind, copied in copies.items()}
     return [take[kind]() if (kind := type(item)) in take else item for item in items]
 
 
-def _filled(kind: type, olds: list[Any], items: list[Any], new: list[Any]) -> list[Any]:
+def _spread(
+    items: list[Any],
+    objects: list[Any],
+    numbers: np.ndarray,
+    memory: Memory,
+    made: dict[int, Any],
+    is_tied: bool,
+) -> list[Any]:
+    """Copy a few objects that `items` are again and again."""
+    new = _copied(objects, memory, made, is_tied)
+    if new is objects:
+        return items
+    return new * len(items) if len(new) == 1 else np.fromiter(new, object)[numbers].tolist()
+
+
+def _filled(kind: type, olds: list[Any], items: Iterable[Any], new: list[Any]) -> list[Any]:
     """Put the copied items of containers of one kind into `new` ones."""
     parts = map(islice, repeat(iter(items)), map(len, olds))
     if kind is tuple:

@@ -214,7 +214,7 @@ class _Keeper:
         self.nbytes -= sum(part.nbytes for part in memory)
         del memory
         is_sole = references - contents.ties.get(id(value), 0) <= SOLE_ITEM
-        self._shared = contents.shared(self._held) if is_sole else set(map(id, contents.parts))
+        self._shared = contents.shared(self._held) if is_sole else set(map(id, contents.memory()))
         del contents
         return copy_containers(value, self._memory)
 
@@ -223,7 +223,11 @@ class _Keeper:
         if known.form is Form.TREE and (packed := pack(value, known)):
             self._spend(sys.getsizeof(packed.data) + sys.getsizeof(packed.keys))
             return packed
-        parts = survey(value).parts if known.form is Form.PLAIN else []
+        parts: Iterable[Any] = ()
+        if known.row is not None:
+            parts = items_of(type(value))(value)  # type: ignore[misc]  # it is a container
+        elif known.form is Form.PLAIN:
+            parts = survey(value).parts
         self._spend(sum(map(sys.getsizeof, (value, *parts))))
         del parts
         return copy_containers(value, self._memory, known)

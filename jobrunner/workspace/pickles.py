@@ -15,7 +15,8 @@ import cloudpickle
 import numpy as np
 
 from jobrunner.compile import gc_paused
-from jobrunner.workspace.contents import IMMUTABLE, items_of, small_parts, survey
+from jobrunner.workspace.contents import IMMUTABLE, items_of, survey
+from jobrunner.workspace.copies import small_parts
 
 _PAUSED_BYTES = 100_000
 """Shorter pickles make few objects."""

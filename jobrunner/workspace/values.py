@@ -23,9 +23,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.workspace.contents import (
-    FEW,
     IMMUTABLE,
-    SMALL,
     Contents,
     Form,
     Known,
@@ -33,10 +31,16 @@ from jobrunner.workspace.contents import (
     is_plain,
     is_tensor,
     items_of,
-    small_parts,
     survey,
 )
-from jobrunner.workspace.copies import copy_containers, copy_small, copy_tensor
+from jobrunner.workspace.copies import (
+    FEW,
+    SMALL,
+    copy_containers,
+    copy_small,
+    copy_tensor,
+    small_parts,
+)
 from jobrunner.workspace.memory_limit import copied
 from jobrunner.workspace.pickles import Snapshot, snapshot
 
@@ -175,7 +179,7 @@ def settle(
         return known
     if isinstance(value, np.ndarray):
         is_sole = _is_own(value, is_sole, spans, must_write)
-    shared = contents.shared() if is_sole else set(map(id, contents.parts))
+    shared = contents.shared() if is_sole else set(map(id, contents.memory()))
     foreign = _find_foreign(contents, shared, spans, must_write)
     del contents  # each part would seem to be in two places
     if not is_sole or shared or foreign or _is_borrowed(value):

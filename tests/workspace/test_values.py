@@ -3,6 +3,7 @@
 import collections
 import copy
 import datetime
+import enum
 import sys
 import threading
 import types
@@ -327,13 +328,13 @@ def is_shared(one, other):
     )
 
 
-@pytest.mark.parametrize("many", [contents.MANY, 1])
+@pytest.mark.parametrize("many", [contents.MANY, 17])
 @given(value=values())
 @settings(max_examples=examples(everyday=60))
 def test_copies_keep_types_and_ties_and_share_nothing_that_can_change(many, value):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contents, "MANY", many)  # as if there were so many parts
-        check_copies(value if many > 1 else [value, [value] * 40])
+        check_copies(value if many > 17 else [value, [value] * 40])
 
 
 def check_copies(value):
@@ -344,9 +345,52 @@ def check_copies(value):
     assert portrait(adopted, {}) == was
     assert not is_shared(adopted, value)
     assert portrait(view(freeze(value, copy=True)), {}) == was
-    again = adopt([adopt([view(adopted)], [seen])], ())
+    box = [adopted]
+    del adopted
+    known = settle(box, 0, tuple)
+    assert portrait(view(box[0], known), {}) == was
+    again = adopt([adopt([view(box[0])], [seen])], ())
     assert portrait(again, {}) == was
     assert not is_shared(again, seen)
+
+
+class Phase(enum.Enum):
+    COLD = 1
+    HOT = 2
+
+
+@pytest.mark.parametrize(
+    ("value", "row"),
+    [
+        ([[i, Phase.HOT] for i in range(40)], list),
+        (collections.deque(({i} for i in range(40)), 50), set),
+        (collections.defaultdict(list, {i: {"at": (i, None)} for i in range(40)}), dict),
+        (tuple(collections.deque([i], 3) for i in range(40)), collections.deque),
+        (collections.OrderedDict((i, bytearray(i)) for i in range(40)), bytearray),
+        ([[], [[]]], None),
+        ([[1], 2], None),
+        ([[1], np.zeros(2)], None),
+        ([[1], (2, [3])], None),
+        ([[1], ([2],), 3], None),
+        ([((1, 2), (3,)), ((4,), 5)], None),
+        ([[[1]] * 2] * 20, None),
+        ([Phase.COLD, Phase.HOT] * 20, None),
+    ],
+)
+def test_rows_are_copied_by_their_own_copy_and_others_as_they_need(value, row):
+    box = [copy.deepcopy(value)]
+    was = portrait(value, {})
+    known = settle(box, 0, tuple)
+    assert known.row is row
+    frozen = freeze(box[0], copy=True, known=known)
+    assert portrait(frozen, {}) == portrait(box[0], {}) == was
+    assert not is_shared(frozen, box[0])
+
+
+def test_members_of_an_enumeration_are_immutable():
+    box = [[Phase.COLD, Phase.HOT] * 20]
+    assert settle(box, 0, tuple).form is contents.Form.FLAT
+    assert type(freeze(box[0], copy=True)) is list
 
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: type(leaf).__name__)
