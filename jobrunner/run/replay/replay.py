@@ -13,6 +13,7 @@ from jobrunner.checkpoint import REGISTERED_CODECS, Codec, Loader, whole_epochs
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan, changes, describe
 from jobrunner.define import Job
+from jobrunner.positions import plain
 from jobrunner.run.decisions import each_step
 from jobrunner.run.load import Loaded, finish_load, load, rebuild, steps_done
 from jobrunner.run.matching import Adaptation, match
@@ -112,7 +113,7 @@ class ReplayReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return {"is_equal": self.is_equal, **asdict(self)}
+        return {"is_equal": self.is_equal, **plain(asdict(self))}
 
     def __str__(self) -> str:
         began = "the init group" if self.from_epoch is None else f"epoch {self.from_epoch}"

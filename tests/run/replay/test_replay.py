@@ -107,6 +107,9 @@ def test_an_epoch_saved_in_mid_epoch_is_run_up_to_that_step(inproc_session, tmp_
         base = Position(*base) if isinstance(base, tuple) else base
         report = runner.replay(inproc_session, epoch)
         assert (report.step, report.from_epoch, report.is_equal) == (step, base, True)
+        found = json.loads(json.dumps(report.to_dict()))
+        expected = [it if type(it) is int else str(it) for it in (epoch, base)]
+        assert [found["epoch"], found["from_epoch"]] == expected
 
 
 def unseeded(x):
