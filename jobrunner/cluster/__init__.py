@@ -1,4 +1,5 @@
 """The client's side of Dask: sessions, placement, messages to workers."""
 
 from jobrunner.cluster.binding import Binding
+from jobrunner.cluster.connection import run_in_thread
 from jobrunner.cluster.session import Session

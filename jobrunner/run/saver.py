@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from jobrunner.checkpoint import (
     read_metadata,
     read_receipts,
 )
-from jobrunner.cluster import Binding
+from jobrunner.cluster import Binding, run_in_thread
 from jobrunner.compile import Plan, describe, find_classes
 from jobrunner.config import get_number
 from jobrunner.define import Job
@@ -49,20 +50,7 @@ class _Save:
     order: Save = field(init=False)  # what the workers do
     nodes: dict[str, NodeSave] = field(default_factory=dict)
     error: BaseException | None = None
-    thread: threading.Thread = field(init=False)  # of a save in the background
-
-    def start(self, write: Callable[[], None]) -> None:
-        """Write in a thread of its own."""
-
-        def work() -> None:
-            try:
-                write()
-            except BaseException as error:
-                self.error = error
-            self.seconds = time.monotonic() - self.started
-
-        self.thread = threading.Thread(target=work, name="jobrunner-save", daemon=True)
-        self.thread.start()
+    writing: Future[None] = field(init=False)  # of a save in the background
 
 
 class _Failures:
@@ -200,7 +188,7 @@ class Saver:
         `has_ended`: it was the last. Also reports a save in the background that has ended.
         """
         save = self._in_flight
-        if save is not None and not save.thread.is_alive():
+        if save is not None and save.writing.done():
             self.wait()
         width, is_saving = self._plan.steps_per_epoch, self._in_flight is not None
         position, ended = (epoch, step, width), has_ended and width is None
@@ -228,7 +216,8 @@ class Saver:
                 self._copy(save, budget_bytes=self._manager.budget_bytes)
                 save.stall_seconds = time.monotonic() - save.started
                 self._pace.continue_run(time.monotonic())
-                save.start(partial(self._write, save, is_copied=True))
+                write = partial(self._write, save, is_copied=True)
+                save.writing = run_in_thread(write, "jobrunner-save")
                 self._in_flight = save
                 return
             self._write(save)
@@ -293,7 +282,7 @@ class Saver:
         save = self._in_flight
         if save is not None:
             started = time.monotonic()
-            save.thread.join()
+            save.error = save.writing.exception()
             save.stall_seconds += time.monotonic() - started
             self._in_flight = None
             self._report(save)
@@ -356,13 +345,17 @@ class Saver:
     def _write(self, save: _Save, **options: Any) -> None:
         """Let the workers write, and record the epoch. Runs in any thread."""
         order = save.order
-        with self._abandons(order):
-            write = partial(order.write, **options)
-            replies = self._apply(write, f"the save of epoch {save.epoch}", "save")
-            receipts = read_receipts(replies, order, self._binding.placement)
-            placement = dict(self._binding.placement)
-            self._manager.commits.commit(order, receipts, {**save.details, "placement": placement})
-            self._binding.recorded = order.memory_key
+        try:
+            with self._abandons(order):
+                write = partial(order.write, **options)
+                replies = self._apply(write, f"the save of epoch {save.epoch}", "save")
+                receipts = read_receipts(replies, order, self._binding.placement)
+                placement = dict(self._binding.placement)
+                details = {**save.details, "placement": placement}
+                self._manager.commits.commit(order, receipts, details)
+                self._binding.recorded = order.memory_key
+        finally:
+            save.seconds = time.monotonic() - save.started
         save.nodes = {
             node: NodeSave(receipt.seconds, receipt.nbytes - receipt.linked_bytes)
             for node, receipt in receipts.items()
