@@ -283,6 +283,11 @@ def writing(path: str, what: str) -> Iterator[None]:
             raise
         # The log cannot be read now, so it cannot be written either.
         raise CheckpointWriteError(str(error)) from error
+    except (NotADirectoryError, FileExistsError) as error:
+        raise CheckpointWriteError(
+            f"{path} cannot be a checkpoint directory: it is a file, or in a file. Name another "
+            f"directory."
+        ) from error
     except OSError as error:
         raise CheckpointWriteError(
             f"{path}: {what}: {type(error).__name__}: {error}. Earlier epochs are still "

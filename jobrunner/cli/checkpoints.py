@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -223,8 +224,12 @@ def _split_checkpoint(text: str) -> tuple[str, str]:
 def _open_checkpoint(
     text: str, directory: str, epoch: str, allow_pickle: bool
 ) -> Iterator[Checkpoint]:
-    if not directory:
-        raise DefinitionError(f"{text!r} names no directory: expected DIR or DIR@EPOCH.")
+    is_number = directory == text and read_number(text) is not None
+    if not directory or (is_number and not os.path.isdir(text)):
+        raise DefinitionError(
+            f"{text!r} names no directory: expected DIR or DIR@EPOCH, or, as B, @EPOCH in the "
+            f"directory of A."
+        )
     manager = open_directory(directory, allow_pickle=allow_pickle)
     number = read_epoch(epoch, manager)
     with manager.recorded.reading(number):

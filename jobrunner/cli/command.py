@@ -117,7 +117,8 @@ def _wrong_usage(ctx: click.Context) -> Iterator[None]:
     try:
         yield
     except click.UsageError as error:
-        error.message = printable(error.message, kept="")  # type: ignore[misc]  # click reads it
+        if not isinstance(error, click.exceptions.NoArgsIsHelpError):  # whose message is the help
+            error.message = printable(error.message, kept="")  # type: ignore[misc]  # click reads it
         if ctx.meta[_AS_JSON]:
             failure = _failure("UsageError", error.format_message(), "", error.exit_code)
             _print(json.dumps(failure.data, indent=2))

@@ -81,9 +81,14 @@ class Progress:
         self.total_epochs = total_epochs
         self._display.say(str(plan))
 
+    def on_load(self, epoch: int, step: int, seconds: float) -> None:
+        """Note where the run continues."""
+        self.epoch = epoch
+
     def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, object]) -> None:
         """Note that an epoch has ended."""
-        self.epoch_seconds = _mean(self.epoch_seconds, seconds) if self.epoch else seconds
+        mean = self.epoch_seconds
+        self.epoch_seconds = _mean(mean, seconds) if mean else seconds
         self.epoch = epoch
         self.metrics = metrics
         self._is_drawn = False
@@ -116,7 +121,7 @@ class Progress:
         run = self.under_way()
         if run is not None and run.seconds >= LONG_SECONDS:
             parts.append(_describe_run(run))
-        if self.epoch:
+        if self.epoch_seconds:
             pace = f"{format_seconds(self.epoch_seconds)} each"
             if self.saved is not None:
                 pace += f" + {format_seconds(self.save_seconds)} a save"

@@ -214,8 +214,7 @@ def _find_only(module: ModuleType, source: str) -> Job | Callable[..., Any]:
     if len(found) == 1:
         return next(iter(found.values()))
     raise DefinitionError(
-        f"{source} defines {len(found) or 'no'} jobs; expected one.{_offer(module, source)} Or name "
-        f"a function without arguments that returns a Job: {source}:function."
+        f"{source} defines {len(found) or 'no'} jobs; expected one.{_offer(module, source)}"
     )
 
 
@@ -231,5 +230,8 @@ def _jobs_of(module: ModuleType) -> dict[str, Job | Callable[..., Any]]:
 def _offer(module: ModuleType, source: str) -> str:
     names = sorted(_jobs_of(module))
     if not names:
-        return f" No variable of {source} is a Job."
+        return (
+            f" No variable of {source} is a Job, and no function has the decorator @job. If a "
+            f"function returns the job, name it: {source}:FUNCTION."
+        )
     return f" Name one of its jobs: {', '.join(f'{source}:{name}' for name in names)}."

@@ -46,8 +46,8 @@ def place(
     """
     if not workers:
         raise PlacementError(
-            f"Cannot place {len(nodes)} nodes: the cluster has no workers. Start some, or wait "
-            f"longer for them."
+            f"The cluster has no workers; {len(nodes)} node(s) need some. Start some, or wait longer "
+            f"for them."
         )
     table = {worker.address: worker for worker in workers}
     free = {worker.address: dict(worker.resources) for worker in workers}

@@ -112,10 +112,10 @@ def load_newest(
         except CheckpointCorruptError as error:
             if named is not None:
                 raise
-            damaged[epoch] = str(error)
+            damaged[epoch] = str(error).removesuffix(DAMAGE_ADVICE).rstrip()
             warn(
                 f"Epoch {epoch} of {manager.path} is damaged{aside}; trying an earlier one: "
-                f"{str(error).removesuffix(DAMAGE_ADVICE).rstrip()}"
+                f"{damaged[epoch]}"
             )
     warn(f"No recorded epoch of {manager.path} is whole; starting afresh.")
     return None

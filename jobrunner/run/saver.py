@@ -63,7 +63,8 @@ class _Failures:
 
     def add(self, epoch: int | None, error: BaseException, then: str = "") -> None:
         """Add a failure; `epoch` None: the directory could not be locked."""
-        kind = _NUMBERS.sub("#", str(error))
+        # The nodes that fail first, and their files, may differ from epoch to epoch.
+        kind = _NUMBERS.sub("#", str(error).rpartition(": ")[2])
         if kind == self._kind:
             self._epochs += [] if epoch is None else [epoch]
             return
@@ -135,8 +136,11 @@ class Saver:
             self._check_shared()
         except CheckpointWriteError as error:
             if is_refused:
+                what = str(error)
+                if is_empty:
+                    what = what.replace(" Earlier epochs are still recorded.", "")
                 raise CheckpointWriteError(
-                    f"Run refused: the checkpoint directory is not writable: {error}"
+                    f"Run refused: the checkpoint directory is not writable: {what}"
                 ) from error
             if self._on_save_error == "raise" or not is_empty:
                 raise

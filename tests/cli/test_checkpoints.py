@@ -40,6 +40,8 @@ def test_diff_of_equal_checkpoints_exits_with_0_deep_or_not(runs: Path, tmp_path
         result = invoke("diff", f"{runs}@2", tmp_path / "copy", *options)
         assert (result.exit_code, result.stdout) == (0, "4 blobs are equal, 0 differ.\n")
     assert invoke("diff", "@1", f"{runs}@2").exit_code == 2
+    bare = invoke("diff", f"{runs}@2", "1")
+    assert (bare.exit_code, "@EPOCH in the directory of A" in bare.stderr) == (2, True)
     assert invoke("diff", f"{runs}@9", f"{runs}@2").exit_code == 6
 
 

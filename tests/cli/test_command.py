@@ -62,6 +62,15 @@ def runs(tmp_path: Path) -> Path:
     return directory
 
 
+def test_without_a_command_the_help_is_shown_as_it_is_written() -> None:
+    result = _invoke()
+    assert result.exit_code == 2
+    lines = result.stderr.splitlines()
+    assert lines[0] == "Usage: jobrunner [OPTIONS] COMMAND [ARGS]..."
+    assert "Exit codes:" in result.stderr
+    assert "\\n" not in result.stderr
+
+
 # --- ls
 
 

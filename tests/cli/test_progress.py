@@ -110,6 +110,13 @@ def test_a_line_has_epoch_pace_metrics_and_the_last_save() -> None:
     )
 
 
+def test_a_resumed_run_shows_where_it_continues() -> None:
+    progress = Progress(_Recorder(), interval_seconds=1.0)
+    progress.on_start(ResumePlan(2, "it was asked for"), 10)
+    progress.on_load(2, 0, 0.5)
+    assert progress.describe() == "epoch 2/10"
+
+
 def _running(seconds: float, *, group: str = "epoch") -> UnderWay:
     tasks = tuple(f"node:{i}/step" for i in range(5))
     return UnderWay(group, 0 if group == "init" else 5, seconds, tasks)

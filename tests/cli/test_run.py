@@ -361,6 +361,10 @@ def test_a_directory_that_is_not_writable_is_refused_or_sets_the_exit_code(
     assert refused.stderr.startswith(
         "Error: Run refused: the checkpoint directory is not writable: "
     )
+    assert (
+        f"{script.parent / 'runs'} cannot be a checkpoint directory: it is a file" in refused.stderr
+    )
+    assert "recorded" not in refused.stderr
     tried = _run(process_cluster, script, "--on-save-error", "warn")
     assert tried.exit_code == 12
     assert "done at epoch 4" in tried.stdout

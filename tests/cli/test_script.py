@@ -73,7 +73,7 @@ def test_a_name_is_a_variable_or_a_function(tmp_path: Path) -> None:
     ("text", "name", "message"),
     [
         ("a = Job('a')\nb = Job('b')\n", "", r"defines 2 jobs.*script\.py:a, .*script\.py:b\."),
-        ("", "", r"defines no jobs; expected one.*script\.py:function"),
+        ("", "", r"defines no jobs; expected one.*@job\. .*script\.py:FUNCTION"),
         ("a = Job('a')\n", ":b", r"has no 'b'.*script\.py:a\."),
         ("", ":Callable", "has no 'Callable'"),
         ("of_c = max\n", ":of_c", r"is <built-in function max>; expected a Job"),

@@ -36,6 +36,7 @@ from jobrunner import (
     register_codec,
 )
 from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.run.saver import _Failures
 
 
 def count(n):
@@ -466,3 +467,18 @@ def test_storage_that_hangs_during_a_load_ends_the_run(inproc_client, tmp_path, 
         pytest.raises(ExecutionError, match=r"load group did not end within 1 s.*'b'"),
     ):
         JobRunner(two_nodes(3), manager).run(session)
+
+
+def test_saves_that_fail_for_one_reason_on_other_nodes_are_warned_of_once():
+    warnings = []
+    failures = _Failures(warnings.append)
+    for epoch in range(6):
+        which = ("a", "b")[epoch % 2]
+        failures.add(epoch, CheckpointWriteError(f"{which}.{epoch}: OSError: No space left."))
+    failures.add(6, CheckpointWriteError("a.6: OSError: Input/output error."))
+    failures.close()
+    assert warnings == [
+        "Epoch 0 was not saved: a.0: OSError: No space left.",
+        "5 epochs, 1 to 5, were not saved either, for the same reason.",
+        "Epoch 6 was not saved: a.6: OSError: Input/output error.",
+    ]

@@ -142,6 +142,8 @@ class _Merge:
             state = self._joined(state.states, made, where)
         try:
             made.load_state_dict(state)
+        except PlanMismatchError as error:  # of a reader, which says what to do
+            raise PlanMismatchError(f"{where}: {error}") from None
         except Exception as error:
             raise CheckpointError(
                 f"{where}: {'the saved state is whole, but ' if saved.cls else ''}load_state_dict of {name_class(made)} "

@@ -258,7 +258,8 @@ class Opener:
         except ForeignFileError:
             raise
         except OSError as error:
-            error.filename, error.filename2 = path, None
+            error.filename = path
+            del error.filename2  # None would be shown
             raise
 
     def stat(self, path: str) -> os.stat_result:

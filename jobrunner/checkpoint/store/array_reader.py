@@ -87,7 +87,7 @@ class VerifiedFiles:
                 f"{path} is missing: expected a file that the checkpoint lists, found: "
                 f"{error.strerror}. {ADVICE}",
                 path=path,
-            ) from error
+            ) from None
         except CheckpointError:
             raise
         except MemoryError as error:

@@ -138,6 +138,7 @@ def test_a_directory_is_made_with_those_inside_it(place: Place) -> None:
         with pytest.raises(FileExistsError) as caught:
             files.make_directory(f"{root}/a")
         assert caught.value.filename == f"{root}/a"
+        assert "None" not in str(caught.value)
 
 
 def test_no_link_is_followed(place: Place, tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def test_a_file_system_without_links_is_named(
     with pytest.raises(OSError, match="has no hard links") as error:
         files.create_whole(path, b"0", temporary)
     assert (error.value.filename, error.value.filename2) == (path, None)
+    assert str(error.value).endswith(f"{path!r}")
 
 
 def test_a_directory_whose_rights_cannot_be_set_leaves_no_descriptor(
