@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Parameter
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -69,19 +69,19 @@ def read_arguments(
 
 
 _signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
-"""Of functions that many tasks may call; to find one takes as long as the rest of a `Task`."""
+"""Of what many tasks may call; to find one takes as long as the rest of a `Task`, or longer."""
 
 
 def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
     """The signature of `fn`; None for a builtin without one."""
-    is_function = isinstance(fn, FunctionType)
-    if is_function and (known := _signatures.get(fn)) is not None:
+    is_kept = type(fn) in (FunctionType, BuiltinFunctionType, type)
+    if is_kept and (known := _signatures.get(fn)) is not None:
         return known
     try:
         found = inspect.signature(fn)
     except (TypeError, ValueError):
         return None
-    if is_function:
+    if is_kept:
         _signatures[fn] = found
     return found
 
