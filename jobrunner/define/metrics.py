@@ -32,10 +32,13 @@ _DTYPE = re.compile(r"[<|][biuf][1248]")
 
 
 def _is_number(value: object) -> bool:
-    try:
-        return isinstance(value, Real) and float(value) is not None
-    except OverflowError:
+    if not isinstance(value, Real):
         return False
+    try:
+        float(value)
+    except OverflowError:  # an int of hundreds of digits
+        return False
+    return True
 
 
 _VALUE = Rule("a number", _is_number)
