@@ -106,8 +106,8 @@ class Holder(
         return f"process {process.pid} on {process.host}, since {self.time}"
 
 
-Progression = Annotated[list[Value], Meta(min_length=5, max_length=6)]
-"""The first key, the key step, the count, the first value, the value step; the step of positions."""
+Progression = Annotated[tuple[Value, ...], Meta(min_length=5, max_length=6)]
+"""See `EpochMap`."""
 
 
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,10 +127,12 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         An entry records one epoch, a repair several: few entries cannot name very many.
         """
+        maps = []
         for name in ("recorded", "retries", "claims"):
-            for first, key_step, count, _, _, *step in getattr(self, name):
-                if first < 0 or min(key_step, count, *step) < 1:
-                    raise ValueError(f"`{name}`: a progression has no keys, or keys below 0")
+            try:
+                maps.append(EpochMap(getattr(self, name)))
+            except ValueError as error:
+                raise ValueError(f"`{name}`: {error}") from None
         total = sum(row[2] for row in self.recorded)
         for _, _, count, value, value_step, *_ in self.recorded:
             ends = (value, value + (count - 1) * value_step)
@@ -138,8 +140,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(
                     f"`recorded`: {total} epochs cannot be recorded by the entries before {number}"
                 )
-        recorded, retries, _ = map(EpochMap, (self.recorded, self.retries, self.claims))
-        if not recorded.has_keys_of(retries):
+        if not maps[0].has_keys_of(maps[1]):
             raise ValueError("`recorded` and `retries` are of different epochs")
         for row in self.pins:
             is_epoch = bool(row) and (type(row[0]) is int or is_position(row[0]))
@@ -147,6 +148,19 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError("`pins`: expected an epoch and its labels in each row")
         for chore in self.chores:
             epoch_from_json(chore[0])
+
+
+EPOCH_FIELDS = {"epoch", "epochs", "after", "only", "settled"}
+"""The fields of entries that contain epochs."""
+
+
+def _with_positions(value: Any) -> Any:
+    """What such a field contains, with positions instead of their texts."""
+    if isinstance(value, Claim):
+        return Claim(epoch_from_json(value.epoch), value.retry)
+    if isinstance(value, list):
+        return [_with_positions(it) for it in value]
+    return epoch_from_json(value)
 
 
 class LogEntry(
@@ -166,12 +180,9 @@ class LogEntry(
     settled: list[Claim] = []  # stores that are now deleted or hidden
 
     def __post_init__(self) -> None:
-        if self.settled:
-            self.settled = [
-                Claim(epoch_from_json(epoch), retry) if isinstance(epoch, str) else claim
-                for claim in self.settled
-                for epoch, retry in [claim]
-            ]
+        for name in self.__struct_fields__:
+            if name in EPOCH_FIELDS and (value := getattr(self, name)):
+                setattr(self, name, _with_positions(value))
 
     @property
     def kind(self) -> str:
@@ -192,26 +203,17 @@ class RunEntry(LogEntry, tag="run"):
         _check_nodes(self.nodes, "nodes")
 
 
-class EpochEntry(LogEntry):
-    """An entry about an epoch, or a position."""
-
-    epoch: EpochKey
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.epoch, str):
-            self.epoch = epoch_from_json(self.epoch)
-
-
-class BeginEntry(EpochEntry, tag="begin"):
+class BeginEntry(LogEntry, tag="begin"):
     """An attempt to save an epoch claimed the names of its stores."""
 
+    epoch: EpochKey
     retry: Natural
 
 
-class CommitEntry(EpochEntry, tag="commit"):
+class CommitEntry(LogEntry, tag="commit"):
     """The epoch exists, with these stores."""
 
+    epoch: EpochKey
     retry: Natural
     run_number: Natural | None
     stores: dict[str, StoreRecord]
@@ -231,10 +233,6 @@ class RewindEntry(LogEntry, tag="rewind"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.after, str):
-            self.after = epoch_from_json(self.after)
-        if isinstance(self.only, str):
-            self.only = epoch_from_json(self.only)
         if (self.after is UNSET) == (self.only is UNSET):
             raise ValueError("A rewind has either `after` or `only`")
 
@@ -249,11 +247,6 @@ class RetireEntry(LogEntry, tag="retire"):
 
     epochs: list[EpochKey]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if any(isinstance(epoch, str) for epoch in self.epochs):
-            self.epochs = [epoch_from_json(epoch) for epoch in self.epochs]
-
 
 class DoneEntry(LogEntry, tag="done"):
     """The job ended after this epoch, exit group included."""
@@ -265,15 +258,17 @@ class EndEntry(LogEntry, tag="end"):
     """The run released the directory; another may take it at once."""
 
 
-class PinEntry(EpochEntry, tag="pin"):
+class PinEntry(LogEntry, tag="pin"):
     """A label protects an epoch from the retention policy."""
 
+    epoch: EpochKey
     label: Text
 
 
-class UnpinEntry(EpochEntry, tag="unpin"):
+class UnpinEntry(LogEntry, tag="unpin"):
     """One label of an epoch was removed, or all (None)."""
 
+    epoch: EpochKey
     label: str | None
 
 

@@ -5,162 +5,145 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from itertools import islice, pairwise
-from operator import eq
 from typing import overload
 
 from jobrunner.positions import Position
 
+Run = tuple[int, ...]
+"""A progression: first key, key step, count, first value, value step; the step of positions."""
+
 
 class EpochMap(MutableMapping[int, int]):
-    """Epoch -> number, stored as arithmetic progressions (key, key step, count, value, value step).
+    """Epoch -> number, stored as arithmetic progressions.
 
     A hundred thousand epochs saved one after another take as much space as two, in memory and in
-    the log. So do positions of the same step: their progressions end with that step. Not
-    thread-safe.
+    the log; so do positions of the same step. Not thread-safe.
     """
 
     def __init__(self, runs: Iterable[Sequence[int]] = ()) -> None:
-        self._runs: list[list[int]] = []
-        self._partial: dict[int, EpochMap] = {}  # by step
-        by_step: dict[int, list[Sequence[int]]] = {}
-        for each in runs:
-            if len(each) > 5:
-                by_step.setdefault(each[5], []).append(each[:5])
-            else:
-                self._runs.append(list(each))
-        for step, its in by_step.items():
-            self._partial[step] = EpochMap(its)
-        self._length = sum(run[2] for run in self._runs)
+        self._runs: list[Run] = [*map(tuple, runs)]  # by step, then by epoch
+        self._length = 0
+        for run in self._runs:
+            if run[0] < 0 or min(run[1], run[2], *run[5:]) < 1:
+                raise ValueError(f"the progression {[*run]} has no keys, or keys below 0")
+            self._length += run[2]
         for run, after in pairwise(self._runs):
-            if _last(run) >= after[0]:
-                raise ValueError(f"the progressions {run} and {after} overlap")
+            if run[5:] > after[5:] or (run[5:] == after[5:] and _last(run) >= after[0]):
+                raise ValueError(f"the progressions {[*run]} and {[*after]} overlap")
+        self._newest: int | None = None  # the last key, once it was looked for
 
-    def runs(self) -> list[list[int]]:
+    def copy(self) -> EpochMap:
+        """A map that changes independently."""
+        found = EpochMap()
+        found._runs, found._length = list(self._runs), self._length
+        found._newest = self._newest
+        return found
+
+    def runs(self) -> list[Run]:
         """The progressions, in order and without overlap; those of positions after all others."""
-        partial = [
-            [*run, step] for step, its in sorted(self._partial.items()) for run in its.runs()
-        ]
-        return [*(list(run) for run in self._runs), *partial]
+        return list(self._runs)
 
     @property
     def has_positions(self) -> bool:
         """Whether a key is a position in the middle of an epoch."""
-        return bool(self._partial)
+        return bool(self._runs) and len(self._runs[-1]) > 5
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, EpochMap) and self.runs() == other.runs():
-            return True  # the usual case, at any length
-        return super().__eq__(other)  # one map may have several forms
+        return isinstance(other, EpochMap) and self.has_keys_of(other, with_values=True)
 
-    def has_keys_of(self, other: EpochMap) -> bool:
-        """Whether both have the same keys."""
-        plain = not (self._partial or other._partial)
-        if plain and [run[:3] for run in self._runs] == [run[:3] for run in other._runs]:
-            return True  # the usual case, at any length
-        return len(self) == len(other) and all(map(eq, self, other))
+    def has_keys_of(self, other: EpochMap, *, with_values: bool = False) -> bool:
+        """Whether both have the same keys, in whatever progressions."""
+        if self._length != other._length:
+            return False
+        ours, theirs = self._runs[::-1], other._runs[::-1]
+        while ours:
+            one, two = ours.pop(), theirs.pop()
+            count = min(one[2], two[2])
+            compared = [0, 1, 3, 4] if with_values else [0, 1]
+            if count == 1:  # its steps mean nothing
+                compared = compared[::2]
+            if one[5:] != two[5:] or any(one[at] != two[at] for at in compared):
+                return False
+            for run, left in ((one, ours), (two, theirs)):
+                if run[2] > count:
+                    left.append(_cut(run, count, run[2]))
+        return True
 
     def keys_in_order(self) -> Sequence[int]:
         """The keys as a sequence; not copied if all are epochs."""
-        return list(self) if self._partial else EpochSequence(self._runs, self._length)
+        return list(self) if self.has_positions else EpochSequence(self._runs, self._length)
 
     @property
     def last(self) -> int:
         """The last key; raises ValueError if there is none."""
-        lasts = [(_last(its._runs[-1]), step) for step, its in self._partial.items()]
-        epoch, step = max([*lasts, *((_last(run), 0) for run in self._runs[-1:])])
-        return Position(epoch, step) if step else epoch
+        if self._newest is None:
+            self._newest = _key(*max((_last(run), run[5:]) for run in self._runs))
+        return self._newest
 
     def __getitem__(self, key: int) -> int:
-        if isinstance(key, Position):
-            step = key.step
-            try:
-                return self._partial[step][int(key)]
-            except KeyError:
-                raise KeyError(key) from None
-        place = self._place(key)
-        if place >= 0:
-            first, step, count, value, value_step = self._runs[place]
-            at, off = divmod(key - first, step)
-            if not off and at < count:
-                return value + at * value_step
-        raise KeyError(key)
+        place, at = self._find(key)
+        if at is None:
+            raise KeyError(key)
+        run = self._runs[place]
+        return run[3] + at * run[4]
 
     def __setitem__(self, key: int, value: int) -> None:
-        if isinstance(key, Position):
-            step = key.step
-            self._partial.setdefault(step, EpochMap())[int(key)] = value
-            return
         if self.get(key) == value:
             return
         self.pop(key, None)
-        place = self._place(key)
-        if place >= 0:
-            run = self._runs[place]
-            if key < _last(run):
-                self._split(place, key, key)
-            elif self._extend(run, key, value):
-                self._length += 1
-                return
-        self._runs.insert(place + 1, [key, 1, 1, value, 0])
+        place, _ = self._find(key)
+        epoch, step = int(key), _step(key)
         self._length += 1
+        if self._newest is not None and key > self._newest:
+            self._newest = key
+        if place >= 0 and (run := self._runs[place])[5:] == step:
+            first, key_step, count, start, value_step = run[:5]
+            if epoch < _last(run):
+                after = (epoch - first) // key_step + 1
+                self._runs[place : place + 1] = [_cut(run, 0, after), _cut(run, after, count)]
+            else:
+                if count == 1:
+                    key_step, value_step = epoch - first, value - start
+                if (epoch, value) == (first + count * key_step, start + count * value_step):
+                    self._runs[place] = (first, key_step, count + 1, start, value_step, *step)
+                    return
+        self._runs.insert(place + 1, (epoch, 1, 1, value, 0, *step))
 
     def __delitem__(self, key: int) -> None:
-        self[key]  # raises KeyError
-        if isinstance(key, Position):
-            step = key.step
-            its = self._partial[step]
-            del its[int(key)]
-            if not its:
-                del self._partial[step]
-            return
-        self._split(self._place(key), key - 1, key)
+        place, at = self._find(key)
+        if at is None:
+            raise KeyError(key)
+        run = self._runs[place]
+        parts = (_cut(run, 0, at), _cut(run, at + 1, run[2]))
+        self._runs[place : place + 1] = [part for part in parts if part[2]]
         self._length -= 1
+        if key == self._newest:
+            self._newest = None
 
     def __iter__(self) -> Iterator[int]:
-        if not self._partial:
-            return self._epochs()
-        keys = [(epoch, 0) for epoch in self._epochs()]
-        keys += [(epoch, step) for step, its in self._partial.items() for epoch in its]
-        keys.sort()
-        return (Position(epoch, step) if step else epoch for epoch, step in keys)
+        if not self.has_positions:
+            return iter(self.keys_in_order())
+        keys = [(epoch, run[5:]) for run in self._runs for epoch in _epochs(run)]
+        return (_key(*key) for key in sorted(keys))
 
     def __len__(self) -> int:
-        return self._length + sum(map(len, self._partial.values()))
+        return self._length
 
-    def _epochs(self) -> Iterator[int]:
-        for first, step, count, _, _ in self._runs:
-            yield from range(first, first + count * step, step)
-
-    def _place(self, key: int) -> int:
-        """Index of the last run that begins at or before `key`; -1 if none does."""
-        return bisect_right(self._runs, key, key=lambda run: run[0]) - 1
-
-    def _split(self, place: int, last: int, after: int) -> None:
-        """Split a run: keys up to `last`, and keys after `after`."""
-        first, step, count, value, value_step = self._runs[place]
-        left, skipped = ((key - first) // step + 1 for key in (last, after))
-        start = first + skipped * step
-        parts = [
-            [first, step, left, value, value_step],
-            [start, step, count - skipped, value + skipped * value_step, value_step],
-        ]
-        self._runs[place : place + 1] = [part for part in parts if part[2]]
-
-    @staticmethod
-    def _extend(run: list[int], key: int, value: int) -> bool:
-        first, step, count, start, value_step = run
-        if count == 1:
-            run[1], run[4] = key - first, value - start
-        elif (key, value) != (first + count * step, start + count * value_step):
-            return False
-        run[2] += 1
-        return True
+    def _find(self, key: int) -> tuple[int, int | None]:
+        """The place of the last run that begins at or before `key`, and that of `key` in it."""
+        epoch, step = int(key), _step(key)
+        place = bisect_right(self._runs, (step, epoch), key=lambda run: (run[5:], run[0])) - 1
+        if place >= 0 and (run := self._runs[place])[5:] == step:
+            at, off = divmod(epoch - run[0], run[1])
+            if not off and at < run[2]:
+                return place, at
+        return place, None
 
 
 class EpochSequence(Sequence[int]):
     """The keys of an `EpochMap` in order; indexing costs the same at any length."""
 
-    def __init__(self, runs: Sequence[Sequence[int]], length: int) -> None:
+    def __init__(self, runs: Sequence[Run], length: int) -> None:
         self._runs = runs
         self._length = length
 
@@ -184,11 +167,35 @@ class EpochSequence(Sequence[int]):
         return self._from(0)
 
     def _from(self, place: int) -> Iterator[int]:
-        for first, step, count, *_ in self._runs:
-            if place < count:
-                yield from range(first + place * step, first + count * step, step)
-            place = max(0, place - count)
+        for run in self._runs:
+            yield from _epochs(run)[place:]
+            place = max(0, place - run[2])
 
 
-def _last(run: Sequence[int]) -> int:
+def _epochs(run: Run) -> range:
+    return range(run[0], run[0] + run[2] * run[1], run[1])
+
+
+def _last(run: Run) -> int:
     return run[0] + (run[2] - 1) * run[1]
+
+
+def _cut(run: Run, start: int, stop: int) -> Run:
+    """The keys of a progression from place `start` until `stop`."""
+    first, key_step, _, value, value_step, *step = run
+    return (
+        first + start * key_step,
+        key_step,
+        stop - start,
+        value + start * value_step,
+        value_step,
+        *step,
+    )
+
+
+def _step(key: int) -> Run:
+    return (key.step,) if isinstance(key, Position) else ()
+
+
+def _key(epoch: int, step: Run) -> int:
+    return Position(epoch, *step) if step else epoch

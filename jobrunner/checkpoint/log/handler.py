@@ -219,8 +219,9 @@ class FileMetadataHandler:
     def last_epoch(self, user_epoch: int | None = None) -> int | None:
         """See `MetadataHandler`."""
         state = read_state(self)
-        epoch = state.latest if user_epoch is None else user_epoch
-        return epoch if epoch in state.recorded else None
+        if user_epoch is None:
+            return state.latest
+        return user_epoch if user_epoch in state.recorded else None
 
     def report(self, action: str, stats: Mapping[str, float]) -> None:
         """See `MetadataHandler`."""

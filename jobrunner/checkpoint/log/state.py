@@ -14,13 +14,13 @@ import msgspec
 
 from jobrunner.checkpoint.encoding import convert
 from jobrunner.checkpoint.log.entries import (
+    EPOCH_FIELDS,
     BeginEntry,
     Claim,
     CommitEntry,
     DoneEntry,
     EndEntry,
     Entry,
-    EpochEntry,
     GapEntry,
     Holder,
     LogEntry,
@@ -38,7 +38,7 @@ from jobrunner.checkpoint.log.entries import (
 from jobrunner.checkpoint.log.epoch_map import EpochMap
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.names import format_store_name
-from jobrunner.positions import Position, epoch_from_json, epoch_to_json
+from jobrunner.positions import Position, epoch_from_json, epoch_to_json, plain
 
 FORMAT = 2
 """Newest format of entries: 2 if they contain positions in the middle of an epoch, else 1. Readers
@@ -47,12 +47,7 @@ refuse later ones."""
 STATE_INTERVAL = 128
 """The entries whose number is a multiple of it (but not 0) are ``state`` entries."""
 
-_KINDS = {
-    str(kind.__struct_config__.tag): kind
-    for parent in (LogEntry, EpochEntry)
-    for kind in parent.__subclasses__()
-    if kind is not EpochEntry
-}
+_KINDS = {str(kind.__struct_config__.tag): kind for kind in LogEntry.__subclasses__()}
 _ANY_KIND: Any = reduce(or_, _KINDS.values())
 _HEAD = ("format", "number", "kind", "run", "id", "time")
 
@@ -60,20 +55,11 @@ _HEAD = ("format", "number", "kind", "run", "id", "time")
 def make_entry(number: int, kind: str, run: str, body: Mapping[str, Any]) -> LogEntry:
     """Make an entry to append, with a new ``id``."""
     now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
-    plain = {key: _to_json(value) if key in _EPOCHS else value for key, value in body.items()}
+    epochs = {key: plain(body[key]) for key in EPOCH_FIELDS if key in body}
     version = 2 if _has_position(body) else 1
     head = (version, number, kind, run, uuid.uuid4().hex, now)
-    return parse_entry({**dict(zip(_HEAD, head, strict=True)), **plain}, f"New entry {number}")
-
-
-_EPOCHS = ("epoch", "epochs", "after", "only", "settled")
-"""The fields of entries that contain epochs."""
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_to_json(it) for it in value]
-    return str(value) if isinstance(value, Position) else value
+    tree = {**dict(zip(_HEAD, head, strict=True)), **body, **epochs}
+    return parse_entry(tree, f"New entry {number}")
 
 
 def _has_position(body: Mapping[str, Any]) -> bool:
@@ -172,9 +158,9 @@ class State:
         """A copy of this state with `entry` applied."""
         state = replace(
             self,
-            recorded=EpochMap(self.recorded.runs()),
-            retries=EpochMap(self.retries.runs()),
-            claims=EpochMap(self.claims.runs()),
+            recorded=self.recorded.copy(),
+            retries=self.retries.copy(),
+            claims=self.claims.copy(),
             chores=dict(self.chores),
             pins=dict(self.pins),
         )
@@ -323,10 +309,11 @@ class State:
             "retries": self.retries.runs(),
             "claims": self.claims.runs(),
             "chores": [
-                [_to_json(epoch), retry, *chore] for (epoch, retry), chore in self.chores.items()
+                [epoch_to_json(epoch), retry, *chore]
+                for (epoch, retry), chore in self.chores.items()
             ],
             "done": self.done,
-            "pins": [[_to_json(epoch), *labels] for epoch, labels in self.pins.items()],
+            "pins": [[epoch_to_json(epoch), *labels] for epoch, labels in self.pins.items()],
         }
 
     @classmethod

@@ -59,7 +59,7 @@ def test_evenly_growing_epochs_take_the_space_of_one(step: int, by: int, count: 
     epochs = EpochMap()
     for i in range(count):
         epochs[i * step] = 10 + i * by
-    assert epochs.runs() == [[0, step, count, 10, by]]
+    assert epochs.runs() == [(0, step, count, 10, by)]
 
 
 def test_a_state_of_many_epochs_is_as_small_as_one_of_few() -> None:
