@@ -64,6 +64,7 @@ def parse(data: bytes | str, path: str, *, advice: str) -> Any:
         tree = msgspec.json.decode(data)
         if msgspec.json.encode(tree) == data:
             return tree
+    tree = None  # frees it
     try:
         return json.loads(
             data, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite

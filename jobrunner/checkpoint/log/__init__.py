@@ -28,7 +28,6 @@ from jobrunner.checkpoint.log.handler import (
     LOG_DIRECTORY,
     TEMPORARY_NAME,
     FileMetadataHandler,
-    MetadataHandler,
     each_entry,
     read_content,
     read_state,
@@ -42,6 +41,7 @@ from jobrunner.checkpoint.log.heartbeat import (
     own_process,
     read_process,
 )
+from jobrunner.checkpoint.log.protocol import MetadataHandler
 from jobrunner.checkpoint.log.run_lock import RunLock, refuse_if_alive
 from jobrunner.checkpoint.log.state import (
     RESTARTS,

@@ -6,10 +6,9 @@ requires a directory that no run holds.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping
-from functools import lru_cache
+from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -17,6 +16,7 @@ from msgspec import UNSET, Meta, UnsetType, structs
 
 from jobrunner.checkpoint.encoding import EpochKey, described
 from jobrunner.checkpoint.log.epoch_map import EpochMap
+from jobrunner.checkpoint.storage import DOCUMENT_BYTES
 from jobrunner.positions import epoch_from_json, is_position
 
 _MOST = 1 << 62  # no number of an honest log comes near it
@@ -42,6 +42,12 @@ def _check_nodes(names: Iterable[str], field: str) -> None:
     """Raise ValueError unless all can name nodes, and so stores."""
     if not _NODES.fullmatch("\n".join((*names, ""))):  # much faster than one by one
         raise ValueError(f"`{field}` contains a text that cannot name a node")
+
+
+def _check_count(field: str, count: int, most: int) -> None:
+    """Raise ValueError if so few entries cannot name so many epochs."""
+    if count > most:
+        raise ValueError(f"`{field}` has {count} items; the entries so far allow {most}")
 
 
 class Claim(NamedTuple):
@@ -127,6 +133,9 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         An entry records one epoch, a repair several: few entries cannot name very many.
         """
+        _check_count("claims", len(self.claims), number + MOST_REBUILT)
+        _check_count("chores", len(self.chores), number + MOST_REBUILT)
+        _check_count("pins", sum(map(len, self.pins)), 2 * number)
         maps = []
         for name in ("recorded", "retries", "claims"):
             try:
@@ -182,6 +191,8 @@ class LogEntry(
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             if name in EPOCH_FIELDS and (value := getattr(self, name)):
+                if isinstance(value, list):
+                    _check_count(name, len(value), self.number + MOST_REBUILT)
                 setattr(self, name, _with_positions(value))
 
     @property
@@ -282,7 +293,7 @@ class StateEntry(LogEntry, tag="state"):
         self.state.check(self.number)
 
 
-class RepairEntry(LogEntry, tag="repair"):
+class RepairEntry(LogEntry, tag="repair", dict=True):
     """What could be proven after entries were lost; reading restarts here."""
 
     state: Summary
@@ -293,6 +304,13 @@ class RepairEntry(LogEntry, tag="repair"):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.state.check(self.number)
+        _check_count("commits", len(self.commits), MOST_REBUILT)
+        _check_count("lost", len(self.lost), self.number)
+
+    @cached_property
+    def by_epoch(self) -> dict[int, RebuiltRecord]:
+        """The records by epoch."""
+        return {commit.epoch: commit for commit in reversed(self.commits)}
 
 
 class GapEntry(LogEntry, tag="gap"):
@@ -307,16 +325,17 @@ def holder_of(entry: RunEntry | RepairEntry) -> Holder:
 def commits_in(entry: LogEntry) -> list[CommitEntry]:
     """The records of epochs in an entry: a ``commit`` itself, or those that a ``repair`` rebuilt."""
     if isinstance(entry, RepairEntry):
-        head: dict[str, Any] = {"format": entry.format, "number": entry.number, "id": entry.id}
-        return [CommitEntry(**head, **structs.asdict(commit)) for commit in entry.commits]
+        return [commit_in(entry, epoch) for epoch in entry.by_epoch]
     return [entry] if isinstance(entry, CommitEntry) else []
 
 
 def commit_in(entry: LogEntry, epoch: int) -> CommitEntry:
     """The record of an epoch in an entry; raises ValueError if there is none."""
-    for commit in commits_in(entry):
-        if commit.epoch == epoch:
-            return commit
+    if isinstance(entry, RepairEntry) and (found := entry.by_epoch.get(epoch)):
+        head: dict[str, Any] = {"format": entry.format, "number": entry.number, "id": entry.id}
+        return CommitEntry(**head, **structs.asdict(found))
+    if isinstance(entry, CommitEntry) and entry.epoch == epoch:
+        return entry
     raise ValueError(f"it is a {entry.kind} of epoch {getattr(entry, 'epoch', None)}")
 
 
@@ -333,50 +352,24 @@ def given_up_by(entry: RetireEntry | RewindEntry, epochs: Collection[int]) -> li
     return [epoch for epoch in entry.epochs if epoch in epochs]
 
 
-def split_file(data: bytes) -> tuple[str, bytes, str]:
-    """Split an entry's file: the digest in it, the entry's text, and the digest of that text."""
-    start = len('{"sha256":"')
-    text = data[start + 64 + len('","entry":') : -2]
-    named = data[start : start + 64].decode("ascii", "replace")
-    return named, text, hashlib.sha256(text).hexdigest()
+_HEAD_BYTES = len('{"sha256":"","entry":') + 64
+MOST_VALUES = 2_500_000  # of which a text counts as three
+
+
+def split_file(data: bytes) -> tuple[bytes, bytes]:
+    """Split an entry's file: what is around the entry's text, and the text."""
+    text = data[_HEAD_BYTES:-2]
+    return data[:_HEAD_BYTES] + data[_HEAD_BYTES + len(text) :], text
 
 
 def frame(text: bytes, digest: str) -> bytes:
-    """The content of a file of the log."""
+    """The content of an entry's file."""
     return f'{{"sha256":"{digest}","entry":'.encode() + text + b"}\n"
 
 
-MOST_TRIED_BYTES = 16 << 10
-_PLAIN_BYTES = range(0x20, 0x80)  # JSON escapes all others
-
-
-def mend_bit(data: bytes, most_bytes: int = MOST_TRIED_BYTES) -> bytes | None:
-    """An entry's file as it was written, if one bit of `data` is wrong; the digest proves it.
-
-    A byte that JSON escapes must be the wrong one. Without one, every bit is tried, but only in
-    files up to `most_bytes`: the time grows with their square.
-    """
-    mend = _mend_bit if len(data) <= MOST_TRIED_BYTES else _mend_bit.__wrapped__
-    return mend(data, most_bytes)
-
-
-@lru_cache(maxsize=256)
-def _mend_bit(data: bytes, most_bytes: int) -> bytes | None:
-    named, text, digest = split_file(data)
-    whole = frame(text, digest)
-    wrong = int.from_bytes(whole) ^ int.from_bytes(data)
-    if len(whole) == len(data) and wrong.bit_count() == 1:
-        return whole  # the wrong bit is outside the entry
-    if data != frame(text, named):
-        return None
-    suspects = [at for at, byte in enumerate(text) if byte not in _PLAIN_BYTES]
-    if len(suspects) > 1 or (not suspects and len(data) > most_bytes):
-        return None
-    for at in suspects or range(len(text)):
-        before = hashlib.sha256(text[:at])
-        for byte in (text[at] ^ 1 << bit for bit in range(8)):
-            tried = before.copy()
-            tried.update(bytes([byte]) + text[at + 1 :])
-            if byte in _PLAIN_BYTES and tried.hexdigest() == named:
-                return frame(text[:at] + bytes([byte]) + text[at + 1 :], named)
-    return None
+def too_large(text: bytes) -> str:
+    """Why no entry has this text, found before anything is made of it; empty if one may."""
+    if len(text) + _HEAD_BYTES + 2 > DOCUMENT_BYTES:
+        return f"it has more than {DOCUMENT_BYTES:,} bytes"
+    count = sum(map(text.count, (b",", b"[", b"{", b'"')))
+    return f"it has more than {MOST_VALUES:,} values" if count > MOST_VALUES else ""

@@ -49,7 +49,9 @@ class EpochMap(MutableMapping[int, int]):
         return bool(self._runs) and len(self._runs[-1]) > 5
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, EpochMap) and self.has_keys_of(other, with_values=True)
+        if isinstance(other, EpochMap):
+            return self.has_keys_of(other, with_values=True)
+        return super().__eq__(other)
 
     def has_keys_of(self, other: EpochMap, *, with_values: bool = False) -> bool:
         """Whether both have the same keys, in whatever progressions."""

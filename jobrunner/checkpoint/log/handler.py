@@ -1,4 +1,4 @@
-"""The metadata handler: the log of entries that says which epochs exist."""
+"""The default metadata handler, whose entries are files, and reading a log."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from jobrunner.checkpoint.encoding import parse
 from jobrunner.checkpoint.log.entries import (
-    MOST_TRIED_BYTES,
     Entry,
     LogEntry,
     frame,
-    mend_bit,
     split_file,
+    too_large,
 )
+from jobrunner.checkpoint.log.mending import MOST_TRIED_BYTES, mend_bit
+from jobrunner.checkpoint.log.protocol import MetadataHandler
 from jobrunner.checkpoint.log.state import RESTARTS, STATE_INTERVAL, State, parse_entry
 from jobrunner.checkpoint.storage import Files, PosixFiles, files_of
-from jobrunner.errors import CheckpointCorruptError
+from jobrunner.errors import CheckpointCorruptError, CheckpointWriteError
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
@@ -31,76 +32,6 @@ LOG_DIRECTORY = "_log"
 ENTRY_NAME = re.compile(r"([0-9]{10}|[1-9][0-9]{10,})\.json")
 TEMPORARY_NAME = re.compile(r"\.([0-9]{10}|[1-9][0-9]{10,})\.[0-9a-f]+\.tmp")
 _MOST_LOST = 10_000
-
-
-@runtime_checkable
-class MetadataHandler(Protocol):
-    """Stores the entries of one directory's log, and so decides which epochs exist.
-
-    An entry is JSON (a dict) with, among others, the keys ``number`` (0, 1, 2, ...), ``kind`` and
-    ``id``. The manager makes and interprets entries. A handler stores them for ever, in order, and
-    never lets two share a number. A handler must pass the tests in `jobrunner.testing.contracts`.
-    """
-
-    def set_params(self, path: str, node_names: Sequence[str]) -> None:
-        """Set the directory and its nodes. Accesses no storage.
-
-        Called before all other methods, and again, with the same path, when a run begins.
-        """
-
-    def append(self, entry: Entry) -> bool:
-        """Store `entry` under its number, unless that number is taken.
-
-        Returns
-        -------
-        bool
-            True: the entry is durable, and every later read returns it. False: another entry has
-            the number and stays unchanged.
-
-        Raises
-        ------
-        Exception
-            The entry may or may not be stored; the caller reads the log to find out.
-
-        Notes
-        -----
-        *Atomicity*: readers see the whole entry or none. Of several appends under one number, from
-        any process, exactly one returns True.
-        """
-
-    def write(self, epoch: int, record: Entry) -> bool:
-        """Store the entry that makes `epoch`, maybe a `Position`, exist; else like `append`."""
-
-    def last_number(self) -> int:
-        """Highest number that is taken; -1 for an empty log."""
-
-    def entries(self, first: int = 0) -> Iterator[Entry]:
-        """Iterate over all entries from number `first` on, in order; none if the log is empty.
-
-        Raises
-        ------
-        CheckpointCorruptError
-            An entry is damaged, or missing although a later one exists.
-        OSError
-            Reading failed.
-        """
-
-    def last_epoch(self, user_epoch: int | None = None) -> int | None:
-        """The newest recorded epoch, or `user_epoch` if given and recorded; None otherwise."""
-
-    def report(self, action: str, stats: Mapping[str, float]) -> None:
-        """Receive how many seconds each node took for an action.
-
-        Parameters
-        ----------
-        action : str
-            ``checkpoint_save``, ``checkpoint_load`` or ``checkpoint_partial_load``.
-        stats : mapping of str to float
-            Node -> seconds.
-        """
-
-    def accessible(self, epoch: int | None = None) -> bool:
-        """Whether there is a log, and it records `epoch`, if given."""
 
 
 class FileMetadataHandler:
@@ -129,6 +60,7 @@ class FileMetadataHandler:
         self.stats: dict[str, dict[str, float]] = {}
         self.mended: set[int] = set()  # entries read with one wrong bit, which was corrected
         self._tries = MOST_TRIED_BYTES**2  # of that, so that much damage does not take hours
+        self._decoded: tuple[bytes, Entry] = (b"", {})  # the last, which is often read again
 
     def set_params(self, path: str, node_names: Sequence[str]) -> None:
         """See `MetadataHandler`."""
@@ -205,8 +137,12 @@ class FileMetadataHandler:
         if isinstance(data, CheckpointCorruptError):
             raise data
         path = self.path_of(number)
+        content, entry = self._decoded
+        if data and data == content and entry["number"] == number:
+            return entry
         try:
-            return decode_entry(data, number, path)
+            self._decoded = (data, decode_entry(data, number, path))
+            return self._decoded[1]
         except CheckpointCorruptError:
             mended = mend_bit(data, math.isqrt(self._tries))
             if mended is None:
@@ -253,21 +189,32 @@ class FileMetadataHandler:
 def encode_entry(entry: Entry) -> bytes:
     """The content of an entry's file."""
     text = json.dumps(entry, allow_nan=False, separators=(",", ":")).encode()
+    if why := too_large(text):
+        raise CheckpointWriteError(
+            f"Entry {entry['number']} ({entry['kind']}) of the log would be too large: {why}. Use "
+            f"another directory: `jobrunner copy` takes the epochs there that you need."
+        )
     return frame(text, hashlib.sha256(text).hexdigest())
 
 
 def decode_entry(data: bytes, number: int, path: str) -> dict[str, Any]:
     """The entry in a file; raises CheckpointCorruptError if it is damaged or another entry."""
-    named, text, digest = split_file(data)
-    if data != frame(text, digest):
+    around, text = split_file(data)
+    digest = hashlib.sha256(text).hexdigest()
+    if around != frame(b"", digest):
         if not data:
             what = "is empty"
         elif not data.endswith(b"}\n"):
             what = f"is cut or overwritten: its {len(data)} bytes do not end as an entry does"
         else:
+            named = data[11:75].decode("ascii", "replace")
             what = f"has changed since it was written: expected SHA-256 {named!r}, found {digest}"
         raise CheckpointCorruptError(
             f"Entry {number} of the log, {path}, {what}. {advise(path)}", path=path
+        )
+    if why := too_large(text):
+        raise CheckpointCorruptError(
+            f"{path} is no entry of the log: {why}. {advise(path)}", path=path
         )
     entry: dict[str, Any] = parse(text, path, advice=advise(path))
     found = entry.get("number") if isinstance(entry, dict) else None
@@ -280,9 +227,10 @@ def decode_entry(data: bytes, number: int, path: str) -> dict[str, Any]:
 
 def read_content(data: bytes) -> dict[str, Any] | None:
     """The entry in a file, with any number; None if it is damaged."""
-    _, text, digest = split_file(data)
+    around, text = split_file(data)
     with contextlib.suppress(CheckpointCorruptError):
-        entry = parse(text, "", advice="") if data == frame(text, digest) else None
+        is_whole = around == frame(b"", hashlib.sha256(text).hexdigest()) and not too_large(text)
+        entry = parse(text, "", advice="") if is_whole else None
         return entry if isinstance(entry, dict) else None
     return None
 
@@ -322,13 +270,13 @@ def read_on(
     found: list[LogEntry] = []
     while True:
         try:
-            entries = _typed(handler, state.number + (not (checks and state.last_id)))
-            if checks and state.last_id:
-                before = next(entries, None)
-                if before is None or before.id != state.last_id:
-                    raise ReplacedError(state.number, None if before is None else before.id)
+            checks = checks and bool(state.last_id)
+            trees = handler.entries(state.number + (not checks))
+            if checks and (found_id := next(trees, {}).get("id")) != state.last_id:
+                raise ReplacedError(state.number, found_id)
             checks = False
-            for entry in entries:
+            for number, tree in enumerate(trees, state.number + 1):
+                entry = _check(handler, number, tree)
                 state.apply(entry)
                 found.append(entry)
             if state.number < last:

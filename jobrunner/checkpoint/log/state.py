@@ -270,7 +270,7 @@ class State:
     def _give_up_all(self, entry: RewindEntry | RetireEntry, is_strict: bool) -> None:
         epochs = given_up_by(entry, self.recorded)
         if is_strict and (unknown := set(entry.epochs) - set(epochs)):
-            raise ValueError(f"epochs {sorted(unknown)} are not recorded")
+            raise ValueError(f"epochs {sorted(unknown)[:10]} are not recorded")
         for epoch in dict.fromkeys(epochs):
             if isinstance(entry, RewindEntry):
                 self._give_up(epoch, "hide")

@@ -7,17 +7,18 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import Any
 
 from jobrunner.checkpoint.log.entries import CommitEntry, LogEntry
 from jobrunner.checkpoint.log.handler import (
-    MetadataHandler,
     ReplacedError,
     each_entry,
     read_entry,
     read_on,
     read_state,
 )
+from jobrunner.checkpoint.log.protocol import MetadataHandler
 from jobrunner.checkpoint.log.state import STATE_INTERVAL, State, entry_to_json, make_entry
 from jobrunner.errors import (
     CheckpointCorruptError,
@@ -40,6 +41,8 @@ class LogWriter:
         self._state: State | None = None
         self._run: str | None = None
         self._lock = threading.RLock()
+        # A repair may have the records of many epochs.
+        self._read = lru_cache(maxsize=8)(partial(read_entry, handler))
 
     def refresh(self) -> State:
         """Read what was appended since the last call; returns the state.
@@ -48,6 +51,7 @@ class LogWriter:
         log cannot be read, or if the directory was replaced while this run holds it. No log is an
         empty log.
         """
+        self._read.cache_clear()
         with self._lock, self._reading():
             if self._state is not None:
                 try:
@@ -75,9 +79,9 @@ class LogWriter:
         return self.refresh() if self._state is None else self._state
 
     def read_entry(self, number: int) -> LogEntry:
-        """Read entry `number`, which must exist."""
+        """Read entry `number`, which must exist; from memory if it was read since `refresh`."""
         with self._reading():
-            return read_entry(self._handler, number)
+            return self._read(number)
 
     def read_entries(self) -> Iterator[LogEntry]:
         """Iterate over all entries that are not damaged, in order."""

@@ -125,8 +125,8 @@ def test_summaries_that_contradict_themselves_are_refused() -> None:
     with pytest.raises(ValueError, match="overlap"):
         EpochMap([[0, 2, 3, 0, 1], [3, 1, 1, 0, 0]])
     for pins in ([["x", "y"]], [[1, 2]]):
-        with pytest.raises(CheckpointCorruptError, match="entry 0.*an epoch and its labels"):
-            make_entry(0, "state", "r", {"state": {**SUMMARY, "pins": pins}})
+        with pytest.raises(CheckpointCorruptError, match="entry 1.*an epoch and its labels"):
+            make_entry(1, "state", "r", {"state": {**SUMMARY, "pins": pins}})
 
 
 def test_a_directory_with_a_malformed_entry_is_not_opened(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from jobrunner import CheckpointCorruptError
-from jobrunner.checkpoint.log.entries import CommitEntry, LogEntry, StateEntry, mend_bit
+from jobrunner.checkpoint.log.entries import CommitEntry, LogEntry, StateEntry
 from jobrunner.checkpoint.log.epoch_map import EpochMap
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
+from jobrunner.checkpoint.log.mending import mend_bit
 from jobrunner.checkpoint.log.state import (
     STATE_INTERVAL,
     Claim,
@@ -25,12 +26,16 @@ from jobrunner.checkpoint.log.state import (
     parse_entry,
 )
 from jobrunner.checkpoint.log.writer import loose_json, strict_json
+from jobrunner.positions import Position
 
 EPOCHS = st.integers(0, 12)
 COMMIT = {"run_number": 0, "stores": {}, "details": {}}
 
 
-@given(st.lists(st.tuples(EPOCHS, st.integers(-1, 5))))
+POSITIONS = EPOCHS | st.builds(Position, EPOCHS, st.integers(1, 3))
+
+
+@given(st.lists(st.tuples(POSITIONS, st.integers(-1, 5))))
 def test_an_epoch_map_is_a_sorted_dict(changes: list[tuple[int, int]]) -> None:
     epochs, model = EpochMap(), {}
     for key, value in changes:
@@ -41,6 +46,7 @@ def test_an_epoch_map_is_a_sorted_dict(changes: list[tuple[int, int]]) -> None:
         assert dict(epochs) == model
         assert list(epochs) == sorted(model)
         assert len(epochs) == len(model)
+        assert not model or epochs.last == max(model)
     assert dict(EpochMap(epochs.runs())) == model
     keys = epochs.keys_in_order()
     for part in (
@@ -52,6 +58,34 @@ def test_an_epoch_map_is_a_sorted_dict(changes: list[tuple[int, int]]) -> None:
     ):
         assert list(keys[part]) == sorted(model)[part]
     assert [keys[i] for i in range(-len(model), len(model))] == sorted(model) * 2
+
+
+@given(st.dictionaries(POSITIONS, st.integers(0, 2)), st.data())
+def test_epoch_maps_are_equal_however_they_are_divided(
+    items: dict[int, int], data: st.DataObject
+) -> None:
+    one, two = (EpochMap(), EpochMap())
+    for epochs in (one, two):
+        for key in data.draw(st.permutations(list(items))):
+            epochs[key] = items[key]
+    assert one == two == one.copy()
+    if items:
+        key = data.draw(st.sampled_from(list(items)))
+        two[key] += 1
+        assert one != two
+        assert one.has_keys_of(two)
+        del two[key]
+        assert not one.has_keys_of(two)
+        two[Position(20, 1)] = 0
+        assert not one.has_keys_of(two)
+
+
+def test_endless_epoch_maps_are_compared_at_once() -> None:
+    count = 10**15
+    whole = EpochMap([[0, 1, count, 1, 0]])
+    assert whole == EpochMap([[0, 1, 5, 1, 0], [5, 7, 1, 1, 9], [6, 1, count - 6, 1, 0]])
+    assert whole != EpochMap([[0, 1, 5, 1, 0], [5, 1, count - 5, 1, 1]])
+    assert whole != EpochMap([[0, 2, count, 1, 0]])
 
 
 @given(st.integers(1, 7), st.integers(1, 5), st.integers(3, 300))

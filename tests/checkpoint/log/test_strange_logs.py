@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -11,9 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobrunner import CheckpointCorruptError, Job, JobRunner, MultiNodeCheckpointManager, Task
+from jobrunner import (
+    CheckpointCorruptError,
+    CheckpointWriteError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Position,
+    Task,
+)
 from jobrunner.checkpoint import inspect_directory, plan_repair, repair_log
-from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
+from jobrunner.checkpoint.log.entries import frame
+from jobrunner.checkpoint.log.handler import decode_entry, encode_entry, read_content
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 
@@ -98,6 +108,10 @@ def summary(**fields: Any) -> dict[str, Any]:
         ({"recorded": [[0, 1, 2, 2, 2]], "retries": [[0, 2, 2, 0, 0]]}, "different epochs"),
         ({"claims": [[10**30, 1, 1, 0, 0]]}, r"\$\.state\.claims\[0\]\[0\]"),
         ({"pins": [[]]}, "an epoch and its labels"),
+        ({"pins": [[0, *"abcdefghij"]]}, "`pins` has 11 items; the entries so far allow 10"),
+        ({"claims": [[n, 1, 1, 0, 0] for n in range(100_006)]}, "`claims` has 100006 items"),
+        ({"chores": [[7, 0, "hide", 0]] * 100_006}, "`chores` has 100006 items"),
+        ({"claims": [[0, 1, 1, 0, 0, 5], [9, 1, 1, 0, 0]]}, "`claims`: .* overlap"),
     ],
 )
 def test_a_state_that_its_entry_cannot_contain_is_damage(
@@ -112,6 +126,46 @@ def test_a_state_that_its_entry_cannot_contain_is_damage(
     plan = plan_repair(manager_of(path).recorded)
     assert plan is not None
     assert (plan.kept, list(plan.lost)) == ([0, 1], [5])
+
+
+def test_a_log_of_very_many_steps_is_read_soon(path: Path, edit: Edit) -> None:
+    def steps(value: int) -> list[list[int]]:
+        return [[0, 1, 1, value, 0, step] for step in range(1, 60_001)]
+
+    state = summary(recorded=steps(4), retries=steps(0), claims=steps(1))
+    edit(5, lambda entry: entry.update(kind="repair", state=state, commits=[]))
+    started = time.process_time()
+    manager = manager_of(path)
+    assert manager.latest() == Position(0, 60_000)
+    assert len(manager.epochs()) == 60_000
+    assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "told"),
+    [
+        ("retire", {"epochs": [f"{n}.s1" for n in range(100_006)]}, "`epochs` has 100006 items"),
+        ("end", {"settled": [[n, 0] for n in range(100_006)]}, "`settled` has 100006 items"),
+        ("repair", {"state": summary(), "commits": [], "lost": [0] * 6}, "`lost` has 6 items"),
+    ],
+)
+def test_an_entry_names_no_more_than_the_entries_before_it_allow(
+    path: Path, edit: Edit, kind: str, fields: dict[str, Any], told: str
+) -> None:
+    file = edit(5, lambda entry: entry.update(kind=kind, **fields))
+    with pytest.raises(CheckpointCorruptError, match=f"{file}, has an invalid field: {told}"):
+        manager_of(path).epochs()
+
+
+def test_an_entry_of_too_many_values_is_neither_read_nor_written(path: Path) -> None:
+    file = path / "_log" / "0000000005.json"
+    text = b'{"number":5,"x":[' + b"[]," * 1_300_000 + b"0]}"
+    file.write_bytes(frame(text, hashlib.sha256(text).hexdigest()))
+    with pytest.raises(CheckpointCorruptError, match=f"{file} is no entry.*more than 2,500,000"):
+        manager_of(path).epochs()
+    assert read_content(file.read_bytes()) is None
+    with pytest.raises(CheckpointWriteError, match=r"would be too large: it has more than"):
+        encode_entry(json.loads(text) | {"kind": "run"})
 
 
 @pytest.mark.parametrize(
