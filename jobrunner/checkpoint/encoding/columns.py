@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
-from itertools import chain, compress, islice
+from itertools import chain, compress
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,10 +49,13 @@ _MOST_VALUES, _LONG_VALUE = 200, 64
 """More values than these, or longer ones, are not worth an index."""
 
 _NUMPY_SCALARS = {np.dtype(name).type for name in NUMBERS}
-_FEW_OBJECTS = 16
+_FEW_OBJECTS, _SAMPLE = 16, 64
 _FLAT = {type(None), str, bytes, *SCALARS}
 _KINDS = {tuple: "tuples", list: "lists", set: "sets", frozenset: "frozensets"}
 _UNREFERENCED = next(map(getrefcount, [object()])) - 1
+
+Numbered = tuple[list[Any], Array]
+"""Different objects, and which of them each item is."""
 
 Tied = dict[int, tuple[int, int, object]]
 """Rows that something else may refer to, by `id`: block, row and object."""
@@ -83,14 +86,14 @@ def encode_columns(
     """Encode a container of this kind by columns of its `content`; None if that is not alike."""
     if len(value) < _LEAST_ROWS:
         return None
-    lists: dict[str, Any] = {
-        name: items if type(items) is np.ndarray else list(items) for name, items in content.items()
-    }
+    is_list = {type(items) in (list, tuple, np.ndarray) for items in content.values()} == {True}
+    lists: Any = content if is_list else {name: list(items) for name, items in content.items()}
     if len(value) < _LEAST_ITEMS:
         kinds = set(map(type, chain.from_iterable(lists.values())))
         if kinds <= _FLAT or np.ndarray in kinds:
             return None
-    holders = 3 if value is encoder.copy else 0 if kind == "tuple" else 2  # a list is one of them
+    is_copy = value is encoder.copy
+    holders = 1 + is_copy + (not is_list) if is_copy or kind != "tuple" else 0
     place = _Place(trail, holders)
     columns = _Columns(encoder, kind)
     undo = encoder.undoing()
@@ -141,44 +144,57 @@ class _Columns:
         """Return the node of a column; raises `_UnlikeError`, or `UnsuitableError`."""
         if (data := pack(items)) is not None:
             return self._numbers(data, at)
-        numbered = number_objects(map(type, items), len(items), _MOST_VALUES)
+        if len(first := set(map(type, items[:_SAMPLE]))) > 1 and type(None) in first:
+            return self._partly_none(items, at)
+        few = _few_objects(items)
+        numbered = few and _number_kinds(*few)
+        numbered = numbered or number_objects(map(type, items), len(items), _MOST_VALUES)
         if numbered is None:
             raise _UnlikeError
         kinds, codes = numbered
         if len(kinds) == 1:
-            return self._encode_kind(kinds[0], items, at)
-        if type(None) in kinds[1:]:  # which is the first
-            order = sorted(range(len(kinds)), key=lambda i: kinds[i] is not type(None))
-            codes = np.argsort(order).astype(np.uint8)[codes]
-            kinds = [kinds[i] for i in order]
-        values = [None] * (kinds[0] is type(None))
+            return self._encode_kind(kinds[0], items, at, few)
+        if type(None) in kinds:
+            return self._partly_none(items, at)
         columns = []
-        for code in range(len(values), len(kinds)):
+        for code, cls in enumerate(kinds):
             alike = list(compress(items, (codes == code).tobytes()))
             place = at.inside(str(code))._replace(holders=at.holders and at.holders + 1)
-            columns.append(self._encode_kind(kinds[code], alike, place))
+            columns.append(self._encode_kind(cls, alike, place))
             del alike
-        return self._mixed(codes, values, columns, at)
+        return self._mixed(codes, [], columns, at)
 
-    def _encode_kind(self, cls: Any, items: Sequence[Any], at: _Place) -> Tree:
+    def _partly_none(self, items: Sequence[Any], at: _Place) -> Tree:
+        objects = np.fromiter(items, object, len(items))
+        is_held = np.frombuffer(objects, np.intp) != id(None)
+        held = objects[is_held].tolist()
+        del objects
+        place = at.inside("1")._replace(holders=at.holders and at.holders + 1)
+        return self._mixed(is_held.view(np.uint8), [None], [self.encode(held, place)], at)
+
+    def _encode_kind(
+        self, cls: Any, items: Sequence[Any], at: _Place, few: Numbered | None = None
+    ) -> Tree:
+        """Return the node of a column of one type; `few` are the objects, if there are few."""
         encoder = self._encoder
         if cls in SCALARS:
             data = pack(items)
             return self._nodes(items, at) if data is None else self._numbers(data, at)
         if cls is str or cls is bytes:
-            return self._texts(cls, items, at)
+            return self._texts(cls, items, at, few)
         if cls is type(None):
             return self._mixed(np.zeros(len(items), np.uint8), [None], [], at)
         if at.depth > _MOST_LEVELS or len(encoder.inside) + at.depth >= MAX_DEPTH:
             raise _UnlikeError
         if cls is list or cls is dict:
-            return self._block(self._dicts if cls is dict else self._sequences, cls, items, at)
+            encode = self._dicts if cls is dict else self._sequences
+            return self._block(encode, cls, items, at, few)
         if cls is tuple:
             return self._sequences(cls, items, at)
         if encoder.codecs is not None and encoder.codecs.get(cls):
             raise _UnlikeError
         if cls is set:
-            return self._block(self._sets, cls, items, at)
+            return self._block(self._sets, cls, items, at, few)
         if cls is frozenset:
             return self._sets(cls, items, at)
         if cls in _NUMPY_SCALARS:
@@ -190,13 +206,13 @@ class _Columns:
         if has_state(items[0]) or find_type(items[0]) or not classes.find_encoder(items[0]):
             raise _UnlikeError
         if issubclass(cls, enum.Enum):
-            numbered = number_objects(items, len(items), _MOST_VALUES)
+            numbered = few or number_objects(items, len(items), _MOST_VALUES)
             if numbered is None:
                 raise _UnlikeError
-            return self._values(*numbered, at)
+            return self._values(numbered, at)
         if issubclass(cls, tuple):
             return self._objects(cls, items, at)
-        return self._block(self._objects, cls, items, at)
+        return self._block(self._objects, cls, items, at, few)
 
     # --- columns
 
@@ -212,11 +228,11 @@ class _Columns:
         self._count(data.size)
         return {"$": "numbers", "at": self._part(data, at)}
 
-    def _texts(self, cls: Any, items: Sequence[Any], at: _Place) -> Tree:
-        if len(set(islice(items, 2 * _MOST_VALUES))) < _MOST_VALUES:
-            values, codes = _number_equal(items)
+    def _texts(self, cls: Any, items: Sequence[Any], at: _Place, few: Numbered | None) -> Tree:
+        if few or len(set(items[: 2 * _MOST_VALUES])) < _MOST_VALUES:
+            values = (numbered := _number_equal(items, few))[0]
             if len(values) <= _MOST_VALUES and max(map(len, values)) <= _LONG_VALUE:
-                return self._values(values, codes, at)
+                return self._values(numbered, at)
         self._count(len(items))
         whole: Any = ("\0" if cls is str else b"").join(items)
         if cls is str and whole.count("\0") == len(items) - 1:
@@ -228,15 +244,14 @@ class _Columns:
         return {**tree, "at": self._part(np.frombuffer(data, np.uint8), at.inside("texts"))}
 
     def _lengths(self, items: Iterable[Any], at: _Place) -> int:
-        return self._integers(map(len, items), at.inside("lengths"))
+        return self._integers(np.fromiter(map(len, items), np.int64), at.inside("lengths"))
 
-    def _integers(self, items: Iterable[int], at: _Place) -> int:
-        data = np.fromiter(items, np.int64)
+    def _integers(self, data: Array, at: _Place) -> int:
         return self._part(data.astype(np.min_scalar_type(int(data.max(initial=0)))), at)
 
-    def _values(self, values: Sequence[Any], codes: Array, at: _Place) -> Tree:
+    def _values(self, numbered: Numbered, at: _Place) -> Tree:
         """Return the column of items of which there are few different ones."""
-        return self._mixed(codes, list(map(self._node, values)), [], at)
+        return self._mixed(numbered[1], list(map(self._node, numbered[0])), [], at)
 
     def _mixed(self, codes: Array, values: list[Tree], columns: list[Tree], at: _Place) -> Tree:
         if not columns:
@@ -270,10 +285,15 @@ class _Columns:
     # --- rows
 
     def _block(
-        self, encode: Callable[..., Tree], cls: Any, rows: Sequence[Any], at: _Place
+        self,
+        encode: Callable[..., Tree],
+        cls: Any,
+        rows: Sequence[Any],
+        at: _Place,
+        few: Numbered | None,
     ) -> Tree:
         """Return the column of mutable rows, which `encode` makes if they do not occur elsewhere."""
-        if tree := self._again(cls, rows, at):
+        if tree := self._again(cls, rows, at, few):
             return tree
         block = self._num_blocks
         self._num_blocks += 1
@@ -282,32 +302,35 @@ class _Columns:
         self._open.remove(block)
         return tree
 
-    def _again(self, cls: Any, rows: Sequence[Any], at: _Place) -> Tree | None:
+    def _again(
+        self, cls: Any, rows: Sequence[Any], at: _Place, few: Numbered | None
+    ) -> Tree | None:
         """Return the column of rows that occur several times; note those that could."""
-        counts = list(map(getrefcount, rows))
+        counts = [] if few else list(map(getrefcount, rows))
         sole = _UNREFERENCED + at.holders if at.holders else -1
-        if set(counts) != {sole}:
-            numbers, ids = self._encoder.numbers, list(map(id, rows))
-            found = dict(zip(ids, rows, strict=True))
-            places: Any = {key: numbers.get(key) or self._tied.get(key) for key in found}
-            block = places[ids[0]][0] if type(places[ids[0]]) is tuple else None
-            if block not in self._open and all(
-                type(it) is tuple and it[0] == block for it in places.values()
-            ):
-                self._count(len(rows))
-                which = self._integers((places[key][1] for key in ids), at)
-                return {"$": "again", "at": which, "block": block}
-            if len(found) < len(rows):
-                self._num_items += len(rows)
-                order = dict(zip(found, range(len(found)), strict=True))
-                place = at.inside("rows")._replace(holders=0)
-                column = self._encode_kind(cls, list(found.values()), place)
-                which = self._integers(map(order.__getitem__, ids), at.inside("which"))
-                return {"$": "again", "at": which, "of": column}
-            for i in [i for i, count in enumerate(counts) if count != sole]:
-                if ids[i] in self._tied or ids[i] in numbers:
+        if set(counts) == {sole}:
+            return None
+        objects, which = few or _number_many(rows)
+        numbers = self._encoder.numbers
+        places: Any = [numbers.get(id(it)) or self._tied.get(id(it)) for it in objects]
+        block = places[0][0] if type(places[0]) is tuple else None
+        if block not in self._open and all(type(it) is tuple and it[0] == block for it in places):
+            self._count(len(rows))
+            which = np.array([it[1] for it in places])[which]
+            return {"$": "again", "at": self._integers(which, at), "block": block}
+        if len(objects) < len(rows):
+            self._num_items += len(rows)
+            column = self._encode_kind(cls, objects, at.inside("rows")._replace(holders=0))
+            return {
+                "$": "again",
+                "at": self._integers(which, at.inside("which")),
+                "of": column,
+            }
+        for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            if count != sole:
+                if id(row) in self._tied or id(row) in numbers:
                     raise _UnlikeError
-                self._tied[ids[i]] = (self._num_blocks, i, rows[i])
+                self._tied[id(row)] = (self._num_blocks, i, row)
         return None
 
     def _frozen(self, rows: Sequence[Any], at: _Place) -> int:
@@ -381,16 +404,34 @@ class _Columns:
         return tree | {name: self.encode(flat, at.inside(name)) for name, flat in held.items()}
 
 
-def _number_equal(items: Sequence[Any]) -> tuple[list[Any], Array]:
+def _few_objects(items: Sequence[Any]) -> Numbered | None:
+    """Return the different objects and the number of each item's, if they are few and come again."""
+    if len(set(map(id, items[:_SAMPLE]))) > _FEW_OBJECTS:
+        return None
+    few = number_objects(items, len(items), _FEW_OBJECTS)
+    return few if few and len(few[0]) < len(items) else None
+
+
+def _number_kinds(objects: list[Any], codes: Array) -> Numbered:
+    kinds = list(dict.fromkeys(map(type, objects)))
+    return kinds, np.array([kinds.index(type(it)) for it in objects], np.uint8)[codes]
+
+
+def _number_many(rows: Sequence[Any]) -> Numbered:
+    once = dict(zip(map(id, rows), rows, strict=True))
+    order = dict(zip(once, range(len(once)), strict=True))
+    numbers = map(order.__getitem__, map(id, rows))
+    return list(once.values()), np.fromiter(numbers, np.int64, len(rows))
+
+
+def _number_equal(items: Sequence[Any], few: Numbered | None) -> Numbered:
     """Return the different values of items, the first ones first, and the number of each item's.
 
     No numbers if there are too many values.
     """
-    if len(items) >= _LEAST_ITEMS and (numbered := number_objects(items, len(items), _FEW_OBJECTS)):
-        objects, codes = numbered
-        values = list(dict.fromkeys(objects))
-        return values, np.array(list(map(values.index, objects)), np.uint8)[codes]
-    values = list(dict.fromkeys(items))
+    values = list(dict.fromkeys(few[0] if few else items))
+    if few:
+        return values, np.array(list(map(values.index, few[0])), np.uint8)[few[1]]
     order = dict(zip(values, range(len(values)), strict=True))
     if len(values) > _MOST_VALUES:
         return values, np.empty(0, np.uint8)

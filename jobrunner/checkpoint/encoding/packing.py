@@ -16,9 +16,9 @@ from jobrunner.checkpoint.encoding.dtypes import Array
 SCALARS = (float, int, bool, complex)
 _MARSHAL_HEAD = 5
 _SAMPLE = 128
-_MARSHALLED: Mapping[Any, tuple[bytes, np.dtype[Any]]] = {
-    float: (b"g", np.dtype([("code", "S1"), ("value", "<f8")])),
-    int: (b"i", np.dtype([("code", "S1"), ("value", "<i4")])),
+_MARSHALLED: Mapping[Any, tuple[int, np.dtype[Any]]] = {
+    float: (ord("g"), np.dtype([("code", "u1"), ("value", "<f8")])),
+    int: (ord("i"), np.dtype([("code", "u1"), ("value", "<i4")])),
 }
 
 
