@@ -26,7 +26,14 @@ from jobrunner.checkpoint.encoding.codecs import UnsuitableError, UnsupportedVal
 from jobrunner.checkpoint.encoding.dtypes import NUMBERS, Array, ArrayPart, Trail, Tree
 from jobrunner.checkpoint.encoding.libraries import find_type
 from jobrunner.checkpoint.encoding.packing import (
+    MOST_VALUES,
+    SAMPLE,
     SCALARS,
+    Numbered,
+    few_objects,
+    number_equal,
+    number_kinds,
+    number_many,
     pack,
     sort_members,
     sort_numbers,
@@ -45,17 +52,13 @@ _LEAST_ITEMS = 256
 """With fewer items in a column, on average, JSON is better."""
 _MOST_COLUMNS, _MOST_LEVELS = 256, 32
 _LONG_ROW = 8192  # items; longer rows are arrays of their own
-_MOST_VALUES, _LONG_VALUE = 200, 64
-"""More values than these, or longer ones, are not worth an index."""
+_LONG_VALUE = 64
+"""Longer values are not worth an index."""
 
 _NUMPY_SCALARS = {np.dtype(name).type for name in NUMBERS}
-_FEW_OBJECTS, _SAMPLE = 16, 64
 _FLAT = {type(None), str, bytes, *SCALARS}
 _KINDS = {tuple: "tuples", list: "lists", set: "sets", frozenset: "frozensets"}
 _UNREFERENCED = next(map(getrefcount, [object()])) - 1
-
-Numbered = tuple[list[Any], Array]
-"""Different objects, and which of them each item is."""
 
 Tied = dict[int, tuple[int, int, object]]
 """Rows that something else may refer to, by `id`: block, row and object."""
@@ -144,11 +147,11 @@ class _Columns:
         """Return the node of a column; raises `_UnlikeError`, or `UnsuitableError`."""
         if (data := pack(items)) is not None:
             return self._numbers(data, at)
-        if len(first := set(map(type, items[:_SAMPLE]))) > 1 and type(None) in first:
+        if len(first := set(map(type, items[:SAMPLE]))) > 1 and type(None) in first:
             return self._partly_none(items, at)
-        few = _few_objects(items)
-        numbered = few and _number_kinds(*few)
-        numbered = numbered or number_objects(map(type, items), len(items), _MOST_VALUES)
+        few = few_objects(items)
+        numbered = few and number_kinds(*few)
+        numbered = numbered or number_objects(map(type, items), len(items), MOST_VALUES)
         if numbered is None:
             raise _UnlikeError
         kinds, codes = numbered
@@ -206,7 +209,7 @@ class _Columns:
         if has_state(items[0]) or find_type(items[0]) or not classes.find_encoder(items[0]):
             raise _UnlikeError
         if issubclass(cls, enum.Enum):
-            numbered = few or number_objects(items, len(items), _MOST_VALUES)
+            numbered = few or number_objects(items, len(items), MOST_VALUES)
             if numbered is None:
                 raise _UnlikeError
             return self._values(numbered, at)
@@ -229,9 +232,9 @@ class _Columns:
         return {"$": "numbers", "at": self._part(data, at)}
 
     def _texts(self, cls: Any, items: Sequence[Any], at: _Place, few: Numbered | None) -> Tree:
-        if few or len(set(items[: 2 * _MOST_VALUES])) < _MOST_VALUES:
-            values = (numbered := _number_equal(items, few))[0]
-            if len(values) <= _MOST_VALUES and max(map(len, values)) <= _LONG_VALUE:
+        if few or len(set(items[: 2 * MOST_VALUES])) < MOST_VALUES:
+            values = (numbered := number_equal(items, few))[0]
+            if len(values) <= MOST_VALUES and max(map(len, values)) <= _LONG_VALUE:
                 return self._values(numbered, at)
         self._count(len(items))
         whole: Any = ("\0" if cls is str else b"").join(items)
@@ -310,7 +313,7 @@ class _Columns:
         sole = _UNREFERENCED + at.holders if at.holders else -1
         if set(counts) == {sole}:
             return None
-        objects, which = few or _number_many(rows)
+        objects, which = few or number_many(rows)
         numbers = self._encoder.numbers
         places: Any = [numbers.get(id(it)) or self._tied.get(id(it)) for it in objects]
         block = places[0][0] if type(places[0]) is tuple else None
@@ -402,37 +405,3 @@ class _Columns:
         tree: dict[str, Tree] = {"lengths": self._lengths(rows, at)}
         held = {name: flat for name, flat in content.items() if len(flat)}
         return tree | {name: self.encode(flat, at.inside(name)) for name, flat in held.items()}
-
-
-def _few_objects(items: Sequence[Any]) -> Numbered | None:
-    """Return the different objects and the number of each item's, if they are few and come again."""
-    if len(set(map(id, items[:_SAMPLE]))) > _FEW_OBJECTS:
-        return None
-    few = number_objects(items, len(items), _FEW_OBJECTS)
-    return few if few and len(few[0]) < len(items) else None
-
-
-def _number_kinds(objects: list[Any], codes: Array) -> Numbered:
-    kinds = list(dict.fromkeys(map(type, objects)))
-    return kinds, np.array([kinds.index(type(it)) for it in objects], np.uint8)[codes]
-
-
-def _number_many(rows: Sequence[Any]) -> Numbered:
-    once = dict(zip(map(id, rows), rows, strict=True))
-    order = dict(zip(once, range(len(once)), strict=True))
-    numbers = map(order.__getitem__, map(id, rows))
-    return list(once.values()), np.fromiter(numbers, np.int64, len(rows))
-
-
-def _number_equal(items: Sequence[Any], few: Numbered | None) -> Numbered:
-    """Return the different values of items, the first ones first, and the number of each item's.
-
-    No numbers if there are too many values.
-    """
-    values = list(dict.fromkeys(few[0] if few else items))
-    if few:
-        return values, np.array(list(map(values.index, few[0])), np.uint8)[few[1]]
-    order = dict(zip(values, range(len(values)), strict=True))
-    if len(values) > _MOST_VALUES:
-        return values, np.empty(0, np.uint8)
-    return values, np.frombuffer(bytes(map(order.__getitem__, items)), np.uint8)

@@ -5,17 +5,24 @@ from __future__ import annotations
 import contextlib
 import marshal
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from jobrunner.checkpoint.encoding.dtypes import Array
+from jobrunner.workspace import number_objects
 
 SCALARS = (float, int, bool, complex)
+SAMPLE = 128
+MOST_VALUES = 200
+"""More different values are not worth an index."""
+_FEW_OBJECTS = 16
 _MARSHAL_HEAD = 5
-_SAMPLE = 128
+Numbered = tuple[list[Any], Array]
+"""Different objects, and which of them each item is."""
+
 _MARSHALLED: Mapping[Any, tuple[int, np.dtype[Any]]] = {
     float: (ord("g"), np.dtype([("code", "u1"), ("value", "<f8")])),
     int: (ord("i"), np.dtype([("code", "u1"), ("value", "<i4")])),
@@ -31,7 +38,7 @@ def pack(items: Any) -> Array | None:
         return items
     cls = type(items[0]) if items else None
     # `marshal` copies the memory of arrays too, so look at the first items before.
-    if cls in SCALARS and set(map(type, items[:_SAMPLE])) == {cls}:
+    if cls in SCALARS and set(map(type, items[:SAMPLE])) == {cls}:
         with contextlib.suppress(ValueError):
             # Faster than to ask for the type of each.
             data = b"" if cls is complex else marshal.dumps(items, 2)
@@ -98,3 +105,40 @@ def _text(item: object) -> str:
         return repr(sorted(map(_text, item)) if isinstance(item, frozenset) else item)
     except Exception:  # any class of the user's
         return ""
+
+
+# --- what comes again
+
+
+def few_objects(items: Sequence[Any]) -> Numbered | None:
+    """Return the different objects and the number of each item's, if they are few and come again."""
+    if len(set(map(id, items[:SAMPLE]))) > _FEW_OBJECTS:
+        return None
+    few = number_objects(items, len(items), _FEW_OBJECTS)
+    return few if few and len(few[0]) < len(items) else None
+
+
+def number_kinds(objects: list[Any], codes: Array) -> Numbered:
+    kinds = list(dict.fromkeys(map(type, objects)))
+    return kinds, np.array([kinds.index(type(it)) for it in objects], np.uint8)[codes]
+
+
+def number_many(rows: Sequence[Any]) -> Numbered:
+    once = dict(zip(map(id, rows), rows, strict=True))
+    order = dict(zip(once, range(len(once)), strict=True))
+    numbers = map(order.__getitem__, map(id, rows))
+    return list(once.values()), np.fromiter(numbers, np.int64, len(rows))
+
+
+def number_equal(items: Sequence[Any], few: Numbered | None) -> Numbered:
+    """Return the different values of items, the first ones first, and the number of each item's.
+
+    No numbers if there are too many values.
+    """
+    values = list(dict.fromkeys(few[0] if few else items))
+    if few:
+        return values, np.array(list(map(values.index, few[0])), np.uint8)[few[1]]
+    order = dict(zip(values, range(len(values)), strict=True))
+    if len(values) > MOST_VALUES:
+        return values, np.empty(0, np.uint8)
+    return values, np.frombuffer(bytes(map(order.__getitem__, items)), np.uint8)

@@ -112,7 +112,7 @@ MANY: dict[str, Callable[[], Any]] = {
     "empty": lambda: {i: ([], (), {}, set())[i % 4] for i in range(N)},
     "deep": lambda: [[[[i], [(i,)]], {"a": {"b": [{"c": i}]}}] for i in range(N)],
     "missing": lambda: [None if i % 3 else i + 0.5 for i in range(N)],
-    "missing late": lambda: [(i + 0.5, str(i), [i])[i % 3] if i < 300 else None for i in range(N)],
+    "missing late": lambda: [(i + 0.5, [i])[i % 2] if i < 300 else None for i in range(N)],
     "few objects": lambda: [*[(Phase.HOT, None), [1], [1], "a", "".join("a")] * 80],
     "mixture": lambda: [(i, i + 0.5, str(i), None, i % 2 == 0, (i,), [i], {"a": i})[i % 8] for i in range(6 * N)],
     "large integers": lambda: [(1 << 70) + i if i % 2 else i for i in range(N)],
