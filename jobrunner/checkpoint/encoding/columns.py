@@ -13,7 +13,7 @@ tree.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import chain, compress
 from sys import getrefcount
@@ -32,7 +32,6 @@ from jobrunner.checkpoint.encoding.packing import (
     Numbered,
     few_objects,
     number_equal,
-    number_kinds,
     number_many,
     pack,
     sort_members,
@@ -150,8 +149,8 @@ class _Columns:
         if len(first := set(map(type, items[:SAMPLE]))) > 1 and type(None) in first:
             return self._partly_none(items, at)
         few = few_objects(items)
-        numbered = few and number_kinds(*few)
-        numbered = numbered or number_objects(map(type, items), len(items), MOST_VALUES)
+        different = few[0] if few else items
+        numbered = number_objects(map(type, different), len(different), MOST_VALUES)
         if numbered is None:
             raise _UnlikeError
         kinds, codes = numbered
@@ -159,7 +158,7 @@ class _Columns:
             return self._encode_kind(kinds[0], items, at, few)
         if type(None) in kinds:
             return self._partly_none(items, at)
-        columns = []
+        columns, codes = [], codes[few[1]] if few else codes
         for code, cls in enumerate(kinds):
             alike = list(compress(items, (codes == code).tobytes()))
             place = at.inside(str(code))._replace(holders=at.holders and at.holders + 1)
@@ -191,13 +190,13 @@ class _Columns:
             raise _UnlikeError
         if cls is list or cls is dict:
             encode = self._dicts if cls is dict else self._sequences
-            return self._block(encode, cls, items, at, few)
+            return self._block(encode, items, at, few)
         if cls is tuple:
             return self._sequences(cls, items, at)
         if encoder.codecs is not None and encoder.codecs.get(cls):
             raise _UnlikeError
         if cls is set:
-            return self._block(self._sets, cls, items, at, few)
+            return self._block(self._sets, items, at, few)
         if cls is frozenset:
             return self._sets(cls, items, at)
         if cls in _NUMPY_SCALARS:
@@ -215,7 +214,7 @@ class _Columns:
             return self._values(numbered, at)
         if issubclass(cls, tuple):
             return self._objects(cls, items, at)
-        return self._block(self._objects, cls, items, at, few)
+        return self._block(self._objects, items, at, few)
 
     # --- columns
 
@@ -287,27 +286,18 @@ class _Columns:
 
     # --- rows
 
-    def _block(
-        self,
-        encode: Callable[..., Tree],
-        cls: Any,
-        rows: Sequence[Any],
-        at: _Place,
-        few: Numbered | None,
-    ) -> Tree:
+    def _block(self, encode: Any, rows: Sequence[Any], at: _Place, few: Numbered | None) -> Tree:
         """Return the column of mutable rows, which `encode` makes if they do not occur elsewhere."""
-        if tree := self._again(cls, rows, at, few):
+        if tree := self._again(rows, at, few):
             return tree
         block = self._num_blocks
         self._num_blocks += 1
         self._open.add(block)
-        tree = encode(cls, rows, at)
+        tree = encode(type(rows[0]), rows, at)
         self._open.remove(block)
         return tree
 
-    def _again(
-        self, cls: Any, rows: Sequence[Any], at: _Place, few: Numbered | None
-    ) -> Tree | None:
+    def _again(self, rows: Sequence[Any], at: _Place, few: Numbered | None) -> Tree | None:
         """Return the column of rows that occur several times; note those that could."""
         counts = [] if few else list(map(getrefcount, rows))
         sole = _UNREFERENCED + at.holders if at.holders else -1
@@ -323,12 +313,9 @@ class _Columns:
             return {"$": "again", "at": self._integers(which, at), "block": block}
         if len(objects) < len(rows):
             self._num_items += len(rows)
-            column = self._encode_kind(cls, objects, at.inside("rows")._replace(holders=0))
-            return {
-                "$": "again",
-                "at": self._integers(which, at.inside("which")),
-                "of": column,
-            }
+            place = at.inside("rows")._replace(holders=0)
+            of = self._encode_kind(type(rows[0]), objects, place)
+            return {"$": "again", "at": self._integers(which, at.inside("which")), "of": of}
         for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
             if count != sole:
                 if id(row) in self._tied or id(row) in numbers:

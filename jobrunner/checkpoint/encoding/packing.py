@@ -118,12 +118,8 @@ def few_objects(items: Sequence[Any]) -> Numbered | None:
     return few if few and len(few[0]) < len(items) else None
 
 
-def number_kinds(objects: list[Any], codes: Array) -> Numbered:
-    kinds = list(dict.fromkeys(map(type, objects)))
-    return kinds, np.array([kinds.index(type(it)) for it in objects], np.uint8)[codes]
-
-
 def number_many(rows: Sequence[Any]) -> Numbered:
+    """Return the different objects and the number of each row's; quicker than NumPy if many."""
     once = dict(zip(map(id, rows), rows, strict=True))
     order = dict(zip(once, range(len(once)), strict=True))
     numbers = map(order.__getitem__, map(id, rows))
@@ -135,10 +131,10 @@ def number_equal(items: Sequence[Any], few: Numbered | None) -> Numbered:
 
     No numbers if there are too many values.
     """
-    values = list(dict.fromkeys(few[0] if few else items))
-    if few:
-        return values, np.array(list(map(values.index, few[0])), np.uint8)[few[1]]
-    order = dict(zip(values, range(len(values)), strict=True))
+    objects = few[0] if few else items
+    values = list(dict.fromkeys(objects))
     if len(values) > MOST_VALUES:
         return values, np.empty(0, np.uint8)
-    return values, np.frombuffer(bytes(map(order.__getitem__, items)), np.uint8)
+    order = dict(zip(values, range(len(values)), strict=True))
+    codes = np.frombuffer(bytes(map(order.__getitem__, objects)), np.uint8)
+    return values, codes[few[1]] if few else codes
