@@ -27,7 +27,6 @@ class _Lines:
         self._start = start  # of the first line
         self._epoch_of = epoch_of  # None: a header; raises ValueError for a line of another file
         self._is_own = False  # nobody else wrote the file
-        self._fd: int | None = None
 
     def read(self) -> list[str]:
         """The whole lines, without their ends; raises ValueError for a file of somebody else."""
@@ -59,7 +58,6 @@ class _Lines:
 
     def replace(self, lines: list[str]) -> None:
         """Replace the file by one with these lines, at once."""
-        self.close()
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         with open(f"{self.path}.new", "wb") as file:
             file.writelines(_encode(line) for line in lines)
@@ -71,23 +69,18 @@ class _Lines:
         """Add a line, which others can read at once."""
         if not self._is_own:
             self.read()
-        if self._fd is None:
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        size, data = os.fstat(self._fd).st_size, _encode(line)
-        if os.write(self._fd, data) < len(data):
-            os.ftruncate(self._fd, size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+        data = _encode(line)
+        with open(self.path, "ab", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if file.write(data) < len(data):
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
 
     def sync(self) -> None:
         """Return once the lines are on disk."""
-        if self._fd is not None:
-            os.fsync(self._fd)
-
-    def close(self) -> None:
-        """Close the file until the next line."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self._is_own:
+            with open(self.path, "rb") as file:
+                os.fsync(file.fileno())
 
 
 @checked(path=PATH)
@@ -137,14 +130,6 @@ class CSVLog(Callback):
     def on_save_start(self, epoch: int, step: int) -> None:
         """Let no record be newer than the rows."""
         self._lines.sync()
-
-    def on_finish(self, result: object) -> None:
-        """Close the file."""
-        self._lines.close()
-
-    def on_error(self, error: BaseException) -> None:
-        """Close the file."""
-        self._lines.close()
 
     def _cut(self, last: int) -> None:
         self._lines.cut(last)
@@ -196,14 +181,6 @@ class JSONLinesLog(Callback):
     def on_save_start(self, epoch: int, step: int) -> None:
         """Let no record be newer than the lines."""
         self._lines.sync()
-
-    def on_finish(self, result: object) -> None:
-        """Close the file."""
-        self._lines.close()
-
-    def on_error(self, error: BaseException) -> None:
-        """Close the file."""
-        self._lines.close()
 
 
 def _row(epoch: int, seconds: float, metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -107,13 +107,6 @@ class Prometheus(Callback):
 
     def on_finish(self, result: object) -> None:
         """Stop serving."""
-        self._end()
-
-    def on_error(self, error: BaseException) -> None:
-        """Stop serving."""
-        self._end()
-
-    def _end(self) -> None:
         self._running.labels(self._job).set(0)
         if self._server is not None:
             server, thread = self._server
@@ -121,3 +114,7 @@ class Prometheus(Callback):
             server.shutdown()
             server.server_close()
             thread.join()
+
+    def on_error(self, error: BaseException) -> None:
+        """Stop serving."""
+        self.on_finish(None)

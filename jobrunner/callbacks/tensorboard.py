@@ -72,21 +72,18 @@ class TensorBoard(Callback):
 
     def on_finish(self, result: object) -> None:
         """Close the file."""
-        self._close()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def on_error(self, error: BaseException) -> None:
         """Close the file."""
-        self._close()
+        self.on_finish(None)
 
     def _begin(self, first: int) -> None:
-        self._close()
+        self.on_finish(None)
         # The library names files by the second; one run may begin several in that time.
         suffix = f".{time.time_ns()}"
         self._writer = self._library.SummaryWriter(
             self._logdir, purge_step=first, filename_suffix=suffix
         )
-
-    def _close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobrunner.data.blocks import Blocks
 from jobrunner.data.indexed import Indexed
@@ -112,12 +112,19 @@ def from_arrow(dataset: Any, *, columns: Sequence[str] | None = None) -> DataRea
     return reader_of(Indexed, Blocks(lengths, _Fragments(fragments, dataset.schema, names)))
 
 
-class _Fragments:
+class _Fragments(NamedTuple):
     """Loads blocks of rows."""
 
-    def __init__(self, fragments: Sequence[Any], schema: Any, names: Sequence[str]) -> None:
-        self.fragments, self.schema, self.names = fragments, schema, names
+    fragments: Sequence[Any]
+    schema: Any
+    names: Sequence[str]
 
     def __call__(self, number: int) -> Any:
         fragment = self.fragments[number]
         return fragment.to_table(schema=self.schema, columns=self.names, use_threads=False)
+
+    def where(self, number: int) -> str:
+        fragment = self.fragments[number]
+        groups = [each.id for each in getattr(fragment, "row_groups", ())]
+        named = f", row group {groups[0]}" if groups else ""
+        return f"{getattr(fragment, 'path', 'a fragment')}{named}"

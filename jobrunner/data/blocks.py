@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,6 +13,16 @@ from jobrunner.data.sources import Index, Source, joined, rows_of
 
 _HELD = 2
 """Blocks in memory: a batch ends one and begins the next."""
+
+
+class Load(Protocol):
+    """Reads blocks."""
+
+    def __call__(self, number: int, /) -> Any:
+        """The block of a number: anything that `rows_of` accepts."""
+
+    def where(self, number: int, /) -> str:
+        """Which block that is, for messages."""
 
 
 class _Block:
@@ -28,19 +38,15 @@ class Blocks:
     ----------
     lengths : sequence of int
         Records of each block.
-    load : callable
-        Returns the block of a number: anything that `rows_of` accepts.
+    load : Load
     """
 
-    def __init__(self, lengths: Sequence[int], load: Callable[[int], Any]) -> None:
+    def __init__(self, lengths: Sequence[int], load: Load) -> None:
         self.lengths: Sequence[int] = tuple(lengths) or (0,)
         self._load = load
         self._ends = np.cumsum(self.lengths)
         self._held: OrderedDict[int, _Block] = OrderedDict()
         self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
 
     def take(self, index: Index) -> Any:
         """One record, or a batch of them."""
@@ -54,13 +60,10 @@ class Blocks:
             block = int(numbers[0])
             return self._block(block).take(index - self._start(block))
         order = np.argsort(numbers, kind="stable")
-        ordered = numbers[order]
-        cuts = np.flatnonzero(np.diff(ordered)) + 1
-        pieces = [
-            self._block(block).take(index[part] - self._start(block))
-            for part in np.split(order, cuts)
-            for block in (int(numbers[part[0]]),)
-        ]
+        pieces = []
+        for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+            block = int(numbers[part[0]])
+            pieces.append(self._block(block).take(index[part] - self._start(block)))
         found = joined(pieces)
         if (order[1:] > order[:-1]).all():
             return found
@@ -92,14 +95,21 @@ class Blocks:
                 self._held.popitem(last=False)
         with block.lock:  # so that threads that want the same block read it once
             if block.source is None:
-                source = rows_of(self._load(number))
-                if len(source) != self.lengths[number]:
-                    raise ValueError(
-                        f"Block {number} of the data has {len(source)} records; expected "
-                        f"{self.lengths[number]}, as when the reader was made. The data must not change."
-                    )
-                block.source = source
+                try:
+                    block.source = self._load_block(number)
+                except Exception as error:
+                    error.add_note(f"While reading {self._load.where(number)}.")
+                    raise
             return block.source
+
+    def _load_block(self, number: int) -> Source:
+        source, expected = rows_of(self._load(number)), self.lengths[number]
+        if (found := sum(source.lengths)) != expected:
+            raise ValueError(
+                f"{self._load.where(number)}: expected {expected} records, as when the reader was "
+                f"made, found {found}. The data must not change while it is read."
+            )
+        return source
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Blocks, (self.lengths, self._load))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from jobrunner.data.arrow import PATHS, Paths, import_arrow
@@ -54,7 +55,7 @@ def from_lines(paths: Paths, *, encoding: str = "utf-8") -> DataReader:
     --------
     >>> from_lines(["a.txt", "b.txt"]).shuffled(seed=1).batched(64)  # doctest: +SKIP
     """
-    blocks = [each for path in _listed(paths) for each in _split(path, _lines)]
+    blocks = [each for path in _listed(paths, "from_lines") for each in _split(path, _lines)]
     return reader_of(Indexed, Blocks([each.records for each in blocks], _Lines(blocks, encoding)))
 
 
@@ -97,7 +98,7 @@ def from_csv(
     reader is about 1 MiB. Blank lines are no rows. Values must not contain newlines.
     """
     arrow = import_arrow("from_csv")
-    listed = _listed(paths)
+    listed = _listed(paths, "from_csv")
     headers = [_header(path, delimiter) for path in listed]
     for path, header in zip(listed, headers, strict=True):
         if header.names != headers[0].names:
@@ -118,7 +119,7 @@ def from_csv(
     ]
     load = _Rows(blocks, headers[0].names, delimiter, known)
     if blocks:
-        load.types = {field.name: field.type for field in load(0).schema}
+        load = load._replace(types={field.name: field.type for field in load(0).schema})
     return reader_of(Indexed, Blocks([each.records for each in blocks], load))
 
 
@@ -137,52 +138,52 @@ class _Part(NamedTuple):
 
     @property
     def where(self) -> str:
-        return f"in {self.path}, bytes {self.start} to {self.start + self.size}"
+        return f"{self.path}, bytes {self.start} to {self.start + self.size}"
 
 
-class _Lines:
+class _Lines(NamedTuple):
     """Loads blocks of lines."""
 
-    def __init__(self, blocks: Sequence[_Part], encoding: str) -> None:
-        self.blocks, self.encoding = blocks, encoding
+    blocks: Sequence[_Part]
+    encoding: str
 
     def __call__(self, number: int) -> list[str]:
-        part = self.blocks[number]
-        try:
-            text = part.read().decode(self.encoding)
-        except UnicodeDecodeError as error:
-            error.add_note(part.where)
-            raise
+        text = self.blocks[number].read().decode(self.encoding)
         lines = text.removesuffix("\n").split("\n")
         return [line.removesuffix("\r") for line in lines] if "\r" in text else lines
 
+    def where(self, number: int) -> str:
+        return self.blocks[number].where
 
-class _Rows:
+
+class _Rows(NamedTuple):
     """Loads blocks of rows."""
 
-    def __init__(
-        self, blocks: Sequence[_Part], names: list[str], delimiter: str, types: Mapping[str, Any]
-    ) -> None:
-        self.blocks, self.names, self.delimiter, self.types = blocks, names, delimiter, types
+    blocks: Sequence[_Part]
+    names: list[str]
+    delimiter: str
+    types: Mapping[str, Any]
 
     def __call__(self, number: int) -> Any:
         import pyarrow
         from pyarrow import csv
 
-        part = self.blocks[number]
         try:
             return csv.read_csv(
-                io.BytesIO(part.read()),
+                io.BytesIO(self.blocks[number].read()),
                 csv.ReadOptions(column_names=self.names, use_threads=False),
                 csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
                 csv.ConvertOptions(column_types=self.types),
             )
         except pyarrow.ArrowInvalid as error:
             error.add_note(
-                f"{part.where}. If a column has other values than in the first rows, name its type: "
-                f"from_csv(..., types={{...}})."
+                "If a column has other values than in the first rows, name its type: "
+                "from_csv(..., types={...})."
             )
             raise
+
+    def where(self, number: int) -> str:
+        return self.blocks[number].where
 
 
 class _Header(NamedTuple):
@@ -210,9 +211,18 @@ def _type(arrow: Any, name: str, kind: Any) -> Any:
         ) from error
 
 
-def _listed(paths: Paths) -> list[str]:
-    listed = paths if isinstance(paths, list | tuple) else [paths]
-    return [str(Path(os.fspath(path)).absolute()) for path in listed]  # type: ignore[arg-type]
+def _listed(paths: Paths, needed_by: str) -> list[str]:
+    listed: Any = paths if isinstance(paths, list | tuple) else [paths]
+    found = [os.path.abspath(os.fspath(path)) for path in listed]
+    for path in found:
+        if not os.path.isfile(path):
+            raise FileNotFoundError(
+                errno.ENOENT,
+                f"{needed_by}: paths must be files that the worker can open; on {platform.node()} "
+                f"there is no file",
+                path,
+            )
+    return found
 
 
 def _split(path: str, records: Callable[[bytes], int], start: int = 0) -> Iterator[_Part]:

@@ -19,9 +19,10 @@ class Indexed:
 
     def __init__(self, setup: Setup) -> None:
         self.setup, source, seed = setup, setup.source, setup.seed
-        lengths = source.lengths if setup.by_block else (len(source),)
-        identity = {"length": len(source), "order": _describe(seed, lengths)}
-        self.position = Position(range(len(source)), setup.shard, identity, setup.least)
+        self._total: int = sum(source.lengths)
+        lengths = source.lengths if setup.by_block else (self._total,)
+        identity = {"length": self._total, "order": _describe(seed, lengths)}
+        self.position = Position(range(self._total), setup.shard, identity, setup.least)
         self._order = None if seed is None else Shuffled(lengths, seed)
         self._batch, self._size = setup.batch, setup.batch or 1
         self._span = (
@@ -33,7 +34,7 @@ class Indexed:
 
     def count(self) -> int:
         """How many records or batches the shard has."""
-        (i, n), total = self.setup.shard, len(self.setup.source)
+        (i, n), total = self.setup.shard, self._total
         own = (i + 1) * total // n - i * total // n
         return own // self._size if self.setup.drop_last else -(-own // self._size)
 

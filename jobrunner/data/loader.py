@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jobrunner.data.cursors import Setup, reduced
-from jobrunner.data.position import check_names, end_of, mismatch
+from jobrunner.data.position import check_state, end_of
 from jobrunner.data.reader import DataReader, reader_of
-from jobrunner.define import FLAG, NATURAL
+from jobrunner.define import FLAG, NATURAL, instance
 from jobrunner.errors import DefinitionError, PlanMismatchError
 
 _END = object()
@@ -100,7 +100,8 @@ class Loaded:
 
     def count(self) -> int:
         """How many items a whole pass has, if the loader knows."""
-        return len(self._loader)
+        count: int = len(self._loader)
+        return count
 
     def _generator(self) -> Any:
         """The generator of random numbers that a loader of PyTorch was given, if any."""
@@ -126,13 +127,17 @@ class Loaded:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved position."""
-        rules = {"pass": NATURAL, "taken": NATURAL, "finished": FLAG}
-        check_names(state, [*rules, "loader", "generator"], "the state")
-        for name, rule in rules.items():
-            if not rule.fits(state[name]):
-                raise mismatch("the state", name, rule.expected, state[name])
-        if not isinstance(state["loader"], dict):
-            raise mismatch("the state", "loader", "a dict", state["loader"])
+        check_state(
+            state,
+            {
+                "pass": NATURAL,
+                "taken": NATURAL,
+                "finished": FLAG,
+                "loader": instance("a dict", dict),
+                "generator": instance("the state of a generator", object),
+            },
+            "the state",
+        )
         with self._lock:
             self._loader.load_state_dict(state["loader"])
             self._number, self._taken = state["pass"], state["taken"]

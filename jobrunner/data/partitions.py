@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobrunner.data.blocks import Blocks
 from jobrunner.data.indexed import Indexed
@@ -65,9 +65,8 @@ def from_dask(
             f"from_dask: lengths must have one item for each of the {expected} partitions of a "
             f"dataframe or bag, and is not for arrays, which know theirs; got {len(lengths)} items."
         )
-    return reader_of(
-        Indexed, Blocks([int(each) for each in counts], _Parts(collection, kind, scheduler))
-    )
+    parts = _Parts(collection, kind, scheduler)
+    return reader_of(Indexed, Blocks([int(each) for each in counts], parts))
 
 
 def _chunks(array: Any) -> Sequence[Any]:
@@ -92,14 +91,18 @@ def _count(partition: Iterable[Any]) -> list[int]:
     return [sum(1 for _ in partition)]
 
 
-class _Parts:
+class _Parts(NamedTuple):
     """Computes partitions."""
 
-    def __init__(self, collection: Any, kind: str, scheduler: str) -> None:
-        self.collection, self.kind, self.scheduler = collection, kind, scheduler
+    collection: Any
+    kind: str
+    scheduler: str
 
     def __call__(self, number: int) -> Any:
         if self.kind == "bag":
             part = self.collection.to_delayed()[number]
             return list(part.compute(scheduler=self.scheduler))
         return getattr(self.collection, self.kind)[number].compute(scheduler=self.scheduler)
+
+    def where(self, number: int) -> str:
+        return f"partition {number} of a {type(self.collection).__name__}"

@@ -11,9 +11,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from jobrunner.define import NATURAL
+from jobrunner.define import NATURAL, Rule
 from jobrunner.errors import EndOfData, PlanMismatchError
 
 Ranges = tuple[range, ...]
@@ -126,22 +127,19 @@ class Position:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to where a state of this shard was, or to this shard's part of a merged state."""
-        shard, number, rests = self._read(state, "the state")
-        if shard not in (self._shard, None):
-            raise mismatch(
-                "the state",
-                "shard",
-                list(self._shard),
-                list(shard),
-                "If the number of nodes has changed, name the blob Blob(..., partition=0), or pass "
-                "the states of all shards to merge_state_dicts.",
-            )
+        own = list(self._shard)
+        mine = Rule(str(own), lambda it: it is None or (_is_shard(it) and list(it) == own))
+        shard, number, rests = self._read(state, "the state", mine)
         with self.lock:
             self._go(number, rests if shard else [self._share(each) for each in rests])
 
     def merge_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The state of the whole, from those of all its shards in order."""
-        found = [self._read(state, f"state {i} of {len(states)}") for i, state in enumerate(states)]
+        any_shard = Rule("two ints [i, n], i < n, or None", lambda it: it is None or _is_shard(it))
+        found = [
+            self._read(state, f"state {i} of {len(states)}", any_shard)
+            for i, state in enumerate(states)
+        ]
         found.sort(key=lambda each: each.shard or (0, 0))
         shards, n = [each.shard for each in found], len(found)
         if not found or shards != [(i, n) for i in range(n)]:
@@ -150,15 +148,12 @@ class Position:
                 f"{[shard and list(shard) for shard in shards]!r:.200}."
             )
         first = min(each.number for each in found)
-        end = max(each.number + len(each.rests) for each in found)
-        if end - first > _MOST_PASSES:
-            raise mismatch(
-                "The states to merge",
-                "pass",
-                f"numbers that differ by less than {_MOST_PASSES}",
-                [each.number for each in found],
+        passes = range(first, max(each.number + len(each.rests) for each in found))
+        if len(passes) > _MOST_PASSES:
+            raise PlanMismatchError(
+                f"The states to merge, field 'pass': expected numbers that differ by less than "
+                f"{_MOST_PASSES}, found {[each.number for each in found]!r:.200}."
             )
-        passes = range(first, end)
         rests = [_union([self._left(each, number) for each in found]) for number in passes]
         return self._written(_State(None, first, rests))
 
@@ -192,38 +187,42 @@ class Position:
             "later": later,
         }
 
-    def _read(self, state: Mapping[str, Any], where: str) -> _State:
-        check_names(state, [*self._identity, "shard", "pass", "rest", "later"], where)
-        for name, value in self._identity.items():
-            if type(state[name]) is not type(value) or state[name] != value:
-                raise mismatch(where, name, repr(value), state[name], _ADVICE[name])
-        number, shard, later = state["pass"], state["shard"], state["later"]
-        if not _is_whole(number):
-            raise mismatch(where, "pass", "an int >= 0", number)
-        is_shard = len(_listed(shard)) == 2 and all(map(_is_whole, shard)) and shard[0] < shard[1]
-        if shard is not None and not is_shard:
-            raise mismatch(where, "shard", "two ints [i, n], i < n, or None", shard)
-        if not isinstance(later, list | tuple):
-            raise mismatch(where, "later", "a list of lists of ranges", later)
-        rests = [self._ranges(state["rest"], where, "rest")]
-        rests += [self._ranges(each, where, "later") for each in later]
-        return _State(shard and tuple(shard), number, rests)
+    def _read(self, state: Mapping[str, Any], where: str, shard: Rule) -> _State:
+        ranges = "ranges [start, stop, step], 0 <= start < stop"
+        limit = " or stop None" if is_open(self._whole) else f" <= {self._whole.stop}, ascending"
+        rules = {
+            "shard": shard,
+            "pass": Rule("an int >= 0", _is_whole),
+            "rest": Rule(ranges + limit, lambda it: self._ranges(it) is not None),
+            "later": Rule(
+                f"lists of {ranges}{limit}",
+                lambda it: _is_list(it) and None not in map(self._ranges, it),
+            ),
+        }
+        same = {
+            name: Rule(repr(value), partial(_is_same, value))
+            for name, value in self._identity.items()
+        }
+        check_state(state, {**same, **rules}, where)
+        rests = [self._ranges(each) or () for each in (state["rest"], *state["later"])]
+        return _State(state["shard"] and tuple(state["shard"]), state["pass"], rests)
 
-    def _ranges(self, listed: object, where: str, field: str) -> Ranges:
+    def _ranges(self, listed: Any) -> Ranges | None:
+        """The ranges that were written; None if they were not."""
         may_open = is_open(self._whole)
-        limit = "stop or stop None" if may_open else f"stop <= {self._whole.stop}, ascending"
-        expected = f"ranges [start, stop, step], 0 <= start < {limit}"
-        if not isinstance(listed, list | tuple):
-            raise mismatch(where, field, expected, listed)
         found: list[range] = []
+        if not _is_list(listed) or not all(_is_list(each) and len(each) == 3 for each in listed):
+            return None
         for each in listed:
-            bounds = [OPEN if it is None and may_open else it for it in _listed(each)]
-            start, stop, step = bounds if len(bounds) == 3 else (0, 0, 0)
-            is_right = all(map(_is_whole, bounds)) and start < stop <= self._whole.stop
-            if not is_right or not 1 <= step <= (1 << 32 if may_open else 1):
-                raise mismatch(where, field, expected, each)
+            start, stop, step = (OPEN if it is None and may_open else it for it in each)
+            if not all(map(_is_whole, (start, stop, step))):
+                return None
+            if not start < stop <= self._whole.stop or not 1 <= step <= (
+                1 << 32 if may_open else 1
+            ):
+                return None
             if found and start < found[-1].stop and not may_open:
-                raise mismatch(where, field, expected, each, "It would repeat records.")
+                return None  # it would repeat records
             found.append(range(start, stop, step))
         return tuple(found)
 
@@ -232,34 +231,42 @@ _ADVICE = {
     "length": "The data has another number of records than when the state was saved: read the same "
     "data, or start afresh.",
     "order": "Shuffle as when the state was saved, or start afresh.",
+    "shard": "If the number of nodes has changed, name the blob Blob(..., partition=0), or pass the "
+    "states of all shards to merge_state_dicts.",
 }
+
+
+def _is_same(value: object, other: object) -> bool:
+    return type(other) is type(value) and other == value
 
 
 def _is_whole(value: Any) -> bool:
     return NATURAL.fits(value) and value <= OPEN
 
 
-def _listed(value: object) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else []
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
 
 
-def check_names(state: object, names: Sequence[str], where: str) -> None:
-    """Raise `PlanMismatchError` if a state has not these fields, or also that of a limited reader."""
+def _is_shard(value: Any) -> bool:
+    return (
+        _is_list(value) and len(value) == 2 and all(map(_is_whole, value)) and value[0] < value[1]
+    )
+
+
+def check_state(state: Any, rules: Mapping[str, Rule], where: str) -> None:
+    """Raise `PlanMismatchError` if a state has not these fields; a limited reader adds "loop"."""
     is_state = isinstance(state, Mapping)
-    found = sorted(map(str, {*state} - {"loop"})) if is_state else type(state).__name__  # type: ignore[misc]
-    if found != sorted(names):
+    found = sorted(map(str, {*state} - {"loop"})) if is_state else type(state).__name__
+    if found != sorted(rules):
         raise PlanMismatchError(
-            f"{where} is not one of this reader: expected the fields {sorted(names)}, found "
+            f"{where} is not one of this reader: expected the fields {sorted(rules)}, found "
             f"{found!s:.500}. Load a state that a reader of the same kind has made."
         )
-
-
-def mismatch(
-    where: str, field: str, expected: object, found: object, advice: str = ""
-) -> PlanMismatchError:
-    """A field of a state is not what it must be."""
-    message = f"{where}, field {field!r}: expected {expected}, found {found!r:.200}."
-    return PlanMismatchError(f"{message} {advice}".rstrip())
+    for name, rule in {**rules, "loop": NATURAL}.items():
+        if not rule.fits(value := state.get(name, 0)):
+            message = f"{where}, field {name!r}: expected {rule.expected}, found {value!r:.200}."
+            raise PlanMismatchError(f"{message} {_ADVICE.get(name, '')}".rstrip())
 
 
 def _union(parts: Sequence[Ranges]) -> Ranges:

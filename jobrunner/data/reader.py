@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any, Protocol, Self, runtime_checkable
 
 from jobrunner.data.cursors import Cursor, Setup, opened
-from jobrunner.data.position import mismatch
 from jobrunner.define import COUNT, FLAG, INTERVAL, NATURAL, checked
 from jobrunner.errors import DefinitionError, EndOfData
 
@@ -222,11 +221,8 @@ class DataReader:
         PlanMismatchError
             If the state is not of such a reader, of the same data in the same order.
         """
-        loop = state.get("loop", 0) if isinstance(state, Mapping) else 0
-        if not NATURAL.fits(loop):
-            raise mismatch("the state", "loop", "an int >= 0", loop)
         self._cursor.position.load_state_dict(state)
-        self._taken, self._started = loop, None
+        self._taken, self._started = state.get("loop", 0), None
 
     def merge_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The state of the whole, from those of all shards in order.

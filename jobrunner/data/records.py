@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -71,12 +71,15 @@ _LEAST_BYTES = 1 << 23
 """Chunks are read together up to this size."""
 
 
-class _Chunks:
-    def __init__(self, array: Any, rows: int) -> None:
-        self.array, self.rows = array, rows
+class _Chunks(NamedTuple):
+    array: Any
+    rows: int
 
     def __call__(self, block: int) -> Any:
         return np.asarray(self.array[block * self.rows : (block + 1) * self.rows])
+
+    def where(self, block: int) -> str:
+        return f"rows {block * self.rows} to {(block + 1) * self.rows} of {self.array!r:.200}"
 
 
 def _chunks_of(array: Any) -> Blocks:

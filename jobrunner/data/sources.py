@@ -20,8 +20,6 @@ class Source(Protocol):
     lengths: Sequence[int]
     """Records of each block that is read as a whole; one block if any records can be read."""
 
-    def __len__(self) -> int: ...
-
     def take(self, index: Index, /) -> Any:
         """One record; or a batch of those in a slice or an array of numbers, in its order."""
 
@@ -42,9 +40,6 @@ class Rows:
         by = getattr(rows, through) if through else rows
         self.take: Callable[[Any], Any] = by.__getitem__
 
-    def __len__(self) -> int:
-        return self.lengths[0]
-
     def __reduce__(self) -> tuple[Any, ...]:
         return (Rows, (self._rows, self._through))
 
@@ -56,16 +51,13 @@ class Listed:
         self.lengths: Sequence[int] = (len(items),)
         self._items = items
 
-    def __len__(self) -> int:
-        return self.lengths[0]
-
     def take(self, index: Index) -> Any:
         """One record, or a list."""
         if isinstance(index, int):
             return self._items[index]
         if isinstance(index, slice) and type(self._items) is list:
             return self._items[index]
-        numbers = range(len(self))[index] if isinstance(index, slice) else index.tolist()
+        numbers = range(index.start, index.stop) if isinstance(index, slice) else index.tolist()
         if hasattr(self._items, "__getitems__"):  # a PyTorch data set that reads many at once
             return self._items.__getitems__(list(numbers))
         if len(numbers) == 1:
@@ -80,9 +72,6 @@ class Columns:
         self.lengths: Sequence[int] = (len(table),)
         self._table = table
         self._is_arrow = is_of(table, "pyarrow")
-
-    def __len__(self) -> int:
-        return self.lengths[0]
 
     def take(self, index: Index) -> Any:
         """One record as a dict, or a batch."""
@@ -99,16 +88,13 @@ class Structure:
     """Sources of one length, in a dict or a tuple."""
 
     def __init__(self, parts: Mapping[Any, Source], kind: type[dict[Any, Any] | tuple[Any, ...]]):
-        lengths = {name: len(part) for name, part in parts.items()}
+        lengths = {name: sum(part.lengths) for name, part in parts.items()}
         if len(set(lengths.values())) > 1:
             raise DefinitionError(
                 f"from_records: all parts must have as many records as the first; found {lengths}."
             )
         self._parts, self._kind = dict(parts), kind
         self.lengths: Sequence[int] = max((part.lengths for part in parts.values()), key=len)
-
-    def __len__(self) -> int:
-        return sum(self.lengths)
 
     def take(self, index: Index) -> Any:
         """One record or batch of each part."""

@@ -178,7 +178,7 @@ FORGED = {
     "pass": (-1, "field 'pass': expected an int >= 0, found -1"),
     "shard": ([1, 2], r"field 'shard': expected \[0, 1\], found \[1, 2\].*partition=0"),
     "rest": ([[0, 11, 1]], "field 'rest': expected ranges .* <= 10"),
-    "later": ([[[5, 2, 1]]], "field 'later': expected ranges"),
+    "later": ([[[5, 2, 1]]], "field 'later': expected lists of ranges"),
 }
 FURTHER = [
     ("pass", True),
@@ -188,6 +188,9 @@ FURTHER = [
     ("shard", [0]),
     ("rest", None),
     ("rest", "ab"),
+    ("rest", [7]),
+    ("rest", [[None, 5, 1]]),
+    ("later", [7]),
     ("rest", [[0, 10, 2]]),
     ("rest", [[0, None, 1]]),
     ("rest", [[0, 5, 1], [4, 6, 1]]),

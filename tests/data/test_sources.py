@@ -218,14 +218,17 @@ def test_data_that_changes_under_a_reader_is_noticed(tmp_path: Path) -> None:
     path.write_text("1\n2\n")
     reader = from_lines(path)
     path.write_text("123\n")
-    with pytest.raises(ValueError, match="Block 0 of the data has 1 records; expected 2"):
+    with pytest.raises(ValueError, match=r"a\.txt, bytes 0 to 4: expected 2 records.*found 1"):
         reader.read()
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    with pytest.raises(FileNotFoundError, match=r"a\.csv"):
-        from_lines(path)
+    for read, what in ((from_lines, path), (from_csv, [path]), (from_lines, tmp_path)):
+        message = f"{read.__name__}: paths must be files that the worker can open; .* no file: '"
+        with pytest.raises(FileNotFoundError, match=message) as missing:
+            read(what)
+        assert str(missing.value.filename) == str(what if read is from_lines else path)
     path.write_bytes(b"\xff\n")
     with pytest.raises(UnicodeDecodeError) as caught:
         from_lines(path).read()
@@ -256,7 +259,9 @@ def test_csv_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
         list(reader)
     assert "name its type" in caught.value.__notes__[0]
     b.write_text('n\n"1\n2"\n')
-    with pytest.raises(ValueError, match="Block 0 of the data has 1 records; expected 2"):
+    with pytest.raises(
+        ValueError, match=r"a\.csv|b\.csv, bytes 2 to 8: expected 2 records.*found 1"
+    ):
         from_csv(b).read()
     b.write_text("")
     with pytest.raises(DefinitionError, match="no names of columns"):
