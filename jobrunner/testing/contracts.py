@@ -107,8 +107,8 @@ class MetadataHandlerContract:
 
     def test_one_of_several_processes_gets_each_number(self, tmp_path: Path) -> None:
         """As with threads."""
-        spawn = multiprocessing.get_context("spawn")
-        with spawn.Manager() as manager, ProcessPoolExecutor(_RIVALS, spawn) as pool:
+        server = multiprocessing.get_context("forkserver")
+        with server.Manager() as manager, ProcessPoolExecutor(_RIVALS, server) as pool:
             self._race(tmp_path, pool, manager.Barrier(_RIVALS))
 
     def _race(self, tmp_path: Path, pool: Executor, start: threading.Barrier) -> None:

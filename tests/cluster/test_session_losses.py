@@ -212,14 +212,17 @@ def test_a_lease_that_runs_on_a_successor_of_its_worker_ends_at_once(session, cl
     assert future.result(timeout=10) == ()
 
 
-def test_a_worker_restarted_at_the_same_address_is_not_taken_for_the_old_one(tmp_path):
-    port = free_port()
+def test_a_worker_restarted_at_the_same_address_is_not_taken_for_the_old_one():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
     with (
-        dask_processes(tmp_path, ["--worker-port", str(port), "--nanny"]) as (address, _),
-        Client(address, set_as_default=False) as client,
+        LocalCluster(
+            n_workers=1, threads_per_worker=2, dashboard_address=":0", worker_port=port
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
         Session(client) as session,
     ):
-        client.wait_for_workers(1, timeout=30)
         with TaskGroup(workspace_type=WorkspaceType.GLOBAL) as group:
             Task(os.getpid, outputs="pid", node="a")
         session.run(group)
@@ -244,12 +247,6 @@ async def forget_everything(dask_worker):
     host = dask_worker.plugins[PLUGIN_NAME]
     await host.teardown(dask_worker)
     host.setup(dask_worker)
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 # ---- clients and schedulers
@@ -289,12 +286,12 @@ def test_when_a_client_disconnects_workers_free_its_data(process_cluster, tmp_pa
 
 
 @contextlib.contextmanager
-def dask_processes(path, worker_options):
+def dask_processes(path):
     """A scheduler and a worker as processes; gives the scheduler's address and process."""
     file = path / "scheduler.json"
     commands = {
         "scheduler": ["--port", "0", "--dashboard-address", ":0"],
-        "worker": ["--nthreads", "2", "--dashboard-address", ":0", *worker_options],
+        "worker": ["--nthreads", "2", "--dashboard-address", ":0", "--no-nanny"],
     }
     with contextlib.ExitStack() as stack:
         started = {}
@@ -302,14 +299,14 @@ def dask_processes(path, worker_options):
             options = [*options, "--scheduler-file", str(file)]
             started[command] = process = start_dask(command, *options, cwd=path)
             stack.enter_context(process)
-            stack.callback(process.terminate)  # a nanny then ends its worker
+            stack.callback(process.terminate)
             await_file(file)
         yield json.loads(file.read_text())["address"], started["scheduler"]
 
 
 def test_a_lost_scheduler_is_an_error_and_no_hang(tmp_path):
     with (
-        dask_processes(tmp_path, ["--no-nanny"]) as (address, scheduler),
+        dask_processes(tmp_path) as (address, scheduler),
         Client(address, set_as_default=False, timeout=30) as client,
     ):
         client.wait_for_workers(1, timeout=30)

@@ -16,8 +16,6 @@ from jobrunner import CheckpointCorruptError, JobRunner, MultiNodeCheckpointMana
 sys.path.insert(0, str(Path(__file__).parent))
 import drift_job
 
-from tests.sampling import sampled
-
 SCRIPT = Path(__file__).with_name("drift_job.py")
 
 
@@ -55,8 +53,9 @@ def latest(path):
     return -1 if found is None else found
 
 
-@sampled("kills", sample=1, nightly=20)
-def test_killed_at_random_moments_the_job_ends_with_the_same_bits(kills, tmp_path, uninterrupted):
+@pytest.mark.nightly
+def test_killed_at_random_moments_the_job_ends_with_the_same_bits(tmp_path, uninterrupted):
+    kills = 20
     path = tmp_path / "ckpt"
     chance = random.Random(20)
     reached = -1

@@ -27,7 +27,7 @@ import drift_job
 from object_life import go_on
 from object_servers import Request, S3Server
 
-from tests.sampling import sampled
+pytestmark = pytest.mark.nightly
 
 HERE = Path(__file__).parent
 EPOCHS = 7
@@ -115,7 +115,6 @@ STRIKES: list[tuple[Aim, How, int]] = [
 ]
 
 
-@pytest.mark.nightly
 def test_killed_in_mid_save_and_mid_commit_the_job_goes_on_from_what_is_recorded(
     s3: S3Server, killer: Killer, inproc_client, tmp_path
 ) -> None:
@@ -136,12 +135,11 @@ def test_killed_in_mid_save_and_mid_commit_the_job_goes_on_from_what_is_recorded
     assert final_state(url) == final_state(tmp_path)
 
 
-@sampled("every_kth", sample=40, nightly=1)
-@pytest.mark.parametrize("how", [pytest.param("refused", marks=pytest.mark.nightly), "unheard"])
+@pytest.mark.parametrize("how", ["refused", "unheard"])
 def test_killed_at_any_request_what_was_told_is_recorded_and_whole(
-    s3: S3Server, killer: Killer, how: How, every_kth: int
+    s3: S3Server, killer: Killer, how: How
 ) -> None:
-    for k in itertools.count((every_kth + 1) // 2, every_kth):
+    for k in itertools.count(1):
         url = f"{s3.url}/{k}"
         command = [str(HERE / "object_life.py"), url]
         process = killer.start(command, partial(is_number, killer, k), how)

@@ -82,11 +82,16 @@ def store(param: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield Place(ObjectFiles(root), root)
 
 
-@pytest.fixture(params=["posix", "parts", "objects", "memory", "s3", "gs", "az"])
+DISKS = ["posix", "parts"]
+SERVERS = ["s3", "gs", pytest.param("az", marks=pytest.mark.nightly)]
+on_disks = pytest.mark.parametrize("place", DISKS, indirect=True)
+
+
+@pytest.fixture(params=[*DISKS, "objects", "memory", *SERVERS])
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
-    if request.param in ("posix", "parts"):
+    if request.param in DISKS:
         if request.param == "parts":  # as where Linux's openat2 is missing
             monkeypatch.setattr(system, "open_unlinked", system.open_by_parts)
         root = str(tmp_path / "k")
@@ -141,10 +146,9 @@ def test_a_directory_is_made_with_those_inside_it(place: Place) -> None:
         assert "None" not in str(caught.value)
 
 
+@on_disks
 def test_no_link_is_followed(place: Place, tmp_path: Path) -> None:
     files, root = place.files, place.root
-    if not isinstance(files, PosixFiles):
-        pytest.skip("has no links")
     outside = tmp_path / "outside"
     (outside / "b").mkdir(parents=True)
     (outside / "x").write_bytes(b"1")
@@ -179,10 +183,9 @@ def test_no_link_is_followed(place: Place, tmp_path: Path) -> None:
     assert {at: at.lstat() for at in outside.rglob("*")} == before
 
 
+@on_disks
 def test_a_tree_that_is_too_deep_is_refused(place: Place) -> None:
     files, root = place.files, place.root
-    if not isinstance(files, PosixFiles):
-        pytest.skip("has no directories")
     files.make_directories("/".join([root, *"d" * 200]))
     for call in (files.walk, files.remove_tree):
         with pytest.raises(CheckpointCorruptError, match="nested"):
@@ -315,11 +318,9 @@ def test_a_directory_is_written_pruned_and_resumed_from(place: Place) -> None:
     assert array[3] == 12
 
 
+@pytest.mark.parametrize("place", SERVERS, indirect=True)
 def test_a_bucket_that_is_not_there_is_named(place: Place) -> None:
-    files, root = place.files, place.root
-    if isinstance(files, FaultyObjects | PosixFiles) or root.startswith("memory"):
-        pytest.skip("has no buckets")
-    scheme = root.partition("://")[0]
+    scheme = place.root.partition("://")[0]
     what = "container" if scheme == "az" else "bucket"
     manager = MultiNodeCheckpointManager(f"{scheme}://nowhere-at-all/k")
     with pytest.raises(CheckpointWriteError, match=f"there is no {what} 'nowhere-at-all'"):
