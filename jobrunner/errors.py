@@ -26,10 +26,13 @@ attributes.
 
 from __future__ import annotations
 
+import re
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Self
 
 from jobrunner.texts import printable, shorten
+
+_TWO_ENDS = re.compile(r"(?<=\w)\.\.(?= [A-Z]|$)")  # after the text of another error
 
 
 class JobRunnerError(Exception):
@@ -48,7 +51,8 @@ class JobRunnerError(Exception):
 
     def __str__(self) -> str:
         # KeyError would print its repr, and OSError its errno.
-        return printable(shorten(str(self.args[0]))) if self.args else ""
+        text = _TWO_ENDS.sub(".", str(self.args[0])) if self.args else ""
+        return printable(shorten(text))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"

@@ -44,7 +44,7 @@ def read_metadata(metadata: Metadata, epoch: int | None = None) -> dict[str, Any
     found = metadata if isinstance(metadata, Mapping) else metadata(epoch or 0)
     if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
         raise DefinitionError(
-            f"{where} must be a dict whose keys are str; got a {type(found).__name__}: {found!r:.200}."
+            f"{where} must be a dict whose keys are str; got {type(found).__name__}: {found!r:.200}."
         )
     plain = as_json(found, f"The {where}")
     size = len(json.dumps(plain))

@@ -105,4 +105,4 @@ class _Parts(NamedTuple):
         return getattr(self.collection, self.kind)[number].compute(scheduler=self.scheduler)
 
     def where(self, number: int) -> str:
-        return f"partition {number} of a {type(self.collection).__name__}"
+        return f"partition {number} of {type(self.collection).__name__}"

@@ -46,7 +46,7 @@ def source_of(data: Any) -> Source:
         return Structure({i: source_of(part) for i, part in enumerate(data)}, tuple)
     if hasattr(type(data), "__dask_graph__"):
         raise DefinitionError(
-            f"from_records: data must not be a Dask collection; got a {type(data).__name__}. Use "
+            f"from_records: data must not be a Dask collection; got {type(data).__name__}. Use "
             f"from_dask, which reads it partition by partition."
         )
     has_rows = hasattr(type(data), "__getitem__") and _has_length(data)

@@ -164,7 +164,7 @@ def _refuse(
     try:
         found = f"{value!r:.200}"
     except Exception:  # a broken `__repr__`, or an int of thousands of digits
-        found = f"a {type(value).__name__}"
+        found = type(value).__name__
     raise DefinitionError(f"{what}: {parameter} must be {rule.expected}; got {found}.")
 
 

@@ -340,7 +340,7 @@ class Task:
         for value in constants_of(self.fn, kwargs):
             if hint := dask_hint(value):
                 raise DefinitionError(
-                    f"{where}: got a {type(value).__name__} as a constant argument. "
+                    f"{where}: got {type(value).__name__} as a constant argument. "
                     f"To fix it, {hint}."
                 )
         return dict(kwargs)

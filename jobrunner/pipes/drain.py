@@ -42,8 +42,8 @@ def drain(
     inputs, reader, updates = arguments[:count], arguments[count], arguments[count + 1 :]
     if not hasattr(reader, "__iter__"):
         raise TypeError(
-            f"A pipe reads from a {type(reader).__qualname__}; expected a reader of jobrunner.data, "
-            f"or another iterator."
+            f"A pipe reads from {type(reader).__qualname__}; expected a reader of jobrunner.data, or "
+            f"another iterator."
         )
     items = iter(reader) if options.begins else reader
     line = _Line(items, processor, inputs, instance_setup, options)

@@ -32,12 +32,12 @@ def migrated(
         ) from error
     expected = f"{where}: expected a mapping of nodes to mappings of blobs to values, found"
     if not isinstance(made, Mapping):
-        raise PlanMismatchError(f"{expected} a {type(made).__name__}.")
+        raise PlanMismatchError(f"{expected} {type(made).__name__}.")
     saved = plan.saved_blobs(epoch)
     found: dict[str, dict[str, Any]] = {}
     for node, blobs in made.items():
         if not isinstance(blobs, Mapping):
-            raise PlanMismatchError(f"{expected} for node {node!r} a {type(blobs).__name__}.")
+            raise PlanMismatchError(f"{expected} {type(blobs).__name__} for node {node!r}.")
         for name, value in blobs.items():
             if name not in saved.get(node, ()):
                 there = ", ".join(map(repr, sorted(saved.get(node, saved))))

@@ -32,7 +32,7 @@ class CodecContract:
         assert self.values, "set `values` to some values of that type"
         for value in self.values:
             is_its = CodecTable([self.codec]).get(type(value)) is self.codec
-            assert is_its, f"{value!r} is not a {self.codec.cls.__name__}"
+            assert is_its, f"{value!r} is not of type {self.codec.cls.__name__}"
 
     def test_a_saved_value_loads_unchanged(self) -> None:
         """It has the same type, is equal, and has the same encoding."""

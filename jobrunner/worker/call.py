@@ -237,7 +237,7 @@ def _refuse_lazy(step: Step, values: Iterable[Any]) -> None:
     kind = next((type(value) for value in values if type(value) in _LAZY), None)
     if kind is not None:
         raise DefinitionError(
-            f"Task {step.workspace.node}/{step.name} returned a {kind.__qualname__}, which runs "
+            f"Task {step.workspace.node}/{step.name} returned {kind.__qualname__}, which runs "
             f"only when somebody takes its items, and only once. Return a list or a tuple of them."
         )
 

@@ -118,8 +118,8 @@ def is_true(name: str, value: Any) -> bool:
         return bool(value)
     except Exception as error:
         raise DefinitionError(
-            f"The stop condition {name!r} is a {type(value).__qualname__}, and bool() of it fails: "
-            f"{error}. Return a bool from its task."
+            f"The stop condition {name!r} is of type {type(value).__qualname__}, and bool() of it "
+            f"fails: {error}. Return a bool from its task."
         ) from error
 
 

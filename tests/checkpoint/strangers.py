@@ -496,7 +496,7 @@ value(
 value("long: a decimal", "", {"$": "decimal", "text": "1E+999999999"})
 value(
     "endless: a deque of a range",
-    "expected a tuple",
+    "expected tuple",
     {
         "$": "deque",
         "maxlen": None,

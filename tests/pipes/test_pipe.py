@@ -475,5 +475,5 @@ def test_something_that_is_no_reader_is_named(inproc_session: Session) -> None:
     with TaskGroup() as group, Node("here"):
         Task(lambda: 3, (), "reader", name="three")
         pipe("reader", square)
-    with pytest.raises(TaskFailedError, match="reads from a int; expected a reader"):
+    with pytest.raises(TaskFailedError, match="reads from int; expected a reader"):
         inproc_session.run(group)

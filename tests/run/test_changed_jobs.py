@@ -501,8 +501,8 @@ def returns(value):
 @pytest.mark.parametrize(
     ("migrate", "match"),
     [
-        (returns(3), "found a int"),
-        (returns({"a": 3}), "for node 'a' a int"),
+        (returns(3), "found int"),
+        (returns({"a": 3}), "found int for node 'a'"),
         (returns({"c": {"w": 3}}), "blob 'w' of node 'c'.*nodes among 'a'"),
         (returns({"a": {"v": 3}}), "blob 'v' of node 'a'.*blobs among 'm', 'w'"),
         (lambda checkpoint: 1 / 0, "it raised ZeroDivisionError"),

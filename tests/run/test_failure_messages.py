@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,23 @@ def run(session: Session, fn: Any, path: Path | None = None, **options: Any) -> 
     epoch_limiter(job, 2)
     manager = None if path is None else MultiNodeCheckpointManager(path)
     return JobRunner(job, manager).run(session)
+
+
+def test_no_message_puts_an_article_before_the_name_of_a_class() -> None:
+    package = Path(jobrunner.__file__).parent
+    article = re.compile(r"\ban? \{[^{}]*(__name__|__qualname__|name_class)")
+    assert [str(it) for it in package.rglob("*.py") if article.search(it.read_text())] == []
+
+
+def test_a_message_that_quotes_another_ends_its_sentence_once() -> None:
+    inner = DefinitionError("Two rows. Give one.")
+    assert (
+        str(ExecutionError(f"It said: {inner}. Try again."))
+        == "It said: Two rows. Give one. Try again."
+    )
+    assert str(ExecutionError(f"It said: {inner}.")) == "It said: Two rows. Give one."
+    for text in ("cd .. && ls", "../..", "wait... Then", "a..b"):
+        assert str(ExecutionError(text)) == text
 
 
 @pytest.mark.parametrize(

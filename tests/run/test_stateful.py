@@ -188,7 +188,7 @@ def test_another_class_is_refused_and_the_checkpoint_stays(inproc_session, manag
 
 def test_a_job_that_makes_something_else_is_refused(inproc_session, manager):
     JobRunner(training(2), manager).run(inproc_session)
-    with pytest.raises(PlanMismatchError, match=r"found a builtins.int"):
+    with pytest.raises(PlanMismatchError, match=r"found builtins.int"):
         JobRunner(training(3, anew=False), manager).run(inproc_session)
 
 

@@ -203,7 +203,7 @@ def _unlike_dataclass(cls: Any) -> str:
     """Why fields and attributes are not all that an instance of a dataclass is; empty if they are."""
     for base in cls.__mro__[:-1]:
         if not base.__flags__ & _IS_HEAP_TYPE:
-            return f"it is also a {base.__name__}"
+            return f"it inherits from {base.__name__}"
         for name in ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"):
             own = vars(base).get(name)
             if own is not None and getattr(own, "__module__", "") != "dataclasses":
@@ -230,7 +230,7 @@ def _slots(cls: Any) -> list[str]:
 
 
 def _fields(encoder: Encoder, value: object, fields: Mapping[str, Any], trail: Trail) -> Fields:
-    found: dict[str, Tree] = encoder.children(f"a {type(value).__name__}", value, fields, trail)
+    found: dict[str, Tree] = encoder.children(type(value).__name__, value, fields, trail)
     return list(found.items())
 
 

@@ -157,7 +157,7 @@ class Decoder:
         if type(value) is not cls:
             if type(value) is ValueOutline:
                 raise OutlinedError(value.about.get("value", value.text))
-            raise TypeError(f"expected a {cls.__name__}, found a {type(value).__name__}")
+            raise TypeError(f"expected {cls.__name__}, found {type(value).__name__}")
         return value
 
     def whole(self, item: Tree) -> Any:
@@ -172,7 +172,7 @@ class Decoder:
         """Decode a tree that must stand for an array, to a whole one."""
         array = self.whole(item)
         if type(array) is not np.ndarray:
-            raise TypeError(f"expected an array, found a {type(array).__name__}")
+            raise TypeError(f"expected an array, found {type(array).__name__}")
         return array
 
     def find_class(self, name: str) -> type | None:

@@ -175,7 +175,7 @@ def _explain(node: str, blob: str, error: UnsupportedValueError) -> str:
         codec = _CONVERT if needs_no_codec(error.cls) else codec
         remedy = f"{codec}pickle it, allow_pickle=True for the checkpoint manager (--allow-pickle)"
     return (
-        f"Node {node!r}, blob {blob!r}{item}: a {name} cannot be saved: {error.why}. {remedy}; or "
+        f"Node {node!r}, blob {blob!r}{item}: {name} cannot be saved: {error.why}. {remedy}; or "
         f"exclude the blob from checkpoints, outputs=Blob({blob!r}, transient=True)."
     )
 

@@ -135,7 +135,7 @@ def _check_bits(bits: Any) -> None:
     if type(bits) is not _BITS.get(type(bits).__name__):
         raise UnsuitableError(f"{type(bits).__name__} is not one of NumPy's bit generators")
     if type(bits.seed_seq) not in (type(None), np.random.SeedSequence):
-        raise UnsuitableError(f"it was seeded by a {type(bits.seed_seq).__name__}")
+        raise UnsuitableError(f"it was seeded by {type(bits.seed_seq).__name__}")
 
 
 def _seed_sequence(encoder: Encoder, value: np.random.SeedSequence, trail: Trail) -> Tree:
@@ -317,7 +317,7 @@ def decode_scalar(decoder: Decoder, dtype: Spec, digits: str) -> Any:
 def _to_void(decoder: Decoder, dtype: Spec, digits: str, record: bool) -> Any:
     void = decode_scalar(decoder, dtype, digits)
     if type(void) is not np.void:
-        raise TypeError(f"expected a void, found a {type(void).__name__}")
+        raise TypeError(f"expected a void, found {type(void).__name__}")
     return _as_record(void) if record else void
 
 

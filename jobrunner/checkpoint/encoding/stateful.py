@@ -96,7 +96,7 @@ def _join(parts: Sequence[Any], where: str, place: str) -> Any:
 
 
 def _name_part(part: object) -> str:
-    return f"the state of a {part.cls}" if isinstance(part, SavedState) else f"a {name_class(part)}"
+    return f"the state of a {part.cls}" if isinstance(part, SavedState) else name_class(part)
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class _Merge:
     def _load(self, saved: SavedState, made: Any, place: str) -> Any:
         where = self.where + (f", item {place}" if place else "")
         if not has_state(made):
-            found = "nothing" if made is None else f"a {name_class(made)}"
+            found = "nothing" if made is None else name_class(made)
             raise PlanMismatchError(
                 f"{where}: expected an object{saved.cls and f' of class {saved.cls}'} to load the state into, "
                 f"found {found}. Make the object in a task of the job's init group, or read the state "

@@ -341,4 +341,4 @@ def _describe_but(part: Any, axis: int) -> tuple[Any, ...] | None:
 
 def _describe(part: Any) -> str:
     is_array = hasattr(part, "shape") and hasattr(part, "dtype")
-    return f"{part.dtype}{list(part.shape)}" if is_array else f"a {type(part).__name__}"
+    return f"{part.dtype}{list(part.shape)}" if is_array else type(part).__name__

@@ -208,7 +208,7 @@ FORGED = [
 
 @pytest.mark.parametrize(("kind", "parts"), FORGED)
 def test_forged_buffers_are_refused(kind: Any, parts: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointError, match="pyarrow cannot make a pyarrow.Array of it"):
+    with pytest.raises(CheckpointError, match="pyarrow cannot make pyarrow.Array of it"):
         decode_forged("pyarrow.Array", {"type": type_bytes(kind), **parts})
 
 

@@ -263,7 +263,7 @@ def business() -> Any:
 NOT_EXACT = [
     (business, "its frequency <CustomBusinessDay> would be lost; set index.freq = None"),
     (lambda: Mine({"a": [1]}), "there is no codec for its type"),
-    (lambda: pd.DataFrame({"a": [object()]}), "item blocks/0/values/items/0: a object cannot"),
+    (lambda: pd.DataFrame({"a": [object()]}), "item blocks/0/values/items/0: object cannot"),
     (lambda: pd.DataFrame({"a": [1]}, index=[Path]), "item index/values/items/0"),
 ]
 
@@ -310,7 +310,7 @@ FORGED = [
 def test_forged_parts_are_refused(name: str, parts: dict[str, Any]) -> None:
     blob = encode_blobs("n", {"x": parts})["x"]
     node = {"$": "library", "of": f"pandas.{name}", "value": blob.tree}
-    with pytest.raises(CheckpointError, match=f"pandas cannot make a pandas.{name} of it"):
+    with pytest.raises(CheckpointError, match=f"pandas cannot make pandas.{name} of it"):
         Decoder(lambda i: blob.parts[i].data, where="Blob 'x'").decode(node)
 
 

@@ -182,7 +182,7 @@ class Nested(Momentum):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (Unsaveable(), r"'opt', item deep/1: a _thread.lock cannot be saved"),
+        (Unsaveable(), r"'opt', item deep/1: _thread.lock cannot be saved"),
         (Raising(), r"its state_dict\(\) raised RuntimeError: not now"),
         (Nested(), r"item inner: .*Momentum cannot be saved: it is in the state of another"),
         ({Momentum(): 1}, r"it is in a key"),
@@ -214,7 +214,7 @@ def test_a_codec_takes_precedence_over_a_state_and_cannot_contain_one(rig: Rig) 
     ("made", "error", "message"),
     [
         (Nesterov(), PlanMismatchError, r"expected an object of class .*\.Momentum.*\.Nesterov"),
-        (17, PlanMismatchError, r"expected an object of class .*Momentum.*found a builtins.int"),
+        (17, PlanMismatchError, r"expected an object of class .*Momentum.*found builtins.int"),
         (
             None,
             PlanMismatchError,

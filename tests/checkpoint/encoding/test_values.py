@@ -335,7 +335,7 @@ class MyList(list[int]):
     ("value", "why"),
     [
         (Custom(1), "Custom cannot be saved: there is no codec"),
-        ([1, {"a": Custom(1)}], r"item 1/a: a .*Custom cannot be saved"),
+        ([1, {"a": Custom(1)}], r"item 1/a: .*Custom cannot be saved"),
         (MyList([1]), "MyList cannot be saved"),
         (np.array(["a"]).view(np.char.chararray), "subclass of ndarray"),
         (np.ma.masked_array(np.ones((1, 2)).view(np.matrix)), "masks a subclass of ndarray"),
@@ -343,7 +343,7 @@ class MyList(list[int]):
         (np.array([(1, "a")], [("i", "i4"), ("o", "O")]), "holds Python objects"),
         (np.array(["a"], np.dtypes.StringDType(na_object="missing")), "'missing'"),
         (collections.defaultdict(lambda: 1), "default_factory is"),
-        ({Custom}, "item 0: a type cannot be saved"),
+        ({Custom}, "item 0: type cannot be saved"),
         (open, "cannot be saved"),
     ],
     ids=lambda v: str(v)[:30],

@@ -159,7 +159,7 @@ def with_encoding() -> Any:
 
 
 NOT_EXACT = [
-    (with_encoding, r"its encoding 'compressor' holds a Zlib; save what .drop_encoding\(\)"),
+    (with_encoding, r"its encoding 'compressor' holds Zlib; save what .drop_encoding\(\)"),
     (lambda: xr.Dataset({"t": ("x", [1.0])}).chunk(), "a Dask array, not yet computed"),
     (lambda: xr.Dataset({"t": ("x", np.array([Zlib()]))}), "no codec for its type"),
     (lambda: xr.Dataset(attrs={"f": Zlib()}), "item attrs/f"),
@@ -191,5 +191,5 @@ FORGED = [
 def test_forged_parts_are_refused(name: str, parts: dict[str, Any]) -> None:
     blob = encode_blobs("n", {"x": parts})["x"]
     node = {"$": "library", "of": f"xarray.{name}", "value": blob.tree}
-    with pytest.raises(CheckpointError, match=f"xarray cannot make a xarray.{name} of it"):
+    with pytest.raises(CheckpointError, match=f"xarray cannot make xarray.{name} of it"):
         Decoder(lambda i: blob.parts[i].data, where="Blob 'x'").decode(node)

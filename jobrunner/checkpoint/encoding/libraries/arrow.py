@@ -86,7 +86,7 @@ def _unpack_schema(data: Any) -> Any:
     """Read a schema; Arrow would call the class that an extension type names, so there is none."""
     pa = sys.modules["pyarrow"]
     if type(data) is not bytes:
-        raise TypeError(f"expected bytes, found a {type(data).__name__}")
+        raise TypeError(f"expected bytes, found {type(data).__name__}")
     _refuse_extensions(data, ValueError)
     return pa.ipc.read_schema(pa.py_buffer(data))
 

@@ -117,7 +117,7 @@ def whole(index: Any) -> Any:
     """Check that it is an index, and not a range without end: pandas will write it out."""
     pd = sys.modules["pandas"]
     if not isinstance(index, pd.Index):
-        raise TypeError(f"expected an index, found a {type(index).__name__}")
+        raise TypeError(f"expected an index, found {type(index).__name__}")
     if isinstance(index, pd.RangeIndex) and len(index) > _MOST_OF_RANGE:
         raise ValueError(f"a range of {len(index)} numbers is too long to be written out")
     return index
@@ -219,7 +219,7 @@ def unpack_zone(parts: Any) -> Any:
 
         return pytz.timezone(parts["pytz"])
     if not isinstance(parts, dt.tzinfo | None):
-        raise TypeError(f"expected a time zone, found a {type(parts).__name__}")
+        raise TypeError(f"expected a time zone, found {type(parts).__name__}")
     return parts
 
 

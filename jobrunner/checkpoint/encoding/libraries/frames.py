@@ -141,7 +141,7 @@ def _make_frame_of_pandas_2(blocks: list[tuple[Any, Array]], index: Any, columns
 
 def _check_index(index: Any) -> None:
     if not isinstance(index, sys.modules["pandas"].Index):
-        raise TypeError(f"expected an index, found a {type(index).__name__}")
+        raise TypeError(f"expected an index, found {type(index).__name__}")
 
 
 def _pack_index(index: Any) -> dict[str, Any]:

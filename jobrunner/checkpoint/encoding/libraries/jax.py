@@ -43,7 +43,7 @@ def decode(name: str, parts: dict[str, Any]) -> Any:
     """Make it again."""
     jax, values = sys.modules["jax"], parts["values"]
     if type(values) is not np.ndarray:
-        raise TypeError(f"expected an array, found a {type(values).__name__}")
+        raise TypeError(f"expected an array, found {type(values).__name__}")
     if "key" in parts:
         if parts["key"] not in _KEYS:
             raise ValueError(f"the kind {parts['key']!r} of keys is unknown")

@@ -53,7 +53,7 @@ def decode(name: str, parts: Any) -> Any:
     nodes = {"/" if path == "." else path: dataset for path, dataset in parts["nodes"].items()}
     for dataset in nodes.values():
         if not isinstance(dataset, xr.Dataset):
-            raise TypeError(f"expected a dataset, found a {type(dataset).__name__}")
+            raise TypeError(f"expected a dataset, found {type(dataset).__name__}")
     return xr.DataTree.from_dict(nodes, name=parts["name"])
 
 
@@ -79,7 +79,7 @@ def _make_variable(parts: Any) -> Any:
     is_value = isinstance(data, dict) and data["kind"] == "value"
     data = data["value"] if is_value else unpack(data)
     if not hasattr(data, "shape") or not hasattr(data, "dtype"):  # a range may be of any length
-        raise TypeError(f"expected an array, found a {type(data).__name__}")
+        raise TypeError(f"expected an array, found {type(data).__name__}")
     return sys.modules["xarray"].Variable(parts["dims"], data, parts["attrs"], parts["encoding"])
 
 
@@ -88,7 +88,7 @@ def _pack_about(value: Any) -> dict[str, Any]:
     for key, item in value.encoding.items():
         if not _is_plain(item):
             raise NotExactError(
-                f"its encoding {key!r} holds a {type(item).__qualname__}; save what "
+                f"its encoding {key!r} holds {type(item).__qualname__}; save what "
                 f".drop_encoding() returns"
             )
     return {"attrs": dict(value.attrs), "encoding": dict(value.encoding)}
@@ -154,7 +154,7 @@ def _pack_index(index: Any, variables: Mapping[Hashable, Any]) -> dict[str, Any]
         return {**parts, "dim": index.dim, "dtypes": dtypes}
     names = ", ".join(map(repr, variables))
     raise NotExactError(
-        f"the index of {names} is a {type(index).__name__}; save what .drop_indexes({names}) returns"
+        f"the index of {names} is of type {type(index).__name__}; save what .drop_indexes({names}) returns"
     )
 
 

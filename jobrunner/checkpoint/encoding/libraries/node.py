@@ -49,7 +49,7 @@ def encode_value(encoder: Encoder, value: Any, trail: Trail, kind: LibraryType) 
     if same := encoder.mutable(value) if kind.is_mutable else encoder.number(id(value), value):
         return same
     before, encoder.is_value = encoder.is_value, encoder.is_value or kind.hides_memory()
-    tree = encoder.within(f"a {kind.name}", value, parts, trail)
+    tree = encoder.within(kind.name, value, parts, trail)
     encoder.is_value = before
     encoder.is_new = True
     return {"$": "library", "of": kind.name, "value": tree}
@@ -60,7 +60,7 @@ def decode_value(decoder: Any, of: str, value: Any) -> Any:
     kind = type_named(of)
     if kind is None:
         raise DefinitionError(
-            f"{decoder.where} contains a {of}, which this version of jobrunner cannot read. Read it "
+            f"{decoder.where} contains {of}, which this version of jobrunner cannot read. Read it "
             f"with the version that wrote it, or a later one."
         )
     if decoder.is_outline:
@@ -76,7 +76,7 @@ def decode_value(decoder: Any, of: str, value: Any) -> Any:
             return LibraryParts(of, parts)
         missing = (error.name or kind.library).partition(".")[0]
         raise DefinitionError(
-            f"{decoder.where} contains a {of}, but {missing} cannot be imported ({error}). Install it "
+            f"{decoder.where} contains {of}, but {missing} cannot be imported ({error}). Install it "
             f"(pip install {missing}). Its arrays can be read without it: "
             f"manager.open(epoch)[node][blob].parts."
         ) from error
@@ -84,7 +84,7 @@ def decode_value(decoder: Any, of: str, value: Any) -> Any:
         raise
     except Exception as error:
         raise CheckpointError(
-            f"{decoder.where} is whole, but {kind.library} cannot make a {of} of it: "
+            f"{decoder.where} is whole, but {kind.library} cannot make {of} of it: "
             f"{type(error).__name__}: {error}. Read it with the version of {kind.library} that saved "
             f"it, or a later one."
         ) from error
