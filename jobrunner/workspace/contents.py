@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from itertools import chain, compress, filterfalse, groupby, islice, repeat
-from operator import is_, not_
+from itertools import chain, compress, filterfalse, groupby, islice
+from operator import not_
 from typing import Any
 
 import numpy as np
@@ -276,20 +276,17 @@ def by_kind(items: Source) -> dict[type, list[Any]]:
     """Group items by their types; without the items of immutable types."""
     kinds = kinds_of(items())
     groups: dict[type, list[Any]] = {kind: [] for kind in kinds}
-    others = list(filterfalse(is_immutable, kinds))
+    others = set(filterfalse(is_immutable, kinds))
     if len(kinds) == len(others) == 1:
         return {kinds.pop(): list(items())}
-    if len(others) <= _FEW_KINDS:
-        for kind in others:
-            groups[kind] += compress(items(), map(is_, map(type, items()), repeat(kind)))
-    else:
+    if len(others) == 1:
+        (other,) = others
+        groups[other] = [item for item in items() if type(item) is other]
+    elif others:
         for item in items():
-            groups[type(item)].append(item)
+            if type(item) in others:
+                groups[type(item)].append(item)
     return groups
-
-
-_FEW_KINDS = 3
-"""More take longer one after another."""
 
 
 def _items_and_keys(kind: type, alike: list[Any]) -> list[Source]:

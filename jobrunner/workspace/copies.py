@@ -232,7 +232,9 @@ def _spread(
 
 def _filled(kind: type, olds: list[Any], items: Iterable[Any], new: list[Any]) -> list[Any]:
     """Put the copied items of containers of one kind into `new` ones."""
-    parts = map(islice, repeat(iter(items)), map(len, olds))
+    parts: Iterable[Iterable[Any]] = [items]
+    if len(olds) > 1:
+        parts = map(islice, repeat(iter(items)), map(len, olds))
     if kind is tuple:
         return list(map(tuple, parts))
     if is_fixed(kind):
