@@ -17,7 +17,8 @@ from jobrunner.workspace import copies, kept_states, pickles, values
 from tests.fuzz.fuzz import TOGETHER, failures, start_workers
 from tests.sampling import sampled
 
-EVERYDAY = range(200)
+EVERYDAY = range(88, 200)
+"""As few as notice all that is broken below."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def failing(cluster: LocalCluster, seeds: range, *, most: int = 1) -> dict[int, 
 
 @sampled("count", sample=len(EVERYDAY), nightly=6_000)
 def test_random_jobs_follow_the_documented_rules(cluster, count):
-    first = 0
+    first = EVERYDAY.start
     if count > len(EVERYDAY):
         first = random.SystemRandom().randrange(1 << 30) // TOGETHER * TOGETHER
     for seed, wrong in failing(cluster, range(first, first + count)).items():
