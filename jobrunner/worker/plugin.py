@@ -99,6 +99,7 @@ class WorkspaceHost(WorkerPlugin):
         self.incarnation = secrets.token_hex(8)
         self.bindings: dict[str, HostedNodes] = {}
         self._leases: dict[str, _Lease] = {}
+        self._lease_began = asyncio.Event()  # set and cleared whenever a lease begins
         self._own_switch_seconds = 0.0  # the process's switch interval, while it is changed
         self._expected: dict[str, _Expected] = {}
         handle(worker, OPERATION, self.call)
@@ -125,6 +126,8 @@ class WorkspaceHost(WorkerPlugin):
             return
         if finish == "executing" and key not in self._leases:
             self._leases[key] = _Lease()
+            self._lease_began.set()
+            self._lease_began.clear()
         elif start in ("executing", "long-running") and finish != "long-running":
             self._end_lease(key)
 
@@ -181,9 +184,9 @@ class WorkspaceHost(WorkerPlugin):
             self.expect(binding)
         key = leases.get(worker.address, "")
         lease = self._leases.get(key)
-        if lease is None:
-            # Dask has not started it yet: the client will ask again.
-            await asyncio.sleep(min(0.005, wait_seconds))
+        if lease is None:  # Dask has not started it yet
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._lease_began.wait(), wait_seconds)
             lease = self._leases.get(key)
         if lease is not None:
             await asyncio.wait((asyncio.wrap_future(lease.context),), timeout=wait_seconds)
