@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -36,6 +38,16 @@ def import_arrow(needed_by: str) -> Any:
     return pyarrow
 
 
+def missing(needed_by: str, path: str) -> FileNotFoundError:
+    """The error of a reader whose file does not exist."""
+    return FileNotFoundError(
+        errno.ENOENT,
+        f"{needed_by}: paths must be files that the worker can open; on {platform.node()} there is "
+        f"no file",
+        path,
+    )
+
+
 @checked(paths=PATHS, columns=NAMES)
 def from_parquet(paths: Paths, *, columns: Sequence[str] | None = None) -> DataReader:
     """A reader of the rows of Parquet files; a batch is an Arrow table, a single row a dict.
@@ -62,7 +74,11 @@ def from_parquet(paths: Paths, *, columns: Sequence[str] | None = None) -> DataR
     arrow = import_arrow("from_parquet")
     where: Any = paths
     where = [os.fspath(it) for it in where] if isinstance(where, list | tuple) else os.fspath(where)
-    return from_arrow(arrow.dataset.dataset(where, format="parquet"), columns=columns)
+    try:
+        dataset = arrow.dataset.dataset(where, format="parquet")
+    except FileNotFoundError as error:
+        raise missing("from_parquet", str(error)) from None
+    return from_arrow(dataset, columns=columns)
 
 
 @checked(columns=NAMES)

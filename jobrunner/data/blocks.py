@@ -95,19 +95,21 @@ class Blocks:
                 self._held.popitem(last=False)
         with block.lock:  # so that threads that want the same block read it once
             if block.source is None:
-                try:
-                    block.source = self._load_block(number)
-                except Exception as error:
-                    error.add_note(f"While reading {self._load.where(number)}.")
-                    raise
+                block.source = self.load(number)
             return block.source
 
-    def _load_block(self, number: int) -> Source:
-        source, expected = rows_of(self._load(number)), self.lengths[number]
-        if (found := sum(source.lengths)) != expected:
+    def load(self, number: int) -> Source:
+        """The records of a block; errors name it."""
+        try:
+            source = rows_of(self._load(number))
+        except Exception as error:
+            error.add_note(f"While reading {self._load.where(number)}.")
+            raise
+        found, expected = sum(source.lengths), self.lengths[number]
+        if found != expected:
             raise ValueError(
-                f"{self._load.where(number)}: expected {expected} records, as when the reader was "
-                f"made, found {found}. The data must not change while it is read."
+                f"{self._load.where(number)}: expected {expected} records, as counted or given when the reader was made, "
+                f"found {found}. The data must not change while it is read."
             )
         return source
 

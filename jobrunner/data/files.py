@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
-import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jobrunner.data.arrow import PATHS, Paths, import_arrow
+from jobrunner.data.arrow import PATHS, Paths, import_arrow, missing
 from jobrunner.data.blocks import Blocks
 from jobrunner.data.indexed import Indexed
 from jobrunner.data.reader import DataReader, reader_of
@@ -117,10 +115,12 @@ def from_csv(
         for path, header in zip(listed, headers, strict=True)
         for each in _split(path, _filled, header.size)
     ]
+    lengths = [each.records for each in blocks]
     load = _Rows(blocks, headers[0].names, delimiter, known)
     if blocks:
-        load = load._replace(types={field.name: field.type for field in load(0).schema})
-    return reader_of(Indexed, Blocks([each.records for each in blocks], load))
+        first = Blocks(lengths, load).load(0).take(slice(0, 1))
+        load = load._replace(types={field.name: field.type for field in first.schema})
+    return reader_of(Indexed, Blocks(lengths, load))
 
 
 class _Part(NamedTuple):
@@ -176,10 +176,8 @@ class _Rows(NamedTuple):
                 csv.ConvertOptions(column_types=self.types),
             )
         except pyarrow.ArrowInvalid as error:
-            error.add_note(
-                "If a column has other values than in the first rows, name its type: "
-                "from_csv(..., types={...})."
-            )
+            if "conversion error" in str(error):
+                error.add_note("Name the type of that column: from_csv(..., types={...}).")
             raise
 
     def where(self, number: int) -> str:
@@ -199,7 +197,12 @@ def _header(path: str, delimiter: str) -> _Header:
     if not line.strip():
         raise DefinitionError(f"from_csv: {path} has no names of columns in its first line.")
     table = csv.read_csv(io.BytesIO(line), parse_options=csv.ParseOptions(delimiter=delimiter))
-    return _Header(list(table.column_names), len(line))
+    names = list(table.column_names)
+    if len(set(names)) < len(names):
+        raise DefinitionError(
+            f"from_csv: the names of the columns must be distinct; found {names} in {path}."
+        )
+    return _Header(names, len(line))
 
 
 def _type(arrow: Any, name: str, kind: Any) -> Any:
@@ -216,12 +219,7 @@ def _listed(paths: Paths, needed_by: str) -> list[str]:
     found = [os.path.abspath(os.fspath(path)) for path in listed]
     for path in found:
         if not os.path.isfile(path):
-            raise FileNotFoundError(
-                errno.ENOENT,
-                f"{needed_by}: paths must be files that the worker can open; on {platform.node()} "
-                f"there is no file",
-                path,
-            )
+            raise missing(needed_by, path)
     return found
 
 

@@ -69,6 +69,7 @@ class Stream:
         self._records: Iterator[Any] | None = None
         self._ahead: list[Any] = []
         self._opened_at = -1
+        self._everything: Iterator[Any] | None = None  # what the factory has returned last
 
     __reduce__ = reduced
 
@@ -120,7 +121,14 @@ class Stream:
             self._close()
             self._opened_at, rest = position.moves, position.rest
             arguments = (position.number,) if self._takes_number else ()
-            everything = iter(self.setup.source(*arguments))
+            everything = _iterate(self.setup.source(*arguments))
+            if everything is self._everything:
+                raise DefinitionError(
+                    f"from_iterable: factory must return an iterable that begins anew; for pass "
+                    f"{position.number} it has returned the iterator of the last time, "
+                    f"{everything!r:.200}. Make it in the function."
+                )
+            self._everything = everything
             if len(rest) == 1:
                 stop = None if is_open(rest[0]) else rest[0].stop
                 self._records = islice(everything, rest[0].start, stop, rest[0].step)
@@ -137,6 +145,15 @@ class Stream:
         elif count:
             last = deque(islice(self._numbers, count), maxlen=1)[0]
             position.rest = _after(position.rest, last)
+
+
+def _iterate(found: Any) -> Iterator[Any]:
+    try:
+        return iter(found)
+    except TypeError:
+        raise DefinitionError(
+            f"from_iterable: factory must return an iterable; it has returned {found!r:.200}."
+        ) from None
 
 
 def _after(ranges: Ranges, last: int) -> Ranges:

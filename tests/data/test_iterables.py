@@ -66,6 +66,21 @@ def test_what_cannot_begin_anew_is_refused(factory: Any) -> None:
         from_iterable(factory)
 
 
+def test_a_factory_that_returns_the_same_iterator_again_or_none_is_refused() -> None:
+    """The next pass would have no records, and a resumed one would lack some."""
+    once = iter(range(3))
+    reader = from_iterable(lambda: once)
+    assert list(reader) == [0, 1, 2]
+    with pytest.raises(
+        DefinitionError, match="must return an iterable that begins anew; for pass 1"
+    ):
+        list(reader)
+    with pytest.raises(
+        DefinitionError, match="factory must return an iterable; it has returned None"
+    ):
+        from_iterable(lambda: None).read()
+
+
 def test_one_thread_goes_through_an_iterable() -> None:
     with pytest.raises(DefinitionError, match="threads must be 1"):
         from_iterable(list).prefetched(2, threads=2)

@@ -224,11 +224,16 @@ def test_data_that_changes_under_a_reader_is_noticed(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    for read, what in ((from_lines, path), (from_csv, [path]), (from_lines, tmp_path)):
+    for read, what in (
+        (from_lines, path),
+        (from_csv, [path]),
+        (from_parquet, path),
+        (from_lines, tmp_path),
+    ):
         message = f"{read.__name__}: paths must be files that the worker can open; .* no file: '"
         with pytest.raises(FileNotFoundError, match=message) as missing:
             read(what)
-        assert str(missing.value.filename) == str(what if read is from_lines else path)
+        assert str(missing.value.filename) == str(path if read is from_csv else what)
     path.write_bytes(b"\xff\n")
     with pytest.raises(UnicodeDecodeError) as caught:
         from_lines(path).read()
@@ -257,12 +262,22 @@ def test_csv_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
     reader = from_csv(b).batched(300_000)
     with pytest.raises(arrow.ArrowInvalid) as caught:
         list(reader)
-    assert "name its type" in caught.value.__notes__[0]
+    assert "Name the type" in caught.value.__notes__[0]
+    assert f"{b}, bytes " in caught.value.__notes__[1]
     b.write_text('n\n"1\n2"\n')
     with pytest.raises(
         ValueError, match=r"a\.csv|b\.csv, bytes 2 to 8: expected 2 records.*found 1"
     ):
         from_csv(b).read()
+    b.write_text("n,m\n1,2\n3\n")
+    with pytest.raises(arrow.ArrowInvalid) as caught:
+        from_csv(b)
+    assert caught.value.__notes__ == [f"While reading {b}, bytes 4 to 10."]
+    b.write_text("n,m,n\n1,2,3\n")
+    with pytest.raises(
+        DefinitionError, match=r"must be distinct; found \['n', 'm', 'n'\] in .*b.csv"
+    ):
+        from_csv(b)
     b.write_text("")
     with pytest.raises(DefinitionError, match="no names of columns"):
         from_csv(b)
