@@ -68,6 +68,11 @@ def listed(items: Iterable[str], most: int = 20, separator: str = ", ") -> str:
     return f"{separator.join(texts[:most])}{more}" if texts else "none"
 
 
+def counted(number: int, what: str) -> str:
+    """``1 task``, ``2 tasks``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def show(value: object) -> str:
     """The `repr` of a value of any class; says so if that raises."""
     try:

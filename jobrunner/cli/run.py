@@ -21,6 +21,7 @@ from jobrunner.cli.options import (
 )
 from jobrunner.cli.saving import save_options
 from jobrunner.signals import handled, terminated_as_interrupt
+from jobrunner.texts import counted
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager
@@ -222,18 +223,14 @@ def _summarize(job: str, result: RunResult, path: str) -> str:
     began = "" if result.resumed_from is None else f", resumed from epoch {result.resumed_from}"
     lines = [
         f"{job}: done at epoch {result.epoch}{began}, stopped by {result.stopped_by}",
-        f"saved {_count(len(result.saves), 'checkpoint')} in {path}",
+        f"saved {counted(len(result.saves), 'checkpoint')} in {path}",
     ]
     if result.restarts:
-        lines.append(f"restarted {_count(result.restarts, 'time')} after a loss")
+        lines.append(f"restarted {counted(result.restarts, 'time')} after a loss")
     if result.failed_saves:
         last = result.failed_saves[-1]
         lines.append(
-            f"not saved: {_count(len(result.failed_saves), 'epoch')}, most recently epoch "
+            f"not saved: {counted(len(result.failed_saves), 'epoch')}, most recently epoch "
             f"{last.epoch}: {last.error}"
         )
     return "\n".join(lines)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from jobrunner.compile import PlannedNode
 from jobrunner.config import format_bytes
 from jobrunner.errors import PlacementError
-from jobrunner.texts import listed
+from jobrunner.texts import counted, listed
 from jobrunner.workspace import largest
 
 
@@ -46,7 +46,7 @@ def place(
     """
     if not workers:
         raise PlacementError(
-            f"The cluster has no workers; {len(nodes)} node(s) need some. Start some, or wait longer "
+            f"The cluster has no workers for {counted(len(nodes), 'node')}. Start some, or wait longer "
             f"for them."
         )
     table = {worker.address: worker for worker in workers}

@@ -14,7 +14,7 @@ from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import Blob, Node
 from jobrunner.define.task import Task, TaskOutput
 from jobrunner.errors import DefinitionError
-from jobrunner.texts import listed
+from jobrunner.texts import counted, listed
 
 if TYPE_CHECKING:
     from jobrunner.define.jobs import Job
@@ -86,8 +86,7 @@ def _to_svg(job: Job) -> str:
         rows = _rows(group, edges)
         depth = max(rows.values(), default=-1) + 1
         height = HEAD + (depth * ROW - (ROW - HEIGHT) + 14 if depth else 4)
-        count = len(group.tasks())
-        title = f"{name} group: {count} {'task' if count == 1 else 'tasks'}"
+        title = f"{name} group: {counted(len(group.tasks()), 'task')}"
         shapes.append(
             f'<rect class="band" x="{MARGIN / 2}" y="{top}" width="{width - MARGIN}" '
             f'height="{height}" rx="8"/><text class="head" x="{MARGIN}" y="{top + 22}">'

@@ -18,6 +18,7 @@ from jobrunner.run.decisions import remainder
 from jobrunner.run.load import rebuild, recorded_stops, steps_done
 from jobrunner.run.matching import Adaptation, Match, match
 from jobrunner.run.result import ResumePlan, format_ranges
+from jobrunner.texts import counted
 
 if TYPE_CHECKING:
     from jobrunner.run.runner import JobRunner
@@ -232,5 +233,5 @@ def _last_groups(plan: Plan) -> list[str]:
 
 
 def _count(plan: Plan, group: str) -> str:
-    count = sum(len(part.tasks) for part in plan.groups[group].slices.values())
-    return f"{group} group ({count} {'task' if count == 1 else 'tasks'})"
+    num_tasks = sum(len(part.tasks) for part in plan.groups[group].slices.values())
+    return f"{group} group ({counted(num_tasks, 'task')})"
