@@ -49,7 +49,7 @@ def check_name(name: object, what: str) -> str:
     elif not name.isprintable():
         problem = "contains a character that cannot be printed"
     elif "/" in name:
-        problem = "contains a '/', which separates a node from its tasks"
+        problem = "contains a '/', which separates nodes from tasks and blobs"
     elif name != name.strip():
         problem = "begins or ends with a space"
     elif name in (".", ".."):

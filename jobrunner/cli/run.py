@@ -79,7 +79,7 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     multiple=True,
     metavar="OLD=NEW",
     help="A node that the checkpoint has as OLD is NEW in the job; or a blob, NODE/OLD=NODE/NEW, "
-    "'*/OLD=*/NEW' on every node. May be given several times. Means nothing once it is done.",
+    "'*/OLD=*/NEW' on every node. May be given several times. Does nothing if that is done already.",
 )
 @click.option(
     "--missing",

@@ -181,6 +181,8 @@ class Request:
         else:
             where = f"node {failure.node!r}, group {self.group!r}, job {job!r}"
             hint = " The remote traceback shows where." if failure.traceback else ""
+            if failure.summary.endswith("read-only"):  # as NumPy says
+                hint += " Inputs are read-only: name what the task changes in updates=."
             error = TaskFailedError(
                 f"Task {failure.task!r} ({where}) failed{_at(epoch)}: "
                 f"{failure.summary.rstrip('.')}.{hint}",

@@ -255,7 +255,7 @@ class Session:
         again when `Binding.leaving` names a worker, which waits for that. Raises a `PlacementError`
         if no suitable workers are there within `wait_seconds`.
         """
-        with self._operation(f"binding of job {plan.job!r}"):
+        with self._operation(f"job {plan.job!r}"):
             self._num_bindings += 1
             name = f"{self._id}-{self._num_bindings}"
             before, self._binding = self._last_binding, None
@@ -339,7 +339,7 @@ class Session:
     def _operation(self, what: str) -> Iterator[None]:
         if self._is_closed:
             raise ExecutionError(
-                f"No {what}: this session is closed. Make a new one; workspaces end with their "
+                f"The {what} cannot start: this session is closed. Make a new one; workspaces end with their "
                 f"session."
             )
         if self._runner is not None and self._runner[1] == threading.get_ident():

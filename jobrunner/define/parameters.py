@@ -122,7 +122,7 @@ class _Named(NamedTuple):
         try:
             self.signature.bind(**dict.fromkeys((*given, *updated)), **self.kwargs)
         except TypeError as error:
-            raise self._error(f"it cannot be called so: {error}") from None
+            raise self._error(f"it cannot be called with what the task gives it: {error}") from None
         return Arguments(
             tuple(value for name in by_place for value in sequence(given[name])),
             tuple(updated.values()),
